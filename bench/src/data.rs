@@ -1,0 +1,86 @@
+//! Data to be read: bytes that no disk and no network can compress, the same in every run.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::interrupt;
+
+/// How much is written at once.
+const PIECE: usize = 1 << 20;
+/// How many files lie in a directory: some, as in a data set that was made to be read from file systems.
+pub const FILES_IN_DIRECTORY: usize = 1000;
+
+/// Numbers that look random (Marsaglia's xorshift64*).
+#[derive(Debug)]
+pub struct Noise(u64);
+
+impl Noise {
+    /// A sequence of its own for every `seed`.
+    pub fn new(seed: u64) -> Self {
+        // Any constant with many bits set: the state must not be 0.
+        Self(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for word in bytes.chunks_mut(8) {
+            word.copy_from_slice(&self.next().to_le_bytes()[..word.len()]);
+        }
+    }
+}
+
+/// Makes a file of `size` bytes, and waits until it is on the disk.
+///
+/// # Errors
+/// The disk fails, and interruption.
+pub fn file(path: &Path, size: u64) -> Result<()> {
+    let at = || format!("cannot write {}", path.display());
+    let mut file = File::create_new(path).with_context(at)?;
+    let mut noise = Noise::new(size ^ path.as_os_str().len() as u64);
+    let mut piece = vec![0; PIECE];
+    let mut left = size;
+    while left > 0 {
+        interrupt::check()?;
+        let len = left.min(PIECE as u64);
+        let bytes = &mut piece[..len as usize];
+        noise.fill(bytes);
+        file.write_all(bytes).with_context(at)?;
+        left -= len;
+    }
+    file.sync_all().with_context(at)
+}
+
+/// Makes `count` files of `size` bytes below `directory`, `per_directory` of them in each directory.
+///
+/// # Errors
+/// The disk fails, and interruption.
+pub fn tree(directory: &Path, count: usize, per_directory: usize, size: usize) -> Result<()> {
+    let mut noise = Noise::new(count as u64);
+    let mut bytes = vec![0; size];
+    for index in 0..count {
+        let path = directory.join(name(index, per_directory));
+        if index % per_directory == 0 {
+            interrupt::check()?;
+            let parent = path.parent().unwrap_or(directory);
+            fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        }
+        noise.fill(&mut bytes);
+        fs::write(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The path of a tree's file `index`.
+pub fn name(index: usize, per_directory: usize) -> String {
+    format!("part-{:05}/sample-{index:08}.bin", index / per_directory)
+}

@@ -1,0 +1,94 @@
+//! fio: its job files, and what it reports.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use tempfile::NamedTempFile;
+
+use crate::run;
+
+/// How long one job may take.
+const JOB: Duration = Duration::from_secs(300);
+
+/// A job file of bench/fio, and the figures that it takes from its environment.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// Its text.
+    pub text: &'static str,
+    /// How many processes read, each its own part of the file.
+    pub jobs: u64,
+    /// For how many seconds a hot file is read.
+    pub seconds: u64,
+    /// How many bytes are read at random.
+    pub random: u64,
+}
+
+/// The jobs that every run does.
+pub mod jobs {
+    /// One pass in order.
+    pub const SEQUENTIAL_DROPPED: &str = include_str!("../fio/sequential-dropped.fio");
+    /// Many passes in order.
+    pub const SEQUENTIAL_HOT: &str = include_str!("../fio/sequential-hot.fio");
+    /// Many passes in order over a mapping.
+    pub const MMAP_HOT: &str = include_str!("../fio/mmap-hot.fio");
+    /// Single pages.
+    pub const RANDOM_DROPPED: &str = include_str!("../fio/random-dropped.fio");
+}
+
+/// fio's JSON, as far as it is needed.
+#[derive(Deserialize)]
+struct Output {
+    jobs: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    error: i32,
+    read: Reads,
+}
+
+#[derive(Deserialize)]
+struct Reads {
+    bw_bytes: f64,
+}
+
+/// Reads the file `path` of `size` bytes, and answers with MB/s.
+///
+/// # Errors
+/// fio is not installed, fails, or takes too long.
+pub fn read(job: &Job, path: &Path, size: u64) -> Result<f64> {
+    let mut file = NamedTempFile::with_suffix(".fio").context("cannot make a job file")?;
+    file.write_all(job.text.as_bytes()).context("cannot write a job file")?;
+    let mut command = run::command("fio");
+    command.args(["--output-format=json", "--readonly"]).arg(file.path());
+    command.env("FILE", path).env("PART", (size / job.jobs).to_string()).env("JOBS", job.jobs.to_string());
+    command.env("SECONDS", job.seconds.to_string()).env("IO", job.random.to_string());
+    let ran = run::run(&mut command, JOB)?;
+    parse(&ran.out)
+}
+
+fn parse(out: &str) -> Result<f64> {
+    // Notes for people may come before it.
+    let start = out.find('{').context("fio reported nothing")?;
+    let output: Output = serde_json::from_str(&out[start..]).context("fio's report has another format")?;
+    let group = output.jobs.first().context("fio reported no job")?;
+    anyhow::ensure!(group.error == 0, "fio had error {}", group.error);
+    Ok(group.read.bw_bytes / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bandwidth_is_found() {
+        let out = r#"note: x
+            {"fio version": "fio-3.33", "jobs": [{"jobname": "a", "error": 0, "read": {"bw": 1, "bw_bytes": 2500000}}]}"#;
+        assert_eq!(parse(out).unwrap(), 2.5);
+        assert!(parse(&out.replace("\"error\": 0", "\"error\": 5")).is_err());
+        assert!(parse("fio: engine not loadable").is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! The laboratory: where a run keeps its files, how large they are, and the programs that it measures.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::Advice;
+use tempfile::TempDir;
+
+use crate::machine;
+
+/// A directory of its own, removed at the end. Whatever is mounted in it must have ended by then.
+#[derive(Debug)]
+pub struct Lab {
+    directory: TempDir,
+    /// How much is measured.
+    pub sizes: Sizes,
+    /// The program that is measured.
+    pub bdnfs: PathBuf,
+    /// The S3 server of the test kit.
+    pub s3_server: PathBuf,
+    /// What the file system that bdnfs is compared with is called.
+    pub native: String,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// How often everything is measured.
+    pub runs: usize,
+    /// Bytes of the file that is read locally.
+    pub local: u64,
+    /// Bytes that are read at random.
+    pub random: u64,
+    /// Seconds for which a hot file is read.
+    pub hot: u64,
+    /// Bytes that are downloaded.
+    pub cold: u64,
+    /// Files of 8 KiB.
+    pub small: usize,
+    /// Files in one directory.
+    pub listed: usize,
+    /// Files in the tree that is only listed.
+    pub many: usize,
+}
+
+impl Sizes {
+    /// What the figures are stated for.
+    pub const FULL: Self = Self {
+        runs: 5,
+        local: 4 << 30,
+        random: 256 << 20,
+        hot: 3,
+        cold: 4 << 30,
+        small: 50_000,
+        listed: 100_000,
+        many: 1_000_000,
+    };
+
+    /// To see that everything runs.
+    pub const QUICK: Self = Self {
+        runs: 3,
+        local: 512 << 20,
+        random: 16 << 20,
+        hot: 1,
+        cold: 512 << 20,
+        small: 5_000,
+        listed: 10_000,
+        many: 100_000,
+    };
+}
+
+impl Lab {
+    /// A laboratory below `directory`, with the programs that lie beside this one.
+    ///
+    /// # Errors
+    /// `directory` can't be used, or `bdnfs` is not built.
+    pub fn new(directory: &Path, sizes: Sizes, native: String) -> Result<Self> {
+        let at = || format!("cannot use {}", directory.display());
+        fs::create_dir_all(directory).with_context(at)?;
+        let directory = directory.canonicalize().with_context(at)?;
+        let directory = TempDir::with_prefix_in("bench-", &directory).with_context(at)?;
+        let here = std::env::current_exe().context("cannot find this program")?;
+        let beside = |name: &str| here.with_file_name(name);
+        let (bdnfs, s3_server) = (beside("bdnfs"), beside("s3-server"));
+        if !bdnfs.exists() {
+            bail!("{} is missing; scripts/bench builds it", bdnfs.display());
+        }
+        Ok(Self { directory, sizes, bdnfs, s3_server, native })
+    }
+
+    /// A new directory called `name`, removed when dropped. It has room for `bytes`.
+    ///
+    /// # Errors
+    /// It can't be made, or the disk is too full.
+    pub fn room(&self, name: &str, bytes: u64) -> Result<TempDir> {
+        let (free, reserve) = machine::free(self.directory.path());
+        let needed = bytes + reserve;
+        if free < needed {
+            bail!("it needs {} GiB of free disk, and there are {} GiB", needed >> 30, free >> 30);
+        }
+        let at = || format!("cannot make a directory in {}", self.directory.path().display());
+        TempDir::with_prefix_in(name, self.directory.path()).with_context(at)
+    }
+}
+
+/// Drops what the kernel caches of everything: pages, directories and inodes.
+///
+/// # Errors
+/// Only root may.
+pub fn drop_caches() -> Result<()> {
+    rustix::fs::sync();
+    fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the kernel's caches, which needs root")
+}
+
+/// Drops the pages of all files below `path`: as root those of everything, else by advice, file by file.
+///
+/// # Errors
+/// A file can't be opened.
+pub fn drop_pages(path: &Path) -> Result<()> {
+    if drop_caches().is_ok() {
+        return Ok(());
+    }
+    let at = || format!("cannot drop the pages of {}", path.display());
+    let kind = fs::symlink_metadata(path).with_context(at)?.file_type();
+    if kind.is_dir() {
+        let entries = fs::read_dir(path).with_context(at)?;
+        return entries.into_iter().try_for_each(|entry| drop_pages(&entry.with_context(at)?.path()));
+    }
+    if !kind.is_file() {
+        return Ok(());
+    }
+    let file = fs::File::open(path).with_context(at)?;
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).with_context(at)
+}

@@ -1,0 +1,106 @@
+//! Local: a file whose bytes all lie in the cache, beside the same file on the disk's own file system.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::data;
+use crate::fio::{self, Job, jobs};
+use crate::lab::{self, Lab};
+use crate::mount::{Mount, Plan};
+use crate::report::{Pair, Report, Rows};
+use crate::run::{self, Running};
+use crate::samples::{Side, in_turn};
+
+const ABOUT: &str = "A file of the size that is named, all of it in the cache, read through the mount and from the disk's \
+    own file system. \"Hot\": it is in the page cache; \"dropped\": it is not.";
+/// The part of native speed that every row is to reach.
+const WANTED: f64 = 0.95;
+/// How long reading a file once may take.
+const ONCE: Duration = Duration::from_secs(300);
+const FILE: &str = "file.bin";
+
+/// What is read how.
+struct Case {
+    name: &'static str,
+    text: &'static str,
+    jobs: u64,
+    /// Whether the file is in the page cache when the job begins.
+    hot: bool,
+}
+
+const CASES: [Case; 6] = [
+    Case { name: "sequential 1 MiB, 1 job, hot", text: jobs::SEQUENTIAL_HOT, jobs: 1, hot: true },
+    Case { name: "sequential 1 MiB, 2 jobs, hot", text: jobs::SEQUENTIAL_HOT, jobs: 2, hot: true },
+    Case { name: "sequential 1 MiB, 1 job, dropped", text: jobs::SEQUENTIAL_DROPPED, jobs: 1, hot: false },
+    Case { name: "sequential 1 MiB, 2 jobs, dropped", text: jobs::SEQUENTIAL_DROPPED, jobs: 2, hot: false },
+    Case { name: "random 4 KiB, dropped", text: jobs::RANDOM_DROPPED, jobs: 1, hot: false },
+    Case { name: "mmap sequential, hot", text: jobs::MMAP_HOT, jobs: 1, hot: true },
+];
+
+/// Measures all of it.
+///
+/// # Errors
+/// Interruption only.
+pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+    report.group("Local file", format!("{ABOUT} {} MiB.", lab.sizes.local >> 20));
+    let mut stage = None;
+    report.measure("all of it", || {
+        stage = Some(Stage::set(lab)?);
+        Ok(Rows::default())
+    })?;
+    let Some(stage) = stage else { return Ok(()) };
+    CASES.iter().try_for_each(|case| report.measure(case.name, || stage.compare(lab, case)))
+}
+
+/// A file, and a mount through which it can be read, too.
+struct Stage {
+    // First, so that it ends before its directory goes.
+    mount: Mount,
+    native: PathBuf,
+    room: tempfile::TempDir,
+}
+
+impl Stage {
+    fn set(lab: &Lab) -> Result<Self> {
+        let room = lab.room("local", 2 * lab.sizes.local)?;
+        let source = room.path().join("source");
+        std::fs::create_dir(&source).context("cannot make a directory")?;
+        let native = source.join(FILE);
+        data::file(&native, lab.sizes.local)?;
+        let uri = format!("file://{}", source.display());
+        let mount = Mount::new(lab, &Plan { source: &uri, room: room.path(), wait: true, env: &[] })?;
+        Ok(Self { mount, native, room })
+    }
+
+    fn compare(&self, lab: &Lab, case: &Case) -> Result<Pair> {
+        let job = Job { text: case.text, jobs: case.jobs, seconds: lab.sizes.hot, random: lab.sizes.random };
+        let [baseline, bdnfs] = in_turn(lab.sizes.runs, |side| {
+            let path = match side {
+                Side::Baseline => self.native.clone(),
+                Side::Bdnfs => self.mount.point().join(FILE),
+            };
+            // Hot or not: where the pages of a file happen to lie in memory makes a tenth of a difference, which
+            // would show in every run if they were left there.
+            lab::drop_pages(self.room.path())?;
+            if case.hot {
+                cat(&path)?;
+            }
+            fio::read(&job, &path, lab.sizes.local)
+        })?;
+        let name = case.name.to_owned();
+        let (unit, against, wanted) = ("MB/s", lab.native.clone(), Some(WANTED));
+        Ok(Pair { name, unit, against, baseline, bdnfs, wanted, prototypes: &[] })
+    }
+}
+
+/// Reads a file once, as anybody would, and answers with the seconds that it took.
+///
+/// # Errors
+/// It can't be read, or takes too long.
+pub fn cat(path: &Path) -> Result<f64> {
+    let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
+    Ok(Running::start(run::command("cat").arg(path), null)?.wait(ONCE)?.seconds)
+}

@@ -1,0 +1,144 @@
+//! The machine: what has to be known of it to compare the figures with another's.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use crate::run;
+
+/// How long git may take to name its revision.
+const GIT: Duration = Duration::from_secs(10);
+
+/// What a run ran on. What can't be found out is empty or 0.
+#[derive(Debug, Default, Serialize)]
+pub struct Machine {
+    date: String,
+    revision: String,
+    cpu: String,
+    cores: usize,
+    kernel: String,
+    memory_gib: f64,
+    memory_free_gib: f64,
+    file_system: String,
+    disk: String,
+    disk_free_gib: f64,
+    load: String,
+}
+
+impl Machine {
+    /// Describes this machine at the time `now`, with the disk that `directory` lies on.
+    pub fn describe(directory: &Path, now: SystemTime) -> Self {
+        let device = Device::below(directory);
+        let name = rustix::system::uname();
+        let kib =
+            |name: &str| field("/proc/meminfo", name).split(' ').next().and_then(|kib| kib.parse().ok());
+        let gib = |name: &str| kib(name).unwrap_or(0.0) / f64::from(1 << 20);
+        Self {
+            date: humantime::format_rfc3339_seconds(now).to_string(),
+            revision: revision(),
+            cpu: field("/proc/cpuinfo", "model name"),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            kernel: format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy()),
+            memory_gib: gib("MemTotal"),
+            memory_free_gib: gib("MemAvailable"),
+            file_system: device.file_system,
+            disk: device.name,
+            disk_free_gib: free(directory).0 as f64 / f64::from(1 << 30),
+            load: fs::read_to_string("/proc/loadavg").unwrap_or_default().trim_end().to_owned(),
+        }
+    }
+
+    /// The type of the file system that everything is compared on.
+    pub fn file_system(&self) -> &str {
+        &self.file_system
+    }
+
+    /// One line for a person.
+    pub fn markdown(&self) -> String {
+        format!(
+            "{} cores of {}, {:.0} GiB of memory ({:.0} available), {} on {} ({:.0} GiB free), {}; revision {}; {}; load {}.",
+            self.cores,
+            self.cpu,
+            self.memory_gib,
+            self.memory_free_gib,
+            self.file_system,
+            self.disk,
+            self.disk_free_gib,
+            self.kernel,
+            self.revision,
+            self.date,
+            self.load,
+        )
+    }
+}
+
+/// Bytes that may still be written to the disk of `directory`, and how many of them a cache leaves free.
+pub fn free(directory: &Path) -> (u64, u64) {
+    let disk = rustix::fs::statvfs(directory);
+    disk.map_or((0, 0), |disk| {
+        let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
+        // By default a twentieth of the disk, up to 20 GiB.
+        (bytes(disk.f_bavail), (bytes(disk.f_blocks) / 20).min(20 << 30))
+    })
+}
+
+/// A mounted block device.
+#[derive(Default)]
+struct Device {
+    name: String,
+    file_system: String,
+}
+
+impl Device {
+    /// The one that `directory` lies on.
+    fn below(directory: &Path) -> Self {
+        let Ok(meta) = fs::metadata(directory) else { return Self::default() };
+        let number = format!("{}:{}", rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let found = mounts.lines().find_map(|line| Self::parse(line, &number)).unwrap_or_default();
+        // A partition has its disk's attributes one directory up, and a virtual disk has no model.
+        let model = |up: &str| fs::read_to_string(format!("/sys/dev/block/{number}/{up}device/model"));
+        let model = model("").or_else(|_| model("../")).unwrap_or_default();
+        Self { name: format!("{} {}", found.name, model.trim()).trim_end().to_owned(), ..found }
+    }
+
+    /// A line of mountinfo (proc_pid_mountinfo(5)), if it is of device `number`.
+    fn parse(line: &str, number: &str) -> Option<Self> {
+        let (fixed, rest) = line.split_once(" - ")?;
+        let mut rest = rest.split(' ');
+        (fixed.split(' ').nth(2)? == number)
+            .then(|| Some(Self { file_system: rest.next()?.to_owned(), name: rest.next()?.to_owned() }))?
+    }
+}
+
+/// The value of the first line `name : value` of a file of /proc.
+fn field(path: &str, name: &str) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let value = text.lines().find_map(|line| {
+        let (field, value) = line.split_once(':')?;
+        (field.trim() == name).then(|| value.trim().to_owned())
+    });
+    value.unwrap_or_default()
+}
+
+/// What git calls the sources that this was built from, as far as the current directory tells.
+fn revision() -> String {
+    let said = run::run(run::command("git").args(["describe", "--always", "--dirty"]), GIT);
+    said.map_or_else(|_| "unknown".to_owned(), |ran| ran.out.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_found_by_its_number() {
+        let line = "25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,errors=remount-ro";
+        let device = Device::parse(line, "254:0").unwrap();
+        assert_eq!((device.file_system.as_str(), device.name.as_str()), ("ext4", "/dev/vda"));
+        assert!(Device::parse(line, "254:1").is_none());
+    }
+}

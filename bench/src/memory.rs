@@ -1,0 +1,80 @@
+//! Memory: what a tree of very many files costs, when none of them is read.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::data::FILES_IN_DIRECTORY;
+use crate::interrupt;
+use crate::lab::Lab;
+use crate::listing::Server;
+use crate::mount::{Mount, Plan};
+use crate::probe::{Probe, What};
+use crate::report::{Figure, Report, Rows};
+use crate::samples::Samples;
+
+const ABOUT: &str = "A tree that an index lists, mounted, and none of it read.";
+/// Seconds in which the tree is to be there once its listing is.
+const SECONDS: f64 = 5.0;
+/// MiB of memory that the daemon is to need at the most.
+const MEMORY: f64 = 200.0;
+
+/// Measures all of it.
+///
+/// # Errors
+/// Interruption only.
+pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+    report.group("Memory", format!("{ABOUT} {} files.", lab.sizes.many));
+    report.measure("a tree that is only listed", || rows(lab))
+}
+
+#[derive(Default)]
+struct Figures {
+    in_all: Samples,
+    after_listing: Samples,
+    resident: Samples,
+    peak: Samples,
+    walked: Samples,
+}
+
+fn rows(lab: &Lab) -> Result<Rows> {
+    let server = Server::start(lab.sizes.many)?;
+    let mut figures = Figures::default();
+    for _ in 0..lab.sizes.runs {
+        interrupt::check()?;
+        figures.take(lab, &server)?;
+    }
+    Ok(figures.rows())
+}
+
+impl Figures {
+    fn take(&mut self, lab: &Lab, server: &Server) -> Result<()> {
+        let room = lab.room("memory", 1 << 30)?;
+        let mount =
+            Mount::new(lab, &Plan { source: &server.url(), room: room.path(), wait: false, env: &[] })?;
+        let mounted = Instant::now();
+        let sent = server.sent().context("the index was not asked for")?;
+        let daemon = mount.daemon()?;
+        self.in_all.push(mount.took);
+        self.after_listing.push((mounted - sent).as_secs_f64());
+        self.resident.push(daemon.memory("VmRSS")?);
+        self.peak.push(daemon.memory("VmHWM")?);
+        let directory = mount.point().to_owned();
+        let (files, per_directory) = (lab.sizes.many, FILES_IN_DIRECTORY);
+        Probe { what: What::Walk, directory, files, per_directory, threads: 1, warm: false }.run()?;
+        self.walked.push(daemon.memory("VmRSS")?);
+        Ok(())
+    }
+
+    fn rows(self) -> Rows {
+        let figure = |name: &str, unit, value, limit| Figure { name: name.to_owned(), unit, value, limit };
+        let figures = vec![
+            figure("mounted, since the end of the listing", "s", self.after_listing, Some(SECONDS)),
+            figure("mounted, in all", "s", self.in_all, None),
+            figure("memory of the daemon", "MiB", self.resident, Some(MEMORY)),
+            figure("the same, after a walk over all files", "MiB", self.walked, Some(MEMORY)),
+            figure("its peak, while listing", "MiB", self.peak, None),
+        ];
+        Rows { figures, ..Rows::default() }
+    }
+}

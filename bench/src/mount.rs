@@ -1,0 +1,79 @@
+//! A mount under measurement: made by the real command, and gone when dropped.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::lab::Lab;
+use crate::process::Process;
+use crate::run;
+
+/// How long `bdnfs mount` may take: at the full sizes far above what a slow disk needs.
+const MOUNT: Duration = Duration::from_secs(900);
+/// How long a daemon may take to end: it makes what it has durable first.
+const END: Duration = Duration::from_secs(60);
+
+/// How a source is mounted.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// Its URI.
+    pub source: &'a str,
+    /// A directory of this mount alone, for its mountpoint and its cache.
+    pub room: &'a Path,
+    /// Whether all of it is to be local.
+    pub wait: bool,
+    /// Variables that lead to the source.
+    pub env: &'a [(&'static str, String)],
+}
+
+/// A mounted source, whose daemon serves nothing else.
+#[derive(Debug)]
+pub struct Mount {
+    point: PathBuf,
+    cache: PathBuf,
+    /// Seconds that `bdnfs mount` took.
+    pub took: f64,
+}
+
+impl Mount {
+    /// Mounts it.
+    ///
+    /// # Errors
+    /// `bdnfs mount` fails, with what it said.
+    pub fn new(lab: &Lab, plan: &Plan<'_>) -> Result<Self> {
+        let (point, cache) = (plan.room.join("mount"), plan.room.join("cache"));
+        std::fs::create_dir_all(&point).with_context(|| format!("cannot make {}", point.display()))?;
+        // Made first, so that what a command leaves behind that fails or is killed is taken down, too.
+        let mut mount = Self { point, cache, took: 0.0 };
+        let mut command = run::command(&lab.bdnfs);
+        command.arg("mount").arg(plan.source).arg(&mount.point).arg("--cache-dir").arg(&mount.cache);
+        command.args(plan.wait.then_some("--wait")).envs(plan.env.iter().cloned());
+        mount.took = run::run(&mut command, MOUNT)?.seconds;
+        Ok(mount)
+    }
+
+    /// Where it is.
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// The process that serves it.
+    ///
+    /// # Errors
+    /// There is none any more.
+    pub fn daemon(&self) -> Result<Process> {
+        Process::daemon(&self.cache).context("the daemon is gone")
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Some(daemon) = Process::daemon(&self.cache) {
+            daemon.end(END);
+        }
+        // The daemon has done it, unless it had to be killed.
+        let _ = unmount(&self.point, UnmountFlags::DETACH);
+    }
+}

@@ -1,0 +1,185 @@
+//! Probes: loops over the files of a tree. They run in processes of their own, so that a file system that hangs can't
+//! hang the run.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
+
+use crate::{data, run};
+
+/// How long a probe may take.
+const PROBE: Duration = Duration::from_secs(600);
+/// What is read of a file at once; the files are no larger.
+const BUFFER: usize = 64 << 10;
+
+/// A loop over a tree that [`data::tree`] made.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Probe {
+    /// What is done with each file.
+    pub what: What,
+    /// The tree.
+    pub directory: PathBuf,
+    /// How many files it has.
+    #[arg(long)]
+    pub files: usize,
+    /// How many of them lie in a directory.
+    #[arg(long)]
+    pub per_directory: usize,
+    /// How many threads share the work.
+    #[arg(long)]
+    pub threads: usize,
+    /// Do it once before the time is taken.
+    #[arg(long)]
+    pub warm: bool,
+}
+
+/// What is done with each file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// Opened and closed.
+    Open,
+    /// Opened, read and closed.
+    Read,
+    /// Asked for its size.
+    Stat,
+    /// Found in its directory and asked for its size.
+    Walk,
+}
+
+impl Probe {
+    /// Does it in another process, and answers with files per second.
+    ///
+    /// # Errors
+    /// A file can't be read, or it takes too long.
+    pub fn run(&self) -> Result<f64> {
+        let this = std::env::current_exe().context("cannot find this program")?;
+        let what = self.what.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let mut command = run::command(this);
+        command.args(["probe", &what]).arg(&self.directory).args(self.warm.then_some("--warm"));
+        for (name, value) in
+            [("--files", self.files), ("--per-directory", self.per_directory), ("--threads", self.threads)]
+        {
+            command.arg(name).arg(value.to_string());
+        }
+        let ran = run::run(&mut command, PROBE)?;
+        let seconds: f64 = ran.out.trim().parse().context("the probe said no time")?;
+        Ok(self.files as f64 / seconds)
+    }
+
+    /// Does it here, and answers with the seconds that it took.
+    ///
+    /// # Errors
+    /// A file can't be read.
+    pub fn here(&self) -> Result<f64> {
+        let root = open(rustix::fs::CWD, &c_string(&self.directory)?, OFlags::DIRECTORY)?;
+        let parts = self.parts()?;
+        if self.warm {
+            self.pass(root.as_fd(), &parts)?;
+        }
+        let begin = Instant::now();
+        self.pass(root.as_fd(), &parts)?;
+        Ok(begin.elapsed().as_secs_f64())
+    }
+
+    /// The paths that each thread takes on: of files, or for a walk of directories.
+    fn parts(&self) -> Result<Vec<Vec<CString>>> {
+        let step = if self.what == What::Walk { self.per_directory } else { 1 };
+        let names = (0..self.files).step_by(step).map(|index| data::name(index, self.per_directory));
+        let paths = names.map(|name| {
+            let path = Path::new(&name);
+            c_string(if self.what == What::Walk { path.parent().unwrap_or(path) } else { path })
+        });
+        let paths: Vec<CString> = paths.collect::<Result<_>>()?;
+        Ok(paths.chunks(paths.len().div_ceil(self.threads).max(1)).map(<[_]>::to_vec).collect())
+    }
+
+    fn pass(&self, root: BorrowedFd<'_>, parts: &[Vec<CString>]) -> Result<()> {
+        let files = std::thread::scope(|scope| {
+            let workers: Vec<_> = parts.iter().map(|part| scope.spawn(|| self.work(root, part))).collect();
+            let join = |worker: std::thread::ScopedJoinHandle<'_, Result<usize>>| match worker.join() {
+                Ok(files) => files,
+                Err(_) => bail!("a thread of the probe failed"),
+            };
+            workers.into_iter().map(join).sum::<Result<usize>>()
+        })?;
+        // A mount that shows too little must not look fast.
+        if files != self.files {
+            bail!("{} has {files} files and not {}", self.directory.display(), self.files);
+        }
+        Ok(())
+    }
+
+    fn work(&self, root: BorrowedFd<'_>, paths: &[CString]) -> Result<usize> {
+        let mut buffer = vec![0; BUFFER];
+        let mut files = 0;
+        for path in paths {
+            match self.what {
+                What::Open => drop(open(root, path, OFlags::empty())?),
+                What::Read => read(root, path, &mut buffer)?,
+                What::Stat => stat(root, path)?,
+                What::Walk => files += walk(root, path)?,
+            }
+        }
+        Ok(if self.what == What::Walk { files } else { paths.len() })
+    }
+}
+
+fn open(root: BorrowedFd<'_>, path: &CString, flags: OFlags) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | flags;
+    rustix::fs::openat(root, path, flags, Mode::empty()).with_context(|| format!("cannot open {path:?}"))
+}
+
+fn read(root: BorrowedFd<'_>, path: &CString, buffer: &mut [u8]) -> Result<()> {
+    let file = open(root, path, OFlags::empty())?;
+    let read = rustix::io::read(&file, buffer).with_context(|| format!("cannot read {path:?}"))?;
+    if read == 0 { bail!("{path:?} is empty") } else { Ok(()) }
+}
+
+fn stat(root: BorrowedFd<'_>, path: &CString) -> Result<()> {
+    let found = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW);
+    found.map(drop).with_context(|| format!("cannot stat {path:?}"))
+}
+
+fn walk(root: BorrowedFd<'_>, path: &CString) -> Result<usize> {
+    let directory = open(root, path, OFlags::DIRECTORY)?;
+    let mut buffer = Vec::with_capacity(BUFFER);
+    let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
+    let mut files = 0;
+    while let Some(entry) = entries.next() {
+        let entry = entry.with_context(|| format!("cannot list {path:?}"))?;
+        let name = entry.file_name();
+        if name != c"." && name != c".." {
+            stat(directory.as_fd(), &name.to_owned())?;
+            files += 1;
+        }
+    }
+    Ok(files)
+}
+
+fn c_string(path: &Path) -> Result<CString> {
+    use std::os::unix::ffi::OsStrExt;
+    CString::new(path.as_os_str().as_bytes()).context("a path has a NUL in it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_probe_sees_every_file_and_misses_what_is_not_there() {
+        let directory = tempfile::tempdir().unwrap();
+        data::tree(directory.path(), 25, 10, 100).unwrap();
+        for what in [What::Open, What::Read, What::Stat, What::Walk] {
+            let path = directory.path().to_owned();
+            let probe = Probe { what, directory: path, files: 25, per_directory: 10, threads: 2, warm: true };
+            assert!(probe.here().unwrap() > 0.0);
+            let more = Probe { files: 26, ..probe };
+            assert!(more.here().is_err(), "{what:?}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The command line as a whole: its commands and what they share.
+
+use anyhow::Result;
+use clap::{ArgAction, Parser, Subcommand};
+
+use crate::{check, daemon, log, ls, mirror, mount, status, umount};
+
+/// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
+#[derive(Debug, Parser)]
+#[command(name = "bdnfs", version, max_term_width = 100, after_help = EXAMPLES)]
+pub struct Cli {
+    /// Tell more of what happens; repeat for more. BDNFS_LOG sets the level exactly (debug, or bdnfs=trace,hyper=info)
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = 900)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Mount a source on a directory
+    Mount(mount::Args),
+    /// Unmount a directory
+    #[command(visible_alias = "unmount")]
+    Umount(umount::Args),
+    /// Show what is mounted, how much of it is local, and how full the caches are
+    Status(status::Args),
+    /// List the files of a source without mounting it
+    Ls(ls::Args),
+    /// Judge a configuration and the weights that it names, line by line
+    Check(check::Args),
+    /// Copy sources into object storage, once, and look after them there
+    Mirror(mirror::Args),
+    /// Own a cache and host its mounts; `bdnfs mount` starts it
+    #[command(hide = true)]
+    Daemon(daemon::Args),
+}
+
+const EXAMPLES: &str = "Examples:
+  bdnfs mount s3://models/llama-3-8b /mnt/model
+  bdnfs mount hf://openai-community/gpt2@main /mnt/gpt2
+  bdnfs status
+  bdnfs umount /mnt/model";
+
+impl Cli {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        let serves = match &self.command {
+            Command::Daemon(_) => true,
+            Command::Mount(mount) => mount.foreground(),
+            _ => false,
+        };
+        log::start(serves, self.verbose)?;
+        match self.command {
+            Command::Mount(args) => mount::run(args, self.verbose),
+            Command::Umount(args) => umount::run(&args),
+            Command::Status(args) => status::run(&args),
+            Command::Ls(args) => ls::run(&args),
+            Command::Check(args) => check::run(&args),
+            Command::Mirror(args) => mirror::run(args),
+            Command::Daemon(args) => daemon::run(&args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_wrong_is_a_usage_error() {
+        for line in [
+            "bdnfs",
+            "bdnfs mount s3://b/p",
+            "bdnfs mount s3://b/p /mnt -o rw",
+            "bdnfs mount s3://b/p /mnt --cache-size many",
+            "bdnfs mount s3://b/p /mnt --uid root",
+            "bdnfs mount ftp://host/p /mnt",
+            "bdnfs ls relative",
+        ] {
+            let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The cache directory: where it is, how large it may grow, and what the engine is told of it.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::{Context, Result, bail};
+use bdnfs::cache::Limits;
+use bdnfs::engine::Config;
+use bytesize::ByteSize;
+
+use crate::control;
+
+/// Of a disk that others use too, this part stays free...
+const RESERVE_PERCENT: u64 = 5;
+/// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
+const RESERVE_MOST: u64 = 20 << 30;
+/// Fetches under way may hold half of the 512 MiB that a daemon may use in all; the rest is for manifests, presence
+/// maps and the blocks that readers hold.
+const MEMORY: u64 = 256 << 20;
+/// The longest path that a unix socket can have on Linux (`sun_path`, less its NUL).
+const LONGEST_SOCKET: usize = 107;
+/// Whose data it is on one machine: that of whoever runs the daemon.
+const TENANT: &str = "local";
+
+/// Where the cache is and how large it may grow, as asked for.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// Directory of the cache; by default /var/cache/bdnfs for root, else ~/.cache/bdnfs
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// The most that the cache may hold (200G, 1.5T); by default all but a twentieth of its disk
+    #[arg(long, value_name = "SIZE")]
+    cache_size: Option<ByteSize>,
+}
+
+/// A cache directory that exists.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    /// Its path, absolute and without links.
+    pub dir: PathBuf,
+    /// The most that it may hold, in bytes.
+    pub size: Option<u64>,
+}
+
+impl Args {
+    /// Finds the directory, and makes it when it is missing, for nobody else to look into.
+    pub fn make(&self) -> Result<Cache> {
+        let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let root = rustix::process::geteuid().is_root();
+        let Some(dir) = self.cache_dir.clone().or_else(|| default_dir(env, root)) else {
+            bail!("no home directory to keep a cache in; name one with --cache-dir");
+        };
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        let dir = made.and_then(|()| dir.canonicalize()).with_context(|| {
+            format!("cannot use {} as the cache directory; choose another with --cache-dir", dir.display())
+        })?;
+        if control::socket(&dir).as_os_str().len() > LONGEST_SOCKET {
+            bail!(
+                "the path {} is too long to have a control socket; shorten it with --cache-dir",
+                dir.display()
+            );
+        }
+        Ok(Cache { dir, size: self.cache_size.map(|size| size.as_u64()) })
+    }
+}
+
+impl Cache {
+    /// What the engine is told.
+    pub fn config(&self) -> Result<Config> {
+        let disk = rustix::fs::statvfs(&self.dir)
+            .with_context(|| format!("cannot see how large the disk of {} is", self.dir.display()))?;
+        let reserve = reserve(disk.f_blocks.saturating_mul(disk.f_frsize));
+        let limits = Limits { capacity: self.size, reserve };
+        let tenant = TENANT.to_owned();
+        Ok(Config { cache: self.dir.clone(), tenant, limits, memory: MEMORY, now: SystemTime::now })
+    }
+
+    /// Where a detached daemon logs.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("daemon.log")
+    }
+
+    /// Whether the cache would vanish beneath a mount at `mountpoint`.
+    pub fn is_below(&self, mountpoint: &Path) -> bool {
+        self.dir.starts_with(mountpoint)
+    }
+}
+
+fn default_dir(env: impl Fn(&str) -> Option<PathBuf>, root: bool) -> Option<PathBuf> {
+    if root {
+        return Some(PathBuf::from("/var/cache/bdnfs"));
+    }
+    // The XDG base directory specification: a relative path is to be ignored.
+    let caches = env("XDG_CACHE_HOME").filter(|dir| dir.is_absolute());
+    let caches =
+        caches.or_else(|| env("HOME").filter(|home| home.is_absolute()).map(|home| home.join(".cache")));
+    caches.map(|dir| dir.join("bdnfs"))
+}
+
+fn reserve(disk: u64) -> u64 {
+    (disk / 100 * RESERVE_PERCENT).min(RESERVE_MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_twentieth_stays_free_up_to_a_limit() {
+        assert_eq!(reserve(100 << 30), 5 << 30);
+        assert_eq!(reserve(10 << 40), 20 << 30);
+    }
+
+    #[test]
+    fn the_default_directory_is_the_users_own() {
+        let env = |name: &str| match name {
+            "XDG_CACHE_HOME" => Some(PathBuf::from("relative")),
+            "HOME" => Some(PathBuf::from("/home/u")),
+            _ => None,
+        };
+        assert_eq!(default_dir(env, false), Some("/home/u/.cache/bdnfs".into()));
+        assert_eq!(default_dir(|_| Some("/fast".into()), false), Some("/fast/bdnfs".into()));
+        assert_eq!(default_dir(env, true), Some("/var/cache/bdnfs".into()));
+        assert_eq!(default_dir(|_| None, false), None);
+    }
+}

@@ -1,0 +1,84 @@
+//! JSON, as Truss dumps training jobs. Each value is taken as the piece of text that it is, which tells its line.
+
+use std::fmt;
+
+use bdnfs::source::Place;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::{Broken, Document, Lines, too_deep};
+
+pub(super) fn parse(text: &str) -> Result<Document, Broken> {
+    let mut reader = Reader { text, lines: Lines::of(text), document: Document::default() };
+    let whole = serde_json::from_str::<&RawValue>(text).map_err(|e| Broken {
+        line: e.line().max(1),
+        what: format!("is no JSON at column {}", e.column()),
+    })?;
+    let value = reader.read(whole, &Place::default(), super::DEEPEST)?;
+    Ok(Document { value, ..reader.document })
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    lines: Lines,
+    document: Document,
+}
+
+impl<'a> Reader<'a> {
+    fn read(&mut self, raw: &'a RawValue, place: &Place, depth: usize) -> Result<Value, Broken> {
+        // A raw value is a piece of the text that is being read.
+        let line = self.lines.line(raw.get().as_ptr() as usize - self.text.as_ptr() as usize);
+        let broken = |e: serde_json::Error| Broken {
+            line: line + e.line().saturating_sub(1),
+            what: "is no JSON".into(),
+        };
+        let depth = depth.checked_sub(1).ok_or_else(|| too_deep(line))?;
+        self.document.note(place, line)?;
+        match raw.get().as_bytes().first() {
+            Some(b'{') => {
+                let Pairs(pairs) = serde_json::from_str(raw.get()).map_err(broken)?;
+                let mut map = Map::new();
+                for (key, value) in pairs {
+                    let place = place.key(&key);
+                    if map.contains_key(&key) {
+                        self.document.findings.warn(&place, "is there twice; the last one counts");
+                    }
+                    map.insert(key, self.read(value, &place, depth)?);
+                }
+                Ok(Value::Object(map))
+            }
+            Some(b'[') => {
+                let items: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(broken)?;
+                let each = |(i, item)| self.read(item, &place.index(i), depth);
+                Ok(Value::Array(items.into_iter().enumerate().map(each).collect::<Result<_, _>>()?))
+            }
+            _ => serde_json::from_str(raw.get()).map_err(broken),
+        }
+    }
+}
+
+/// An object as it is written: all its pairs, in their order.
+struct Pairs<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Pairs<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
+                    pairs.push((key, value));
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
+}

@@ -1,0 +1,63 @@
+//! TOML, our own configuration.
+
+use bdnfs::source::Place;
+use serde_json::{Map, Value};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{Broken, Document, Lines, number, too_deep};
+
+pub(super) fn parse(text: &str) -> Result<Document, Broken> {
+    let lines = Lines::of(text);
+    let table = DeTable::parse(text).map_err(|e| {
+        let line = e.span().map_or(1, |span| lines.line(span.start));
+        Broken { line, what: format!("is no TOML: {}", e.message()) }
+    })?;
+    let mut document = Document::default();
+    document.value = tree(table.get_ref(), &Place::default(), &lines, &mut document, super::DEEPEST)?;
+    Ok(document)
+}
+
+fn tree(
+    table: &DeTable<'_>,
+    place: &Place,
+    lines: &Lines,
+    document: &mut Document,
+    depth: usize,
+) -> Result<Value, Broken> {
+    let mut map = Map::new();
+    for (key, value) in table {
+        let place = place.key(key.get_ref());
+        document.note(&place, lines.line(key.span().start))?;
+        map.insert(key.get_ref().to_string(), value_of(value, &place, lines, document, depth)?);
+    }
+    Ok(Value::Object(map))
+}
+
+fn value_of(
+    value: &Spanned<DeValue<'_>>,
+    place: &Place,
+    lines: &Lines,
+    document: &mut Document,
+    depth: usize,
+) -> Result<Value, Broken> {
+    let line = lines.line(value.span().start);
+    let depth = depth.checked_sub(1).ok_or_else(|| too_deep(line))?;
+    Ok(match value.get_ref() {
+        DeValue::String(text) => Value::from(text.as_ref()),
+        DeValue::Boolean(flag) => Value::from(*flag),
+        DeValue::Integer(digits) => number(digits.as_str()),
+        DeValue::Float(digits) => number(digits.as_str()),
+        DeValue::Datetime(time) => number(&time.to_string()),
+        DeValue::Table(table) => tree(table, place, lines, document, depth)?,
+        DeValue::Array(items) => {
+            let mut list = Vec::new();
+            for (i, item) in items.iter().enumerate() {
+                let place = place.index(i);
+                document.note(&place, lines.line(item.span().start))?;
+                list.push(value_of(item, &place, lines, document, depth)?);
+            }
+            Value::Array(list)
+        }
+    })
+}

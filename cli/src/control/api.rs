@@ -1,0 +1,197 @@
+//! What travels over the control socket.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use bdnfs::engine::Usage;
+use bdnfs::error::Kind;
+use bdnfs::metrics::Traffic;
+use bdnfs::source::{Access, Secret};
+use bdnfs::stage::Progress;
+use serde::{Deserialize, Serialize};
+
+/// What to mount where. All paths are absolute.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct MountRequest {
+    /// The source's URI; a secret, since a URL may be signed.
+    pub source: Secret,
+    /// Where it is to appear.
+    pub mountpoint: PathBuf,
+    /// Patterns of the files to take; none: all.
+    pub allow: Vec<String>,
+    /// Patterns of the files to leave out.
+    pub ignore: Vec<String>,
+    /// How the source may be read.
+    pub access: Access,
+    /// The mirror to look for it first.
+    #[serde(default)]
+    pub mirror: Option<MirrorRequest>,
+    /// Whether other users may see the tree.
+    pub allow_other: bool,
+    /// Who is to own the files.
+    pub uid: Option<u32>,
+    /// Their group.
+    pub gid: Option<u32>,
+    /// The size that the cache was asked to have, in bytes; the daemon warns when it has another.
+    pub cache_size: Option<u64>,
+}
+
+/// A tenant's part of a mirror.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MirrorRequest {
+    /// Its URL.
+    pub url: Secret,
+    /// Whose part it is.
+    pub tenant: String,
+    /// How it may be used.
+    pub access: Access,
+}
+
+/// A source that is mounted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Mounted {
+    /// Its number, for as long as the daemon lives.
+    pub id: u64,
+    /// Its source, as the origin names it.
+    pub source: String,
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// The snapshot's id, in hexadecimal.
+    pub snapshot: String,
+    /// How many regular files it has.
+    pub files: u64,
+    /// Their sizes together, in bytes.
+    pub bytes: u64,
+    /// Whether the kernel reads whole files by itself.
+    pub passthrough: bool,
+    /// What the user should know, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// How a mount is doing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountStatus {
+    /// What it is.
+    #[serde(flatten)]
+    pub mounted: Mounted,
+    /// Bytes of it that are local; `None` where it has too many files to count them each time.
+    pub local: Option<u64>,
+    /// When it was mounted, in seconds since 1970.
+    pub since: u64,
+    /// What came from where.
+    pub traffic: Traffic,
+    /// How far it is staged, once that was asked for.
+    pub stage: Option<Staging>,
+}
+
+/// How far a stage is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Staging {
+    /// The figures.
+    #[serde(flatten)]
+    pub progress: Progress,
+    /// Whether it goes on.
+    pub state: StageState,
+}
+
+/// Whether a stage goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StageState {
+    /// It does.
+    Running,
+    /// All is local, verified and leased.
+    Done,
+    /// It gave up.
+    Failed(Failure),
+}
+
+/// A daemon and all that it hosts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Itself.
+    pub daemon: Daemon,
+    /// Its mounts, oldest first.
+    pub mounts: Vec<MountStatus>,
+}
+
+impl Status {
+    /// The mount at `mountpoint`: the last, since earlier ones may have been detached from there and live on.
+    pub fn at(&self, mountpoint: &Path) -> Option<&MountStatus> {
+        self.mounts.iter().rfind(|mount| mount.mounted.mountpoint == mountpoint)
+    }
+}
+
+/// A daemon and its cache.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Daemon {
+    /// The version of bdnfs that it is.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Its cache directory.
+    pub cache: PathBuf,
+    /// How full that is.
+    pub usage: Usage,
+}
+
+/// Why something could not be done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What the caller would do differently: a [`Kind`] in lower case, or [`Failure::CLOSING`].
+    pub kind: String,
+    /// One line for a person.
+    pub message: String,
+}
+
+impl Failure {
+    /// The daemon is about to end: ask the next one.
+    pub const CLOSING: &str = "closing";
+
+    /// A failure of this kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind: word(kind).to_owned(), message: message.into() }
+    }
+
+    /// The daemon is about to end.
+    pub fn closing() -> Self {
+        Self { kind: Self::CLOSING.to_owned(), message: "the daemon is ending; try again".to_owned() }
+    }
+
+    /// Whether it is of this kind.
+    pub fn is(&self, kind: Kind) -> bool {
+        self.kind == word(kind)
+    }
+}
+
+impl From<bdnfs::error::Error> for Failure {
+    fn from(error: bdnfs::error::Error) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Invalid => "invalid",
+        Kind::NotFound => "notfound",
+        Kind::Refused => "refused",
+        Kind::Timeout => "timeout",
+        Kind::Unavailable => "unavailable",
+        Kind::Changed => "changed",
+        Kind::Corrupt => "corrupt",
+        Kind::Disk => "disk",
+        Kind::NoSpace => "nospace",
+        Kind::Busy => "busy",
+        Kind::Interrupted => "interrupted",
+        Kind::Unsupported => "unsupported",
+    }
+}

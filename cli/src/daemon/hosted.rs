@@ -1,0 +1,134 @@
+//! One mount of a daemon: its snapshot, and how far it is staged.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bdnfs::manifest::Slice;
+use bdnfs::snapshot::Snapshot;
+use bdnfs::stage::Stage;
+use bdnfs_fs::{Mount, mounts};
+
+use crate::control::api::{MountStatus, Mounted, StageState, Staging};
+
+/// Each blob costs a look at the disk; beyond so many a status would take longer than people wait.
+const COUNTED_BLOBS: u32 = 10_000;
+
+/// A mount and what is known of it.
+#[derive(Debug)]
+pub struct Hosted {
+    id: u64,
+    snapshot: Arc<Snapshot>,
+    mount: Mount,
+    since: u64,
+    detached: AtomicBool,
+}
+
+impl Hosted {
+    /// Mount number `id`, just made.
+    pub fn new(id: u64, snapshot: Arc<Snapshot>, mount: Mount) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { id, snapshot, mount, since, detached: AtomicBool::new(false) }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Where it is.
+    pub fn mountpoint(&self) -> &Path {
+        self.mount.mountpoint()
+    }
+
+    /// The mount itself.
+    pub fn mount(&self) -> &Mount {
+        &self.mount
+    }
+
+    /// What is mounted.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// Takes it out of the tree; who uses it may go on. Blocks on the kernel.
+    pub fn detach(&self) -> bdnfs::error::Result<()> {
+        mounts::detach(self.mountpoint())?;
+        self.detached.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether that was done: it only lives on for those who still use it.
+    pub fn is_detached(&self) -> bool {
+        self.detached.load(Ordering::Relaxed)
+    }
+
+    /// What it is.
+    pub fn mounted(&self) -> Mounted {
+        let manifest = self.snapshot.manifest();
+        Mounted {
+            id: self.id,
+            source: manifest.source().to_owned(),
+            mountpoint: self.mountpoint().to_owned(),
+            snapshot: self.snapshot.id().to_string(),
+            files: manifest.files(),
+            bytes: manifest.bytes(),
+            passthrough: self.mount.passthrough(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// How it is doing. Touches the local disk.
+    pub fn status(&self) -> MountStatus {
+        let local = self.local().unwrap_or_else(|error| {
+            tracing::warn!("cannot tell how much of {} is local: {error}", self.mountpoint().display());
+            None
+        });
+        let traffic = self.snapshot.traffic();
+        MountStatus {
+            mounted: self.mounted(),
+            local,
+            since: self.since,
+            traffic,
+            stage: self.snapshot.staged().map(|stage| told(stage)),
+        }
+    }
+
+    fn local(&self) -> bdnfs::error::Result<Option<u64>> {
+        let manifest = self.snapshot.manifest();
+        if manifest.blobs() > COUNTED_BLOBS {
+            return Ok(None);
+        }
+        let mut local = 0;
+        for blob in 0..manifest.blobs() {
+            let len = manifest.blob_size(blob)?;
+            local += self.snapshot.local(Slice { blob, offset: 0, len })?;
+        }
+        Ok(Some(local))
+    }
+
+    /// Begins to make all of it local, unless that is under way or done.
+    pub fn stage(&self) -> Staging {
+        told(&self.snapshot.stage())
+    }
+
+    /// How far that is, at its end or after `news`; `None`: it was never asked for.
+    pub async fn staging(&self, news: Duration) -> Option<Staging> {
+        let stage = self.snapshot.staged()?;
+        // Either way the state is told as it is then.
+        tokio::time::timeout(news, stage.done()).await.ok();
+        Some(told(stage))
+    }
+}
+
+fn told(stage: &Stage) -> Staging {
+    let state = match stage.outcome() {
+        None => StageState::Running,
+        Some(Ok(())) => StageState::Done,
+        Some(Err(error)) => StageState::Failed(error.into()),
+    };
+    // After the outcome: done is then told with figures that say so.
+    Staging { progress: stage.progress(), state }
+}

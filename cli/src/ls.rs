@@ -1,0 +1,117 @@
+//! `bdnfs ls`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+
+use anyhow::{Context, Result};
+use bdnfs::manifest::{Listing, Manifest, Node};
+use bdnfs::origin;
+use rustix::fs::MemfdFlags;
+use serde::Serialize;
+
+use crate::{runtime, source, text};
+
+/// What to list.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    source: source::Args,
+    /// Tell each file as one JSON object on a line of its own
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "Examples:
+  bdnfs ls s3://models/llama-3-8b
+  bdnfs ls --allow '*.safetensors' --json /data/models";
+
+/// A file or a link.
+#[derive(Debug, Serialize)]
+struct Line {
+    path: String,
+    size: u64,
+    mtime: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+}
+
+/// Lists its files by name.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(note) = args.source.uri().note() {
+        eprintln!("note: {note}");
+    }
+    let manifest = runtime::command(manifest(args))?;
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    walk(&manifest, |line| print(&mut out, args.json, line))?;
+    if !args.json {
+        let (files, size) = (text::files(manifest.files()), text::size(manifest.bytes()));
+        writeln!(out, "total: {files}, {size} in {}", manifest.source())?;
+    }
+    Ok(out.flush()?)
+}
+
+async fn manifest(args: &Args) -> Result<Manifest> {
+    let origin = origin::open(args.source.uri(), &args.source.access()?).await?;
+    let mut listing = Listing::new(origin.name(), args.source.patterns()?);
+    origin.list(&mut listing).await?;
+    let file =
+        rustix::fs::memfd_create("manifest", MemfdFlags::CLOEXEC).context("no memory for the listing")?;
+    let mut file = File::from(file);
+    listing.finish(&mut file)?;
+    Ok(Manifest::open(&file)?)
+}
+
+/// Goes through a tree, each directory in the order of its names.
+fn walk(manifest: &Manifest, mut each: impl FnMut(&Line) -> Result<()>) -> Result<()> {
+    let root = 0..1;
+    let mut ahead = vec![root];
+    while let Some(range) = ahead.last_mut() {
+        let Some(index) = range.next() else {
+            ahead.pop();
+            continue;
+        };
+        let entry = manifest.entry(index)?;
+        let (size, target) = match entry.node {
+            Node::Directory(children) => {
+                ahead.push(children);
+                continue;
+            }
+            Node::File(slice) => (slice.len, None),
+            Node::Symlink(target) => (target.len() as u64, Some(text::name(target))),
+        };
+        each(&Line { path: text::name(&manifest.path(index)?), size, mtime: entry.mtime.0, target })?;
+    }
+    Ok(())
+}
+
+fn print(out: &mut impl Write, json: bool, line: &Line) -> Result<()> {
+    if json {
+        writeln!(out, "{}", serde_json::to_string(line)?)?;
+        return Ok(());
+    }
+    write!(out, "{:>15}  {}  {}", line.size, text::minute(line.mtime), line.path)?;
+    match &line.target {
+        Some(target) => writeln!(out, " -> {target}")?,
+        None => writeln!(out)?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_reads_like_ls() {
+        let line =
+            Line { path: "a/b.bin".to_owned(), size: 13_500_000_000, mtime: 1_795_000_000, target: None };
+        let mut out = Vec::new();
+        print(&mut out, false, &line).expect("written");
+        print(&mut out, true, &line).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "    13500000000  2026-11-18 11:06  a/b.bin");
+        assert_eq!(lines[1], r#"{"path":"a/b.bin","size":13500000000,"mtime":1795000000}"#);
+    }
+}

@@ -1,0 +1,42 @@
+//! `bdnfs`: model weights and datasets as directories, from the command line.
+//!
+//! One daemon owns each cache directory and hosts every mount that uses it. `bdnfs mount` asks that daemon over its
+//! control socket, and starts it when there is none; the other commands ask it or the kernel.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+mod access;
+mod args;
+mod cache;
+mod check;
+mod config;
+mod control;
+mod daemon;
+mod log;
+mod ls;
+mod mirror;
+mod mount;
+mod mountpoint;
+mod options;
+mod progress;
+mod pulse;
+mod runtime;
+mod secrets;
+mod signals;
+mod source;
+mod status;
+mod text;
+mod umount;
+
+fn main() -> ExitCode {
+    match args::Cli::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if text::reader_left(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bdnfs: {}", text::line(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

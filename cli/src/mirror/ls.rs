@@ -1,0 +1,61 @@
+//! `bdnfs mirror ls`.
+
+use std::io::Write;
+
+use anyhow::{Result, bail};
+use bdnfs::mirror::catalog::Ref;
+
+use super::{At, say};
+use crate::text;
+
+/// What to list.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    at: At,
+    /// Tell each as one JSON object on a line of its own
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists all refs.
+pub async fn run(args: Args) -> Result<()> {
+    let mirror = args.at.open().await?;
+    let (mut refs, mut damaged) = (Vec::new(), 0);
+    for found in mirror.refs().await? {
+        match found {
+            Ok(found) => refs.push(found),
+            Err(error) => {
+                damaged += 1;
+                eprintln!("bdnfs: {error}");
+            }
+        }
+    }
+    if args.json {
+        refs.iter().try_for_each(|found| say(true, found, String::new))?;
+    } else {
+        std::io::stdout().lock().write_all(table(&refs).as_bytes())?;
+    }
+    if damaged > 0 {
+        bail!("{damaged} refs are damaged");
+    }
+    Ok(())
+}
+
+fn table(refs: &[Ref]) -> String {
+    let head =
+        ["SOURCE", "FILES", "SIZE", "STORED", "MIRRORED", "SNAPSHOT", "REF"].map(str::to_owned).to_vec();
+    let rows = refs.iter().map(|found| {
+        let short = |id: String| id[..12].to_owned();
+        vec![
+            found.source.clone(),
+            found.files.to_string(),
+            text::size(found.bytes),
+            text::size(found.stored),
+            text::minute(found.listed.timestamp()),
+            short(found.manifest.to_string()),
+            short(found.key().to_string()),
+        ]
+    });
+    text::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), &[1, 2, 3])
+}

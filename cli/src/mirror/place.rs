@@ -1,0 +1,75 @@
+//! Where a mirror is.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use bdnfs::mirror::Mirror;
+use bdnfs::source::Uri;
+
+use crate::access;
+use crate::control::api::MirrorRequest;
+use crate::source::{Parser, Source};
+
+/// Whose part it is where nobody says.
+const TENANT: &str = "default";
+
+/// Which mirror.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// URL of the mirror: s3://bucket/prefix, or file:///directory
+    #[arg(long, value_name = "URL", value_parser = Parser)]
+    mirror: Option<Source>,
+    /// Whose part of the mirror
+    #[arg(long, value_name = "NAME", default_value = TENANT)]
+    tenant: String,
+    /// URL of the mirror's S3 service, where it is not the source's
+    #[arg(long, value_name = "URL")]
+    mirror_endpoint: Option<String>,
+    /// Region of the mirror's bucket, where it is not the source's
+    #[arg(long, value_name = "REGION")]
+    mirror_region: Option<String>,
+    /// File with the mirror's AWS credentials, where they are not the source's
+    #[arg(long, value_name = "FILE")]
+    mirror_credentials: Option<PathBuf>,
+}
+
+impl Args {
+    /// The mirror that was named, if any. What is not said of its access is as `access` says.
+    pub fn request(&self, access: &access::Args) -> Result<Option<MirrorRequest>> {
+        self.mirror.as_ref().map(|mirror| self.of(mirror, access)).transpose()
+    }
+
+    /// The same; where none was named, this machine's own.
+    pub fn request_or_default(&self, access: &access::Args) -> Result<MirrorRequest> {
+        match &self.mirror {
+            Some(mirror) => self.of(mirror, access),
+            None => self.of(&own()?, access),
+        }
+    }
+
+    fn of(&self, mirror: &Source, access: &access::Args) -> Result<MirrorRequest> {
+        let own = access.of_mirror(&self.mirror_endpoint, &self.mirror_region, &self.mirror_credentials);
+        let (url, tenant) = (mirror.text().clone(), self.tenant.clone());
+        Ok(MirrorRequest { url, tenant, access: own.gather(mirror.uri())? })
+    }
+}
+
+/// This machine's own mirror, a directory.
+fn own() -> Result<Source> {
+    let directory = if rustix::process::geteuid().is_root() {
+        PathBuf::from("/var/lib/bdnfs/mirror")
+    } else {
+        // The XDG base directory specification: a relative path is to be ignored.
+        let env = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let data = env("XDG_DATA_HOME").or_else(|| env("HOME").map(|home| home.join(".local/share")));
+        data.context("no home directory to keep a mirror in; name one with --mirror")?.join("bdnfs/mirror")
+    };
+    Ok(Uri::File(directory).into())
+}
+
+/// Opens a mirror. Manifests lie in the directory `scratch` while they are looked through.
+pub fn open(at: &MirrorRequest, scratch: PathBuf) -> bdnfs::error::Result<Mirror> {
+    let uri: Uri = at.url.expose().parse()?;
+    Mirror::open(&uri, &at.access, &at.tenant, scratch)
+}

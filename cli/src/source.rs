@@ -1,0 +1,173 @@
+//! The source, as the command line names it.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use anyhow::Result;
+use bdnfs::source::{Access, Patterns, Secret, Uri};
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
+use clap::{Arg, Command, Error};
+
+use crate::access;
+
+/// Which source, which of its files, and how it may be read.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// hf://owner/name@revision, s3://bucket/prefix, gs://, r2://, cw://, azure://, https://host/file, or a local /path
+    #[arg(value_parser = Parser)]
+    source: Source,
+    #[command(flatten)]
+    pub how: How,
+}
+
+/// Which of a source's files are wanted, and how it may be read.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub struct How {
+    /// Take only files that match; may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = glob)]
+    allow: Vec<String>,
+    /// Leave out files that match; may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = glob)]
+    ignore: Vec<String>,
+    #[command(flatten)]
+    pub access: access::Args,
+}
+
+/// Where a source, or a mirror, lives.
+#[derive(Clone, Debug)]
+pub struct Source {
+    uri: Uri,
+    /// The same as text, whole: a URL may be signed, and then `uri` doesn't show all of it.
+    text: Secret,
+}
+
+impl Source {
+    /// Where it lives; a local one by its absolute path.
+    pub fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    /// The same as text, which can be read again.
+    pub fn text(&self) -> &Secret {
+        &self.text
+    }
+}
+
+impl From<Uri> for Source {
+    fn from(uri: Uri) -> Self {
+        Self { text: Secret::new(uri.to_string()), uri }
+    }
+}
+
+impl Args {
+    /// Where it lives; a local one by its absolute path.
+    pub fn uri(&self) -> &Uri {
+        self.source.uri()
+    }
+
+    /// The same as text, which can be read again.
+    pub fn text(&self) -> &Secret {
+        self.source.text()
+    }
+
+    /// Which files are wanted, as patterns were given: to allow, to ignore.
+    pub fn globs(&self) -> (&[String], &[String]) {
+        self.how.globs()
+    }
+
+    /// Which files are wanted.
+    pub fn patterns(&self) -> Result<Patterns> {
+        self.how.patterns()
+    }
+
+    /// How it may be read, from the environment and the arguments.
+    pub fn access(&self) -> Result<Access> {
+        self.how.access(self.uri())
+    }
+
+    /// Whether it is a local directory at or below `directory`.
+    pub fn is_below(&self, directory: &Path) -> bool {
+        matches!(self.uri(), Uri::File(path) if path.canonicalize().is_ok_and(|p| p.starts_with(directory)))
+    }
+}
+
+impl How {
+    /// Which files are wanted, as patterns were given: to allow, to ignore.
+    pub fn globs(&self) -> (&[String], &[String]) {
+        (&self.allow, &self.ignore)
+    }
+
+    /// Which files are wanted.
+    pub fn patterns(&self) -> Result<Patterns> {
+        Ok(Patterns::new(&self.allow, &self.ignore)?)
+    }
+
+    /// How `uri` may be read, from the environment and the arguments.
+    pub fn access(&self, uri: &Uri) -> Result<Access> {
+        self.access.gather(uri)
+    }
+}
+
+fn source(text: &str) -> bdnfs::error::Result<Source> {
+    let uri = text.parse()?;
+    let Uri::File(path) = &uri else { return Ok(Source { uri, text: Secret::new(text) }) };
+    // A daemon has another working directory.
+    let path = std::path::absolute(path)
+        .map_err(|e| bdnfs::error::Error::disk("there is no current directory", e))?;
+    let uri = Uri::File(path);
+    Ok(Source { text: Secret::new(uri.to_string()), uri })
+}
+
+/// Reads a source. Unlike the parsers that clap has, it doesn't repeat what it refuses: there may be a password in it.
+#[derive(Clone)]
+pub struct Parser;
+
+impl TypedValueParser for Parser {
+    type Value = Source;
+
+    fn parse_ref(&self, command: &Command, _: Option<&Arg>, value: &OsStr) -> Result<Source, Error> {
+        let refused =
+            |why: &str| Error::raw(ErrorKind::ValueValidation, format!("{why}\n")).with_cmd(command);
+        let text = value
+            .to_str()
+            .ok_or_else(|| refused("the source is not valid UTF-8; write file:// with %-escapes"))?;
+        source(text).map_err(|error| refused(&error.to_string()))
+    }
+}
+
+fn glob(text: &str) -> Result<String, String> {
+    Patterns::new(&[text.to_owned()], &[]).map_err(|e| e.to_string())?;
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_sent_whole_and_shown_without_its_signature() {
+        let signed = source("https://host/x?sig=hush").expect("valid");
+        assert_eq!(signed.text.expose(), "https://host/x?sig=hush");
+        assert!(!format!("{signed:?}").contains("hush"));
+    }
+
+    #[test]
+    fn a_local_source_is_absolute() {
+        let local = source("./a b").expect("valid");
+        let here = std::env::current_dir().expect("a directory");
+        assert!(matches!(&local.uri, Uri::File(path) if *path == here.join("a b")));
+        assert_eq!(local.text.expose().parse::<Uri>().expect("valid"), local.uri);
+    }
+
+    #[test]
+    fn a_password_is_refused_and_not_repeated() {
+        let command = Command::new("bdnfs");
+        let error =
+            Parser.parse_ref(&command, None, OsStr::new("https://me:hush@host/x")).expect_err("a password");
+        assert_eq!(error.exit_code(), 2);
+        assert!(!error.to_string().contains("hush"), "{error}");
+    }
+}

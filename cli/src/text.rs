@@ -1,0 +1,122 @@
+//! How things are told to people: sizes, counts, times, errors.
+
+use std::io;
+
+use bytesize::ByteSize;
+
+/// A number of bytes with its unit, in powers of 1000 as disks and object stores count: `13.5 GB`.
+pub fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().si().to_string()
+}
+
+/// A number of files: `12 files`.
+pub fn files(count: u64) -> String {
+    if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
+}
+
+/// A number of things, each of them a `one`: `12 blobs`.
+pub fn count(number: u64, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+}
+
+/// How much of `whole` is there. Rounded down, so that 100 % means all.
+pub fn percent(part: u64, whole: u64) -> String {
+    let ratio = if whole == 0 { 100 } else { u128::from(part) * 100 / u128::from(whole) };
+    format!("{ratio} %")
+}
+
+/// A time in seconds since 1970, to the minute, in UTC.
+pub fn minute(seconds: i64) -> String {
+    match chrono::DateTime::from_timestamp(seconds, 0) {
+        Some(time) => time.format("%Y-%m-%d %H:%M").to_string(),
+        None => "-".to_owned(),
+    }
+}
+
+/// A name from a source, safe to print on a line of its own.
+pub fn name(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
+/// An error in one line: each cause that adds something to what stands before it.
+pub fn line(error: &anyhow::Error) -> String {
+    let mut line = error.to_string();
+    for cause in error.chain().skip(1) {
+        let text = cause.to_string();
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+    }
+    line.replace('\n', " ")
+}
+
+/// Whether the error is only that nobody reads our output any more, as under `| head`.
+pub fn reader_left(error: &anyhow::Error) -> bool {
+    let io = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(io))
+}
+
+/// Lays out rows in columns as wide as their widest cell; the columns at the places of `right` align to the right.
+pub fn table(rows: &[Vec<String>], right: &[usize]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
+    let width = |column| cells(column).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+            if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        out.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_told_in_the_same_units() {
+        for (text, bytes) in
+            [("200G", 200_000_000_000), ("1.5 TB", 1_500_000_000_000), ("64MiB", 64 << 20), ("7", 7)]
+        {
+            assert_eq!(text.parse::<ByteSize>().expect(text).as_u64(), bytes, "{text}");
+        }
+        assert!("many".parse::<ByteSize>().is_err());
+        assert_eq!(size(13_500_000_000), "13.5 GB");
+        assert_eq!(size(0), "0 B");
+    }
+
+    #[test]
+    fn a_part_is_all_only_when_it_is() {
+        assert_eq!(percent(999_999, 1_000_000), "99 %");
+        assert_eq!(percent(u64::MAX, u64::MAX), "100 %");
+        assert_eq!(percent(0, 0), "100 %");
+    }
+
+    #[test]
+    fn an_error_is_one_line_that_says_nothing_twice() {
+        let error =
+            bdnfs::error::Error::with(bdnfs::error::Kind::Disk, "cannot open", io::Error::other("bad disk"));
+        assert_eq!(line(&anyhow::Error::new(error).context("/cache")), "/cache: cannot open: bad disk");
+    }
+
+    #[test]
+    fn names_stay_on_their_line() {
+        assert_eq!(name("modèle.bin".as_bytes()), "modèle.bin");
+        assert_eq!(name(b"a\nb\xff"), "a\\nb\\xff");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows =
+            [vec!["A".into(), "SIZE".into(), "S".into()], vec!["/mnt".into(), "7 B".into(), "ok".into()]];
+        assert_eq!(table(&rows, &[1]), "A     SIZE  S\n/mnt   7 B  ok\n");
+    }
+}

@@ -1,0 +1,226 @@
+//! A bdnfs snapshot as a read-only FUSE file system.
+//!
+//! [`Mount`] is all there is to it; [`mounts`] tells which mounts there are and who holds them. Beneath lie,
+//! from the kernel inwards: `wire`, the protocol, pure; `device`, `/dev/fuse`; `session`, the threads that
+//! take requests; `ops`, their answers, from `tree` (names and attributes), `files` (opens and reads) and
+//! `xattr`; `later`, the answers that have to wait for the network.
+//!
+//! What the kernel can be told once, it is told once: nothing in a snapshot ever changes, so names,
+//! attributes, listings and pages are cached for ever. What is whole on the local disk, the kernel reads from
+//! there by itself (*passthrough*), where it can and may.
+
+pub mod mounts;
+
+mod device;
+mod errno;
+mod files;
+mod fusermount;
+mod idle;
+mod later;
+mod mount;
+mod mountpoint;
+mod opens;
+mod ops;
+mod pending;
+mod session;
+mod tree;
+mod wire;
+mod xattr;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use bdnfs::cache::relief::Relief;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::snapshot::Snapshot;
+use rustix::process::{getgid, getuid};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::device::Device;
+use crate::files::{Files, Opened, Unopened};
+use crate::later::Later;
+use crate::ops::Filesystem;
+use crate::tree::Owner;
+
+/// The fewest threads that take requests: with one, opens are a third slower, and one slow disk read stops
+/// everybody.
+const THREADS: usize = 2;
+/// How far the kernel reads ahead, in KiB: four requests, so that the network has work while a reader uses
+/// what came.
+const READ_AHEAD: u32 = 4096;
+
+/// How a snapshot is mounted.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Let other users than the mounting one use the mount.
+    pub allow_other: bool,
+    /// Whom all files belong to; the mounting user by default.
+    pub uid: Option<u32>,
+    /// Which group all files belong to; the mounting user's by default.
+    pub gid: Option<u32>,
+    /// How many threads take requests; at least two.
+    pub threads: usize,
+    /// Shown as the root's extended attribute `user.bdnfs.control`: where the daemon can be spoken to.
+    pub control: Option<PathBuf>,
+}
+
+/// A mounted snapshot. When it is dropped, its mount is taken out of the tree; processes that still use it
+/// are served until they are done, or this process ends.
+#[derive(Debug)]
+pub struct Mount {
+    mountpoint: PathBuf,
+    /// Its device number, by which it is known from whatever else may be mounted at the same place.
+    device: (u32, u32),
+    filesystem: Arc<Filesystem>,
+    /// How many threads still take requests.
+    threads: watch::Receiver<usize>,
+}
+
+impl Mount {
+    /// Mounts `snapshot` at the directory `mountpoint`; it can be used when this returns. Reads that have to
+    /// wait run on `runtime`. Blocks on the local disk and the kernel, so it is not for an async thread.
+    ///
+    /// A mount of ours that a crash left dead at `mountpoint` is replaced.
+    ///
+    /// # Errors
+    /// One line for a person: [`Kind::NotFound`] for a missing mountpoint, [`Kind::Invalid`] for one that is
+    /// no directory, [`Kind::Busy`] for one that has a mount, [`Kind::Refused`] without permission,
+    /// [`Kind::Unsupported`] without `/dev/fuse` or with a kernel too old.
+    pub fn new(
+        snapshot: Arc<Snapshot>,
+        runtime: Handle,
+        mountpoint: &Path,
+        options: &Options,
+    ) -> Result<Self> {
+        let mountpoint = mountpoint::ready(mountpoint)?;
+        let device = mount::mount(&mountpoint, snapshot.manifest().source(), options.allow_other)?;
+        Self::start(snapshot, runtime, &mountpoint, options, device).inspect_err(|_| {
+            let _ = mount::detach(&mountpoint);
+        })
+    }
+
+    /// Begins to serve what is mounted already.
+    fn start(
+        snapshot: Arc<Snapshot>,
+        runtime: Handle,
+        mountpoint: &Path,
+        options: &Options,
+        device: Device,
+    ) -> Result<Self> {
+        let small = Files::small(&snapshot);
+        let passthrough = session::agree(&device, !small)?;
+        if !small && !passthrough {
+            tracing::warn!("the kernel offers no passthrough: reads of local files go by the daemon");
+        }
+        let device = Arc::new(device);
+        let files = if small {
+            Files::Unopened(Unopened::new(snapshot.clone()))
+        } else {
+            Files::Opened(Opened::new(snapshot.clone(), runtime.clone(), device.clone(), passthrough))
+        };
+        let owner = Owner {
+            uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
+            gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
+        };
+        let later = Later::new(runtime.clone());
+        let filesystem =
+            Arc::new(Filesystem { snapshot, owner, control: options.control.clone(), files, later });
+        let threads = session::start(&filesystem, &device, options.threads.max(THREADS))?;
+        runtime.spawn(tidy(Arc::downgrade(&filesystem)));
+        let relief: Weak<Filesystem> = Arc::downgrade(&filesystem);
+        filesystem.snapshot.relieve_with(relief);
+        let device = answering(mountpoint)?;
+        read_ahead(device);
+        Ok(Self { mountpoint: mountpoint.into(), device, filesystem, threads })
+    }
+
+    /// Unmounts. It is no error if the mount is gone already.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when processes use it; [`mounts::holders`] tells which. The mount stays.
+    pub fn unmount(&self) -> Result<()> {
+        if self.mounted()? { mount::unmount(&self.mountpoint) } else { Ok(()) }
+    }
+
+    /// Waits until the kernel has let the mount go, however that came about.
+    pub async fn ended(&self) {
+        // An error means that the counters are gone, and so the threads.
+        let _ = self.threads.clone().wait_for(|left| *left == 0).await;
+    }
+
+    /// Where it is mounted: the full path.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Whether the kernel reads whole files by itself.
+    pub fn passthrough(&self) -> bool {
+        self.filesystem.files.passthrough()
+    }
+
+    /// Whether it would, but the kernel or the privileges don't allow it. Trees of small files do without by choice.
+    pub fn lacks_passthrough(&self) -> bool {
+        self.filesystem.files.lack_passthrough()
+    }
+
+    /// Whether it still is what is mounted at its mountpoint.
+    fn mounted(&self) -> Result<bool> {
+        Ok(mounts::at(&self.mountpoint)?.is_some_and(|mounted| mounted.device == self.device))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let detached = match self.mounted() {
+            Ok(true) => mount::detach(&self.mountpoint),
+            other => other.map(|_| ()),
+        };
+        if let Err(error) = detached {
+            tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "a mount is left behind");
+        }
+    }
+}
+
+impl Relief for Filesystem {
+    fn relieve(&self) {
+        self.files.expire(Instant::now() + opens::IDLE_TIME);
+    }
+}
+
+/// Lets go, now and then, of what has been idle for long; ends with the mount.
+async fn tidy(filesystem: Weak<Filesystem>) {
+    loop {
+        tokio::time::sleep(opens::IDLE_TIME / 2).await;
+        let Some(filesystem) = filesystem.upgrade() else { return };
+        let expire = move || {
+            filesystem.files.expire(Instant::now());
+            filesystem.snapshot.manifest().rest();
+        };
+        if tokio::task::spawn_blocking(expire).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The device number of the mount at `mountpoint`, which thereby is known to answer.
+fn answering(mountpoint: &Path) -> Result<(u32, u32)> {
+    let root = rustix::fs::stat(mountpoint)
+        .map_err(|e| Error::with(Kind::Disk, "the new mount does not answer", std::io::Error::from(e)))?;
+    Ok((rustix::fs::major(root.st_dev), rustix::fs::minor(root.st_dev)))
+}
+
+/// Makes the kernel read further ahead on `device` than it does of its own accord, where it lets us.
+fn read_ahead((major, minor): (u32, u32)) {
+    let knob = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    if let Err(error) = fs::write(&knob, READ_AHEAD.to_string()) {
+        tracing::debug!(%error, knob, "the kernel's readahead stays as it is");
+    }
+}
+
+/// Locks. What a panic elsewhere left behind is used all the same: no table here is ever half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,77 @@
+//! Mounting and unmounting: by the system call where that is allowed, else by the setuid helper
+//! `fusermount3`.
+
+use std::ffi::CString;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use bdnfs::error::{Error, Kind, Result};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{getgid, getuid};
+
+use crate::device::Device;
+use crate::fusermount;
+use crate::mounts::TYPE;
+
+/// Mounts what calls itself `source` at `mountpoint`. The kernel checks permissions by the modes that files
+/// show. Only the mounting user may use it, unless `allow_other`.
+///
+/// # Errors
+/// Those of [`Device::open`], and [`Kind::Refused`] when neither way is open to this user.
+pub(crate) fn mount(mountpoint: &Path, source: &str, allow_other: bool) -> Result<Device> {
+    let device = Device::open()?;
+    let failed = |e: Errno| {
+        Error::with(
+            Kind::Invalid,
+            format!("cannot mount at {}", mountpoint.display()),
+            std::io::Error::from(e),
+        )
+    };
+    let other = if allow_other { ",allow_other" } else { "" };
+    let fd = std::os::fd::AsFd::as_fd(&device).as_raw_fd();
+    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+    let data = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions{other}");
+    let data = CString::new(data).map_err(|_| failed(Errno::INVAL))?;
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    match rustix::mount::mount(source, mountpoint, TYPE, flags, data.as_c_str()) {
+        Ok(()) => Ok(device),
+        Err(Errno::PERM) => {
+            drop(device);
+            fusermount::mount(mountpoint, source, allow_other)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Unmounts what is mounted at `mountpoint`. It is no error if nothing is.
+///
+/// # Errors
+/// [`Kind::Busy`] when somebody uses it.
+pub fn unmount(mountpoint: &Path) -> Result<()> {
+    take_away(mountpoint, UnmountFlags::NOFOLLOW, &["-u"])
+}
+
+/// Takes the mount at `mountpoint` out of the tree at once; who uses it may go on.
+///
+/// # Errors
+/// Those of [`unmount`], but it is never busy.
+pub fn detach(mountpoint: &Path) -> Result<()> {
+    take_away(mountpoint, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, &["-u", "-z"])
+}
+
+fn take_away(mountpoint: &Path, flags: UnmountFlags, helper: &[&str]) -> Result<()> {
+    match rustix::mount::unmount(mountpoint, flags) {
+        // INVAL: it is no mountpoint, or no more.
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(Errno::BUSY) => {
+            Err(Error::new(Kind::Busy, format!("the mount at {} is in use", mountpoint.display())))
+        }
+        Err(Errno::PERM) => fusermount::unmount(mountpoint, helper),
+        Err(error) => Err(Error::with(
+            Kind::Disk,
+            format!("cannot unmount {}", mountpoint.display()),
+            std::io::Error::from(error),
+        )),
+    }
+}

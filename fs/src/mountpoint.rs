@@ -1,0 +1,84 @@
+//! Mountpoints: where a mount is to go, made ready for it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bdnfs::error::{Error, Kind, Result};
+use rustix::io::Errno;
+
+use crate::{mount, mounts};
+
+/// The full path of `path`, which is a directory with nothing mounted on it. A mount of ours that a crash
+/// left there dead is taken away.
+///
+/// # Errors
+/// [`Kind::NotFound`], [`Kind::Invalid`] when it is no directory, [`Kind::Busy`] when something is mounted there,
+/// [`Kind::Refused`] when it may not be looked at; each in one line for a person.
+pub(crate) fn ready(path: &Path) -> Result<PathBuf> {
+    let full = fs::canonicalize(path).map_err(|e| unusable(path, e))?;
+    while let Some(other) = mounts::at(&full)? {
+        if !(other.ours() && dead(&full)) {
+            let line = format!("{} is already mounted at {}: unmount it first", other.source, full.display());
+            return Err(Error::new(Kind::Busy, line));
+        }
+        tracing::warn!(mountpoint = %full.display(), "replacing a mount that a crash left dead");
+        mount::detach(&full)?;
+    }
+    if !fs::metadata(&full).map_err(|e| unusable(path, e))?.is_dir() {
+        return Err(Error::new(Kind::Invalid, format!("mountpoint {} is not a directory", path.display())));
+    }
+    Ok(full)
+}
+
+/// Whether the daemon of the mount at `full` is no more. The kernel goes on to answer what it has cached,
+/// attributes for one; so this asks for what it doesn't cache.
+fn dead(full: &Path) -> bool {
+    matches!(rustix::fs::statfs(full), Err(Errno::NOTCONN | Errno::CONNABORTED))
+}
+
+/// Why nothing can be mounted at `path`.
+fn unusable(path: &Path, error: io::Error) -> Error {
+    let path = path.display();
+    match error.kind() {
+        io::ErrorKind::NotFound => Error::new(
+            Kind::NotFound,
+            format!("mountpoint {path} does not exist: create it first (mkdir -p)"),
+        ),
+        io::ErrorKind::PermissionDenied => {
+            Error::with(Kind::Refused, format!("mountpoint {path} may not be used"), error)
+        }
+        _ => Error::with(Kind::Invalid, format!("mountpoint {path} can't be used"), error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_mount_is_replaced() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let device = mount::mount(dir.path(), "test", false).expect("needs root, or fusermount3");
+        drop(device);
+        assert!(mounts::at(dir.path()).expect("a table").is_some_and(|mounted| mounted.ours()));
+        assert_eq!(ready(dir.path()).expect("replaced"), dir.path());
+        assert_eq!(mounts::at(dir.path()).expect("a table"), None);
+    }
+
+    #[test]
+    fn a_bad_mountpoint_is_refused_with_its_name() {
+        let kind = |path: &Path| ready(path).map_err(|error| (error.kind(), error.to_string()));
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("file");
+        fs::write(&file, "").expect("written");
+        assert!(
+            matches!(kind(&dir.path().join("no")), Err((Kind::NotFound, m)) if m.contains("/no does not exist"))
+        );
+        assert!(matches!(kind(&file), Err((Kind::Invalid, m)) if m.ends_with("file is not a directory")));
+        assert!(
+            matches!(kind(Path::new("/proc")), Err((Kind::Busy, m)) if m.contains("already mounted at /proc"))
+        );
+        assert_eq!(kind(dir.path()).expect("ready"), dir.path().canonicalize().expect("a path"));
+    }
+}

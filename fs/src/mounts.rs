@@ -1,0 +1,183 @@
+//! Mounts: which there are, and who holds them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use bdnfs::error::{Error, Result};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+
+pub use crate::mount::{detach, unmount};
+
+/// The file system type of our mounts: `fuse` for the kernel, the rest for people.
+pub(crate) const TYPE: &str = "fuse.bdnfs";
+/// Where the kernel tells what is mounted; described in proc(5).
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// A mounted file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// What is mounted there: for a mount of ours its source, as its origin names it.
+    pub source: String,
+    /// Its file system type.
+    pub kind: String,
+    /// Its device number: major, minor.
+    pub device: (u32, u32),
+}
+
+impl Mounted {
+    /// Whether it is one of ours.
+    pub fn ours(&self) -> bool {
+        self.kind == TYPE
+    }
+}
+
+/// A process that keeps a mount from being unmounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process id.
+    pub pid: u32,
+    /// Its command name.
+    pub command: String,
+}
+
+/// All bdnfs mounts that this process can see, oldest first.
+///
+/// # Errors
+/// [`Kind::Disk`](bdnfs::error::Kind::Disk) when `/proc` can't be read.
+pub fn list() -> Result<Vec<Mounted>> {
+    Ok(all()?.into_iter().filter(Mounted::ours).collect())
+}
+
+/// What is mounted at exactly `mountpoint`; the uppermost, where several are.
+///
+/// # Errors
+/// As [`list`].
+pub fn at(mountpoint: &Path) -> Result<Option<Mounted>> {
+    Ok(all()?.into_iter().rfind(|mounted| mounted.mountpoint == mountpoint))
+}
+
+/// The processes that hold `mounted`: by an open file, a mapping, a working directory, a root or a program.
+/// Processes that this one may not look into are not found.
+pub fn holders(mounted: &Mounted) -> Vec<Holder> {
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let mut holders = BTreeMap::new();
+    for process in processes.flatten() {
+        let path = process.path();
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        if holds(&path, mounted.device) {
+            let command = fs::read(path.join("comm")).unwrap_or_default();
+            holders.insert(pid, String::from_utf8_lossy(command.trim_ascii_end()).into_owned());
+        }
+    }
+    holders.into_iter().map(|(pid, command)| Holder { pid, command }).collect()
+}
+
+fn all() -> Result<Vec<Mounted>> {
+    let table = fs::read(TABLE).map_err(|e| Error::disk(format!("cannot read {TABLE}"), e))?;
+    Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
+}
+
+/// One line: `36 35 0:40 / /mnt rw,nosuid shared:1 - fuse.bdnfs source rw`, with any number of fields before
+/// the dash.
+fn parse(line: &[u8]) -> Option<Mounted> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+    let mountpoint = PathBuf::from(unescape(fields.nth(1)?));
+    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = unescape(rest.next()?).to_string_lossy().into_owned();
+    let source = unescape(rest.next()?).to_string_lossy().into_owned();
+    Some(Mounted { mountpoint, source, kind, device: (device.0.parse().ok()?, device.1.parse().ok()?) })
+}
+
+/// A field whose spaces, tabs, newlines and backslashes are written as three octal digits after a backslash.
+fn unescape(field: &[u8]) -> OsString {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, tail)) = rest.split_first() {
+        let octal = tail.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if *first == b'\\' => {
+                plain.push(byte);
+                rest = &tail[3..];
+            }
+            _ => {
+                plain.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    OsString::from_vec(plain)
+}
+
+/// Whether the process at `/proc/PID` uses the file system `device`.
+fn holds(process: &Path, device: (u32, u32)) -> bool {
+    let links = ["cwd", "root", "exe"].map(|link| process.join(link));
+    let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+    links.into_iter().chain(open).any(|link| lies_on(CWD, &link, device)) || maps(process, device)
+}
+
+/// Whether what `link` leads to lies on `device`. It is asked for without a word to the file system's daemon,
+/// which may be dead or stuck.
+fn lies_on(at: BorrowedFd<'_>, link: &Path, device: (u32, u32)) -> bool {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    rustix::fs::statx(at, link, flags, StatxFlags::empty())
+        .is_ok_and(|found| (found.stx_dev_major, found.stx_dev_minor) == device)
+}
+
+/// Whether a process has a file of `device` mapped. The fourth field of each line is the device, in
+/// hexadecimal.
+fn maps(process: &Path, device: (u32, u32)) -> bool {
+    let maps = fs::read(process.join("maps")).unwrap_or_default();
+    let device = format!("{:02x}:{:02x}", device.0, device.1);
+    maps.split(|byte| *byte == b'\n')
+        .any(|line| line.split(|byte| *byte == b' ').nth(3) == Some(device.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_with_their_escapes() {
+        let line = b"36 35 0:40 / /mnt/a\\040b\\134c rw,nosuid shared:1 master:2 - fuse.bdnfs s3://x/y\\040z rw,fd=3";
+        let mounted = parse(line).expect("a mount");
+        assert_eq!(mounted.mountpoint, Path::new("/mnt/a b\\c"));
+        assert_eq!((mounted.source.as_str(), mounted.device), ("s3://x/y z", (0, 40)));
+        assert!(mounted.ours());
+        let plain = parse(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw").expect("a mount");
+        assert!(!plain.ours());
+        assert_eq!(plain.mountpoint, Path::new("/"));
+        assert_eq!(parse(b"1 0 8:1 / / rw ext4"), None);
+        assert_eq!(unescape(b"\\04"), "\\04");
+        assert_eq!(unescape(b"\\777"), "\\777");
+    }
+
+    #[test]
+    fn this_process_holds_what_it_has_open() {
+        // Not /proc: looking for holders opens that.
+        let mounted = at(Path::new("/sys")).expect("a table").expect("sysfs is mounted");
+        let held = || holders(&mounted).iter().any(|holder| holder.pid == std::process::id());
+        assert!(!held());
+        let open = fs::File::open("/sys").expect("a directory");
+        assert!(held());
+        drop(open);
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_lines_never_panic(line: Vec<u8>) {
+            let _ = parse(&line);
+            let _ = unescape(&line);
+        }
+    }
+}

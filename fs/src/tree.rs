@@ -1,0 +1,167 @@
+//! The tree as the kernel sees it: node ids, attributes and listings, made from a manifest's entries. Pure.
+//!
+//! Entry `i` of the manifest has the number `i + 1`, so the root has the 1 that FUSE wants and numbers are
+//! the same after every restart. A file has two node ids, its base and its *twin*, because the kernel insists
+//! that all handles of a node be of one kind: those opened while the file was partial stay with one id, those
+//! opened when it is whole go to the other ([`opens`](crate::opens)). Both show the same number to people.
+
+use bdnfs::manifest::{Entry, Node};
+
+use crate::wire::abi::{Attr, AttrOut, EntryOut};
+
+/// What a twin's id has besides its base's. Far above every index, and not the sign bit, which some programs
+/// dread.
+const TWIN: u64 = 1 << 62;
+/// How long the kernel may cache names and attributes, in seconds: as good as for ever, since nothing ever
+/// changes. 136 years rather than the largest number, so that no arithmetic on it can overflow.
+const FOREVER: u64 = u32::MAX as u64;
+/// What `stat` recommends as the size of a read. As large as coreutils read anyhow, which makes it enough for
+/// programs that obey it to copy at full speed; no larger, since those that seek about in a buffered stream
+/// fill a buffer of it after each seek.
+const BLOCK: u32 = 128 << 10;
+
+/// The base id of entry `index`.
+pub(crate) fn base(index: u32) -> u64 {
+    u64::from(index) + 1
+}
+
+/// The twin id of entry `index`.
+pub(crate) fn twin(index: u32) -> u64 {
+    base(index) | TWIN
+}
+
+/// The entry that has the id `node`.
+pub(crate) fn index(node: u64) -> Option<u32> {
+    u32::try_from((node & !TWIN).checked_sub(1)?).ok()
+}
+
+/// Whom everything belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner {
+    /// The user.
+    pub(crate) uid: u32,
+    /// The group.
+    pub(crate) gid: u32,
+}
+
+impl Owner {
+    /// The attributes of `entry`, which is the manifest's entry `index`.
+    pub(crate) fn attributes(self, index: u32, entry: &Entry<'_>) -> Attr {
+        let (kind, size) = match &entry.node {
+            Node::Directory(_) => (libc::S_IFDIR | 0o555, 0),
+            Node::File(slice) => (libc::S_IFREG | if entry.executable { 0o555 } else { 0o444 }, slice.len),
+            Node::Symlink(target) => (libc::S_IFLNK | 0o777, target.len() as u64),
+        };
+        let (seconds, nanoseconds) = entry.mtime;
+        Attr {
+            ino: base(index),
+            size,
+            blocks: size.div_ceil(512),
+            atime: seconds,
+            mtime: seconds,
+            ctime: seconds,
+            atimensec: nanoseconds,
+            mtimensec: nanoseconds,
+            ctimensec: nanoseconds,
+            mode: kind,
+            // For directories too: 1 tells `find` that their subdirectories are not counted here.
+            nlink: 1,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: 0,
+            blksize: BLOCK,
+            flags: 0,
+        }
+    }
+}
+
+/// The answer to LOOKUP: the node `node` with its attributes, both to be cached for ever.
+pub(crate) fn found(node: u64, attr: Attr) -> EntryOut {
+    EntryOut { node, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..EntryOut::default() }
+}
+
+/// The answer to LOOKUP of a name that does not exist, and never will.
+pub(crate) fn missing() -> EntryOut {
+    found(0, Attr::default())
+}
+
+/// What a listing says of `.` and `..`: no node id, since the kernel has these nodes already, but a number to
+/// show.
+pub(crate) fn known(directory: u32) -> EntryOut {
+    found(0, Attr { ino: base(directory), mode: libc::S_IFDIR, ..Attr::default() })
+}
+
+/// The answer to GETATTR.
+pub(crate) fn attributes(attr: Attr) -> AttrOut {
+    AttrOut { attr_valid: FOREVER, attr, ..AttrOut::default() }
+}
+
+/// What lies at one position of a directory's listing. Positions are what `telldir` tells: stable, and where
+/// a listing can go on at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Position {
+    /// `.`
+    Itself,
+    /// `..`
+    Parent,
+    /// The child so far into the directory.
+    Child(u32),
+}
+
+impl Position {
+    /// The position `offset`.
+    pub(crate) fn at(offset: u64) -> Option<Self> {
+        match offset {
+            0 => Some(Self::Itself),
+            1 => Some(Self::Parent),
+            _ => u32::try_from(offset - 2).ok().map(Self::Child),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bdnfs::manifest::Slice;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OWNER: Owner = Owner { uid: 7, gid: 8 };
+
+    fn entry(node: Node<'_>) -> Entry<'_> {
+        Entry { name: b"n", parent: 0, mtime: (-5, 9), executable: true, node }
+    }
+
+    #[test]
+    fn attributes_are_those_of_the_entry() {
+        let file = entry(Node::File(Slice { blob: 3, offset: 10, len: 1025 }));
+        let attr = OWNER.attributes(4, &file);
+        assert_eq!((attr.ino, attr.size, attr.blocks), (5, 1025, 3));
+        assert_eq!((attr.mtime, attr.mtimensec, attr.uid, attr.gid), (-5, 9, 7, 8));
+        assert_eq!(attr.mode, libc::S_IFREG | 0o555);
+        assert_eq!(OWNER.attributes(0, &entry(Node::Directory(1..9))).mode, libc::S_IFDIR | 0o555);
+        let link = OWNER.attributes(1, &entry(Node::Symlink(b"../x")));
+        assert_eq!((link.mode, link.size), (libc::S_IFLNK | 0o777, 4));
+        assert_eq!(OWNER.attributes(4, &Entry { executable: false, ..file }).mode, libc::S_IFREG | 0o444);
+    }
+
+    #[test]
+    fn listings_begin_with_the_directory_and_its_parent() {
+        assert_eq!(Position::at(0), Some(Position::Itself));
+        assert_eq!(Position::at(1), Some(Position::Parent));
+        assert_eq!(Position::at(2), Some(Position::Child(0)));
+        assert_eq!(Position::at(u64::MAX), None);
+    }
+
+    proptest! {
+        #[test]
+        fn both_ids_lead_to_the_entry(i: u32, node: u64) {
+            prop_assert_eq!(index(base(i)), Some(i));
+            prop_assert_eq!(index(twin(i)), Some(i));
+            prop_assert_ne!(base(i), twin(i));
+            if let Some(i) = index(node) {
+                prop_assert!(node == base(i) || node == twin(i));
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Extended attributes: what a mount tells about its files.
+//!
+//! - `user.bdnfs.digest`: the digest of a file's content, where it is known; on the root, the snapshot's id.
+//! - `user.bdnfs.source`: where it comes from.
+//! - `user.bdnfs.local`: how much of a file, or on the root of all files, is local: `local/all`, in bytes.
+//! - `user.bdnfs.control`: on the root, where the daemon's control socket is.
+
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Weak};
+
+use bdnfs::manifest::Node;
+use bdnfs::snapshot::Snapshot;
+use rustix::io::Errno;
+
+use crate::later::Caller;
+use crate::ops::{Answer, Filesystem, failed};
+use crate::wire::abi::XattrSize;
+
+const DIGEST: &[u8] = b"user.bdnfs.digest";
+const SOURCE: &[u8] = b"user.bdnfs.source";
+const LOCAL: &[u8] = b"user.bdnfs.local";
+const CONTROL: &[u8] = b"user.bdnfs.control";
+/// The entry of the root.
+const ROOT: u32 = 0;
+/// The length of the longest `user.bdnfs.local`: two numbers of 64 bits and a slash.
+const LOCAL_LONGEST: usize = 41;
+
+impl Filesystem {
+    /// The attribute `name` of entry `index`, of at most `size` bytes.
+    pub(crate) fn getxattr(
+        &self,
+        caller: &Caller,
+        index: u32,
+        name: &[u8],
+        size: u32,
+    ) -> Result<Answer, Errno> {
+        if name == LOCAL && index == ROOT {
+            return self.local(caller, size);
+        }
+        sized(self.attribute(index, name)?.ok_or(Errno::NODATA)?, size)
+    }
+
+    /// The names of the attributes of entry `index`, each with a zero byte, of at most `size` bytes.
+    pub(crate) fn listxattr(&self, index: u32, size: u32) -> Result<Answer, Errno> {
+        let mut names = Vec::new();
+        for name in [DIGEST, SOURCE, LOCAL, CONTROL] {
+            if (name == LOCAL && index == ROOT) || self.attribute(index, name)?.is_some() {
+                names.extend_from_slice(name);
+                names.push(0);
+            }
+        }
+        sized(names, size)
+    }
+
+    /// The attribute `name` of entry `index`, if it has it and it can be told at once.
+    fn attribute(&self, index: u32, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        let failed = |error| failed(&self.snapshot, index, &error);
+        Ok(match (self.entry(index)?.node, name) {
+            // Linux has no user attributes on symbolic links.
+            (Node::Symlink(_), _) => None,
+            (_, SOURCE) => Some(self.source(index)?),
+            (_, DIGEST) if index == ROOT => Some(self.snapshot.id().to_string().into()),
+            (_, CONTROL) if index == ROOT => {
+                self.control.as_ref().map(|path| path.as_os_str().as_bytes().into())
+            }
+            (Node::File(slice), DIGEST) => {
+                self.snapshot.digest(slice).map_err(failed)?.map(|digest| digest.to_string().into())
+            }
+            (Node::File(slice), LOCAL) => Some(share(self.snapshot.local(slice).map_err(failed)?, slice.len)),
+            _ => None,
+        })
+    }
+
+    /// Where entry `index` comes from: the source, and the path below it.
+    fn source(&self, index: u32) -> Result<Vec<u8>, Errno> {
+        let mut source = self.manifest().source().as_bytes().to_vec();
+        if index != ROOT {
+            if !source.ends_with(b"/") {
+                source.push(b'/');
+            }
+            source
+                .extend(self.manifest().path(index).map_err(|error| failed(&self.snapshot, index, &error))?);
+        }
+        Ok(source)
+    }
+
+    /// How much of all files is local. That takes a look at each of them, so it is answered later; and the
+    /// size is told without it, as that of the longest, since the value may grow before it is asked for.
+    fn local(&self, caller: &Caller, size: u32) -> Result<Answer, Errno> {
+        if size == 0 {
+            return sized(vec![0; LOCAL_LONGEST], 0);
+        }
+        let wanted = Arc::new(());
+        let (snapshot, watched) = (self.snapshot.clone(), Arc::downgrade(&wanted));
+        self.later.answer(caller, async move {
+            // Goes with this task when it is interrupted, and the count stops.
+            let _wanted = wanted;
+            let count = tokio::task::spawn_blocking(move || total(&snapshot, &watched));
+            let local = count.await.map_err(|_| Errno::IO)??;
+            sized(local, size)
+        })
+    }
+}
+
+/// How much of all files of `snapshot` is local; stops when nobody holds `wanted` any more.
+fn total(snapshot: &Snapshot, wanted: &Weak<()>) -> Result<Vec<u8>, Errno> {
+    let mut local = 0;
+    for index in 0..snapshot.manifest().entries() {
+        if wanted.strong_count() == 0 {
+            return Err(Errno::INTR);
+        }
+        let failed = |error| failed(snapshot, index, &error);
+        if let Node::File(slice) = snapshot.manifest().entry(index).map_err(failed)?.node {
+            local += snapshot.local(slice).map_err(failed)?;
+        }
+    }
+    Ok(share(local, snapshot.manifest().bytes()))
+}
+
+/// So much of so much.
+fn share(local: u64, all: u64) -> Vec<u8> {
+    format!("{local}/{all}").into()
+}
+
+/// Answers with `value`, which may have `size` bytes; or with its size, if `size` is 0.
+fn sized(value: Vec<u8>, size: u32) -> Result<Answer, Errno> {
+    match size as usize {
+        0 => Ok(Answer::of(&XattrSize { size: value.len() as u32, ..XattrSize::default() })),
+        room if value.len() > room => Err(Errno::RANGE),
+        _ => Ok(Answer::Body(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_told_by_its_size_first() {
+        assert!(
+            matches!(sized(b"abc".to_vec(), 0), Ok(Answer::Body(size)) if size == [3, 0, 0, 0, 0, 0, 0, 0])
+        );
+        assert!(matches!(sized(b"abc".to_vec(), 2), Err(Errno::RANGE)));
+        assert!(matches!(sized(b"abc".to_vec(), 3), Ok(Answer::Body(value)) if value == b"abc"));
+        assert_eq!(share(u64::MAX, u64::MAX).len(), LOCAL_LONGEST);
+    }
+}

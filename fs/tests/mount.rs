@@ -1,0 +1,258 @@
+//! A real mount over a real engine, whose origin is in memory. Needs `/dev/fuse`, and root or `fusermount3`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bdnfs::blob::Blob;
+use bdnfs::cache::Limits;
+use bdnfs::digest::Digest;
+use bdnfs::engine::{Config, Engine};
+use bdnfs::error::{Kind, Result};
+use bdnfs::manifest::{Found, Listing};
+use bdnfs::snapshot::Snapshot;
+use bdnfs::source::Patterns;
+use bdnfs::tier::{Body, Origin, Rung, Tier, Urgency};
+use bdnfs_fs::{Mount, Options, mounts};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+use tokio::runtime::{Builder, Runtime};
+
+/// Larger than any file of a tree that is mounted without opens.
+const LARGE: usize = (16 << 20) + 12_345;
+
+/// An origin in memory: content by path.
+#[derive(Debug)]
+struct Memory(BTreeMap<Vec<u8>, Bytes>);
+
+impl Tier for Memory {
+    fn rung(&self) -> Rung {
+        Rung::Origin
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        blob: &'a Blob,
+        range: Range<u64>,
+        _: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        let content = &self.0[&blob.path[..]];
+        let bytes = content.slice(range.start as usize..range.end as usize);
+        async move { Ok(Some(stream::iter([Ok(bytes)]).boxed())) }.boxed()
+    }
+}
+
+impl Origin for Memory {
+    fn name(&self) -> &str {
+        "memory:///test, 1"
+    }
+
+    fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
+        for (path, content) in &self.0 {
+            listing.file(Found {
+                path,
+                size: content.len() as u64,
+                mtime: (1_700_000_000, 5),
+                executable: path.ends_with(b".sh"),
+                version: b"1",
+                sha256: None,
+            });
+        }
+        listing.directory(b"hollow", (0, 0));
+        listing.symlink(b"sub/link", b"../a", (0, 0));
+        async { Ok(()) }.boxed()
+    }
+}
+
+/// A mount and all that it stands on. The mount comes first, so that it also goes first.
+struct Mounted {
+    mount: Mount,
+    snapshot: Arc<Snapshot>,
+    runtime: Runtime,
+    dir: tempfile::TempDir,
+}
+
+impl Mounted {
+    fn new(files: &[(&[u8], &[u8])]) -> Self {
+        let runtime = Builder::new_multi_thread().enable_all().build().expect("a runtime");
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("mnt")).expect("a mountpoint");
+        let config = Config {
+            cache: dir.path().join("cache"),
+            tenant: "test".into(),
+            limits: Limits { capacity: None, reserve: 0 },
+            memory: 64 << 20,
+            now: SystemTime::now,
+        };
+        let engine = Engine::open(&config, runtime.handle().clone()).expect("an engine");
+        let content = |(path, content): &(&[u8], &[u8])| (path.to_vec(), Bytes::copy_from_slice(content));
+        let origin = Arc::new(Memory(files.iter().map(content).collect()));
+        let snapshot = runtime.block_on(engine.snapshot(origin, Patterns::default())).expect("a snapshot");
+        let options = Options { control: Some("/run/control".into()), ..Options::default() };
+        let mount = Mount::new(snapshot.clone(), runtime.handle().clone(), &dir.path().join("mnt"), &options);
+        Self { mount: mount.expect("mounted"), snapshot, runtime, dir }
+    }
+
+    fn path(&self, name: &[u8]) -> PathBuf {
+        self.dir.path().join("mnt").join(OsStr::from_bytes(name))
+    }
+}
+
+/// Bytes of which no two blocks are alike.
+fn noise(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+fn names(path: &Path) -> Vec<Vec<u8>> {
+    let entries = fs::read_dir(path).expect("a directory");
+    let mut names: Vec<_> = entries.map(|e| e.expect("an entry").file_name().as_bytes().to_vec()).collect();
+    names.sort();
+    names
+}
+
+fn xattr(path: &Path, name: &str) -> std::result::Result<String, Errno> {
+    let mut value = vec![0; 256];
+    let len = rustix::fs::getxattr(path, name, &mut value[..])?;
+    Ok(String::from_utf8_lossy(&value[..len]).into_owned())
+}
+
+#[test]
+fn a_tree_is_what_its_source_holds() {
+    let odd: &[u8] = b"new\nline \xff";
+    let tree =
+        Mounted::new(&[(b"a", b"alpha"), (b"sub/run.sh", b"#!"), (odd, b""), (b"sub/deep/b", b"beta")]);
+    assert_eq!(names(&tree.path(b"")), [&b"a"[..], b"hollow", odd, b"sub"]);
+    assert_eq!(names(&tree.path(b"sub")), [&b"deep"[..], b"link", b"run.sh"]);
+    assert!(names(&tree.path(b"hollow")).is_empty());
+    assert_eq!(fs::read(tree.path(b"a")).expect("read"), b"alpha");
+    assert_eq!(fs::read(tree.path(b"sub/link")).expect("read through the link"), b"alpha");
+    assert_eq!(fs::read(tree.path(odd)).expect("read"), b"");
+    let (a, run) = (tree.path(b"a").metadata().expect("a"), tree.path(b"sub/run.sh").metadata().expect("b"));
+    assert_eq!(
+        (a.len(), a.mode(), a.nlink(), a.mtime(), a.mtime_nsec()),
+        (5, 0o100_444, 1, 1_700_000_000, 5)
+    );
+    assert_eq!(run.mode(), 0o100_555);
+    assert_eq!(fs::metadata(tree.path(b"none")).expect_err("missing").kind(), ErrorKind::NotFound);
+    assert!(!tree.mount.passthrough());
+}
+
+#[test]
+fn nothing_can_be_changed() {
+    let tree = Mounted::new(&[(b"a", b"alpha"), (b"d/b", b"beta")]);
+    let (a, new) = (tree.path(b"a"), tree.path(b"new"));
+    let refused =
+        |done: std::io::Result<()>| done.expect_err("read-only").kind() == ErrorKind::ReadOnlyFilesystem;
+    assert!(refused(File::options().write(true).open(&a).map(|_| ())));
+    assert!(refused(File::create(&new).map(|_| ())));
+    assert!(refused(fs::create_dir(&new)));
+    assert!(refused(fs::rename(&a, &new)));
+    assert!(refused(fs::remove_file(&a)));
+    assert!(refused(fs::set_permissions(&a, a.metadata().expect("a").permissions())));
+    assert_eq!(rustix::fs::setxattr(&a, "user.x", b"1", XattrFlags::empty()), Err(Errno::ROFS));
+}
+
+#[test]
+fn attributes_tell_where_it_comes_from() {
+    let tree = Mounted::new(&[(b"a", b"alpha"), (b"d/b", b"beta")]);
+    let (root, b) = (tree.path(b""), tree.path(b"d/b"));
+    assert_eq!(xattr(&root, "user.bdnfs.digest"), Ok(tree.snapshot.id().to_string()));
+    assert_eq!(xattr(&root, "user.bdnfs.control").as_deref(), Ok("/run/control"));
+    assert_eq!(xattr(&root, "user.bdnfs.source").as_deref(), Ok("memory:///test, 1"));
+    assert_eq!(xattr(&b, "user.bdnfs.source").as_deref(), Ok("memory:///test, 1/d/b"));
+    assert_eq!(xattr(&b, "user.bdnfs.local").as_deref(), Ok("0/4"));
+    assert_eq!(xattr(&b, "user.bdnfs.control"), Err(Errno::NODATA));
+    tree.runtime.block_on(tree.snapshot.stage().done()).expect("staged");
+    assert_eq!(xattr(&root, "user.bdnfs.local").as_deref(), Ok("9/9"));
+    assert_eq!(xattr(&b, "user.bdnfs.digest"), Ok(Digest::of(b"beta").to_string()));
+    let mut names = vec![0; 256];
+    let len = rustix::fs::listxattr(&b, &mut names[..]).expect("names");
+    assert_eq!(&names[..len], b"user.bdnfs.digest\0user.bdnfs.source\0user.bdnfs.local\0");
+    assert_eq!(rustix::fs::getxattr(&b, "user.bdnfs.local", &mut names[..2]), Err(Errno::RANGE));
+}
+
+#[test]
+fn a_large_directory_is_listed_in_parts() {
+    let paths: Vec<_> = (0..5000).map(|i| format!("d/{i:0200}").into_bytes()).collect();
+    let files: Vec<(&[u8], &[u8])> = paths.iter().map(|path| (&path[..], &b"x"[..])).collect();
+    let tree = Mounted::new(&files);
+    let found = names(&tree.path(b"d"));
+    assert!(found.iter().map(|name| [b"d/", &name[..]].concat()).eq(paths));
+}
+
+#[test]
+fn a_file_that_becomes_whole_is_read_by_the_kernel() {
+    let content = noise(LARGE);
+    let tree = Mounted::new(&[(b"model", &content), (b"small", b"s")]);
+    let model = tree.path(b"model");
+    let old = File::open(&model).expect("open");
+    let mut part = vec![0; 100_000];
+    old.read_exact_at(&mut part, 5_000_000).expect("read");
+    assert_eq!(part, content[5_000_000..5_100_000]);
+
+    tree.runtime.block_on(tree.snapshot.stage().done()).expect("staged");
+    // The name leads to another node as soon as the kernel has been told.
+    let link = format!("/proc/self/fd/{}", old.as_raw_fd());
+    while tree.mount.passthrough()
+        && !fs::read_link(&link).expect("a link").as_os_str().as_bytes().ends_with(b" (deleted)")
+    {
+        std::thread::yield_now();
+    }
+    let mut new = File::open(&model).expect("open");
+    let served = tree.snapshot.traffic().cache;
+    let mut all = Vec::new();
+    new.read_to_end(&mut all).expect("read");
+    assert!(all == content);
+    if tree.mount.passthrough() {
+        assert_eq!(tree.snapshot.traffic().cache, served, "the daemon was asked for a whole file");
+    }
+    old.read_exact_at(&mut part, 9_000_000).expect("read by the old handle");
+    assert_eq!(part, content[9_000_000..9_100_000]);
+    let (old, new) = (old.metadata().expect("old"), new.metadata().expect("new"));
+    assert_eq!(old.ino(), new.ino());
+}
+
+#[test]
+fn a_mount_in_use_stays() {
+    let tree = Mounted::new(&[(b"a", b"alpha")]);
+    let again = Mount::new(
+        tree.snapshot.clone(),
+        tree.runtime.handle().clone(),
+        tree.mount.mountpoint(),
+        &Options::default(),
+    );
+    assert_eq!(again.expect_err("taken").kind(), Kind::Busy);
+    let open = File::open(tree.path(b"a")).expect("open");
+    assert_eq!(tree.mount.unmount().expect_err("in use").kind(), Kind::Busy);
+    let mounted = mounts::at(tree.mount.mountpoint()).expect("a table").expect("mounted");
+    assert_eq!(mounted.source, "memory:///test, 1");
+    assert!(mounts::holders(&mounted).iter().any(|holder| holder.pid == std::process::id()));
+    drop(open);
+    tree.mount.unmount().expect("unmounted");
+    tree.runtime.block_on(tree.mount.ended());
+    tree.mount.unmount().expect("no error the second time");
+    assert_eq!(mounts::at(tree.mount.mountpoint()).expect("a table"), None);
+}
+
+#[test]
+fn a_dropped_mount_is_out_of_the_tree_but_serves_who_has_it() {
+    let tree = Mounted::new(&[(b"a", b"alpha")]);
+    let mut open = File::open(tree.path(b"a")).expect("open");
+    let Mounted { mount, snapshot: _snapshot, runtime: _runtime, dir } = tree;
+    drop(mount);
+    assert!(names(&dir.path().join("mnt")).is_empty());
+    let mut content = Vec::new();
+    open.read_to_end(&mut content).expect("read");
+    assert_eq!(content, b"alpha");
+}

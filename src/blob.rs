@@ -1,0 +1,111 @@
+//! Blobs: immutable content, what every file is a slice of.
+
+use std::fmt;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::block::{self, BLOCK, Check};
+use crate::digest::Digest;
+
+/// What names a blob, and its place in a cache.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// Its content's digest.
+    Content(Digest),
+    /// For content read straight from an origin, whose digest nobody knows beforehand: a hash of the origin's
+    /// own immutable identity for it. Another domain than content, so the two can never be confused.
+    Origin(Digest),
+}
+
+impl Key {
+    /// The key of what `origin` (scheme, host, bucket) calls `path` in the version `version`: a commit and
+    /// object id, a version id, a strong ETag.
+    pub fn origin(origin: &str, path: &[u8], version: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("bdnfs 2026-11 origin blob");
+        for part in [origin.as_bytes(), path, version] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        Self::Origin(Digest(*hasher.finalize().as_bytes()))
+    }
+}
+
+impl fmt::Display for Key {
+    /// The file name that the blob has in a cache: the digest in hexadecimal, with `o-` before an origin's key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Content(digest) => digest.fmt(f),
+            Self::Origin(digest) => write!(f, "o-{digest}"),
+        }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// All that is known of a blob before a byte of it is read: what a tier needs to find it, and what its bytes
+/// will be held against.
+#[derive(Clone, Debug)]
+pub struct Blob {
+    /// Its name.
+    pub key: Key,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The checks of its blocks, in order, where they are known beforehand; proved by the digest in `key`.
+    pub checks: Option<std::sync::Arc<[Check]>>,
+    /// Where its origin keeps it: the path below the source's root, `/` between parts. Empty where no origin has it.
+    pub path: Bytes,
+    /// The version that its origin pinned, in the origin's own words (an ETag, a version id). Every request is
+    /// conditional on it.
+    pub version: Bytes,
+    /// The SHA-256 of the whole content, where the origin publishes one.
+    pub sha256: Option<[u8; 32]>,
+    /// How a mirror keeps it, where one does.
+    pub stored: Stored,
+}
+
+impl fmt::Display for Blob {
+    /// For messages: its path, or its key where no path is its own.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path[..] {
+            b"" => write!(f, "blob {}", self.key),
+            path => f.write_str(&String::from_utf8_lossy(path)),
+        }
+    }
+}
+
+/// Where and in which form a mirror keeps a blob.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// The key of its object below its tenant's, UTF-8; empty for the one that follows from its digest.
+    pub place: Bytes,
+    /// Where the zstd frame of each block ends in the object, as little-endian `u64`; `None` for content as it is.
+    pub ends: Option<Bytes>,
+}
+
+impl Stored {
+    /// The bytes of the object that hold `blocks` of a blob of `size` bytes; `None` where they can't be told.
+    pub fn range(&self, size: u64, blocks: Range<u64>) -> Option<Range<u64>> {
+        let Some(ends) = &self.ends else {
+            return Some(blocks.start * BLOCK..(blocks.end * BLOCK).min(size));
+        };
+        let end = |blocks: u64| match blocks.checked_sub(1) {
+            None => Some(0),
+            Some(last) => {
+                let at = usize::try_from(last).ok()?.checked_mul(8)?;
+                Some(u64::from_le_bytes(*ends.get(at..)?.first_chunk()?))
+            }
+        };
+        let range = end(blocks.start)?..end(blocks.end)?;
+        (range.start < range.end).then_some(range)
+    }
+
+    /// How long the object of a blob of `size` bytes is.
+    pub fn len(&self, size: u64) -> Option<u64> {
+        if size == 0 { Some(0) } else { Some(self.range(size, 0..block::count(size))?.end) }
+    }
+}

@@ -1,0 +1,187 @@
+//! Budget: how many bytes may be in flight at once, and who goes first.
+//!
+//! Memory is the bound that counts: a flight takes as many bytes as it will hold before it starts. Readers go before
+//! what is fetched ahead of them, and that before staging; and some of the budget is kept out of reach of the less
+//! urgent, so that a reader finds room at once however much staging is under way.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::tier::Urgency;
+
+/// A quarter of the budget is for readers, and half of that quarter also for reading ahead.
+const KEPT: u64 = 4;
+
+/// A bounded number of bytes, given out by urgency.
+#[derive(Debug)]
+pub struct Budget {
+    total: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    free: u64,
+    next: u64,
+    /// One queue an urgency, the least urgent first; each in order of arrival.
+    queues: [VecDeque<Waiter>; 3],
+}
+
+#[derive(Debug)]
+struct Waiter {
+    ticket: u64,
+    bytes: u64,
+    grant: oneshot::Sender<Permit>,
+}
+
+/// The right to hold some bytes, until it is dropped.
+#[derive(Debug)]
+pub struct Permit {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+/// A place in the queue.
+#[derive(Debug)]
+pub struct Ticket {
+    number: u64,
+    granted: oneshot::Receiver<Permit>,
+}
+
+impl Budget {
+    /// A budget of `total` bytes.
+    pub fn new(total: u64) -> Arc<Self> {
+        let state = State { free: total, next: 0, queues: Default::default() };
+        Arc::new(Self { total, state: Mutex::new(state) })
+    }
+
+    /// Queues for `bytes`. More than the whole budget counts as the share that `urgency` may have.
+    pub fn queue(self: &Arc<Self>, bytes: u64, urgency: Urgency) -> Ticket {
+        let (grant, granted) = oneshot::channel();
+        let mut state = self.lock();
+        let ticket = state.next;
+        state.next += 1;
+        let waiter = Waiter { ticket, bytes: bytes.min(self.total - self.kept(urgency)), grant };
+        state.queues[urgency as usize].push_back(waiter);
+        self.serve(state);
+        Ticket { number: ticket, granted }
+    }
+
+    /// Moves a ticket that still waits to the end of a more urgent queue.
+    pub fn promote(self: &Arc<Self>, ticket: u64, urgency: Urgency) {
+        let mut state = self.lock();
+        for queue in 0..urgency as usize {
+            if let Some(at) = state.queues[queue].iter().position(|w| w.ticket == ticket) {
+                if let Some(waiter) = state.queues[queue].remove(at) {
+                    state.queues[urgency as usize].push_back(waiter);
+                }
+                break;
+            }
+        }
+        self.serve(state);
+    }
+
+    /// What `urgency` must leave alone.
+    fn kept(&self, urgency: Urgency) -> u64 {
+        match urgency {
+            Urgency::Read => 0,
+            Urgency::Ahead => self.total / KEPT / 2,
+            Urgency::Stage => self.total / KEPT,
+        }
+    }
+
+    /// Grants what can be granted: the most urgent first, none out of order within one queue.
+    fn serve(self: &Arc<Self>, mut state: std::sync::MutexGuard<'_, State>) {
+        let mut grants = Vec::new();
+        for urgency in [Urgency::Read, Urgency::Ahead, Urgency::Stage] {
+            let kept = self.kept(urgency);
+            while let Some(first) = state.queues[urgency as usize].front() {
+                if first.bytes + kept > state.free {
+                    break;
+                }
+                let Some(waiter) = state.queues[urgency as usize].pop_front() else { break };
+                state.free -= waiter.bytes;
+                grants.push((waiter.grant, Permit { budget: self.clone(), bytes: waiter.bytes }));
+            }
+        }
+        drop(state);
+        for (grant, permit) in grants {
+            // Who has gone away meanwhile hands the permit back here, by dropping it without the lock.
+            drop(grant.send(permit));
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // The state is consistent between any two statements that could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ticket {
+    /// What [`Budget::promote`] knows it by.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Waits until the bytes are granted; `None` when the budget is gone.
+    pub async fn granted(self) -> Option<Permit> {
+        self.granted.await.ok()
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut state = self.budget.lock();
+        state.free += self.bytes;
+        self.budget.serve(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn granted(ticket: &mut Ticket) -> Option<Permit> {
+        ticket.granted.try_recv().ok()
+    }
+
+    #[test]
+    fn readers_go_before_staging_and_always_find_room() {
+        let budget = Budget::new(16);
+        let mut stage = [(); 4].map(|()| budget.queue(4, Urgency::Stage));
+        let held: Vec<_> = stage.iter_mut().filter_map(granted).collect();
+        assert_eq!(held.len(), 3, "the last quarter is not for staging");
+        let mut reader = budget.queue(4, Urgency::Read);
+        let read = granted(&mut reader).expect("room at once");
+        let mut second = budget.queue(8, Urgency::Read);
+        drop(held);
+        assert!(granted(&mut second).is_some(), "the reader goes first");
+        drop(read);
+        assert!(granted(&mut stage[3]).is_some());
+    }
+
+    #[test]
+    fn a_ticket_can_be_moved_to_the_front() {
+        let budget = Budget::new(16);
+        let mut first = budget.queue(12, Urgency::Stage);
+        let all = granted(&mut first).expect("free");
+        let mut waiting = budget.queue(4, Urgency::Stage);
+        assert!(granted(&mut waiting).is_none());
+        budget.promote(waiting.number(), Urgency::Read);
+        assert!(granted(&mut waiting).is_some());
+        drop(all);
+    }
+
+    #[test]
+    fn giving_up_a_place_gives_back_its_bytes() {
+        let budget = Budget::new(16);
+        let mut first = budget.queue(16, Urgency::Read);
+        let all = granted(&mut first).expect("free");
+        drop(budget.queue(16, Urgency::Read));
+        drop(all);
+        let mut last = budget.queue(99, Urgency::Read);
+        assert!(granted(&mut last).is_some(), "more than there is counts as all");
+    }
+}

@@ -1,0 +1,159 @@
+//! The node cache: blobs on the local disk.
+//!
+//! The file system is the index; there is no database that could disagree with it:
+//!
+//! ```text
+//! format · lock                               what this is; who owns it (flock)
+//! tenants/<t>/manifests/<digest>              manifests
+//! tenants/<t>/blobs/ab/<key>                  whole and durable: what the kernel reads
+//! tenants/<t>/blobs/ab/<key>.part             sparse, some blocks there
+//! tenants/<t>/blobs/ab/<key>.map              which ones, and what each hashes to
+//! ```
+//!
+//! A blob under its final name is whole and was made durable before it got that name ([`commit`]). A `.part` is
+//! believed as far as its map goes, and only within one life of the machine: after a power cut, or on another mount
+//! of the disk, each block is verified again before it is used ([`presence`]). What nobody leases is evicted, least
+//! recently used first ([`evict`]). All functions here block on the local disk: call them off the async threads.
+
+pub mod commit;
+pub mod evict;
+pub mod io;
+pub mod layout;
+pub mod lease;
+pub mod partial;
+pub mod presence;
+pub mod relief;
+#[cfg(test)]
+mod tests;
+pub mod writeback;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::blob::Key;
+use crate::error::{Error, Kind, Result};
+
+use commit::Committer;
+use evict::Room;
+use layout::{Form, Layout};
+use lease::Leases;
+use partial::Partial;
+use writeback::Writeback;
+
+/// How stale a blob's time of last use may grow before an open refreshes it: eviction order needs no better, and an
+/// open of a hot file then costs no write to the inode.
+const TOUCH: Duration = Duration::from_secs(60);
+
+/// What bounds a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most that blobs may occupy, in bytes; `None`: whatever the reserve leaves.
+    pub capacity: Option<u64>,
+    /// What stays free on the file system, in bytes.
+    pub reserve: u64,
+}
+
+/// The cache of one tenant on this node.
+#[derive(Debug)]
+pub struct Cache {
+    layout: Arc<Layout>,
+    leases: Arc<Leases>,
+    room: Arc<Room>,
+    committer: Committer,
+    writeback: Arc<Writeback>,
+    now: fn() -> SystemTime,
+}
+
+impl Cache {
+    /// Opens the cache in `root`, making what is missing, and locks it against other processes. `now` tells the time
+    /// that uses are stamped with.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when another process has it, which the message names; [`Kind::Unsupported`] when a newer
+    /// version made it; [`Kind::Disk`].
+    pub fn open(root: &Path, tenant: &str, limits: Limits, now: fn() -> SystemTime) -> Result<Self> {
+        let layout = Arc::new(Layout::open(root, tenant)?);
+        let leases = Arc::new(Leases::default());
+        let room = Arc::new(Room::new(layout.clone(), leases.clone(), limits));
+        room.count_in_background();
+        let committer = Committer::start(layout.clone())?;
+        let writeback = Arc::new(Writeback::start()?);
+        Ok(Self { layout, leases, room, committer, writeback, now })
+    }
+
+    /// Where things lie.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Who holds what.
+    pub fn leases(&self) -> &Arc<Leases> {
+        &self.leases
+    }
+
+    /// How much room there is.
+    pub fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    /// Makes parts whole.
+    pub fn committer(&self) -> &Committer {
+        &self.committer
+    }
+
+    /// The whole blob, opened for reading, and marked as used now; `None` when the cache does not have all of it.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn whole(&self, key: &Key, size: u64) -> Result<Option<File>> {
+        let Some(file) = self.layout.open_blob(key, Form::Whole)? else { return Ok(None) };
+        let stat = rustix::fs::fstat(&file).map_err(|e| self.layout.fault("stat", key, e))?;
+        if stat.st_size as u64 != size {
+            // Only a damaged disk or a stranger's hand makes this; what has the wrong length is not the blob.
+            tracing::warn!(%key, "a whole blob has {} bytes instead of {size}: removed", stat.st_size);
+            self.layout.remove(key, Form::Whole)?;
+            return Ok(None);
+        }
+        let used = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_atime.max(0) as u64);
+        if (self.now)().duration_since(used).is_ok_and(|age| age > TOUCH) {
+            io::touch(&file);
+        }
+        Ok(Some(file))
+    }
+
+    /// Whether the whole blob is here. Cheaper than [`whole`](Self::whole), and no use of it.
+    pub fn has(&self, key: &Key, size: u64) -> bool {
+        self.layout.stat(key, Form::Whole).is_some_and(|stat| stat.st_size as u64 == size)
+    }
+
+    /// What an earlier run left of a blob that is not whole; `None` when there is nothing.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn resume(&self, key: &Key, size: u64) -> Result<Option<Arc<Partial>>> {
+        if self.layout.stat(key, Form::Map).is_none() {
+            return Ok(None);
+        }
+        self.begin(key, size).map(Some)
+    }
+
+    /// A place for the blocks of a blob that is not whole, with what an earlier run left there.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] and [`Kind::NoSpace`].
+    pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<Partial>> {
+        let means = (self.layout.clone(), self.room.clone(), self.writeback.clone());
+        Ok(Arc::new(Partial::open(means, *key, size)?))
+    }
+
+    /// Makes the names of all blobs that became whole durable: with their content, which already is, they survive a
+    /// power cut.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn sync_names(&self) -> Result<()> {
+        self.layout.sync_names().map_err(|e| Error::with(Kind::Disk, "cannot make the cache durable", e))
+    }
+}

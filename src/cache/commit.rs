@@ -1,0 +1,138 @@
+//! Commit: a part of which every block is here becomes a whole blob.
+//!
+//! Its content is made durable, then it gets its final name. One thread does this for all blobs, so that many small
+//! ones share the price: flushing the disk once for five hundred files costs little more than for one.
+
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rustix::fs::XattrFlags;
+
+use crate::error::{Error, Kind, Result};
+
+use super::io;
+use super::layout::{Form, Layout};
+use super::partial::Partial;
+
+/// How many parts may wait for their commit. A stage that is faster than the disk's flushes waits here, which bounds
+/// the open files too.
+const QUEUE: usize = 512;
+
+/// From how many parts on the whole file system is flushed once instead of each file by itself: a flush a file costs a
+/// journal commit and a barrier each, and other dirty data on a cache's disk is mostly the cache's own.
+const SHARED_FLUSH: usize = 8;
+
+/// The extended attribute that keeps a whole blob's digest, so that nobody needs to hash it again: its 32 bytes as they
+/// are, which ext4 still keeps within the inode.
+pub const DIGEST_XATTR: &str = "user.bdnfs.digest";
+
+type Done = Box<dyn FnOnce(Result<File>) + Send>;
+
+struct Request {
+    partial: Arc<Partial>,
+    done: Done,
+}
+
+/// The thread that commits, and the way to it.
+#[derive(Debug)]
+pub struct Committer {
+    queue: Option<SyncSender<Request>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "commit of {}", self.partial.key())
+    }
+}
+
+impl Committer {
+    /// Starts the thread. It ends when the `Committer` is dropped and its queue is empty.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] when no thread can be made.
+    pub fn start(layout: Arc<Layout>) -> Result<Self> {
+        let (queue, requests) = sync_channel(QUEUE);
+        let thread = std::thread::Builder::new()
+            .name("bdnfs-commit".into())
+            .spawn(move || serve(&layout, &requests))
+            .map_err(|e| Error::with(Kind::Disk, "cannot start the thread that commits blobs", e))?;
+        Ok(Self { queue: Some(queue), thread: Some(thread) })
+    }
+
+    /// Commits `partial`, all of whose blocks are present, and tells `done` the whole file. Blocks while the queue is
+    /// full.
+    pub fn commit(&self, partial: Arc<Partial>, done: impl FnOnce(Result<File>) + Send + 'static) {
+        let request = Request { partial, done: Box::new(done) };
+        let refused = match &self.queue {
+            Some(queue) => queue.send(request).err().map(|refused| refused.0),
+            None => Some(request),
+        };
+        if let Some(request) = refused {
+            (request.done)(Err(Error::new(Kind::Disk, "the thread that commits blobs has ended")));
+        }
+    }
+}
+
+impl Drop for Committer {
+    /// Waits until all that was handed in is committed.
+    fn drop(&mut self) {
+        self.queue = None;
+        // The last user of a cache may be the very thread, in a `done`: it can't wait for itself, and need not.
+        if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
+            thread.join().ok();
+        }
+    }
+}
+
+fn serve(layout: &Layout, requests: &Receiver<Request>) {
+    while let Ok(first) = requests.recv() {
+        let mut batch = vec![first];
+        batch.extend(requests.try_iter().take(QUEUE - 1));
+        let flushed = flush(layout, &batch);
+        for (request, flushed) in batch.into_iter().zip(flushed) {
+            let whole = flushed.and_then(|()| promote(layout, &request.partial));
+            (request.done)(whole);
+        }
+    }
+}
+
+/// Makes the content of all parts durable, and answers for each.
+fn flush(layout: &Layout, batch: &[Request]) -> Vec<Result<()>> {
+    for Request { partial, .. } in batch {
+        note_digest(partial);
+    }
+    let fault = |e: std::io::Error| Error::disk("cannot make a blob durable in the cache", e);
+    if batch.len() >= SHARED_FLUSH {
+        let flushed = rustix::fs::syncfs(layout.blobs()).map_err(|e| fault(e.into()));
+        return batch.iter().map(|_| flushed.as_ref().map_err(Error::share).copied()).collect();
+    }
+    for Request { partial, .. } in batch {
+        io::begin_writeback(partial.file(), 0, partial.size());
+    }
+    batch.iter().map(|request| request.partial.file().sync_all().map_err(fault)).collect()
+}
+
+/// Notes the digest on the file. A convenience: where the file system can't do it, nobody is told the digest.
+fn note_digest(partial: &Partial) {
+    let Some(digest) = partial.digest() else { return };
+    let noted = rustix::fs::fsetxattr(partial.file(), DIGEST_XATTR, &digest.0, XattrFlags::empty());
+    if let Err(error) = noted {
+        tracing::debug!(key = %partial.key(), %error, "a blob is kept without its digest");
+    }
+}
+
+fn promote(layout: &Layout, partial: &Partial) -> Result<File> {
+    layout.promote(partial.key())?;
+    layout.remove(partial.key(), Form::Map)?;
+    // Only now: a part that nobody may write to could not be taken up again after a crash.
+    if let Err(error) = partial.file().set_permissions(std::fs::Permissions::from_mode(0o400)) {
+        tracing::debug!(key = %partial.key(), %error, "a blob is kept writable");
+    }
+    layout
+        .open_blob(partial.key(), Form::Whole)?
+        .ok_or_else(|| Error::new(Kind::Disk, format!("blob {} vanished from the cache", partial.key())))
+}

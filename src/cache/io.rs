@@ -1,0 +1,60 @@
+//! Positioned reads and writes of whole ranges.
+
+use std::fs::File;
+use std::io;
+
+use bytes::{Bytes, BytesMut};
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+
+/// Reads `len` bytes at `offset`.
+///
+/// # Errors
+/// The disk's own, and `UnexpectedEof` when the file is shorter.
+pub fn read(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
+    let mut buffer = BytesMut::with_capacity(len);
+    while buffer.len() < len {
+        let at = offset + buffer.len() as u64;
+        let got = rustix::io::retry_on_intr(|| {
+            let spare = &mut buffer.spare_capacity_mut()[..];
+            rustix::io::pread(file, spare, at).map(|(filled, _)| filled.len())
+        })?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        // SAFETY: the kernel has just written `got` bytes at the start of the spare capacity, which it was given the
+        // bounds of; so that many bytes behind the present length are there and initialised.
+        unsafe { buffer.set_len(buffer.len() + got) };
+    }
+    buffer.truncate(len);
+    Ok(buffer.freeze())
+}
+
+/// Writes all of `bytes` at `offset`.
+///
+/// # Errors
+/// The disk's own.
+pub fn write(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
+}
+
+/// Asks the kernel to begin writing `len` dirty bytes at `offset` to the disk, without waiting for it. A hint: that it
+/// fails changes nothing.
+pub fn begin_writeback(file: &File, offset: u64, len: u64) {
+    use std::os::fd::AsRawFd;
+    // SAFETY: sync_file_range takes a descriptor, which `file` keeps open during the call, and numbers; it touches no
+    // memory of this process.
+    unsafe {
+        libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, libc::SYNC_FILE_RANGE_WRITE);
+    }
+}
+
+/// Marks `file` as used now. Best effort: a failure makes eviction a little less fair.
+pub fn touch(file: &File) {
+    let times = Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+    };
+    if let Err(error) = rustix::fs::futimens(file, &times) {
+        tracing::debug!(%error, "cannot mark a blob as used");
+    }
+}

@@ -1,0 +1,234 @@
+//! Where things lie in a cache directory, and whose it is.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
+
+use crate::blob::Key;
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+
+/// The first line of the `format` file. Another number: another layout, refused.
+const FORMAT: &str = "bdnfs cache 1\n";
+
+/// Up to how many shards are made durable one by one: each costs a barrier, the whole file system a few.
+const FEW_SHARDS: usize = 8;
+
+/// The forms that a blob's files have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// All of it, durable.
+    Whole,
+    /// Some blocks of it.
+    Part,
+    /// Which blocks those are.
+    Map,
+}
+
+impl Form {
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Whole => "",
+            Self::Part => ".part",
+            Self::Map => ".map",
+        }
+    }
+}
+
+/// A cache directory that this process owns.
+#[derive(Debug)]
+pub struct Layout {
+    root: PathBuf,
+    manifests: PathBuf,
+    /// Blob names are resolved from here: shorter walks, and the cache may be renamed under a running node.
+    blobs: OwnedFd,
+    stamp: Digest,
+    /// One bit a shard: names in it changed since they were last made durable.
+    renamed: [AtomicU64; 4],
+    _lock: File,
+}
+
+impl Layout {
+    /// Makes or opens the directory and locks it.
+    ///
+    /// # Errors
+    /// As [`Cache::open`](super::Cache::open).
+    pub fn open(root: &Path, tenant: &str) -> Result<Self> {
+        let home = root.join("tenants").join(tenant);
+        let manifests = home.join("manifests");
+        let shown = root.display();
+        let fault = |e: io::Error| Error::disk(format!("cannot use {shown} as the cache"), e);
+        std::fs::create_dir_all(&manifests).map_err(fault)?;
+        let lock = lock(root)?;
+        check_format(root)?;
+        let blobs_path = home.join("blobs");
+        for shard in 0..=255u8 {
+            std::fs::create_dir_all(blobs_path.join(format!("{shard:02x}"))).map_err(fault)?;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let blobs = rustix::fs::open(&blobs_path, flags, Mode::empty()).map_err(|e| fault(e.into()))?;
+        let stamp = stamp(&blobs).map_err(fault)?;
+        Ok(Self { root: root.to_owned(), manifests, blobs, stamp, renamed: Default::default(), _lock: lock })
+    }
+
+    /// The cache directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where manifests lie, each under its digest.
+    pub fn manifests(&self) -> &Path {
+        &self.manifests
+    }
+
+    /// The directory that holds the 256 shards of blobs.
+    pub fn blobs(&self) -> &OwnedFd {
+        &self.blobs
+    }
+
+    /// Names this life of the machine and this mount of the disk: what was written under the same stamp is still in
+    /// the page cache, if not on the disk, whatever became of the process that wrote it.
+    pub fn stamp(&self) -> &Digest {
+        &self.stamp
+    }
+
+    /// The path of one of a blob's files, from [`blobs`](Self::blobs).
+    pub fn name(key: &Key, form: Form) -> String {
+        let (Key::Content(digest) | Key::Origin(digest)) = key;
+        format!("{:02x}/{key}{}", digest.0[0], form.suffix())
+    }
+
+    /// Opens one of a blob's files for reading; `None` when it is not there.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn open_blob(&self, key: &Key, form: Form) -> Result<Option<File>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(fd.into())),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(e) => Err(self.fault("open", key, e)),
+        }
+    }
+
+    /// Opens one of a blob's files for reading and writing; made if it is missing.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] and [`Kind::NoSpace`].
+    pub fn create_blob(&self, key: &Key, form: Form) -> Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::RUSR | Mode::WUSR)
+            .map(File::from)
+            .map_err(|e| self.fault("make", key, e))
+    }
+
+    /// What the disk says of one of a blob's files; `None` when it is not there.
+    pub fn stat(&self, key: &Key, form: Form) -> Option<Stat> {
+        rustix::fs::statat(&self.blobs, Self::name(key, form), AtFlags::SYMLINK_NOFOLLOW).ok()
+    }
+
+    /// Gives a blob's part its final name.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn promote(&self, key: &Key) -> Result<()> {
+        let (from, to) = (Self::name(key, Form::Part), Self::name(key, Form::Whole));
+        rustix::fs::renameat(&self.blobs, from, &self.blobs, to).map_err(|e| self.fault("name", key, e))?;
+        let (Key::Content(digest) | Key::Origin(digest)) = key;
+        self.renamed[usize::from(digest.0[0] / 64)].fetch_or(1 << (digest.0[0] % 64), Relaxed);
+        Ok(())
+    }
+
+    /// Removes one of a blob's files, if it is there.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn remove(&self, key: &Key, form: Form) -> Result<()> {
+        match rustix::fs::unlinkat(&self.blobs, Self::name(key, form), AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(e) => Err(self.fault("remove", key, e)),
+        }
+    }
+
+    /// Makes all names durable that blobs got since this was last done.
+    ///
+    /// # Errors
+    /// The disk's own.
+    pub fn sync_names(&self) -> io::Result<()> {
+        let renamed = self.renamed.each_ref().map(|bits| bits.swap(0, Relaxed));
+        let shards = (0..=255u8).filter(|shard| renamed[usize::from(shard / 64)] >> (shard % 64) & 1 == 1);
+        if shards.clone().count() > FEW_SHARDS {
+            return Ok(rustix::fs::syncfs(&self.blobs)?);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        for shard in shards {
+            let directory = rustix::fs::openat(&self.blobs, format!("{shard:02x}"), flags, Mode::empty())?;
+            rustix::fs::fsync(directory)?;
+        }
+        Ok(())
+    }
+
+    /// The error of a failed `action` on `key`.
+    pub fn fault(&self, action: &str, key: &Key, error: impl Into<io::Error>) -> Error {
+        let context = format!("cannot {action} blob {key} in the cache {}", self.root.display());
+        Error::disk(context, error.into())
+    }
+}
+
+fn lock(root: &Path) -> Result<File> {
+    let path = root.join("lock");
+    let fault = |e: io::Error| Error::disk(format!("cannot lock the cache {}", root.display()), e);
+    let mut options = File::options();
+    let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).map_err(fault)?;
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let mut owner = String::new();
+        file.read_to_string(&mut owner).map_err(fault)?;
+        let owner = owner.trim();
+        let context = format!("the cache {} is in use by process {owner}", root.display());
+        return Err(Error::new(Kind::Busy, context));
+    }
+    file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0))).map_err(fault)?;
+    writeln!(file, "{}", std::process::id()).map_err(fault)?;
+    Ok(file)
+}
+
+fn check_format(root: &Path) -> Result<()> {
+    let path = root.join("format");
+    match std::fs::read_to_string(&path) {
+        Ok(text) if text == FORMAT => Ok(()),
+        Ok(text) => Err(Error::new(
+            Kind::Unsupported,
+            format!(
+                "the cache {} has format {:?}, this version reads {:?}: name another directory",
+                root.display(),
+                text.lines().next().unwrap_or_default(),
+                FORMAT.trim()
+            ),
+        )),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => std::fs::write(&path, FORMAT)
+            .map_err(|e| Error::disk(format!("cannot make the cache {}", root.display()), e)),
+        Err(e) => Err(Error::disk(format!("cannot read {}", path.display()), e)),
+    }
+}
+
+/// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a mount id that is never given twice while the machine is up.
+const MNT_ID_UNIQUE: u32 = 0x4000;
+
+fn stamp(blobs: &OwnedFd) -> io::Result<Digest> {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id")?;
+    let mask = StatxFlags::from_bits_retain(MNT_ID_UNIQUE);
+    let stat = rustix::fs::statx(blobs, "", AtFlags::EMPTY_PATH, mask | StatxFlags::BASIC_STATS)?;
+    let mut name = boot;
+    name.extend_from_slice(&stat.stx_mnt_id.to_le_bytes());
+    if stat.stx_mask & MNT_ID_UNIQUE == 0 {
+        // An older kernel reuses mount ids, so the stamp must be one that never comes again: the process's own. A
+        // restart then verifies what it finds, which costs time and nothing else.
+        name.extend_from_slice(&std::process::id().to_le_bytes());
+        name.extend_from_slice(&std::fs::read("/proc/self/stat")?);
+    }
+    Ok(Digest::of(&name))
+}

@@ -1,0 +1,204 @@
+//! Parts: blobs of which the cache has some blocks.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use memmap2::Mmap;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::blob::Key;
+use crate::block::{self, Arrival, BLOCK, Check, Verified};
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+
+use super::evict::Room;
+use super::io;
+use super::layout::{Form, Layout};
+use super::presence::{self, Presence, State};
+use super::writeback::Writeback;
+
+/// How many written bytes may gather before the disk is asked to begin with them. Large enough for long sequential
+/// writes; small enough that making a blob durable at its end waits for little.
+const WRITEBACK: u64 = 32 << 20;
+
+/// A blob of which some blocks are here. Blocks can be put and read from many threads at once.
+#[derive(Debug)]
+pub struct Partial {
+    layout: Arc<Layout>,
+    room: Arc<Room>,
+    writeback: Arc<Writeback>,
+    key: Key,
+    size: u64,
+    file: File,
+    /// Blobs of one block are there or not there; they have no map.
+    map: Option<Mutex<File>>,
+    presence: Presence,
+    unwritten: AtomicU64,
+}
+
+impl Partial {
+    /// Opens or makes the part of `key`.
+    pub(super) fn open(
+        (layout, room, writeback): (Arc<Layout>, Arc<Room>, Arc<Writeback>),
+        key: Key,
+        size: u64,
+    ) -> Result<Self> {
+        let blocks = block::count(size);
+        let file = layout.create_blob(&key, Form::Part)?;
+        let length = file.metadata().map_err(|e| layout.fault("stat", &key, e))?.len();
+        let (map, presence) = if blocks > 1 {
+            let (map, presence) = open_map(&layout, &key, size, length == size)?;
+            (Some(Mutex::new(map)), presence)
+        } else {
+            (None, Presence::none(blocks))
+        };
+        file.set_len(size).map_err(|e| layout.fault("size", &key, e))?;
+        Ok(Self { layout, room, writeback, key, size, file, map, presence, unwritten: AtomicU64::new(0) })
+    }
+
+    /// Whose part this is.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// The size of the whole blob, in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Which blocks are here.
+    pub fn presence(&self) -> &Presence {
+        &self.presence
+    }
+
+    /// Stores a block. Putting one again is harmless.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`] when neither the limits nor eviction leave room; [`Kind::Disk`].
+    pub fn put(&self, verified: &Verified) -> Result<()> {
+        let (index, bytes) = (verified.index(), verified.bytes());
+        if self.presence.state(index) == State::Present {
+            return Ok(());
+        }
+        let claim = self.room.claim(bytes.len() as u64)?;
+        io::write(&self.file, index * BLOCK, bytes)
+            .and_then(|()| self.record(index, verified.check()))
+            .map_err(|e| self.layout.fault("write", &self.key, e))?;
+        claim.written();
+        let unwritten = self.unwritten.fetch_add(bytes.len() as u64, Relaxed) + bytes.len() as u64;
+        if unwritten >= WRITEBACK && self.unwritten.swap(0, Relaxed) >= WRITEBACK {
+            self.writeback.begin(&self.file, self.size);
+        }
+        Ok(())
+    }
+
+    /// Notes that block `index` is here, in memory and in the map.
+    fn record(&self, index: u64, check: &Check) -> std::io::Result<()> {
+        let Some(map) = &self.map else {
+            self.presence.settle(index, true);
+            return Ok(());
+        };
+        // One writer at a time: an older value of a shared word must not overwrite a newer one.
+        let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+        io::write(&map, presence::check_at(self.presence.blocks(), index), check.as_bytes())?;
+        self.presence.settle(index, true);
+        let (at, pair) = self.presence.pair(index);
+        io::write(&map, at, &pair)
+    }
+
+    /// Holds a doubted block against its check, `known` or as the map has it. Afterwards it is present or absent.
+    pub fn settle(&self, index: u64, known: Option<&Check>) {
+        let verified = self.check(index).and_then(|noted| {
+            let expected = *known.unwrap_or(&noted);
+            let bytes = self.read(index * BLOCK, block::len(self.size, index) as usize)?;
+            Arrival { size: self.size, index, bytes }.verify(Some(&expected))
+        });
+        if let Err(error) = &verified {
+            tracing::debug!(key = %self.key, index, %error, "a block did not survive an unclean stop");
+        }
+        let Some(map) = &self.map else { return };
+        let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+        self.presence.settle(index, verified.is_ok());
+        let (at, pair) = self.presence.pair(index);
+        if let Err(error) = io::write(&map, at, &pair) {
+            // The doubt stays in the map, and is settled again after the next restart.
+            tracing::debug!(key = %self.key, index, %error, "cannot note a settled doubt");
+        }
+    }
+
+    /// The check of a block, as the map has it.
+    fn check(&self, index: u64) -> Result<Check> {
+        let Some(map) = &self.map else {
+            return Err(Error::new(Kind::Corrupt, "no map"));
+        };
+        let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = io::read(&map, presence::check_at(self.presence.blocks(), index), 32)
+            .map_err(|e| self.layout.fault("read the map of", &self.key, e))?;
+        Check::read_from_bytes(&bytes).map_err(|_| Error::new(Kind::Corrupt, "a short check"))
+    }
+
+    /// Reads bytes whose blocks are all present.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn read(&self, offset: u64, len: usize) -> Result<Bytes> {
+        io::read(&self.file, offset, len).map_err(|e| self.layout.fault("read", &self.key, e))
+    }
+
+    /// The digest of the whole content, when all blocks are here; `None` when the map can't tell it.
+    pub(super) fn digest(&self) -> Option<Digest> {
+        match (&self.key, &self.map) {
+            (Key::Content(digest), _) => Some(*digest),
+            (_, None) => Some(Digest::of(&self.read(0, self.size as usize).ok()?)),
+            (_, Some(map)) => {
+                let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+                // SAFETY: the file is this cache's own, under its lock; it is only written under the mutex that is
+                // held here, and never cut shorter, so the mapped bytes neither change nor vanish.
+                let bytes = unsafe { Mmap::map(&*map) }.ok()?;
+                let blocks = self.presence.blocks();
+                let (start, end) = (presence::check_at(blocks, 0), presence::check_at(blocks, blocks));
+                let checks = bytes.get(start as usize..end as usize)?;
+                Check::combine(self.size, <[Check]>::ref_from_bytes(checks).ok()?).ok()
+            }
+        }
+    }
+
+    /// The file that holds the blocks.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Forgets all blocks, on the disk too: what they add up to is not what the origin publishes.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn discard(&self) -> Result<()> {
+        self.layout.remove(&self.key, Form::Map)?;
+        self.layout.remove(&self.key, Form::Part)?;
+        self.room.release(self.size);
+        Ok(())
+    }
+}
+
+/// Opens the map of a part, or makes one where there is none that fits. `sound` says that the part itself fits.
+fn open_map(layout: &Layout, key: &Key, size: u64, sound: bool) -> Result<(File, Presence)> {
+    let blocks = block::count(size);
+    let map = layout.create_blob(key, Form::Map)?;
+    let fault = |e| layout.fault("open the map of", key, e);
+    let head = (presence::HEADER + presence::bits_len(blocks)) as usize;
+    let known = io::read(&map, 0, head).ok().and_then(|b| presence::read(&b, size, layout.stamp()));
+    let presence = match known {
+        Some(presence) if sound => presence,
+        _ => {
+            map.set_len(0).map_err(fault)?;
+            Presence::none(blocks)
+        }
+    };
+    // The words first, then the stamp that vouches for those among them that say "present".
+    map.set_len(presence::check_at(blocks, blocks)).map_err(fault)?;
+    io::write(&map, presence::HEADER, &presence.pairs()).map_err(fault)?;
+    io::write(&map, 0, &presence::header(size, layout.stamp())).map_err(fault)?;
+    Ok((map, presence))
+}

@@ -1,0 +1,210 @@
+//! Presence: which blocks of a part are there, in memory and on the disk.
+//!
+//! The map beside a part:
+//!
+//! ```text
+//!   0   8  magic "bdnfsmap"
+//!   8   4  version, 1                       all numbers little-endian
+//!  12   4  zero
+//!  16   8  size of the blob in bytes
+//!  24  32  stamp: the life of the machine in which the map was last written
+//!  56   8  zero
+//!  64   .  for each 64 blocks a pair of 64-bit words: one bit a block, present; one bit a block, doubted
+//!   .  32  for each block: its check, valid where one of its bits is set
+//! ```
+//!
+//! Bits are written after the content, but neither is made durable at once: that would cost a flush a block. So a
+//! present bit is believed only under the stamp it was written in, when all writes before it are still in the page
+//! cache or on the disk. Under another stamp it becomes a doubted one: the block counts as there only once its bytes
+//! have been held against its check again. A bit that reached the disk before its content, or its check, then costs
+//! one block, never a wrong byte.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::block;
+use crate::digest::Digest;
+
+/// The bytes before the bits.
+pub const HEADER: u64 = 64;
+const MAGIC: &[u8; 8] = b"bdnfsmap";
+const VERSION: u32 = 1;
+
+/// What is known of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It isn't here.
+    Absent,
+    /// It is said to be here, by a map from before an unclean stop.
+    Doubted,
+    /// It is here.
+    Present,
+}
+
+/// Which blocks of one blob are here. Every word is read and written whole, so no lock is needed.
+#[derive(Debug)]
+pub struct Presence {
+    blocks: u64,
+    present: Vec<AtomicU64>,
+    doubted: Vec<AtomicU64>,
+    missing: AtomicU64,
+}
+
+fn words(blocks: u64) -> usize {
+    blocks.div_ceil(64) as usize
+}
+
+impl Presence {
+    /// Nothing is here of a blob with `blocks` blocks.
+    pub fn none(blocks: u64) -> Self {
+        let zeros = || (0..words(blocks)).map(|_| AtomicU64::new(0)).collect();
+        Self { blocks, present: zeros(), doubted: zeros(), missing: AtomicU64::new(blocks) }
+    }
+
+    /// What the words of a map claim; all of it doubted, where it was not written under the `present` stamp.
+    fn claimed(blocks: u64, pairs: &[u8], believed: bool) -> Self {
+        let presence = Self::none(blocks);
+        for (index, pair) in pairs.as_chunks::<16>().0.iter().enumerate().take(words(blocks)) {
+            let valid = match blocks - index as u64 * 64 {
+                left @ 0..64 => (1 << left) - 1,
+                _ => u64::MAX,
+            };
+            let pair = u128::from_le_bytes(*pair);
+            let (present, doubted) = (pair as u64 & valid, (pair >> 64) as u64 & valid);
+            let (present, doubted) =
+                if believed { (present, doubted & !present) } else { (0, present | doubted) };
+            presence.present[index].store(present, Relaxed);
+            presence.doubted[index].store(doubted, Relaxed);
+            presence.missing.fetch_sub(u64::from(present.count_ones()), Relaxed);
+        }
+        presence
+    }
+
+    /// What is known of block `index`.
+    pub fn state(&self, index: u64) -> State {
+        let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
+        // Acquire pairs with the Release in `settle`: who sees the bit sees the bytes that were written before it.
+        if self.present[word].load(std::sync::atomic::Ordering::Acquire) & bit != 0 {
+            State::Present
+        } else if self.doubted[word].load(Relaxed) & bit != 0 {
+            State::Doubted
+        } else {
+            State::Absent
+        }
+    }
+
+    /// Notes that block `index` is here or, with `there` false, that a doubted one is not. True when it was news.
+    pub fn settle(&self, index: u64, there: bool) -> bool {
+        let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
+        let mut news = false;
+        if there {
+            let before = self.present[word].fetch_or(bit, std::sync::atomic::Ordering::Release);
+            news = before & bit == 0;
+            if news {
+                self.missing.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
+            }
+        }
+        self.doubted[word].fetch_and(!bit, Relaxed);
+        news
+    }
+
+    /// How many blocks are not here, the doubted among them.
+    pub fn missing(&self) -> u64 {
+        self.missing.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// How many blocks the blob has.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// The pair of words that speaks of block `index`, and where it lies in the map.
+    pub fn pair(&self, index: u64) -> (u64, [u8; 16]) {
+        let word = (index / 64) as usize;
+        let (present, doubted) = (self.present[word].load(Relaxed), self.doubted[word].load(Relaxed));
+        let pair = u128::from(present) | u128::from(doubted) << 64;
+        (HEADER + word as u64 * 16, pair.to_le_bytes())
+    }
+
+    /// All pairs, as they lie in the map behind its header.
+    pub fn pairs(&self) -> Vec<u8> {
+        (0..self.blocks).step_by(64).flat_map(|index| self.pair(index).1).collect()
+    }
+}
+
+/// How many bytes the words of a blob with `blocks` blocks take in a map.
+pub fn bits_len(blocks: u64) -> u64 {
+    words(blocks) as u64 * 16
+}
+
+/// Where the check of block `index` lies in a map.
+pub fn check_at(blocks: u64, index: u64) -> u64 {
+    HEADER + bits_len(blocks) + index * 32
+}
+
+/// A map's header.
+pub fn header(size: u64, stamp: &Digest) -> [u8; HEADER as usize] {
+    let mut bytes = [0; HEADER as usize];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[16..24].copy_from_slice(&size.to_le_bytes());
+    bytes[24..56].copy_from_slice(&stamp.0);
+    bytes
+}
+
+/// What a map's `bytes` (header and words) claim for a blob of `size` bytes; `None` when they are not such a map.
+pub fn read(bytes: &[u8], size: u64, stamp: &Digest) -> Option<Presence> {
+    let head = bytes.get(..HEADER as usize)?;
+    let written = Digest(*head.get(24..56)?.first_chunk()?);
+    if head != header(size, &written) {
+        return None;
+    }
+    let blocks = block::count(size);
+    let pairs = bytes.get(HEADER as usize..(HEADER + bits_len(blocks)) as usize)?;
+    Some(Presence::claimed(blocks, pairs, written == *stamp))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_map_says_what_was_settled(blocks in 1u64..300, there in proptest::collection::vec(any::<u64>(), 0..80)) {
+            let size = blocks * block::BLOCK - 5;
+            let stamp = Digest::of(b"now");
+            let presence = Presence::none(blocks);
+            let mut map = header(size, &stamp).to_vec();
+            map.resize((HEADER + bits_len(blocks)) as usize, 0);
+            for index in there.iter().map(|i| i % blocks) {
+                presence.settle(index, true);
+                let (at, pair) = presence.pair(index);
+                map[at as usize..at as usize + 16].copy_from_slice(&pair);
+            }
+            let again = read(&map, size, &stamp).expect("a map");
+            let later = read(&map, size, &Digest::of(b"later")).expect("a map");
+            prop_assert_eq!(again.missing(), presence.missing());
+            prop_assert_eq!(later.missing(), blocks);
+            for index in 0..blocks {
+                prop_assert_eq!(again.state(index), presence.state(index));
+                let doubted = presence.state(index) == State::Present;
+                prop_assert_eq!(later.state(index), if doubted { State::Doubted } else { State::Absent });
+            }
+        }
+
+        #[test]
+        fn hostile_maps_are_no_maps(bytes in proptest::collection::vec(any::<u8>(), 0..200), size in 1u64..1 << 40) {
+            prop_assert!(read(&bytes, size, &Digest::of(b"")).is_none());
+        }
+    }
+
+    #[test]
+    fn a_doubt_ends_either_way() {
+        let presence = Presence::claimed(3, &0b111u128.to_le_bytes(), false);
+        assert!(presence.settle(0, true));
+        assert!(!presence.settle(0, true));
+        presence.settle(1, false);
+        assert_eq!([0, 1, 2].map(|i| presence.state(i)), [State::Present, State::Absent, State::Doubted]);
+        assert_eq!(presence.missing(), 2);
+    }
+}

@@ -1,0 +1,32 @@
+//! Relief: asking those who keep blobs in use for convenience to let them go.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Somebody who keeps blobs open because they may be wanted again.
+pub trait Relief: Send + Sync + Debug {
+    /// Lets go what isn't in use at this moment.
+    fn relieve(&self);
+}
+
+/// Who can be asked when a cache that is full finds nothing to evict.
+#[derive(Debug, Default)]
+pub struct Reliefs {
+    asked: Mutex<Vec<Weak<dyn Relief>>>,
+}
+
+impl Reliefs {
+    /// Has `relief` asked when room is short, for as long as it lives.
+    pub fn add(&self, relief: Weak<dyn Relief>) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.retain(|other| other.strong_count() > 0);
+        asked.push(relief);
+    }
+
+    /// Asks everybody.
+    pub fn ask(&self) {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Without the lock: letting go closes files.
+        asked.iter().filter_map(Weak::upgrade).for_each(|relief: Arc<dyn Relief>| relief.relieve());
+    }
+}

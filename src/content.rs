@@ -1,0 +1,395 @@
+//! Content: one blob as this node has it now, and the way to the rest of it.
+//!
+//! Whoever reads or stages a blob shares one `Content`. It moves one way: nothing here, some blocks here, all of them
+//! here, whole and durable under its final name.
+
+mod finish;
+mod lately;
+mod means;
+#[cfg(test)]
+mod tests;
+mod unstored;
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio::task::JoinError;
+use tokio::time::Instant;
+
+use crate::blob::Blob;
+use crate::block::{self, Arrival, BLOCK};
+use crate::cache::lease::Lease;
+use crate::cache::partial::Partial;
+use crate::cache::presence::State;
+use crate::error::{Error, Kind, Result};
+use crate::fetch::Ladder;
+use crate::flight::{Boarding, Flight, Flights, Landing};
+use crate::tier::Urgency;
+
+use lately::Lately;
+pub use means::Means;
+pub use unstored::Unstored;
+
+/// How long a reader waits before it is told that no tier answers (DESIGN, section 6).
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
+const STAGE_PATIENCE: Duration = Duration::from_secs(120);
+
+/// One blob, shared by all who use it now.
+#[derive(Debug)]
+pub struct Content {
+    blob: Blob,
+    means: Arc<Means>,
+    ladder: Arc<Ladder>,
+    whole: OnceLock<Arc<File>>,
+    /// The part in the cache, from its first use until the blob is whole.
+    partial: Mutex<Option<Arc<Partial>>>,
+    making: Mutex<()>,
+    flights: Flights,
+    lately: Lately,
+    committing: AtomicBool,
+    broken: Mutex<Option<Error>>,
+    news: Notify,
+    _lease: Lease,
+}
+
+impl Content {
+    /// Finds out what the cache has of `blob`. Touches the local disk.
+    ///
+    /// # Errors
+    /// None for a broken disk: then everything comes from the ladder.
+    pub fn open(blob: Blob, means: Arc<Means>, ladder: Arc<Ladder>) -> Arc<Self> {
+        // The lease comes before the look: what was seen can't be evicted any more.
+        let lease = means.cache.leases().lease(blob.key);
+        let content = Self {
+            whole: OnceLock::new(),
+            partial: Mutex::default(),
+            making: Mutex::default(),
+            flights: Flights::default(),
+            lately: Lately::default(),
+            committing: AtomicBool::new(false),
+            broken: Mutex::default(),
+            news: Notify::new(),
+            _lease: lease,
+            blob,
+            means,
+            ladder,
+        };
+        if let Err(error) = content.look() {
+            tracing::warn!(%error, "the cache can't be used for a file");
+        }
+        let content = Arc::new(content);
+        content.finish();
+        content
+    }
+
+    fn look(&self) -> Result<()> {
+        let cache = &self.means.cache;
+        if let Some(file) = cache.whole(&self.blob.key, self.blob.size)? {
+            self.whole.set(Arc::new(file)).ok();
+        } else if let Some(partial) = cache.resume(&self.blob.key, self.blob.size)? {
+            *self.slot() = Some(partial);
+        }
+        Ok(())
+    }
+
+    /// Whose content this is.
+    pub fn blob(&self) -> &Blob {
+        &self.blob
+    }
+
+    /// The local file that has all of it.
+    pub fn whole(&self) -> Option<&Arc<File>> {
+        self.whole.get()
+    }
+
+    /// How much one request moves at the pace of the ladder, in bytes.
+    pub fn extent(&self) -> u64 {
+        self.ladder.blocks() * BLOCK
+    }
+
+    /// How many bytes are here.
+    pub fn local(&self) -> u64 {
+        if self.whole.get().is_some() {
+            return self.blob.size;
+        }
+        let Some(partial) = self.part() else { return 0 };
+        let here = block::count(self.blob.size) - partial.presence().missing();
+        (here * BLOCK).min(self.blob.size)
+    }
+
+    fn is_present(&self, index: u64) -> bool {
+        self.whole.get().is_some() || self.part().is_some_and(|p| p.presence().state(index) == State::Present)
+    }
+
+    /// Reads from the local disk; `None` when some of it is not here.
+    ///
+    /// # Errors
+    /// None that another tier could help with: a block that the disk can't read counts as not here.
+    pub fn try_read(&self, range: Range<u64>) -> Option<Bytes> {
+        if range.is_empty() {
+            return Some(Bytes::new());
+        }
+        if self.refuted().is_some() {
+            return None;
+        }
+        let len = (range.end - range.start) as usize;
+        let bytes = match (self.whole.get(), self.part()) {
+            (Some(file), _) => crate::cache::io::read(file, range.start, len)
+                .map_err(|e| Error::disk(format!("cannot read blob {}", self.blob.key), e)),
+            (None, Some(partial)) if blocks_of(&range).all(|i| self.is_present(i)) => {
+                partial.read(range.start, len)
+            }
+            _ => return None,
+        };
+        bytes
+            .inspect(|bytes| self.ladder.counters().cached(bytes.len() as u64))
+            .inspect_err(|error| tracing::warn!(%error, "the cache's disk fails: reading from the next tier"))
+            .ok()
+    }
+
+    /// Reads from wherever the bytes are. `run` more blocks behind the range will be wanted soon.
+    ///
+    /// # Errors
+    /// Those of the ladder; [`Kind::Timeout`] after [`DEADLINE`].
+    pub async fn read(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
+        let late = || {
+            let path = String::from_utf8_lossy(&self.blob.path).into_owned();
+            Error::new(Kind::Timeout, format!("{path}: no tier had the bytes within {DEADLINE:?}"))
+        };
+        let (first, began) = (range.start / BLOCK, Instant::now());
+        let read = tokio::time::timeout(DEADLINE, self.read_blocks(range, run));
+        read.await
+            .unwrap_or_else(|_| Err(late()))
+            .inspect_err(|error| self.lately.fail(first, began.elapsed(), error))
+    }
+
+    async fn read_blocks(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
+        if let Some(error) = self.refuted() {
+            return Err(error);
+        }
+        let blocks = blocks_of(&range);
+        if let Some(error) = self.lately.failed(&blocks) {
+            return Err(error);
+        }
+        // All flights first, so that they fly beside each other.
+        let mut boarded = Vec::new();
+        for index in blocks.clone() {
+            boarded.push(self.board(index, blocks.end - index + run, Urgency::Read));
+        }
+        let mut pieces = Vec::with_capacity(boarded.len());
+        for (index, flight) in blocks.zip(boarded) {
+            let start = (index * BLOCK).max(range.start);
+            let end = (index * BLOCK + block::len(self.blob.size, index)).min(range.end);
+            let within = (start - index * BLOCK) as usize..(end - index * BLOCK) as usize;
+            pieces.push(self.read_block(index, flight, start..end, within).await?);
+        }
+        Ok(pieces)
+    }
+
+    async fn read_block(
+        self: &Arc<Self>,
+        index: u64,
+        mut flight: Option<Arc<Flight>>,
+        range: Range<u64>,
+        within: Range<usize>,
+    ) -> Result<Bytes> {
+        loop {
+            if let Some(flight) = &flight
+                && let Landing::Bytes(block) = flight.block(index).await?
+            {
+                return Ok(block.slice(within));
+            }
+            let content = self.clone();
+            let (start, end) = (range.start, range.end);
+            let local = self.means.runtime.spawn_blocking(move || content.try_read(start..end));
+            if let Some(bytes) = local.await.map_err(lost)? {
+                return Ok(bytes);
+            }
+            if let Some(block) = self.means.unstored.get(&self.blob.key, index) {
+                return Ok(block.slice(within));
+            }
+            if let Some(error) = self.refuted() {
+                return Err(error);
+            }
+            flight = self.board(index, 1, Urgency::Read);
+            if flight.is_none() && self.is_present(index) {
+                return Ok(self.rescue(index).await?.slice(within));
+            }
+        }
+    }
+
+    /// A block that the local disk has and can't read: past the cache, from the ladder.
+    async fn rescue(&self, index: u64) -> Result<Bytes> {
+        let rescued = Mutex::new(Bytes::new());
+        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
+        let accept = async |arrival: Arrival| {
+            let verified = arrival.verify(known)?;
+            *rescued.lock().unwrap_or_else(PoisonError::into_inner) = verified.bytes().clone();
+            Ok(index)
+        };
+        self.ladder.fetch(&self.blob, vec![index], Urgency::Read, DEADLINE, accept).await?;
+        let bytes = rescued.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.means.unstored.put(self.blob.key, index, bytes.clone());
+        Ok(bytes)
+    }
+
+    /// Fetches ahead of a sequential reader. Waits for nothing.
+    pub fn ahead(self: &Arc<Self>, range: Range<u64>) {
+        let blocks = blocks_of(&range);
+        let mut index = blocks.start;
+        while index < blocks.end {
+            index = match self.board(index, blocks.end - index, Urgency::Ahead) {
+                Some(flight) => flight.extent().range().end,
+                None => index + 1,
+            };
+        }
+    }
+
+    /// The flight that brings block `index`, started here if need be; `None` when the block is here.
+    pub fn board(self: &Arc<Self>, index: u64, most: u64, urgency: Urgency) -> Option<Arc<Flight>> {
+        if self.is_present(index) {
+            return None;
+        }
+        let most = most.clamp(1, self.ladder.blocks().min(block::count(self.blob.size) - index));
+        match self.flights.join(index, most, |i| i < block::count(self.blob.size) && !self.is_present(i)) {
+            Boarding::Present => None,
+            Boarding::Joined(flight) => {
+                if let Some(ticket) = flight.raise(urgency) {
+                    self.means.budget.promote(ticket, urgency);
+                }
+                Some(flight)
+            }
+            Boarding::New(flight) => {
+                flight.raise(urgency);
+                self.means.runtime.spawn(self.clone().fly(flight.clone()));
+                Some(flight)
+            }
+        }
+    }
+
+    /// Waits for the end of all flights that are under way now.
+    pub(crate) async fn landed(&self) {
+        for flight in self.flights.all() {
+            flight.stored().await.ok();
+        }
+    }
+
+    async fn fly(self: Arc<Self>, flight: Arc<Flight>) {
+        let bytes = flight.extent().bytes(self.blob.size);
+        let budget = &self.means.budget;
+        let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
+        let permit = ticket.granted().await;
+        let urgency = flight.off();
+        let outcome = self.bring(&flight, urgency).await;
+        // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
+        self.flights.leave(&flight);
+        self.finish();
+        flight.end(outcome);
+        drop(permit);
+    }
+
+    /// Brings the blocks of a flight: those that the disk still has after an unclean stop, then the others.
+    async fn bring(self: &Arc<Self>, flight: &Arc<Flight>, urgency: Urgency) -> Result<()> {
+        let (content, boarded) = (self.clone(), flight.clone());
+        let wanted = self.means.runtime.spawn_blocking(move || content.settle(&boarded));
+        let wanted = wanted.await.map_err(lost)?;
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let patience = if urgency == Urgency::Stage { STAGE_PATIENCE } else { DEADLINE };
+        let accept = |arrival: Arrival| {
+            // A task of its own, so that it is under way while the flight waits for what comes next.
+            let accepted = self.means.runtime.spawn(self.clone().take(flight.clone(), arrival));
+            async move { accepted.await.map_err(lost)? }
+        };
+        self.ladder.fetch(&self.blob, wanted, urgency, patience, accept).await
+    }
+
+    /// Accepts a block as soon as there is a hand free for it.
+    async fn take(self: Arc<Self>, flight: Arc<Flight>, arrival: Arrival) -> Result<u64> {
+        let hand = self.means.hands.clone().acquire_owned().await;
+        let runtime = self.means.runtime.clone();
+        let accepted = runtime.spawn_blocking(move || {
+            let _hand = hand;
+            self.accept(&flight, arrival)
+        });
+        accepted.await.map_err(lost)?
+    }
+
+    /// Settles the doubted blocks of a flight, and answers with those that must be fetched.
+    fn settle(&self, flight: &Flight) -> Vec<u64> {
+        let partial = match self.partial() {
+            Ok(partial) => partial,
+            Err(error) => {
+                flight.unstored(error);
+                return flight.extent().range().collect();
+            }
+        };
+        let mut missing = Vec::new();
+        for index in flight.extent().range() {
+            if partial.presence().state(index) == State::Doubted {
+                let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
+                partial.settle(index, known);
+            }
+            match partial.presence().state(index) {
+                State::Present => flight.land(index, Landing::Stored),
+                _ => missing.push(index),
+            }
+        }
+        missing
+    }
+
+    /// Verifies a block, hands it to who waits for it, and stores it.
+    fn accept(&self, flight: &Flight, arrival: Arrival) -> Result<u64> {
+        let index = arrival.index;
+        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
+        let verified = arrival.verify(known)?;
+        flight.land(index, Landing::Bytes(verified.bytes().clone()));
+        match self.partial().and_then(|partial| partial.put(&verified)) {
+            Ok(()) => flight.land(index, Landing::Stored),
+            Err(error) => {
+                if self.means.unstored.put(self.blob.key, index, verified.bytes().clone()) {
+                    tracing::warn!(%error, "a block was delivered but could not be kept; so may others be");
+                }
+                flight.unstored(error);
+            }
+        }
+        Ok(index)
+    }
+
+    /// The part in the cache, made on first use: a file that is opened and never read costs no disk.
+    fn partial(&self) -> Result<Arc<Partial>> {
+        let _one = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(partial) = self.part() {
+            return Ok(partial);
+        }
+        let partial = self.means.cache.begin(&self.blob.key, self.blob.size)?;
+        *self.slot() = Some(partial.clone());
+        Ok(partial)
+    }
+
+    fn part(&self) -> Option<Arc<Partial>> {
+        self.slot().clone()
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<Arc<Partial>>> {
+        self.partial.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error of work that ended without an answer: it panicked, or its runtime ended.
+fn lost(error: JoinError) -> Error {
+    Error::with(Kind::Disk, "work on a blob was lost", error)
+}
+
+/// The blocks that `range` touches.
+fn blocks_of(range: &Range<u64>) -> Range<u64> {
+    range.start / BLOCK..range.end.div_ceil(BLOCK)
+}

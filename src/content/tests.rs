@@ -1,0 +1,261 @@
+//! Reading through the whole engine, over a scripted tier.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use super::*;
+use crate::blob::Key;
+use crate::block::Check;
+use crate::budget::Budget;
+use crate::cache::{Cache, Limits};
+use crate::digest::Digest;
+use crate::metrics::Counters;
+use crate::tier::{Body, Rung, Tier};
+
+/// What the tier does with one request, where it does not simply answer.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// Sends so many bytes, then breaks off.
+    BreakAfter(u64),
+    /// Sends bytes that are not the blob's.
+    Lie,
+    /// Fails with a kind.
+    Fail(Kind),
+    /// Never answers.
+    Silence,
+    /// Does not have it.
+    Miss,
+}
+
+#[derive(Debug)]
+struct Scripted {
+    content: Bytes,
+    /// One fault a request, in order; none left: right answers. A last `true` makes the last fault stay.
+    faults: Mutex<VecDeque<Fault>>,
+    sticky: bool,
+    sent: AtomicU64,
+    requests: AtomicU64,
+}
+
+impl Scripted {
+    fn new(content: &[u8], faults: &[Fault], sticky: bool) -> Arc<Self> {
+        Arc::new(Self {
+            content: Bytes::copy_from_slice(content),
+            faults: Mutex::new(faults.iter().copied().collect()),
+            sticky,
+            sent: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+        })
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        let mut faults = self.faults.lock().expect("no panic");
+        if self.sticky && faults.len() == 1 { faults.front().copied() } else { faults.pop_front() }
+    }
+}
+
+impl Tier for Scripted {
+    fn rung(&self) -> Rung {
+        Rung::Origin
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        _blob: &'a Blob,
+        range: Range<u64>,
+        _urgency: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            self.requests.fetch_add(1, Relaxed);
+            let mut bytes = self.content.slice(range.start as usize..range.end as usize);
+            match self.fault() {
+                None => {}
+                Some(Fault::BreakAfter(most)) => bytes.truncate(most as usize),
+                Some(Fault::Lie) => bytes = bytes.iter().map(|b| b ^ 1).collect(),
+                Some(Fault::Fail(kind)) => return Err(Error::new(kind, "as the script says")),
+                Some(Fault::Silence) => std::future::pending().await,
+                Some(Fault::Miss) => return Ok(None),
+            }
+            self.sent.fetch_add(bytes.len() as u64, Relaxed);
+            // Odd pieces, so that none ends with a block by itself.
+            let pieces: Vec<_> = bytes.chunks(300_001).map(|p| Ok(bytes.slice_ref(p))).collect();
+            Ok(Some(stream::iter(pieces).boxed()))
+        }
+        .boxed()
+    }
+}
+
+struct Bench {
+    home: tempfile::TempDir,
+    bytes: Vec<u8>,
+}
+
+const SIZE: u64 = 9 * BLOCK + 4321;
+
+impl Bench {
+    fn new() -> Self {
+        let bytes = (0..SIZE).map(|i| (i ^ (i >> 9) ^ (i >> 17)) as u8).collect();
+        Self { home: tempfile::tempdir().expect("a directory"), bytes }
+    }
+
+    fn blob(&self, proved: bool) -> Blob {
+        let check = |(i, b): (usize, &[u8])| Check::of(SIZE, i as u64, b);
+        let checks: Arc<[Check]> = self.bytes.chunks(BLOCK as usize).enumerate().map(check).collect();
+        Blob {
+            key: match proved {
+                true => Key::Content(Digest::of(&self.bytes)),
+                false => Key::origin("test://", b"model.bin", b"1"),
+            },
+            size: SIZE,
+            checks: proved.then_some(checks),
+            path: Bytes::from_static(b"model.bin"),
+            version: Bytes::from_static(b"1"),
+            sha256: None,
+            stored: crate::blob::Stored::default(),
+        }
+    }
+
+    /// The engine's parts over `tiers`, on this bench's directory; drop it before the next one is made.
+    fn content(&self, blob: Blob, capacity: Option<u64>, tiers: &[&Arc<Scripted>]) -> Arc<Content> {
+        let limits = Limits { capacity, reserve: 0 };
+        let cache = loop {
+            // The one before is let go by whichever task drops it last.
+            match Cache::open(self.home.path(), "default", limits, SystemTime::now) {
+                Err(error) if error.kind() == Kind::Busy => std::thread::yield_now(),
+                opened => break opened.expect("a cache"),
+            }
+        };
+        while cache.room().used().is_none() {
+            std::thread::yield_now();
+        }
+        let means = Means {
+            cache,
+            budget: Budget::new(64 << 20),
+            hands: Arc::new(Semaphore::new(4)),
+            unstored: Unstored::default(),
+            runtime: Handle::current(),
+        };
+        let tiers = tiers.iter().map(|t| Arc::clone(t) as Arc<dyn Tier>).collect();
+        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        Content::open(blob, Arc::new(means), ladder)
+    }
+
+    async fn expect(&self, content: &Arc<Content>, range: Range<u64>) {
+        let pieces = content.read(range.clone(), 0).await.expect("a right answer");
+        assert!(pieces.concat() == self.bytes[range.start as usize..range.end as usize], "{range:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_readers_at_once_cost_each_byte_once_and_leave_a_whole_blob() {
+    let bench = Bench::new();
+    let tier = Scripted::new(&bench.bytes, &[], false);
+    let content = bench.content(bench.blob(false), None, &[&tier]);
+    assert!(content.whole().is_none());
+    let starts = (0..64).map(|i| (i * 7_777_777) % (SIZE - 700_000));
+    futures_util::future::join_all(starts.map(|s| bench.expect(&content, s..s + 700_000))).await;
+    bench.expect(&content, 0..SIZE).await;
+    assert_eq!(tier.sent.load(Relaxed), SIZE);
+    let file = content.became_whole().await.expect("committed");
+    assert_eq!(file.metadata().expect("disk").len(), SIZE);
+    assert!(content.try_read(5..SIZE - 5).expect("local") == bench.bytes[5..SIZE as usize - 5]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_breaks_off_is_taken_up_where_it_broke() {
+    let bench = Bench::new();
+    let faults = [Fault::BreakAfter(2 * BLOCK + 99), Fault::Fail(Kind::Unavailable)];
+    let tier = Scripted::new(&bench.bytes, &faults, false);
+    let content = bench.content(bench.blob(false), None, &[&tier]);
+    bench.expect(&content, 0..SIZE).await;
+    assert!(tier.sent.load(Relaxed) <= SIZE + BLOCK, "only the broken block came twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lie_is_never_read_and_another_tier_mends_it() {
+    let bench = Bench::new();
+    let (liar, honest) = (
+        Scripted::new(&bench.bytes, &[Fault::Lie], true),
+        Scripted::new(&bench.bytes, &[Fault::Miss], false),
+    );
+    let content = bench.content(bench.blob(true), None, &[&liar, &honest]);
+    bench.expect(&content, 0..SIZE).await;
+    drop(content);
+
+    let bench = Bench::new();
+    let content = bench.content(bench.blob(true), None, &[&liar]);
+    let error = content.read(0..10, 0).await.expect_err("nobody has the right bytes");
+    assert_eq!(error.kind(), Kind::Corrupt);
+    assert!(error.to_string().starts_with("model.bin: "), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_that_changed_is_not_asked_again() {
+    let bench = Bench::new();
+    let tier = Scripted::new(&bench.bytes, &[Fault::Fail(Kind::Changed)], true);
+    let content = bench.content(bench.blob(false), None, &[&tier]);
+    assert_eq!(content.read(0..10, 0).await.expect_err("changed").kind(), Kind::Changed);
+    assert_eq!(tier.requests.load(Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_ends_when_no_tier_answers() {
+    let bench = Bench::new();
+    let tier = Scripted::new(&bench.bytes, &[Fault::Silence], true);
+    let content = bench.content(bench.blob(false), None, &[&tier]);
+    let began = tokio::time::Instant::now();
+    assert_eq!(content.read(0..10, 0).await.expect_err("silence").kind(), Kind::Timeout);
+    assert!(began.elapsed() <= DEADLINE + Duration::from_secs(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_cache_degrades_reads_and_fails_a_flight_to_be_stored() {
+    let bench = Bench::new();
+    let tier = Scripted::new(&bench.bytes, &[], false);
+    let content = bench.content(bench.blob(false), Some(3 * BLOCK), &[&tier]);
+    bench.expect(&content, 0..SIZE).await;
+    bench.expect(&content, 100..SIZE - 100).await;
+    let mut failed = 0;
+    for index in 0..10 {
+        if let Some(flight) = content.board(index, 1, Urgency::Stage)
+            && let Err(error) = flight.stored().await
+        {
+            assert_eq!(error.kind(), Kind::NoSpace);
+            failed += 1;
+        }
+    }
+    assert!(failed >= 6, "{failed} of 10 blocks found no room");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_asks_for_nothing_that_is_there() {
+    let bench = Bench::new();
+    let tier = Scripted::new(&bench.bytes, &[], false);
+    let content = bench.content(bench.blob(false), None, &[&tier]);
+    bench.expect(&content, 0..4 * BLOCK).await;
+    drop(content);
+    let before = tier.sent.load(Relaxed);
+    let content = bench.content(bench.blob(false), None, &[&tier]);
+    bench.expect(&content, 0..4 * BLOCK).await;
+    assert_eq!(tier.sent.load(Relaxed), before);
+    bench.expect(&content, 0..SIZE).await;
+    assert_eq!(tier.sent.load(Relaxed), SIZE);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_that_is_not_what_its_origin_publishes_is_discarded() {
+    let bench = Bench::new();
+    let tier = Scripted::new(&bench.bytes, &[], false);
+    let blob = Blob { sha256: Some([7; 32]), ..bench.blob(false) };
+    let content = bench.content(blob, None, &[&tier]);
+    bench.expect(&content, 0..10).await;
+    content.ahead(0..SIZE);
+    assert_eq!(content.became_whole().await.expect_err("not it").kind(), Kind::Corrupt);
+    assert_eq!(content.read(0..10, 0).await.expect_err("not it").kind(), Kind::Corrupt);
+}

@@ -1,0 +1,194 @@
+//! The engine: one cache, one memory budget, and the snapshots that are served through them.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tempfile::NamedTempFile;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use crate::budget::Budget;
+use crate::cache::{Cache, Limits};
+use crate::content::{Means, Unstored};
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::fetch::Ladder;
+use crate::manifest::{Listing, Manifest};
+use crate::metrics::Counters;
+use crate::mirror::Mirror;
+use crate::mirror::catalog::Ref;
+use crate::mirror::lease::Purpose;
+use crate::snapshot::{Contents, Snapshot};
+use crate::source::Patterns;
+use crate::tier::parts::{Opener, Parts};
+use crate::tier::{Origin, Tier};
+
+/// How long the end of an engine waits for flights: those whose bytes have arrived need no longer to be written.
+const LAST_FLIGHTS: Duration = Duration::from_secs(1);
+
+/// How many blocks are hashed and written at once for each core: while one waits for the disk another is hashed.
+const HANDS_A_CORE: usize = 2;
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The cache's directory; made if it is missing.
+    pub cache: PathBuf,
+    /// Whose data it serves. Tenants share nothing.
+    pub tenant: String,
+    /// What bounds the cache.
+    pub limits: Limits,
+    /// The most memory that fetches under way may hold, in bytes.
+    pub memory: u64,
+    /// What time it is.
+    pub now: fn() -> SystemTime,
+}
+
+/// The engine. Clones are handles to one and the same.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    means: Arc<Means>,
+    contents: Arc<Contents>,
+}
+
+/// How full a cache is.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct Usage {
+    /// Bytes that the cache's blobs occupy; `None` while they are still being counted after a start.
+    pub used: Option<u64>,
+    /// The most that they may occupy.
+    pub capacity: Option<u64>,
+    /// Bytes free on the cache's file system.
+    pub free: u64,
+    /// Bytes that are to stay free there.
+    pub reserve: u64,
+    /// Bytes evicted since the start.
+    pub evicted: u64,
+}
+
+impl Engine {
+    /// Opens the cache and takes its lock. Fetches run on `runtime`. Blocks on the local disk.
+    ///
+    /// # Errors
+    /// Those of [`Cache::open`].
+    pub fn open(config: &Config, runtime: Handle) -> Result<Self> {
+        let cache = Cache::open(&config.cache, &config.tenant, config.limits, config.now)?;
+        let hands =
+            Semaphore::new(HANDS_A_CORE * std::thread::available_parallelism().map_or(2, usize::from));
+        let means = Means {
+            cache,
+            budget: Budget::new(config.memory),
+            hands: Arc::new(hands),
+            unstored: Unstored::default(),
+            runtime,
+        };
+        Ok(Self { means: Arc::new(means), contents: Arc::default() })
+    }
+
+    /// Lists `origin`, and makes what it holds now readable.
+    ///
+    /// # Errors
+    /// Those of [`Origin::list`] and [`Listing::finish`].
+    pub async fn snapshot(&self, origin: Arc<dyn Origin>, patterns: Patterns) -> Result<Arc<Snapshot>> {
+        let mut listing = Listing::new(&origin.identity(), patterns);
+        origin.list(&mut listing).await?;
+        let unmatched = listing.unmatched().into_iter().map(String::from).collect();
+        let means = self.means.clone();
+        let kept = self.blocking(move || keep(listing, means.cache.layout().manifests()));
+        let (id, manifest) = kept.await?;
+        let tiers: Vec<Arc<dyn Tier>> = vec![origin];
+        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let shared = (self.means.clone(), self.contents.clone());
+        Ok(Arc::new(Snapshot::new(id, Arc::new(manifest), unmatched, shared, ladder)))
+    }
+
+    /// Makes readable what `mirror` has of the source with this [key](crate::mirror::catalog::source_key); `None` when it
+    /// is not mirrored. What the mirror can't send right comes from the origin that `open` opens, given what that was
+    /// resolved to; it is not opened before.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when the mirror is damaged, [`Kind::Disk`] for the cache; those of the mirror's store.
+    pub async fn mirrored(
+        &self,
+        mirror: &Mirror,
+        key: &Digest,
+        open: impl FnOnce(&Ref) -> Opener,
+    ) -> Result<Option<Arc<Snapshot>>> {
+        let Some(found) = mirror.find(key).await? else { return Ok(None) };
+        // Who may only read has no lease, but the grace.
+        let lease = mirror.lease(Purpose::Serve(found.manifest)).await;
+        let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
+        let manifest = Arc::new(self.manifest(mirror, &found.manifest).await?);
+        let origin = Parts::new(open(&found), manifest.clone());
+        let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(mirror.clone()), Arc::new(origin)];
+        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let shared = (self.means.clone(), self.contents.clone());
+        let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
+        Ok(Some(Arc::new(snapshot.leased(lease))))
+    }
+
+    /// A manifest of the mirror's, kept in the cache.
+    async fn manifest(&self, mirror: &Mirror, id: &Digest) -> Result<Manifest> {
+        let (manifests, id) = (self.means.cache.layout().manifests().to_owned(), *id);
+        let path = manifests.join(id.to_string());
+        if let Some(manifest) = self.blocking(move || Ok(kept(&path, &id))).await? {
+            return Ok(manifest);
+        }
+        let fault = |e: std::io::Error| Error::disk("cannot keep a manifest in the cache", e);
+        let draft = NamedTempFile::new_in(&manifests).map_err(fault)?;
+        let file = Arc::new(draft.as_file().try_clone().map_err(fault)?);
+        if mirror.copy_manifest(&id, file).await?.is_none() {
+            let text = format!("the mirror {} lacks the manifest {id}; add the source again", mirror.name());
+            return Err(Error::new(Kind::Corrupt, text));
+        }
+        self.blocking(move || {
+            draft.as_file().sync_all().map_err(fault)?;
+            let file = draft.persist(manifests.join(id.to_string())).map_err(|e| fault(e.error))?;
+            Manifest::open(&file)
+        })
+        .await
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let done = self.means.runtime.spawn_blocking(work).await;
+        done.unwrap_or_else(|e| Err(Error::with(Kind::Disk, "a manifest was lost", e)))
+    }
+
+    /// Waits until what has arrived is durable, so that nothing of it is fetched again by the next process. What is
+    /// partly here stays so; flights under way are given up with the process.
+    pub async fn close(&self) {
+        self.contents.settled(LAST_FLIGHTS).await;
+    }
+
+    /// How much the cache holds and may hold.
+    pub fn usage(&self) -> Usage {
+        let room = self.means.cache.room();
+        let Limits { capacity, reserve } = room.limits();
+        Usage { used: room.used(), capacity, free: room.free(), reserve, evicted: room.evicted() }
+    }
+}
+
+/// The manifest `id` that was kept at `path`, if it is whole.
+fn kept(path: &Path, id: &Digest) -> Option<Manifest> {
+    let manifest = Manifest::open(&File::open(path).ok()?).ok()?;
+    (manifest.digest() == *id).then_some(manifest)
+}
+
+/// Writes a manifest under its digest, durably, and opens it.
+fn keep(listing: Listing, manifests: &Path) -> Result<(Digest, Manifest)> {
+    let fault = |e: std::io::Error| Error::disk("cannot keep a manifest in the cache", e);
+    let mut draft = NamedTempFile::new_in(manifests).map_err(fault)?;
+    let mut out = BufWriter::with_capacity(1 << 20, draft.as_file_mut());
+    let id = listing.finish(&mut out)?;
+    out.flush().map_err(fault)?;
+    drop(out);
+    draft.as_file().sync_all().map_err(fault)?;
+    let file = draft.persist(manifests.join(id.to_string())).map_err(|e| fault(e.error))?;
+    Ok((id, Manifest::open(&file)?))
+}

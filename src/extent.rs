@@ -1,0 +1,98 @@
+//! Extents: runs of adjacent blocks moved by one request, and how long to make them.
+
+use std::time::Duration;
+
+use crate::block::BLOCK;
+
+/// The most blocks that one request moves: 16 MiB. Beyond that a request's overhead no longer shows, and one that
+/// breaks off costs more.
+pub const LONGEST: u64 = 16;
+
+/// How large a part of a request may be spent on waiting for its first byte: one eighth.
+const OVERHEAD: u32 = 8;
+
+/// A run of adjacent blocks of one blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The first block.
+    pub first: u64,
+    /// How many blocks; at least 1.
+    pub blocks: u64,
+}
+
+impl Extent {
+    /// The blocks' numbers.
+    pub fn range(self) -> std::ops::Range<u64> {
+        self.first..self.first + self.blocks
+    }
+
+    /// The bytes that it covers in a blob of `size` bytes.
+    pub fn bytes(self, size: u64) -> std::ops::Range<u64> {
+        self.first * BLOCK..((self.first + self.blocks) * BLOCK).min(size)
+    }
+}
+
+/// How fast a tier has answered lately, and so how much to ask for at once: as much as it sends in eight times what it
+/// takes to begin.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Until the first byte, in seconds.
+    latency: f64,
+    /// Bytes a second from then on.
+    rate: f64,
+}
+
+impl Default for Pace {
+    /// What a near object store does: the first requests are half as long as the longest.
+    fn default() -> Self {
+        Self { latency: 0.02, rate: 52e6 }
+    }
+}
+
+impl Pace {
+    /// Takes in one request's `latency` to the first byte, and the `bytes` that arrived within `flow` from there on.
+    /// The newest counts one fifth, so that one odd answer does not turn the wheel.
+    pub fn observe(&mut self, latency: Duration, bytes: u64, flow: Duration) {
+        let blend = |old: f64, new: f64| old * 0.8 + new * 0.2;
+        self.latency = blend(self.latency, latency.as_secs_f64());
+        if bytes >= BLOCK {
+            self.rate = blend(self.rate, bytes as f64 / flow.as_secs_f64().max(1e-6));
+        }
+    }
+
+    /// How many blocks to ask for, where they are all wanted.
+    pub fn blocks(&self) -> u64 {
+        let bytes = self.rate * self.latency * f64::from(OVERHEAD);
+        ((bytes / BLOCK as f64).round() as u64).clamp(1, LONGEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_grow_with_distance_and_with_speed() {
+        let settled = |latency, rate: u64| {
+            let mut pace = Pace::default();
+            for _ in 0..50 {
+                pace.observe(
+                    Duration::from_millis(latency),
+                    8 << 20,
+                    Duration::from_secs_f64((8 << 20) as f64 / rate as f64),
+                );
+            }
+            pace.blocks()
+        };
+        assert_eq!(settled(1, 10_000_000), 1);
+        assert_eq!(settled(20, 100_000_000), 15);
+        assert_eq!(settled(200, 1_000_000_000), LONGEST);
+    }
+
+    #[test]
+    fn the_last_extent_ends_with_the_blob() {
+        let extent = Extent { first: 2, blocks: 4 };
+        assert_eq!(extent.bytes(3 * BLOCK + 5), 2 * BLOCK..3 * BLOCK + 5);
+        assert_eq!(extent.range(), 2..6);
+    }
+}

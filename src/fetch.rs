@@ -1,0 +1,269 @@
+//! Fetch: going down the ladder of tiers until the bytes are right.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::{Instant, timeout};
+
+use crate::blob::Blob;
+use crate::block::{self, Arrival, BLOCK};
+use crate::error::{Error, Kind, Result};
+use crate::extent::{Extent, Pace};
+use crate::metrics::Counters;
+use crate::tier::{Body, Rung, Tier, Urgency};
+
+/// How long a tier may take until its first byte (DESIGN, section 6); a peer, which is near, much less.
+const FIRST_BYTE: Duration = Duration::from_secs(5);
+const PEER_FIRST_BYTE: Duration = Duration::from_secs(1);
+
+/// A body that brings less than a block in this time is given up for the next tier. The last tier may be slow, for
+/// there is none to turn to, but not silent.
+const STALL: Duration = Duration::from_secs(5);
+
+/// The first wait before a tier is asked again, and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// How many times a tier may send wrong bytes before they are taken to be all it has.
+const LIES: u32 = 3;
+
+/// How many blocks of one flight may be hashed and written at the same time as the next ones arrive.
+const PIPELINE: usize = 3;
+
+/// The tiers below the node cache, nearest first.
+#[derive(Debug)]
+pub struct Ladder {
+    tiers: Vec<Arc<dyn Tier>>,
+    counters: Arc<Counters>,
+    pace: Mutex<Pace>,
+}
+
+/// The state of one descent: what is still missing, and what went wrong on the way.
+struct Descent<'a> {
+    blob: &'a Blob,
+    urgency: Urgency,
+    missing: Vec<u64>,
+    /// Nothing has arrived since.
+    still: Instant,
+}
+
+impl Ladder {
+    /// A ladder of `tiers`, which counts into `counters`.
+    pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<Counters>) -> Self {
+        Self { tiers, counters, pace: Mutex::default() }
+    }
+
+    /// How many blocks to ask for at once.
+    pub fn blocks(&self) -> u64 {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner).blocks()
+    }
+
+    /// What counts the traffic.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Fetches the blocks `wanted` of `blob`. Each that arrives is given to `accept`, which verifies it and keeps it;
+    /// the next ones arrive meanwhile. Ends when all were accepted, or when nothing has arrived for `patience`.
+    ///
+    /// # Errors
+    /// The last tier's, when no tier had the right bytes.
+    pub async fn fetch<F, A>(
+        &self,
+        blob: &Blob,
+        wanted: Vec<u64>,
+        urgency: Urgency,
+        patience: Duration,
+        accept: F,
+    ) -> Result<()>
+    where
+        F: Fn(Arrival) -> A + Send + Sync,
+        A: Future<Output = Result<u64>> + Send,
+    {
+        let mut descent = Descent { blob, urgency, missing: wanted, still: Instant::now() };
+        let mut lies = 0;
+        let mut wait = BACKOFF.0;
+        loop {
+            let began = descent.still;
+            let error = match self.descend(&mut descent, &accept).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if descent.still > began {
+                wait = BACKOFF.0;
+            }
+            lies += u32::from(error.kind() == Kind::Corrupt);
+            let hopeful = matches!(error.kind(), Kind::Unavailable | Kind::Timeout | Kind::Corrupt);
+            if !hopeful || lies >= LIES || descent.still.elapsed() + wait > patience {
+                return Err(error.within(blob));
+            }
+            tracing::debug!(%blob, %error, ?wait, "asking again");
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Asks each tier once for what is missing.
+    async fn descend<F, A>(&self, descent: &mut Descent<'_>, accept: &F) -> Result<()>
+    where
+        F: Fn(Arrival) -> A + Send + Sync,
+        A: Future<Output = Result<u64>> + Send,
+    {
+        let mut failure: Option<Error> = None;
+        for (at, tier) in self.tiers.iter().enumerate() {
+            let last = at + 1 == self.tiers.len();
+            while let Some(extent) = descent.next() {
+                match self.ask(tier.as_ref(), descent, extent, last, accept).await {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        if error.kind() == Kind::Corrupt {
+                            tracing::warn!(%error, "wrong bytes");
+                        }
+                        failure = Some(match failure {
+                            Some(first) => both(&first, &error),
+                            None => error,
+                        });
+                        break;
+                    }
+                }
+            }
+        }
+        if descent.missing.is_empty() {
+            return Ok(());
+        }
+        Err(failure.unwrap_or_else(|| Error::new(Kind::Corrupt, "no tier has it")))
+    }
+
+    /// One request. True when all of `extent` arrived, false when the tier does not have it.
+    async fn ask<F, A>(
+        &self,
+        tier: &dyn Tier,
+        descent: &mut Descent<'_>,
+        extent: Extent,
+        last: bool,
+        accept: &F,
+    ) -> Result<bool>
+    where
+        F: Fn(Arrival) -> A + Send + Sync,
+        A: Future<Output = Result<u64>> + Send,
+    {
+        let (blob, rung) = (descent.blob, tier.rung());
+        let patience = if rung == Rung::Peer { PEER_FIRST_BYTE } else { FIRST_BYTE };
+        let slow = || Error::new(Kind::Timeout, format!("the {rung} did not answer within {patience:?}"));
+        let began = Instant::now();
+        self.counters.asked();
+        let answer = tier.fetch(blob, extent.bytes(blob.size), descent.urgency);
+        let Some(body) = timeout(patience, answer).await.map_err(|_| slow())?? else { return Ok(false) };
+        let latency = began.elapsed();
+        let mut blocks = Blocks { body, rung, size: blob.size, extent, rest: None, last };
+        let mut accepting = FuturesUnordered::new();
+        let mut outcome = Ok(());
+        while outcome.is_ok() && blocks.extent.blocks > 0 {
+            match blocks.next().await {
+                Ok(arrival) => {
+                    self.counters.arrived(rung, arrival.bytes.len() as u64);
+                    descent.still = Instant::now();
+                    accepting.push(accept(arrival));
+                }
+                Err(error) => outcome = Err(error),
+            }
+            while accepting.len() >= PIPELINE {
+                outcome = outcome.and(descent.accepted(accepting.next().await));
+            }
+        }
+        let flow = began.elapsed().saturating_sub(latency);
+        while let Some(accepted) = accepting.next().await {
+            outcome = outcome.and(descent.accepted(Some(accepted)));
+        }
+        let bytes = extent.bytes(blob.size);
+        let arrived = (bytes.end - bytes.start) * u64::from(outcome.is_ok());
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner).observe(latency, arrived, flow);
+        outcome.map(|()| true).map_err(|e| match e.kind() {
+            Kind::Corrupt => e.within(tier.locate(blob)),
+            _ => e,
+        })
+    }
+}
+
+/// The failures of two tiers in one. What to do follows from the last, but for wrong bytes that it can't make up for.
+fn both(first: &Error, last: &Error) -> Error {
+    let later = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
+    let kind = if first.kind() == Kind::Corrupt && !later { Kind::Corrupt } else { last.kind() };
+    Error::new(kind, format!("{first}; {last}"))
+}
+
+impl Descent<'_> {
+    /// The next run of missing blocks.
+    fn next(&self) -> Option<Extent> {
+        let first = *self.missing.first()?;
+        let blocks = self.missing.iter().zip(first..).take_while(|(have, want)| *have == want).count();
+        Some(Extent { first, blocks: blocks as u64 })
+    }
+
+    fn accepted(&mut self, accepted: Option<Result<u64>>) -> Result<()> {
+        if let Some(index) = accepted.transpose()? {
+            self.missing.retain(|missing| *missing != index);
+        }
+        Ok(())
+    }
+}
+
+/// A body, cut into blocks.
+struct Blocks {
+    body: Body,
+    rung: Rung,
+    size: u64,
+    /// What is still to come.
+    extent: Extent,
+    /// What arrived behind the end of the last block.
+    rest: Option<Bytes>,
+    last: bool,
+}
+
+impl Blocks {
+    /// The next block, unverified.
+    async fn next(&mut self) -> Result<Arrival> {
+        let index = self.extent.first;
+        let want = block::len(self.size, index) as usize;
+        let mut bytes = BytesMut::new();
+        let began = Instant::now();
+        loop {
+            if let Some(mut piece) = self.rest.take() {
+                if bytes.is_empty() && piece.len() >= want {
+                    let whole = piece.split_to(want);
+                    self.rest = (!piece.is_empty()).then_some(piece);
+                    return Ok(self.arrival(whole));
+                }
+                if bytes.is_empty() {
+                    bytes.reserve(BLOCK as usize);
+                }
+                let take = piece.split_to(piece.len().min(want - bytes.len()));
+                bytes.extend_from_slice(&take);
+                self.rest = (!piece.is_empty()).then_some(piece);
+            }
+            if bytes.len() == want {
+                return Ok(self.arrival(bytes.freeze()));
+            }
+            let left = if self.last { STALL } else { STALL.saturating_sub(began.elapsed()) };
+            let stalled = || {
+                Error::new(Kind::Timeout, format!("the {} stopped sending within block {index}", self.rung))
+            };
+            match timeout(left, self.body.next()).await.map_err(|_| stalled())? {
+                Some(piece) => self.rest = Some(piece?).filter(|p| !p.is_empty()),
+                None => {
+                    let text = format!("the {} broke off within block {index}", self.rung);
+                    return Err(Error::new(Kind::Unavailable, text));
+                }
+            }
+        }
+    }
+
+    fn arrival(&mut self, bytes: Bytes) -> Arrival {
+        let index = self.extent.first;
+        self.extent = Extent { first: index + 1, blocks: self.extent.blocks - 1 };
+        Arrival { size: self.size, index, bytes }
+    }
+}

@@ -1,0 +1,246 @@
+//! Flights: one fetch under way, however many wait for it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::budget::Ticket;
+use crate::error::{Error, Result};
+use crate::extent::Extent;
+use crate::tier::Urgency;
+
+/// What a waiter gets for its block.
+#[derive(Clone, Debug)]
+pub enum Landing {
+    /// The bytes themselves: they have just arrived.
+    Bytes(Bytes),
+    /// The news that the cache has them.
+    Stored,
+}
+
+#[derive(Clone, Debug)]
+enum Slot {
+    Pending,
+    Landed(Landing),
+}
+
+/// One fetch of one extent.
+#[derive(Debug)]
+pub struct Flight {
+    extent: Extent,
+    state: Mutex<State>,
+    news: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    slots: Vec<Slot>,
+    urgency: Urgency,
+    ticket: Option<u64>,
+    ended: Option<Result<()>>,
+    unstored: Option<Error>,
+}
+
+impl Flight {
+    fn new(extent: Extent) -> Arc<Self> {
+        let slots = vec![Slot::Pending; extent.blocks as usize];
+        let state = State { slots, urgency: Urgency::Stage, ticket: None, ended: None, unstored: None };
+        Arc::new(Self { extent, state: Mutex::new(state), news: Notify::new() })
+    }
+
+    /// What it fetches.
+    pub fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// Waits for block `index`, which the extent covers; not for the rest of it.
+    ///
+    /// # Errors
+    /// What ended the flight without the block.
+    pub async fn block(&self, index: u64) -> Result<Landing> {
+        let slot = (index - self.extent.first) as usize;
+        loop {
+            let news = self.news.notified();
+            tokio::pin!(news);
+            // Enrolled before the state is looked at, so no news can slip between the two.
+            news.as_mut().enable();
+            {
+                let state = self.lock();
+                match (&state.slots[slot], &state.ended) {
+                    (Slot::Landed(landing), _) => return Ok(landing.clone()),
+                    (Slot::Pending, Some(Err(error))) => return Err(error.share()),
+                    (Slot::Pending, Some(Ok(()))) => return Ok(Landing::Stored),
+                    (Slot::Pending, None) => {}
+                }
+            }
+            news.await;
+        }
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// What the flight failed with, and what kept its blocks from being stored.
+    pub async fn stored(&self) -> Result<()> {
+        for index in self.extent.range() {
+            self.block(index).await?;
+        }
+        loop {
+            let news = self.news.notified();
+            tokio::pin!(news);
+            news.as_mut().enable();
+            {
+                let state = self.lock();
+                match (&state.ended, &state.unstored) {
+                    (Some(Err(error)), _) | (Some(_), Some(error)) => return Err(error.share()),
+                    (Some(Ok(())), None) => return Ok(()),
+                    (None, _) => {}
+                }
+            }
+            news.await;
+        }
+    }
+
+    /// Gives a verified block to all who wait for it.
+    pub fn land(&self, index: u64, landing: Landing) {
+        let slot = (index - self.extent.first) as usize;
+        self.lock().slots[slot] = Slot::Landed(landing);
+        self.news.notify_waiters();
+    }
+
+    /// Notes that a block could not be stored: readers have it all the same, a stage has failed.
+    pub fn unstored(&self, error: Error) {
+        self.lock().unstored.get_or_insert(error);
+    }
+
+    /// Ends the flight.
+    pub fn end(&self, outcome: Result<()>) {
+        self.lock().ended = Some(outcome);
+        self.news.notify_waiters();
+    }
+
+    /// Makes it at least as urgent as `urgency`, and answers with its place in the budget's queue, while it has one: that
+    /// must be made as urgent, too.
+    pub fn raise(&self, urgency: Urgency) -> Option<u64> {
+        let mut state = self.lock();
+        state.urgency = state.urgency.max(urgency);
+        state.ticket
+    }
+
+    /// Takes a place in the budget's queue by `queue`, at the urgency that the flight has. Nobody can raise it between
+    /// the two: either `queue` sees it, or who raised it sees the place.
+    pub fn queue(&self, queue: impl FnOnce(Urgency) -> Ticket) -> Ticket {
+        let mut state = self.lock();
+        let ticket = queue(state.urgency);
+        state.ticket = Some(ticket.number());
+        ticket
+    }
+
+    /// Leaves the queue to take off, and answers with how urgent the flight is.
+    pub fn off(&self) -> Urgency {
+        let mut state = self.lock();
+        state.ticket = None;
+        state.urgency
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change of the state is one statement: a panic can't leave half of one.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The flights of one blob. No two overlap.
+#[derive(Debug, Default)]
+pub struct Flights {
+    by_first: Mutex<BTreeMap<u64, Arc<Flight>>>,
+}
+
+/// How [`Flights::join`] answers.
+#[derive(Debug)]
+pub enum Boarding {
+    /// The block is here by now.
+    Present,
+    /// Another's flight brings it.
+    Joined(Arc<Flight>),
+    /// The caller must start this one.
+    New(Arc<Flight>),
+}
+
+impl Flights {
+    /// Joins the flight that brings block `index`, or plans one of up to `most` blocks from there, as far as `absent`
+    /// says that they lack and no other flight brings them.
+    pub fn join(&self, index: u64, most: u64, absent: impl Fn(u64) -> bool) -> Boarding {
+        let mut flights = self.by_first.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, flight)) = flights.range(..=index).next_back()
+            && flight.extent.range().contains(&index)
+        {
+            return Boarding::Joined(flight.clone());
+        }
+        // Under the lock, after the table: a flight leaves the table only after its blocks have come to be present.
+        if !absent(index) {
+            return Boarding::Present;
+        }
+        let next = flights.range(index..).next().map_or(u64::MAX, |(first, _)| *first);
+        let blocks = (index..next).take(most as usize).take_while(|i| absent(*i)).count().max(1);
+        let flight = Flight::new(Extent { first: index, blocks: blocks as u64 });
+        flights.insert(index, flight.clone());
+        Boarding::New(flight)
+    }
+
+    /// All that are under way.
+    pub fn all(&self) -> Vec<Arc<Flight>> {
+        self.by_first.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Takes a flight off the table.
+    pub fn leave(&self, flight: &Flight) {
+        self.by_first.lock().unwrap_or_else(PoisonError::into_inner).remove(&flight.extent.first);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn flights_do_not_overlap() {
+        let flights = Flights::default();
+        let absent = |index: u64| index < 20 && index != 12;
+        let Boarding::New(first) = flights.join(8, 16, absent) else { panic!("none was under way") };
+        assert_eq!(first.extent(), Extent { first: 8, blocks: 4 }, "up to what is present");
+        let Boarding::New(second) = flights.join(2, 16, absent) else { panic!("not covered") };
+        assert_eq!(second.extent(), Extent { first: 2, blocks: 6 }, "up to what is in flight");
+        assert!(matches!(flights.join(11, 1, absent), Boarding::Joined(f) if f.extent() == first.extent()));
+        assert!(matches!(flights.join(12, 1, absent), Boarding::Present));
+        flights.leave(&first);
+        assert!(matches!(flights.join(11, 1, absent), Boarding::New(_)));
+    }
+
+    #[tokio::test]
+    async fn a_waiter_gets_its_block_before_the_rest_and_whatever_ends_the_flight() {
+        let flight = Flight::new(Extent { first: 3, blocks: 2 });
+        flight.land(3, Landing::Bytes(Bytes::from_static(b"x")));
+        assert!(matches!(flight.block(3).await, Ok(Landing::Bytes(b)) if b == "x"));
+        let waiter = tokio::spawn({
+            let flight = flight.clone();
+            async move { flight.block(4).await }
+        });
+        tokio::task::yield_now().await;
+        flight.end(Err(Error::new(Kind::Timeout, "no answer")));
+        assert_eq!(waiter.await.expect("no panic").expect_err("failed").kind(), Kind::Timeout);
+        assert!(flight.block(3).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_block_that_could_not_be_stored_fails_a_stage_and_no_reader() {
+        let flight = Flight::new(Extent { first: 0, blocks: 1 });
+        flight.unstored(Error::new(Kind::NoSpace, "full"));
+        flight.land(0, Landing::Bytes(Bytes::new()));
+        flight.end(Ok(()));
+        assert!(flight.block(0).await.is_ok());
+        assert_eq!(flight.stored().await.expect_err("not stored").kind(), Kind::NoSpace);
+    }
+}

@@ -1,0 +1,130 @@
+//! Manifests: the sorted list of a snapshot's entries and of the blobs that hold their content.
+//!
+//! A manifest is one file that is read in place: opening it looks at its header only, and no entry costs memory.
+//! Everything else is checked when it is looked at, so damaged or hostile bytes give
+//! [`Kind::Corrupt`], never a panic, a loop or a path out of the tree. It is written once, under its digest, and
+//! never changed.
+//!
+//! # The format, version 1
+//!
+//! All integers are little-endian; nothing is aligned; reserved bytes are zero. A header and four sections follow
+//! each other without gaps, and nothing follows them, so the counts in the header fix where each begins.
+//!
+//! **Header**, 64 bytes:
+//!
+//! | at | type | what |
+//! |---|---|---|
+//! | 0 | 8 bytes | `BDNFSMAN` |
+//! | 8 | u32 | version: 1. A reader refuses a higher one |
+//! | 12 | u32 | number of entries, the root included; at least 1 |
+//! | 16 | u32 | number of blobs |
+//! | 20 | u32 | length of the source's name, UTF-8, which begins the strings |
+//! | 24 | u64 | number of hashes |
+//! | 32 | u64 | length of the strings in bytes |
+//! | 40 | u64 | number of regular files |
+//! | 48 | u64 | sum of their sizes |
+//! | 56 | u64 | size of the largest of them |
+//!
+//! **Entries**, 48 bytes each, breadth first: entry 0 is the root, and the children of each directory follow those of
+//! the one before it, sorted by the bytes of their names. So a directory is a range of entries, and a parent comes
+//! before its children.
+//!
+//! | at | type | what |
+//! |---|---|---|
+//! | 0 | u64 | where its name begins in the strings |
+//! | 8 | u32 | the entry that holds it; 0 for the root |
+//! | 12 | u16 | length of its name: 1 to 255, 0 for the root only |
+//! | 14 | u8 | kind: 1 directory, 2 regular file, 3 symbolic link |
+//! | 15 | u8 | flags: 1 executable |
+//! | 16 | u64 | directory: its first child · file: where its slice begins in its blob · link: where its target begins in the strings |
+//! | 24 | u64 | directory: number of children · file: its size · link: length of its target, 1 to 4095 |
+//! | 32 | u32 | file: its blob · else 0 |
+//! | 36 | u32 | nanoseconds of its last change, under 10^9 |
+//! | 40 | i64 | seconds of its last change since 1970 |
+//!
+//! **Blobs**, 48 bytes each, in the order in which the entries first use them:
+//!
+//! | at | type | what |
+//! |---|---|---|
+//! | 0 | u64 | size in bytes, under 2^63 |
+//! | 8 | u64 | its first hash. Its hashes follow each other: a content blob's digest; its SHA-256 (flag 1); the checks of its blocks (flag 2), as many as it has blocks |
+//! | 16 | u64 | where its version begins in the strings |
+//! | 24 | u64 | where its place in the mirror begins in the strings. Where the mirror keeps it in frames, this is followed by where each of them ends in its object, u64 each |
+//! | 32 | u32 | the first entry that holds it, whose path is the one that its origin knows it by; 2^32-1: its origin has no such path |
+//! | 36 | u32 | length of its version |
+//! | 40 | u16 | length of its place in the mirror, the key of an object below the tenant's; 0: `blobs/ab/<digest>` |
+//! | 42 | u8 | kind: 1 content, named by its digest · 2 origin, named by [`Key::origin`](crate::blob::Key::origin) of the source's name, its path and its version, which is not stored |
+//! | 43 | u8 | how the mirror keeps it: 0 as it is · 1 as one zstd frame a block |
+//! | 44 | u8 | flags: 1 its SHA-256 is known · 2 the checks of its blocks are known · 4 it is a pack |
+//! | 45 | 3 bytes | reserved |
+//!
+//! A pack holds several files one after the other, without gaps, in the order of their entries. Its version is that of
+//! each of them with its length, u16, before it; its entry is that of the first.
+//!
+//! **Hashes**, 32 bytes each, in the order of the blobs. **Strings**: the source's name; then of each entry its name
+//! and its target; then of each blob its version, its place and the ends of its frames. A reader takes them from
+//! wherever the records point.
+
+mod decode;
+mod encode;
+pub(crate) mod escape;
+mod layout;
+mod listing;
+mod mirrored;
+mod name;
+mod order;
+mod pack;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::error::{Error, Kind};
+
+pub use decode::Manifest;
+pub use listing::{Found, Listing};
+pub use mirrored::{Kept, Mirrored};
+pub use pack::Part;
+
+/// A part of a blob: what a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Slice {
+    /// The blob's number in the manifest.
+    pub blob: u32,
+    /// Where the slice begins in the blob, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes.
+    pub len: u64,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Node<'a> {
+    /// A directory; its children are the entries of this range, sorted by name.
+    Directory(Range<u32>),
+    /// A regular file.
+    File(Slice),
+    /// A symbolic link with its target.
+    Symlink(&'a [u8]),
+}
+
+/// One entry of a tree. Entry 0 is the root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// Its name, byte for byte; empty for the root.
+    pub name: &'a [u8],
+    /// The entry that holds it; the root holds itself.
+    pub parent: u32,
+    /// When its content last changed at the origin: seconds and nanoseconds since 1970.
+    pub mtime: (i64, u32),
+    /// Whether it may be executed.
+    pub executable: bool,
+    /// What it is.
+    pub node: Node<'a>,
+}
+
+fn corrupt(what: impl fmt::Display) -> Error {
+    Error::new(Kind::Corrupt, format!("the manifest is damaged: {what}"))
+}

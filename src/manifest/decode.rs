@@ -1,0 +1,381 @@
+//! Reads manifests in place. Nothing in them is believed: whatever is looked at is checked first.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use memmap2::Mmap;
+use zerocopy::FromBytes;
+
+use super::layout::{self, BlobRecord, EntryRecord, Header, Sections};
+use super::{Entry, Node, Slice, corrupt, name};
+use crate::blob::{Blob, Key, Stored};
+use crate::block::{self, Check};
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+
+/// A snapshot's manifest, read in place.
+pub struct Manifest {
+    bytes: Bytes,
+    header: Header,
+    sections: Sections,
+    mapped: bool,
+}
+
+impl Manifest {
+    /// Opens the manifest that lies in `file`, which nobody may write to any more.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when it is none, [`Kind::Unsupported`] when its version is newer, [`Kind::Disk`].
+    pub fn open(file: &File) -> Result<Self> {
+        // SAFETY: a mapping is sound as long as nobody changes or truncates the file beneath it. A manifest is
+        // written under another name, then renamed to its digest and never opened for writing again; it goes away
+        // by unlink only, which leaves the mapping whole.
+        let map = unsafe { Mmap::map(file) }.map_err(|e| Error::disk("cannot map the manifest", e))?;
+        Ok(Self { mapped: true, ..Self::parse(Bytes::from_owner(map))? })
+    }
+
+    /// The manifest that is `bytes`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), without the disk's.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
+        Self::parse(bytes.into())
+    }
+
+    fn parse(bytes: Bytes) -> Result<Self> {
+        let (header, _) =
+            Header::read_from_prefix(&bytes).map_err(|_| corrupt("it is shorter than its header"))?;
+        let sections = header.sections(bytes.len())?;
+        let manifest = Self { bytes, header, sections, mapped: false };
+        let source = manifest.string(0, header.source_len.get().into())?;
+        str::from_utf8(source).map_err(|_| corrupt("its source's name is not UTF-8"))?;
+        Ok(manifest)
+    }
+
+    /// Lets go of the memory that reading it has mapped; what is read again comes from the page cache. A walk over a
+    /// million entries maps a hundred megabytes, which nobody needs once it is over.
+    pub fn rest(&self) {
+        if !self.mapped {
+            return;
+        }
+        // SAFETY: the range is exactly the mapping that `bytes` owns, shared and read-only, of a file that does not
+        // change: a page that is dropped comes back with the same bytes when it is next touched.
+        let rested = unsafe {
+            let start = self.bytes.as_ptr().cast_mut().cast();
+            rustix::mm::madvise(start, self.bytes.len(), rustix::mm::Advice::LinuxDontNeed)
+        };
+        if let Err(error) = rested {
+            tracing::debug!(%error, "a manifest's pages stay mapped");
+        }
+    }
+
+    /// How many entries there are, the root included.
+    pub fn entries(&self) -> u32 {
+        self.header.entries.get()
+    }
+
+    /// How many blobs there are.
+    pub fn blobs(&self) -> u32 {
+        self.header.blobs.get()
+    }
+
+    /// How many regular files there are.
+    pub fn files(&self) -> u64 {
+        self.header.files.get()
+    }
+
+    /// The sum of the sizes of all regular files, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.header.bytes.get()
+    }
+
+    /// The size of the largest regular file, in bytes.
+    pub fn largest(&self) -> u64 {
+        self.header.largest.get()
+    }
+
+    /// The source that this is a state of, as its origin names it.
+    pub fn source(&self) -> &str {
+        // It was UTF-8 when the manifest was opened, and a manifest never changes.
+        let name = self.string(0, self.header.source_len.get().into()).unwrap_or_default();
+        str::from_utf8(name).unwrap_or_default()
+    }
+
+    /// All of it.
+    pub(super) fn raw(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The digest of the whole manifest, the snapshot's id. Reads and hashes all of it.
+    pub fn digest(&self) -> Digest {
+        Digest::of(&self.bytes)
+    }
+
+    /// Entry `index`.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] when there is no such entry, [`Kind::Corrupt`].
+    pub fn entry(&self, index: u32) -> Result<Entry<'_>> {
+        let record = self.entry_record(index)?;
+        let parent = record.parent.get();
+        if index > 0 {
+            let directory = self.entry_record(parent).map_err(inside)?;
+            let siblings = self.children_of(parent, directory)?;
+            if !siblings.contains(&index) {
+                return Err(corrupt(format!("entry {index} is not in its directory")));
+            }
+        }
+        let node = match record.kind {
+            layout::DIRECTORY => Node::Directory(self.children_of(index, record)?),
+            layout::FILE => Node::File(self.slice(index, record)?),
+            layout::SYMLINK => Node::Symlink(self.target(index, record)?),
+            _ => return Err(corrupt(format!("entry {index} is of no known kind"))),
+        };
+        let mtime = (record.seconds.get(), record.nanoseconds.get());
+        if mtime.1 >= 1_000_000_000 || index == 0 && (parent, record.kind) != (0, layout::DIRECTORY) {
+            return Err(corrupt(format!("entry {index} has no right time or parent")));
+        }
+        let executable = record.flags & layout::EXECUTABLE != 0;
+        Ok(Entry { name: self.name(index, record)?, parent, mtime, executable, node })
+    }
+
+    /// The entries of directory `directory` with their numbers, sorted by name. Each entry is a child of exactly one
+    /// directory, and comes after it, so a walk of the tree ends and meets each at most once.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] when there is no such directory, [`Kind::Corrupt`], also for each child.
+    pub fn children(&self, directory: u32) -> Result<impl Iterator<Item = Result<(u32, Entry<'_>)>>> {
+        let range = self.directory(directory)?;
+        let mut last: &[u8] = b"";
+        Ok(range.map(move |index| {
+            let entry = self.entry(index)?;
+            if entry.parent != directory {
+                return Err(corrupt(format!("entry {index} is in two directories")));
+            }
+            if std::mem::replace(&mut last, entry.name) >= entry.name {
+                return Err(corrupt(format!("entry {index} is out of order")));
+            }
+            Ok((index, entry))
+        }))
+    }
+
+    /// The entry called `name` in directory `directory`.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] when there is no such directory, [`Kind::Corrupt`].
+    pub fn lookup(&self, directory: u32, name: &[u8]) -> Result<Option<u32>> {
+        let Range { mut start, mut end } = self.directory(directory)?;
+        while start < end {
+            let middle = start + (end - start) / 2;
+            let record = self.entry_record(middle)?;
+            match self.name(middle, record)?.cmp(name) {
+                Ordering::Less => start = middle + 1,
+                Ordering::Greater => end = middle,
+                Ordering::Equal if record.parent.get() == directory => return Ok(Some(middle)),
+                Ordering::Equal => return Err(corrupt(format!("entry {middle} is in two directories"))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The path of entry `index` below the root, `/` between parts.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] when there is no such entry, [`Kind::Corrupt`].
+    pub fn path(&self, index: u32) -> Result<Vec<u8>> {
+        let mut parts = Vec::new();
+        let (mut at, mut len) = (index, 0);
+        while at > 0 {
+            let record = self.entry_record(at)?;
+            let name = self.name(at, record)?;
+            len += name.len() + 1;
+            // A parent comes before its child, so this ends; the longest path bounds what it gathers.
+            if record.parent.get() >= at || len - 1 > name::LONGEST_PATH {
+                return Err(corrupt(format!("entry {index} has no path")));
+            }
+            parts.push(name);
+            at = record.parent.get();
+        }
+        parts.reverse();
+        Ok(parts.join(&b'/'))
+    }
+
+    /// The size of blob `index` in bytes.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
+    pub fn blob_size(&self, index: u32) -> Result<u64> {
+        let size = self.blob_record(index)?.size.get();
+        if size > layout::LARGEST {
+            Err(corrupt(format!("blob {index} has no right size")))
+        } else {
+            Ok(size)
+        }
+    }
+
+    /// Blob `index`, with all that a tier needs to find it. Copies its checks.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
+    pub fn blob(&self, index: u32) -> Result<Blob> {
+        let size = self.blob_size(index)?;
+        let record = self.blob_record(index)?;
+        let path = self.blob_path(index, record)?;
+        let version = self.range(record.version.get(), record.version_len.get().into())?;
+        let packed = record.flags & layout::PACK != 0;
+        // A pack is no file of its origin's: what its origin knows are its parts.
+        let (path, version) =
+            if packed { (Vec::new(), Bytes::new()) } else { (path, self.bytes.slice(version)) };
+        let mut hashes = Hashes { manifest: self, next: record.hashes.get() };
+        let key = match record.kind {
+            layout::CONTENT => Key::Content(Digest(hashes.take(1)?[0].0)),
+            layout::ORIGIN if !path.is_empty() => Key::origin(self.source(), &path, &version),
+            _ => return Err(corrupt(format!("blob {index} has no name"))),
+        };
+        let sha256 = (record.flags & layout::SHA256 != 0).then(|| hashes.take(1)).transpose()?;
+        let checks = (record.flags & layout::CHECKS != 0).then(|| hashes.take(block::count(size)));
+        Ok(Blob {
+            key,
+            size,
+            checks: checks.transpose()?.map(Arc::from),
+            path: path.into(),
+            version,
+            sha256: sha256.map(|hash| hash[0].0),
+            stored: self.stored(index, size, record)?,
+        })
+    }
+
+    /// How the mirror keeps a blob.
+    fn stored(&self, index: u32, size: u64, record: &BlobRecord) -> Result<Stored> {
+        let (start, len) = (record.place.get(), u64::from(record.place_len.get()));
+        let place = self.bytes.slice(self.range(start, len)?);
+        let ends = match record.encoding {
+            layout::PLAIN => None,
+            layout::FRAMES => {
+                let ends = self.range(start.saturating_add(len), block::count(size) * 8)?;
+                Some(self.bytes.slice(ends))
+            }
+            _ => return Err(corrupt(format!("blob {index} is kept in no known form"))),
+        };
+        Ok(Stored { place, ends })
+    }
+
+    /// The path that its origin knows a blob by; empty where there is none.
+    fn blob_path(&self, index: u32, record: &BlobRecord) -> Result<Vec<u8>> {
+        let entry = record.entry.get();
+        if entry == layout::NO_ENTRY {
+            return Ok(Vec::new());
+        }
+        match self.entry(entry).map_err(inside)?.node {
+            Node::File(slice) if slice.blob == index => self.path(entry),
+            _ => Err(corrupt(format!("entry {entry} does not hold blob {index}"))),
+        }
+    }
+
+    fn entry_record(&self, index: u32) -> Result<&EntryRecord> {
+        let records =
+            <[EntryRecord]>::ref_from_bytes(&self.bytes[self.sections.entries.clone()]).unwrap_or_default();
+        records.get(index as usize).ok_or_else(|| missing("entry", index, self.entries()))
+    }
+
+    pub(super) fn blob_record(&self, index: u32) -> Result<&BlobRecord> {
+        let records =
+            <[BlobRecord]>::ref_from_bytes(&self.bytes[self.sections.blobs.clone()]).unwrap_or_default();
+        records.get(index as usize).ok_or_else(|| missing("blob", index, self.blobs()))
+    }
+
+    /// The range that a directory's record tells, which is one of existing entries after the directory itself.
+    fn children_of(&self, index: u32, record: &EntryRecord) -> Result<Range<u32>> {
+        let (first, count) = (record.a.get(), record.b.get());
+        let end = first.checked_add(count).filter(|end| *end <= u64::from(self.entries()));
+        match end {
+            Some(end) if record.kind == layout::DIRECTORY && first > u64::from(index) => {
+                Ok(first as u32..end as u32)
+            }
+            _ => Err(corrupt(format!("entry {index} is no right directory"))),
+        }
+    }
+
+    fn directory(&self, index: u32) -> Result<Range<u32>> {
+        match self.entry(index)?.node {
+            Node::Directory(range) => Ok(range),
+            _ => Err(Error::new(Kind::Invalid, format!("entry {index} is no directory"))),
+        }
+    }
+
+    fn slice(&self, index: u32, record: &EntryRecord) -> Result<Slice> {
+        let slice = Slice { blob: record.blob.get(), offset: record.a.get(), len: record.b.get() };
+        let size = self.blob_size(slice.blob).map_err(inside)?;
+        match slice.offset.checked_add(slice.len) {
+            Some(end) if end <= size => Ok(slice),
+            _ => Err(corrupt(format!("entry {index} ends past its blob"))),
+        }
+    }
+
+    fn name(&self, index: u32, record: &EntryRecord) -> Result<&[u8]> {
+        let name = self.string(record.name.get(), record.name_len.get().into())?;
+        match name::part(name) {
+            Ok(()) if index > 0 => Ok(name),
+            _ if index == 0 && name.is_empty() => Ok(name),
+            _ => Err(corrupt(format!("entry {index} has no right name"))),
+        }
+    }
+
+    fn target(&self, index: u32, record: &EntryRecord) -> Result<&[u8]> {
+        let target = self.string(record.a.get(), record.b.get())?;
+        name::target(target).map_err(|_| corrupt(format!("entry {index} has no right target")))?;
+        Ok(target)
+    }
+
+    pub(super) fn string(&self, offset: u64, len: u64) -> Result<&[u8]> {
+        Ok(&self.bytes[self.range(offset, len)?])
+    }
+
+    /// Where the string at `offset` of the strings lies in the file.
+    pub(super) fn range(&self, offset: u64, len: u64) -> Result<Range<usize>> {
+        within(&self.sections.strings, offset, len, 1).ok_or_else(|| corrupt("a text lies past its end"))
+    }
+}
+
+/// The hashes of one blob, taken one after the other.
+struct Hashes<'a> {
+    manifest: &'a Manifest,
+    next: u64,
+}
+
+impl<'a> Hashes<'a> {
+    /// The next `count` hashes.
+    fn take(&mut self, count: u64) -> Result<&'a [Check]> {
+        let bytes = within(&self.manifest.sections.hashes, self.next, count, size_of::<Check>())
+            .and_then(|range| <[Check]>::ref_from_bytes(&self.manifest.bytes[range]).ok());
+        self.next = self.next.saturating_add(count);
+        bytes.ok_or_else(|| corrupt("a hash lies past its end"))
+    }
+}
+
+/// The place of the `count` items from `first` on, of `size` bytes each, in a section of such items.
+fn within(section: &Range<usize>, first: u64, count: u64, size: usize) -> Option<Range<usize>> {
+    let start = usize::try_from(first).ok()?.checked_mul(size)?.checked_add(section.start)?;
+    let end = usize::try_from(count).ok()?.checked_mul(size)?.checked_add(start)?;
+    (end <= section.end).then_some(start..end)
+}
+
+impl fmt::Debug for Manifest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (entries, blobs, bytes) = (self.entries(), self.blobs(), self.bytes());
+        write!(f, "Manifest({}: {entries} entries, {blobs} blobs, {bytes} bytes)", self.source())
+    }
+}
+
+fn missing(what: &str, index: u32, count: u32) -> Error {
+    Error::new(Kind::Invalid, format!("there is no {what} {index} in a manifest of {count}"))
+}
+
+/// An error about something that the manifest itself, not the caller, has named.
+fn inside(error: Error) -> Error {
+    if error.kind() == Kind::Invalid { corrupt(error) } else { error }
+}

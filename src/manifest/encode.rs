@@ -1,0 +1,224 @@
+//! Writes manifests: bytes out, nothing kept.
+
+use std::borrow::Cow;
+use std::io::{self, BufWriter, Write};
+
+use zerocopy::IntoBytes;
+
+use super::layout::{self, BlobRecord, EntryRecord, Header};
+use super::{Entry, Node};
+use crate::blob::Stored;
+use crate::block::Check;
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+
+/// What a manifest is written from. It is gone through several times, in order, so that nothing is kept meanwhile;
+/// what it answers must be right and the same each time, for nothing is checked here.
+pub(super) trait Contents {
+    /// The source's name.
+    fn source(&self) -> &str;
+    /// How many entries there are.
+    fn entries(&self) -> u32;
+    /// Entry `index`, in the order of the format.
+    fn entry(&self, index: u32) -> Result<Entry<'_>>;
+    /// How many blobs there are.
+    fn blobs(&self) -> u32;
+    /// Blob `index`.
+    fn blob(&self, index: u32) -> Result<Content<'_>>;
+}
+
+/// What a manifest says of a blob.
+pub(super) struct Content<'a> {
+    /// What names it.
+    pub name: Name<'a>,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The first entry that holds it, where its origin knows it by that entry's path.
+    pub entry: Option<u32>,
+    /// The version that its origin pinned, or those of its parts as the format has them; under 2^32 bytes.
+    pub version: Cow<'a, [u8]>,
+    /// Whether it is a pack.
+    pub packed: bool,
+    /// The SHA-256 that its origin publishes.
+    pub sha256: Option<[u8; 32]>,
+    /// How the mirror keeps it. Its place has at most 65,535 bytes.
+    pub stored: Stored,
+}
+
+/// What names a blob: a [`Key`](crate::blob::Key) before it is made.
+pub(super) enum Name<'a> {
+    /// Its origin, its path there and its version.
+    Origin,
+    /// Its digest; with the checks of its blocks, where they are known.
+    Content(Digest, Option<&'a [Check]>),
+}
+
+impl Content<'_> {
+    /// The blob of all empty files.
+    pub(super) fn empty() -> Self {
+        let name = Name::Content(Digest::of(b""), None);
+        let (version, stored) = (Cow::default(), Stored::default());
+        Content { name, size: 0, entry: None, version, packed: false, sha256: None, stored }
+    }
+
+    /// Its hashes, in the order of the format.
+    fn hashes(&self) -> impl Iterator<Item = &[u8; 32]> {
+        let (digest, checks) = match &self.name {
+            Name::Origin => (None, None),
+            Name::Content(digest, checks) => (Some(&digest.0), *checks),
+        };
+        digest.into_iter().chain(&self.sha256).chain(checks.into_iter().flatten().map(|check| &check.0))
+    }
+
+    /// Its texts, in the order of the format.
+    fn strings(&self) -> [&[u8]; 3] {
+        [&self.version, &self.stored.place, self.stored.ends.as_deref().unwrap_or_default()]
+    }
+}
+
+/// Writes the manifest of `contents` to `out`, and answers with its digest.
+///
+/// # Errors
+/// Those of `contents`; [`Kind::Disk`](crate::error::Kind::Disk) and [`Kind::NoSpace`](crate::error::Kind::NoSpace) from
+/// `out`.
+pub(super) fn encode(contents: &impl Contents, out: &mut dyn Write) -> Result<Digest> {
+    let out = Hashing { out, hasher: blake3::Hasher::new() };
+    // Large enough that the hash runs at full speed.
+    let mut out = BufWriter::with_capacity(256 << 10, out);
+    let mut put = |bytes: &[u8]| out.write_all(bytes).map_err(unwritten);
+    put(header(contents)?.as_bytes())?;
+    let mut strings = contents.source().len() as u64;
+    for index in 0..contents.entries() {
+        put(entry(&contents.entry(index)?, &mut strings).as_bytes())?;
+    }
+    let mut hashes = 0;
+    for index in 0..contents.blobs() {
+        put(blob(&contents.blob(index)?, &mut strings, &mut hashes).as_bytes())?;
+    }
+    for index in 0..contents.blobs() {
+        contents.blob(index)?.hashes().try_for_each(|hash| put(hash))?;
+    }
+    put(contents.source().as_bytes())?;
+    for index in 0..contents.entries() {
+        let entry = contents.entry(index)?;
+        put(entry.name)?;
+        if let Node::Symlink(target) = entry.node {
+            put(target)?;
+        }
+    }
+    for index in 0..contents.blobs() {
+        contents.blob(index)?.strings().into_iter().try_for_each(&mut put)?;
+    }
+    out.flush().map_err(unwritten)?;
+    Ok(Digest(*out.get_ref().hasher.finalize().as_bytes()))
+}
+
+fn unwritten(error: io::Error) -> Error {
+    Error::disk("cannot write the manifest", error)
+}
+
+fn header(contents: &impl Contents) -> Result<Header> {
+    let (mut strings, mut hashes) = (contents.source().len() as u64, 0);
+    let (mut files, mut bytes, mut largest) = (0, 0u64, 0);
+    for index in 0..contents.entries() {
+        let entry = contents.entry(index)?;
+        strings += entry.name.len() as u64;
+        match entry.node {
+            Node::Directory(_) => {}
+            Node::Symlink(target) => strings += target.len() as u64,
+            Node::File(slice) => {
+                files += 1;
+                bytes = bytes.saturating_add(slice.len);
+                largest = slice.len.max(largest);
+            }
+        }
+    }
+    for index in 0..contents.blobs() {
+        let blob = contents.blob(index)?;
+        strings += blob.strings().iter().map(|text| text.len() as u64).sum::<u64>();
+        hashes += blob.hashes().count() as u64;
+    }
+    Ok(Header {
+        magic: layout::MAGIC,
+        version: layout::VERSION.into(),
+        entries: contents.entries().into(),
+        blobs: contents.blobs().into(),
+        source_len: (contents.source().len() as u32).into(),
+        hashes: hashes.into(),
+        strings: strings.into(),
+        files: files.into(),
+        bytes: bytes.into(),
+        largest: largest.into(),
+    })
+}
+
+/// The record of `entry`, whose texts are put at `strings`.
+fn entry(entry: &Entry<'_>, strings: &mut u64) -> EntryRecord {
+    let name = take(strings, entry.name.len());
+    let (kind, a, b, blob) = match &entry.node {
+        Node::Directory(children) => (layout::DIRECTORY, children.start.into(), children.len() as u64, 0),
+        Node::File(slice) => (layout::FILE, slice.offset, slice.len, slice.blob),
+        Node::Symlink(target) => (layout::SYMLINK, take(strings, target.len()), target.len() as u64, 0),
+    };
+    EntryRecord {
+        name: name.into(),
+        parent: entry.parent.into(),
+        name_len: (entry.name.len() as u16).into(),
+        kind,
+        flags: if entry.executable { layout::EXECUTABLE } else { 0 },
+        a: a.into(),
+        b: b.into(),
+        blob: blob.into(),
+        nanoseconds: entry.mtime.1.into(),
+        seconds: entry.mtime.0.into(),
+    }
+}
+
+/// The record of `blob`, whose texts are put at `strings` and whose hashes at `hashes`.
+fn blob(blob: &Content<'_>, strings: &mut u64, hashes: &mut u64) -> BlobRecord {
+    let (kind, checks) = match blob.name {
+        Name::Origin => (layout::ORIGIN, 0),
+        Name::Content(_, None) => (layout::CONTENT, 0),
+        Name::Content(_, Some(_)) => (layout::CONTENT, layout::CHECKS),
+    };
+    let [version, place, ends] = blob.strings().map(<[u8]>::len);
+    let flag = |flag: u8, set: bool| if set { flag } else { 0 };
+    BlobRecord {
+        size: blob.size.into(),
+        hashes: take(hashes, blob.hashes().count()).into(),
+        version: take(strings, version).into(),
+        place: take(strings, place + ends).into(),
+        entry: blob.entry.unwrap_or(layout::NO_ENTRY).into(),
+        version_len: (version as u32).into(),
+        place_len: (place as u16).into(),
+        kind,
+        encoding: if blob.stored.ends.is_some() { layout::FRAMES } else { layout::PLAIN },
+        flags: checks | flag(layout::SHA256, blob.sha256.is_some()) | flag(layout::PACK, blob.packed),
+        reserved: [0; 3],
+    }
+}
+
+/// The place of the next `len` items after `*next`.
+fn take(next: &mut u64, len: usize) -> u64 {
+    let start = *next;
+    *next += len as u64;
+    start
+}
+
+/// Hashes what passes through.
+struct Hashing<'a> {
+    out: &'a mut dyn Write,
+    hasher: blake3::Hasher,
+}
+
+impl Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

@@ -1,0 +1,136 @@
+//! The records of a manifest, byte for byte as [`crate::manifest`] describes them.
+
+use std::ops::Range;
+
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::corrupt;
+use crate::block::Check;
+use crate::error::{Error, Kind, Result};
+
+/// How every manifest begins.
+pub(super) const MAGIC: [u8; 8] = *b"BDNFSMAN";
+/// The version that this code writes, and the newest that it reads.
+pub(super) const VERSION: u32 = 1;
+
+/// Kinds of entries.
+pub(super) const DIRECTORY: u8 = 1;
+pub(super) const FILE: u8 = 2;
+pub(super) const SYMLINK: u8 = 3;
+/// The flag of an entry that may be executed.
+pub(super) const EXECUTABLE: u8 = 1;
+
+/// Kinds of blobs.
+pub(super) const CONTENT: u8 = 1;
+pub(super) const ORIGIN: u8 = 2;
+/// The flags of a blob whose SHA-256, and whose checks are known, and of one that holds several files.
+pub(super) const SHA256: u8 = 1;
+pub(super) const CHECKS: u8 = 2;
+pub(super) const PACK: u8 = 4;
+/// How a mirror keeps a blob.
+pub(super) const PLAIN: u8 = 0;
+pub(super) const FRAMES: u8 = 1;
+
+/// The entry of a blob whose origin has no path for it.
+pub(super) const NO_ENTRY: u32 = u32::MAX;
+/// The size of the largest blob, in bytes: what a file's offset (`off_t`) can tell.
+pub(super) const LARGEST: u64 = i64::MAX as u64;
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Header {
+    pub magic: [u8; 8],
+    pub version: U32,
+    pub entries: U32,
+    pub blobs: U32,
+    pub source_len: U32,
+    pub hashes: U64,
+    pub strings: U64,
+    pub files: U64,
+    pub bytes: U64,
+    pub largest: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct EntryRecord {
+    pub name: U64,
+    pub parent: U32,
+    pub name_len: U16,
+    pub kind: u8,
+    pub flags: u8,
+    pub a: U64,
+    pub b: U64,
+    pub blob: U32,
+    pub nanoseconds: U32,
+    pub seconds: I64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct BlobRecord {
+    pub size: U64,
+    pub hashes: U64,
+    pub version: U64,
+    pub place: U64,
+    pub entry: U32,
+    pub version_len: U32,
+    pub place_len: U16,
+    pub kind: u8,
+    pub encoding: u8,
+    pub flags: u8,
+    pub reserved: [u8; 3],
+}
+
+const _: () = assert!(size_of::<Header>() == 64);
+const _: () = assert!(size_of::<EntryRecord>() == 48);
+const _: () = assert!(size_of::<BlobRecord>() == 48);
+
+/// Where the sections of a manifest lie in its bytes.
+pub(super) struct Sections {
+    pub entries: Range<usize>,
+    pub blobs: Range<usize>,
+    pub hashes: Range<usize>,
+    pub strings: Range<usize>,
+}
+
+impl Header {
+    /// The sections of a manifest that begins with this header and has `len` bytes in all.
+    pub(super) fn sections(&self, len: usize) -> Result<Sections> {
+        if self.magic != MAGIC {
+            return Err(corrupt("it does not begin like one"));
+        }
+        match self.version.get() {
+            VERSION => {}
+            0 => return Err(corrupt("it has no version")),
+            newer => {
+                let text =
+                    format!("the manifest has version {newer}; this bdnfs reads up to {VERSION}, update it");
+                return Err(Error::new(Kind::Unsupported, text));
+            }
+        }
+        if self.entries.get() == 0 {
+            return Err(corrupt("it has no root"));
+        }
+        let lengths = [
+            (u64::from(self.entries.get()), size_of::<EntryRecord>()),
+            (u64::from(self.blobs.get()), size_of::<BlobRecord>()),
+            (self.hashes.get(), size_of::<Check>()),
+            (self.strings.get(), 1),
+        ];
+        let mut end = size_of::<Self>();
+        let mut next = |(count, size): (u64, usize)| {
+            let start = end;
+            end = usize::try_from(count).ok()?.checked_mul(size)?.checked_add(start)?;
+            Some(start..end)
+        };
+        let [entries, blobs, hashes, strings] = lengths.map(&mut next);
+        match (entries, blobs, hashes, strings) {
+            (Some(entries), Some(blobs), Some(hashes), Some(strings)) if strings.end == len => {
+                Ok(Sections { entries, blobs, hashes, strings })
+            }
+            _ => Err(corrupt(format!("its {len} bytes are not what its header counts"))),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The manifest of a mirrored snapshot: the entries of a listing, with the blobs that the mirror keeps their content in.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io::Write;
+use std::sync::Arc;
+
+use super::encode::{Content, Contents, Name, encode};
+use super::{Entry, Manifest, Node, Slice, corrupt};
+use crate::blob::Stored;
+use crate::block::Check;
+use crate::digest::Digest;
+use crate::error::Result;
+
+/// A blob that a mirror keeps.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// The files that it holds, one after the other: their blobs in the listing, in order. Several make it a pack.
+    pub files: Vec<u32>,
+    /// Its digest.
+    pub digest: Digest,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The checks of its blocks.
+    pub checks: Arc<[Check]>,
+    /// How the mirror keeps it.
+    pub stored: Stored,
+}
+
+/// A listing whose content is mirrored.
+#[derive(Debug)]
+pub struct Mirrored<'a> {
+    listing: &'a Manifest,
+    blobs: Vec<Kept>,
+    /// By the blobs of the listing: where the content lies now. The empty files have a place of their own.
+    places: Vec<Option<(u32, u64)>>,
+    /// The blob of the empty files, where there are any.
+    empty: Option<u32>,
+}
+
+impl<'a> Mirrored<'a> {
+    /// Puts the content of `listing` into `blobs`, which hold each of its files that isn't empty once, in the order of
+    /// their first ones. Those of one digest become one.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when the listing is, or a file is in no blob.
+    pub fn new(listing: &'a Manifest, blobs: Vec<Kept>) -> Result<Self> {
+        let mut this =
+            Self { listing, blobs: Vec::new(), places: vec![None; listing.blobs() as usize], empty: None };
+        let mut known = HashMap::new();
+        for blob in blobs {
+            let number = *known.entry(blob.digest).or_insert(this.blobs.len() as u32);
+            let mut offset = 0;
+            for file in &blob.files {
+                this.places[*file as usize] = Some((number, offset));
+                offset += listing.blob_size(*file)?;
+            }
+            if number as usize == this.blobs.len() {
+                this.blobs.push(blob);
+            }
+        }
+        for file in 0..listing.blobs() {
+            if listing.blob_size(file)? == 0 {
+                this.empty = Some(this.blobs.len() as u32);
+                this.places[file as usize] = this.empty.map(|empty| (empty, 0));
+            }
+        }
+        Ok(this)
+    }
+
+    /// Writes the manifest to `out`, and answers with its digest.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when the listing is, or a file is in no blob;
+    /// [`Kind::Disk`](crate::error::Kind::Disk) and [`Kind::NoSpace`](crate::error::Kind::NoSpace) from `out`.
+    pub fn write(&self, out: &mut dyn Write) -> Result<Digest> {
+        encode(self, out)
+    }
+}
+
+impl Contents for Mirrored<'_> {
+    fn source(&self) -> &str {
+        self.listing.source()
+    }
+
+    fn entries(&self) -> u32 {
+        self.listing.entries()
+    }
+
+    fn entry(&self, index: u32) -> Result<Entry<'_>> {
+        let mut entry = self.listing.entry(index)?;
+        if let Node::File(slice) = &mut entry.node {
+            let place = self.places[slice.blob as usize];
+            let (blob, offset) = place.ok_or_else(|| corrupt(format!("entry {index} is in no blob")))?;
+            *slice = Slice { blob, offset, len: slice.len };
+        }
+        Ok(entry)
+    }
+
+    fn blobs(&self) -> u32 {
+        self.blobs.len() as u32 + u32::from(self.empty.is_some())
+    }
+
+    fn blob(&self, index: u32) -> Result<Content<'_>> {
+        let Some(kept) = self.blobs.get(index as usize) else { return Ok(Content::empty()) };
+        let first = self.listing.blob_record(kept.files[0])?;
+        let (version, sha256) = match &kept.files[..] {
+            [only] => {
+                let version = self.listing.string(first.version.get(), first.version_len.get().into())?;
+                (Cow::Borrowed(version), self.listing.blob(*only)?.sha256)
+            }
+            files => (Cow::Owned(versions(self.listing, files)?), None),
+        };
+        Ok(Content {
+            name: Name::Content(kept.digest, Some(&kept.checks)),
+            size: kept.size,
+            entry: Some(first.entry.get()),
+            version,
+            packed: kept.files.len() > 1,
+            sha256,
+            stored: kept.stored.clone(),
+        })
+    }
+}
+
+/// The versions of the files of a pack, each with its length before it.
+fn versions(listing: &Manifest, files: &[u32]) -> Result<Vec<u8>> {
+    let mut versions = Vec::new();
+    for file in files {
+        let record = listing.blob_record(*file)?;
+        let version = listing.string(record.version.get(), record.version_len.get().into())?;
+        versions.extend_from_slice(&(version.len() as u16).to_le_bytes());
+        versions.extend_from_slice(version);
+    }
+    Ok(versions)
+}

@@ -1,0 +1,73 @@
+//! The parts of a pack: the files in it, as their origin knows them.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::decode::Manifest;
+use super::{Node, corrupt, layout};
+use crate::error::Result;
+
+/// A file in a pack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its bytes in the pack.
+    pub range: Range<u64>,
+    /// Its path below the source's root.
+    pub path: Bytes,
+    /// The version that its origin pinned.
+    pub version: Bytes,
+}
+
+impl Manifest {
+    /// Whether blob `index` is a pack.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob.
+    pub fn packed(&self, index: u32) -> Result<bool> {
+        Ok(self.blob_record(index)?.flags & layout::PACK != 0)
+    }
+
+    /// The parts of blob `index`, in order; none where it is no pack.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob,
+    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt).
+    pub fn parts(&self, index: u32) -> Result<Vec<Part>> {
+        let (record, mut parts) = (self.blob_record(index)?, Vec::new());
+        if record.flags & layout::PACK == 0 {
+            return Ok(parts);
+        }
+        let size = self.blob_size(index)?;
+        let mut versions = self.range(record.version.get(), record.version_len.get().into())?;
+        let (mut next, mut entry) = (0, record.entry.get());
+        while next < size {
+            // A file that is not in the pack may stand between two that are.
+            if let Node::File(slice) = self.entry(entry).map_err(|_| broken(index))?.node
+                && (slice.blob, slice.offset) == (index, next)
+                && slice.len > 0
+            {
+                let version = self.take_version(&mut versions).ok_or_else(|| broken(index))?;
+                let range = next..next + slice.len;
+                next = range.end;
+                parts.push(Part { range, path: self.path(entry)?.into(), version });
+            }
+            entry = entry.checked_add(1).ok_or_else(|| broken(index))?;
+        }
+        Ok(parts)
+    }
+
+    /// The next of a pack's versions.
+    fn take_version(&self, versions: &mut Range<usize>) -> Option<Bytes> {
+        let bytes = self.raw().slice(versions.clone());
+        let (len, rest) = bytes.split_first_chunk()?;
+        let len = usize::from(u16::from_le_bytes(*len));
+        let version = bytes.slice_ref(rest.get(..len)?);
+        versions.start += 2 + len;
+        Some(version)
+    }
+}
+
+fn broken(index: u32) -> crate::error::Error {
+    corrupt(format!("the parts of blob {index} are not those of a pack"))
+}

@@ -1,0 +1,133 @@
+//! The mirror: sources copied once into object storage, and served from there.
+//!
+//! Object storage is all there is; no server keeps an index beside it. Below the mirror's URL lie
+//!
+//! ```text
+//! format.json                                   what this is
+//! tenants/<t>/blobs/ab/<digest>                 content, or its blocks as one zstd frame each
+//! tenants/<t>/records/ab/<digest>               how a blob is kept, and the checks of its blocks
+//! tenants/<t>/known/ab/<recipe>                 what was made from which versions of which files: a digest
+//! tenants/<t>/manifests/<digest>                manifests
+//! tenants/<t>/refs/<source key>/<generation>    what a source is mirrored as; the highest generation counts
+//! tenants/<t>/uploads/<id>                      blobs under way, whose digest nobody knows yet
+//! tenants/<t>/leases/<purpose>-<id>             who is at work
+//! ```
+//!
+//! `docs/formats.md` has them to the byte. What makes it safe:
+//!
+//! - What has a digest for a name never changes. Content comes first, then its record, then the manifest, then the ref:
+//!   whatever is named exists, and a run that broke off leaves nothing that anybody sees. The next run finds the records
+//!   of what was finished ([`shelf`]).
+//! - A ref is replaced by making its next generation, which only one can do ([`catalog`]): every store can create an
+//!   object on condition that it is not there.
+//! - What no ref reaches is deleted ([`gc`]), but nothing younger than a grace, or than anybody at work ([`lease`]).
+//! - Nothing that is read is believed: manifests and records are held against their digests, blocks against their
+//!   checks, and refs and known recipes against their own names.
+
+pub mod catalog;
+pub mod frames;
+pub mod gc;
+pub mod layout;
+pub mod lease;
+mod local;
+pub mod manifests;
+mod open;
+pub mod record;
+pub mod serve;
+pub mod shelf;
+mod store;
+pub mod upload;
+pub mod verify;
+
+use std::fmt;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::source::{Access, Uri};
+
+/// The longest tenant's name, in bytes.
+const LONGEST_TENANT: usize = 64;
+
+/// One tenant's part of a mirror. Clones are handles to one and the same.
+#[derive(Clone)]
+pub struct Mirror {
+    store: Arc<dyn ObjectStore>,
+    name: Arc<str>,
+    tenant: Arc<str>,
+    scratch: Arc<PathBuf>,
+    /// Where it lies, if in a local directory.
+    local: Option<Arc<PathBuf>>,
+}
+
+impl Mirror {
+    /// The mirror that lies at the root of `store` and that a person is told as `name`, for `tenant`. Manifests that are
+    /// looked through lie in the directory `scratch` meanwhile, without a name.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for what can't be the name of a tenant.
+    pub fn new(store: Arc<dyn ObjectStore>, name: &str, tenant: &str, scratch: PathBuf) -> Result<Self> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        if tenant.is_empty() || tenant.len() > LONGEST_TENANT || !tenant.chars().all(plain) {
+            let text = format!(
+                "{tenant:?} can't be a tenant: expected up to {LONGEST_TENANT} letters, digits, '-' and '_'"
+            );
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        let name = name.trim_end_matches('/').into();
+        Ok(Self { store, name, tenant: tenant.into(), scratch: Arc::new(scratch), local: None })
+    }
+
+    /// The mirror at `uri`, as [`new`](Self::new) has it.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`], [`Kind::Unsupported`] for what can't hold a mirror, [`Kind::Disk`].
+    pub fn open(uri: &Uri, access: &Access, tenant: &str, scratch: PathBuf) -> Result<Self> {
+        let mirror = Self::new(open::open(uri, access)?, &uri.to_string(), tenant, scratch)?;
+        let local = match uri {
+            Uri::File(path) => Some(Arc::new(path.clone())),
+            _ => None,
+        };
+        Ok(Self { local, ..mirror })
+    }
+
+    /// What a person is told that this is: its URL.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A file without a name, for a manifest that is written or looked through.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] and [`Kind::NoSpace`].
+    pub fn scratch(&self) -> Result<File> {
+        let fault = |e| Error::disk(format!("cannot make a file in {}", self.scratch.display()), e);
+        tempfile::tempfile_in(&*self.scratch).map_err(fault)
+    }
+
+    /// Runs `work`, which keeps a processor or the disk busy, where it holds up nobody.
+    async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        let done = tokio::task::spawn_blocking(work).await;
+        done.unwrap_or_else(|e| Err(Error::with(Kind::Interrupted, "work on the mirror was given up", e)))
+    }
+}
+
+impl fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mirror({} for {})", self.name, self.tenant)
+    }
+}
+
+/// The error for an object that is not what its name says.
+fn damaged(object: impl fmt::Display, how: impl fmt::Display) -> Error {
+    Error::new(Kind::Corrupt, format!("{object} is damaged ({how}); `bdnfs mirror add` repairs it"))
+}
+
+/// A digest out of the last part of a key.
+fn digest_of(key: &object_store::path::Path) -> Option<Digest> {
+    key.filename()?.parse().ok()
+}

@@ -1,0 +1,269 @@
+//! The catalog: which sources are mirrored, and as what.
+//!
+//! What a source is mirrored as, its ref, is replaced by making its next generation, an object of its own. Only one of
+//! several can make it, on every store: each can create an object on condition that it is not there, while replacing one
+//! conditionally is something that local directories can't. Generations that were replaced stay until they are collected
+//! ([`super::gc`]), so whoever reads one has time to go on.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+
+use super::layout::Shelf;
+use super::{Mirror, damaged};
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::source::Patterns;
+
+/// How often a ref is looked for again when it was replaced or collected meanwhile.
+const LOOKS: u32 = 8;
+
+/// What a source is mirrored as.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ref {
+    /// The source as it was named, without secrets.
+    pub source: String,
+    /// What tells it from all others.
+    pub identity: String,
+    /// What its origin was when it was listed: a branch, for one, is resolved to a commit.
+    pub resolved: String,
+    /// The patterns of the files that were taken; `None`: all.
+    pub allow: Option<Vec<String>>,
+    /// The patterns of those that were not.
+    pub ignore: Vec<String>,
+    /// Whether it was removed since. All else is what was true before.
+    #[serde(default)]
+    pub removed: bool,
+    /// The snapshot: its manifest's digest.
+    #[serde(with = "text")]
+    pub manifest: Digest,
+    /// The digest of what the origin listed, with the version of every file.
+    #[serde(with = "text")]
+    pub listing: Digest,
+    /// How many files it has.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many blobs hold them.
+    pub blobs: u64,
+    /// How many bytes those take in the store.
+    pub stored: u64,
+    /// When the origin was listed.
+    pub listed: DateTime<Utc>,
+    /// How long it took from then on, in seconds.
+    pub took: f64,
+    /// The version of bdnfs that did it.
+    pub tool: String,
+}
+
+impl Ref {
+    /// What it is found by.
+    pub fn key(&self) -> Digest {
+        key(&self.identity, self.allow.as_deref(), &self.ignore)
+    }
+}
+
+/// What the ref of a source is found by: a hash of what tells it from others
+/// ([`Uri::identity`](crate::source::Uri::identity)), and of its patterns in whatever order.
+pub fn source_key(identity: &str, patterns: &Patterns) -> Digest {
+    let (allow, ignore) = patterns.texts();
+    key(identity, allow.as_deref(), &ignore)
+}
+
+fn key(identity: &str, allow: Option<&[String]>, ignore: &[String]) -> Digest {
+    let mut hasher = blake3::Hasher::new_derive_key("bdnfs 2026-11 mirror source");
+    let mut add = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+    };
+    add(identity.as_bytes());
+    for patterns in [allow, Some(ignore)] {
+        let mut patterns: Vec<&String> = patterns.into_iter().flatten().collect();
+        patterns.sort();
+        patterns.dedup();
+        add(&(patterns.len() as u64).to_le_bytes());
+        patterns.iter().for_each(|pattern| add(pattern.as_bytes()));
+    }
+    add(&[u8::from(allow.is_some())]);
+    Digest(*hasher.finalize().as_bytes())
+}
+
+/// The newest generation of a ref.
+#[derive(Debug)]
+pub struct Newest {
+    /// Its number; 0 where there is none.
+    pub generation: u64,
+    /// What it says, unless it is damaged; `None` where there is none.
+    pub found: Result<Option<Ref>>,
+}
+
+/// The generations of all refs with when they were written, by the refs' keys.
+pub(super) type Generations = BTreeMap<Digest, BTreeMap<u64, DateTime<Utc>>>;
+
+impl Mirror {
+    /// What the source with `key` is mirrored as; `None` where it isn't.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when the ref is damaged; those of the store.
+    pub async fn find(&self, key: &Digest) -> Result<Option<Ref>> {
+        Ok(self.newest(key).await?.found?.filter(|found| !found.removed))
+    }
+
+    /// All that is mirrored, by source, damaged refs as the errors that they are.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn refs(&self) -> Result<Vec<Result<Ref>>> {
+        let mut refs = Vec::new();
+        for key in self.generations(self.below(Shelf::Refs.name())).await?.keys() {
+            match self.find(key).await {
+                Ok(found) => refs.extend(found.map(Ok)),
+                Err(e) if e.kind() == Kind::Corrupt => refs.push(Err(e)),
+                Err(e) => return Err(e),
+            }
+        }
+        refs.sort_by_key(|found| found.as_ref().map(|found| found.source.clone()).unwrap_or_default());
+        Ok(refs)
+    }
+
+    /// The newest generation of the ref `key`, a removed one too.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn newest(&self, key: &Digest) -> Result<Newest> {
+        for _ in 0..LOOKS {
+            let generations = self.generations(self.key(Shelf::Refs, key)).await?;
+            let newest = generations.get(key).and_then(|all| all.last_key_value());
+            let Some((&generation, _)) = newest else {
+                return Ok(Newest { generation: 0, found: Ok(None) });
+            };
+            match self.generation(key, generation).await {
+                Ok(None) => continue,
+                Err(e) if e.kind() != Kind::Corrupt => return Err(e),
+                found => return Ok(Newest { generation, found }),
+            }
+        }
+        let text = format!("{} is replaced all the time", self.shown(&self.key(Shelf::Refs, key)));
+        Err(Error::new(Kind::Unavailable, text))
+    }
+
+    /// One generation of a ref; `None` when it is gone.
+    pub(super) async fn generation(&self, key: &Digest, generation: u64) -> Result<Option<Ref>> {
+        let path = self.generation_key(key, generation);
+        let Some(got) = self.get(&path).await? else { return Ok(None) };
+        let found: Ref = serde_json::from_slice(&got.bytes).map_err(|e| damaged(self.shown(&path), e))?;
+        if found.key() == *key {
+            Ok(Some(found))
+        } else {
+            Err(damaged(self.shown(&path), "it is another source's"))
+        }
+    }
+
+    /// Makes `next` the generation after `generation`; false when somebody else has made another.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) async fn succeed(&self, generation: u64, next: &Ref) -> Result<bool> {
+        let mut text = serde_json::to_vec_pretty(next)
+            .map_err(|e| Error::with(Kind::Invalid, format!("{} can't be a ref", next.source), e))?;
+        text.push(b'\n');
+        self.create(&self.generation_key(&next.key(), generation + 1), text.into()).await
+    }
+
+    /// Makes `ours` what its source is mirrored as, unless that was listed later already. Answers with what it is
+    /// mirrored as from now on.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn publish(&self, ours: &Ref) -> Result<Ref> {
+        for _ in 0..LOOKS {
+            let newest = self.newest(&ours.key()).await?;
+            if let Ok(Some(theirs)) = newest.found
+                && !theirs.removed
+                && (theirs.manifest == ours.manifest || theirs.listed > ours.listed)
+            {
+                return Ok(theirs);
+            }
+            if self.succeed(newest.generation, ours).await? {
+                return Ok(ours.clone());
+            }
+        }
+        Err(Error::new(Kind::Unavailable, format!("the ref of {} is replaced all the time", ours.source)))
+    }
+
+    /// Removes a ref: from now on its source is not mirrored any more. What it alone reaches is collected later.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] when there is no such ref, [`Kind::Busy`] when it was replaced meanwhile; those of the store.
+    pub async fn remove(&self, key: &Digest) -> Result<Ref> {
+        let newest = self.newest(key).await?;
+        let Some(found) = newest.found?.filter(|found| !found.removed) else {
+            return Err(Error::new(Kind::NotFound, format!("the mirror {} has no such source", self.name)));
+        };
+        if self.succeed(newest.generation, &Ref { removed: true, ..found.clone() }).await? {
+            return Ok(found);
+        }
+        Err(Error::new(Kind::Busy, format!("{} was replaced just now; look at it again", found.source)))
+    }
+
+    /// The generations of the refs below `key`.
+    pub(super) async fn generations(&self, key: Path) -> Result<Generations> {
+        let mut generations = Generations::new();
+        let mut listed = self.list(key);
+        while let Some(meta) = listed.try_next().await? {
+            let mut parts = meta.location.as_ref().rsplit('/');
+            let number = parts.next().and_then(|number| number.parse().ok());
+            if let (Some(number), Some(Ok(key))) = (number, parts.next().map(str::parse)) {
+                generations.entry(key).or_default().insert(number, meta.last_modified);
+            }
+        }
+        Ok(generations)
+    }
+
+    /// The key of one generation of a ref. Ten digits, so that listings show them in order.
+    pub(super) fn generation_key(&self, key: &Digest, generation: u64) -> Path {
+        self.below(&format!("{}/{key}/{generation:010}", Shelf::Refs.name()))
+    }
+}
+
+/// Digests as text.
+mod text {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    use crate::digest::Digest;
+
+    pub(super) fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(digest)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Digest, D::Error> {
+        String::deserialize(from)?.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_its_identity_and_its_patterns() {
+        let patterns = |allow: &[&str], ignore: &[&str]| {
+            let texts = |t: &[&str]| t.iter().map(|s| s.to_string()).collect::<Vec<_>>();
+            Patterns::new(&texts(allow), &texts(ignore)).expect("patterns")
+        };
+        let key = |identity, allow: &[&str], ignore: &[&str]| source_key(identity, &patterns(allow, ignore));
+        assert_eq!(key("a", &["x", "y"], &["z"]), key("a", &["y", "x", "x"], &["z"]));
+        let keys = [
+            key("a", &[], &[]),
+            key("b", &[], &[]),
+            key("a", &["x"], &[]),
+            key("a", &[], &["x"]),
+            key("a", &["x", "y"], &[]),
+            key("a", &["x"], &["y"]),
+        ];
+        let distinct: std::collections::BTreeSet<_> = keys.into_iter().collect();
+        assert_eq!(distinct.len(), keys.len());
+    }
+}

@@ -1,0 +1,199 @@
+//! Leases: objects that say who is at work, so that nothing is collected which they may need.
+//!
+//! Who adds, who collects and who serves a snapshot each keep one and write it again every minute. When that stops, it
+//! lapses. All times are the store's own, so no two clocks need to agree.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Mirror;
+use super::layout::{Shelf, fresh};
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+
+/// How often a lease is renewed.
+const BEAT: Duration = Duration::from_secs(60);
+/// When one that isn't renewed has lapsed: a store that is out of order for a few minutes ends nobody's work.
+const LIFE: Duration = Duration::from_secs(300);
+
+/// How long the end of somebody's work waits for a lease to be deleted.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What somebody is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Adding a source.
+    Add,
+    /// Collecting what nobody needs.
+    Sweep,
+    /// Serving the snapshot with this manifest.
+    Serve(Digest),
+}
+
+/// A lease that is renewed as long as it is held.
+#[derive(Debug)]
+pub struct Lease {
+    mirror: Mirror,
+    key: Path,
+    began: DateTime<Utc>,
+    lapsed: Arc<AtomicBool>,
+    held: Option<oneshot::Sender<()>>,
+    beating: Option<JoinHandle<()>>,
+}
+
+/// Somebody's lease, as it was found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub key: Path,
+    pub purpose: Purpose,
+    /// When it was first written, as far as is known.
+    pub began: DateTime<Utc>,
+    /// When it was last renewed.
+    pub renewed: DateTime<Utc>,
+}
+
+impl Found {
+    /// Whether its holder is still at work at the time `now` of the store.
+    pub(super) fn lives(&self, now: DateTime<Utc>) -> bool {
+        self.renewed + TimeDelta::from_std(LIFE).unwrap_or_default() > now
+    }
+}
+
+impl Mirror {
+    /// Takes a lease.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn lease(&self, purpose: Purpose) -> Result<Lease> {
+        let name = match purpose {
+            Purpose::Add => "add".to_owned(),
+            Purpose::Sweep => "sweep".to_owned(),
+            Purpose::Serve(digest) => format!("serve-{digest}"),
+        };
+        let key = self.below(&format!("{}/{name}-{}", Shelf::Leases.name(), fresh()));
+        let began = self.renew(&key, None).await?;
+        // From now on it tells when it began, whoever looks at it.
+        self.renew(&key, Some(began)).await?;
+        let (held, released) = oneshot::channel();
+        let lapsed = Arc::new(AtomicBool::new(false));
+        let beat = beat(self.clone(), key.clone(), began, lapsed.clone(), released);
+        let beating = Some(tokio::spawn(beat));
+        Ok(Lease { mirror: self.clone(), key, began, lapsed, held: Some(held), beating })
+    }
+
+    /// Writes a lease, and answers with the store's time.
+    async fn renew(&self, key: &Path, began: Option<DateTime<Utc>>) -> Result<DateTime<Utc>> {
+        let text = began.map_or(String::new(), |began| began.to_rfc3339());
+        self.put(key, text.into_bytes().into()).await?;
+        let gone = || Error::new(Kind::Unavailable, format!("{} was deleted", self.shown(key)));
+        Ok(self.head(key).await?.ok_or_else(gone)?.last_modified)
+    }
+
+    /// All leases, lapsed ones too.
+    pub(super) async fn leases(&self) -> Result<Vec<Found>> {
+        let mut found = Vec::new();
+        let mut listed = self.list(self.below(Shelf::Leases.name()));
+        while let Some(meta) = listed.try_next().await? {
+            let name = meta.location.filename().unwrap_or_default();
+            let purpose = match name.split('-').collect::<Vec<_>>()[..] {
+                ["add", _] => Purpose::Add,
+                ["sweep", _] => Purpose::Sweep,
+                ["serve", digest, _] if digest.parse::<Digest>().is_ok() => Purpose::Serve(digest.parse()?),
+                _ => continue,
+            };
+            let Some(got) = self.get(&meta.location).await? else { continue };
+            let began = str::from_utf8(&got.bytes).ok().and_then(|text| text.parse().ok());
+            // One that doesn't tell was first written just now.
+            let began = began.unwrap_or(meta.last_modified);
+            found.push(Found { key: meta.location, purpose, began, renewed: got.written });
+        }
+        Ok(found)
+    }
+}
+
+impl Lease {
+    /// When it began, by the store's clock.
+    pub fn began(&self) -> DateTime<Utc> {
+        self.began
+    }
+
+    /// The key of its object.
+    pub(super) fn key(&self) -> &Path {
+        &self.key
+    }
+
+    /// Renews it, and answers with the store's time.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] when it has lapsed meanwhile; those of the store.
+    pub async fn now(&self) -> Result<DateTime<Utc>> {
+        let now = self.mirror.renew(&self.key, Some(self.began)).await?;
+        if self.lapsed.load(Ordering::Relaxed) {
+            let text = format!(
+                "the lease {} could not be renewed for {LIFE:?}; try again, what was done is found",
+                self.mirror.shown(&self.key)
+            );
+            return Err(Error::new(Kind::Unavailable, text));
+        }
+        Ok(now)
+    }
+
+    /// Gives it up, and waits until that is done.
+    pub async fn release(mut self) {
+        self.held = None;
+        if let Some(beating) = self.beating.take() {
+            // One that can't be deleted lapses.
+            timeout(FAREWELL, beating).await.ok();
+        }
+    }
+}
+
+/// Renews a lease until it is released or dropped, then deletes it.
+async fn beat(
+    mirror: Mirror,
+    key: Path,
+    began: DateTime<Utc>,
+    lapsed: Arc<AtomicBool>,
+    mut released: oneshot::Receiver<()>,
+) {
+    let mut last = Instant::now();
+    while timeout(BEAT, &mut released).await.is_err() {
+        let renewed = mirror.renew(&key, Some(began)).await;
+        if last.elapsed() >= LIFE {
+            lapsed.store(true, Ordering::Relaxed);
+        }
+        match renewed {
+            Ok(_) => last = Instant::now(),
+            Err(error) => tracing::warn!(%error, "a lease of the mirror could not be renewed"),
+        }
+    }
+    if let Err(error) = mirror.delete(&key).await {
+        tracing::debug!(%error, "a lease is left to lapse");
+    }
+}
+
+impl Lease {
+    /// Waits until nobody collects. What was collected since this lease began must be looked for again afterwards;
+    /// whoever begins later spares what was written since.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn unswept(&self) -> Result<()> {
+        loop {
+            let now = self.now().await?;
+            let leases = self.mirror.leases().await?;
+            if !leases.iter().any(|found| found.purpose == Purpose::Sweep && found.lives(now)) {
+                return Ok(());
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+}

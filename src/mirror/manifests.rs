@@ -1,0 +1,89 @@
+//! The manifests that a mirror keeps.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::ObjectStoreExt;
+
+use super::layout::Shelf;
+use super::upload::Upload;
+use super::{Mirror, damaged};
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::manifest::Manifest;
+
+/// How much of a manifest one request moves, in bytes.
+const PIECE: u64 = 8 << 20;
+/// How many such requests are under way at once.
+const PIECES: usize = 4;
+
+impl Mirror {
+    /// The manifest `digest`, opened; `None` when it isn't there.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when it is damaged, [`Kind::Disk`](crate::error::Kind::Disk) for the scratch directory; those of the store.
+    pub async fn manifest(&self, digest: &Digest) -> Result<Option<Manifest>> {
+        match self.copy_manifest(digest, Arc::new(self.scratch()?)).await? {
+            Some(file) => Ok(Some(Manifest::open(&file)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Writes the manifest `digest` to `file`, an empty one; `None` when it isn't there.
+    ///
+    /// # Errors
+    /// As [`manifest`](Self::manifest).
+    pub async fn copy_manifest(&self, digest: &Digest, file: Arc<File>) -> Result<Option<Arc<File>>> {
+        let key = self.key(Shelf::Manifests, digest);
+        let Some(meta) = self.head(&key).await? else { return Ok(None) };
+        let starts = (0..meta.size).step_by(PIECE as usize);
+        let pieces = stream::iter(starts).map(|start| {
+            let key = &key;
+            async move {
+                let range = start..meta.size.min(start + PIECE);
+                self.store.get_range(key, range).await.map_err(|e| self.failure("read", key, &e))
+            }
+        });
+        let mut pieces = pieces.buffered(PIECES);
+        let mut hasher = blake3::Hasher::new();
+        while let Some(piece) = pieces.try_next().await? {
+            let file = file.clone();
+            hasher = Self::blocking(move || {
+                hasher.update(&piece);
+                (&*file).write_all(&piece).map_err(|e| Error::disk("cannot write a manifest", e))?;
+                Ok(hasher)
+            })
+            .await?;
+        }
+        if hasher.finalize().as_bytes() != &digest.0 {
+            return Err(damaged(self.shown(&key), "its content does not have its digest"));
+        }
+        Ok(Some(file))
+    }
+
+    /// Puts the manifest that `file` holds.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk) for the file; those of the store.
+    pub async fn put_manifest(&self, digest: &Digest, file: File) -> Result<()> {
+        let fault = |e| Error::disk("cannot read a manifest", e);
+        let size = (&file).seek(SeekFrom::End(0)).map_err(fault)?;
+        let key = self.key(Shelf::Manifests, digest);
+        let mut upload = Upload::begin(self.clone(), String::new(), key, size).await?;
+        let file = Arc::new(file);
+        for start in (0..size).step_by(PIECE as usize) {
+            let (file, len) = (file.clone(), PIECE.min(size - start) as usize);
+            let piece = Self::blocking(move || {
+                let mut piece = vec![0; len];
+                file.read_exact_at(&mut piece, start).map_err(fault)?;
+                Ok(Bytes::from(piece))
+            });
+            upload.write(piece.await?).await?;
+        }
+        upload.finish().await
+    }
+}

@@ -1,0 +1,150 @@
+//! Records: how a mirror keeps a blob, with the checks of its blocks; and what was made from what.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::blob::Stored;
+use crate::block::{self, Check};
+use crate::digest::Digest;
+
+/// How every record begins.
+const MAGIC: [u8; 8] = *b"BDNFSBLB";
+/// The version that this code writes and reads.
+const VERSION: u32 = 1;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 8],
+    version: U32,
+    /// 0 as it is, 1 as one zstd frame a block.
+    encoding: U32,
+    size: U64,
+    place_len: U64,
+}
+
+/// A blob that the mirror keeps. Clones share its checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its digest.
+    pub digest: Digest,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The checks of its blocks.
+    pub checks: Arc<[Check]>,
+    /// Where and how it lies there.
+    pub stored: Stored,
+}
+
+impl Record {
+    /// The record as it is written: a header, the checks, the ends of its frames, its place, and the digest of all that.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = Head {
+            magic: MAGIC,
+            version: VERSION.into(),
+            encoding: u32::from(self.stored.ends.is_some()).into(),
+            size: self.size.into(),
+            place_len: (self.stored.place.len() as u64).into(),
+        };
+        let ends = self.stored.ends.as_deref().unwrap_or_default();
+        let mut record = [head.as_bytes(), self.checks.as_bytes(), ends, &self.stored.place[..]].concat();
+        let digest = Digest::of(&record);
+        record.extend_from_slice(&digest.0);
+        record
+    }
+
+    /// Reads the record of the blob `digest`; `None` when it is none, or another one's.
+    pub fn decode(bytes: &Bytes, digest: &Digest) -> Option<Self> {
+        let (bytes, own) = bytes.split_last_chunk().map(|(rest, own)| (bytes.slice_ref(rest), *own))?;
+        let (head, _) = Head::ref_from_prefix(&bytes).ok()?;
+        if head.magic != MAGIC || head.version.get() != VERSION || Digest::of(&bytes) != Digest(own) {
+            return None;
+        }
+        let size = head.size.get();
+        let blocks = usize::try_from(block::count(size)).ok()?;
+        let mut rest = bytes.slice(size_of::<Head>()..);
+        let mut take = |len: usize| (len <= rest.len()).then(|| rest.split_to(len));
+        let checks = take(blocks.checked_mul(size_of::<Check>())?)?;
+        let checks = <[Check]>::ref_from_bytes(&checks).ok().map(Arc::<[Check]>::from)?;
+        let ends = match head.encoding.get() {
+            0 => None,
+            1 => Some(take(blocks.checked_mul(8)?)?),
+            _ => return None,
+        };
+        let place = take(usize::try_from(head.place_len.get()).ok()?)?;
+        let stored = Stored { place, ends };
+        let proved = Check::combine(size, &checks).ok()? == *digest;
+        let whole = rest.is_empty() && stored.len(size).is_some() && str::from_utf8(&stored.place).is_ok();
+        (proved && whole).then_some(Self { digest: *digest, size, checks, stored })
+    }
+}
+
+/// Names what a blob is made of, before a byte of it is read: the blob's files, in order, by their origins' own
+/// identities for them.
+pub fn recipe(files: impl IntoIterator<Item = ([u8; 32], u64)>) -> Digest {
+    let mut hasher = blake3::Hasher::new_derive_key("bdnfs 2026-11 mirror recipe");
+    for (file, size) in files {
+        hasher.update(&file).update(&size.to_le_bytes());
+    }
+    Digest(*hasher.finalize().as_bytes())
+}
+
+/// What stands in the mirror for a known recipe: the digest of what was made from it, the recipe itself, and the digest
+/// of both as text, so that neither a flipped bit nor an exchange of two of them is believed.
+pub(super) fn know(recipe: &Digest, made: &Digest) -> String {
+    let text = format!("{made} {recipe}");
+    format!("{text} {}\n", Digest::of(text.as_bytes()))
+}
+
+/// What was made from `recipe`, as [`know`] wrote it; `None` when it is damaged.
+pub(super) fn known(text: &[u8], recipe: &Digest) -> Option<Digest> {
+    let made = str::from_utf8(text).ok()?.split(' ').next()?.parse().ok()?;
+    (know(recipe, &made).as_bytes() == text).then_some(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(ends: Option<Vec<u64>>) -> Record {
+        let size = block::BLOCK + 1;
+        let checks: Arc<[Check]> = Arc::new([Check([1; 32]), Check([2; 32])]);
+        let digest = Check::combine(size, &checks).expect("two");
+        let ends = ends.map(|ends| ends.iter().flat_map(|e| e.to_le_bytes()).collect());
+        Record { digest, size, checks, stored: Stored { place: "uploads/x".into(), ends } }
+    }
+
+    #[test]
+    fn a_record_comes_back_and_damage_does_not() {
+        for ends in [None, Some(vec![5, 9])] {
+            let record = record(ends);
+            let bytes = record.encode();
+            assert_eq!(Record::decode(&bytes.clone().into(), &record.digest), Some(record.clone()));
+            assert_eq!(Record::decode(&bytes.clone().into(), &Digest::of(b"other")), None);
+            for len in 0..bytes.len() {
+                assert_eq!(Record::decode(&bytes[..len].to_vec().into(), &record.digest), None, "{len}");
+            }
+            for at in 0..bytes.len() {
+                let mut bytes = bytes.clone();
+                bytes[at] ^= 0x80;
+                assert_eq!(Record::decode(&bytes.into(), &record.digest), None);
+            }
+        }
+        let backwards = record(Some(vec![9, 5]));
+        let (end, size) = (backwards.stored.range(backwards.size, 1..2), backwards.size);
+        assert_eq!((end, backwards.stored.range(size, 0..1)), (None, Some(0..9)));
+    }
+
+    #[test]
+    fn a_recipe_is_known_by_its_own_name_only() {
+        let (one, two) = (recipe([([1; 32], 5)]), recipe([([1; 32], 6)]));
+        let made = Digest::of(b"made");
+        let text = know(&one, &made);
+        assert_eq!(known(text.as_bytes(), &one), Some(made));
+        assert_eq!(known(text.as_bytes(), &two), None);
+        assert_eq!(known(text.replacen(['0', '1', '2', '3', '4'], "f", 1).as_bytes(), &one), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! The shelf: blobs put into the mirror, and found again.
+//!
+//! A blob is there when its record is. Its content is written first, so a record never points at nothing; and records are
+//! made on condition that there is none, so of two that put one blob at once, the first to finish says how it is kept.
+//! Whatever is found is dated anew, for who collects goes by dates ([`super::gc`]).
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use object_store::path::Path;
+use object_store::{ObjectStoreExt, PutPayload};
+
+use super::Mirror;
+use super::layout::Shelf;
+use super::record::{Record, know, known};
+use super::upload::Upload;
+use crate::digest::Digest;
+use crate::error::Result;
+
+/// The largest object that a store copies by one request: 5 GiB on S3.
+const COPIED: u64 = 5 << 30;
+
+impl Mirror {
+    /// The blob that was made from `recipe`; `None` when it isn't there. It is dated `since` or later.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn recall(&self, recipe: &Digest, since: DateTime<Utc>) -> Result<Option<Record>> {
+        let Some(got) = self.get(&self.key(Shelf::Known, recipe)).await? else { return Ok(None) };
+        match known(&got.bytes, recipe) {
+            Some(digest) => self.record(&digest, since).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The record of a blob; `None` when it isn't there. It is dated `since` or later.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn record(&self, digest: &Digest, since: DateTime<Utc>) -> Result<Option<Record>> {
+        let key = self.key(Shelf::Records, digest);
+        let Some(got) = self.get(&key).await? else { return Ok(None) };
+        let record = Record::decode(&got.bytes, digest);
+        match &record {
+            None => {
+                tracing::warn!("{} is damaged: removed", self.shown(&key));
+                self.delete(&key).await?;
+            }
+            Some(_) if got.written < since => self.put(&key, got.bytes.into()).await?,
+            Some(_) => {}
+        }
+        Ok(record)
+    }
+
+    /// Puts a blob that lies in memory, unless it is there already, and notes that it was made from `recipe`. Answers
+    /// with how it is kept, and whether it was written.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn shelve(
+        &self,
+        recipe: &Digest,
+        record: Record,
+        content: Vec<Bytes>,
+        since: DateTime<Utc>,
+    ) -> Result<(Record, bool)> {
+        let there = self.record(&record.digest, since).await?;
+        let new = there.is_none();
+        let record = match there {
+            Some(there) => there,
+            None => {
+                let payload: PutPayload = content.into_iter().collect();
+                self.put(&self.key(Shelf::Blobs, &record.digest), payload).await?;
+                self.enter(record).await?
+            }
+        };
+        self.note(recipe, &record.digest).await?;
+        Ok((record, new))
+    }
+
+    /// Puts a blob that was uploaded, as [`shelve`](Self::shelve) does. `record` says where it is now.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn shelve_upload(
+        &self,
+        recipe: &Digest,
+        mut record: Record,
+        upload: Upload,
+        since: DateTime<Utc>,
+    ) -> Result<(Record, bool)> {
+        let (place, len) = (upload.place().to_owned(), upload.written());
+        let from = self.below(&place);
+        if let Some(there) = self.record(&record.digest, since).await? {
+            upload.abort().await;
+            self.note(recipe, &there.digest).await?;
+            return Ok((there, false));
+        }
+        upload.finish().await?;
+        let named = self.key(Shelf::Blobs, &record.digest);
+        let copied = len <= COPIED && self.copy(&from, &named, len).await?;
+        record.stored.place = if copied { Bytes::new() } else { place.clone().into() };
+        let record = self.enter(record).await?;
+        if record.stored.place != place.as_bytes() {
+            self.delete(&from).await?;
+        }
+        self.note(recipe, &record.digest).await?;
+        Ok((record, true))
+    }
+
+    /// Gives an upload its name. False where the store can't: then it stays where it is, and its record says so.
+    async fn copy(&self, from: &Path, to: &Path, len: u64) -> Result<bool> {
+        if let Err(error) = self.store.copy(from, to).await {
+            let error = self.failure("copy to", to, &error);
+            tracing::info!(%error, "a blob is kept where it was uploaded");
+            return Ok(false);
+        }
+        // There are stores that take a copy for an empty write.
+        let copied = self.head(to).await?.is_some_and(|meta| meta.size == len);
+        if !copied {
+            self.delete(to).await?;
+        }
+        Ok(copied)
+    }
+
+    /// Makes the record of a blob that is there, and answers with the one that counts: another's, who was faster.
+    async fn enter(&self, record: Record) -> Result<Record> {
+        let key = self.key(Shelf::Records, &record.digest);
+        if self.create(&key, record.encode().into()).await? {
+            return Ok(record);
+        }
+        let got = self.get(&key).await?;
+        Ok(got.and_then(|got| Record::decode(&got.bytes, &record.digest)).unwrap_or(record))
+    }
+
+    async fn note(&self, recipe: &Digest, made: &Digest) -> Result<()> {
+        self.put(&self.key(Shelf::Known, recipe), know(recipe, made).into_bytes().into()).await
+    }
+
+    /// Whether a blob's object is there and as long as its record says.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn sound(&self, record: &Record) -> Result<bool> {
+        let key = self.blob_key(&record.digest, &record.stored);
+        let len = record.stored.len(record.size);
+        Ok(self.head(&key).await?.is_some_and(|meta| Some(meta.size) == len))
+    }
+
+    /// Forgets a blob: the next who needs it puts it anew.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn forget(&self, digest: &Digest) -> Result<()> {
+        self.delete(&self.key(Shelf::Records, digest)).await
+    }
+
+    /// The key of a blob's object.
+    pub(super) fn blob_key(&self, digest: &Digest, stored: &crate::blob::Stored) -> Path {
+        match str::from_utf8(&stored.place) {
+            Ok(place) if !place.is_empty() => self.below(place),
+            _ => self.key(Shelf::Blobs, digest),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The store beneath a mirror, asked for single objects. Its errors become the engine's here.
+
+use std::io;
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use super::Mirror;
+use crate::error::{Error, Kind, Result};
+
+/// The largest object that is taken into memory whole. Records are the largest: 40 bytes for each MiB of a blob.
+const LARGEST: u64 = 512 << 20;
+
+/// An object that was read whole.
+pub(super) struct Got {
+    /// Its content.
+    pub bytes: Bytes,
+    /// When it was written, by the store's clock.
+    pub written: DateTime<Utc>,
+}
+
+impl Mirror {
+    /// The object at `key`, whole; `None` when there is none.
+    pub(super) async fn get(&self, key: &Path) -> Result<Option<Got>> {
+        let got = match self.store.get_opts(key, GetOptions::default()).await {
+            Ok(got) => got,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(e) => return Err(self.failure("read", key, &e)),
+        };
+        if got.meta.size > LARGEST {
+            return Err(super::damaged(self.shown(key), format!("it has {} bytes", got.meta.size)));
+        }
+        let written = got.meta.last_modified;
+        let bytes = got.bytes().await.map_err(|e| self.failure("read", key, &e))?;
+        Ok(Some(Got { bytes, written }))
+    }
+
+    /// Writes the object at `key`, in place of one that may be there.
+    pub(super) async fn put(&self, key: &Path, payload: PutPayload) -> Result<()> {
+        let put = self.store.put_opts(key, payload, PutOptions::default()).await;
+        put.map(drop).map_err(|e| self.failure("write", key, &e))
+    }
+
+    /// Writes the object at `key` unless there is one; false when there is.
+    pub(super) async fn create(&self, key: &Path, payload: PutPayload) -> Result<bool> {
+        match self.store.put_opts(key, payload, PutMode::Create.into()).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                Ok(false)
+            }
+            Err(e) => Err(self.failure("write", key, &e)),
+        }
+    }
+
+    /// Deletes the object at `key`, if there is one.
+    pub(super) async fn delete(&self, key: &Path) -> Result<()> {
+        match self.store.delete(key).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(self.failure("delete", key, &e)),
+        }
+    }
+
+    /// What the store knows of the object at `key`; `None` when there is none.
+    pub(super) async fn head(&self, key: &Path) -> Result<Option<ObjectMeta>> {
+        match self.store.head(key).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(self.failure("look at", key, &e)),
+        }
+    }
+
+    /// All objects below `key`.
+    pub(super) fn list(&self, key: Path) -> BoxStream<'static, Result<ObjectMeta>> {
+        let mirror = self.clone();
+        let listed = self.store.list(Some(&key));
+        listed.map_err(move |e| mirror.failure("list", &key, &e)).boxed()
+    }
+
+    /// The error of the store for a failed `action` on `key`.
+    pub(super) fn failure(&self, action: &str, key: &Path, error: &object_store::Error) -> Error {
+        let reason = innermost(error);
+        let (kind, advice) = match error {
+            object_store::Error::NotFound { .. } => (Kind::NotFound, ""),
+            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
+                (Kind::Refused, "; check the credentials")
+            }
+            object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
+                (Kind::Unsupported, "")
+            }
+            _ => (disk(error).unwrap_or(Kind::Unavailable), ""),
+        };
+        Error::new(kind, format!("cannot {action} {}: {reason}{advice}", self.shown(key)))
+    }
+}
+
+/// The kind of a failure of a local disk, if that is what it is.
+fn disk(error: &object_store::Error) -> Option<Kind> {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(layer) = cause {
+        if let Some(io) = layer.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+            return match io {
+                libc::ENOSPC | libc::EDQUOT => Some(Kind::NoSpace),
+                libc::EACCES | libc::EPERM | libc::EROFS => Some(Kind::Refused),
+                libc::EIO => Some(Kind::Disk),
+                _ => None,
+            };
+        }
+        cause = layer.source();
+    }
+    None
+}
+
+/// What lies at the bottom of an error: the reason, without the layers that passed it on.
+pub(super) fn innermost(error: &object_store::Error) -> String {
+    let mut cause: &(dyn std::error::Error + 'static) = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}

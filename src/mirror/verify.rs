@@ -1,0 +1,164 @@
+//! Verification: whether all that refs reach is there, and, on demand, every byte of it.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::catalog::Ref;
+use super::layout::Shelf;
+use super::{Mirror, damaged};
+use crate::blob::{Blob, Key};
+use crate::block::{self, Arrival, BLOCK};
+use crate::error::{Error, Kind, Result};
+use crate::extent::{Extent, LONGEST};
+use crate::manifest::Manifest;
+use crate::tier::{Tier, Urgency};
+
+/// How many blobs are looked at, and how many are read, at once.
+const LOOKED_AT: usize = 64;
+const READ: usize = 4;
+
+/// What a verification has seen so far.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Refs.
+    pub refs: AtomicU64,
+    /// Different blobs that they reach.
+    pub blobs: AtomicU64,
+    /// Bytes of these in the store.
+    pub stored: AtomicU64,
+}
+
+impl Mirror {
+    /// Verifies what `refs` reach: that it is there and as long as it should be; when `deep`, every byte of it. Each
+    /// fault is told to `tell`, and a blob at fault is forgotten, so that adding its source repairs it.
+    ///
+    /// # Errors
+    /// Those of the store, which leave open what else is wrong.
+    pub async fn verify(
+        &self,
+        refs: Vec<Result<Ref>>,
+        deep: bool,
+        seen: &Seen,
+        mut tell: impl FnMut(Error),
+    ) -> Result<()> {
+        let mut blobs = HashSet::new();
+        for found in refs {
+            seen.refs.fetch_add(1, Ordering::Relaxed);
+            let manifest = match self.snapshot(found).await {
+                Ok(manifest) => manifest,
+                Err(fault) if fault.kind() == Kind::Corrupt => {
+                    tell(fault);
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            self.verify_blobs(&manifest, deep, seen, &mut blobs, &mut tell).await?;
+        }
+        Ok(())
+    }
+
+    /// The manifest of a ref.
+    async fn snapshot(&self, found: Result<Ref>) -> Result<Manifest> {
+        let found = found?;
+        let key = self.key(Shelf::Manifests, &found.manifest);
+        let manifest = self.manifest(&found.manifest).await.map_err(|e| e.within(&found.source))?;
+        manifest.ok_or_else(|| damaged(self.shown(&key), format!("{} needs it; it is missing", found.source)))
+    }
+
+    async fn verify_blobs(
+        &self,
+        manifest: &Manifest,
+        deep: bool,
+        seen: &Seen,
+        known: &mut HashSet<[u8; 32]>,
+        tell: &mut impl FnMut(Error),
+    ) -> Result<()> {
+        // The same blob may be kept in another form, or elsewhere, in another manifest.
+        let new = (0..manifest.blobs()).filter_map(|index| match manifest.blob(index) {
+            Ok(blob) if blob.size == 0 => None,
+            Ok(blob) => {
+                let form = format!("{}{:?}", blob.key, blob.stored);
+                known.insert(*blake3::hash(form.as_bytes()).as_bytes()).then_some(Ok(blob))
+            }
+            Err(e) => Some(Err(e)),
+        });
+        let looked = stream::iter(new).map(|blob| async move {
+            let blob = blob?;
+            seen.blobs.fetch_add(1, Ordering::Relaxed);
+            let fault = if deep { self.read_all(&blob).await } else { self.look(&blob).await }.err();
+            seen.stored.fetch_add(blob.stored.len(blob.size).unwrap_or_default(), Ordering::Relaxed);
+            Ok((blob, fault))
+        });
+        let mut looked = looked.buffer_unordered(if deep { READ } else { LOOKED_AT });
+        while let Some((blob, fault)) = looked.try_next().await? {
+            let Some(fault) = fault else { continue };
+            if fault.kind() != Kind::Corrupt {
+                return Err(fault);
+            }
+            if let Key::Content(digest) = blob.key
+                && let Err(error) = self.forget(&digest).await
+            {
+                tracing::warn!(%error, "a damaged blob is not marked: adding its source will not repair it");
+            }
+            tell(fault.within(manifest.source()));
+        }
+        Ok(())
+    }
+
+    /// Whether a blob's object is there, and as long as it should be.
+    async fn look(&self, blob: &Blob) -> Result<()> {
+        let Key::Content(digest) = blob.key else {
+            return Err(damaged(self.locate(blob), "a blob without a digest"));
+        };
+        let key = self.blob_key(&digest, &blob.stored);
+        let len = blob.stored.len(blob.size).unwrap_or_default();
+        match self.head(&key).await? {
+            Some(meta) if meta.size == len => {}
+            Some(meta) => return Err(damaged(self.shown(&key), format!("{} bytes, not {len}", meta.size))),
+            None => return Err(damaged(self.shown(&key), "it is missing")),
+        }
+        // Without its record, it was found damaged before, and nobody has repaired it since.
+        let record = self.key(Shelf::Records, &digest);
+        match self.head(&record).await? {
+            Some(_) => Ok(()),
+            None => Err(damaged(self.shown(&key), format!("its record {record} is missing"))),
+        }
+    }
+
+    /// Reads all of a blob and holds it against its checks.
+    async fn read_all(&self, blob: &Blob) -> Result<()> {
+        self.look(blob).await?;
+        let mut first = 0;
+        while first < block::count(blob.size) {
+            let extent = Extent { first, blocks: LONGEST.min(block::count(blob.size) - first) };
+            let body = self.fetch(blob, extent.bytes(blob.size), Urgency::Stage).await?;
+            let body = body.ok_or_else(|| damaged(self.locate(blob), "it is missing"))?;
+            let bytes =
+                body.try_fold(BytesMut::with_capacity((LONGEST * BLOCK) as usize), |mut all, piece| {
+                    all.extend_from_slice(&piece);
+                    std::future::ready(Ok(all))
+                });
+            let (blob, bytes) = (blob.clone(), bytes.await?.freeze());
+            let shown = self.locate(&blob);
+            Self::blocking(move || check(&blob, extent, &bytes)).await.map_err(|e| e.within(shown))?;
+            first = extent.range().end;
+        }
+        Ok(())
+    }
+}
+
+/// Holds the blocks of `extent` against their checks.
+fn check(blob: &Blob, extent: Extent, bytes: &Bytes) -> Result<()> {
+    let missing = || Error::new(Kind::Corrupt, "the manifest has no checks for it");
+    let checks = blob.checks.as_ref().ok_or_else(missing)?;
+    for index in extent.range() {
+        let start = ((index - extent.first) * BLOCK) as usize;
+        let end = bytes.len().min(start + BLOCK as usize);
+        let bytes = bytes.slice(start.min(end)..end);
+        Arrival { size: blob.size, index, bytes }.verify(checks.get(index as usize))?;
+    }
+    Ok(())
+}

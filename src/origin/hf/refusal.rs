@@ -1,0 +1,242 @@
+//! What the Hub refuses, told by what to do about it.
+
+use reqwest::header::{HeaderName, HeaderValue};
+use reqwest::{Response, StatusCode};
+
+use crate::error::{Error, Kind, Result};
+use crate::origin::client::{self, header};
+use crate::source::HubKind;
+
+const CODE: HeaderName = HeaderName::from_static("x-error-code");
+const MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
+
+/// The longest message of the Hub that is repeated, in bytes.
+const LONGEST: usize = 300;
+/// What the Hub says of a token that it doesn't know. There is no code for it.
+const BAD_TOKEN: &str = "Invalid credentials";
+/// What it says of a repository that it has closed.
+const DISABLED: &str = "Access to this resource is disabled.";
+
+/// What was asked for.
+pub(super) struct About<'a> {
+    pub kind: HubKind,
+    pub id: &'a str,
+    /// The Hub's URL.
+    pub endpoint: &'a str,
+    /// The URL of the repository's page.
+    pub page: String,
+    /// What the request was authorised with.
+    pub token: Option<&'a HeaderValue>,
+}
+
+/// Takes an answer of success; makes an error of any other.
+pub(super) async fn accept(response: Response, about: &About<'_>) -> Result<Response> {
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let code = header(response.headers(), &CODE).unwrap_or_default();
+    let message = header(response.headers(), &MESSAGE).unwrap_or_default();
+    match about.refusal(response.status(), code, message) {
+        Some((kind, text)) => Err(Error::new(kind, text)),
+        None => client::accept(response).await,
+    }
+}
+
+impl About<'_> {
+    /// What the Hub means; `None` where it says no more than the status does.
+    fn refusal(&self, status: StatusCode, code: &str, message: &str) -> Option<(Kind, String)> {
+        let (what, page) = (self.what(), &self.page);
+        // Without a right token, all that is not public looks to the Hub's visitors as if it were not there.
+        Some(match (status.as_u16(), code) {
+            (401, _) if message.starts_with(BAD_TOKEN) => (Kind::Refused, self.bad_token()),
+            (_, "GatedRepo") => (Kind::Refused, self.gated(message)),
+            (_, "DisabledRepo") => (Kind::Refused, self.disabled()),
+            _ if message == DISABLED => (Kind::Refused, self.disabled()),
+            (_, "RepoNotFound") => (Kind::NotFound, self.unknown()),
+            (_, "RevisionNotFound") => {
+                let text =
+                    format!("the {what} has no such revision; see its branches, tags and commits at {page}");
+                (Kind::NotFound, text)
+            }
+            (_, "EntryNotFound") => {
+                (Kind::NotFound, format!("the {what} has no such file or directory; see {page}/tree/main"))
+            }
+            (401, "") if self.token.is_some() => (Kind::Refused, self.bad_token()),
+            (401, "") => (Kind::NotFound, self.unknown()),
+            (401 | 403, _) => {
+                let said = self.quoted(message);
+                (Kind::Refused, format!("the Hub refuses it; check what the token (HF_TOKEN) may read{said}"))
+            }
+            (429, _) => {
+                let more =
+                    if self.token.is_some() { "" } else { ", or set HF_TOKEN: accounts have a higher limit" };
+                (Kind::Unavailable, format!("the Hub's limit of requests is used up; try again later{more}"))
+            }
+            _ => return None,
+        })
+    }
+
+    /// `dataset owner/name`.
+    fn what(&self) -> String {
+        format!("{} {}", self.kind.plural().trim_end_matches('s'), self.id)
+    }
+
+    fn unknown(&self) -> String {
+        let what = self.what();
+        let other = match self.kind {
+            HubKind::Model => format!(" (a dataset is hf://datasets/{})", self.id),
+            _ => String::new(),
+        };
+        let token = match self.token {
+            None => "if it is private, set HF_TOKEN to a token that may read it",
+            Some(_) => "if it is private, check that the token (HF_TOKEN) may read it",
+        };
+        format!("the Hub knows no {what}; check the name{other}; {token}")
+    }
+
+    fn gated(&self, message: &str) -> String {
+        let (what, page) = (self.what(), &self.page);
+        match self.token {
+            None => format!(
+                "the {what} is gated: accept its terms at {page}, then set HF_TOKEN to a token of that account"
+            ),
+            Some(_) => format!(
+                "the {what} is gated: accept its terms at {page} with the account of the token (HF_TOKEN), which \
+                 must be allowed to read gated repositories{}",
+                self.quoted(message)
+            ),
+        }
+    }
+
+    fn bad_token(&self) -> String {
+        format!(
+            "the Hub does not accept the token: it is wrong, expired or revoked; make one at {}/settings/tokens and set \
+             HF_TOKEN to it",
+            self.endpoint
+        )
+    }
+
+    fn disabled(&self) -> String {
+        format!("the Hub has disabled {}: nobody can read it there any more; see {}", self.id, self.page)
+    }
+
+    /// The Hub's own words, if they are short, plain and hold no part of a secret.
+    fn quoted(&self, message: &str) -> String {
+        let token = self.token.and_then(|value| value.to_str().ok()).and_then(|text| text.split(' ').nth(1));
+        let plain = message.len() <= LONGEST && !message.chars().any(char::is_control);
+        match plain && !message.is_empty() && !token.is_some_and(|token| message.contains(token)) {
+            true => format!(" (it says: {message})"),
+            false => String::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(status: u16, code: &str, message: &str, token: bool) -> Option<(Kind, String)> {
+        let value = HeaderValue::from_static("Bearer hf_hush");
+        let about = About {
+            kind: HubKind::Dataset,
+            id: "o/d",
+            endpoint: "https://h",
+            page: "https://h/datasets/o/d".into(),
+            token: token.then_some(&value),
+        };
+        about.refusal(StatusCode::from_u16(status).expect("status"), code, message)
+    }
+
+    #[test]
+    fn each_refusal_says_what_to_do() {
+        let gated = "Access to dataset o/d is restricted.";
+        for (status, code, message, token, kind, said) in [
+            (
+                401,
+                "RepoNotFound",
+                "Repository not found",
+                false,
+                Kind::NotFound,
+                "the Hub knows no dataset o/d; check the name; if it is private, set HF_TOKEN to a token that may read it",
+            ),
+            (
+                404,
+                "RepoNotFound",
+                "Repository not found",
+                true,
+                Kind::NotFound,
+                "the Hub knows no dataset o/d; check the name; if it is private, check that the token (HF_TOKEN) may read it",
+            ),
+            (
+                401,
+                "GatedRepo",
+                gated,
+                false,
+                Kind::Refused,
+                "the dataset o/d is gated: accept its terms at https://h/datasets/o/d, then set HF_TOKEN to a token of that \
+              account",
+            ),
+            (
+                403,
+                "GatedRepo",
+                gated,
+                true,
+                Kind::Refused,
+                "the dataset o/d is gated: accept its terms at https://h/datasets/o/d with the account of the token \
+              (HF_TOKEN), which must be allowed to read gated repositories (it says: Access to dataset o/d is restricted.)",
+            ),
+            (
+                404,
+                "RevisionNotFound",
+                "Invalid rev id: x",
+                true,
+                Kind::NotFound,
+                "the dataset o/d has no such revision; see its branches, tags and commits at https://h/datasets/o/d",
+            ),
+            (
+                404,
+                "EntryNotFound",
+                "Entry not found",
+                true,
+                Kind::NotFound,
+                "the dataset o/d has no such file or directory; see https://h/datasets/o/d/tree/main",
+            ),
+            (
+                401,
+                "",
+                "Invalid credentials in Authorization header",
+                true,
+                Kind::Refused,
+                "the Hub does not accept the token: it is wrong, expired or revoked; make one at \
+              https://h/settings/tokens and set HF_TOKEN to it",
+            ),
+            (
+                403,
+                "",
+                DISABLED,
+                false,
+                Kind::Refused,
+                "the Hub has disabled o/d: nobody can read it there any more; see https://h/datasets/o/d",
+            ),
+            (
+                403,
+                "",
+                "not for hf_hush",
+                true,
+                Kind::Refused,
+                "the Hub refuses it; check what the token (HF_TOKEN) may read",
+            ),
+            (
+                429,
+                "",
+                "",
+                false,
+                Kind::Unavailable,
+                "the Hub's limit of requests is used up; try again later, or set HF_TOKEN: accounts have a higher limit",
+            ),
+        ] {
+            assert_eq!(told(status, code, message, token), Some((kind, said.into())));
+        }
+        assert_eq!(told(502, "", "", true), None);
+    }
+}

@@ -1,0 +1,292 @@
+//! Publish: a source is copied into the mirror, once.
+//!
+//! ```text
+//!  Origin::list ──> listing ──> plan: which files make which blob
+//!                                 │
+//!            known recipe? ── yes ──────────────────────────────┐
+//!                 │ no                                          v
+//!                 └──> read ──> hash, compress ──> shelf ──> Kept ──> manifest ──> ref
+//! ```
+//!
+//! Nothing is seen of it before the ref is made, and what was put on the shelf is found again by its recipe: so a run may
+//! break off anywhere, and the next one reads again at most what was under way. Every read is conditional on the version
+//! that was listed. When the source changes meanwhile, it is listed again, once.
+
+mod before;
+mod make;
+mod plan;
+mod progress;
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
+
+use chrono::{DateTime, Utc};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::time::Instant;
+
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::fetch::Ladder;
+use crate::manifest::{Kept, Listing, Manifest, Mirrored};
+use crate::metrics::Counters;
+use crate::mirror::Mirror;
+use crate::mirror::catalog::{Ref, source_key};
+use crate::mirror::lease::{Lease, Purpose};
+use crate::mirror::record::Record;
+use crate::mirror::verify::Seen;
+use crate::source::Patterns;
+use crate::tier::Origin;
+
+use before::Before;
+use make::Maker;
+use plan::Recipe;
+
+pub use progress::{Progress, State};
+
+/// How many blobs are looked for or made at once. What they hold in memory is bounded by itself.
+const BLOBS: usize = 32;
+/// How often blobs that vanish while others are made are made again: it takes somebody who deletes them.
+const ROUNDS: u32 = 3;
+
+/// What a publication goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The most memory for content on its way, in bytes.
+    pub memory: u64,
+    /// What time it is.
+    pub now: fn() -> SystemTime,
+}
+
+/// What is published.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Its name for a person, without secrets.
+    pub name: String,
+    /// What tells it from all others ([`Uri::identity`](crate::source::Uri::identity)).
+    pub identity: String,
+    /// Which of its files are wanted.
+    pub patterns: Patterns,
+    /// Where they are.
+    pub origin: Arc<dyn Origin>,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// What the source is mirrored as now.
+    pub found: Ref,
+    /// Whether that is new.
+    pub new: bool,
+    /// Patterns that matched nothing: most likely a slip.
+    pub unmatched: Vec<String>,
+}
+
+/// Copies `source` into `mirror`.
+///
+/// # Errors
+/// [`Kind::Changed`] when the source changes all the time; those of the origin and of the store.
+pub async fn publish(
+    mirror: &Mirror,
+    source: &Source,
+    config: Config,
+    progress: &Progress,
+) -> Result<Published> {
+    mirror.found().await?;
+    let lease = mirror.lease(Purpose::Add).await?;
+    let run = Run { mirror, source, config, progress, lease: &lease };
+    let mut outcome = run.attempt().await;
+    if let Err(error) = &outcome
+        && error.kind() == Kind::Changed
+    {
+        tracing::info!(%error, "the source changed: beginning again");
+        outcome = run.attempt().await;
+    }
+    lease.release().await;
+    outcome
+}
+
+/// One source on its way.
+struct Run<'a> {
+    mirror: &'a Mirror,
+    source: &'a Source,
+    config: Config,
+    progress: &'a Progress,
+    lease: &'a Lease,
+}
+
+/// What the origin listed.
+struct Listed {
+    manifest: Arc<Manifest>,
+    digest: Digest,
+    at: DateTime<Utc>,
+    began: Instant,
+    unmatched: Vec<String>,
+}
+
+impl Run<'_> {
+    async fn attempt(&self) -> Result<Published> {
+        self.progress.enter(State::Listing);
+        let listed = self.list().await?;
+        let published = |found, new| Published { found, new, unmatched: listed.unmatched.clone() };
+        if let Some(found) = self.same(&listed).await? {
+            return Ok(published(found, false));
+        }
+        let recipes = plan::plan(&listed.manifest, &self.source.identity)?;
+        self.progress.begin(&listed.manifest);
+        let records = self.keep(&listed.manifest, &recipes).await?;
+        self.progress.enter(State::Finishing);
+        let blobs: HashMap<_, _> = records.iter().map(|record| (record.digest, record)).collect();
+        let stored = blobs.values().filter_map(|record| record.stored.len(record.size)).sum();
+        let (allow, ignore) = self.source.patterns.texts();
+        let ours = Ref {
+            source: self.source.name.clone(),
+            identity: self.source.identity.clone(),
+            resolved: self.source.origin.name().into(),
+            allow,
+            ignore,
+            removed: false,
+            manifest: self.write(listed.manifest.clone(), recipes, &records).await?,
+            listing: listed.digest,
+            files: listed.manifest.files(),
+            bytes: listed.manifest.bytes(),
+            blobs: blobs.len() as u64,
+            stored,
+            listed: listed.at,
+            took: listed.began.elapsed().as_secs_f64(),
+            tool: env!("CARGO_PKG_VERSION").into(),
+        };
+        let found = self.mirror.publish(&ours).await?;
+        let new = found == ours;
+        Ok(published(found, new))
+    }
+
+    async fn list(&self) -> Result<Listed> {
+        let (at, began) = ((self.config.now)().into(), Instant::now());
+        let mut listing = Listing::new(&self.source.origin.identity(), self.source.patterns.clone());
+        self.source.origin.list(&mut listing).await?;
+        let unmatched = listing.unmatched().into_iter().map(String::from).collect();
+        let mut file = self.mirror.scratch()?;
+        let written = blocking(move || {
+            let digest = listing.finish(&mut file)?;
+            Ok((Arc::new(Manifest::open(&file)?), digest))
+        });
+        let (manifest, digest) = written.await?;
+        Ok(Listed { manifest, digest, at, began, unmatched })
+    }
+
+    /// What the source is mirrored as already, if that is just what was listed and all of it is there.
+    async fn same(&self, listed: &Listed) -> Result<Option<Ref>> {
+        let found = match self.mirror.newest(&self.source.key()).await?.found {
+            Ok(Some(found)) if !found.removed && found.listing == listed.digest => found,
+            _ => return Ok(None),
+        };
+        let mut whole = true;
+        let tell = |fault| {
+            tracing::warn!(%fault, "repairing the mirror");
+            whole = false;
+        };
+        self.mirror.verify(vec![Ok(found.clone())], false, &Seen::default(), tell).await?;
+        Ok(whole.then_some(found))
+    }
+
+    /// What the source was mirrored as before, if anything.
+    async fn before(&self) -> Option<Before> {
+        let found = self.mirror.newest(&self.source.key()).await.ok()?.found.ok()??;
+        let manifest = self.mirror.manifest(&found.manifest).await.ok()??;
+        let mirror = Ladder::new(vec![Arc::new(self.mirror.clone())], Arc::new(Counters::default()));
+        Some(Before::new(manifest, mirror))
+    }
+
+    /// Puts every blob into the mirror that isn't there, and answers with how each is kept.
+    async fn keep(&self, listing: &Manifest, recipes: &[Recipe]) -> Result<Vec<Record>> {
+        let ladder = Ladder::new(vec![self.source.origin.clone()], Arc::new(Counters::default()));
+        let before = self.before().await;
+        let maker = Maker::new(self.mirror, listing, ladder, before, self.lease.began(), self.config.memory);
+        let mut kept: Vec<Option<Record>> = vec![None; recipes.len()];
+        for _ in 0..ROUNDS {
+            let missing = recipes.iter().enumerate().filter(|(at, _)| kept[*at].is_none());
+            let made = stream::iter(missing.map(Ok)).map_ok(|(at, recipe)| {
+                let (maker, progress) = (&maker, self.progress);
+                async move { Ok((at, maker.make(recipe, progress).await?)) }
+            });
+            let made: Vec<_> = made.try_buffer_unordered(BLOBS).try_collect().await?;
+            made.into_iter().for_each(|(at, record)| kept[at] = Some(record));
+            self.lease.unswept().await?;
+            if self.look(&mut kept).await? {
+                return Ok(kept.into_iter().flatten().collect());
+            }
+        }
+        let text = format!("blobs vanish from the mirror {} while they are put there", self.mirror.name());
+        Err(Error::new(Kind::Unavailable, text))
+    }
+
+    /// Looks whether all blobs are there, and forgets those that are not.
+    async fn look(&self, kept: &mut [Option<Record>]) -> Result<bool> {
+        let looked = stream::iter(kept.iter().enumerate()).map(|(at, record)| async move {
+            let Some(record) = record else { return Ok(Some(at)) };
+            if self.mirror.sound(record).await? {
+                return Ok(None);
+            }
+            self.mirror.forget(&record.digest).await?;
+            Ok::<_, Error>(Some(at))
+        });
+        let missing: Vec<_> = looked.buffer_unordered(BLOBS).try_collect().await?;
+        let mut all = true;
+        for at in missing.into_iter().flatten() {
+            (kept[at], all) = (None, false);
+        }
+        Ok(all)
+    }
+
+    /// Writes the manifest of the mirrored snapshot into the mirror.
+    async fn write(
+        &self,
+        listing: Arc<Manifest>,
+        recipes: Vec<Recipe>,
+        records: &[Record],
+    ) -> Result<Digest> {
+        let kept = recipes.into_iter().zip(records).map(|(recipe, record)| Kept {
+            files: recipe.files,
+            digest: record.digest,
+            size: record.size,
+            checks: record.checks.clone(),
+            stored: record.stored.clone(),
+        });
+        let (kept, mut file) = (kept.collect(), self.mirror.scratch()?);
+        let written = blocking(move || {
+            let digest = Mirrored::new(&listing, kept)?.write(&mut file)?;
+            Ok((digest, file))
+        });
+        let (digest, file) = written.await?;
+        self.mirror.put_manifest(&digest, file).await?;
+        Ok(digest)
+    }
+}
+
+impl Source {
+    /// What its ref is found by.
+    fn key(&self) -> Digest {
+        source_key(&self.identity, &self.patterns)
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(Error::with(Kind::Interrupted, "a publication was given up", e)))
+}
+
+impl Progress {
+    /// The totals are known.
+    fn begin(&self, listing: &Manifest) {
+        self.files.store(listing.files(), Relaxed);
+        self.bytes.store(listing.bytes(), Relaxed);
+        self.files_done.store(0, Relaxed);
+        self.bytes_done.store(0, Relaxed);
+        self.enter(State::Copying);
+    }
+}

@@ -1,0 +1,167 @@
+//! The plan: which files make which blob.
+//!
+//! A large file is a blob. Small ones are packed, neighbours together, so that few requests move many of them. Where a
+//! pack ends depends on the names of the files around that place and on nothing before it: when files come, go or grow,
+//! the packs some way off stay what they were, and are known by their recipes.
+
+use crate::blob::{Blob, Key};
+use crate::block::BLOCK;
+use crate::digest::Digest;
+use crate::error::Result;
+use crate::manifest::Manifest;
+use crate::mirror::record::recipe;
+
+/// Files of this size and more are blobs of their own: requests of a block and more no longer gain from company.
+pub(super) const ALONE: u64 = BLOCK;
+/// The least and the most that a pack holds, in bytes: large enough that its three requests don't show, small enough to
+/// be made in memory and to be made again when a file of it changes.
+const LEAST: u64 = 16 << 20;
+const MOST: u64 = 64 << 20;
+/// How many bytes beyond the least a pack holds on average.
+const BEYOND: u64 = 16 << 20;
+/// The most files in a pack: their versions must fit into a manifest's record.
+const MOST_FILES: usize = 65_536;
+
+/// A blob to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Recipe {
+    /// Its files: their blobs in the listing, in order.
+    pub files: Vec<u32>,
+    /// Its length in bytes.
+    pub size: u64,
+    /// Names it.
+    pub name: Digest,
+}
+
+/// A pack that is being gathered.
+#[derive(Default)]
+struct Pack {
+    files: Vec<u32>,
+    names: Vec<([u8; 32], u64)>,
+    size: u64,
+}
+
+/// The blobs that hold what `listing` lists of the source with this identity, in the order of their first files. Empty
+/// files need none.
+///
+/// # Errors
+/// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when the listing is.
+pub(super) fn plan(listing: &Manifest, source: &str) -> Result<Vec<Recipe>> {
+    let mut recipes = Vec::new();
+    let mut pack = Pack::default();
+    for index in 0..listing.blobs() {
+        let blob = listing.blob(index)?;
+        let name = name(source, &blob);
+        match blob.size {
+            0 => {}
+            size if size >= ALONE => {
+                let name = recipe([(name, size)]);
+                recipes.push(Recipe { files: vec![index], size, name });
+            }
+            size => {
+                if pack.size + size > MOST || pack.files.len() == MOST_FILES {
+                    recipes.push(pack.close());
+                }
+                pack.files.push(index);
+                pack.names.push((name, size));
+                pack.size += size;
+                if pack.size >= LEAST && ends(&blob.path, size) {
+                    recipes.push(pack.close());
+                }
+            }
+        }
+    }
+    if !pack.files.is_empty() {
+        recipes.push(pack.close());
+    }
+    recipes.sort_by_key(|recipe| recipe.files[0]);
+    Ok(recipes)
+}
+
+impl Pack {
+    fn close(&mut self) -> Recipe {
+        let Pack { files, names, size } = std::mem::take(self);
+        Recipe { files, size, name: recipe(names) }
+    }
+}
+
+/// Names the content of a file, whatever commit it was listed at: by its SHA-256 where the origin publishes one, which
+/// other sources may have too; else by the origin's own version of it.
+fn name(source: &str, blob: &Blob) -> [u8; 32] {
+    let key = match &blob.sha256 {
+        Some(sha256) => Key::origin("sha256", sha256, b""),
+        None => Key::origin(source, &blob.path, &blob.version),
+    };
+    let (Key::Origin(name) | Key::Content(name)) = key;
+    name.0
+}
+
+/// Whether a pack that is large enough ends with this file: one in as many as make up the size that is wanted.
+fn ends(path: &[u8], size: u64) -> bool {
+    let hash = blake3::hash(path);
+    let number = hash.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    number / (u64::MAX / BEYOND) < size
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::{Found, Listing};
+    use crate::source::Patterns;
+
+    fn listing(files: impl IntoIterator<Item = (String, u64)>) -> Manifest {
+        let mut listing = Listing::new("memory", Patterns::default());
+        for (path, size) in files {
+            let path = path.as_bytes();
+            listing.file(Found { path, size, mtime: (0, 0), executable: false, version: b"1", sha256: None });
+        }
+        let mut bytes = Vec::new();
+        listing.finish(&mut bytes).expect("memory");
+        Manifest::from_bytes(bytes).expect("good")
+    }
+
+    fn many(count: u32, size: u64) -> impl Iterator<Item = (String, u64)> {
+        (0..count).map(move |i| (format!("d{}/{i:06}", i / 1000), size))
+    }
+
+    #[test]
+    fn every_file_is_in_one_blob_and_small_ones_share() {
+        let files =
+            many(5000, 40 << 10).chain([("e".into(), 0), ("big".into(), 9 << 20), ("one".into(), BLOCK)]);
+        let listing = listing(files);
+        let recipes = plan(&listing, "memory").expect("good");
+        let mut all: Vec<u32> = recipes.iter().flat_map(|r| r.files.clone()).collect();
+        all.sort_unstable();
+        let filled: Vec<u32> =
+            (0..listing.blobs()).filter(|i| listing.blob_size(*i).expect("good") > 0).collect();
+        assert_eq!(all, filled);
+        for recipe in &recipes {
+            let sum = recipe.files.iter().map(|f| listing.blob_size(*f).expect("good")).sum::<u64>();
+            assert!(recipe.size == sum && (sum <= MOST || recipe.files.len() == 1));
+        }
+        assert_eq!(recipes.iter().filter(|r| r.files.len() == 1).count(), 2);
+        assert!(recipes.len() < 16, "{} blobs for 200 MB", recipes.len());
+        assert!(recipes.is_sorted_by_key(|r| r.files[0]));
+    }
+
+    #[test]
+    fn a_change_moves_few_packs() {
+        let names = |files| {
+            let recipes = plan(&listing(files), "memory").expect("good");
+            recipes.into_iter().map(|r| r.name).collect::<std::collections::HashSet<_>>()
+        };
+        let before = names(many(20_000, 40 << 10).collect::<Vec<_>>());
+        let mut files: Vec<_> = many(20_000, 40 << 10).collect();
+        files[3000].1 += 1;
+        files.insert(9000, ("d9/added".into(), 77));
+        files.remove(15_000);
+        let after = names(files);
+        assert!(before.len() > 15);
+        assert!(
+            before.difference(&after).count() <= 8,
+            "{} of {}",
+            before.difference(&after).count(),
+            before.len()
+        );
+    }
+}

@@ -1,0 +1,45 @@
+//! How far a publication is.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// The origin is being listed.
+    Listing,
+    /// Content is being copied.
+    Copying,
+    /// Manifest and ref are being written.
+    Finishing,
+}
+
+/// How far it is. Counted while it runs; read by whoever shows it.
+#[derive(Debug, Default)]
+pub struct Progress {
+    state: AtomicU8,
+    /// Regular files in the source.
+    pub files: AtomicU64,
+    /// Their bytes.
+    pub bytes: AtomicU64,
+    /// Files that are in the mirror.
+    pub files_done: AtomicU64,
+    /// Bytes that are in the mirror.
+    pub bytes_done: AtomicU64,
+    /// Bytes read from the origin.
+    pub read: AtomicU64,
+    /// Bytes written to the mirror, as it keeps them.
+    pub written: AtomicU64,
+}
+
+impl Progress {
+    /// What is being done.
+    pub fn state(&self) -> State {
+        [State::Listing, State::Copying, State::Finishing][usize::from(self.state.load(Relaxed)).min(2)]
+    }
+
+    pub(super) fn enter(&self, state: State) {
+        self.state.store(state as u8, Relaxed);
+    }
+}

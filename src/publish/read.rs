@@ -1,0 +1,30 @@
+//! Reading from the origin, with the patience of who has time.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::blob::Blob;
+use crate::block::Arrival;
+use crate::error::{Error, Kind, Result};
+use crate::extent::Extent;
+use crate::fetch::Ladder;
+use crate::tier::Urgency;
+
+/// How long the origin is asked again while nothing arrives.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The blocks of `extent`, as the origin sends them. There is nothing yet that they could be held against.
+pub(super) async fn read(origin: &Ladder, blob: &Blob, extent: Extent) -> Result<Vec<Bytes>> {
+    let blocks = Mutex::new(vec![None; extent.blocks as usize]);
+    let accept = async |arrival: Arrival| {
+        let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks[(arrival.index - extent.first) as usize] = Some(arrival.bytes);
+        Ok(arrival.index)
+    };
+    origin.fetch(blob, extent.range().collect(), Urgency::Stage, PATIENCE, accept).await?;
+    let blocks = blocks.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter();
+    let all: Option<Vec<Bytes>> = blocks.collect();
+    all.ok_or_else(|| Error::new(Kind::Unavailable, format!("{blob} did not arrive whole")))
+}

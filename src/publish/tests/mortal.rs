@@ -1,0 +1,142 @@
+//! An end at any point.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions,
+    PutOptions, PutPayload, PutResult, Result as StoreResult, UploadPart,
+};
+
+use super::*;
+
+/// A store that fails for good after so many operations, as a process that is killed sees it.
+#[derive(Debug)]
+struct Mortal {
+    store: Arc<InMemory>,
+    left: AtomicU64,
+}
+
+impl Mortal {
+    fn live(&self) -> StoreResult<()> {
+        let lived = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        lived.map(drop).map_err(|_| object_store::Error::Generic { store: "mortal", source: "dead".into() })
+    }
+}
+
+impl fmt::Display for Mortal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("mortal")
+    }
+}
+
+#[derive(Debug)]
+struct MortalUpload(Arc<Mortal>, Box<dyn MultipartUpload>);
+
+#[async_trait]
+impl MultipartUpload for MortalUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        match self.0.live() {
+            Ok(()) => self.1.put_part(data),
+            Err(e) => std::future::ready(Err(e)).boxed(),
+        }
+    }
+    async fn complete(&mut self) -> StoreResult<PutResult> {
+        self.0.live()?;
+        self.1.complete().await
+    }
+    async fn abort(&mut self) -> StoreResult<()> {
+        self.0.live()
+    }
+}
+
+#[derive(Debug)]
+struct Shell(Arc<Mortal>);
+
+impl fmt::Display for Shell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Shell {
+    async fn put_opts(&self, at: &Path, payload: PutPayload, opts: PutOptions) -> StoreResult<PutResult> {
+        self.0.live()?;
+        self.0.store.put_opts(at, payload, opts).await
+    }
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        opts: PutMultipartOptions,
+    ) -> StoreResult<Box<dyn MultipartUpload>> {
+        self.0.live()?;
+        Ok(Box::new(MortalUpload(self.0.clone(), self.0.store.put_multipart_opts(at, opts).await?)))
+    }
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> StoreResult<GetResult> {
+        self.0.live()?;
+        self.0.store.get_opts(at, options).await
+    }
+    fn delete_stream(
+        &self,
+        at: BoxStream<'static, StoreResult<Path>>,
+    ) -> BoxStream<'static, StoreResult<Path>> {
+        let mortal = self.0.clone();
+        let alive = at.map(move |path| mortal.live().and(path)).boxed();
+        self.0.store.delete_stream(alive)
+    }
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        match self.0.live() {
+            Ok(()) => self.0.store.list(prefix),
+            Err(e) => futures_util::stream::iter([Err(e)]).boxed(),
+        }
+    }
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> StoreResult<ListResult> {
+        self.0.live()?;
+        self.0.store.list_with_delimiter(prefix).await
+    }
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
+        self.0.live()?;
+        self.0.store.copy_opts(from, to, options).await
+    }
+}
+
+fn mortal(store: &Arc<InMemory>, left: u64) -> Mirror {
+    mirror(Arc::new(Shell(Arc::new(Mortal { store: store.clone(), left: left.into() }))))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_at_any_point_leaves_the_old_state_and_the_next_run_completes_it() {
+    let base = InMemory::new();
+    let old = files();
+    add(&mirror(Arc::new(base.fork())), origin(&old)).await.expect("added");
+    let first = Arc::new(base);
+    add(&mirror(first.clone()), origin(&old)).await.expect("added");
+    let held = origin(&old);
+    let mut new = old.clone();
+    for (path, content) in
+        [("large.txt", text(2 * BLOCK + 9, 50)), ("dir/07", noise(7, 51)), ("new", noise(BLOCK, 52))]
+    {
+        new.insert(path.into(), content.clone());
+        held.put(path.as_bytes(), content);
+    }
+    for left in 0.. {
+        let store = Arc::new(first.fork());
+        let outcome = add(&mortal(&store, left), held.clone()).await;
+        let whole = mirror(store.clone());
+        assert_eq!(faults(&whole, true).await, [""; 0], "after {left} operations");
+        if left % 16 == 0 || outcome.is_ok() {
+            let seen = read(&mount(&node(), &whole, None).await.expect("mounted")).await.expect("read");
+            assert!(seen == old || seen == new, "a mixture after {left} operations");
+        }
+        add(&whole, held.clone()).await.expect("completed");
+        assert_eq!(faults(&whole, true).await, [""; 0], "completed after {left} operations");
+        let found = whole.find(&source_key("memory://origin", &Patterns::default())).await.expect("read");
+        assert_eq!(found.expect("there").files, new.len() as u64);
+        if outcome.is_ok() {
+            assert!(left > 40, "{left} operations are too few to be all");
+            return;
+        }
+    }
+}

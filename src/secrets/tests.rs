@@ -1,0 +1,138 @@
+use std::collections::BTreeMap;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use super::*;
+
+fn access(name: &str, secrets: Vec<SecretStore>) -> Access {
+    let auth = Some(Auth::Secret { auth_secret_name: name.to_owned() });
+    Access { auth, secrets, ..Access::default() }
+}
+
+fn uri(text: &str) -> Uri {
+    text.parse().expect(text)
+}
+
+fn write(path: &Path, text: &str, mode: u32) {
+    fs::write(path, text).expect("written");
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
+}
+
+#[test]
+fn the_first_store_that_has_it_wins() {
+    let dir = tempfile::tempdir().expect("directory");
+    let directory = dir.path().join("secrets");
+    fs::create_dir(&directory).expect("directory");
+    write(&directory.join("a"), "from-directory\n", 0o644);
+    write(&directory.join("b"), "from-directory", 0o644);
+    let file = dir.path().join("secrets.toml");
+    write(&file, "b = 'from-file'\n'c/d' = '''\n{\"x\": 1}'''", 0o600);
+    let given = BTreeMap::from([("a".to_owned(), Secret::new("from-environment"))]);
+    let stores =
+        [SecretStore::Environment(given), SecretStore::Directory(directory), SecretStore::File(file)];
+    for (name, text) in [("a", "from-environment"), ("b", "from-directory"), ("c/d", "{\"x\": 1}")] {
+        assert_eq!(find(&stores, name).expect(name).expose(), text);
+    }
+    let has = |i: usize, name| has(&stores[i], name).expect(name);
+    assert!(has(0, "a") && has(1, "b") && has(2, "c/d"));
+    assert!(!has(0, "b") && !has(1, "../secrets.toml") && !has(1, "..data") && !has(2, "a"));
+}
+
+#[test]
+fn a_secret_that_kubernetes_rotates_is_read_anew() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = |name: &str| dir.path().join(name);
+    for (version, token) in [("..1", "hf_old"), ("..2", "hf_new")] {
+        fs::create_dir(path(version)).expect("directory");
+        fs::write(path(version).join("token"), token).expect("written");
+    }
+    symlink("..1", path("..data")).expect("link");
+    symlink("..data/token", path("token")).expect("link");
+    let access = access("token", vec![SecretStore::Directory(dir.path().to_owned())]);
+    let provider = provider(&uri("hf://o/r"), &access);
+    assert_eq!(provider.get().expect("first"), Credentials::Bearer(Secret::new("hf_old")));
+    symlink("..2", path("..tmp")).expect("link");
+    fs::rename(path("..tmp"), path("..data")).expect("renamed");
+    assert_eq!(provider.get().expect("second"), Credentials::Bearer(Secret::new("hf_new")));
+}
+
+#[test]
+fn roles_and_machines_need_no_secret() {
+    let s3 = S3Access { region: Some("eu".into()), ..S3Access::default() };
+    let auth = Auth::AwsOidc { aws_oidc_role_arn: "arn".into(), aws_oidc_region: "r".into() };
+    let mut access = Access { s3: Some(s3.clone()), ..Access::default() };
+    assert_eq!(provider(&uri("s3://b"), &access).get().expect("s3"), Credentials::Aws(s3));
+    assert_eq!(provider(&uri("gs://b"), &access).get().expect("gs"), Credentials::Ambient);
+    access.auth = Some(auth);
+    let role = AwsRole { arn: "arn".into(), region: "r".into(), web_identity: true };
+    assert_eq!(provider(&uri("s3://b"), &access).get().expect("role"), Credentials::AwsRole(role));
+    let sent = serde_json::to_string(&access).expect("JSON");
+    assert_eq!(serde_json::from_str::<Access>(&sent).expect("JSON"), access);
+}
+
+/// What is said of stores, word for word.
+#[test]
+fn errors_name_the_secret_and_never_a_value() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir(path("d")).expect("directory");
+    fs::create_dir(path("d/sub")).expect("directory");
+    write(&path("d/hf"), "hush hush", 0o600);
+    write(&path("open.toml"), "x = 'hush'", 0o640);
+    write(&path("bad.toml"), "y = 1\nx = 'hush\n", 0o600);
+    write(&path("number.toml"), "x = 12345", 0o600);
+    fs::write(path("d/bytes"), [0xff]).expect("written");
+    let at = dir.path().display();
+    let (directory, file) = (|name| SecretStore::Directory(path(name)), |name| SecretStore::File(path(name)));
+    for (name, stores, said) in [
+        ("x", vec![], "there is no secret \"x\": no store of secrets was named".to_owned()),
+        (
+            "x",
+            vec![SecretStore::Environment(BTreeMap::new()), directory("d")],
+            format!(
+                "there is no secret \"x\": not in the environment of the command, not in the directory {at}/d"
+            ),
+        ),
+        (
+            "x",
+            vec![directory("none")],
+            format!("the secret \"x\": {at}/none/x can't be read: No such file or directory (os error 2)"),
+        ),
+        ("sub", vec![directory("d")], format!("the secret \"sub\": {at}/d/sub is no file")),
+        (
+            "bytes",
+            vec![directory("d")],
+            format!("the secret \"bytes\": {at}/d/bytes can't be read: stream did not contain valid UTF-8"),
+        ),
+        (
+            "x",
+            vec![file("open.toml")],
+            format!(
+                "the secret \"x\": {at}/open.toml has the mode 0640, and others than its owner must have no access to \
+                 secrets: chmod 600 {at}/open.toml"
+            ),
+        ),
+        ("x", vec![file("bad.toml")], format!("the secret \"x\": {at}/bad.toml: line 2 is no TOML")),
+        (
+            "x",
+            vec![file("number.toml")],
+            format!(
+                "the secret \"x\": {at}/number.toml: \"x\" must be a text; quote it, or put JSON between '''"
+            ),
+        ),
+        (
+            "hf",
+            vec![directory("d")],
+            "the secret \"hf\": the Hugging Face credentials hold something else than letters, digits and signs, \
+             perhaps a space or a second line; expected a token alone: hf_.."
+                .to_owned(),
+        ),
+    ] {
+        let error = provider(&uri("hf://o/r"), &access(name, stores)).get().expect_err(&said);
+        assert_eq!(error.to_string(), said);
+    }
+    let auth = Auth::AwsAssumeRole { aws_assume_role_arn: "a".into(), aws_assume_role_region: "r".into() };
+    let access = Access { auth: Some(auth), ..Access::default() };
+    let error = provider(&uri("gs://b"), &access).get().expect_err("gs");
+    assert_eq!(error.to_string(), "AWS_ASSUME_ROLE gives no credentials for gs://");
+    assert_eq!(error.kind(), Kind::Refused);
+}

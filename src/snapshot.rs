@@ -1,0 +1,200 @@
+//! Snapshots: one immutable state of a source, ready to be read.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::blob::{Blob, Key};
+use crate::cache::commit::DIGEST_XATTR;
+use crate::cache::relief::Relief;
+use crate::content::{Content, Means};
+use crate::digest::Digest;
+use crate::error::Result;
+use crate::fetch::Ladder;
+use crate::manifest::{Manifest, Slice};
+use crate::metrics::Traffic;
+use crate::mirror::lease::Lease;
+use crate::read::Reader;
+use crate::stage::Stage;
+
+/// One immutable state of a source, and the way to its bytes.
+#[derive(Debug)]
+pub struct Snapshot {
+    id: Digest,
+    manifest: Arc<Manifest>,
+    unmatched: Vec<String>,
+    means: Arc<Means>,
+    contents: Arc<Contents>,
+    ladder: Arc<Ladder>,
+    stage: OnceLock<Arc<Stage>>,
+    /// Keeps the mirror from collecting what is still to come.
+    lease: Mutex<Option<Lease>>,
+}
+
+impl Snapshot {
+    /// The snapshot that `manifest` describes, whose missing bytes come down `ladder`.
+    pub(crate) fn new(
+        id: Digest,
+        manifest: Arc<Manifest>,
+        unmatched: Vec<String>,
+        (means, contents): (Arc<Means>, Arc<Contents>),
+        ladder: Arc<Ladder>,
+    ) -> Self {
+        Self {
+            id,
+            manifest,
+            unmatched,
+            means,
+            contents,
+            ladder,
+            stage: OnceLock::new(),
+            lease: Mutex::default(),
+        }
+    }
+
+    /// The same, with the mirror's promise to keep its content.
+    pub(crate) fn leased(self, lease: Option<Lease>) -> Self {
+        Self { lease: Mutex::new(lease), ..self }
+    }
+
+    /// Gives back what was taken elsewhere to keep the snapshot's content there, and waits until that is done. What is
+    /// not local yet may be gone from then on.
+    pub async fn release(&self) {
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(lease) = lease {
+            lease.release().await;
+        }
+    }
+
+    /// The digest of its manifest.
+    pub fn id(&self) -> Digest {
+        self.id
+    }
+
+    /// Its manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Patterns of the source that matched nothing: most likely a slip of its user.
+    pub fn unmatched(&self) -> &[String] {
+        &self.unmatched
+    }
+
+    /// What every content needs.
+    pub(crate) fn means(&self) -> &Arc<Means> {
+        &self.means
+    }
+
+    /// Opens a file for reading. Touches the local disk, never the network.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    pub fn open(&self, slice: Slice) -> Result<Reader> {
+        Ok(Reader::new(self.content(slice.blob)?, slice))
+    }
+
+    /// The content of a blob, shared with everybody who has it open.
+    pub(crate) fn content(&self, blob: u32) -> Result<Arc<Content>> {
+        Ok(self.contents.open(self.manifest.blob(blob)?, &self.means, &self.ladder))
+    }
+
+    /// How many bytes of `slice` lie in the node's cache; of a part of a blob, at least so many. Touches the local
+    /// disk, never the network.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    pub fn local(&self, slice: Slice) -> Result<u64> {
+        let content = self.content(slice.blob)?;
+        let elsewhere = content.blob().size - slice.len;
+        Ok(content.local().saturating_sub(elsewhere))
+    }
+
+    /// The digest of the file that is `slice`, where the manifest or a whole local copy tells it. Of a part of a blob,
+    /// neither does.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    pub fn digest(&self, slice: Slice) -> Result<Option<Digest>> {
+        let blob = self.manifest.blob(slice.blob)?;
+        if slice.len != blob.size {
+            return Ok(None);
+        }
+        if let Key::Content(digest) = blob.key {
+            return Ok(Some(digest));
+        }
+        let Some(file) = self.content(slice.blob)?.whole().cloned() else { return Ok(None) };
+        let mut digest = [0; 32];
+        let noted = rustix::fs::fgetxattr(&*file, DIGEST_XATTR, &mut digest[..]);
+        Ok(noted.is_ok_and(|len| len == digest.len()).then_some(Digest(digest)))
+    }
+
+    /// Begins to make everything local. Several calls share one stage.
+    pub fn stage(self: &Arc<Self>) -> Arc<Stage> {
+        self.stage.get_or_init(|| Stage::start(self)).clone()
+    }
+
+    /// The stage, if one was begun.
+    pub fn staged(&self) -> Option<&Arc<Stage>> {
+        self.stage.get()
+    }
+
+    /// Has `relief` asked, for as long as it lives, when the cache is full and finds nothing to evict.
+    pub fn relieve_with(&self, relief: Weak<dyn Relief>) {
+        self.means.cache.room().reliefs().add(relief);
+    }
+
+    /// What came from where since this snapshot was opened.
+    pub fn traffic(&self) -> Traffic {
+        self.ladder.counters().traffic()
+    }
+}
+
+/// The contents in use, so that all who use one blob share its flights.
+#[derive(Debug, Default)]
+pub struct Contents {
+    live: Mutex<Live>,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    by_key: HashMap<Key, Weak<Content>>,
+    /// How large the map may grow before the dead are taken out.
+    sweep_at: usize,
+}
+
+impl Contents {
+    /// Waits, for the flights under way no longer than `patience`, until every blob of which nothing is missing any
+    /// more is whole: durable, under its final name.
+    pub(crate) async fn settled(&self, patience: Duration) {
+        let live: Vec<_> = {
+            let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+            live.by_key.values().filter_map(Weak::upgrade).collect()
+        };
+        let flying = live.iter().map(|content| content.landed());
+        // Those that are not there by then are given up; their blocks that did land stay.
+        tokio::time::timeout(patience, join_all(flying)).await.ok();
+        for content in live.iter().filter(|content| content.is_finishing()) {
+            // Who can't become whole has said so in the log; its blocks stay in its part.
+            content.became_whole().await.ok();
+        }
+    }
+
+    fn open(&self, blob: Blob, means: &Arc<Means>, ladder: &Arc<Ladder>) -> Arc<Content> {
+        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(content) = live.by_key.get(&blob.key).and_then(Weak::upgrade) {
+            return content;
+        }
+        if live.by_key.len() >= live.sweep_at {
+            live.by_key.retain(|_, content| content.strong_count() > 0);
+            live.sweep_at = (live.by_key.len() * 2).max(1024);
+        }
+        let key = blob.key;
+        // Under the lock, so that two who open one blob at once get one content: a few microseconds of local disk.
+        let content = Content::open(blob, means.clone(), ladder.clone());
+        live.by_key.insert(key, Arc::downgrade(&content));
+        content
+    }
+}

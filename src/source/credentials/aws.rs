@@ -1,0 +1,41 @@
+//! Access keys of AWS, and of services that speak its protocol.
+
+use super::object::{Form, Object};
+use crate::error::Result;
+use crate::source::access::S3Access;
+use crate::source::secret::Secret;
+
+const AWS: Form = Form {
+    name: "the AWS credentials",
+    form: r#"{"aws_access_key_id": .., "aws_secret_access_key": .., "aws_region": ..}"#,
+};
+const R2: Form =
+    Form { name: "the R2 credentials", form: r#"{"aws_access_key_id": .., "aws_secret_access_key": ..}"# };
+const CW: Form = Form { name: "the CoreWeave credentials", ..R2 };
+
+/// Reads a key of AWS; a region belongs to it.
+pub(in crate::source) fn read(text: &str) -> Result<S3Access> {
+    let object = Object::parse(text, AWS)?;
+    object.required(&["aws_access_key_id"])?;
+    object.required(&["aws_secret_access_key"])?;
+    object.required(&["aws_region"])?;
+    key(&object)
+}
+
+/// Reads a key for `r2://` or `cw://`, which need no region. Cloudflare's own names of the two are known as well.
+pub(super) fn compatible(scheme: &str, text: &str) -> Result<S3Access> {
+    key(&Object::parse(text, if scheme == "r2" { R2 } else { CW })?)
+}
+
+fn key(object: &Object) -> Result<S3Access> {
+    Ok(S3Access {
+        access_key_id: Some(object.required(&["aws_access_key_id", "access_key_id"])?),
+        secret_access_key: Some(Secret::new(
+            object.required(&["aws_secret_access_key", "secret_access_key"])?,
+        )),
+        session_token: object.optional(&["aws_session_token", "session_token"])?.map(Secret::new),
+        region: object.optional(&["aws_region", "region"])?,
+        endpoint: object.optional(&["aws_endpoint", "endpoint"])?,
+        anonymous: false,
+    })
+}

@@ -1,0 +1,111 @@
+//! A mapping of a configuration, read key by key: what is wrong is noted, and the reading goes on.
+
+use serde_json::{Map, Value};
+
+use super::finding::{Findings, Place};
+
+/// A mapping and where it stands.
+pub(super) struct Fields<'a> {
+    pub(super) map: &'a Map<String, Value>,
+    pub(super) place: Place,
+}
+
+impl<'a> Fields<'a> {
+    /// Takes `value` for a mapping.
+    pub(super) fn of(value: &'a Value, place: Place, found: &mut Findings) -> Option<Self> {
+        match value {
+            Value::Object(map) => Some(Self { map, place }),
+            other => {
+                found.reject(&place, format!("must be a mapping, not {}", kind(other)));
+                None
+            }
+        }
+    }
+
+    /// The text that has to be there.
+    pub(super) fn required(&self, key: &str, found: &mut Findings) -> Option<&'a str> {
+        match self.map.get(key) {
+            Some(value) => text(value, &self.place.key(key), found),
+            None => {
+                found.reject(&self.place.key(key), "is missing");
+                None
+            }
+        }
+    }
+
+    /// The text that may be there.
+    pub(super) fn optional(&self, key: &str, found: &mut Findings) -> Option<&'a str> {
+        self.present(key).and_then(|value| text(value, &self.place.key(key), found))
+    }
+
+    /// The list of texts that may be there.
+    pub(super) fn texts(&self, key: &str, found: &mut Findings) -> Option<Vec<String>> {
+        let place = self.place.key(key);
+        let items = list(self.present(key)?, &place, found)?;
+        let text = |(i, item)| text(item, &place.index(i), found).map(str::to_owned);
+        let texts: Vec<_> = items.iter().enumerate().filter_map(text).collect();
+        (texts.len() == items.len()).then_some(texts)
+    }
+
+    /// What is there and is not null.
+    pub(super) fn present(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Tells each key that is none of `known`.
+    pub(super) fn unknown(&self, known: &[&str], strict: bool, found: &mut Findings) {
+        for key in self.map.keys().filter(|key| !known.contains(&key.as_str())) {
+            let place = self.place.key(key);
+            let text = format!("is not a key that is known here; known are {}", known.join(", "));
+            if strict {
+                found.reject(&place, text);
+            } else {
+                found.warn(&place, format!("{text}; it is left alone"));
+            }
+        }
+    }
+}
+
+/// Takes `value` for a list.
+pub(super) fn list<'a>(value: &'a Value, place: &Place, found: &mut Findings) -> Option<&'a [Value]> {
+    match value {
+        Value::Array(items) => Some(items),
+        Value::String(_) => {
+            found.reject(place, "must be a list, not a text; put it in brackets: [\"...\"]");
+            None
+        }
+        other => {
+            found.reject(place, format!("must be a list, not {}", kind(other)));
+            None
+        }
+    }
+}
+
+fn text<'a>(value: &'a Value, place: &Place, found: &mut Findings) -> Option<&'a str> {
+    match value {
+        Value::String(text) => Some(text),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {
+            found.reject(
+                place,
+                format!("must be a text, not {}; if it is meant as text, quote it", kind(value)),
+            );
+            None
+        }
+        other => {
+            found.reject(place, format!("must be a text, not {}", kind(other)));
+            None
+        }
+    }
+}
+
+/// What a value is, never the value itself.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a mapping",
+    }
+}

@@ -1,0 +1,198 @@
+//! One file name pattern, with the meaning that Python's `fnmatch.fnmatchcase` gives it.
+//!
+//! `*` matches any run of characters, `/` among them, `?` any one character, `[seq]` one of a set, `[!seq]` one
+//! that is not in it. There is no escape: a literal bracket is `[[]`. On top of that come two rules of the
+//! `huggingface_hub` library (`filter_repo_objects`), so that patterns carry over: a backslash is read as `/`, in
+//! patterns and in names, and a pattern that ends with `/` means all that is below it.
+
+/// One character of a name: a Unicode scalar value, or [`STRAY`] and above for a byte that is not UTF-8.
+pub(super) type Unit = u32;
+
+/// What a stray byte is added to: past the last Unicode scalar value, so that no character of a pattern equals it.
+const STRAY: Unit = 0x11_0000;
+
+/// The characters of `name`, as patterns see them.
+pub(super) fn units(name: &[u8]) -> Vec<Unit> {
+    let mut units = Vec::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        units.extend(chunk.valid().chars().map(|c| if c == '\\' { '/' } else { c } as Unit));
+        units.extend(chunk.invalid().iter().map(|b| STRAY + Unit::from(*b)));
+    }
+    units
+}
+
+/// A pattern, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Glob {
+    text: String,
+    tokens: Vec<Token>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Token {
+    /// Any run of characters.
+    Star,
+    /// Any one character.
+    Any,
+    /// This character.
+    One(Unit),
+    /// One character in these ranges, or one outside of them all.
+    Set { negated: bool, ranges: Vec<(Unit, Unit)> },
+}
+
+impl Token {
+    fn matches(&self, unit: Unit) -> bool {
+        match self {
+            Self::Star => false,
+            Self::Any => true,
+            Self::One(one) => *one == unit,
+            Self::Set { negated, ranges } => {
+                ranges.iter().any(|(low, high)| (*low..=*high).contains(&unit)) != *negated
+            }
+        }
+    }
+}
+
+impl Glob {
+    /// Every text is a pattern: a bracket that is never closed stands for itself.
+    pub(super) fn new(text: &str) -> Self {
+        let mut pattern = units(text.as_bytes());
+        if pattern.last() == Some(&Unit::from('/')) {
+            pattern.push('*'.into());
+        }
+        let mut tokens = Vec::new();
+        let mut rest = &pattern[..];
+        while let [first, after @ ..] = rest {
+            rest = after;
+            let token = match char::from_u32(*first) {
+                Some('*') => Token::Star,
+                Some('?') => Token::Any,
+                Some('[') => match set(after) {
+                    Some((token, after)) => {
+                        rest = after;
+                        token
+                    }
+                    None => Token::One(*first),
+                },
+                _ => Token::One(*first),
+            };
+            if token != Token::Star || tokens.last() != Some(&Token::Star) {
+                tokens.push(token);
+            }
+        }
+        Self { text: text.into(), tokens }
+    }
+
+    /// The pattern as it was given.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether the whole of `name` matches. Takes at most the product of the two lengths: on a mismatch only the
+    /// last star is tried again, one character longer. An earlier one never needs to be, since the shortest match of
+    /// what stands between two stars leaves the most for the rest.
+    pub(super) fn matches(&self, name: &[Unit]) -> bool {
+        let (mut token, mut at) = (0, 0);
+        let mut star: Option<(usize, usize)> = None;
+        while at < name.len() {
+            match self.tokens.get(token) {
+                Some(Token::Star) => {
+                    token += 1;
+                    star = Some((token, at));
+                }
+                Some(t) if t.matches(name[at]) => {
+                    token += 1;
+                    at += 1;
+                }
+                _ => match star {
+                    None => return false,
+                    Some((after, from)) => {
+                        star = Some((after, from + 1));
+                        (token, at) = (after, from + 1);
+                    }
+                },
+            }
+        }
+        self.tokens[token..].iter().all(|t| *t == Token::Star)
+    }
+}
+
+/// The set that begins after its opening bracket at the start of `text`, and what comes after its closing one.
+/// `None` where it is never closed.
+fn set(text: &[Unit]) -> Option<(Token, &[Unit])> {
+    let negated = text.first() == Some(&Unit::from('!'));
+    let body = &text[usize::from(negated)..];
+    // A closing bracket in the first place is a member of the set.
+    let end = 1 + body.get(1..)?.iter().position(|u| *u == Unit::from(']'))?;
+    let mut members = &body[..end];
+    let mut ranges = Vec::new();
+    while let [low, rest @ ..] = members {
+        match rest {
+            [dash, high, rest @ ..] if *dash == Unit::from('-') => {
+                // A range that runs backwards holds nothing, and neither of its ends.
+                ranges.push((*low, *high));
+                members = rest;
+            }
+            _ => {
+                ranges.push((*low, *low));
+                members = rest;
+            }
+        }
+    }
+    ranges.retain(|(low, high)| low <= high);
+    Some((Token::Set { negated, ranges }, &body[end + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, name: &[u8]) -> bool {
+        Glob::new(pattern).matches(&units(name))
+    }
+
+    /// What `fnmatch.fnmatchcase` of Python 3.11 answers.
+    #[test]
+    fn sets_are_those_of_python() {
+        for (pattern, yes, no) in [
+            ("[]a]", "]a", "b["),
+            ("[!]a]", "b!", "]a"),
+            ("[a-]", "a-", "b"),
+            ("[-a]", "a-", "b"),
+            ("[!-a]", "!b", "-a"),
+            ("[a-c-e]", "abc-e", "d"),
+            ("[c-a]", "", "abc-"),
+            ("[!c-a]", "abc-", ""),
+            ("[--/]", "-./", "a"),
+            ("[[]", "[", "]"),
+            ("[^a]", "^a", "b"),
+            ("[a&&b]", "a&b", "c"),
+            ("[z-a-c]", "-c", "zab"),
+            ("?", "a]é", ""),
+        ] {
+            for c in yes.chars() {
+                assert!(matches(pattern, c.to_string().as_bytes()), "{pattern} should match {c}");
+            }
+            for c in no.chars() {
+                assert!(!matches(pattern, c.to_string().as_bytes()), "{pattern} should not match {c}");
+            }
+        }
+        assert!(
+            matches("[", b"[") && matches("[!", b"[!") && matches("[]", b"[]") && matches("x[!]", b"x[!]")
+        );
+    }
+
+    #[test]
+    fn a_stray_byte_is_one_character() {
+        assert!(matches("a?b", b"a\xffb") && matches("a[!x]b", b"a\xffb") && matches("*", b"\xff\xfe"));
+        assert!(!matches("a?b", b"a\xff\xfeb") && !matches("\u{fffd}", b"\xff"));
+        assert!(matches("?", "é".as_bytes()) && !matches("??", "é".as_bytes()));
+    }
+
+    #[test]
+    fn many_stars_do_not_explode() {
+        let name = vec![b'a'; 4000];
+        assert!(!matches(&"*a".repeat(200).replace("*a*a", "*a*b"), &name));
+        assert!(matches(&"*a".repeat(200), &name));
+    }
+}

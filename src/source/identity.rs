@@ -1,0 +1,54 @@
+//! What tells one source from all others, without asking anybody.
+
+use super::{Access, Uri};
+use crate::digest::Digest;
+
+impl Uri {
+    /// What tells this source from all others: its text, and what that leaves out. A bucket's name is unique at one
+    /// service only; and a query may be secret, so its hash stands for it. A branch stays the same source when it moves.
+    pub fn identity(&self, access: &Access) -> String {
+        let endpoint = match self {
+            Self::S3 { .. } => access.s3.as_ref().and_then(|s3| s3.endpoint.as_deref()),
+            Self::R2 { .. } => access.r2.as_ref().and_then(|r2| r2.endpoint.as_deref()),
+            Self::Cw { .. } => access.cw.as_ref().and_then(|cw| cw.endpoint.as_deref()),
+            Self::Gs { .. } => access.gcs.as_ref().and_then(|gcs| gcs.endpoint.as_deref()),
+            Self::Azure { .. } => access.azure.as_ref().and_then(|azure| azure.endpoint.as_deref()),
+            Self::Hf { .. } => access.hub.as_ref().and_then(|hub| hub.endpoint.as_deref()),
+            Self::File(_) | Self::Http(_) => None,
+        };
+        match (self, endpoint) {
+            (Self::Http(url), _) => {
+                let mut bare = url.clone();
+                bare.set_query(None);
+                match url.query() {
+                    Some(query) => format!("{bare}#{}", Digest::of(query.as_bytes())),
+                    None => bare.into(),
+                }
+            }
+            (_, Some(endpoint)) => format!("{self} at {}", endpoint.trim_end_matches('/')),
+            (_, None) => self.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::S3Access;
+
+    #[test]
+    fn what_differs_is_told_apart_and_no_secret_is_told() {
+        let identity = |text: &str, endpoint: Option<&str>| {
+            let s3 = S3Access { endpoint: endpoint.map(Into::into), ..S3Access::default() };
+            let access = Access { s3: Some(s3), ..Access::default() };
+            text.parse::<Uri>().expect(text).identity(&access)
+        };
+        assert_eq!(identity("s3://b/p", None), "s3://b/p");
+        assert_eq!(identity("s3://b/p/", Some("http://h:1/")), "s3://b/p at http://h:1");
+        assert_eq!(identity("https://h/x", Some("http://h:1/")), "https://h/x");
+        assert_eq!(identity("hf://a/b@main", Some("http://h:1/")), "hf://models/a/b@main");
+        let signed =
+            ["https://h/x?sig=hush", "https://h/x?sig=quiet", "https://h/x"].map(|u| identity(u, None));
+        assert!(signed[0] != signed[1] && signed[0] != signed[2] && !signed[0].contains("hush"));
+    }
+}

@@ -1,0 +1,59 @@
+//! Texts that are never shown, and where they are kept under names.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A text that is never shown. It can be serialised, since it has to travel between processes of one user.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Hides `text`.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself, for the request that needs it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// A place where secrets are kept by name. [`crate::secrets`] looks into it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SecretStore {
+    /// Those that a command found in its environment. They stay as they were then.
+    Environment(BTreeMap<String, Secret>),
+    /// A directory with a file for each, as Kubernetes mounts a Secret.
+    Directory(PathBuf),
+    /// A TOML file with a text for each, which only its owner may read.
+    File(PathBuf),
+}
+
+impl fmt::Display for SecretStore {
+    /// For messages: `the directory /run/secrets`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Environment(_) => f.write_str("the environment of the command"),
+            Self::Directory(path) => write!(f, "the directory {}", path.display()),
+            Self::File(path) => write!(f, "the file {}", path.display()),
+        }
+    }
+}

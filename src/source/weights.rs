@@ -1,0 +1,191 @@
+//! The `weights` of a configuration: which sources are to appear where.
+//!
+//! The model is that of Truss (`truss.base.truss_config.Weights`), version 0.18: what it rejects is rejected here, and
+//! what it accepts is accepted, except where that would be dangerous or could never be read. `docs/weights.md` has the
+//! table of differences. A document comes as a [`Value`], whatever it was written in; what is said of it names places
+//! in it, and whoever parsed it knows their lines.
+
+mod location;
+mod mount;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+
+use super::auth::{self, Auth};
+use super::fields::{self, Fields};
+use super::finding::{Findings, Place};
+use super::patterns::Patterns;
+use super::uri::Uri;
+use crate::error::Result;
+
+const SOURCE: &str = "source";
+const MOUNT: &str = "mount_location";
+const AUTH: &str = "auth";
+const ALLOW: &str = "allow_patterns";
+const IGNORE: &str = "ignore_patterns";
+/// The keys of one of the weights.
+const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth::SECRET, ALLOW, IGNORE];
+
+/// What a reader of weights may decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Whether `file://` is a source: not for Truss.
+    pub local: bool,
+    /// Whether a key that nobody knows is a reject, as it is to `truss push`, and not just a warning.
+    pub strict: bool,
+}
+
+/// A source, and where it is to appear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightsSource {
+    /// Where it lives.
+    pub source: Uri,
+    /// The directory where it is to appear: absolute, without `.`, `..`, doubled slashes or one at its end.
+    pub mount_location: PathBuf,
+    /// How it is authorised. An `auth_secret_name` that stands by itself means the same as one in `auth`.
+    pub auth: Option<Auth>,
+    /// The patterns of the files to take. `None` takes all, an empty list nothing.
+    pub allow_patterns: Option<Vec<String>>,
+    /// The patterns of the files to leave out.
+    pub ignore_patterns: Option<Vec<String>>,
+}
+
+impl WeightsSource {
+    /// Which files are wanted.
+    ///
+    /// # Errors
+    /// As [`Patterns::filter`]; never for a source that was read here.
+    pub fn patterns(&self) -> Result<Patterns> {
+        Patterns::filter(self.allow_patterns.as_deref(), self.ignore_patterns.as_deref().unwrap_or_default())
+    }
+}
+
+/// One of the weights that is accepted.
+#[derive(Clone, Debug)]
+pub struct Accepted {
+    /// Its place in the document.
+    pub place: Place,
+    /// What it says.
+    pub weights: WeightsSource,
+    /// Every key of the model with what was written for it or null, as Truss dumps it. The URI is not shortened, so it
+    /// may hold what [`Uri`] doesn't show.
+    pub normalized: Value,
+}
+
+/// Reads the `weights` of a document. Those that are rejected are left out of what is accepted.
+pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Findings) {
+    let mut found = Findings::default();
+    let root = Place::default();
+    let Some(document) = Fields::of(document, root.clone(), &mut found) else {
+        return (Vec::new(), found);
+    };
+    let place = root.key("weights");
+    let Some(value) = document.map.get("weights") else {
+        found.warn(&root, "has no \"weights\", so there is nothing to mount");
+        return (Vec::new(), found);
+    };
+    let items = fields::list(value, &place, &mut found).unwrap_or_default();
+    other(&document, !items.is_empty(), &mut found);
+    let one = |(i, item)| source(item, place.index(i), rules, &mut found);
+    let mut accepted: Vec<_> = items.iter().enumerate().filter_map(one).collect();
+    let mounts = accepted.iter().map(|a| (a.weights.mount_location.as_path(), &a.place));
+    let clashing = mount::together(mounts, &mut found);
+    accepted.retain(|a| !clashing.contains(&a.place));
+    (accepted, found)
+}
+
+/// Tells what else a Truss configuration has that bears on its weights.
+fn other(document: &Fields<'_>, weights: bool, found: &mut Findings) {
+    let filled = |key| match document.map.get(key) {
+        Some(Value::Array(items)) => !items.is_empty(),
+        Some(Value::Object(map)) => !map.is_empty(),
+        _ => false,
+    };
+    if weights && filled("model_cache") {
+        let text = "does not go with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
+        found.reject(&document.place.key("model_cache"), text);
+    }
+    if filled("bdn") {
+        found.warn(&document.place.key("bdn"), "names volumes of another service; they are not mounted here");
+    }
+}
+
+fn source(item: &Value, place: Place, rules: Rules, found: &mut Findings) -> Option<Accepted> {
+    let before = found.rejects();
+    let fields = Fields::of(item, place, found)?;
+    fields.unknown(&KEYS, rules.strict, found);
+    let uri = fields.required(SOURCE, found);
+    let uri = uri.and_then(|text| location::read(text, &fields.place.key(SOURCE), rules, found));
+    let mount = fields.required(MOUNT, found);
+    let mount = mount.and_then(|text| mount::read(text, &fields.place.key(MOUNT), found));
+    let auth = authorised(&fields, rules, found);
+    let allow_patterns = fields.texts(ALLOW, found);
+    let ignore_patterns = fields.texts(IGNORE, found);
+    if allow_patterns.as_ref().is_some_and(Vec::is_empty) {
+        let text = "is empty and so takes no file at all; leave it out to take all";
+        found.warn(&fields.place.key(ALLOW), text);
+    }
+    let weights =
+        WeightsSource { source: uri?, mount_location: mount?, auth, allow_patterns, ignore_patterns };
+    if let Err(error) = weights.patterns() {
+        found.reject(&fields.place, error.to_string());
+    }
+    serves(&weights, &fields, found);
+    let accepted = Accepted { weights, normalized: normalized(fields.map), place: fields.place };
+    (found.rejects() == before).then_some(accepted)
+}
+
+/// Reads `auth` and the name of a secret beside it.
+fn authorised(fields: &Fields<'_>, rules: Rules, found: &mut Findings) -> Option<Auth> {
+    let beside = fields.optional(auth::SECRET, found).filter(|name| !name.is_empty());
+    let place = fields.place.key(AUTH);
+    let inside = fields.present(AUTH).and_then(|value| {
+        let fields = Fields::of(value, place.clone(), found)?;
+        Auth::read(&fields, rules.strict, found)
+    });
+    match (beside, inside) {
+        (Some(_), Some(auth)) if auth.secret().is_some() => {
+            let text = format!("stands here and in {AUTH}; keep one of them");
+            found.reject(&fields.place.key(auth::SECRET), text);
+            None
+        }
+        (Some(_), Some(auth)) => {
+            let text = format!("is not used, since {AUTH} says {}; leave it out", auth.method());
+            found.warn(&fields.place.key(auth::SECRET), text);
+            Some(auth)
+        }
+        (Some(name), None) => Some(Auth::Secret { auth_secret_name: name.to_owned() }),
+        (None, inside) => inside,
+    }
+}
+
+/// Warns of an authorisation that its source can't use.
+fn serves(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Findings) {
+    let scheme = weights.source.scheme();
+    let key = if fields.present(AUTH).is_some() { AUTH } else { auth::SECRET };
+    if let Some(auth) = weights.auth.as_ref().filter(|auth| !auth.serves(scheme)) {
+        let text =
+            format!("{} gives no credentials for {scheme}://, so reading will be refused", auth.method());
+        found.warn(&fields.place.key(key), text);
+    }
+}
+
+fn normalized(map: &Map<String, Value>) -> Value {
+    let mut map = filled(map, KEYS);
+    if let Some(Value::Object(auth)) = map.get_mut(AUTH) {
+        *auth = filled(auth, auth::keys());
+        if let Some(Value::String(method)) = auth.get_mut(auth::METHOD) {
+            method.make_ascii_uppercase();
+        }
+    }
+    Value::Object(map)
+}
+
+/// A mapping that has all of `keys`, those that it lacks with null.
+fn filled(map: &Map<String, Value>, keys: impl IntoIterator<Item = &'static str>) -> Map<String, Value> {
+    let nulls = keys.into_iter().map(|key| (key.to_owned(), Value::Null));
+    nulls.chain(map.clone()).collect()
+}

@@ -1,0 +1,138 @@
+//! The `source` of weights: a URI, under narrower rules than the command line's.
+
+use super::Rules;
+use crate::error::Error;
+use crate::source::finding::{Findings, Place};
+use crate::source::uri::Uri;
+
+/// What a source of each scheme looks like, in the order in which people look for them.
+const FORMS: [(&str, &str); 8] = [
+    ("hf", "hf://owner/name"),
+    ("s3", "s3://bucket/prefix"),
+    ("gs", "gs://bucket/prefix"),
+    ("r2", "r2://account.bucket/prefix"),
+    ("azure", "azure://account/container/path"),
+    ("cw", "cw://bucket/prefix"),
+    ("https", "https://host/file"),
+    ("file", "file:///directory"),
+];
+
+/// Schemes whose sources have no revision, so no '@'.
+const CLOUDS: [&str; 5] = ["s3", "gs", "r2", "azure", "cw"];
+
+/// The longest text before `://` that is repeated, in bytes; the schemes of other tools are shorter.
+const LONGEST_SCHEME: usize = 16;
+
+/// What others call the schemes.
+const ALIASES: [(&str, &str); 9] = [
+    ("gcs", "gs"),
+    ("az", "azure"),
+    ("abfs", "azure"),
+    ("abfss", "azure"),
+    ("wasbs", "azure"),
+    ("s3a", "s3"),
+    ("s3n", "s3"),
+    ("huggingface", "hf"),
+    ("http", "https"),
+];
+
+/// Reads a source.
+pub(super) fn read(text: &str, place: &Place, rules: Rules, found: &mut Findings) -> Option<Uri> {
+    match parse(text, rules) {
+        Ok((uri, stripped)) => {
+            if stripped {
+                let text =
+                    "the user name in it is not sent; name a secret with it in auth_secret_name instead";
+                found.warn(place, text);
+            }
+            if let Some(note) = uri.note() {
+                found.note(place, note);
+            }
+            Some(uri)
+        }
+        Err(text) => {
+            found.reject(place, text);
+            None
+        }
+    }
+}
+
+/// The URI, and whether a user name was taken out of it.
+fn parse(text: &str, rules: Rules) -> Result<(Uri, bool), String> {
+    if text.is_empty() {
+        return Err(format!("is empty; write {}", forms(rules)));
+    }
+    let Some((scheme, rest)) = text.split_once("://") else { return Err(bare(text, rules)) };
+    if form(scheme, rules).is_none() {
+        return Err(foreign(scheme, rules));
+    }
+    if rest.starts_with('/') && scheme != "file" {
+        return Err(format!("has a slash too many after {scheme}://; write {}", shown(scheme)));
+    }
+    if CLOUDS.contains(&scheme) && rest.contains('@') {
+        return Err(format!("has an '@' for a revision, and {scheme}:// has none; only hf:// does"));
+    }
+    let anonymous = (scheme == "https").then(|| without_user(rest)).flatten();
+    let uri = anonymous.as_deref().unwrap_or(text).parse().map_err(|e: Error| e.to_string())?;
+    Ok((uri, anonymous.is_some()))
+}
+
+/// An https URL without the user name that it has. `None` where it has none, or a password, which [`Uri`] refuses.
+fn without_user(rest: &str) -> Option<String> {
+    let end = rest.find(['/', '\\', '?', '#']).unwrap_or(rest.len());
+    let (user, host) = rest[..end].rsplit_once('@')?;
+    (!user.contains(':')).then(|| format!("https://{host}{}", &rest[end..]))
+}
+
+/// What is wrong with a text that has no scheme.
+fn bare(text: &str, rules: Rules) -> String {
+    if text.starts_with("bdn:") {
+        return format!("is a volume of another service (bdn:); write {}", forms(rules));
+    }
+    if let Some(form) = text.split_once([':', '/']).and_then(|(scheme, _)| form(scheme, rules)) {
+        return format!("has no \"://\" after its scheme; write {form}");
+    }
+    // It is quoted only where it can't be but the id of a repository.
+    let hub = format!("hf://{text}");
+    if text.contains('/')
+        && !text.contains(['@', ':'])
+        && !text.starts_with('/')
+        && hub.parse::<Uri>().is_ok()
+    {
+        return format!("has no scheme; for the repository of the Hugging Face Hub write {hub}");
+    }
+    format!("has no scheme; write {}", forms(rules))
+}
+
+/// What is wrong with a scheme that is none of ours.
+fn foreign(scheme: &str, rules: Rules) -> String {
+    let lower = scheme.trim().to_ascii_lowercase();
+    let meant = ALIASES.iter().find(|(alias, _)| *alias == lower).map_or(&lower[..], |(_, known)| known);
+    // What stands there may be anything, a password among them, unless it looks like a scheme.
+    let plain = scheme.len() <= LONGEST_SCHEME && scheme.chars().all(|c| c.is_ascii_alphanumeric());
+    let what =
+        if plain && !scheme.is_empty() { format!("the scheme {scheme}://") } else { "its scheme".into() };
+    match form(meant, rules) {
+        Some(form) => format!("{what} is not known; did you mean {form}?"),
+        None if lower == "file" => {
+            "is on this machine only (file://); only bdnfs's own TOML may name such a source".into()
+        }
+        None => format!("{what} is not known; write {}", forms(rules)),
+    }
+}
+
+fn form(scheme: &str, rules: Rules) -> Option<&'static str> {
+    allowed(rules).find(|(known, _)| *known == scheme).map(|(_, form)| form)
+}
+
+fn shown(scheme: &str) -> &'static str {
+    form(scheme, Rules { local: true, strict: false }).unwrap_or_default()
+}
+
+fn forms(rules: Rules) -> String {
+    allowed(rules).map(|(_, form)| form).collect::<Vec<_>>().join(", ")
+}
+
+fn allowed(rules: Rules) -> impl Iterator<Item = (&'static str, &'static str)> {
+    FORMS.into_iter().filter(move |(scheme, _)| *scheme != "file" || rules.local)
+}

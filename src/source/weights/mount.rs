@@ -1,0 +1,90 @@
+//! The `mount_location` of weights, alone and beside the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::MOUNT;
+use crate::source::finding::{Findings, Place};
+
+/// The longest path that Linux takes, in bytes (`PATH_MAX` without its NUL).
+const LONGEST_PATH: usize = 4095;
+/// The longest name that Linux takes, in bytes (`NAME_MAX`).
+const LONGEST_NAME: usize = 255;
+
+/// Directories that a machine lives by. A mount hides what was there.
+const SYSTEM: [&str; 14] =
+    ["bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr", "var"];
+
+/// Reads a mount location: the path without what doesn't change its meaning.
+pub(super) fn read(text: &str, place: &Place, found: &mut Findings) -> Option<PathBuf> {
+    match clean(text) {
+        Ok(path) => {
+            if SYSTEM.iter().any(|name| path == Path::new("/").join(name)) {
+                found.warn(
+                    place,
+                    format!("hides the machine's own {}; a directory below it is safer", path.display()),
+                );
+            }
+            Some(path)
+        }
+        Err(text) => {
+            found.reject(place, text);
+            None
+        }
+    }
+}
+
+fn clean(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err("is empty; write an absolute path, /models/name".into());
+    }
+    if text.chars().any(char::is_control) {
+        return Err(format!("holds a control character: {text:?}"));
+    }
+    if !text.starts_with('/') {
+        return Err(format!("must be absolute, so begin with a slash: {text:?}"));
+    }
+    let parts: Vec<_> = text.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+    if parts.contains(&"..") {
+        return Err(format!("has \"..\" in it, so it is not where it seems; write where it leads: {text:?}"));
+    }
+    if parts.is_empty() {
+        return Err("is the root, and a mount there hides the whole system; write /models/name".into());
+    }
+    let path = format!("/{}", parts.join("/"));
+    if path.len() > LONGEST_PATH || parts.iter().any(|part| part.len() > LONGEST_NAME) {
+        return Err(format!("is too long: {LONGEST_PATH} bytes at most, {LONGEST_NAME} between two slashes"));
+    }
+    Ok(path.into())
+}
+
+/// Rejects mounts that are in each other's way: at one directory, or one below the other. Returns the places of the
+/// weights that were rejected.
+pub(super) fn together<'a>(
+    mounts: impl Iterator<Item = (&'a Path, &'a Place)>,
+    found: &mut Findings,
+) -> BTreeSet<Place> {
+    let mut first = BTreeMap::<&Path, &Place>::new();
+    let mut rejected = BTreeSet::new();
+    let mut reject = |place: &Place, text| {
+        found.reject(&place.key(MOUNT), text);
+        rejected.insert(place.clone());
+    };
+    for (path, place) in mounts {
+        if let Some(other) = first.get(path) {
+            let path = path.display();
+            reject(place, format!("is {path}, as that of {other} is; each needs a directory of its own"));
+        } else {
+            first.insert(path, place);
+        }
+    }
+    for (path, place) in &first {
+        if let Some(other) = path.ancestors().skip(1).find_map(|above| first.get(above)) {
+            reject(
+                place,
+                format!("lies inside that of {other}, which is read-only; put one beside the other"),
+            );
+        }
+    }
+    rejected
+}

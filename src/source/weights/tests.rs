@@ -1,0 +1,148 @@
+use super::*;
+use crate::source::finding::{Finding, Verdict};
+
+/// What Truss says, recorded by running it.
+const TRUSS: [&str; 2] =
+    [include_str!("../testdata/truss_weights.json"), include_str!("../testdata/truss_weights_more.json")];
+
+/// What Truss accepts and we don't; `docs/weights.md` has the reasons.
+const STRICTER: [&str; 27] = [
+    "hf @ empty revision accepted",
+    "nested mounts accepted",
+    "trailing-slash twin not seen as duplicate",
+    "mount at / accepted",
+    "mount with .. accepted",
+    "twin by double slash",
+    "twin by dot",
+    "nested, deeper first",
+    "mount ..",
+    "mount //",
+    "azure without a container",
+    "r2 without a bucket",
+    "https with a password",
+    "s3 with an empty part",
+    "s3 with a part ..",
+    "hf with a part ..",
+    "hf with a bad name",
+    "hf kind in the singular",
+    "hf kind alone",
+    "hf bucket with a revision",
+    "bucket with a space",
+    "source with a line end",
+    "https without a host",
+    "mount with a line end",
+    "mount with a NUL",
+    "mount with a long name",
+    "allow with a long pattern",
+];
+
+fn vectors() -> Vec<Value> {
+    let cases = |text| match serde_json::from_str::<Value>(text).expect("JSON")["cases"].take() {
+        Value::Array(cases) => cases,
+        _ => panic!("no cases"),
+    };
+    TRUSS.into_iter().flat_map(cases).collect()
+}
+
+fn judge(case: &Value) -> (Vec<Accepted>, Findings) {
+    let rules = Rules { strict: case["context"] == "forbid_extra", local: false };
+    read(&serde_json::json!({"weights": case["weights"]}), rules)
+}
+
+#[test]
+fn the_verdicts_are_those_of_truss() {
+    let mut stricter = 0;
+    for case in vectors() {
+        let name = case["name"].as_str().expect("name");
+        let (accepted, found) = judge(&case);
+        let differs = STRICTER.contains(&name);
+        stricter += usize::from(differs);
+        assert_eq!(found.rejects() == 0, case["verdict"] == "accept" && !differs, "{name}: {found:?}");
+        if found.rejects() == 0 {
+            let normalized: Value = accepted.into_iter().map(|a| a.normalized).collect();
+            assert_eq!(normalized, case["normalized"], "{name}");
+        }
+    }
+    assert_eq!(stricter, STRICTER.len());
+}
+
+/// All that is said of all those cases, word for word.
+#[test]
+fn the_findings_are_these() {
+    let mut said = String::new();
+    for case in vectors() {
+        let (_, found) = judge(&case);
+        for Finding { place, verdict, text } in found {
+            let name = case["name"].as_str().expect("name");
+            said.push_str(&format!("{name}\n    {verdict}: {place}: {text}\n"));
+        }
+    }
+    let expected = include_str!("../testdata/weights_findings.txt");
+    for (said, expected) in said.lines().zip(expected.lines()) {
+        assert_eq!(said, expected);
+    }
+    assert_eq!(said.len(), expected.len());
+}
+
+#[test]
+fn training_jobs_are_read_in_each_of_their_shapes() {
+    let jobs: Value = serde_json::from_str(include_str!("../testdata/truss_train_job.json")).expect("JSON");
+    for shape in ["job_model_dump", "job_model_dump_json_mode", "job_model_dump_json"] {
+        let (accepted, found) = read(&jobs[shape], Rules::default());
+        assert_eq!(found, Findings::default(), "{shape}");
+        assert_eq!(accepted.len(), 2);
+        let normalized: Value = accepted.iter().map(|a| a.normalized.clone()).collect();
+        assert_eq!(normalized, jobs[shape]["weights"]);
+        let weights = &accepted[0].weights;
+        assert_eq!(weights.auth.as_ref().and_then(Auth::secret), Some("hf_access_token"));
+        assert!(weights.patterns().expect("patterns").select(b"a/b.safetensors"));
+        assert_eq!(accepted[1].weights.auth.as_ref().map(Auth::method), Some("AWS_OIDC"));
+    }
+    // Truss doesn't compare the mounts of a job.
+    let twice = &jobs["cases"][0]["dump"];
+    assert_eq!(read(twice, Rules::default()).1.rejects(), 1);
+}
+
+#[test]
+fn what_stands_beside_the_weights_is_told() {
+    let said = |document: Value, rules| {
+        let (_, found) = read(&document, rules);
+        found.into_iter().map(|f| format!("{}: {}: {}", f.verdict, f.place, f.text)).collect::<Vec<_>>()
+    };
+    let weights = serde_json::json!([{"source": "file:///srv", "mount_location": "/etc"}]);
+    for (document, local, expected) in [
+        (serde_json::json!([]), false, vec!["reject: : must be a mapping, not a list"]),
+        (serde_json::json!({}), false, vec!["warning: : has no \"weights\", so there is nothing to mount"]),
+        (
+            serde_json::json!({"model_cache": [{}], "bdn": {"mounts": []}, "weights": weights}),
+            true,
+            vec![
+                "reject: model_cache: does not go with \"weights\"; keep one of them (`truss migrate` turns it into \
+                 weights)",
+                "warning: bdn: names volumes of another service; they are not mounted here",
+                "warning: weights[0].mount_location: hides the machine's own /etc; a directory below it is safer",
+            ],
+        ),
+        (serde_json::json!({"model_cache": [{}], "weights": []}), true, vec![]),
+    ] {
+        assert_eq!(said(document, Rules { local, strict: false }), expected);
+    }
+}
+
+#[test]
+fn no_secret_of_a_source_is_repeated() {
+    for source in [
+        "https://user:hush@host/x",
+        "https://hush@host/x?sig=hush",
+        "s3://hush@bucket/x",
+        "user:hush@host/x",
+        "hf://user:hush@host/x",
+        "user:hush://x",
+    ] {
+        let document = serde_json::json!({"weights": [{"source": source, "mount_location": "/m"}]});
+        let (accepted, found) = read(&document, Rules::default());
+        assert!(found.iter().any(|f| f.verdict != Verdict::Note), "{source}");
+        let shown = format!("{found:?} {:?}", accepted.iter().map(|a| &a.weights).collect::<Vec<_>>());
+        assert!(!shown.contains("hush"), "{shown}");
+    }
+}

@@ -1,0 +1,265 @@
+//! Stages: making a snapshot local, verified and leased.
+//!
+//! A stage is a read that nobody waits for: it goes through the same flights as readers do, at the lowest urgency. Small
+//! files go first, the index files of a model among them; so a job's first reads find theirs at once.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
+
+use futures_util::{TryStreamExt, stream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::{JoinError, JoinSet};
+
+use crate::blob::Blob;
+use crate::block::{self, BLOCK};
+use crate::cache::lease::LeaseSet;
+use crate::content::Content;
+use crate::error::{Error, Kind, Result};
+use crate::extent::LONGEST;
+use crate::manifest::Node;
+use crate::snapshot::Snapshot;
+use crate::tier::Urgency;
+
+/// How many flights a stage begins with, and how many it may come to. Small files need many at once, for each of them is
+/// mostly waiting; large ones are held back by the budget long before. Each that lands lets one more start, as long as
+/// the tier sends long extents: on a slow link many would only take its bytes from whoever waits for a block now.
+const FLIGHTS: (usize, usize) = (8, 64);
+
+/// How many blobs are under way at once: more than flights, so that the disk's flushes are shared by many small ones
+/// while others still arrive. Each has up to three open files.
+const BLOBS: usize = 256;
+
+/// A stage under way or done. It keeps its leases as long as it lives.
+#[derive(Debug)]
+pub struct Stage {
+    files: u64,
+    bytes: u64,
+    files_done: AtomicU64,
+    bytes_done: AtomicU64,
+    bytes_found: AtomicU64,
+    /// How many flights more may start at once than at the beginning.
+    grown: AtomicUsize,
+    lease: OnceLock<LeaseSet>,
+    outcome: OnceLock<Result<()>>,
+    news: Notify,
+}
+
+/// How far a stage is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Progress {
+    /// Regular files in the snapshot.
+    pub files: u64,
+    /// Files that are local and verified.
+    pub files_done: u64,
+    /// Bytes in the snapshot's files.
+    pub bytes: u64,
+    /// Bytes that are local and verified.
+    pub bytes_done: u64,
+    /// Bytes that were local when the stage came to them.
+    pub bytes_found: u64,
+}
+
+/// A blob that isn't whole yet.
+struct Missing {
+    blob: u32,
+    size: u64,
+    files: u64,
+}
+
+impl Stage {
+    /// Starts to stage `snapshot`. It goes on until it is done, or until nobody has the snapshot any more.
+    pub(crate) fn start(snapshot: &Arc<Snapshot>) -> Arc<Self> {
+        let manifest = snapshot.manifest();
+        let stage = Arc::new(Self {
+            files: manifest.files(),
+            bytes: manifest.bytes(),
+            files_done: AtomicU64::new(0),
+            bytes_done: AtomicU64::new(0),
+            bytes_found: AtomicU64::new(0),
+            grown: AtomicUsize::new(0),
+            lease: OnceLock::new(),
+            outcome: OnceLock::new(),
+            news: Notify::new(),
+        });
+        let (running, weak) = (stage.clone(), Arc::downgrade(snapshot));
+        snapshot.means().runtime.spawn(async move {
+            let outcome = running.run(weak).await;
+            running.outcome.set(outcome).ok();
+            running.news.notify_waiters();
+        });
+        stage
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            files: self.files,
+            files_done: self.files_done.load(Relaxed),
+            bytes: self.bytes,
+            bytes_done: self.bytes_done.load(Relaxed).min(self.bytes),
+            bytes_found: self.bytes_found.load(Relaxed),
+        }
+    }
+
+    /// How it ended; `None` while it is under way.
+    pub fn outcome(&self) -> Option<Result<()>> {
+        self.outcome.get().map(|outcome| outcome.as_ref().map_err(Error::share).copied())
+    }
+
+    /// Waits for its end: everything is whole, verified, durable and leased.
+    ///
+    /// # Errors
+    /// What kept the first file that failed from it.
+    pub async fn done(&self) -> Result<()> {
+        loop {
+            let news = self.news.notified();
+            tokio::pin!(news);
+            news.as_mut().enable();
+            if let Some(outcome) = self.outcome() {
+                return outcome;
+            }
+            news.await;
+        }
+    }
+
+    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>) -> Result<()> {
+        let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
+        let (stage, runtime) = (self.clone(), held.means().runtime.clone());
+        let planned = runtime.spawn_blocking(move || stage.plan(&held)).await;
+        let missing = planned.map_err(|e| Error::with(Kind::Disk, "a plan was lost", e))??;
+        let flights = Arc::new(Semaphore::new(FLIGHTS.0));
+        stream::iter(missing.into_iter().map(Ok))
+            .try_for_each_concurrent(BLOBS, |missing| self.make_whole(&snapshot, missing, flights.clone()))
+            .await?;
+        let synced = runtime.spawn_blocking(move || match snapshot.upgrade() {
+            Some(held) => held.means().cache.sync_names(),
+            None => Err(abandoned()),
+        });
+        synced.await.map_err(|e| Error::with(Kind::Disk, "a flush was lost", e))?
+    }
+
+    /// Leases everything, and finds out what is missing, the smallest first. Blocks on the local disk.
+    fn plan(&self, snapshot: &Snapshot) -> Result<Vec<Missing>> {
+        let (manifest, cache) = (snapshot.manifest(), &snapshot.means().cache);
+        let mut files = vec![0u32; manifest.blobs() as usize];
+        for index in 0..manifest.entries() {
+            if let Node::File(slice) = manifest.entry(index)?.node {
+                files[slice.blob as usize] += 1;
+            }
+        }
+        let keys = (0..manifest.blobs()).filter_map(|blob| Some(manifest.blob(blob).ok()?.key));
+        self.lease.set(cache.leases().lease_all(keys)).ok();
+        let mut missing = Vec::new();
+        for (blob, files) in (0..).zip(files) {
+            let Blob { key, size, .. } = manifest.blob(blob)?;
+            if size == 0 || cache.has(&key, size) {
+                self.files_done.fetch_add(u64::from(files), Relaxed);
+                self.bytes_done.fetch_add(size, Relaxed);
+                self.bytes_found.fetch_add(size, Relaxed);
+            } else {
+                missing.push(Missing { blob, size, files: u64::from(files) });
+            }
+        }
+        missing.sort_by_key(|missing| missing.size);
+        let needed = missing.iter().map(|missing| missing.size).sum();
+        self.check_room(snapshot, needed)?;
+        Ok(missing)
+    }
+
+    /// Refuses at once what could only fail later. What other mounts lease shows when room is claimed.
+    fn check_room(&self, snapshot: &Snapshot, needed: u64) -> Result<()> {
+        let room = snapshot.means().cache.room();
+        let limits = room.limits();
+        let most = limits.capacity.unwrap_or(u64::MAX);
+        let evictable = room.used().unwrap_or(u64::MAX / 2);
+        let free = (room.free() + evictable).saturating_sub(limits.reserve);
+        if self.bytes <= most && needed <= free {
+            return Ok(());
+        }
+        let cache = snapshot.means().cache.layout().root().display();
+        let text = format!(
+            "the snapshot needs {} bytes, {needed} of them still to come, and the cache {cache} has room for {}: \
+             give it more with --cache-size, another disk with --cache-dir, or choose fewer files with --allow",
+            self.bytes,
+            most.min(free)
+        );
+        Err(Error::new(Kind::NoSpace, text))
+    }
+
+    async fn make_whole(
+        &self,
+        snapshot: &Weak<Snapshot>,
+        missing: Missing,
+        flights: Arc<Semaphore>,
+    ) -> Result<()> {
+        let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
+        let runtime = held.means().runtime.clone();
+        let opened = runtime.spawn_blocking(move || held.content(missing.blob)).await;
+        let content = opened.map_err(|e| Error::with(Kind::Disk, "an open was lost", e))??;
+        let found = content.local();
+        self.bytes_found.fetch_add(found, Relaxed);
+        self.bytes_done.fetch_add(found, Relaxed);
+        let arrived = self.bring(snapshot, &content, flights).await?;
+        // What is here already, and could not be made durable when it came, may be now.
+        content.finish();
+        content.became_whole().await?;
+        self.bytes_done.fetch_add(missing.size.saturating_sub(found + arrived), Relaxed);
+        self.files_done.fetch_add(missing.files, Relaxed);
+        Ok(())
+    }
+
+    /// Boards a flight for every block that isn't here, and answers with the bytes that they brought.
+    async fn bring(
+        &self,
+        snapshot: &Weak<Snapshot>,
+        content: &Arc<Content>,
+        flights: Arc<Semaphore>,
+    ) -> Result<u64> {
+        let size = content.blob().size;
+        let mut flying = JoinSet::new();
+        let (mut index, mut arrived) = (0, 0);
+        while index < block::count(size) {
+            let slot = flights.clone().acquire_owned().await.map_err(|_| abandoned())?;
+            if snapshot.strong_count() == 0 {
+                return Err(abandoned());
+            }
+            let Some(flight) = content.board(index, LONGEST, Urgency::Stage) else {
+                index += 1;
+                continue;
+            };
+            index = flight.extent().range().end;
+            flying.spawn(async move {
+                let bytes = flight.extent().bytes(size);
+                let stored = flight.stored().await;
+                drop(slot);
+                stored.map(|()| bytes.end - bytes.start)
+            });
+            while let Some(landed) = flying.try_join_next() {
+                arrived += self.landed(landed, content, &flights)?;
+            }
+        }
+        while let Some(landed) = flying.join_next().await {
+            arrived += self.landed(landed, content, &flights)?;
+        }
+        Ok(arrived)
+    }
+
+    fn landed(
+        &self,
+        landed: std::result::Result<Result<u64>, JoinError>,
+        content: &Content,
+        flights: &Semaphore,
+    ) -> Result<u64> {
+        let bytes = landed.map_err(|e| Error::with(Kind::Disk, "a flight was lost", e))??;
+        self.bytes_done.fetch_add(bytes, Relaxed);
+        let swift = content.extent() > BLOCK;
+        if swift && self.grown.fetch_add(1, Relaxed) < FLIGHTS.1 - FLIGHTS.0 {
+            flights.add_permits(1);
+        }
+        Ok(bytes)
+    }
+}
+
+fn abandoned() -> Error {
+    Error::new(Kind::Interrupted, "the stage was given up: its mount has ended")
+}

@@ -1,0 +1,115 @@
+//! An origin seen through a mirrored snapshot: it has never heard of packs, so what is asked of one is put together from
+//! its parts.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use tokio::sync::OnceCell;
+
+use super::{Body, Origin, Rung, Tier, Urgency};
+use crate::blob::{Blob, Key, Stored};
+use crate::error::{Error, Kind, Result};
+use crate::manifest::{Manifest, Part};
+
+/// How many parts are asked for at once: a block of small files must arrive before the fetch takes it for stalled.
+const AT_ONCE: usize = 16;
+
+/// How an origin is opened.
+pub type Opener = Box<dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Origin>>> + Send + Sync>;
+
+/// An origin, asked for the blobs of a mirrored snapshot. It is opened when it is first asked: until then nobody needs it
+/// to be there.
+pub struct Parts {
+    open: Opener,
+    origin: OnceCell<Arc<dyn Origin>>,
+    manifest: Arc<Manifest>,
+    /// The packs' numbers in the manifest: gathered when the first one is asked for, which seldom happens.
+    packs: OnceLock<HashMap<Key, u32>>,
+}
+
+impl Parts {
+    /// The origin that `open` opens, asked for the blobs of `manifest`.
+    pub fn new(open: Opener, manifest: Arc<Manifest>) -> Self {
+        Self { open, origin: OnceCell::new(), manifest, packs: OnceLock::new() }
+    }
+
+    /// The number of the pack `key`, if it is one.
+    fn pack(&self, key: &Key) -> Option<u32> {
+        let gather = || {
+            let packs = (0..self.manifest.blobs()).filter(|i| self.manifest.packed(*i).unwrap_or_default());
+            packs.filter_map(|i| Some((self.manifest.blob(i).ok()?.key, i))).collect()
+        };
+        self.packs.get_or_init(gather).get(key).copied()
+    }
+
+    /// A body of the bytes `range` of pack `index`.
+    fn body(
+        &self,
+        origin: &Arc<dyn Origin>,
+        index: u32,
+        range: Range<u64>,
+        urgency: Urgency,
+    ) -> Result<Body> {
+        let parts = self.manifest.parts(index)?;
+        let wanted = parts.into_iter().filter_map(move |part| {
+            let start = part.range.start.max(range.start);
+            let end = part.range.end.min(range.end);
+            (start < end).then(|| (start - part.range.start..end - part.range.start, part))
+        });
+        let (origin, source) = (origin.clone(), self.manifest.source().to_owned());
+        let bodies = stream::iter(wanted).map(move |(range, part)| {
+            let (origin, blob) = (origin.clone(), file(&source, &part));
+            async move {
+                let body = origin.fetch(&blob, range, urgency).await?;
+                body.ok_or_else(|| Error::new(Kind::Changed, format!("{blob} is no longer at the origin")))
+            }
+        });
+        Ok(bodies.buffered(AT_ONCE).try_flatten().boxed())
+    }
+}
+
+/// The blob that the origin knows a part by.
+fn file(source: &str, part: &Part) -> Blob {
+    Blob {
+        key: Key::origin(source, &part.path, &part.version),
+        size: part.range.end - part.range.start,
+        checks: None,
+        path: part.path.clone(),
+        version: part.version.clone(),
+        sha256: None,
+        stored: Stored::default(),
+    }
+}
+
+impl Tier for Parts {
+    fn rung(&self) -> Rung {
+        Rung::Origin
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        blob: &'a Blob,
+        range: Range<u64>,
+        urgency: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            let origin = self.origin.get_or_try_init(&self.open).await?;
+            let pack = if blob.path.is_empty() { self.pack(&blob.key) } else { None };
+            match pack {
+                Some(index) => self.body(origin, index, range, urgency).map(Some),
+                None => origin.fetch(blob, range, urgency).await,
+            }
+        }
+        .boxed()
+    }
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Parts({:?}, {:?})", self.origin.get(), self.manifest)
+    }
+}

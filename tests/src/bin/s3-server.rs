@@ -1,0 +1,33 @@
+//! `s3-server`: the kit's S3 server by itself, for the benchmarks and for people.
+
+use std::path::PathBuf;
+
+use bdnfs_tests::s3::{Keys, S3};
+use clap::Parser;
+
+/// Serves the buckets below a directory over the S3 protocol, on loopback: `DIR/bucket/key`.
+///
+/// Clients sign with the AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) of this process's
+/// environment. Without them, everybody is served.
+#[derive(Parser)]
+struct Arguments {
+    /// The directory whose directories are the buckets.
+    #[arg(long, value_name = "DIR")]
+    root: PathBuf,
+    /// The port; 0 picks a free one.
+    #[arg(long, default_value_t = 9000)]
+    port: u16,
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let get = |name: &str| std::env::var(name).ok();
+    let keys = get("AWS_ACCESS_KEY_ID").zip(get("AWS_SECRET_ACCESS_KEY"));
+    let keys = keys.map(|(access, secret)| Keys { access, secret, token: get("AWS_SESSION_TOKEN") });
+    let open = if keys.is_some() { "signed requests only" } else { "open to everybody" };
+    let s3 = S3::on_port(&arguments.root, keys, arguments.port);
+    println!("{} serves {} ({open})", s3.server.url(), arguments.root.display());
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,165 @@
+//! Faults of a server, as a decorator around it that is switched while it runs.
+
+use std::future::pending;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
+use axum::http::{HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, future, stream};
+
+/// What a server can do wrong in answer to a GET.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// It answers a request for a range with the whole file and 200.
+    IgnoreRange,
+    /// Its `Content-Range` names another range than the one asked for.
+    WrongRange,
+    /// The body ends after so many bytes, short of its `Content-Length`.
+    Truncate(u64),
+    /// Every byte of the body is another one; length and headers are right.
+    Garble,
+    /// The body comes encoded, with `Content-Encoding: gzip`, unasked.
+    Gzip,
+    /// It answers with this status, and asks to be left alone for so many seconds.
+    Status(StatusCode, Option<u32>),
+    /// It accepts the request and never answers.
+    Silence,
+    /// It sends the head of the answer and so many bytes, then nothing, on an open connection.
+    Stall(u64),
+    /// It sends the client elsewhere: to this URL with the request's path behind it.
+    Redirect(String),
+}
+
+/// The switch of a server's faults. Clones are handles to one and the same.
+#[derive(Clone, Debug, Default)]
+pub struct Faults(Arc<Mutex<Option<(Fault, u64)>>>);
+
+impl Faults {
+    /// `app`, with a fault where one is set.
+    pub fn around(&self, app: Router) -> Router {
+        app.layer(from_fn_with_state(self.clone(), spoil))
+    }
+
+    /// From now on every GET meets `fault`.
+    pub fn set(&self, fault: Fault) {
+        self.times(fault, u64::MAX);
+    }
+
+    /// The next `times` GETs meet `fault`.
+    pub fn times(&self, fault: Fault, times: u64) {
+        *self.0.lock().expect("nobody panics with it") = Some((fault, times));
+    }
+
+    /// No fault from now on, for new requests.
+    pub fn clear(&self) {
+        *self.0.lock().expect("nobody panics with it") = None;
+    }
+
+    fn next(&self) -> Option<Fault> {
+        let mut set = self.0.lock().expect("nobody panics with it");
+        let (fault, times) = set.as_mut().filter(|(_, times)| *times > 0)?;
+        *times -= 1;
+        Some(fault.clone())
+    }
+}
+
+async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -> Response {
+    if request.method() != Method::GET {
+        return next.run(request).await;
+    }
+    match faults.next() {
+        None => next.run(request).await,
+        Some(Fault::IgnoreRange) => {
+            request.headers_mut().remove(RANGE);
+            next.run(request).await
+        }
+        Some(Fault::WrongRange) => {
+            let mut response = next.run(request).await;
+            if let Some(range) = response.headers_mut().get_mut(CONTENT_RANGE) {
+                *range = shifted(range);
+            }
+            response
+        }
+        Some(Fault::Truncate(after)) => with_body(next.run(request).await, |body| {
+            Body::from_stream(head(body, after).chain(stream::once(cut())))
+        }),
+        Some(Fault::Stall(after)) => with_body(next.run(request).await, |body| {
+            Body::from_stream(head(body, after).chain(stream::once(pending())))
+        }),
+        Some(Fault::Garble) => with_body(next.run(request).await, flipped),
+        Some(Fault::Gzip) => {
+            let mut response = with_body(next.run(request).await, flipped);
+            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            response
+        }
+        Some(Fault::Status(status, retry_after)) => {
+            let mut response = status.into_response();
+            if let Some(seconds) = retry_after {
+                response.headers_mut().insert(RETRY_AFTER, seconds.into());
+            }
+            response
+        }
+        Some(Fault::Silence) => pending().await,
+        Some(Fault::Redirect(base)) => {
+            (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, format!("{base}{}", request.uri()))]).into_response()
+        }
+    }
+}
+
+/// Ends a body, once what came before it had the time to be sent.
+async fn cut() -> Result<Bytes, axum::Error> {
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    Err(axum::Error::new(io::Error::other("cut short by the test")))
+}
+
+fn with_body(response: Response, change: impl FnOnce(Body) -> Body) -> Response {
+    let (parts, body) = response.into_parts();
+    Response::from_parts(parts, change(body))
+}
+
+fn flipped(body: Body) -> Body {
+    let flip = |piece: Bytes| piece.iter().map(|byte| !byte).collect::<Bytes>();
+    Body::from_stream(body.into_data_stream().map_ok(flip))
+}
+
+/// The first `limit` bytes of `body`.
+fn head(body: Body, limit: u64) -> impl futures_util::Stream<Item = Result<Bytes, axum::Error>> {
+    body.into_data_stream()
+        .scan(limit, |left, piece| {
+            let piece = piece.map(|bytes| bytes.slice(..bytes.len().min(*left as usize)));
+            *left -= piece.as_ref().map_or(0, |bytes| bytes.len() as u64);
+            future::ready(Some(piece))
+        })
+        .take_while(|piece| future::ready(piece.as_ref().map_or(true, |bytes| !bytes.is_empty())))
+}
+
+/// `bytes a-b/n` with a and b moved by one.
+fn shifted(range: &HeaderValue) -> HeaderValue {
+    let text = range.to_str().expect("ours are text");
+    let moved = text.split_inclusive(['-', '/', ' ']).enumerate().map(|(at, part)| match at {
+        1 | 2 => {
+            let digits = part.trim_end_matches(['-', '/']);
+            format!("{}{}", digits.parse::<u64>().expect("a number") + 1, &part[digits.len()..])
+        }
+        _ => part.to_owned(),
+    });
+    HeaderValue::from_str(&moved.collect::<String>()).expect("digits are valid")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_moves_by_one() {
+        assert_eq!(shifted(&HeaderValue::from_static("bytes 0-9/100")), "bytes 1-10/100");
+    }
+}

@@ -1,0 +1,194 @@
+//! What a Hub answers.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State as Extract};
+use axum::http::header::{AUTHORIZATION, HOST, LINK, LOCATION};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+
+use super::content;
+use super::state::{Contents, Files, Guard, State};
+
+/// How many entries a page of a tree has: few, so that there are several.
+const PAGE: usize = 3;
+
+/// What stands between the name of a repository and a revision.
+const VIEWS: [&str; 4] = ["revision", "tree", "resolve", "resolve-cache"];
+
+/// Why a request is not answered.
+#[derive(Debug)]
+enum Refusal {
+    /// An error: status, code and message.
+    Error(StatusCode, &'static str, &'static str),
+    /// A limit is used up; the header says which.
+    Limited(String),
+    /// The repository has another name now.
+    Moved(String),
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Limited(limit) => (StatusCode::TOO_MANY_REQUESTS, [("RateLimit", limit)]).into_response(),
+            Self::Moved(to) => (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, to)]).into_response(),
+            Self::Error(status, code, message) => {
+                let mut response = (status, Json(json!({ "error": message }))).into_response();
+                if !code.is_empty() {
+                    response.headers_mut().insert("X-Error-Code", HeaderValue::from_static(code));
+                }
+                response.headers_mut().insert("X-Error-Message", HeaderValue::from_static(message));
+                response
+            }
+        }
+    }
+}
+
+const NO_PAGE: Refusal = Refusal::Error(StatusCode::NOT_FOUND, "", "no such page");
+const NO_REVISION: Refusal = Refusal::Error(StatusCode::NOT_FOUND, "RevisionNotFound", "Invalid rev id");
+const NO_ENTRY: Refusal = Refusal::Error(StatusCode::NOT_FOUND, "EntryNotFound", "Entry not found");
+const BAD_TOKEN: Refusal =
+    Refusal::Error(StatusCode::UNAUTHORIZED, "", "Invalid credentials in Authorization header");
+const DISABLED: Refusal = Refusal::Error(StatusCode::FORBIDDEN, "", "Access to this resource is disabled.");
+
+/// What a request is about.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// `models/owner/name`.
+    pub repository: String,
+    view: String,
+    revision: String,
+    /// The path in the repository; empty for all of it.
+    pub path: String,
+}
+
+impl Asked {
+    fn parse(path: &str) -> Option<Self> {
+        let decode = |part: &str| percent_decode_str(part).decode_utf8_lossy().into_owned();
+        let parts: Vec<String> = path.trim_matches('/').split('/').map(decode).collect();
+        let (api, parts) = match parts.split_first()? {
+            (first, rest) if first == "api" => (true, rest),
+            _ => (false, &parts[..]),
+        };
+        let kinds = ["models", "datasets", "spaces"];
+        let kind = kinds.iter().find(|kind| parts.first().is_some_and(|part| part == *kind));
+        let parts = &parts[usize::from(kind.is_some())..];
+        let (id, rest) = parts.split_at(parts.iter().position(|part| VIEWS.contains(&part.as_str()))?);
+        let (view, rest) = rest.split_first()?;
+        let (revision, path) = rest.split_first()?;
+        let right = !id.is_empty() && api == (view != "resolve");
+        right.then(|| Self {
+            repository: format!("{}/{}", kind.unwrap_or(&"models"), id.join("/")),
+            view: view.clone(),
+            revision: revision.clone(),
+            path: path.join("/"),
+        })
+    }
+}
+
+pub(super) async fn answer(Extract(state): Extract<Arc<State>>, request: Request) -> Response {
+    route(&state, &request.into_parts().0).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn route(state: &State, request: &Parts) -> Result<Response, Refusal> {
+    let asked = Asked::parse(request.uri.path()).ok_or(NO_PAGE)?;
+    let (commit, files) = state.change(|hub| look(hub, &asked, request))?;
+    match asked.view.as_str() {
+        "revision" => Ok(Json(describe(state, &asked, &commit, &files)).into_response()),
+        "tree" => tree(&asked, &files, &request.uri, &request.headers),
+        view => {
+            let file = files.get(&asked.path).ok_or(NO_ENTRY)?;
+            Ok(content::resolve(state, &asked, &commit, file, view == "resolve-cache", request).await)
+        }
+    }
+}
+
+/// Finds the commit that is asked for, if the request may see it.
+fn look(hub: &mut Contents, asked: &Asked, request: &Parts) -> Result<(String, Files), Refusal> {
+    if hub.limit.0 > 0 {
+        hub.limit.0 -= 1;
+        return Err(Refusal::Limited(hub.limit.1.clone()));
+    }
+    if let Some(new) = hub.renamed.get(&asked.repository) {
+        let page = |name: &str| name.strip_prefix("models/").unwrap_or(name).to_owned();
+        let to = request.uri.to_string().replacen(&page(&asked.repository), &page(new), 1);
+        return Err(Refusal::Moved(to));
+    }
+    admit(hub, asked, &request.headers)?;
+    let repository = hub.repository(&asked.repository);
+    let commit = repository.commit(&asked.revision).ok_or(NO_REVISION)?.to_owned();
+    let files = repository.files(&commit).ok_or(NO_REVISION)?.clone();
+    Ok((commit, files))
+}
+
+/// Whether the request may see what it asks for.
+fn admit(hub: &Contents, asked: &Asked, headers: &HeaderMap) -> Result<(), Refusal> {
+    let token = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    let rights = token.map(|token| hub.tokens.get(token).ok_or(BAD_TOKEN)).transpose()?;
+    let may = rights.is_some_and(|rights| rights.contains(&asked.repository));
+    let stranger = |known| if token.is_some() { known } else { StatusCode::UNAUTHORIZED };
+    let gated = Refusal::Error(stranger(StatusCode::FORBIDDEN), "GatedRepo", "Access to it is restricted.");
+    match hub.repositories.get(&asked.repository).map(|repository| repository.guard) {
+        Some(Guard::Disabled) => Err(DISABLED),
+        Some(Guard::Gated) if !may => Err(gated),
+        Some(Guard::GatedContent) if !may && asked.view.starts_with("resolve") => Err(gated),
+        Some(guard) if may || guard != Guard::Private => Ok(()),
+        _ => Err(Refusal::Error(stranger(StatusCode::NOT_FOUND), "RepoNotFound", "Repository not found")),
+    }
+}
+
+/// The description of a revision.
+fn describe(state: &State, asked: &Asked, commit: &str, files: &Files) -> Value {
+    let (date, guard) = state.change(|hub| {
+        let repository = hub.repository(&asked.repository);
+        (repository.date(), repository.guard)
+    });
+    let id = asked.repository.split_once('/').map_or("", |(_, id)| id);
+    let gated =
+        if matches!(guard, Guard::Gated | Guard::GatedContent) { json!("auto") } else { json!(false) };
+    let siblings: Vec<_> = files.keys().map(|path| json!({ "rfilename": path })).collect();
+    json!({
+        "_id": "0123456789abcdef01234567", "id": id, "modelId": id, "sha": commit, "lastModified": date,
+        "private": guard == Guard::Private, "gated": gated, "disabled": false, "downloads": 0, "likes": 0,
+        "tags": [], "siblings": siblings,
+    })
+}
+
+/// One page of a tree.
+fn tree(asked: &Asked, files: &Files, uri: &Uri, headers: &HeaderMap) -> Result<Response, Refusal> {
+    let query = uri.query().unwrap_or_default();
+    let below = if asked.path.is_empty() { String::new() } else { format!("{}/", asked.path) };
+    let mut entries = std::collections::BTreeMap::new();
+    for (path, file) in files.iter().filter(|(path, _)| path.starts_with(&below)) {
+        let mut entry = json!({ "type": "file", "path": path, "oid": file.oid, "size": file.size });
+        if let Some(sha256) = &file.sha256 {
+            entry["lfs"] = json!({ "oid": sha256, "size": file.size, "pointerSize": 134 });
+        }
+        entries.insert(path.clone(), entry);
+        for (slash, _) in path.match_indices('/').filter(|(slash, _)| *slash >= below.len()) {
+            let path = path[..slash].to_owned();
+            let entry = json!({ "type": "directory", "path": path, "oid": "0".repeat(40), "size": 0 });
+            entries.insert(path, entry);
+        }
+    }
+    if entries.is_empty() && !below.is_empty() {
+        return Err(NO_ENTRY);
+    }
+    if !query.contains("recursive=true") {
+        entries.retain(|path, _| !path[below.len()..].contains('/'));
+    }
+    let cursor = query.split('&').find_map(|pair| pair.strip_prefix("cursor=")?.parse().ok()).unwrap_or(0);
+    let page: Vec<_> = entries.values().skip(cursor).take(PAGE).collect();
+    let mut response = Json(&page).into_response();
+    if cursor + PAGE < entries.len() {
+        let first = query.split("&cursor=").next().unwrap_or_default();
+        let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let next = format!("<http://{host}{}?{first}&cursor={}>; rel=\"next\"", uri.path(), cursor + PAGE);
+        response.headers_mut().insert(LINK, next.parse().expect("a link"));
+    }
+    Ok(response)
+}

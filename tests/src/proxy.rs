@@ -1,0 +1,130 @@
+//! A TCP proxy that spoils the connections through it, while it runs.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use crate::serve::{Port, threads};
+
+/// What happens to the bytes that pass. The default is fair weather: nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weather {
+    /// Each piece waits so long.
+    pub delay: Duration,
+    /// Nothing passes, connections stay open.
+    pub frozen: bool,
+    /// At most so many bytes a second pass in each direction of each connection.
+    pub rate: Option<u64>,
+    /// Every connection ends after so many bytes from the server.
+    pub cut: Option<u64>,
+    /// New connections are reset, old ones end.
+    pub refuse: bool,
+}
+
+/// A proxy on loopback in front of one server. It stops when it is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    port: Port,
+    weather: watch::Sender<Weather>,
+    passed: Arc<AtomicU64>,
+    runtime: Option<Runtime>,
+}
+
+/// The most that passes in one piece.
+const PIECE: usize = 64 << 10;
+
+impl Proxy {
+    /// Passes connections on to `server`.
+    pub fn start(server: SocketAddr) -> Self {
+        let (port, runtime) = (Port::take(0), threads());
+        let (weather, now) = watch::channel(Weather::default());
+        let passed = Arc::<AtomicU64>::default();
+        let (listener, count) = (port.listen(&runtime), passed.clone());
+        runtime.spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(connect(client, server, now.clone(), count.clone()));
+            }
+        });
+        Self { port, weather, passed, runtime: Some(runtime) }
+    }
+
+    /// The weather from now on, for old connections as well.
+    pub fn set(&self, weather: Weather) {
+        self.weather.send_replace(weather);
+    }
+
+    /// Bytes that came back from the server so far.
+    pub fn passed(&self) -> u64 {
+        self.passed.load(Ordering::Relaxed)
+    }
+
+    /// Where it listens, as the URL of an HTTP server, without a slash at the end.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.port.address)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn connect(
+    client: TcpStream,
+    server: SocketAddr,
+    now: watch::Receiver<Weather>,
+    count: Arc<AtomicU64>,
+) {
+    if now.borrow().refuse {
+        // Without lingering, a drop resets the connection.
+        let _ = client.set_zero_linger();
+        return;
+    }
+    let Ok(server) = TcpStream::connect(server).await else { return };
+    let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+    let mut until = now.clone();
+    tokio::select! {
+        () = pump(from_client, to_server, now.clone(), None) => {}
+        () = pump(from_server, to_client, now, Some(count)) => {}
+        _ = until.wait_for(|weather| weather.refuse) => {}
+    }
+}
+
+/// Passes bytes on until either side ends. `count` is there for what comes from the server.
+async fn pump(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut now: watch::Receiver<Weather>,
+    count: Option<Arc<AtomicU64>>,
+) {
+    let (mut piece, mut passed) = (vec![0; PIECE], 0);
+    while let Ok(len @ 1..) = from.read(&mut piece).await {
+        let Ok(weather) = now.wait_for(|weather| !weather.frozen).await.map(|weather| *weather) else {
+            return;
+        };
+        tokio::time::sleep(weather.delay + time_for(len, weather.rate)).await;
+        let left = count.as_ref().and(weather.cut).map_or(len as u64, |cut| cut.saturating_sub(passed));
+        let len = len.min(left as usize);
+        if len == 0 || to.write_all(&piece[..len]).await.is_err() {
+            return;
+        }
+        passed += len as u64;
+        if let Some(count) = &count {
+            count.fetch_add(len as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+fn time_for(len: usize, rate: Option<u64>) -> Duration {
+    rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(len as f64 / rate as f64))
+}

@@ -1,0 +1,177 @@
+//! An S3 server over a directory: `root/bucket/key`.
+//!
+//! It speaks the part of the protocol that object storage clients use (path-style addresses): signatures (version 4),
+//! GET and HEAD with ranges and conditions, listings page by page, PUT with conditions, multipart uploads, DELETE.
+//! ETags are strong and change with the content, but are no MD5. The crate `s3s-fs` was tried first; it hashes a
+//! file anew for every GET, ignores If-Match and reads 4 KiB at a time.
+
+mod list;
+mod sign;
+mod write;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use percent_encoding::percent_decode_str;
+
+use crate::fault::Faults;
+use crate::file;
+use crate::serve::Server;
+use crate::tally::Tally;
+
+pub use sign::Keys;
+
+/// An S3 server on loopback.
+#[derive(Debug)]
+pub struct S3 {
+    /// To stop and start it.
+    pub server: Server,
+    /// What it served.
+    pub tally: Tally,
+    /// What it does wrong.
+    pub faults: Faults,
+    store: Arc<Store>,
+}
+
+impl S3 {
+    /// Serves the buckets below `root`, to those who sign with `keys`; to everybody where there are none.
+    pub fn start(root: &Path, keys: Option<Keys>) -> Self {
+        Self::on_port(root, keys, 0)
+    }
+
+    /// The same, on a port of one's choice.
+    pub fn on_port(root: &Path, keys: Option<Keys>, port: u16) -> Self {
+        let (tally, faults) = (Tally::default(), Faults::default());
+        let store = Arc::new(Store { root: root.to_owned(), keys, ..Store::default() });
+        let app = Router::new().fallback(serve).with_state(store.clone());
+        let server = Server::start(tally.around(faults.around(app)), port);
+        Self { server, tally, faults, store }
+    }
+
+    /// Puts an object whose key no file can have (`a//b`, `../c`, `dir/`): it is served from `file`.
+    pub fn odd(&self, bucket: &str, key: &str, file: &Path) {
+        let mut odd = self.store.odd.lock().expect("nobody panics with it");
+        odd.insert((bucket.to_owned(), key.to_owned()), file.to_owned());
+    }
+}
+
+/// The buckets, and what is under way in them.
+#[derive(Debug, Default)]
+struct Store {
+    root: PathBuf,
+    keys: Option<Keys>,
+    odd: Mutex<BTreeMap<(String, String), PathBuf>>,
+    listings: list::Listings,
+    /// Held while an object is published, so that its condition and its rename are one.
+    publish: Mutex<()>,
+}
+
+impl Store {
+    /// The file of an object.
+    fn path(&self, bucket: &str, key: &str) -> Result<PathBuf, Refusal> {
+        let odd = self.odd.lock().expect("nobody panics with it");
+        if let Some(file) = odd.get(&(bucket.to_owned(), key.to_owned())) {
+            return Ok(file.clone());
+        }
+        let strange = |part: &str| matches!(part, "" | "." | "..") || part.starts_with(write::PREFIX);
+        if strange(bucket) || key.split('/').any(strange) {
+            return Err(Refusal(StatusCode::BAD_REQUEST, "InvalidArgument"));
+        }
+        Ok(self.root.join(bucket).join(key))
+    }
+}
+
+/// Why a request is not answered: status and code of the error document.
+#[derive(Debug)]
+struct Refusal(StatusCode, &'static str);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let text = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{}</Code><Message>{}</Message></Error>",
+            self.1,
+            self.0.canonical_reason().unwrap_or_default()
+        );
+        (self.0, [("content-type", "application/xml")], text).into_response()
+    }
+}
+
+impl From<StatusCode> for Refusal {
+    fn from(status: StatusCode) -> Self {
+        let code = match status {
+            StatusCode::NOT_FOUND => "NoSuchKey",
+            StatusCode::PRECONDITION_FAILED => "PreconditionFailed",
+            StatusCode::RANGE_NOT_SATISFIABLE => "InvalidRange",
+            StatusCode::NOT_MODIFIED => "NotModified",
+            _ => "InvalidRequest",
+        };
+        Self(status, code)
+    }
+}
+
+impl From<std::io::Error> for Refusal {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::NotFound => StatusCode::NOT_FOUND.into(),
+            _ => Self(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+        }
+    }
+}
+
+type Answer = Result<Response, Refusal>;
+
+async fn serve(State(store): State<Arc<Store>>, request: Request) -> Response {
+    route(&store, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn route(store: &Arc<Store>, request: Request) -> Answer {
+    let (head, body) = request.into_parts();
+    if let Some(keys) = &store.keys {
+        sign::verify(keys, &head)?;
+    }
+    let path = percent_decode_str(head.uri.path().trim_start_matches('/')).decode_utf8();
+    let path = path.map_err(|_| Refusal(StatusCode::BAD_REQUEST, "InvalidURI"))?.into_owned();
+    let (bucket, key) = path.split_once('/').unwrap_or((&path, ""));
+    let query = Query::new(head.uri.query().unwrap_or_default());
+    if !store.root.join(bucket).is_dir() {
+        return Err(Refusal(StatusCode::NOT_FOUND, "NoSuchBucket"));
+    }
+    if key.is_empty() {
+        return match head.method {
+            Method::GET => list::answer(store, bucket.to_owned(), query).await,
+            Method::HEAD => Ok(StatusCode::OK.into_response()),
+            Method::POST if query.get("delete").is_some() => write::delete(store, bucket, body).await,
+            _ => Err(Refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented")),
+        };
+    }
+    let path = store.path(bucket, key)?;
+    match head.method {
+        Method::GET | Method::HEAD => Ok(file::answer(&head.method, &head.headers, &path).await?),
+        _ => write::answer(store, &head, body, &query, &path).await,
+    }
+}
+
+/// A request's query, decoded.
+#[derive(Debug)]
+struct Query(BTreeMap<String, String>);
+
+impl Query {
+    fn new(text: &str) -> Self {
+        let decode =
+            |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
+        let pairs = text
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        Self(pairs.map(|(name, value)| (decode(name), decode(value))).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+}

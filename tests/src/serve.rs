@@ -1,0 +1,104 @@
+//! A server on loopback that can be stopped and started again on the same port.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::serve::ListenerExt;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime::Runtime;
+
+/// An HTTP server with threads of its own. It stops when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    app: Router,
+    port: Port,
+    runtime: Option<Runtime>,
+}
+
+impl Server {
+    /// Serves `app` on `port` of loopback; 0 picks a free one.
+    ///
+    /// # Panics
+    /// When the port is taken.
+    pub fn start(app: Router, port: u16) -> Self {
+        let mut server = Self { app, port: Port::take(port), runtime: None };
+        server.resume();
+        server
+    }
+
+    /// Stops: connections break where they are, new ones are refused.
+    pub fn stop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // On a thread of its own, since an asynchronous test may not wait for the end of a runtime.
+            let _ = std::thread::spawn(|| runtime.shutdown_timeout(Duration::from_secs(5))).join();
+        }
+    }
+
+    /// Starts again, on the same port.
+    ///
+    /// # Panics
+    /// When it was not stopped.
+    pub fn resume(&mut self) {
+        assert!(self.runtime.is_none(), "the server is running");
+        let (runtime, app) = (threads(), self.app.clone());
+        let listener = self.port.listen(&runtime).tap_io(|stream| {
+            let _ = stream.set_nodelay(true);
+        });
+        runtime.spawn(async move { axum::serve(listener, app).await });
+        self.runtime = Some(runtime);
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.port.address
+    }
+
+    /// Its URL, without a slash at the end.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.port.address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A port of loopback that is ours even while nobody listens: a bound socket that never listens keeps the kernel
+/// from giving it to anybody else, and `connect` to it is refused.
+#[derive(Debug)]
+pub(crate) struct Port {
+    _holder: TcpSocket,
+    pub(crate) address: SocketAddr,
+}
+
+impl Port {
+    pub(crate) fn take(port: u16) -> Self {
+        let holder = bind(SocketAddr::from(([127, 0, 0, 1], port)));
+        let address = holder.local_addr().expect("a bound socket has an address");
+        Self { _holder: holder, address }
+    }
+
+    pub(crate) fn listen(&self, runtime: &Runtime) -> TcpListener {
+        let _inside = runtime.enter();
+        bind(self.address).listen(1024).unwrap_or_else(|e| panic!("cannot listen on {}: {e}", self.address))
+    }
+}
+
+/// A socket on `address` that lets others be bound there as well, as long as one of them listens.
+fn bind(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("SO_REUSEADDR");
+    socket.bind(address).unwrap_or_else(|e| panic!("cannot bind {address}: {e}"));
+    socket
+}
+
+pub(crate) fn threads() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a tokio runtime")
+}

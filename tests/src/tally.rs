@@ -1,0 +1,70 @@
+//! A count of what a server was asked for and what it sent: the proof that nothing is fetched that is there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use axum::body::{Body, HttpBody};
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_LENGTH;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::{Router, http::Method};
+use futures_util::TryStreamExt;
+
+/// What one server served, by method and path. Clones are handles to one and the same.
+#[derive(Clone, Debug, Default)]
+pub struct Tally(Arc<Mutex<BTreeMap<(Method, String), Count>>>);
+
+/// Requests, and the bytes of the bodies that answered them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Requests received.
+    pub requests: u64,
+    /// Bytes handed to the network in answer.
+    pub bytes: u64,
+}
+
+impl Tally {
+    /// `app`, counted.
+    pub fn around(&self, app: Router) -> Router {
+        app.layer(from_fn_with_state(self.clone(), count))
+    }
+
+    /// Everything of `method` on paths that `select` takes. Paths are as on the wire: encoded, without the query.
+    pub fn of(&self, method: Method, select: impl Fn(&str) -> bool) -> Count {
+        let counts = self.0.lock().expect("no counter panics");
+        let chosen = counts.iter().filter(|((m, path), _)| *m == method && select(path));
+        chosen.fold(Count::default(), |sum, (_, one)| Count {
+            requests: sum.requests + one.requests,
+            bytes: sum.bytes + one.bytes,
+        })
+    }
+
+    /// All GETs of paths that end in `suffix`.
+    pub fn got(&self, suffix: &str) -> Count {
+        self.of(Method::GET, |path| path.ends_with(suffix))
+    }
+
+    /// Starts again from nothing.
+    pub fn clear(&self) {
+        self.0.lock().expect("no counter panics").clear();
+    }
+
+    fn add(&self, key: &(Method, String), requests: u64, bytes: u64) {
+        let mut counts = self.0.lock().expect("no counter panics");
+        let count = counts.entry(key.clone()).or_default();
+        count.requests += requests;
+        count.bytes += bytes;
+    }
+}
+
+async fn count(State(tally): State<Tally>, request: Request, next: Next) -> Response {
+    let key = (request.method().clone(), request.uri().path().to_owned());
+    tally.add(&key, 1, 0);
+    let (mut head, body) = next.run(request).await.into_parts();
+    if let Some(exact) = body.size_hint().exact() {
+        head.headers.entry(CONTENT_LENGTH).or_insert(exact.into());
+    }
+    let counted = body.into_data_stream().inspect_ok(move |piece| tally.add(&key, 0, piece.len() as u64));
+    Response::from_parts(head, Body::from_stream(counted))
+}

@@ -1,0 +1,71 @@
+//! Programs that nobody here wrote, which read through a mount as users' programs do.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// The command `name`.
+///
+/// # Panics
+/// When it is not installed: a suite that skips what it can't run proves nothing.
+pub fn tool(name: &str) -> Command {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file());
+    Command::new(
+        found.unwrap_or_else(|| panic!("{name} is not installed; scripts/test installs what the tests need")),
+    )
+}
+
+/// A Python that has numpy and safetensors: the one in `venv` of the target directory.
+///
+/// # Panics
+/// When it is not there.
+pub fn python(script: &str) -> Command {
+    let python = target().parent().expect("a directory above the profile's").join("venv/bin/python3");
+    assert!(python.exists(), "{} is missing; scripts/test makes it", python.display());
+    let mut command = Command::new(python);
+    command.arg("-c").arg(script);
+    command
+}
+
+/// Runs `command` to its end and answers with what it printed.
+///
+/// # Panics
+/// When it fails, with what it said.
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    out.into_owned()
+}
+
+/// Where cargo puts what it built: the directory of the profile, such as `target/debug`.
+///
+/// # Panics
+/// When the running test does not lie in one.
+pub fn target() -> PathBuf {
+    let test = env::current_exe().expect("the path of the test");
+    let deps = test.parent().expect("a directory");
+    if deps.ends_with("deps") { deps.parent().expect("a directory").to_owned() } else { deps.to_owned() }
+}
+
+/// Runs `work` on another thread and answers with its result. It is a guard against waiting for ever, not a
+/// measurement: `limit` is far above what the work takes.
+///
+/// # Panics
+/// When `work` does, and when it has not ended within `limit`.
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    let worker = thread::spawn(move || done.send(work()));
+    match result.recv_timeout(limit) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("not done after {limit:?}"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => unreachable!("the result was sent"),
+        },
+    }
+}

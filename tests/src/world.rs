@@ -1,0 +1,64 @@
+//! A bucket behind an S3 server, and a machine that may read it.
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use crate::bdnfs::Machine;
+use crate::proxy::Proxy;
+use crate::s3::{Keys, S3};
+use crate::tally::Count;
+use crate::tree;
+
+/// A world with one bucket in it, called `bucket`.
+#[derive(Debug)]
+pub struct World {
+    // First, so that it goes first: what is mounted ends before what it reads from.
+    /// The machine; its environment has the keys and leads to the server.
+    pub machine: Machine,
+    /// What lies between the machine and the server; fair weather at first.
+    pub proxy: Proxy,
+    /// The server.
+    pub s3: S3,
+    root: TempDir,
+}
+
+impl World {
+    /// A world with an empty bucket.
+    pub fn new() -> Self {
+        let root = TempDir::with_prefix("bdnfs-s3-").expect("a temporary directory");
+        std::fs::create_dir(root.path().join("bucket")).expect("a bucket");
+        let s3 = S3::start(root.path(), Some(Keys::sample()));
+        let proxy = Proxy::start(s3.server.address());
+        let machine = Machine::new().s3(&proxy.url(), &Keys::sample());
+        Self { machine, proxy, s3, root }
+    }
+
+    /// Another machine that may read it, and write it.
+    pub fn machine_again(&self) -> Machine {
+        Machine::new().s3(&self.proxy.url(), &Keys::sample())
+    }
+
+    /// The directory with the bucket's objects.
+    pub fn bucket(&self) -> PathBuf {
+        self.root.path().join("bucket")
+    }
+
+    /// Puts an object of `len` bytes that its key determines, and answers with the bytes.
+    pub fn put(&self, key: &str, len: usize) -> Vec<u8> {
+        tree::file(&self.bucket(), key, len)
+    }
+
+    /// What was fetched of objects whose keys end in `suffix`; listings don't count.
+    pub fn fetched(&self, suffix: &str) -> Count {
+        self.s3
+            .tally
+            .of(axum::http::Method::GET, |path| path.starts_with("/bucket/") && path.ends_with(suffix))
+    }
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new()
+    }
+}

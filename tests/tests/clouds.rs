@@ -1,0 +1,61 @@
+//! The clouds' schemes on the command line. What the clouds themselves do, `emulators` tries.
+
+use std::fs;
+
+use bdnfs_tests::s3::Keys;
+use bdnfs_tests::tree::same;
+use bdnfs_tests::world::World;
+
+#[test]
+fn services_that_speak_s3_are_mounted_with_the_keys_of_all_s3_tools() {
+    let world = World::new();
+    let bytes = world.put("model/weights.bin", 3_000_000);
+    for (uri, name) in [("r2://account.bucket/model", "r2"), ("cw://bucket/model", "cw")] {
+        let options = ["--endpoint", &world.proxy.url(), "--bucket-style", "path"];
+        let point = world.machine.mount_with(uri, name, &options);
+        same(&bytes, &fs::read(point.join("weights.bin")).unwrap(), uri);
+    }
+}
+
+#[test]
+fn bad_names_are_all_told_or_escaped() {
+    let world = World::new();
+    let file = world.bucket().join("good");
+    let bytes = world.put("good", 2_000_000);
+    let long = "x".repeat(300);
+    let bad = ["a//b", "/c", "good/d", "n\0", &long];
+    bad.iter().for_each(|key| world.s3.odd("bucket", key, &file));
+    let refused = world.machine.run(&["ls", "s3://bucket"]);
+    assert_eq!(refused.code, Some(1));
+    for told in ["\"a//b\"", "\"/c\"", "\"good\": a file has", "\"n\\0\"", "over 255 bytes"] {
+        assert!(refused.err.contains(told), "{told}: {}", refused.err);
+    }
+    let point = world.machine.mount_with("s3://bucket", "mnt", &["--bad-names", "escape"]);
+    let (begin, end) = long.split_at(254);
+    for path in ["a/%2Fb", "%2Fc", "%67ood", "good/d", "n%00", &format!("{begin}%/{end}")] {
+        same(&bytes, &fs::read(point.join(path)).unwrap(), path);
+    }
+}
+
+#[test]
+fn what_is_missing_is_said_at_once() {
+    let world = World::new();
+    let secret = Keys::sample().secret;
+    for (arguments, said) in [
+        (
+            &["ls", "r2://a.b", "--endpoint", "http://10.0.0.1"][..],
+            "r2://a.b: the endpoint http://10.0.0.1 is plain http",
+        ),
+        (
+            &["ls", "cw://b", "--endpoint", "http://127.0.0.1:1"],
+            "http://127.0.0.1:1 has no name that a bucket's could",
+        ),
+        (&["ls", "gs://b", "--requester-pays", "--anonymous"], "no project is given that is billed"),
+        (&["ls", "s3://b", "--ca-file", "/dev/null"], "the certificates to trust are none"),
+        (&["ls", "azure://a/c", "--credentials", "/dev/null"], "expected {\"account_key\": ..}"),
+    ] {
+        let ran = world.machine.run(arguments);
+        assert_eq!(ran.code, Some(1), "{arguments:?}");
+        assert!(ran.err.contains(said) && !ran.err.contains(&secret), "{}", ran.err);
+    }
+}

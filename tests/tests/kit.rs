@@ -1,0 +1,161 @@
+//! The kit's own servers, asked by clients that nobody here wrote.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use bdnfs_tests::fault::Fault;
+use bdnfs_tests::proxy::{Proxy, Weather};
+use bdnfs_tests::s3::{Keys, S3};
+use bdnfs_tests::tools::{run, tool};
+use bdnfs_tests::tree::{NAMES, content, file, grow, same};
+use bdnfs_tests::web::Web;
+use futures_util::TryStreamExt;
+use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, WriteMultipart};
+use tempfile::TempDir;
+
+fn keys() -> Keys {
+    Keys { access: "kit".into(), secret: "not much of a secret".into(), token: Some("token".into()) }
+}
+
+fn client(s3: &S3, keys: &Keys) -> AmazonS3 {
+    let builder = AmazonS3Builder::new()
+        .with_endpoint(s3.server.url())
+        .with_allow_http(true)
+        .with_bucket_name("bucket")
+        .with_region("us-east-1")
+        .with_access_key_id(&keys.access)
+        .with_secret_access_key(&keys.secret)
+        .with_token(keys.token.as_deref().unwrap())
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        .with_retry(object_store::RetryConfig { max_retries: 0, ..Default::default() });
+    builder.build().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_real_client_lists_reads_and_writes() {
+    let root = TempDir::new().unwrap();
+    grow(&root.path().join("bucket"));
+    for number in 0..1100 {
+        file(root.path(), format!("bucket/many/{number:04}"), number);
+    }
+    let s3 = S3::start(root.path(), Some(keys()));
+    let store = client(&s3, &keys());
+
+    let listed: Vec<_> = store.list(Some(&Path::from("many"))).try_collect().await.unwrap();
+    let expected: Vec<_> = (0..1100).map(|number| (format!("many/{number:04}"), number)).collect();
+    assert_eq!(listed.iter().map(|o| (o.location.to_string(), o.size)).collect::<Vec<_>>(), expected);
+    let top = store.list_with_delimiter(None).await.unwrap();
+    assert_eq!(top.objects.len(), 1);
+    assert_eq!(top.common_prefixes.len(), 4 + NAMES.len());
+
+    let name = Path::parse(format!("names/{}", NAMES[4])).unwrap();
+    let (path, len) = (root.path().join("bucket").join(name.as_ref()), 104);
+    let range = store.get_range(&name, 10..20).await.unwrap();
+    same(&fs::read(&path).unwrap()[10..20], &range, "a range");
+    let meta = store.head(&name).await.unwrap();
+    assert_eq!(meta.size, len);
+    fs::write(&path, content("other", len as usize)).unwrap();
+    let pinned = GetOptions { if_match: meta.e_tag, ..GetOptions::default() };
+    let changed = store.get_opts(&name, pinned).await;
+    assert!(matches!(changed, Err(object_store::Error::Precondition { .. })), "{changed:?}");
+
+    let (new, bytes) = (Path::from("new/one"), content("new", 100));
+    store.put_opts(&new, bytes.clone().into(), PutMode::Create.into()).await.unwrap();
+    let again = store.put_opts(&new, "other".into(), PutMode::Create.into()).await;
+    assert!(matches!(again, Err(object_store::Error::AlreadyExists { .. })), "{again:?}");
+    same(&bytes, &store.get(&new).await.unwrap().bytes().await.unwrap(), "what was put");
+
+    let (large, bytes) = (Path::from("new/large"), content("large", 12 << 20));
+    let mut upload = WriteMultipart::new(store.put_multipart(&large).await.unwrap());
+    upload.write(&bytes);
+    upload.finish().await.unwrap();
+    same(&bytes, &store.get(&large).await.unwrap().bytes().await.unwrap(), "what was uploaded");
+    store.delete(&large).await.unwrap();
+    let gone = store.head(&large).await;
+    assert!(matches!(gone, Err(object_store::Error::NotFound { .. })), "{gone:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_secret_is_refused() {
+    let root = TempDir::new().unwrap();
+    file(root.path(), "bucket/file", 10);
+    let s3 = S3::start(root.path(), Some(keys()));
+    let store = client(&s3, &Keys { secret: "wrong".into(), ..keys() });
+    let error = store.get(&Path::from("file")).await.unwrap_err().to_string();
+    assert!(error.contains("SignatureDoesNotMatch"), "{error}");
+}
+
+#[test]
+fn a_server_stops_and_starts_on_its_port_and_counts() {
+    let root = TempDir::new().unwrap();
+    let bytes = file(root.path(), "dir/file", 3 << 20);
+    let mut web = Web::start(root.path());
+    let curl = |url: &str| tool("curl").args(["-s", "-S", "-f", url]).output().unwrap();
+    same(&bytes, &curl(&web.url("dir/file")).stdout, "the file");
+    web.server.stop();
+    assert!(TcpStream::connect(web.server.address()).is_err());
+    web.server.resume();
+    same(&bytes, &curl(&web.url("dir/file")).stdout, "the file, again");
+    assert_eq!(web.tally.got("dir/file").requests, 2);
+    assert_eq!(web.tally.got("dir/file").bytes, 2 * bytes.len() as u64);
+    assert_eq!(curl(&web.url("../etc")).status.code(), Some(22));
+}
+
+#[test]
+fn faults_are_what_they_say() {
+    let root = TempDir::new().unwrap();
+    let bytes = file(root.path(), "file", 100_000);
+    let web = Web::start(root.path());
+    let curl =
+        |more: &[&str]| tool("curl").args(["-s", "-i"]).args(more).arg(web.url("file")).output().unwrap();
+    let ranged = ["-r", "10-19"];
+    for (fault, arguments, code, words) in [
+        (Fault::IgnoreRange, &ranged[..], 0, "200 OK"),
+        (Fault::WrongRange, &ranged, 0, "content-range: bytes 11-20/100000"),
+        (Fault::Truncate(1000), &[], 18, "content-length: 100000"),
+        (Fault::Gzip, &[], 0, "content-encoding: gzip"),
+        (Fault::Status(axum::http::StatusCode::TOO_MANY_REQUESTS, Some(7)), &[], 0, "retry-after: 7"),
+        (Fault::Silence, &["-m", "0.3"], 28, ""),
+        (Fault::Stall(1000), &["-m", "0.3"], 28, "200 OK"),
+        (Fault::Redirect("http://elsewhere".into()), &[], 0, "location: http://elsewhere/file"),
+    ] {
+        web.faults.set(fault.clone());
+        let output = curl(arguments);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{fault:?}: {text}");
+        assert!(text.contains(words), "{fault:?}: {text}");
+    }
+    web.faults.times(Fault::Garble, 1);
+    assert!(!curl(&[]).stdout.ends_with(&bytes));
+    assert!(curl(&[]).stdout.ends_with(&bytes), "the fault was for one request");
+}
+
+#[test]
+fn the_weather_of_a_proxy_changes_under_a_connection() {
+    let root = TempDir::new().unwrap();
+    let bytes = file(root.path(), "file", 8 << 20);
+    let web = Web::start(root.path());
+    let proxy = Arc::new(Proxy::start(web.server.address()));
+    let mut connection = TcpStream::connect(proxy.url().strip_prefix("http://").unwrap()).unwrap();
+    proxy.set(Weather { frozen: true, ..Weather::default() });
+    connection.write_all(b"GET /file HTTP/1.0\r\n\r\n").unwrap();
+    connection.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
+    assert!(connection.read(&mut [0]).is_err(), "frozen");
+    proxy.set(Weather::default());
+    connection.set_read_timeout(None).unwrap();
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).unwrap();
+    assert!(answer.ends_with(&bytes));
+
+    let url = format!("{}/file", proxy.url());
+    proxy.set(Weather { cut: Some(1 << 20), ..Weather::default() });
+    assert_eq!(tool("curl").args(["-s", "-o", "/dev/null", &url]).status().unwrap().code(), Some(18));
+    proxy.set(Weather { refuse: true, ..Weather::default() });
+    assert!(!tool("curl").args(["-s", "-o", "/dev/null", &url]).status().unwrap().success());
+    proxy.set(Weather::default());
+    run(tool("curl").args(["-s", "-o", "/dev/null", &url]));
+}

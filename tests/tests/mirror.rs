@@ -1,0 +1,169 @@
+//! Sources copied into a mirror, and served from it.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use bdnfs_tests::bdnfs::{Machine, Ran, wait};
+use bdnfs_tests::tree::{Dice, compare, file, grow, grow_wild, total};
+use bdnfs_tests::world::World;
+
+const MIB: usize = 1 << 20;
+
+/// A bucket for a mirror beside the world's own.
+fn mirror(world: &World) -> PathBuf {
+    let mirror = world.bucket().with_file_name("mirror");
+    fs::create_dir_all(&mirror).unwrap();
+    mirror
+}
+
+fn run(machine: &Machine, line: &str) -> Ran {
+    machine.run(&line.split(' ').collect::<Vec<_>>())
+}
+
+/// All objects of a mirror below `shelf`, the largest first.
+fn objects(mirror: &Path, shelf: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut ahead = vec![mirror.join("tenants/default").join(shelf)];
+    while let Some(directory) = ahead.pop() {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            match entry.file_type().unwrap().is_dir() {
+                true => ahead.push(entry.path()),
+                false => found.push(entry.path()),
+            }
+        }
+    }
+    found.sort_by_key(|path| std::cmp::Reverse(path.metadata().unwrap().len()));
+    found
+}
+
+#[test]
+fn a_local_source_lives_on_in_a_local_mirror() {
+    let machine = Machine::new();
+    let (source, mirror) = (machine.directory("source"), machine.directory("mirror"));
+    grow(&source);
+    grow_wild(&source);
+    file(&source, "large", 70 * MIB);
+    let (from, to) = (source.display(), mirror.display());
+    run(&machine, &format!("mirror add {from} --mirror file://{to}")).succeeds();
+    let moved = source.with_file_name("moved");
+    fs::rename(&source, &moved).unwrap();
+    let point = machine.mount_with(&source, "mnt", &["--wait", "--mirror", &format!("file://{to}")]);
+    compare(&moved, &point);
+    run(&machine, &format!("mirror verify --deep --mirror {to}")).succeeds();
+    machine.umount(&point);
+    assert_eq!(objects(&mirror, "leases"), [""; 0].map(PathBuf::from), "all leases were given back");
+}
+
+#[test]
+fn the_origin_is_not_asked_for_what_is_mirrored_and_small_files_come_in_few_requests() {
+    let world = World::new();
+    mirror(&world);
+    for number in 0..2000 {
+        file(&world.bucket(), format!("d{}/{number}", number % 7), 16 << 10);
+    }
+    world.put("weights", 20 * MIB);
+    run(&world.machine, "mirror add s3://bucket --mirror s3://mirror/deep/down").succeeds();
+    assert_eq!(world.fetched("").bytes, total(&world.bucket()), "each byte is read once");
+    let asked =
+        |bucket: &'static str| world.s3.tally.of(Method::GET, move |path| path.starts_with(bucket)).requests;
+    let (origin, mirror) = (asked("/bucket"), asked("/mirror"));
+    let point =
+        world.machine.mount_with("s3://bucket", "mnt", &["--wait", "--mirror", "s3://mirror/deep/down"]);
+    compare(&world.bucket(), &point);
+    assert_eq!(asked("/bucket"), origin);
+    assert!(asked("/mirror") - mirror < 60, "{} requests", asked("/mirror") - mirror);
+
+    file(&world.bucket(), "d1/new", 77);
+    run(&world.machine, "mirror add s3://bucket --mirror s3://mirror/deep/down").succeeds();
+    assert_eq!(world.fetched("").bytes, total(&world.bucket()), "only the new file is read");
+}
+
+#[test]
+fn a_killed_add_is_resumed() {
+    let world = World::new();
+    let mirror = mirror(&world);
+    grow(&world.bucket());
+    for number in 0..4 {
+        world.put(&format!("weights-{number}"), (2 + 7 * number) * MIB);
+    }
+    // So little memory that the largest are streamed.
+    let add = "mirror add s3://bucket --mirror s3://mirror --memory 32MiB";
+    let begin = Instant::now();
+    run(&world.machine, add).succeeds();
+    let whole = begin.elapsed();
+    let mut dice = Dice(20);
+    for _ in 0..20 {
+        if !objects(&mirror, "refs").is_empty() {
+            run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+            fs::remove_dir_all(&mirror).unwrap();
+            fs::create_dir(&mirror).unwrap();
+        }
+        let mut command = world.machine.command(&add.split(' ').collect::<Vec<_>>());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        thread::sleep(whole * dice.below(100) as u32 / 100);
+        child.kill().unwrap();
+        wait(&mut child, add);
+    }
+    run(&world.machine, add).succeeds();
+    run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+    let point = world.machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
+    compare(&world.bucket(), &point);
+}
+
+#[test]
+fn damage_is_named_and_never_read_and_repaired_from_the_origin() {
+    let world = World::new();
+    let mirror = mirror(&world);
+    grow(&world.bucket());
+    run(&world.machine, "mirror add s3://bucket --mirror s3://mirror").succeeds();
+    for blob in objects(&mirror, "blobs") {
+        let (bytes, name) = (fs::read(&blob).unwrap(), blob.file_name().unwrap().to_str().unwrap());
+        let broken = fs::File::options().write(true).open(&blob).unwrap();
+        broken.write_all_at(&[!bytes[bytes.len() / 2]], bytes.len() as u64 / 2).unwrap();
+        run(&world.machine, "mirror verify --mirror s3://mirror").succeeds();
+        let machine = world.machine_again();
+        let point = machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
+        compare(&world.bucket(), &point);
+        machine.umount(&point);
+        let log = fs::read_to_string(machine.cache().join("daemon.log")).unwrap();
+        assert!(log.contains(name), "{name} is not in {log}");
+        let told = run(&world.machine, "mirror verify --deep --mirror s3://mirror");
+        assert!(told.code == Some(1) && told.err.contains(name), "{}{}", told.out, told.err);
+        run(&world.machine, "mirror add s3://bucket --mirror s3://mirror").succeeds();
+        run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+    }
+}
+
+#[test]
+fn two_add_at_once_and_what_is_removed_is_collected_beside_them() {
+    let world = World::new();
+    let mirror = mirror(&world);
+    grow(&world.bucket());
+    world.put("weights", 40 * MIB);
+    let add = "mirror add s3://bucket --mirror s3://mirror";
+    thread::scope(|scope| {
+        let adders = [(); 2].map(|()| scope.spawn(|| run(&world.machine_again(), add).succeeds()));
+        let collector = world.machine_again();
+        while adders.iter().any(|adder| !adder.is_finished()) {
+            // There may be no mirror yet.
+            run(&collector, "mirror gc --grace 0s --mirror s3://mirror");
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+    run(&world.machine, "mirror rm s3://bucket --mirror s3://mirror").succeeds();
+    run(&world.machine, "mirror gc --mirror s3://mirror").succeeds();
+    assert!(!objects(&mirror, "blobs").is_empty(), "the grace is not over");
+    // The stores' clocks tell whole seconds.
+    thread::sleep(Duration::from_millis(1100));
+    run(&world.machine, "mirror gc --grace 0s --mirror s3://mirror").succeeds();
+    for shelf in ["blobs", "records", "known", "manifests", "uploads"] {
+        assert_eq!(objects(&mirror, shelf).len(), 0, "{shelf}");
+    }
+    run(&world.machine, "mirror show s3://bucket --mirror s3://mirror").fails(&["has no s3://bucket"]);
+}

@@ -1,0 +1,311 @@
+//! The command line: mount, umount, status, ls, and what they say when they can't.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use axum::http::Method;
+use bdnfs_tests::bdnfs::{Machine, eventually, mounted, wait};
+use bdnfs_tests::s3::Keys;
+use bdnfs_tests::tools::{run, tool, within};
+use bdnfs_tests::tree::{compare, file, files, grow, same};
+use bdnfs_tests::web::Web;
+use bdnfs_tests::world::World;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A machine, and a local source that is grown.
+fn local() -> (Machine, std::path::PathBuf) {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    grow(&source);
+    (machine, source)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("ours are text")
+}
+
+#[test]
+fn a_local_directory_by_path_and_by_url() {
+    let (machine, source) = local();
+    let by_path = machine.mount(&source, "by path");
+    let by_url = machine.mount(format!("file://{}", source.display()), "by-url");
+    compare(&source, &by_path);
+    compare(&source, &by_url);
+    machine.umount(&by_path);
+    machine.umount(&by_url);
+    eventually("the daemon ends with its last mount", || machine.daemons().is_empty());
+}
+
+#[test]
+fn a_file_on_a_web_server() {
+    let root = TempDir::new().unwrap();
+    let bytes = file(root.path(), "models/weights v2.bin", 3_000_000);
+    let (web, machine) = (Web::start(root.path()), Machine::new());
+    let point = machine.mount(web.url("models/weights%20v2.bin"), "mnt");
+    let names: Vec<_> = fs::read_dir(&point).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["weights v2.bin"]);
+    same(&bytes, &fs::read(point.join("weights v2.bin")).unwrap(), "the file");
+}
+
+#[test]
+fn a_directory_on_a_web_server_by_its_sums() {
+    let root = TempDir::new().unwrap();
+    let tree = root.path().join("models/x");
+    grow(&tree);
+    let list = run(tool("sh")
+        .args(["-c", "find sizes a config.json -type f -exec sha256sum {} +"])
+        .current_dir(&tree));
+    fs::remove_dir_all(tree.join("names")).unwrap();
+    for entry in fs::read_dir(&tree).unwrap().map(Result::unwrap) {
+        if entry.file_name().to_string_lossy().starts_with("in ") {
+            fs::remove_dir_all(entry.path()).unwrap();
+        }
+    }
+    let web = Web::start(root.path());
+    fs::write(tree.join("SHA256SUMS"), list).unwrap();
+    let machine = Machine::new();
+    let point = machine.mount_with(web.url("models/x/SHA256SUMS"), "mnt", &["--wait"]);
+    fs::remove_file(tree.join("SHA256SUMS")).unwrap();
+    compare(&tree, &point);
+}
+
+#[test]
+fn a_directory_on_a_web_server_by_its_index() {
+    let root = TempDir::new().unwrap();
+    let tree = root.path().join("models/x");
+    grow(&tree);
+    let paths: Vec<String> = files(&tree).into_iter().map(|(path, _)| text(&path).to_owned()).collect();
+    let index = json!({ "files": paths.iter().map(|path| json!({ "path": path })).collect::<Vec<_>>() });
+    let (web, machine) = (Web::start(root.path()), Machine::new());
+    fs::write(tree.join("bdnfs.json"), index.to_string()).unwrap();
+    let by_directory = machine.mount(web.url("models/x/"), "by-directory");
+    let by_index = machine.mount(web.url("models/x/bdnfs.json"), "by-index");
+    fs::remove_file(tree.join("bdnfs.json")).unwrap();
+    assert!(paths.iter().all(|path| web.tally.of(Method::GET, |p| p.ends_with(path)).bytes == 0));
+    compare(&tree, &by_directory);
+    compare(&tree, &by_index);
+}
+
+#[test]
+fn sums_that_are_wrong_fail_the_stage_by_name() {
+    let root = TempDir::new().unwrap();
+    file(root.path(), "good", 2000);
+    file(root.path(), "bad", 3000);
+    let list = run(tool("sha256sum").args(["good", "bad"]).current_dir(root.path()));
+    fs::write(root.path().join("SHA256SUMS"), list).unwrap();
+    fs::write(root.path().join("bad"), vec![7; 3000]).unwrap();
+    let (web, machine) = (Web::start(root.path()), Machine::new());
+    let point = machine.directory("mnt");
+    machine.try_mount(web.url("SHA256SUMS"), &point, &["--wait"]).fails(&["bad"]);
+}
+
+#[test]
+fn a_bucket_with_its_keys() {
+    let world = World::new();
+    grow(&world.bucket());
+    let point = world.machine.mount("s3://bucket", "mnt");
+    compare(&world.bucket(), &point);
+    let (other, status) = (World::new(), world.machine.run(&["status"]).succeeds());
+    assert!(status.contains(text(&point)) && status.contains("s3://bucket"), "{status}");
+
+    let wrong = Keys { secret: "another/secret+entirely".into(), ..Keys::sample() };
+    let stranger = Machine::new().s3(&other.s3.server.url(), &wrong);
+    let ran = stranger.try_mount("s3://bucket", &stranger.directory("mnt"), &[]);
+    assert!(!ran.err.contains(&wrong.secret) && !ran.out.contains(&wrong.secret));
+    ran.fails(&["s3://bucket"]);
+}
+
+#[test]
+fn secrets_are_nowhere_to_be_seen() {
+    let world = World::new();
+    world.put("file", 100);
+    let point = world.machine.mount_with("s3://bucket", "mnt", &["-vvv"]);
+    fs::read(point.join("file")).unwrap();
+    let secret = Keys::sample().secret;
+    for daemon in world.machine.daemons() {
+        for what in ["cmdline", "environ"] {
+            let text = fs::read(format!("/proc/{}/{what}", daemon.as_raw_nonzero())).unwrap();
+            assert!(!String::from_utf8_lossy(&text).contains(&secret), "the daemon's {what}");
+        }
+    }
+    let mut grep = tool("grep");
+    grep.args(["-r", "-a", "-s", "-l", "-F", "-e", &secret]).arg(world.machine.cache());
+    let output = grep.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files of the cache that hold the secret");
+}
+
+#[test]
+fn what_can_not_be_mounted_is_told_in_a_line() {
+    let (machine, source) = local();
+    let point = machine.directory("mnt");
+    let fails = |source: &str, options: &[&str], words: &[&str]| {
+        machine.try_mount(source, &point, options).fails(words);
+        assert!(!mounted(&point), "{source}");
+    };
+    let empty = machine.directory("empty");
+    fails(text(&empty), &[], &[text(&empty)]);
+    fails(text(&source.join("nowhere")), &[], &["nowhere"]);
+    fails(text(&source), &["--allow", "*.nothing"], &["*.nothing"]);
+    fails("http://127.0.0.1:1/file", &[], &["127.0.0.1:1"]);
+    let missing = source.join("no such mountpoint");
+    machine.try_mount(&source, &missing, &[]).fails(&[text(&missing)]);
+    let plain = source.join("config.json");
+    machine.try_mount(&source, &plain, &[]).fails(&[text(&plain), "not a directory"]);
+    eventually("no daemon stays behind", || machine.daemons().is_empty());
+}
+
+#[test]
+fn a_mountpoint_is_mounted_once() {
+    let (machine, source) = local();
+    let point = machine.mount(&source, "mnt");
+    machine.try_mount(&source, &point, &[]).fails(&[text(&point), "mounted"]);
+    compare(&source, &point);
+    machine.umount(&point);
+    machine.run(&["umount", text(&point)]).fails(&[text(&point)]);
+}
+
+#[test]
+fn buckets_and_objects_that_are_not_there() {
+    let world = World::new();
+    world.put("some/file", 10);
+    let point = world.machine.directory("mnt");
+    for source in ["s3://nobody", "s3://bucket/nothing/here"] {
+        world.machine.try_mount(source, &point, &[]).fails(&[source]);
+    }
+}
+
+#[test]
+fn a_name_that_can_be_no_file_fails_the_mount_with_that_name() {
+    for key in ["up/../and away", "two//slashes", "file/below a file"] {
+        let world = World::new();
+        world.put("file", 10);
+        let odd = world.machine.directory("odd").join("object");
+        fs::write(&odd, "odd").unwrap();
+        world.s3.odd("bucket", key, &odd);
+        let point = world.machine.directory("mnt");
+        let line = world.machine.try_mount("s3://bucket", &point, &[]).fails(&[]);
+        let told = key.split('/').any(|part| part.len() > 3 && line.contains(part));
+        assert!(told, "{key} is not in {line}");
+    }
+}
+
+#[test]
+fn a_busy_mount_names_who_holds_it() {
+    let (machine, source) = local();
+    let point = machine.mount(&source, "mnt");
+    let mut holder = tool("sleep").arg("1000").current_dir(point.join("names")).spawn().unwrap();
+    let ran = machine.run(&["umount", text(&point)]);
+    let pid = holder.id().to_string();
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    ran.fails(&[text(&point), "sleep", &pid]);
+    compare(&source, &point);
+    machine.umount(&point);
+}
+
+#[test]
+fn a_mount_returns_although_its_output_is_a_pipe() {
+    let (machine, source) = local();
+    let point = machine.directory("mnt");
+    let mut command =
+        machine.command(&["mount", text(&source), text(&point), "--cache-dir", text(machine.cache())]);
+    let output = within(Duration::from_secs(60), move || command.output().unwrap());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    compare(&source, &point);
+}
+
+/// `bdnfs mount --foreground`, once it is mounted.
+fn foreground(machine: &Machine, source: &Path, point: &Path) -> Child {
+    let arguments =
+        ["mount", text(source), text(point), "--foreground", "--cache-dir", text(machine.cache())];
+    let mut command: Command = machine.command(&arguments);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("it is mounted", || mounted(point));
+    child
+}
+
+#[test]
+fn signals_unmount_cleanly_in_the_foreground() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let (machine, source) = local();
+        let point = machine.directory("mnt");
+        let mut child = foreground(&machine, &source, &point);
+        compare(&source, &point);
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let status = wait(&mut child, "a mount that was asked to end");
+        assert!(!mounted(&point), "{signal:?} left it mounted");
+        assert!(status.success(), "{signal:?}: {status}");
+    }
+}
+
+#[test]
+fn umount_ends_the_foreground() {
+    let (machine, source) = local();
+    let point = machine.directory("mnt");
+    let mut child = foreground(&machine, &source, &point);
+    machine.umount(&point);
+    assert!(wait(&mut child, "a mount that was taken away").success());
+}
+
+#[test]
+fn sigterm_to_the_daemon_unmounts_everything() {
+    let (machine, source) = local();
+    let points = ["one", "two"].map(|name| machine.mount(&source, name));
+    for daemon in machine.daemons() {
+        kill_process(daemon, Signal::TERM).unwrap();
+    }
+    eventually("the daemon is gone", || machine.daemons().is_empty());
+    assert!(points.iter().all(|point| !mounted(point)));
+}
+
+#[test]
+fn umount_as_the_system_does_it() {
+    let (machine, source) = local();
+    let point = machine.mount(&source, "mnt");
+    run(tool("umount").arg(&point));
+    eventually("the daemon ends with its last mount", || machine.daemons().is_empty());
+}
+
+#[test]
+fn status_tells_mounts_and_cache() {
+    let (machine, source) = local();
+    assert_eq!(machine.run(&["status", "--json", "--cache-dir", text(machine.cache())]).code, Some(0));
+    let point = machine.mount_with(&source, "mnt", &["--wait"]);
+    let table = machine.run(&["status"]).succeeds();
+    assert!(table.contains(text(&point)) && table.contains(text(&source)), "{table}");
+    let json: Value = serde_json::from_str(&machine.run(&["status", "--json"]).succeeds()).unwrap();
+    let json = json.to_string();
+    assert!(json.contains(text(&point)) && json.contains(text(machine.cache())), "{json}");
+}
+
+#[test]
+fn ls_lists_without_mounting() {
+    let world = World::new();
+    grow(&world.bucket());
+    let list = world.machine.run(&["ls", "s3://bucket/sizes"]).succeeds();
+    for name in ["empty", "blocks", "block-1"] {
+        assert!(list.contains(name), "{name} is not in:\n{list}");
+    }
+    let lines = world.machine.run(&["ls", "s3://bucket", "--json"]).succeeds();
+    let found: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let blocks = found.iter().find(|file| file["path"] == "sizes/blocks");
+    assert_eq!(blocks.unwrap_or_else(|| panic!("not in {lines}"))["size"], 5_255_225);
+    assert_eq!(world.fetched("").requests, 0);
+    world.machine.run(&["ls", "s3://nobody"]).fails(&["nobody"]);
+    assert!(world.machine.daemons().is_empty());
+}
+
+#[test]
+fn wait_tells_its_progress_in_plain_lines() {
+    let world = World::new();
+    grow(&world.bucket());
+    let point = world.machine.directory("mnt");
+    let ran = world.machine.try_mount("s3://bucket", &point, &["--wait"]);
+    assert!(!ran.err.contains('\x1b') && !ran.err.contains('\r'), "no terminal, no escapes: {:?}", ran.err);
+    assert!(ran.err.lines().any(|line| line.contains('%')), "{}", ran.err);
+    ran.succeeds();
+}

@@ -1,0 +1,311 @@
+//! The right bytes, however they are read, and by programs that nobody here wrote.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread;
+
+use bdnfs_tests::bdnfs::{Machine, eventually, local};
+use bdnfs_tests::proxy::Weather;
+use bdnfs_tests::tools::{python, run, tool};
+use bdnfs_tests::tree::{Dice, compare, compare_file, content, file, grow, grow_wild, same};
+use bdnfs_tests::world::World;
+use memmap2::Mmap;
+
+const MIB: usize = 1 << 20;
+
+/// A bucket with one file of `len` bytes, mounted, nothing of it local.
+fn cold(len: usize) -> (World, Vec<u8>, std::path::PathBuf) {
+    let world = World::new();
+    let bytes = world.put("weights.bin", len);
+    let point = world.machine.mount("s3://bucket", "mnt");
+    (world, bytes, point.join("weights.bin"))
+}
+
+fn map(file: &File) -> Mmap {
+    // SAFETY: nobody can write to a file in a read-only file system.
+    unsafe { Mmap::map(file).unwrap() }
+}
+
+#[test]
+fn reads_at_random_are_those_of_the_original() {
+    let (_world, bytes, path) = cold(24 * MIB + 12_345);
+    let (file, mut dice) = (File::open(path).unwrap(), Dice(1));
+    for _ in 0..400 {
+        let at = dice.below(bytes.len() as u64 + 4096) as usize;
+        let longest = if dice.below(4) == 0 { 5 * MIB as u64 } else { 20_000 };
+        let mut read = vec![0; dice.below(longest) as usize];
+        let len = file.read_at(&mut read, at as u64).unwrap();
+        let expected = &bytes[at.min(bytes.len())..(at + read.len()).min(bytes.len())];
+        same(expected, &read[..len], &format!("a read of {} bytes at {at}", read.len()));
+    }
+}
+
+#[test]
+fn a_mapping_made_before_the_file_was_whole_stays_right() {
+    let (world, bytes, path) = cold(24 * MIB + 77);
+    let early = File::open(&path).unwrap();
+    let mapping = map(&early);
+    world.proxy.set(Weather { rate: Some(64 << 20), ..Weather::default() });
+    let others: Vec<_> = (0..4)
+        .map(|seed| {
+            let (path, bytes) = (path.clone(), bytes.clone());
+            thread::spawn(move || {
+                let mut dice = Dice(seed);
+                for _ in 0..60 {
+                    let at = dice.below(bytes.len() as u64 - 10_000) as usize;
+                    let mapping = map(&File::open(&path).unwrap());
+                    same(&bytes[at..at + 10_000], &mapping[at..at + 10_000], "a mapping while it fills");
+                }
+            })
+        })
+        .collect();
+    compare_file(&world.bucket().join("weights.bin"), &path);
+    for other in others {
+        other.join().unwrap();
+    }
+    eventually("the file is whole", || local(&path));
+    let late = File::open(&path).unwrap();
+    same(&bytes, &map(&late), "a mapping of the whole file");
+    same(&bytes, &mapping, "the mapping from before");
+    same(&bytes, &map(&early), "a new mapping of the old descriptor");
+    same(&bytes, &fs::read(&path).unwrap(), "a plain read beside them");
+}
+
+#[test]
+fn a_descriptor_opened_before_the_file_was_whole_stays_right() {
+    // The kernel opens small files by itself, large ones through the daemon.
+    for len in [8 * MIB + 3, 24 * MIB + 3] {
+        opened_early(len);
+    }
+}
+
+fn opened_early(len: usize) {
+    let (world, bytes, path) = cold(len);
+    let early = File::open(&path).unwrap();
+    let mut read = vec![0; 10_000];
+    early.read_exact_at(&mut read, 1000).unwrap();
+    compare_file(&world.bucket().join("weights.bin"), &path);
+    eventually("the file is whole", || local(&path));
+    let late = File::open(&path).unwrap();
+    for at in (0..bytes.len() - read.len()).step_by(MIB / 3) {
+        for (file, which) in [(&early, "early"), (&late, "late")] {
+            file.read_exact_at(&mut read, at as u64).unwrap();
+            same(&bytes[at..at + read.len()], &read, which);
+        }
+    }
+}
+
+#[test]
+fn sixteen_threads_share_a_descriptor() {
+    let (_world, bytes, path) = cold(32 * MIB);
+    let file = File::open(path).unwrap();
+    thread::scope(|scope| {
+        for (number, expected) in bytes.chunks(2 * MIB).enumerate() {
+            let file = &file;
+            scope.spawn(move || {
+                let mut read = vec![0; expected.len()];
+                file.read_exact_at(&mut read, (number * 2 * MIB) as u64).unwrap();
+                same(expected, &read, &format!("range {number}"));
+            });
+        }
+    });
+}
+
+/// Sixteen processes inherit one descriptor and read a range each; the parent holds them against the original.
+const SIXTEEN_PROCESSES: &str = "
+import hashlib, os, sys
+original, mounted = open(sys.argv[1], 'rb').read(), os.open(sys.argv[2], os.O_RDONLY)
+step = len(original) // 16
+children = []
+for i in range(16):
+    pid = os.fork()
+    if pid == 0:
+        done = b''
+        while len(done) < step:
+            done += os.pread(mounted, min(300_000, step - len(done)), i * step + len(done))
+        os._exit(0 if done == original[i * step:(i + 1) * step] else 1)
+    children.append(pid)
+assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+";
+
+#[test]
+fn sixteen_processes_share_a_descriptor() {
+    let (world, _, path) = cold(32 * MIB);
+    run(python(SIXTEEN_PROCESSES).arg(world.bucket().join("weights.bin")).arg(path));
+}
+
+const MAPPED_BY_PYTHON: &str = "
+import mmap, sys, numpy
+original = open(sys.argv[1], 'rb').read()
+with open(sys.argv[2], 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+    assert mapped[5_000_000:5_100_000] == original[5_000_000:5_100_000]
+    assert mapped[:] == original
+array = numpy.memmap(sys.argv[2], dtype=numpy.uint8, mode='r')
+assert (array == numpy.frombuffer(original, dtype=numpy.uint8)).all()
+";
+
+#[test]
+fn python_maps_a_cold_file() {
+    let (world, _, path) = cold(20 * MIB + 1);
+    run(python(MAPPED_BY_PYTHON).arg(world.bucket().join("weights.bin")).arg(path));
+}
+
+const SAVE: &str = "
+import sys, numpy
+from safetensors.numpy import save_file
+rng = numpy.random.default_rng(7)
+save_file({f'layer.{i}.weight': rng.standard_normal((256, 1024 + i), dtype=numpy.float32) for i in range(12)}, sys.argv[1])
+";
+
+const LOAD: &str = "
+import sys, numpy
+from safetensors import safe_open
+with safe_open(sys.argv[1], framework='np') as expected, safe_open(sys.argv[2], framework='np') as found:
+    assert sorted(expected.keys()) == sorted(found.keys()) and len(found.keys()) == 12
+    for key in reversed(sorted(expected.keys())):
+        assert (found.get_slice(key)[100:101] == expected.get_slice(key)[100:101]).all()
+        assert (found.get_tensor(key) == expected.get_tensor(key)).all()
+";
+
+#[test]
+fn safetensors_opens_a_cold_model() {
+    let world = World::new();
+    let original = world.bucket().join("model.safetensors");
+    run(python(SAVE).arg(&original));
+    let point = world.machine.mount("s3://bucket", "mnt");
+    run(python(LOAD).arg(&original).arg(point.join("model.safetensors")));
+}
+
+#[test]
+fn sha256sum_tar_rsync_cp_and_find_agree_with_the_original() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    grow(&source);
+    grow_wild(&source);
+    file(&source, "large", 20 * MIB);
+    let sums = "find . -type f -print0 | sort -z | xargs -0 sha256sum -z";
+    let expected = run(tool("sh").arg("-c").arg(sums).current_dir(&source));
+    let point = machine.mount(&source, "mnt");
+    assert_eq!(run(tool("sh").arg("-c").arg(sums).current_dir(&point)), expected);
+
+    let find = ["-printf", "%P %y %s %l\\n"];
+    let listing = |root: &Path| {
+        // A directory's own size is the file system's affair.
+        let text = run(tool("find").arg(root).args(["-mindepth", "1", "!", "-type", "d"]).args(find));
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(listing(&point), listing(&source));
+
+    let (copied, packed, synced) =
+        (machine.directory("cp"), machine.directory("tar"), machine.directory("rsync"));
+    run(tool("cp").arg("-r").arg(point.join(".")).arg(&copied));
+    compare(&source, &copied);
+    let pipe = "tar -C \"$1\" -cf - . | tar -C \"$2\" -xf -";
+    run(tool("bash").args(["-o", "pipefail", "-c", pipe, "pipe"]).arg(&point).arg(&packed));
+    compare(&source, &packed);
+    run(tool("rsync").arg("-rl").arg(point.join("")).arg(&synced));
+    compare(&source, &synced);
+    let differing = run(tool("rsync").args(["-rlcni"]).arg(source.join("")).arg(point.join("")));
+    assert!(!differing.lines().any(|line| line.contains("fc")), "{differing}");
+}
+
+#[test]
+fn sha256sum_checks_a_cold_tree() {
+    let world = World::new();
+    grow(&world.bucket());
+    let sums = world.machine.directory("sums").join("SHA256SUMS");
+    let list =
+        run(tool("sh").args(["-c", "find . -type f -exec sha256sum {} +"]).current_dir(world.bucket()));
+    fs::write(&sums, list).unwrap();
+    let point = world.machine.mount("s3://bucket", "mnt");
+    run(tool("sha256sum").args(["--quiet", "--strict", "-c"]).arg(sums).current_dir(point));
+}
+
+#[test]
+fn git_checks_a_bare_repository() {
+    let world = World::new();
+    let work = world.machine.directory("work");
+    grow(&work);
+    let git = |directory: &Path| {
+        let mut git = tool("git");
+        let me = ["-c", "user.name=kit", "-c", "user.email=kit@localhost", "-c", "safe.directory=*"];
+        git.args(me).env("HOME", directory).arg("-C").arg(directory);
+        git
+    };
+    run(git(&work).args(["init", "-q", "-b", "main"]));
+    for number in 0..3 {
+        fs::write(work.join("number"), number.to_string()).unwrap();
+        run(git(&work).args(["add", "-A"]));
+        run(git(&work).args(["commit", "-q", "-m", "one more"]));
+    }
+    // A marker, since object storage has no empty directories and git looks for `refs` and `objects`.
+    run(git(&work).args(["clone", "-q", "--bare", "."]).arg(world.bucket().join("repository.git")));
+    file(&world.bucket(), "repository.git/refs/heads/.keep", 0);
+    file(&world.bucket(), "repository.git/objects/info/.keep", 0);
+    let point = world.machine.mount("s3://bucket", "mnt").join("repository.git");
+    run(git(&point).args(["fsck", "--full", "--strict"]));
+    assert_eq!(run(git(&point).args(["rev-list", "--count", "main"])).trim(), "3");
+    let clone = world.machine.directory("clone");
+    run(git(&clone).args(["clone", "-q"]).arg(&point).arg("again"));
+    assert_eq!(fs::read_to_string(clone.join("again/number")).unwrap(), "2");
+}
+
+#[test]
+fn fio_reads_with_every_engine() {
+    let (world, bytes, path) = cold(32 * MIB);
+    for (engine, jobs, size) in
+        [("psync", 16, "4k"), ("io_uring", 4, "64k"), ("mmap", 2, "1M"), ("psync", 1, "1M")]
+    {
+        for pattern in ["read", "randread"] {
+            let mut fio = tool("fio");
+            fio.args([
+                "--readonly",
+                "--name=job",
+                "--thread",
+                "--io_size=8M",
+                "--size=32M",
+                "--output-format=terse",
+            ]);
+            fio.args([format!("--ioengine={engine}"), format!("--numjobs={jobs}"), format!("--bs={size}")]);
+            run(fio.arg(format!("--rw={pattern}")).arg(format!("--filename={}", path.display())));
+        }
+    }
+    same(&bytes, &fs::read(&path).unwrap(), "the file after all that");
+    drop(world);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote() {
+    let world = World::new();
+    let job = |directory: &Path| {
+        let mut fio = tool("fio");
+        fio.args([
+            "--name=job",
+            "--size=16M",
+            "--bs=64k",
+            "--rw=write",
+            "--verify=crc32c",
+            "--output-format=terse",
+        ]);
+        fio.arg(format!("--filename={}", directory.join("data").display()));
+        fio.current_dir(world.machine.directory("fio"));
+        fio
+    };
+    run(job(&world.bucket()).args(["--rw=write", "--do_verify=0"]));
+    let point = world.machine.mount("s3://bucket", "mnt");
+    run(job(&point).args(["--rw=read", "--readonly"]));
+}
+
+#[test]
+fn an_empty_file_reads_and_maps_as_elsewhere() {
+    let world = World::new();
+    world.put("empty", 0);
+    world.put("other", 10);
+    let point = world.machine.mount("s3://bucket", "mnt");
+    assert!(fs::read(point.join("empty")).unwrap().is_empty());
+    assert_eq!(world.fetched("empty").requests, 0);
+    same(&content("other", 10), &fs::read(point.join("other")).unwrap(), "other");
+}
