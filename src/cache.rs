@@ -16,6 +16,7 @@
 //! recently used first ([`evict`]). All functions here block on the local disk: call them off the async threads.
 
 pub mod commit;
+pub mod direct;
 pub mod evict;
 pub mod io;
 pub mod layout;
@@ -25,7 +26,6 @@ pub mod presence;
 pub mod relief;
 #[cfg(test)]
 mod tests;
-pub mod writeback;
 
 use std::fs::File;
 use std::path::Path;
@@ -40,7 +40,6 @@ use evict::Room;
 use layout::{Form, Layout};
 use lease::Leases;
 use partial::Partial;
-use writeback::Writeback;
 
 /// How stale a blob's time of last use may grow before an open refreshes it: eviction order needs no better, and an
 /// open of a hot file then costs no write to the inode.
@@ -62,7 +61,6 @@ pub struct Cache {
     leases: Arc<Leases>,
     room: Arc<Room>,
     committer: Committer,
-    writeback: Arc<Writeback>,
     now: fn() -> SystemTime,
 }
 
@@ -79,8 +77,7 @@ impl Cache {
         let room = Arc::new(Room::new(layout.clone(), leases.clone(), limits));
         room.count_in_background();
         let committer = Committer::start(layout.clone())?;
-        let writeback = Arc::new(Writeback::start()?);
-        Ok(Self { layout, leases, room, committer, writeback, now })
+        Ok(Self { layout, leases, room, committer, now })
     }
 
     /// Where things lie.
@@ -144,8 +141,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
     pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<Partial>> {
-        let means = (self.layout.clone(), self.room.clone(), self.writeback.clone());
-        Ok(Arc::new(Partial::open(means, *key, size)?))
+        Ok(Arc::new(Partial::open(self.layout.clone(), self.room.clone(), *key, size)?))
     }
 
     /// Makes the names of all blobs that became whole durable: with their content, which already is, they survive a

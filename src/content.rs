@@ -6,9 +6,9 @@
 mod finish;
 mod lately;
 mod means;
+mod recent;
 #[cfg(test)]
 mod tests;
-mod unstored;
 
 use std::fs::File;
 use std::ops::Range;
@@ -33,7 +33,7 @@ use crate::tier::Urgency;
 
 use lately::Lately;
 pub use means::Means;
-pub use unstored::Unstored;
+pub use recent::Recent;
 
 /// How long a reader waits before it is told that no tier answers (DESIGN, section 6).
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -128,16 +128,19 @@ impl Content {
         self.whole.get().is_some() || self.part().is_some_and(|p| p.presence().state(index) == State::Present)
     }
 
-    /// Reads from the local disk; `None` when some of it is not here.
+    /// Reads what is local, in memory or on the disk, as pieces in order; `None` when some of it is not here.
     ///
     /// # Errors
     /// None that another tier could help with: a block that the disk can't read counts as not here.
-    pub fn try_read(&self, range: Range<u64>) -> Option<Bytes> {
+    pub fn try_read(&self, range: Range<u64>) -> Option<Vec<Bytes>> {
         if range.is_empty() {
-            return Some(Bytes::new());
+            return Some(Vec::new());
         }
         if self.refuted().is_some() {
             return None;
+        }
+        if let Some(pieces) = self.means.recent.read(&self.blob.key, &range) {
+            return Some(pieces);
         }
         let len = (range.end - range.start) as usize;
         let bytes = match (self.whole.get(), self.part()) {
@@ -151,6 +154,7 @@ impl Content {
         bytes
             .inspect(|bytes| self.ladder.counters().cached(bytes.len() as u64))
             .inspect_err(|error| tracing::warn!(%error, "the cache's disk fails: reading from the next tier"))
+            .map(|bytes| vec![bytes])
             .ok()
     }
 
@@ -188,7 +192,7 @@ impl Content {
             let start = (index * BLOCK).max(range.start);
             let end = (index * BLOCK + block::len(self.blob.size, index)).min(range.end);
             let within = (start - index * BLOCK) as usize..(end - index * BLOCK) as usize;
-            pieces.push(self.read_block(index, flight, start..end, within).await?);
+            pieces.extend(self.read_block(index, flight, start..end, within).await?);
         }
         Ok(pieces)
     }
@@ -199,28 +203,25 @@ impl Content {
         mut flight: Option<Arc<Flight>>,
         range: Range<u64>,
         within: Range<usize>,
-    ) -> Result<Bytes> {
+    ) -> Result<Vec<Bytes>> {
         loop {
             if let Some(flight) = &flight
                 && let Landing::Bytes(block) = flight.block(index).await?
             {
-                return Ok(block.slice(within));
+                return Ok(vec![block.slice(within)]);
             }
             let content = self.clone();
             let (start, end) = (range.start, range.end);
             let local = self.means.runtime.spawn_blocking(move || content.try_read(start..end));
-            if let Some(bytes) = local.await.map_err(lost)? {
-                return Ok(bytes);
-            }
-            if let Some(block) = self.means.unstored.get(&self.blob.key, index) {
-                return Ok(block.slice(within));
+            if let Some(pieces) = local.await.map_err(lost)? {
+                return Ok(pieces);
             }
             if let Some(error) = self.refuted() {
                 return Err(error);
             }
             flight = self.board(index, 1, Urgency::Read);
             if flight.is_none() && self.is_present(index) {
-                return Ok(self.rescue(index).await?.slice(within));
+                return Ok(vec![self.rescue(index).await?.slice(within)]);
             }
         }
     }
@@ -236,7 +237,7 @@ impl Content {
         };
         self.ladder.fetch(&self.blob, vec![index], Urgency::Read, DEADLINE, accept).await?;
         let bytes = rescued.into_inner().unwrap_or_else(PoisonError::into_inner);
-        self.means.unstored.put(self.blob.key, index, bytes.clone());
+        self.means.recent.rescue(self.blob.key, index, bytes.clone());
         Ok(bytes)
     }
 
@@ -351,11 +352,14 @@ impl Content {
         let index = arrival.index;
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
         let verified = arrival.verify(known)?;
+        if flight.urgency() > Urgency::Stage {
+            self.means.recent.put(self.blob.key, index, verified.bytes().clone());
+        }
         flight.land(index, Landing::Bytes(verified.bytes().clone()));
         match self.partial().and_then(|partial| partial.put(&verified)) {
             Ok(()) => flight.land(index, Landing::Stored),
             Err(error) => {
-                if self.means.unstored.put(self.blob.key, index, verified.bytes().clone()) {
+                if self.means.recent.rescue(self.blob.key, index, verified.bytes().clone()) {
                     tracing::warn!(%error, "a block was delivered but could not be kept; so may others be");
                 }
                 flight.unstored(error);
@@ -381,6 +385,12 @@ impl Content {
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<Partial>>> {
         self.partial.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        self.means.recent.forget(&self.blob.key);
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::budget::Budget;
 use crate::cache::{Cache, Limits};
-use crate::content::{Means, Unstored};
+use crate::content::{Means, Recent};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
@@ -82,7 +82,7 @@ impl Engine {
             cache,
             budget: Budget::new(config.memory),
             hands: Arc::new(hands),
-            unstored: Unstored::default(),
+            recent: Recent::default(),
             runtime,
         };
         Ok(Self { means: Arc::new(means), contents: Arc::default() })

@@ -9,7 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, timeout};
 
 use crate::blob::Blob;
-use crate::block::{self, Arrival, BLOCK};
+use crate::block::{self, Arrival};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, Pace};
 use crate::metrics::Counters;
@@ -238,7 +238,7 @@ impl Blocks {
                     return Ok(self.arrival(whole));
                 }
                 if bytes.is_empty() {
-                    bytes.reserve(BLOCK as usize);
+                    bytes = block::buffer();
                 }
                 let take = piece.split_to(piece.len().min(want - bytes.len()));
                 bytes.extend_from_slice(&take);

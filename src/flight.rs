@@ -129,6 +129,11 @@ impl Flight {
         state.ticket
     }
 
+    /// How urgent it is now.
+    pub fn urgency(&self) -> Urgency {
+        self.lock().urgency
+    }
+
     /// Takes a place in the budget's queue by `queue`, at the urgency that the flight has. Nobody can raise it between
     /// the two: either `queue` sees it, or who raised it sees the place.
     pub fn queue(&self, queue: impl FnOnce(Urgency) -> Ticket) -> Ticket {

@@ -54,15 +54,15 @@ impl Reader {
         self.is_all() && self.content.became_whole().await.is_ok()
     }
 
-    /// Reads without waiting for any tier: `None` when some of it isn't local. Touches the local disk.
-    /// Shorter than `len` only at the end of the file.
-    pub fn try_read_at(&self, offset: u64, len: usize) -> Option<Bytes> {
+    /// Reads without waiting for any tier: `None` when some of it isn't local. Touches the local disk. The pieces, in
+    /// order, are as long as `len` in all, shorter only at the end of the file.
+    pub fn try_read_at(&self, offset: u64, len: usize) -> Option<Vec<Bytes>> {
         let range = self.range(offset, len);
-        let bytes = self.content.try_read(range.clone())?;
+        let pieces = self.content.try_read(range.clone())?;
         if self.content.whole().is_none() {
             self.lead(&range);
         }
-        Some(bytes)
+        Some(pieces)
     }
 
     /// Reads, from whatever tier has it; ends within [`DEADLINE`](crate::content::DEADLINE). The pieces, in order, are

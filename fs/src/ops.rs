@@ -162,8 +162,8 @@ impl Filesystem {
         let failed = |error| failed(&self.snapshot, index, &error);
         let reader = self.files.reader(fh, index, slice).map_err(failed)?.ok_or(Errno::BADF)?;
         let size = LONGEST.min(size as usize);
-        if let Some(bytes) = reader.try_read_at(offset, size) {
-            return Ok(Answer::Pieces(vec![bytes]));
+        if let Some(pieces) = reader.try_read_at(offset, size) {
+            return Ok(Answer::Pieces(pieces));
         }
         let snapshot = self.snapshot.clone();
         self.later.answer(caller, async move {

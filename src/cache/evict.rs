@@ -131,12 +131,15 @@ impl Room {
     /// [`Kind::NoSpace`] when the limits leave no room and what is there is leased.
     pub fn claim(&self, bytes: u64) -> Result<Claim<'_>> {
         let bytes = on_disk(bytes);
-        if self.lacking(bytes) > 0 {
-            self.make(bytes)?;
-        }
-        self.used.fetch_add(bytes as i64, Relaxed);
+        // Before the look, so that two who come at once see each other. The claim gives back what it was refused.
         self.pending.fetch_add(bytes as i64, Relaxed);
-        Ok(Claim { room: self, bytes, written: false })
+        self.used.fetch_add(bytes as i64, Relaxed);
+        let claim = Claim { room: self, bytes, written: false };
+        self.credit.fetch_sub(bytes as i64, Relaxed);
+        if self.lacking() > 0 {
+            self.make()?;
+        }
+        Ok(claim)
     }
 
     /// Gives back what was removed.
@@ -151,25 +154,25 @@ impl Room {
         self.used.store(found as i64 + self.pending.load(Relaxed), Relaxed);
     }
 
-    /// How many bytes must go before `bytes` can come.
-    fn lacking(&self, bytes: u64) -> u64 {
-        if self.credit.fetch_sub(bytes as i64, Relaxed) < bytes as i64 {
+    /// How many bytes must go before what is claimed can come.
+    fn lacking(&self) -> u64 {
+        if self.credit.load(Relaxed) < 0 {
             let spare = self.free() as i64 - self.limits.reserve as i64;
-            self.credit.store(spare.min(LOOK) - bytes as i64, Relaxed);
+            self.credit.store((spare - self.pending.load(Relaxed)).min(LOOK), Relaxed);
         }
         let over_reserve = -self.credit.load(Relaxed);
         let over_capacity = match (self.limits.capacity, self.counted.load(Relaxed)) {
-            (Some(capacity), true) => self.used.load(Relaxed) + bytes as i64 - capacity as i64,
+            (Some(capacity), true) => self.used.load(Relaxed) - capacity as i64,
             _ => 0,
         };
         over_reserve.max(over_capacity).max(0) as u64
     }
 
-    /// Makes room for `bytes`, the least recently used going first.
-    fn make(&self, bytes: u64) -> Result<()> {
+    /// Makes room for what is claimed, the least recently used going first.
+    fn make(&self) -> Result<()> {
         let _one_pass = self.one_pass.lock().unwrap_or_else(PoisonError::into_inner);
         // Somebody else's pass may have made the room meanwhile.
-        let lacking = self.lacking(bytes);
+        let lacking = self.lacking();
         if lacking == 0 {
             return Ok(());
         }

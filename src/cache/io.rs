@@ -12,10 +12,19 @@ use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 /// The disk's own, and `UnexpectedEof` when the file is shorter.
 pub fn read(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
     let mut buffer = BytesMut::with_capacity(len);
+    fill(file, offset, &mut buffer, len)?;
+    Ok(buffer.freeze())
+}
+
+/// Reads `len` bytes at `offset` into `buffer`, which is empty and has room for them.
+///
+/// # Errors
+/// The disk's own, and `UnexpectedEof` when the file is shorter.
+pub fn fill(file: &File, offset: u64, buffer: &mut BytesMut, len: usize) -> io::Result<()> {
     while buffer.len() < len {
-        let at = offset + buffer.len() as u64;
+        let (at, left) = (offset + buffer.len() as u64, len - buffer.len());
         let got = rustix::io::retry_on_intr(|| {
-            let spare = &mut buffer.spare_capacity_mut()[..];
+            let spare = &mut buffer.spare_capacity_mut()[..left];
             rustix::io::pread(file, spare, at).map(|(filled, _)| filled.len())
         })?;
         if got == 0 {
@@ -25,8 +34,7 @@ pub fn read(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
         // bounds of; so that many bytes behind the present length are there and initialised.
         unsafe { buffer.set_len(buffer.len() + got) };
     }
-    buffer.truncate(len);
-    Ok(buffer.freeze())
+    Ok(())
 }
 
 /// Writes all of `bytes` at `offset`.

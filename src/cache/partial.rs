@@ -1,7 +1,6 @@
 //! Parts: blobs of which the cache has some blocks.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -13,38 +12,30 @@ use crate::block::{self, Arrival, BLOCK, Check, Verified};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
+use super::direct::Direct;
 use super::evict::Room;
 use super::io;
 use super::layout::{Form, Layout};
 use super::presence::{self, Presence, State};
-use super::writeback::Writeback;
-
-/// How many written bytes may gather before the disk is asked to begin with them. Large enough for long sequential
-/// writes; small enough that making a blob durable at its end waits for little.
-const WRITEBACK: u64 = 32 << 20;
 
 /// A blob of which some blocks are here. Blocks can be put and read from many threads at once.
 #[derive(Debug)]
 pub struct Partial {
     layout: Arc<Layout>,
     room: Arc<Room>,
-    writeback: Arc<Writeback>,
     key: Key,
     size: u64,
     file: File,
+    /// The way for whole blocks; none for blobs without one, and where the file system has none.
+    direct: Option<Direct>,
     /// Blobs of one block are there or not there; they have no map.
     map: Option<Mutex<File>>,
     presence: Presence,
-    unwritten: AtomicU64,
 }
 
 impl Partial {
     /// Opens or makes the part of `key`.
-    pub(super) fn open(
-        (layout, room, writeback): (Arc<Layout>, Arc<Room>, Arc<Writeback>),
-        key: Key,
-        size: u64,
-    ) -> Result<Self> {
+    pub(super) fn open(layout: Arc<Layout>, room: Arc<Room>, key: Key, size: u64) -> Result<Self> {
         let blocks = block::count(size);
         let file = layout.create_blob(&key, Form::Part)?;
         let length = file.metadata().map_err(|e| layout.fault("stat", &key, e))?.len();
@@ -55,7 +46,8 @@ impl Partial {
             (None, Presence::none(blocks))
         };
         file.set_len(size).map_err(|e| layout.fault("size", &key, e))?;
-        Ok(Self { layout, room, writeback, key, size, file, map, presence, unwritten: AtomicU64::new(0) })
+        let direct = if size >= BLOCK { Direct::open(&layout, &key) } else { None };
+        Ok(Self { layout, room, key, size, file, direct, map, presence })
     }
 
     /// Whose part this is.
@@ -83,15 +75,16 @@ impl Partial {
             return Ok(());
         }
         let claim = self.room.claim(bytes.len() as u64)?;
-        io::write(&self.file, index * BLOCK, bytes)
+        self.write(index * BLOCK, bytes)
             .and_then(|()| self.record(index, verified.check()))
             .map_err(|e| self.layout.fault("write", &self.key, e))?;
         claim.written();
-        let unwritten = self.unwritten.fetch_add(bytes.len() as u64, Relaxed) + bytes.len() as u64;
-        if unwritten >= WRITEBACK && self.unwritten.swap(0, Relaxed) >= WRITEBACK {
-            self.writeback.begin(&self.file, self.size);
-        }
         Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &Bytes) -> std::io::Result<()> {
+        let done = self.direct.as_ref().map_or(Ok(false), |direct| direct.write(offset, bytes))?;
+        if done { Ok(()) } else { io::write(&self.file, offset, bytes) }
     }
 
     /// Notes that block `index` is here, in memory and in the map.
@@ -112,7 +105,7 @@ impl Partial {
     pub fn settle(&self, index: u64, known: Option<&Check>) {
         let verified = self.check(index).and_then(|noted| {
             let expected = *known.unwrap_or(&noted);
-            let bytes = self.read(index * BLOCK, block::len(self.size, index) as usize)?;
+            let bytes = self.read_once(index)?;
             Arrival { size: self.size, index, bytes }.verify(Some(&expected))
         });
         if let Err(error) = &verified {
@@ -145,6 +138,20 @@ impl Partial {
     /// [`Kind::Disk`].
     pub fn read(&self, offset: u64, len: usize) -> Result<Bytes> {
         io::read(&self.file, offset, len).map_err(|e| self.layout.fault("read", &self.key, e))
+    }
+
+    /// Reads block `index`, which is present, without a trace in the page cache where that can be.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn read_once(&self, index: u64) -> Result<Bytes> {
+        let (offset, len) = (index * BLOCK, block::len(self.size, index));
+        let direct = self.direct.as_ref().filter(|_| len == BLOCK);
+        let done = direct.map_or(Ok(None), |direct| direct.read(offset));
+        match done.map_err(|e| self.layout.fault("read", &self.key, e))? {
+            Some(bytes) => Ok(bytes.freeze()),
+            None => self.read(offset, len as usize),
+        }
     }
 
     /// The digest of the whole content, when all blocks are here; `None` when the map can't tell it.

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::block::BLOCK;
+use crate::block;
 use crate::cache::partial::Partial;
 use crate::error::{Error, Kind, Result};
 
@@ -48,11 +48,8 @@ impl Content {
         let proved = self.blob.checks.is_some();
         let Some(expected) = self.blob.sha256.as_ref().filter(|_| !proved) else { return Ok(()) };
         let mut hasher = Sha256::new();
-        let mut offset = 0;
-        while offset < self.blob.size {
-            let len = BLOCK.min(self.blob.size - offset);
-            hasher.update(partial.read(offset, len as usize)?);
-            offset += len;
+        for index in 0..block::count(self.blob.size) {
+            hasher.update(partial.read_once(index)?);
         }
         if hasher.finalize().as_slice() == expected {
             return Ok(());

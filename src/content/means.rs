@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use crate::budget::Budget;
 use crate::cache::Cache;
 
-use super::Unstored;
+use super::Recent;
 
 /// What every content needs.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub struct Means {
     /// How many blocks are hashed and written at once. More than the machine has cores for would only take turns, and
     /// wait for each other at the file's lock.
     pub hands: Arc<Semaphore>,
-    /// Blocks that the cache could not take.
-    pub unstored: Unstored,
+    /// Blocks that arrived for readers.
+    pub recent: Recent,
     /// Where flights run, and where their blocking parts do.
     pub runtime: Handle,
 }

@@ -138,7 +138,7 @@ impl Bench {
             cache,
             budget: Budget::new(64 << 20),
             hands: Arc::new(Semaphore::new(4)),
-            unstored: Unstored::default(),
+            recent: Recent::default(),
             runtime: Handle::current(),
         };
         let tiers = tiers.iter().map(|t| Arc::clone(t) as Arc<dyn Tier>).collect();
@@ -164,7 +164,7 @@ async fn many_readers_at_once_cost_each_byte_once_and_leave_a_whole_blob() {
     assert_eq!(tier.sent.load(Relaxed), SIZE);
     let file = content.became_whole().await.expect("committed");
     assert_eq!(file.metadata().expect("disk").len(), SIZE);
-    assert!(content.try_read(5..SIZE - 5).expect("local") == bench.bytes[5..SIZE as usize - 5]);
+    assert!(content.try_read(5..SIZE - 5).expect("local").concat() == bench.bytes[5..SIZE as usize - 5]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -192,11 +192,11 @@ impl Host {
         warnings
     }
 
-    async fn forget(&self, hosted: &Arc<Hosted>) {
+    async fn forget(&self, hosted: &Hosted) {
         hosted.snapshot().release().await;
-        if self.table().mounts.remove(&hosted.id()).is_some() {
-            tracing::info!("unmounted {}", hosted.mountpoint().display());
-        }
+        self.table().mounts.remove(&hosted.id());
+        tracing::info!("unmounted {}", hosted.mountpoint().display());
+        hosted.forgotten();
         self.changed.notify_one();
     }
 
@@ -208,9 +208,8 @@ impl Host {
             return blocking(move || Ok(leaving.detach()?)).await;
         }
         blocking(move || Ok(leaving.mount().unmount()?)).await?;
-        if tokio::time::timeout(FAREWELL, hosted.mount().ended()).await.is_ok() {
-            self.forget(&hosted).await;
-        }
+        // Too late: it ends with the last of its users.
+        let _ = tokio::time::timeout(FAREWELL, hosted.gone()).await;
         Ok(())
     }
 
@@ -218,7 +217,7 @@ impl Host {
     pub async fn ended(&self, id: u64) -> Result<(), Failure> {
         let hosted = self.find(id)?;
         tokio::select! {
-            () = hosted.mount().ended() => {}
+            () = hosted.gone() => {}
             () = self.closed() => {}
         }
         Ok(())

@@ -10,6 +10,7 @@ use bdnfs::manifest::Slice;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::stage::Stage;
 use bdnfs_fs::{Mount, mounts};
+use tokio::sync::watch;
 
 use crate::control::api::{MountStatus, Mounted, StageState, Staging};
 
@@ -24,13 +25,14 @@ pub struct Hosted {
     mount: Mount,
     since: u64,
     detached: AtomicBool,
+    gone: watch::Sender<bool>,
 }
 
 impl Hosted {
     /// Mount number `id`, just made.
     pub fn new(id: u64, snapshot: Arc<Snapshot>, mount: Mount) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { id, snapshot, mount, since, detached: AtomicBool::new(false) }
+        Self { id, snapshot, mount, since, detached: AtomicBool::new(false), gone: watch::Sender::new(false) }
     }
 
     /// Its number.
@@ -63,6 +65,17 @@ impl Hosted {
     /// Whether that was done: it only lives on for those who still use it.
     pub fn is_detached(&self) -> bool {
         self.detached.load(Ordering::Relaxed)
+    }
+
+    /// Says that nothing is left of it: it is unmounted, and what it held elsewhere was given back.
+    pub fn forgotten(&self) {
+        self.gone.send_replace(true);
+    }
+
+    /// Waits until nothing is left of it.
+    pub async fn gone(&self) {
+        // The sender lives as long as `self`, so this can't fail.
+        let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
     }
 
     /// What it is.

@@ -1,0 +1,79 @@
+//! Direct: whole blocks go to the disk past the page cache.
+//!
+//! What is delivered is written once and seldom read back soon: whoever waits for a block has it from memory. Through the
+//! page cache each byte would cost a page, a copy, and a second pass to write it out, and it would push out what the
+//! machine's other work keeps there. The page cache belongs to who reads.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use bytes::{Bytes, BytesMut};
+use rustix::fs::{Mode, OFlags};
+
+use crate::blob::Key;
+use crate::block::{self, ALIGNMENT, BLOCK};
+
+use super::io as positioned;
+use super::layout::{Form, Layout};
+
+/// A part, opened past the page cache.
+#[derive(Debug)]
+pub struct Direct {
+    file: File,
+    /// The disk wants something that we don't give it; the page cache takes everything.
+    refused: AtomicBool,
+}
+
+impl Direct {
+    /// Opens the part of `key`; `None` where the file system has no such way.
+    pub fn open(layout: &Layout, key: &Key) -> Option<Self> {
+        let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+        let part = Layout::name(key, Form::Part);
+        let file = rustix::fs::openat(layout.blobs(), part, flags, Mode::empty()).ok()?;
+        Some(Self { file: file.into(), refused: AtomicBool::new(false) })
+    }
+
+    /// Writes a whole block. False: it must go through the page cache.
+    ///
+    /// # Errors
+    /// The disk's own.
+    pub fn write(&self, offset: u64, block: &Bytes) -> io::Result<bool> {
+        if block.len() as u64 != BLOCK || self.refused.load(Relaxed) {
+            return Ok(false);
+        }
+        let written = if block.as_ptr().align_offset(ALIGNMENT) == 0 {
+            positioned::write(&self.file, offset, block)
+        } else {
+            let mut aligned = block::buffer();
+            aligned.extend_from_slice(block);
+            positioned::write(&self.file, offset, &aligned)
+        };
+        self.done(written)
+    }
+
+    /// Reads a whole block. `None`: it must come through the page cache.
+    ///
+    /// # Errors
+    /// The disk's own.
+    pub fn read(&self, offset: u64) -> io::Result<Option<BytesMut>> {
+        if self.refused.load(Relaxed) {
+            return Ok(None);
+        }
+        let mut buffer = block::buffer();
+        let read = positioned::fill(&self.file, offset, &mut buffer, BLOCK as usize);
+        Ok(self.done(read)?.then_some(buffer))
+    }
+
+    /// Whether it was done; a refusal is remembered.
+    fn done(&self, outcome: io::Result<()>) -> io::Result<bool> {
+        match outcome {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                self.refused.store(true, Relaxed);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Blocks that arrived for readers, kept in memory for a while.
+//!
+//! A reader comes in pieces smaller than a block, and the window brings blocks before it comes: with these it has each
+//! from memory instead of from the disk that they are just being written to, and fetches each once even while that disk
+//! is full or out of order. There is one such store for all contents, so that its bound holds for any number of files.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+use crate::blob::Key;
+use crate::block::BLOCK;
+
+/// How many blocks are kept: 64 MiB, the widest window of one reader, a share for each of a few dozen random ones, and
+/// small beside the budget for flights.
+const MOST: usize = 64;
+
+/// The blocks that arrived for readers and were not read to their ends yet, the newest of them.
+#[derive(Debug, Default)]
+pub struct Recent {
+    blocks: Mutex<VecDeque<Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    key: Key,
+    index: u64,
+    bytes: Bytes,
+    /// The cache could not take it: there is no other copy.
+    only: bool,
+}
+
+impl Recent {
+    /// Keeps block `index` of `key`, in the place of the oldest.
+    pub fn put(&self, key: Key, index: u64, bytes: Bytes) {
+        let mut blocks = self.lock();
+        blocks.retain(|kept| !kept.is(&key, index));
+        if blocks.len() == MOST {
+            blocks.pop_front();
+        }
+        blocks.push_back(Kept { key, index, bytes, only: false });
+    }
+
+    /// Keeps a block that the cache could not take. True when it is the only one of its blob.
+    pub fn rescue(&self, key: Key, index: u64, bytes: Bytes) -> bool {
+        self.put(key, index, bytes);
+        let mut blocks = self.lock();
+        let first = !blocks.iter().any(|kept| kept.key == key && kept.only);
+        if let Some(kept) = blocks.iter_mut().find(|kept| kept.is(&key, index)) {
+            kept.only = true;
+        }
+        first
+    }
+
+    /// The bytes `range` of `key`, in order, if all of them are still kept. What was read to its end, and is in the cache
+    /// too, is not kept any longer.
+    pub fn read(&self, key: &Key, range: &Range<u64>) -> Option<Vec<Bytes>> {
+        let mut blocks = self.lock();
+        let mut pieces = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let index = at / BLOCK;
+            let bytes = &blocks.iter().find(|kept| kept.is(key, index))?.bytes;
+            let (start, end) = (at - index * BLOCK, (range.end - index * BLOCK).min(bytes.len() as u64));
+            if start >= end {
+                return None;
+            }
+            pieces.push(bytes.slice(start as usize..end as usize));
+            at = index * BLOCK + end;
+        }
+        blocks.retain(|kept| kept.only || !kept.is_read_by(key, range));
+        Some(pieces)
+    }
+
+    /// Forgets the blocks of `key`.
+    pub fn forget(&self, key: &Key) {
+        self.lock().retain(|kept| kept.key != *key);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+        // A panic in between leaves whole entries.
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn is(&self, key: &Key, index: u64) -> bool {
+        self.index == index && self.key == *key
+    }
+
+    /// Whether a read of `range` has its last byte.
+    fn is_read_by(&self, key: &Key, range: &Range<u64>) -> bool {
+        let end = self.index * BLOCK + self.bytes.len() as u64;
+        range.start < end && end <= range.end && self.key == *key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u64) -> Key {
+        Key::origin("test://", b"file", &n.to_le_bytes())
+    }
+
+    #[test]
+    fn the_newest_are_kept_whosever_they_are() {
+        let recent = Recent::default();
+        for n in 0..100 {
+            assert!(recent.rescue(key(n), 0, Bytes::from_static(b"old")));
+            assert!(!recent.rescue(key(n), 1, Bytes::new()));
+        }
+        assert!(!recent.rescue(key(99), 0, Bytes::from_static(b"new")));
+        assert_eq!(recent.read(&key(99), &(0..3)), Some(vec![Bytes::from_static(b"new")]));
+        assert_eq!(recent.read(&key(10), &(0..3)), None);
+        assert_eq!(recent.lock().len(), MOST);
+    }
+
+    #[test]
+    fn a_block_is_kept_until_its_end_was_read_or_its_blob_is_forgotten() {
+        let recent = Recent::default();
+        let block = |fill: u8| Bytes::from(vec![fill; BLOCK as usize]);
+        recent.put(key(0), 0, block(0));
+        recent.put(key(0), 1, block(1));
+        recent.rescue(key(0), 2, block(2));
+        let read = |range: Range<u64>| recent.read(&key(0), &range);
+        assert_eq!(read(0..BLOCK - 1).expect("kept"), [block(0).slice(1..)]);
+        assert_eq!(read(5..BLOCK + 5).expect("kept"), [block(0).slice(5..), block(1).slice(..5)]);
+        assert_eq!(read(0..1), None, "it was read to its end");
+        for _ in 0..2 {
+            assert_eq!(
+                read(2 * BLOCK..3 * BLOCK).expect("kept").concat(),
+                block(2),
+                "there is no other copy"
+            );
+        }
+        assert_eq!(read(BLOCK..4 * BLOCK), None, "never a part");
+        recent.forget(&key(0));
+        assert_eq!(read(BLOCK..BLOCK + 1), None);
+    }
+}
