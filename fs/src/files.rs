@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use bdnfs::error::Result;
-use bdnfs::manifest::Slice;
+use bdnfs::manifest::{Entry, Node, Slice};
 use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
+use crate::ahead::Ahead;
 use crate::device::{Backing, Device};
 use crate::idle::Idle;
 use crate::opens::{IDLE_TIME, Mode, Opens};
@@ -29,6 +30,9 @@ const SMALL: u64 = 16 << 20;
 /// more. Each holds a lease.
 const READERS: usize = 1024;
 
+/// How many of the files ahead of a reader one thread brings: a few, so that the disk is asked for others meanwhile.
+const TURN: u32 = 8;
+
 /// The files of a mount.
 #[derive(Debug)]
 pub(crate) enum Files {
@@ -36,7 +40,7 @@ pub(crate) enum Files {
     Opened(Arc<Opened>),
     /// The kernel is told once that there is no need to open, and then sends neither OPEN nor RELEASE: twelve
     /// times as fast for a tree of many small files.
-    Unopened(Unopened),
+    Unopened(Arc<Unopened>),
 }
 
 impl Files {
@@ -57,7 +61,10 @@ impl Files {
     pub(crate) fn reader(&self, fh: u64, index: u32, slice: Slice) -> Result<Option<Arc<Reader>>> {
         match self {
             Self::Opened(opened) => Ok(lock(&opened.handles).get(&fh).cloned()),
-            Self::Unopened(unopened) => unopened.reader(index, slice).map(Some),
+            Self::Unopened(unopened) => {
+                unopened.lead(index);
+                unopened.reader(index, slice).map(Some)
+            }
         }
     }
 
@@ -239,13 +246,16 @@ impl Opened {
 #[derive(Debug)]
 pub(crate) struct Unopened {
     snapshot: Arc<Snapshot>,
+    runtime: Handle,
     readers: Mutex<Idle<u32, Arc<Reader>>>,
+    ahead: Mutex<Ahead>,
 }
 
 impl Unopened {
     /// No file is read.
-    pub(crate) fn new(snapshot: Arc<Snapshot>) -> Self {
-        Self { snapshot, readers: Mutex::new(Idle::new(READERS, IDLE_TIME)) }
+    pub(crate) fn new(snapshot: Arc<Snapshot>, runtime: Handle) -> Arc<Self> {
+        let readers = Mutex::new(Idle::new(READERS, IDLE_TIME));
+        Arc::new(Self { snapshot, runtime, readers, ahead: Mutex::default() })
     }
 
     fn reader(&self, index: u32, slice: Slice) -> Result<Arc<Reader>> {
@@ -257,5 +267,21 @@ impl Unopened {
         let evicted = lock(&self.readers).put(index, reader.clone(), Instant::now());
         drop(evicted);
         Ok(reader)
+    }
+
+    /// Brings the files that whoever reads file `index` will read next, if they are local.
+    fn lead(self: &Arc<Self>, index: u32) {
+        let wanted = lock(&self.ahead).advance(index);
+        for from in wanted.clone().step_by(TURN as usize) {
+            let (unopened, to) = (self.clone(), wanted.end.min(from + TURN));
+            self.runtime.spawn_blocking(move || (from..to).for_each(|index| unopened.bring(index)));
+        }
+    }
+
+    fn bring(&self, index: u32) {
+        // Whatever fails here is told to who reads it.
+        let Ok(Entry { node: Node::File(slice), .. }) = self.snapshot.manifest().entry(index) else { return };
+        let Some(file) = self.reader(index, slice).ok().and_then(|reader| reader.backing()) else { return };
+        let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::WillNeed);
     }
 }

@@ -11,6 +11,7 @@
 
 pub mod mounts;
 
+mod ahead;
 mod device;
 mod errno;
 mod files;
@@ -117,7 +118,7 @@ impl Mount {
         }
         let device = Arc::new(device);
         let files = if small {
-            Files::Unopened(Unopened::new(snapshot.clone()))
+            Files::Unopened(Unopened::new(snapshot.clone(), runtime.clone()))
         } else {
             Files::Opened(Opened::new(snapshot.clone(), runtime.clone(), device.clone(), passthrough))
         };
