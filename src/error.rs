@@ -74,6 +74,12 @@ impl Error {
         self
     }
 
+    /// The same failure, with what to do about it.
+    pub fn advise(mut self, advice: impl fmt::Display) -> Self {
+        self.context = format!("{}; {advice}", self.context);
+        self
+    }
+
     /// A copy that several waiters can be given: the causes are folded into its message.
     pub fn share(&self) -> Self {
         Self::new(self.kind, self.to_string())

@@ -38,8 +38,8 @@
 //!   snapshot comes from there, its small files packed together, whatever becomes of its origin. What it lacks or has
 //!   damaged is fetched from the origin through [`tier::parts`].
 //! - Imports point one way. Pure modules know no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`], [`source`],
-//!   [`error`]. Tiers are siblings and do not know each other: [`cache`], [`mirror`], [`origin`]; [`secrets`] finds the
-//!   credentials that origins need. Above them stands what they are used for: [`budget`], [`flight`], [`fetch`],
+//!   [`error`]. Tiers are siblings and do not know each other: [`cache`], [`mirror`], [`origin`]; [`secrets`] finds
+//!   what they are let in with, and `credentials` makes keys of it and renews them. Above them stands what they are used for: [`budget`], [`flight`], [`fetch`],
 //!   [`content`], [`read`], [`stage`], [`publish`], [`snapshot`], [`engine`].
 //! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. What
 //!   nobody published a digest for is pinned to the origin's own version of it ([`blob::Key::Origin`]); every request is
@@ -54,7 +54,9 @@ pub mod blob;
 pub mod block;
 pub mod budget;
 pub mod cache;
+mod client;
 pub mod content;
+mod credentials;
 pub mod digest;
 pub mod engine;
 pub mod error;

@@ -46,6 +46,7 @@ use std::sync::Arc;
 
 use object_store::ObjectStore;
 
+use crate::credentials::Keys;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::{Access, Uri};
@@ -62,6 +63,8 @@ pub struct Mirror {
     scratch: Arc<PathBuf>,
     /// Where it lies, if in a local directory.
     local: Option<Arc<PathBuf>>,
+    /// What its store is let in with, if that is known here.
+    keys: Option<Arc<Keys>>,
 }
 
 impl Mirror {
@@ -79,7 +82,7 @@ impl Mirror {
             return Err(Error::new(Kind::Invalid, text));
         }
         let name = name.trim_end_matches('/').into();
-        Ok(Self { store, name, tenant: tenant.into(), scratch: Arc::new(scratch), local: None })
+        Ok(Self { store, name, tenant: tenant.into(), scratch: Arc::new(scratch), local: None, keys: None })
     }
 
     /// The mirror at `uri`, as [`new`](Self::new) has it.
@@ -87,12 +90,13 @@ impl Mirror {
     /// # Errors
     /// [`Kind::Invalid`], [`Kind::Unsupported`] for what can't hold a mirror, [`Kind::Disk`].
     pub fn open(uri: &Uri, access: &Access, tenant: &str, scratch: PathBuf) -> Result<Self> {
-        let mirror = Self::new(open::open(uri, access)?, &uri.to_string(), tenant, scratch)?;
+        let (store, keys) = open::open(uri, access)?;
+        let mirror = Self::new(store, &uri.to_string(), tenant, scratch)?;
         let local = match uri {
             Uri::File(path) => Some(Arc::new(path.clone())),
             _ => None,
         };
-        Ok(Self { local, ..mirror })
+        Ok(Self { local, keys, ..mirror })
     }
 
     /// What a person is told that this is: its URL.

@@ -4,7 +4,6 @@
 //! listing and a fetch: what a fetch needs stands in the blob's path and version, so a snapshot taken by one process
 //! can be read by the next.
 
-mod client;
 mod file;
 mod hf;
 mod http;

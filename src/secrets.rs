@@ -1,5 +1,8 @@
-//! Secrets by name: looks into the stores that an [`Access`] lists, anew each time, so that a rotated secret is found
-//! without opening its source again.
+//! Secrets on this machine: by name in the stores that an [`Access`] lists, in a file of their own, or in the profiles of
+//! AWS's tools ([`profile`]). They are looked for anew each time, so that a rotated secret is found without opening its
+//! source again.
+
+pub mod profile;
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -10,7 +13,7 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::{Error, Kind, Result};
-use crate::source::{Access, Auth, AwsRole, Credentials, Gcp, Provider, S3Access, Secret, SecretStore, Uri};
+use crate::source::{Access, Auth, AwsRole, Credentials, Gcp, Provider, Secret, SecretStore, Uri};
 
 /// The largest file of secrets that is read, in bytes: a key has a few thousand; what is larger is something else.
 const LARGEST: u64 = 1 << 20;
@@ -28,22 +31,19 @@ struct Keeper {
 
 impl Provider for Keeper {
     fn get(&self) -> Result<Credentials> {
-        let s3 = self.access.s3.as_ref().filter(|_| self.scheme == "s3");
-        let Some(auth) = &self.access.auth else {
-            return Ok(s3.map_or(Credentials::Ambient, |s3| Credentials::Aws(s3.clone())));
+        let parse = |secret: &Secret| {
+            Credentials::parse(&self.scheme, secret).map_err(|e| e.within(self.name().unwrap_or_default()))
         };
+        if let Some(path) = &self.access.credentials {
+            return parse(&read(path)?);
+        }
+        let Some(auth) = &self.access.auth else { return Ok(Credentials::Ambient) };
         if !auth.serves(&self.scheme) {
             let text = format!("{} gives no credentials for {}://", auth.method(), self.scheme);
             return Err(Error::new(Kind::Refused, text));
         }
         Ok(match auth.clone() {
-            Auth::Secret { auth_secret_name } => {
-                let secret = find(&self.access.secrets, &auth_secret_name)?;
-                match Credentials::parse(&self.scheme, &secret).map_err(|e| e.within(self.name()))? {
-                    Credentials::Aws(key) => Credentials::Aws(placed(key, s3)),
-                    other => other,
-                }
-            }
+            Auth::Secret { auth_secret_name } => parse(&find(&self.access.secrets, &auth_secret_name)?)?,
             Auth::AwsOidc { aws_oidc_role_arn: arn, aws_oidc_region: region } => {
                 Credentials::AwsRole(AwsRole { arn, region, web_identity: true })
             }
@@ -59,25 +59,32 @@ impl Provider for Keeper {
         })
     }
 
-    fn name(&self) -> String {
-        match &self.access.auth {
-            None => "the credentials of this machine".into(),
-            Some(auth) => match auth.secret() {
-                Some(name) => format!("the secret {name:?}"),
-                None => format!("the authorisation by {}", auth.method()),
-            },
+    fn name(&self) -> Option<String> {
+        if let Some(path) = &self.access.credentials {
+            return Some(format!("the credentials in {}", path.display()));
         }
+        let auth = self.access.auth.as_ref()?;
+        Some(match auth.secret() {
+            Some(name) => format!("the secret {name:?}"),
+            None => format!("the authorisation by {}", auth.method()),
+        })
     }
 }
 
-/// A key, with the region and the endpoint that were asked for by option where the secret itself has none.
-fn placed(key: S3Access, options: Option<&S3Access>) -> S3Access {
-    let Some(options) = options else { return key };
-    S3Access {
-        region: key.region.or_else(|| options.region.clone()),
-        endpoint: key.endpoint.or_else(|| options.endpoint.clone()),
-        ..key
+/// `access` with the region and the endpoint that belong to its credentials, where it says nothing of them itself. They
+/// are part of what tells one source from another, so they are looked up before anything else, and once.
+///
+/// # Errors
+/// As [`Provider::get`].
+pub fn place(uri: &Uri, mut access: Access) -> Result<Access> {
+    if access.credentials.is_none() && access.auth.as_ref().is_none_or(|auth| auth.secret().is_none()) {
+        return Ok(access);
     }
+    if let (Credentials::Aws(key), Some(given)) = (provider(uri, &access).get()?, access.s3_mut(uri)) {
+        given.region = given.region.take().or(key.region);
+        given.endpoint = given.endpoint.take().or(key.endpoint);
+    }
+    Ok(access)
 }
 
 /// The secret `name`, from the first of `stores` that has it.
@@ -106,9 +113,17 @@ pub fn has(store: &SecretStore, name: &str) -> Result<bool> {
     }
 }
 
+/// The secret that is all there is in a file.
+///
+/// # Errors
+/// [`Kind::Refused`] where it can't be read.
+pub(crate) fn read(path: &Path) -> Result<Secret> {
+    Ok(Secret::new(text(open(path)?, path)?))
+}
+
 fn get(store: &SecretStore, name: &str) -> Result<Option<Secret>> {
     match store {
-        SecretStore::Environment(secrets) => Ok(secrets.get(name).cloned()),
+        SecretStore::Environment { secrets, .. } => Ok(secrets.get(name).cloned()),
         SecretStore::Directory(directory) => match file(directory, name)? {
             Some(file) => text(file, &directory.join(name)).map(|text| Some(Secret::new(text))),
             None => Ok(None),

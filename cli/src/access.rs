@@ -1,26 +1,32 @@
-//! Credentials: gathered here and nowhere else, from the environment, a file and flags. They travel to the daemon in the
-//! body of one request; no secret is ever an argument.
+//! Credentials: gathered here and nowhere else, from the environment, a file and flags. Those that are named travel to the
+//! daemon as names, which it looks up itself; those of the environment in the body of one request. No secret is ever an
+//! argument.
 
+mod auth;
 mod azure;
 mod environment;
 mod google;
 mod hub;
 mod s3;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use bdnfs::source::{Access, AzureAccess, GcsAccess, S3Access, Uri};
+use bdnfs::secrets::place;
+use bdnfs::source::{Access, Auth, AzureAccess, GcsAccess, HubAccess, S3Access, Uri};
 
 use self::environment::Environment;
+use crate::secrets;
 
 /// The variables that hold credentials: a daemon is started without them, since its mounts bring their own.
-pub const SECRET_VARIABLES: [&str; 16] = [
+pub const SECRET_VARIABLES: [&str; 17] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "R2_ACCESS_KEY_ID",
     "R2_SECRET_ACCESS_KEY",
     "R2_SESSION_TOKEN",
@@ -51,11 +57,18 @@ pub struct Args {
     /// Region of the bucket
     #[arg(long)]
     region: Option<String>,
-    /// File with credentials as JSON, as the source's cloud has them; without it the environment's are used
-    #[arg(long, value_name = "FILE")]
+    /// Name of the secret with the credentials; without it and its like below, the environment's are used
+    #[arg(long, value_name = "NAME")]
+    secret: Option<String>,
+    #[command(flatten)]
+    secrets: secrets::Args,
+    /// File with the credentials, in the form of the source's scheme
+    #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     credentials: Option<PathBuf>,
+    #[command(flatten)]
+    auth: auth::Args,
     /// Send no credentials: public buckets and repositories
-    #[arg(long, conflicts_with = "credentials")]
+    #[arg(long, conflicts_with_all = ["credentials", "secret", "auth"])]
     anonymous: bool,
     /// Allow plain http:// to other machines
     #[arg(long)]
@@ -96,92 +109,146 @@ enum BadNames {
 impl Args {
     /// Puts together what `uri` may need, from the flags and the environment of this process.
     pub fn gather(&self, uri: &Uri) -> Result<Access> {
-        self.collect(uri, |name| std::env::var(name).ok())
+        self.collect(uri, self.named()?, |name| std::env::var_os(name))
     }
 
-    /// The same for a mirror, which may lie elsewhere. Whoever reads a source as nobody writes its mirror as somebody.
-    pub fn of_mirror(
-        &self,
-        endpoint: &Option<String>,
-        region: &Option<String>,
-        file: &Option<PathBuf>,
-    ) -> Self {
+    /// The same, authorised as a configuration says.
+    pub fn gather_as(&self, uri: &Uri, auth: Option<Auth>) -> Result<Access> {
+        self.collect(uri, auth, |name| std::env::var_os(name))
+    }
+
+    /// The same for a mirror, which may lie elsewhere. What is not said of it is as for `source`, where they are of one
+    /// kind. Whoever reads a source as nobody writes its mirror as somebody.
+    pub fn of_mirror(&self, mirror: &Own<'_>, source: Option<&Uri>) -> Self {
+        let alike = source.is_none_or(|source| source.scheme() == mirror.uri.scheme());
+        let own = mirror.credentials.is_some() || mirror.secret.is_some() || !alike;
         Self {
-            endpoint: endpoint.clone().or(self.endpoint.clone()),
-            region: region.clone().or(self.region.clone()),
-            credentials: file.clone().or(self.credentials.clone()),
+            endpoint: mirror.endpoint.clone().or(self.endpoint.clone()),
+            region: mirror.region.clone().or(self.region.clone()),
+            secret: if own { mirror.secret.clone() } else { self.secret.clone() },
+            credentials: if own { mirror.credentials.clone() } else { self.credentials.clone() },
+            auth: if own { auth::Args::default() } else { self.auth.clone() },
             anonymous: false,
             requester_pays: false,
             ..self.clone()
         }
     }
 
-    /// Puts together what `uri` may need: what a flag says goes before the file, and the file before the environment.
-    pub fn collect(&self, uri: &Uri, env: impl Fn(&str) -> Option<String>) -> Result<Access> {
-        let env = Environment(&env);
+    /// How the flags say that a source is authorised.
+    fn named(&self) -> Result<Option<Auth>> {
+        match &self.secret {
+            Some(name) => Ok(Some(Auth::Secret { auth_secret_name: name.clone() })),
+            None => self.auth.method(self.region.as_deref()),
+        }
+    }
+
+    /// Puts together what `uri` may need: what a flag says goes before what belongs to the credentials, and that before the
+    /// environment.
+    fn collect(
+        &self,
+        uri: &Uri,
+        auth: Option<Auth>,
+        env: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Access> {
+        let get = |name: &str| env(name).and_then(|value| value.into_string().ok());
+        let text = Environment(&get);
         let http =
-            env.first(&[ALLOW_HTTP]).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
-        let mut access = Access {
+            text.first(&[ALLOW_HTTP]).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
+        let secret = auth.as_ref().and_then(Auth::secret);
+        let access = Access {
             allow_http: self.allow_http || http,
             authorities: self.ca_file.as_deref().map(read).transpose()?,
             requester_pays: self.requester_pays,
             virtual_host: self.bucket_style.map(|style| style == BucketStyle::VirtualHost),
             escape: self.bad_names == BadNames::Escape,
+            secrets: secret.map_or(Ok(Vec::new()), |name| self.secrets.holding(name, &env))?,
+            // A daemon has another working directory.
+            credentials: self.credentials.as_deref().map(std::path::absolute).transpose()?,
+            auth,
             ..Access::default()
         };
-        match uri {
-            Uri::S3 { .. } => {
-                access.s3 = Some(self.s3(&env, &s3::AWS)?);
-                access.aws = Some(s3::machine(&env));
+        let access = match uri {
+            Uri::S3 { .. } | Uri::R2 { .. } | Uri::Cw { .. } => return self.s3(uri, access, &text),
+            Uri::Gs { .. } => Access { gcs: Some(self.google(&access, &text)?), ..access },
+            Uri::Azure { .. } => Access { azure: Some(self.azure(&access, &text)), ..access },
+            Uri::Hf { .. } => {
+                let HubAccess { endpoint, token } = hub::access(self.is_apart(&access), text.0)?;
+                let endpoint = self.endpoint.clone().or(endpoint);
+                Access { hub: Some(HubAccess { endpoint, token }), ..access }
             }
-            Uri::R2 { .. } => access.r2 = Some(self.s3(&env, &s3::R2)?),
-            Uri::Cw { .. } => access.cw = Some(self.s3(&env, &s3::CW)?),
-            Uri::Gs { .. } => access.gcs = Some(self.google(&env)?),
-            Uri::Azure { .. } => access.azure = Some(self.azure(&env)?),
-            Uri::Hf { .. } => access.hub = Some(hub::access(self.anonymous, env.0)?),
-            Uri::File(_) | Uri::Http(_) => {}
+            Uri::File(_) | Uri::Http(_) => access,
+        };
+        // A secret that isn't there, or has another form, is told here and now.
+        Ok(place(uri, access)?)
+    }
+
+    /// Whether the environment's credentials don't count.
+    fn is_apart(&self, access: &Access) -> bool {
+        self.anonymous || access.auth.is_some() || access.credentials.is_some()
+    }
+
+    fn s3(&self, uri: &Uri, mut access: Access, env: &Environment) -> Result<Access> {
+        let found = s3::key(env, uri);
+        let is_aws = matches!(uri, Uri::S3 { .. });
+        let machine = is_aws.then(|| s3::machine(env, self.auth.token_file.as_deref())).transpose()?;
+        let profile = machine.as_ref().map(s3::profile).unwrap_or_default();
+        // A role is taken on with the key that there is.
+        let (keyed, region) = match &access.auth {
+            Some(Auth::AwsAssumeRole { aws_assume_role_region: region, .. }) => (true, Some(region.clone())),
+            Some(Auth::AwsOidc { aws_oidc_region: region, .. }) => (false, Some(region.clone())),
+            _ => (!self.is_apart(&access), None),
+        };
+        let base = if keyed { found.clone() } else { S3Access::default() };
+        let (region, endpoint) = (self.region.clone().or(region), self.endpoint.clone());
+        access.aws = machine;
+        if let Some(given) = access.s3_mut(uri) {
+            *given = S3Access { region, endpoint, anonymous: self.anonymous, ..base };
+        }
+        let mut access = place(uri, access)?;
+        if let Some(given) = access.s3_mut(uri) {
+            given.region = given.region.take().or(found.region).or(profile.region);
+            given.endpoint = given.endpoint.take().or(found.endpoint).or(profile.endpoint);
         }
         Ok(access)
     }
 
-    fn s3(&self, env: &Environment, names: &s3::Names) -> Result<S3Access> {
-        let mut s3 = s3::key(env, names);
-        if let Some(path) = &self.credentials {
-            let file = S3Access::from_json(&read(path)?).with_context(|| shown(path))?;
-            // Key and token belong together: one of the environment's never completes the file's.
-            s3 = S3Access {
-                region: file.region.or(s3.region),
-                endpoint: file.endpoint.or(s3.endpoint),
-                ..file
-            };
-        }
-        if self.anonymous {
-            s3 =
-                S3Access { anonymous: true, region: s3.region, endpoint: s3.endpoint, ..S3Access::default() };
-        }
-        s3.region = self.region.clone().or(s3.region);
-        s3.endpoint = self.endpoint.clone().or(s3.endpoint);
-        Ok(s3)
-    }
-
-    fn google(&self, env: &Environment) -> Result<GcsAccess> {
-        let mut gcs = google::gather(env, self.credentials.as_deref())?;
-        if self.anonymous {
-            let GcsAccess { endpoint, project, .. } = gcs;
-            gcs = GcsAccess { anonymous: true, endpoint, project, ..GcsAccess::default() };
+    fn google(&self, access: &Access, env: &Environment) -> Result<GcsAccess> {
+        let mut gcs = google::gather(env, self.auth.token_file.as_deref())?;
+        if self.is_apart(access) {
+            gcs.service_account = None;
+            gcs.anonymous = self.anonymous;
+            // Where this machine's identity is, is for GCP_OIDC to know.
+            if !matches!(access.auth, Some(Auth::GcpOidc { .. })) {
+                gcs.application_credentials = None;
+            }
         }
         gcs.endpoint = self.endpoint.clone().or(gcs.endpoint);
         Ok(gcs)
     }
 
-    fn azure(&self, env: &Environment) -> Result<AzureAccess> {
-        let mut azure = azure::gather(env, self.credentials.as_deref())?;
-        if self.anonymous {
-            azure = AzureAccess { anonymous: true, endpoint: azure.endpoint, ..AzureAccess::default() };
+    fn azure(&self, access: &Access, env: &Environment) -> AzureAccess {
+        let mut azure = azure::gather(env);
+        if self.is_apart(access) {
+            let AzureAccess { endpoint, authority, .. } = azure;
+            azure = AzureAccess { anonymous: self.anonymous, endpoint, authority, ..AzureAccess::default() };
         }
         azure.endpoint = self.endpoint.clone().or(azure.endpoint);
-        Ok(azure)
+        azure
     }
+}
+
+/// What is said of a mirror alone.
+pub struct Own<'a> {
+    /// Where it is.
+    pub uri: &'a Uri,
+    /// URL of its service.
+    pub endpoint: &'a Option<String>,
+    /// Its region.
+    pub region: &'a Option<String>,
+    /// File with its credentials.
+    pub credentials: &'a Option<PathBuf>,
+    /// Name of the secret with them.
+    pub secret: &'a Option<String>,
 }
 
 /// What `path` holds, which is not long.
@@ -212,8 +279,16 @@ mod tests {
         text.parse().expect("a URI")
     }
 
+    fn collect(args: &Args, text: &str, env: impl Fn(&str) -> Option<String>) -> Access {
+        try_collect(args, text, env).expect("valid")
+    }
+
+    fn try_collect(args: &Args, text: &str, env: impl Fn(&str) -> Option<String>) -> Result<Access> {
+        args.collect(&uri(text), args.named()?, |name| env(name).map(OsString::from))
+    }
+
     fn s3(args: &Args) -> S3Access {
-        args.collect(&uri("s3://b"), env).expect("valid").s3.expect("set")
+        collect(args, "s3://b", env).s3.expect("set")
     }
 
     fn env(name: &str) -> Option<String> {
@@ -233,37 +308,123 @@ mod tests {
 
     #[test]
     fn the_environment_is_read_by_precedence() {
-        let access = Args::default().collect(&uri("s3://b"), env).expect("valid");
+        let access = collect(&Args::default(), "s3://b", env);
         let s3 = access.s3.expect("set");
         assert_eq!(s3.access_key_id.as_deref(), Some("env-id"));
         assert_eq!(s3.session_token.as_ref().map(Secret::expose), Some("env-token"));
         assert_eq!(s3.region.as_deref(), Some("env-region"));
         assert_eq!(s3.endpoint.as_deref(), Some("http://env"));
         assert!(access.allow_http);
-        assert_eq!(Args::default().collect(&uri("/x"), |_| None).expect("valid"), Access::default());
+        assert_eq!(collect(&Args::default(), "/x", |_| None), Access::default());
     }
+
+    fn file(text: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().expect("file");
+        write!(file, "{text}").expect("written");
+        file
+    }
+
+    const KEY: &str =
+        r#"{"aws_access_key_id": "id", "aws_secret_access_key": "secret", "aws_region": "file-region"}"#;
 
     #[test]
     fn a_file_goes_before_the_environment_and_a_flag_before_both() {
-        let mut file = tempfile::NamedTempFile::new().expect("file");
-        write!(
-            file,
-            r#"{{"aws_access_key_id": "id", "aws_secret_access_key": "secret", "aws_region": "file-region"}}"#
-        )
-        .expect("written");
-        let args = Args {
-            credentials: Some(file.path().to_owned()),
-            endpoint: Some("http://flag".to_owned()),
-            region: Some("flag-region".to_owned()),
-            ..Args::default()
-        };
-        let s3 = s3(&args);
-        assert_eq!(s3.secret_access_key.as_ref().map(Secret::expose), Some("secret"));
-        assert_eq!(s3.session_token, None, "the environment's token belongs to another key");
+        let file = file(KEY);
+        let mut args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
+        let access = collect(&args, "s3://b", env);
+        assert_eq!(access.credentials.as_deref(), Some(file.path()), "who opens the source reads it");
+        let s3 = access.s3.expect("set");
+        assert_eq!((s3.access_key_id, s3.session_token), (None, None), "the environment's are another key's");
+        assert_eq!((s3.region.as_deref(), s3.endpoint.as_deref()), (Some("file-region"), Some("http://env")));
+        args.endpoint = Some("http://flag".to_owned());
+        args.region = Some("flag-region".to_owned());
+        let s3 = collect(&args, "s3://b", env).s3.expect("set");
         assert_eq!(
             (s3.region.as_deref(), s3.endpoint.as_deref()),
             (Some("flag-region"), Some("http://flag"))
         );
+        // A key for these has no region.
+        let bare = r#"{"access_key_id": "id", "secret_access_key": "secret"}"#;
+        std::fs::write(file.path(), bare).expect("written");
+        let args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
+        for uri in ["r2://a.b", "cw://b"] {
+            assert_eq!(collect(&args, uri, env).credentials.as_deref(), Some(file.path()));
+        }
+        let error = try_collect(&args, "s3://b", env).expect_err("a key without a region");
+        assert!(error.to_string().contains("\"aws_access_key_id\""), "{error}");
+    }
+
+    #[test]
+    fn a_secret_travels_by_its_name() {
+        let dir = tempfile::tempdir().expect("directory");
+        std::fs::write(dir.path().join("kept"), KEY).expect("written");
+        let secrets = |name: &str| Args {
+            secret: Some(name.to_owned()),
+            secrets: secrets::Args::of(dir.path()),
+            ..Args::default()
+        };
+        let access = collect(&secrets("kept"), "s3://b", env);
+        assert_eq!(access.auth, Some(Auth::Secret { auth_secret_name: "kept".into() }));
+        let sent = serde_json::to_string(&access).expect("JSON");
+        assert!(!sent.contains("secret\":\"secret") && !sent.contains("env-secret"), "{sent}");
+        assert_eq!(access.s3.and_then(|s3| s3.region).as_deref(), Some("file-region"));
+        // Only that of the environment has no other way, and goes alone.
+        let more = |name: &str| match name {
+            "BDNFS_SECRET_GIVEN" => Some(KEY.to_owned()),
+            "BDNFS_SECRET_OTHER" => Some("hush".to_owned()),
+            _ => None,
+        };
+        let sent = serde_json::to_string(&collect(&secrets("given"), "s3://b", more)).expect("JSON");
+        assert!(sent.contains("file-region") && !sent.contains("hush"), "{sent}");
+        let error = try_collect(&secrets("none"), "s3://b", env).expect_err("none");
+        let said = format!(
+            "there is no secret \"none\": not in the environment (BDNFS_SECRET_NONE), not in the directory {}",
+            dir.path().display()
+        );
+        assert_eq!(error.to_string(), said);
+    }
+
+    #[test]
+    fn roles_are_taken_on_with_what_there_is() {
+        let uri = |name: &str| if name == "GCP_OIDC" { "gs://b" } else { "s3://b" };
+        let more = |name: &str| match name {
+            "AWS_WEB_IDENTITY_TOKEN_FILE" | "GOOGLE_WEB_IDENTITY_TOKEN_FILE" => Some("/token".to_owned()),
+            _ => env(name),
+        };
+        let access = |method: &str, more: &[&str]| {
+            let line = ["bdnfs", "ls", uri(method), "--auth", method];
+            let line = line.iter().chain(more).copied().collect::<Vec<_>>();
+            #[derive(clap::Parser)]
+            struct Line {
+                _ls: String,
+                source: String,
+                #[command(flatten)]
+                args: Args,
+            }
+            use clap::Parser;
+            let line = Line::try_parse_from(line).map_err(|e| e.to_string()).expect("a line");
+            (line.args, line.source)
+        };
+        let (args, source) = access("aws_oidc", &["--role", "arn"]);
+        let oidc = collect(&args, &source, more);
+        let expected = Auth::AwsOidc { aws_oidc_role_arn: "arn".into(), aws_oidc_region: "us-east-1".into() };
+        assert_eq!(oidc.auth, Some(expected));
+        let machine = oidc.aws.expect("a machine");
+        assert_eq!((machine.role, machine.token_file), (None, Some("/token".into())));
+        assert_eq!(oidc.s3.expect("set").access_key_id, None);
+        let (args, source) = access("AWS_ASSUME_ROLE", &["--role", "arn", "--region", "eu"]);
+        let assumed = collect(&args, &source, more).s3.expect("set");
+        assert_eq!(
+            (assumed.access_key_id.as_deref(), assumed.region.as_deref()),
+            (Some("env-id"), Some("eu"))
+        );
+        let (args, source) =
+            access("GCP_OIDC", &["--service-account", "a@b", "--workload-provider", "projects/1/p"]);
+        let gcs = collect(&args, &source, more).gcs.expect("set");
+        assert_eq!(gcs.token_file, Some("/token".into()));
+        let (args, source) = access("GCP_OIDC", &["--service-account", "a@b"]);
+        let error = try_collect(&args, &source, more).expect_err("no provider");
+        assert_eq!(error.to_string(), "--auth GCP_OIDC needs --service-account and --workload-provider");
     }
 
     #[test]
@@ -276,62 +437,72 @@ mod tests {
     #[test]
     fn a_bad_file_is_named() {
         let args = Args { credentials: Some("/missing".into()), ..Args::default() };
-        assert!(
-            format!("{:#}", args.collect(&uri("s3://b"), env).expect_err("missing")).contains("/missing")
-        );
+        let error = try_collect(&args, "s3://b", env).expect_err("missing");
+        assert!(error.to_string().contains("/missing"), "{error:#}");
     }
 
     #[test]
     fn a_source_of_the_hub_brings_the_hubs_token_and_no_other_does() {
         let env = |name: &str| (name == "HF_TOKEN").then(|| "hf_x".to_owned());
-        let hub = uri("hf://owner/name");
-        let token = Args::default().collect(&hub, env).expect("valid").hub.and_then(|hub| hub.token);
+        let token = collect(&Args::default(), "hf://owner/name", env).hub.and_then(|hub| hub.token);
         assert_eq!(token.as_ref().map(Secret::expose), Some("hf_x"));
-        assert_eq!(Args::default().collect(&uri("s3://b"), env).expect("valid").hub, None);
+        assert_eq!(collect(&Args::default(), "s3://b", env).hub, None);
     }
 
     #[test]
     fn another_service_gets_its_own_key_or_else_that_of_all_s3_tools() {
-        let r2 = Args::default().collect(&uri("r2://a.b"), env).expect("valid").r2.expect("set");
+        let r2 = collect(&Args::default(), "r2://a.b", env).r2.expect("set");
         assert_eq!((r2.access_key_id.as_deref(), r2.endpoint, r2.region), (Some("env-id"), None, None));
         let own = |name: &str| match name {
             "CW_ACCESS_KEY_ID" => Some("cw-id".to_owned()),
             "CW_REGION" => Some("US-WEST-01A".to_owned()),
             _ => env(name),
         };
-        let cw = Args::default().collect(&uri("cw://b"), own).expect("valid").cw.expect("set");
+        let cw = collect(&Args::default(), "cw://b", own).cw.expect("set");
         assert_eq!((cw.access_key_id.as_deref(), cw.secret_access_key), (Some("cw-id"), None));
         assert_eq!((cw.region.as_deref(), cw.endpoint), (Some("US-WEST-01A"), None));
     }
 
     #[test]
     fn googles_credentials_are_a_key_or_a_path() {
-        let mut file = tempfile::NamedTempFile::new().expect("file");
-        write!(file, r#"{{"type": "service_account", "private_key": "hush"}}"#).expect("written");
-        let path = file.path().display().to_string();
         let gcs = |name: &'static str, value: &str| {
             let env = |asked: &str| (asked == name).then(|| value.to_owned());
-            Args::default().collect(&uri("gs://b"), env).expect("valid").gcs.expect("set")
+            collect(&Args::default(), "gs://b", env).gcs.expect("set")
         };
-        let key = gcs("GOOGLE_APPLICATION_CREDENTIALS", &path);
-        assert!(key.service_account.is_some_and(|key| key.expose().contains("hush")));
-        file.as_file().set_len(0).expect("emptied");
-        let user = gcs("GOOGLE_APPLICATION_CREDENTIALS", &path);
-        assert_eq!((user.service_account, user.application_credentials), (None, Some(file.path().into())));
+        let key = gcs("GOOGLE_SERVICE_ACCOUNT_KEY", "hush");
+        assert_eq!(key.service_account, Some(Secret::new("hush")));
+        let path = gcs("GOOGLE_APPLICATION_CREDENTIALS", "/key.json");
+        assert_eq!((path.service_account, path.application_credentials), (None, Some("/key.json".into())));
         let emulator = gcs("STORAGE_EMULATOR_HOST", "localhost:9023");
         assert_eq!((emulator.endpoint.as_deref(), emulator.anonymous), (Some("http://localhost:9023"), true));
     }
 
     #[test]
-    fn azures_credentials_are_read_from_a_file_whole() {
-        let mut file = tempfile::NamedTempFile::new().expect("file");
-        write!(file, r#"{{"sas_token": "sv=1&sig=hush"}}"#).expect("written");
+    fn azures_credentials_come_from_a_file_or_the_environment() {
+        let file = file(r#"{"sas_token": "sv=1&sig=hush"}"#);
         let args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
         let env = |name: &str| (name == "AZURE_STORAGE_KEY").then(|| "other".to_owned());
-        let azure = args.collect(&uri("azure://a/c"), env).expect("valid").azure.expect("set");
-        assert_eq!((azure.account_key, azure.sas), (None, Some(Secret::new("sv=1&sig=hush"))));
-        write!(file, "hush").expect("written");
-        let error = format!("{:#}", args.collect(&uri("azure://a/c"), env).expect_err("no JSON"));
+        let azure = collect(&Args::default(), "azure://a/c", env).azure.expect("set");
+        assert_eq!(azure.account_key, Some(Secret::new("other")));
+        let azure = collect(&args, "azure://a/c", env).azure.expect("set");
+        assert_eq!((azure.account_key, azure.sas), (None, None));
+        std::fs::write(file.path(), r#"{"more": "hush"}"#).expect("written");
+        let error = format!("{:#}", try_collect(&args, "azure://a/c", env).expect_err("no credentials"));
         assert!(error.contains("sas_token") && !error.contains("hush"), "{error}");
+    }
+
+    #[test]
+    fn a_mirror_is_let_in_as_its_source_where_they_are_alike() {
+        let args = Args { secret: Some("s".into()), anonymous: true, ..Args::default() };
+        let (none, own) = (None, Some("own".to_owned()));
+        let of = |secret, source: Option<&str>| {
+            let uri = uri("s3://m");
+            let mirror = Own { uri: &uri, endpoint: &none, region: &none, credentials: &None, secret };
+            args.of_mirror(&mirror, source.map(self::uri).as_ref()).secret
+        };
+        assert_eq!(of(&none, Some("s3://b")).as_deref(), Some("s"));
+        assert_eq!(of(&none, None).as_deref(), Some("s"));
+        assert_eq!(of(&none, Some("hf://o/r")), None);
+        assert_eq!(of(&own, Some("s3://b")).as_deref(), Some("own"));
     }
 }

@@ -19,7 +19,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Mount a source on a directory
-    Mount(mount::Args),
+    Mount(Box<mount::Args>),
     /// Unmount a directory
     #[command(visible_alias = "unmount")]
     Umount(umount::Args),
@@ -52,7 +52,7 @@ impl Cli {
         };
         log::start(serves, self.verbose)?;
         match self.command {
-            Command::Mount(args) => mount::run(args, self.verbose),
+            Command::Mount(args) => mount::run(*args, self.verbose),
             Command::Umount(args) => umount::run(&args),
             Command::Status(args) => status::run(&args),
             Command::Ls(args) => ls::run(&args),

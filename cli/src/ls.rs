@@ -52,8 +52,8 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 async fn manifest(args: &Args) -> Result<Manifest> {
-    let origin = origin::open(args.source.uri(), &args.source.access()?).await?;
-    let mut listing = Listing::new(origin.name(), args.source.patterns()?);
+    let origin = origin::open(args.source.uri(), &args.source.how.access(args.source.uri())?).await?;
+    let mut listing = Listing::new(origin.name(), args.source.how.patterns()?);
     origin.list(&mut listing).await?;
     let file =
         rustix::fs::memfd_create("manifest", MemfdFlags::CLOEXEC).context("no memory for the listing")?;

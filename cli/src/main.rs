@@ -29,6 +29,7 @@ mod source;
 mod status;
 mod text;
 mod umount;
+mod weights;
 
 fn main() -> ExitCode {
     match args::Cli::parse().run() {

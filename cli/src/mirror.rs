@@ -59,7 +59,7 @@ struct At {
 impl At {
     /// Opens the mirror, which must be there.
     async fn open(&self) -> Result<bdnfs::mirror::Mirror> {
-        let at = self.place.request_or_default(&self.access)?;
+        let at = self.place.request_or_default(&self.access, None)?;
         let mirror = place::open(&at, std::env::temp_dir())?;
         if !mirror.exists().await? {
             bail!("there is no mirror at {}; `bdnfs mirror add` makes one", mirror.name());

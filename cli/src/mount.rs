@@ -1,10 +1,10 @@
 //! `bdnfs mount`.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::error::Kind;
 
 use crate::cache::{self, Cache};
@@ -13,8 +13,11 @@ use crate::control::client::{Client, Trouble};
 use crate::daemon::Daemon;
 use crate::daemon::spawn::{Spawned, spawn};
 use crate::mirror::place;
+use crate::mountpoint::Made;
 use crate::options::{self, Options};
-use crate::{control, mountpoint, progress, runtime, signals, source, text};
+use crate::source::{self, Source};
+use crate::weights::Item;
+use crate::{control, mountpoint, progress, runtime, signals, text, weights};
 
 /// How long a daemon may take to end before its cache is given up on: it makes what it has durable first.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -29,12 +32,24 @@ const ID_SHOWN: usize = 12;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
+    /// hf://owner/name@revision, s3://bucket/prefix, gs://, r2://, cw://, azure://, https://host/file, or a local /path
+    #[arg(value_parser = source::Parser, required_unless_present = "config")]
+    source: Option<Source>,
+    /// Where it is to appear: an existing directory
+    #[arg(required_unless_present = "config")]
+    mountpoint: Option<PathBuf>,
+    /// Mount all that a configuration names, each where it says: config.yaml of Truss, training job as JSON, or TOML with
+    /// [[weights]]. Directories that are missing are made
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["source", "mountpoint", "allow", "ignore", "secret", "credentials", "auth"])]
+    config: Option<PathBuf>,
+    /// With --config: put everything below this directory, and nothing elsewhere
+    #[arg(long, value_name = "DIR", requires = "config")]
+    root: Option<PathBuf>,
     #[command(flatten)]
-    source: source::Args,
+    how: source::How,
     #[command(flatten)]
     mirror: place::Args,
-    /// Where it is to appear: an existing directory
-    mountpoint: PathBuf,
     #[command(flatten)]
     cache: cache::Args,
     /// Stay in the foreground; SIGINT and SIGTERM unmount
@@ -64,6 +79,8 @@ const EXAMPLES: &str = "Examples:
   bdnfs mount s3://models/llama-3-8b /mnt/model
   bdnfs mount --mirror s3://mirror s3://models/llama-3-8b /mnt/model
   bdnfs mount --wait --allow '*.safetensors' --allow '*.json' s3://models/llama-3-8b /mnt/model
+  bdnfs mount --secrets /run/secrets --secret hf_access_token hf://owner/private /mnt/model
+  bdnfs mount --secrets /run/secrets --config config.yaml --root /srv/weights
   bdnfs mount --endpoint http://127.0.0.1:9000 --credentials key.json s3://models/x /mnt/x
   bdnfs mount --cache-dir /nvme/bdnfs --cache-size 2T https://host/weights.bin /mnt/weights";
 
@@ -71,6 +88,50 @@ impl Args {
     /// Whether this process may become the daemon.
     pub fn foreground(&self) -> bool {
         self.foreground
+    }
+
+    /// What is to be mounted, as it was named.
+    fn items(&self) -> Result<Vec<Item>> {
+        match (&self.config, &self.source, &self.mountpoint) {
+            (Some(file), ..) => weights::read(file, &self.how),
+            (None, Some(source), Some(location)) => {
+                let (allow, ignore) = self.how.globs();
+                let access = self.how.access(source.uri())?;
+                let (source, location) = (source.clone(), location.clone());
+                Ok(vec![Item { source, location, allow, ignore, access }])
+            }
+            _ => bail!("name a source and where it is to appear, or a configuration"),
+        }
+    }
+
+    /// What the daemon is asked to mount at `location`, where nothing may be in the way.
+    fn request(&self, item: Item, location: &Path, cache: &Cache) -> Result<MountRequest> {
+        let place = mountpoint::prepare(location)?;
+        let name = place.path.display();
+        let uri = item.source.uri();
+        if item.source.is_below(&place.path) {
+            bail!("{uri} lies below {name}, so the mount would hide it; choose another directory");
+        }
+        if cache.is_below(&place.path) {
+            bail!("the cache lies below {name}, so the mount would hide it; choose another with --cache-dir");
+        }
+        for note in uri.note().iter().chain(&place.notes) {
+            eprintln!("note: {note}");
+        }
+        let flags = Options { allow_other: self.allow_other, uid: self.uid, gid: self.gid };
+        let options = self.options.iter().fold(Options::default(), Options::and).and(&flags);
+        Ok(MountRequest {
+            mirror: self.mirror.request(&self.how.access, Some(uri))?,
+            source: item.source.text().clone(),
+            mountpoint: place.path,
+            allow: item.allow,
+            ignore: item.ignore,
+            access: item.access,
+            allow_other: options.allow_other,
+            uid: options.uid,
+            gid: options.gid,
+            cache_size: cache.size,
+        })
     }
 }
 
@@ -83,74 +144,63 @@ pub fn run(args: Args, verbose: u8) -> Result<()> {
     runtime::command(task.background())
 }
 
-/// One mount to be made.
+/// The mounts to be made.
 struct Task {
     args: Args,
     verbose: u8,
     cache: Cache,
     client: Client,
-    request: MountRequest,
+    requests: Vec<MountRequest>,
+    /// The directories that were made for them.
+    made: Made,
 }
 
 impl Task {
     fn new(args: Args, verbose: u8) -> Result<Self> {
-        let place = mountpoint::prepare(&args.mountpoint)?;
         mountpoint::fuse()?;
-        let name = place.path.display();
-        if args.source.is_below(&place.path) {
-            bail!(
-                "{} lies below {name}, so the mount would hide it; choose another directory",
-                args.source.uri()
-            );
-        }
         let cache = args.cache.make()?;
-        if cache.is_below(&place.path) {
-            bail!("the cache lies below {name}, so the mount would hide it; choose another with --cache-dir");
+        let items = args.items()?;
+        let mut made = Made::default();
+        let mut requests = Vec::new();
+        for item in items {
+            let location = match &args.config {
+                None => item.location.clone(),
+                Some(_) => made.directory(&item.location, args.root.as_deref())?,
+            };
+            requests.push(args.request(item, &location, &cache)?);
         }
-        for note in args.source.uri().note().iter().chain(&place.notes) {
-            eprintln!("note: {note}");
-        }
-        let flags = Options { allow_other: args.allow_other, uid: args.uid, gid: args.gid };
-        let options = args.options.iter().fold(Options::default(), Options::and).and(&flags);
-        let (allow, ignore) = args.source.globs();
-        let request = MountRequest {
-            source: args.source.text().clone(),
-            mountpoint: place.path,
-            allow: allow.to_vec(),
-            ignore: ignore.to_vec(),
-            access: args.source.access()?,
-            mirror: args.mirror.request(&args.source.how.access)?,
-            allow_other: options.allow_other,
-            uid: options.uid,
-            gid: options.gid,
-            cache_size: cache.size,
-        };
         let client = Client::new(control::socket(&cache.dir));
-        Ok(Self { args, verbose, cache, client, request })
+        Ok(Self { args, verbose, cache, client, requests, made })
     }
 
-    /// Through the cache's daemon, which is started when there is none.
-    async fn background(self) -> Result<()> {
-        let mounted = self.request().await?;
-        self.announce(&mounted)?;
-        if !self.args.wait {
-            return Ok(());
-        }
-        tokio::select! {
+    /// Through the cache's daemon, which is started when there is none. What fails leaves nothing mounted.
+    async fn background(mut self) -> Result<()> {
+        let mut mounted = Vec::new();
+        let done = tokio::select! {
             biased;
-            asked = signals::asked_to_end() => {
-                self.take_down(&mounted).await;
-                asked?;
-                bail!("interrupted; {} is unmounted again", mounted.mountpoint.display());
-            }
-            staged = self.stage(&mounted) => staged,
+            asked = signals::asked_to_end() => match asked {
+                Ok(()) => Err(anyhow!("interrupted; nothing stays mounted")),
+                Err(error) => Err(error.into()),
+            },
+            done = self.make(&mut mounted) => done,
+        };
+        if done.is_err() {
+            self.take_down(&mounted).await;
         }
+        done
     }
 
-    async fn request(&self) -> Result<Mounted> {
+    async fn make(&mut self, mounted: &mut Vec<Mounted>) -> Result<()> {
+        for request in &self.requests {
+            mounted.push(self.request(request).await?);
+        }
+        self.settle(mounted).await
+    }
+
+    async fn request(&self, request: &MountRequest) -> Result<Mounted> {
         let (mut lost, mut busy) = (0, None);
         loop {
-            match self.client.mount(&self.request).await {
+            match self.client.mount(request).await {
                 Ok(mounted) => return Ok(mounted),
                 Err(trouble @ Trouble::Lost(_)) if lost == LOST_DAEMONS => {
                     return Err(trouble).with_context(|| format!("see {}", self.cache.log().display()));
@@ -170,8 +220,8 @@ impl Task {
         }
     }
 
-    /// As the cache's daemon, or beside it when there is one, until the mount ends.
-    async fn foreground(self) -> Result<()> {
+    /// As the cache's daemon, or beside it when there is one, until the mounts end.
+    async fn foreground(mut self) -> Result<()> {
         let begun = Instant::now();
         loop {
             match Daemon::start(&self.cache).await {
@@ -179,8 +229,8 @@ impl Task {
                 Err(failure) if failure.is(Kind::Busy) => {}
                 Err(failure) => return Err(failure.into()),
             }
-            match self.client.mount(&self.request).await {
-                Ok(mounted) => return self.attend(&mounted).await,
+            match self.client.mount(&self.requests[0]).await {
+                Ok(first) => return self.attend(first).await,
                 Err(trouble) if trouble.is_gone() && begun.elapsed() < PATIENCE => {
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -189,16 +239,19 @@ impl Task {
         }
     }
 
-    /// Hosts the mount, and others that come, until the last has ended. A signal is the daemon's to obey.
-    async fn serve(&self, daemon: Daemon) -> Result<()> {
+    /// Hosts the mounts, and others that come, until the last has ended. A signal is the daemon's to obey.
+    async fn serve(&mut self, daemon: Daemon) -> Result<()> {
         let hold = daemon.hold();
         let work = async {
-            let stay = async { self.stay(&self.client.mount(&self.request).await?).await };
+            let mut mounted = Vec::new();
             let worked = tokio::select! {
                 biased;
                 asked = signals::asked_to_end() => asked.map_err(Into::into),
-                stayed = stay => stayed,
+                stayed = self.stay(&mut mounted) => stayed,
             };
+            if worked.is_err() {
+                self.take_down(&mounted).await;
+            }
             drop(hold);
             worked
         };
@@ -206,24 +259,46 @@ impl Task {
         worked.and(served)
     }
 
-    /// Stays beside the daemon that hosts the mount; a signal unmounts it.
-    async fn attend(&self, mounted: &Mounted) -> Result<()> {
-        tokio::select! {
+    /// Stays beside the daemon that hosts the first mount, and makes the others; a signal unmounts them.
+    async fn attend(&mut self, first: Mounted) -> Result<()> {
+        let mut mounted = vec![first];
+        let (done, ended) = tokio::select! {
             biased;
-            asked = signals::asked_to_end() => {
-                self.take_down(mounted).await;
-                Ok(asked?)
-            }
-            stayed = self.stay(mounted) => stayed,
+            asked = signals::asked_to_end() => (asked.map_err(Into::into), false),
+            stayed = self.stay(&mut mounted) => { let ended = stayed.is_ok(); (stayed, ended) }
+        };
+        if !ended {
+            self.take_down(&mounted).await;
         }
+        done
     }
 
-    async fn stay(&self, mounted: &Mounted) -> Result<()> {
-        self.announce(mounted)?;
-        if self.args.wait {
-            self.stage(mounted).await?;
+    /// Makes the mounts that are not made yet, and waits for the end of all.
+    async fn stay(&mut self, mounted: &mut Vec<Mounted>) -> Result<()> {
+        for request in &self.requests[mounted.len()..] {
+            mounted.push(self.client.mount(request).await?);
         }
-        Ok(self.client.ended(mounted.id).await?)
+        self.settle(mounted).await?;
+        for mounted in mounted {
+            self.client.ended(mounted.id).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells what is mounted, and makes it local where that was asked for.
+    async fn settle(&mut self, mounted: &[Mounted]) -> Result<()> {
+        mounted.iter().try_for_each(|mounted| self.announce(mounted))?;
+        if self.args.wait {
+            // All begin at once, and are told of one after the other.
+            for mounted in &mounted[1..] {
+                self.client.stage(mounted.id).await?;
+            }
+            for mounted in mounted {
+                self.stage(mounted).await?;
+            }
+        }
+        self.made.keep();
+        Ok(())
     }
 
     async fn stage(&self, mounted: &Mounted) -> Result<()> {
@@ -234,9 +309,9 @@ impl Task {
                 bail!("{} ended before all of it was local", mounted.mountpoint.display());
             }
             Err(trouble) => {
-                self.take_down(mounted).await;
+                let all = if self.requests.len() > 1 { "all are" } else { "it is" };
                 return Err(trouble).with_context(|| {
-                    format!("cannot make all of {} local, so it is unmounted again", mounted.source)
+                    format!("cannot make all of {} local, so {all} unmounted again", mounted.source)
                 });
             }
         };
@@ -260,17 +335,21 @@ impl Task {
         Ok(())
     }
 
-    /// Unmounts it, or takes it out of sight when somebody holds it already.
-    async fn take_down(&self, mounted: &Mounted) {
-        match self.client.unmount(mounted.id, false).await {
-            Err(trouble) if trouble.is(Kind::Busy) => {
-                eprintln!("note: {}; detached", mountpoint::busy(&mounted.mountpoint));
-                if let Err(trouble) = self.client.unmount(mounted.id, true).await {
+    /// Unmounts them, or takes out of sight those that somebody holds already.
+    async fn take_down(&self, mounted: &[Mounted]) {
+        for mounted in mounted {
+            match self.client.unmount(mounted.id, false).await {
+                Err(trouble) if trouble.is(Kind::Busy) => {
+                    eprintln!("note: {}; detached", mountpoint::busy(&mounted.mountpoint));
+                    if let Err(trouble) = self.client.unmount(mounted.id, true).await {
+                        eprintln!("note: {trouble}");
+                    }
+                }
+                Err(trouble) if !trouble.is_gone() && !trouble.is(Kind::NotFound) => {
                     eprintln!("note: {trouble}");
                 }
+                _ => {}
             }
-            Err(trouble) if !trouble.is_gone() => eprintln!("note: {trouble}"),
-            _ => {}
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use bdnfs_fs::mounts::{self, Holder};
 use rustix::io::Errno;
 
@@ -74,6 +74,54 @@ pub fn prepare(asked: &Path) -> Result<Place> {
         notes.push(format!("{name} is not empty; what it holds is hidden while the mount is there"));
     }
     Ok(Place { path, notes })
+}
+
+/// Directories that were made for mounts. Those that are not to be kept go again.
+#[derive(Debug, Default)]
+pub struct Made(Vec<PathBuf>);
+
+impl Made {
+    /// The directory `location`, below `root` where there is one. What is missing of it is made.
+    pub fn directory(&mut self, location: &Path, root: Option<&Path>) -> Result<PathBuf> {
+        let mut path = match root {
+            Some(root) => find(root)?,
+            None => PathBuf::from("/"),
+        };
+        for part in location.components().filter(|part| matches!(part, Component::Normal(_))) {
+            path.push(part);
+            let name = path.display();
+            match path.symlink_metadata() {
+                Ok(meta) if meta.is_symlink() && root.is_some() => {
+                    bail!("{name} is a link, which may lead out of the root; put a directory there")
+                }
+                Ok(_) => {}
+                // A mount that a crash left dead, which is dealt with where it matters.
+                Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {}
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    std::fs::create_dir(&path).with_context(|| {
+                        format!("cannot make {}; choose where all of it goes with --root", path.display())
+                    })?;
+                    self.0.push(path.clone());
+                }
+                Err(e) => return Err(e).with_context(|| name.to_string()),
+            }
+        }
+        Ok(path)
+    }
+
+    /// Lets them stay.
+    pub fn keep(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            // What somebody else uses by now stays.
+            let _ = std::fs::remove_dir(path);
+        }
+    }
 }
 
 /// The absolute path of `asked`, without links. A mount left dead there doesn't hinder it.
@@ -165,6 +213,25 @@ mod tests {
         std::fs::create_dir(&empty).expect("made");
         assert!(prepare(&empty).expect("nothing in the way").notes.is_empty());
         assert_eq!(prepare(dir.path()).expect("nothing in the way").notes.len(), 1, "it is not empty");
+    }
+
+    #[test]
+    fn what_is_missing_is_made_below_the_root_and_taken_back() {
+        let dir = tempfile::tempdir().expect("directory");
+        let root = dir.path().canonicalize().expect("there");
+        std::os::unix::fs::symlink("/etc", root.join("link")).expect("linked");
+        let mut made = Made::default();
+        let path = made.directory(Path::new("/a/b"), Some(&root)).expect("made");
+        assert_eq!(path, root.join("a/b"));
+        assert_eq!(made.directory(Path::new("/a"), Some(&root)).expect("there"), root.join("a"));
+        let error = made.directory(Path::new("/link/x"), Some(&root)).expect_err("a way out");
+        assert!(error.to_string().contains("is a link"), "{error}");
+        drop(made);
+        assert!(!root.join("a").exists());
+        let mut made = Made::default();
+        made.directory(Path::new("/a/b"), Some(&root)).expect("made");
+        made.keep();
+        assert!(root.join("a/b").is_dir());
     }
 
     #[test]

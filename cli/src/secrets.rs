@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::secrets;
-use bdnfs::source::SecretStore;
+use bdnfs::source::{Secret, SecretStore};
 
 /// What the variables that hold secrets begin with. A daemon is started without them.
 pub const PREFIX: &str = "BDNFS_SECRET_";
@@ -13,7 +13,7 @@ pub const PREFIX: &str = "BDNFS_SECRET_";
 const STORE: &str = "BDNFS_SECRETS";
 
 /// Where secrets are kept.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
 pub struct Args {
     /// Directory with a file for each secret, or a TOML file that only you may read; may be repeated. Before them, the
@@ -23,11 +23,31 @@ pub struct Args {
 }
 
 impl Args {
+    /// Where the secret `name` is looked for: in the environment, which nobody else can see and whose secret is therefore
+    /// taken along, then in the stores behind it.
+    pub fn holding(&self, name: &str, env: impl Fn(&str) -> Option<OsString>) -> Result<Vec<SecretStore>> {
+        let variable = variable(name);
+        let text = env(&variable).map(OsString::into_string).transpose();
+        let Ok(text) = text else { bail!("the variable {variable} is no UTF-8") };
+        let secrets = text.map(|text| (name.to_owned(), Secret::new(text))).into_iter().collect();
+        let mut stores = vec![SecretStore::Environment { secrets, variable }];
+        stores.extend(self.stores(env)?);
+        Ok(stores)
+    }
+
     /// The stores behind the environment, in the order in which they are asked.
     pub fn stores(&self, env: impl Fn(&str) -> Option<OsString>) -> Result<Vec<SecretStore>> {
         let named = env(STORE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let paths = if self.secrets.is_empty() { named.into_iter().collect() } else { self.secrets.clone() };
         paths.into_iter().map(store).collect()
+    }
+}
+
+#[cfg(test)]
+impl Args {
+    /// One store.
+    pub fn of(path: &std::path::Path) -> Self {
+        Self { secrets: vec![path.to_owned()] }
     }
 }
 

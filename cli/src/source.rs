@@ -58,7 +58,18 @@ impl Source {
 
 impl From<Uri> for Source {
     fn from(uri: Uri) -> Self {
-        Self { text: Secret::new(uri.to_string()), uri }
+        let text = match &uri {
+            Uri::Http(url) => url.as_str().to_owned(),
+            uri => uri.to_string(),
+        };
+        Self { text: Secret::new(text), uri }
+    }
+}
+
+impl Source {
+    /// Whether it is a local directory at or below `directory`.
+    pub fn is_below(&self, directory: &Path) -> bool {
+        matches!(&self.uri, Uri::File(path) if path.canonicalize().is_ok_and(|p| p.starts_with(directory)))
     }
 }
 
@@ -67,37 +78,13 @@ impl Args {
     pub fn uri(&self) -> &Uri {
         self.source.uri()
     }
-
-    /// The same as text, which can be read again.
-    pub fn text(&self) -> &Secret {
-        self.source.text()
-    }
-
-    /// Which files are wanted, as patterns were given: to allow, to ignore.
-    pub fn globs(&self) -> (&[String], &[String]) {
-        self.how.globs()
-    }
-
-    /// Which files are wanted.
-    pub fn patterns(&self) -> Result<Patterns> {
-        self.how.patterns()
-    }
-
-    /// How it may be read, from the environment and the arguments.
-    pub fn access(&self) -> Result<Access> {
-        self.how.access(self.uri())
-    }
-
-    /// Whether it is a local directory at or below `directory`.
-    pub fn is_below(&self, directory: &Path) -> bool {
-        matches!(self.uri(), Uri::File(path) if path.canonicalize().is_ok_and(|p| p.starts_with(directory)))
-    }
 }
 
 impl How {
-    /// Which files are wanted, as patterns were given: to allow, to ignore.
-    pub fn globs(&self) -> (&[String], &[String]) {
-        (&self.allow, &self.ignore)
+    /// Which files are wanted, as patterns were given: to allow, all where there are none, and to ignore.
+    pub fn globs(&self) -> (Option<Vec<String>>, Vec<String>) {
+        let allow = Some(self.allow.clone()).filter(|allow| !allow.is_empty());
+        (allow, self.ignore.clone())
     }
 
     /// Which files are wanted.

@@ -21,7 +21,7 @@ const HELPER: &str = "fusermount3";
 pub(crate) fn mount(mountpoint: &Path, source: &str, allow_other: bool) -> Result<Device> {
     let failed = |e: io::Error| Error::disk("cannot talk to fusermount3", e);
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-    let mut command = Command::new(HELPER);
+    let mut command = helper();
     command.arg("-o").arg(options(source, allow_other)).arg("--").arg(mountpoint);
     command.env("_FUSE_COMMFD", "0").stdin(OwnedFd::from(theirs));
     let output = run(&mut command)?;
@@ -40,7 +40,7 @@ pub(crate) fn mount(mountpoint: &Path, source: &str, allow_other: bool) -> Resul
 /// # Errors
 /// [`Kind::Busy`] when somebody uses the mount.
 pub(crate) fn unmount(mountpoint: &Path, flags: &[&str]) -> Result<()> {
-    let mut command = Command::new(HELPER);
+    let mut command = helper();
     let output = run(command.args(flags).arg("--").arg(mountpoint).stdin(Stdio::null()))?;
     if output.status.success() {
         return Ok(());
@@ -56,6 +56,13 @@ fn options(source: &str, allow_other: bool) -> String {
     let source = source.replace('\\', "\\\\").replace(',', "\\,");
     let other = if allow_other { ",allow_other" } else { "" };
     format!("ro,nosuid,nodev,default_permissions,subtype=bdnfs{other},fsname={source}")
+}
+
+/// The helper, which gets nothing of the environment but where programs are: secrets may be there.
+fn helper() -> Command {
+    let mut command = Command::new(HELPER);
+    command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+    command
 }
 
 /// Runs the helper to its end, in the language that its words are looked through in.

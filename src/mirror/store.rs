@@ -82,25 +82,31 @@ impl Mirror {
 
     /// The error of the store for a failed `action` on `key`.
     pub(super) fn failure(&self, action: &str, key: &Path, error: &object_store::Error) -> Error {
-        let reason = innermost(error);
-        let (kind, advice) = match error {
-            object_store::Error::NotFound { .. } => (Kind::NotFound, ""),
+        let kind = match error {
+            object_store::Error::NotFound { .. } => Kind::NotFound,
             object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-                (Kind::Refused, "; check the credentials")
+                Kind::Refused
             }
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
-                (Kind::Unsupported, "")
+                Kind::Unsupported
             }
-            _ => (disk(error).unwrap_or(Kind::Unavailable), ""),
+            _ => beneath(error).unwrap_or(Kind::Unavailable),
         };
-        Error::new(kind, format!("cannot {action} {}: {reason}{advice}", self.shown(key)))
+        let failed = Error::new(kind, format!("cannot {action} {}: {}", self.shown(key), innermost(error)));
+        match &self.keys {
+            Some(keys) => keys.blame(failed),
+            None => failed,
+        }
     }
 }
 
-/// The kind of a failure of a local disk, if that is what it is.
-fn disk(error: &object_store::Error) -> Option<Kind> {
+/// The kind of what lies beneath a failure, where that is an error of ours or of a local disk.
+fn beneath(error: &object_store::Error) -> Option<Kind> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(layer) = cause {
+        if let Some(ours) = layer.downcast_ref::<Error>() {
+            return Some(ours.kind());
+        }
         if let Some(io) = layer.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
             return match io {
                 libc::ENOSPC | libc::EDQUOT => Some(Kind::NoSpace),

@@ -32,9 +32,9 @@ use serde_json::Value;
 
 use self::api::Api;
 use self::signed::Signed;
-use super::client::{self, Client};
 use super::http::redirect;
 use crate::blob::Blob;
+use crate::client::{self, Client};
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Listing;
 use crate::source::{Access, HubKind, Uri};
@@ -103,7 +103,7 @@ impl Hub {
                 format!("{named}: buckets of the Hub are not served, for they have no revisions to pin");
             return Err(Error::new(Kind::Unsupported, text));
         }
-        let api = Api::new(kind, id, access).map_err(|e| e.within(&named))?;
+        let api = Api::new(&uri(revision), kind, id, access).map_err(|e| e.within(&named))?;
         let revision = revision.unwrap_or(DEFAULT_REVISION);
         let commit = client::patiently(|| resolve(&api, revision)).await.map_err(|e| e.within(&named))?;
         let name = uri(Some(&commit.sha)).to_string();

@@ -5,25 +5,27 @@ mod list;
 mod probe;
 mod validator;
 
-use std::net::Ipv4Addr;
 use std::ops::Range;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 use percent_encoding::{percent_decode_str, percent_encode};
+use reqwest::header::AUTHORIZATION;
 use reqwest::redirect::{Attempt, Policy};
-use reqwest::{Method, Request};
-use url::{Host, Url};
+use reqwest::{Method, Request, Response, StatusCode};
+use url::Url;
 
 use self::index::Format;
 use self::validator::Validator;
-use super::client::{self, Client};
 use super::{changed, foreign, range, shown};
 use crate::blob::Blob;
+use crate::client::{self, Client};
+use crate::credentials::{Issued, Keys};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Listing;
-use crate::source::{Access, Uri};
+use crate::source::{Access, Uri, loopback};
 use crate::tier::{Body, Origin, Rung, Tier, Urgency};
 
 /// How many redirects are followed, one after the other.
@@ -37,6 +39,7 @@ pub(super) struct Web {
     url: Url,
     layout: Layout,
     client: Client,
+    keys: Keys,
 }
 
 /// What a URL means.
@@ -59,7 +62,32 @@ impl Web {
         let layout = layout(url).map_err(|e| e.within(&name))?;
         let redirects = Policy::custom(move |attempt| redirect(attempt, allow_http));
         let client = Client::new(redirects, access.authorities.as_deref()).map_err(|e| e.within(&name))?;
-        Ok(Self { name, url: url.clone(), layout, client })
+        let keys = Keys::lazy(&Uri::Http(url.clone()), access, &client);
+        Ok(Self { name, url: url.clone(), layout, client, keys })
+    }
+
+    /// Asks the server, and tells it who does. A redirect to another host is followed without that (reqwest drops the
+    /// header). Answers of success and others come back; only a refusal of who asks is an error.
+    async fn ask(&self, request: &Request) -> Result<Response> {
+        let ask = |issued: Arc<Issued>| async move {
+            let mut request = request.try_clone().ok_or_else(|| foreign(&self.name))?;
+            if let Some(value) = issued.key.authorization()? {
+                request.headers_mut().insert(AUTHORIZATION, value);
+            }
+            let response = self.client.execute(request).await?;
+            match response.status() {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    client::accept(response).await.map_err(|e| issued.blame(e))
+                }
+                _ => Ok(response),
+            }
+        };
+        self.keys.with(ask).await
+    }
+
+    /// The same, and only an answer of success comes back.
+    async fn send(&self, request: &Request) -> Result<Response> {
+        client::accept(self.ask(request).await?).await
     }
 
     /// Where the file at `path` is asked for. A query of the source's URL, which may be a signature, goes along.
@@ -94,7 +122,7 @@ impl Web {
         if let Some((name, value)) = validator.condition() {
             headers.insert(name, range::value(value)?);
         }
-        let response = self.client.send(request).await.map_err(|e| match e.kind() {
+        let response = self.send(&request).await.map_err(|e| match e.kind() {
             Kind::NotFound | Kind::Changed => changed(&what, &e.to_string()),
             _ => e.within(&what),
         })?;
@@ -137,16 +165,6 @@ impl Origin for Web {
 
     fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
         list::list(self, listing).boxed()
-    }
-}
-
-/// Whether `url` leads to this machine.
-pub(super) fn loopback(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
-        Some(Host::Ipv4(ip)) => ip.is_loopback() && ip != Ipv4Addr::UNSPECIFIED,
-        Some(Host::Ipv6(ip)) => ip.is_loopback(),
-        None => false,
     }
 }
 

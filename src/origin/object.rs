@@ -1,17 +1,15 @@
 //! Object storage as an origin: what lies below a prefix of a bucket, or a single object.
 //!
-//! The `object_store` crate gets credentials and signs with them, whatever the service. Requests are made here
-//! ([`door`]): the crate's own have no keys but those that it takes for paths (it drops slashes, and a listing fails as
-//! a whole at a key that it can't name). What is particular to a service is its [`cloud::Cloud`].
+//! The `object_store` crate signs requests, with keys that [`crate::credentials`] gets. The requests are made here
+//! ([`door`]): the crate's own have no keys of objects but those that it takes for paths (it drops slashes, and a listing
+//! fails as a whole at a key that it can't name). What is particular to a service is its [`cloud::Cloud`].
 
 mod azure;
 mod cloud;
 mod door;
 mod gcs;
 mod list;
-mod machine;
 mod s3;
-mod service;
 mod version;
 
 use std::ops::Range;
@@ -24,12 +22,13 @@ use reqwest::redirect::Policy;
 use self::cloud::Cloud;
 use self::door::Door;
 use self::version::{Tag, Version};
-use super::client::{self, Client};
 use super::{changed, foreign, range, shown};
 use crate::blob::Blob;
+use crate::client::{self, Client};
+use crate::credentials::Keys;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Listing, escape};
-use crate::source::{Access, Uri};
+use crate::source::{Access, Service, Uri};
 use crate::tier::{Body, Origin, Rung, Tier, Urgency};
 
 /// What lies below a prefix of a bucket.
@@ -53,28 +52,25 @@ impl Objects {
 
     async fn connect(uri: &Uri, name: &str, access: &Access) -> Result<Self> {
         let client = Client::new(Policy::none(), access.authorities.as_deref())?;
-        let (prefix, elsewhere) = match uri {
-            Uri::S3 { prefix, .. } => (prefix, access.s3.as_ref().and_then(|s3| s3.endpoint.as_ref())),
-            Uri::R2 { prefix, .. } => (prefix, access.r2.as_ref().and_then(|r2| r2.endpoint.as_ref())),
-            Uri::Cw { prefix, .. } => (prefix, access.cw.as_ref().and_then(|cw| cw.endpoint.as_ref())),
-            Uri::Gs { prefix, .. } => (prefix, access.gcs.as_ref().and_then(|gcs| gcs.endpoint.as_ref())),
-            Uri::Azure { prefix, .. } => (prefix, access.azure.as_ref().and_then(|a| a.endpoint.as_ref())),
+        let service = Service::of(uri, access)?;
+        let (prefix, cloud): (_, Box<dyn Cloud>) = match uri {
+            Uri::Gs { bucket, prefix } => (prefix, Box::new(gcs::Bucket::new(bucket, &service, access)?)),
+            Uri::Azure { account, container, prefix } => {
+                (prefix, Box::new(azure::Container::new(account, container, &service)))
+            }
+            Uri::S3 { bucket, prefix } | Uri::R2 { bucket, prefix, .. } | Uri::Cw { bucket, prefix } => {
+                (prefix, Box::new(s3::Bucket::new(bucket, &service, access)?))
+            }
             _ => return Err(Error::new(Kind::Unsupported, "it is no object storage")),
         };
-        let cloud: Box<dyn Cloud> = match uri {
-            Uri::Gs { bucket, .. } => Box::new(gcs::Bucket::open(bucket, access, &client).await?),
-            Uri::Azure { account, container, .. } => {
-                Box::new(azure::Container::open(account, container, access, &client).await?)
-            }
-            _ => Box::new(s3::Bucket::open(uri, access, &client).await?),
-        };
+        let keys = Keys::open(uri, access, &client).await?;
         // A bucket's name is unique at one endpoint only.
-        let identity = match elsewhere {
+        let identity = match access.endpoint(uri) {
             Some(endpoint) => format!("{name} at {}", endpoint.trim_end_matches('/')),
             None => name.to_owned(),
         };
         let (prefix, escape) = (prefix.clone(), access.escape);
-        Ok(Self { name: name.to_owned(), identity, prefix, door: Door { client, cloud }, escape })
+        Ok(Self { name: name.to_owned(), identity, prefix, door: Door { client, keys, cloud }, escape })
     }
 
     /// The key of what is at `path` in this tree.

@@ -6,7 +6,7 @@ use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, HeaderMa
 use reqwest::{Response, StatusCode};
 
 use super::changed;
-use super::client::header;
+use crate::client::header;
 use crate::error::{Error, Kind, Result};
 
 /// The value of `Accept-Encoding` that asks for the bytes as they are.

@@ -1,6 +1,7 @@
 //! Each origin against what it is an origin of: a real directory, a real server.
 
 mod cloud;
+mod credentials;
 mod file;
 mod http;
 mod object;

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
+use crate::source::S3Access;
 
 fn access(name: &str, secrets: Vec<SecretStore>) -> Access {
     let auth = Some(Auth::Secret { auth_secret_name: name.to_owned() });
@@ -10,6 +11,10 @@ fn access(name: &str, secrets: Vec<SecretStore>) -> Access {
 
 fn uri(text: &str) -> Uri {
     text.parse().expect(text)
+}
+
+fn environment(secrets: BTreeMap<String, Secret>) -> SecretStore {
+    SecretStore::Environment { secrets, variable: "X".into() }
 }
 
 fn write(path: &Path, text: &str, mode: u32) {
@@ -27,8 +32,7 @@ fn the_first_store_that_has_it_wins() {
     let file = dir.path().join("secrets.toml");
     write(&file, "b = 'from-file'\n'c/d' = '''\n{\"x\": 1}'''", 0o600);
     let given = BTreeMap::from([("a".to_owned(), Secret::new("from-environment"))]);
-    let stores =
-        [SecretStore::Environment(given), SecretStore::Directory(directory), SecretStore::File(file)];
+    let stores = [environment(given), SecretStore::Directory(directory), SecretStore::File(file)];
     for (name, text) in [("a", "from-environment"), ("b", "from-directory"), ("c/d", "{\"x\": 1}")] {
         assert_eq!(find(&stores, name).expect(name).expose(), text);
     }
@@ -58,15 +62,34 @@ fn a_secret_that_kubernetes_rotates_is_read_anew() {
 #[test]
 fn roles_and_machines_need_no_secret() {
     let s3 = S3Access { region: Some("eu".into()), ..S3Access::default() };
-    let auth = Auth::AwsOidc { aws_oidc_role_arn: "arn".into(), aws_oidc_region: "r".into() };
-    let mut access = Access { s3: Some(s3.clone()), ..Access::default() };
-    assert_eq!(provider(&uri("s3://b"), &access).get().expect("s3"), Credentials::Aws(s3));
-    assert_eq!(provider(&uri("gs://b"), &access).get().expect("gs"), Credentials::Ambient);
-    access.auth = Some(auth);
+    let mut access = Access { s3: Some(s3), ..Access::default() };
+    for uri in [uri("s3://b"), uri("gs://b")] {
+        assert_eq!(provider(&uri, &access).get().expect("ambient"), Credentials::Ambient);
+        assert_eq!(provider(&uri, &access).name(), None);
+    }
+    access.auth = Some(Auth::AwsOidc { aws_oidc_role_arn: "arn".into(), aws_oidc_region: "r".into() });
     let role = AwsRole { arn: "arn".into(), region: "r".into(), web_identity: true };
     assert_eq!(provider(&uri("s3://b"), &access).get().expect("role"), Credentials::AwsRole(role));
     let sent = serde_json::to_string(&access).expect("JSON");
     assert_eq!(serde_json::from_str::<Access>(&sent).expect("JSON"), access);
+}
+
+#[test]
+fn a_key_brings_its_place_where_none_is_named() {
+    let dir = tempfile::tempdir().expect("directory");
+    let file = dir.path().join("key");
+    let key = r#"{"aws_access_key_id": "id", "aws_secret_access_key": "hush", "aws_region": "eu", "aws_endpoint": "http://h"}"#;
+    write(&file, key, 0o600);
+    let place = |access: Access| {
+        let s3 = place(&uri("s3://b"), access).expect("placed").s3.expect("set");
+        (s3.region.unwrap_or_default(), s3.endpoint.unwrap_or_default(), s3.secret_access_key)
+    };
+    let access = Access { credentials: Some(file), ..Access::default() };
+    assert_eq!(place(access.clone()), ("eu".into(), "http://h".into(), None));
+    let s3 = Some(S3Access { region: Some("us".into()), ..S3Access::default() });
+    assert_eq!(place(Access { s3, ..access }), ("us".into(), "http://h".into(), None));
+    let alone = Access { auth: None, ..Access::default() };
+    assert_eq!(super::place(&uri("s3://b"), alone.clone()).expect("nothing to do"), alone);
 }
 
 /// What is said of stores, word for word.
@@ -87,9 +110,9 @@ fn errors_name_the_secret_and_never_a_value() {
         ("x", vec![], "there is no secret \"x\": no store of secrets was named".to_owned()),
         (
             "x",
-            vec![SecretStore::Environment(BTreeMap::new()), directory("d")],
+            vec![environment(BTreeMap::new()), directory("d")],
             format!(
-                "there is no secret \"x\": not in the environment of the command, not in the directory {at}/d"
+                "there is no secret \"x\": not in the environment (X), not in the directory {at}/d"
             ),
         ),
         (

@@ -1,13 +1,15 @@
 //! What origins are opened with: credentials and options. They travel from the command line to the process that
 //! serves the mount, and nowhere else.
 
+use std::path::PathBuf;
+
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use super::auth::Auth;
 use super::cloud::{AwsMachine, AzureAccess, GcsAccess};
-use super::credentials::aws;
 use super::secret::{Secret, SecretStore};
-use crate::error::Result;
+use super::uri::Uri;
 
 /// Credentials and options that origins are opened with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +40,9 @@ pub struct Access {
     /// Whether keys that can't be paths are escaped instead of refused
     /// ([`Listing::escape`](crate::manifest::Listing::escape)).
     pub escape: bool,
-    /// How the source is authorised; `None` goes by what the machine has of its own.
+    /// A file that holds the credentials, in the form of the source's scheme. It is read anew each time.
+    pub credentials: Option<PathBuf>,
+    /// How the source is authorised; without it and such a file, by what is given above and what the machine has.
     pub auth: Option<Auth>,
     /// Where the secret that `auth` names is looked for, in this order, each time anew.
     pub secrets: Vec<SecretStore>,
@@ -54,6 +58,8 @@ pub struct S3Access {
     pub secret_access_key: Option<Secret>,
     /// The token of a temporary access key.
     pub session_token: Option<Secret>,
+    /// Until when the key is good, where that is known.
+    pub expires: Option<DateTime<Utc>>,
     /// The region, `us-east-1`.
     pub region: Option<String>,
     /// The service's URL, where it is not AWS.
@@ -72,52 +78,62 @@ pub struct HubAccess {
     pub token: Option<Secret>,
 }
 
-impl S3Access {
-    /// Reads credentials as they are kept in one JSON object: `aws_access_key_id`, `aws_secret_access_key`,
-    /// `aws_region`, and where they are needed `aws_session_token` and `aws_endpoint`. Other keys are left alone.
-    ///
-    /// # Errors
-    /// [`Kind::Invalid`](crate::error::Kind::Invalid), which names the key at fault and never a value.
-    pub fn from_json(text: &str) -> Result<Self> {
-        aws::read(text)
+impl Access {
+    /// What is given for a source of a service that speaks S3.
+    pub fn s3(&self, uri: &Uri) -> Option<&S3Access> {
+        match uri {
+            Uri::S3 { .. } => self.s3.as_ref(),
+            Uri::R2 { .. } => self.r2.as_ref(),
+            Uri::Cw { .. } => self.cw.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The same, to be filled in; it is made where there is none.
+    pub fn s3_mut(&mut self, uri: &Uri) -> Option<&mut S3Access> {
+        let given = match uri {
+            Uri::S3 { .. } => &mut self.s3,
+            Uri::R2 { .. } => &mut self.r2,
+            Uri::Cw { .. } => &mut self.cw,
+            _ => return None,
+        };
+        Some(given.get_or_insert_default())
+    }
+
+    /// Whether requests to the service of `uri` carry nothing that says who asks.
+    pub(crate) fn is_anonymous(&self, uri: &Uri) -> bool {
+        match uri {
+            Uri::Gs { .. } => self.gcs.as_ref().is_some_and(|gcs| gcs.anonymous),
+            Uri::Azure { .. } => self.azure.as_ref().is_some_and(|azure| azure.anonymous),
+            _ => self.s3(uri).is_some_and(|s3| s3.anonymous),
+        }
+    }
+
+    /// The URL that is given for the service of `uri`, in place of its own.
+    pub fn endpoint(&self, uri: &Uri) -> Option<&str> {
+        let endpoint = match uri {
+            Uri::Gs { .. } => self.gcs.as_ref().map(|gcs| &gcs.endpoint),
+            Uri::Azure { .. } => self.azure.as_ref().map(|azure| &azure.endpoint),
+            Uri::Hf { .. } => self.hub.as_ref().map(|hub| &hub.endpoint),
+            _ => self.s3(uri).map(|s3| &s3.endpoint),
+        };
+        endpoint?.as_deref()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
 
     #[test]
-    fn the_aws_format_is_read() {
-        let text = r#"{"aws_access_key_id": "AK", "aws_secret_access_key": "hush", "aws_region": "eu-west-1",
-            "aws_session_token": "quiet", "aws_endpoint": "http://127.0.0.1:9000", "more": 1}"#;
-        let s3 = S3Access::from_json(text).expect("well-formed");
-        assert_eq!(s3.access_key_id.as_deref(), Some("AK"));
-        assert_eq!(s3.secret_access_key.as_ref().map(Secret::expose), Some("hush"));
-        assert_eq!(s3.endpoint.as_deref(), Some("http://127.0.0.1:9000"));
+    fn it_travels_whole_and_shows_no_secret() {
+        let s3 = S3Access { secret_access_key: Some(Secret::new("hush")), ..S3Access::default() };
         let hub = HubAccess { token: Some(Secret::new("hush")), ..HubAccess::default() };
         let access = Access { s3: Some(s3), hub: Some(hub), allow_http: true, ..Access::default() };
         let shown = format!("{access:?} {}", Secret::new("hush"));
-        assert!(!shown.contains("hush") && !shown.contains("quiet"), "{shown}");
+        assert!(!shown.contains("hush"), "{shown}");
         let sent = serde_json::to_string(&access).expect("JSON");
         assert_eq!(serde_json::from_str::<Access>(&sent).expect("JSON"), access);
         assert_eq!(serde_json::from_str::<Access>("{}").expect("defaults"), Access::default());
-    }
-
-    #[test]
-    fn errors_name_keys_and_never_values() {
-        for (text, named) in [
-            (r#"{"aws_access_key_id": "hush""#, "line 1"),
-            (r#""hush""#, "object"),
-            (r#"{"aws_access_key_id": "hush", "aws_region": "hush"}"#, "aws_secret_access_key"),
-            (r#"{"aws_access_key_id": ["hush"]}"#, "aws_access_key_id"),
-            (r#"{"aws_access_key_id": ""}"#, "aws_access_key_id"),
-        ] {
-            let error = S3Access::from_json(text).expect_err(text);
-            assert!(error.to_string().contains(named), "{error}");
-            assert!(!format!("{error} {error:?}").contains("hush"), "{error}");
-            assert_eq!(error.kind(), Kind::Invalid);
-        }
     }
 }

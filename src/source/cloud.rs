@@ -12,8 +12,15 @@ use super::secret::Secret;
 pub struct GcsAccess {
     /// The key of a service account, as the JSON that Google gives out.
     pub service_account: Option<Secret>,
-    /// The file of the application default credentials. It is read by whoever opens the source.
+    /// The file of the application default credentials. It is read anew each time.
     pub application_credentials: Option<PathBuf>,
+    /// The file of this machine's own identity token, for [`Auth::GcpOidc`](super::Auth::GcpOidc). Without it, the
+    /// application default credentials say where it is. It is read anew each time.
+    pub token_file: Option<PathBuf>,
+    /// Google's token service (STS), where it is not the public one.
+    pub sts: Option<String>,
+    /// What issues tokens of service accounts, where it is not the public one.
+    pub iam: Option<String>,
     /// The service's URL, where it is not Google's.
     pub endpoint: Option<String>,
     /// The project that is billed for requests to a bucket whose requesters pay.
@@ -59,10 +66,26 @@ pub struct AwsMachine {
     pub role: Option<String>,
     /// What the role's session is called.
     pub session: Option<String>,
+    /// The profile of AWS's tools, and the files that it is looked for in: those of `~/.aws`.
+    pub profile: Option<AwsProfile>,
+    /// AWS's token service (STS), where it is not the region's.
+    pub sts: Option<String>,
     /// The path of a container's credentials at ECS.
     pub container: Option<String>,
     /// The URL of a pod's credentials at EKS, and the file of the token for it.
     pub pod: Option<(String, PathBuf)>,
     /// The instance's metadata service, where it is not at its usual address.
     pub metadata: Option<String>,
+}
+
+/// A profile of AWS's tools. Its files are read anew each time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AwsProfile {
+    /// What it is called; `None` is the one called `default`, which need not be there.
+    pub name: Option<String>,
+    /// The file of keys, where a section is called as the profile is.
+    pub credentials: Option<PathBuf>,
+    /// The file of settings, where a section is called `profile NAME`.
+    pub config: Option<PathBuf>,
 }

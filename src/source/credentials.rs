@@ -2,7 +2,7 @@
 //!
 //! Errors name the part of a secret that is at fault and never a value.
 
-pub(super) mod aws;
+mod aws;
 mod azure;
 mod gcp;
 mod object;
@@ -15,12 +15,13 @@ use super::secret::Secret;
 use crate::error::{Error, Kind, Result};
 
 pub use azure::Azure;
-pub use gcp::Gcp;
+pub use gcp::{External, Gcp, Subject};
 
 /// What an origin shows to be let in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// None were named: the origin goes by what its cloud's tools would find on this machine, or asks as anybody.
+    /// None were named: the origin goes by what [`Access`](super::Access) has for its scheme, then by what its cloud's
+    /// tools would find on this machine.
     Ambient,
     /// An access key of AWS, or of a service that speaks S3 (`s3://`, `r2://`, `cw://`).
     Aws(S3Access),
@@ -64,8 +65,8 @@ pub trait Provider: fmt::Debug + Send + Sync {
     /// is wrong; both name the secret and never a value.
     fn get(&self) -> Result<Credentials>;
 
-    /// What they are, for messages: `the secret "hf_token"`.
-    fn name(&self) -> String;
+    /// What they are, for messages: `the secret "hf_token"`. `None` where none were named.
+    fn name(&self) -> Option<String>;
 }
 
 impl Credentials {

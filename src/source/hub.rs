@@ -8,7 +8,7 @@ use std::fmt;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-use super::uri::{Uri, below, parts, wrong};
+use super::form::{below, parts, wrong};
 use crate::error::Result;
 
 /// The longest owner or name, in bytes (`validate_repo_id` of `huggingface_hub`).
@@ -30,6 +30,15 @@ pub enum HubKind {
     Kernel,
     /// A bucket. Buckets have no revisions.
     Bucket,
+}
+
+/// A repository of the Hub, or what lies at a path in it.
+#[derive(Debug)]
+pub(super) struct Repository {
+    pub(super) kind: HubKind,
+    pub(super) id: String,
+    pub(super) revision: Option<String>,
+    pub(super) path: String,
 }
 
 impl HubKind {
@@ -68,7 +77,7 @@ pub(super) fn is_host(host: &str) -> bool {
 }
 
 /// Parses what comes after `hf://`.
-pub(super) fn parse(body: &str) -> Result<Uri> {
+pub(super) fn parse(body: &str) -> Result<Repository> {
     let (kind, location) = HubKind::split(body)?;
     let location = location.trim_matches('/');
     let (owner, rest) = match location.split_once('/') {
@@ -119,7 +128,13 @@ fn special(text: &str) -> Option<(&str, &str)> {
     (fits && !last.is_empty()).then_some((revision, path))
 }
 
-fn assemble(kind: HubKind, owner: &str, name: &str, revision: Option<Cow<str>>, path: &str) -> Result<Uri> {
+fn assemble(
+    kind: HubKind,
+    owner: &str,
+    name: &str,
+    revision: Option<Cow<str>>,
+    path: &str,
+) -> Result<Repository> {
     if name.is_empty() && owner.is_empty() {
         return Err(wrong("hf", "it names no repository"));
     }
@@ -134,7 +149,7 @@ fn assemble(kind: HubKind, owner: &str, name: &str, revision: Option<Cow<str>>, 
         ));
     }
     parts("hf", path)?;
-    Ok(Uri::Hf { kind, id, revision: revision.map(Cow::into_owned), path: path.into() })
+    Ok(Repository { kind, id, revision: revision.map(Cow::into_owned), path: path.into() })
 }
 
 /// Whether `part` can be an owner or a name (`validate_repo_id` of `huggingface_hub`).
@@ -149,7 +164,7 @@ fn is_name(part: &str) -> bool {
 }
 
 /// The place that a page of the Hub shows. What follows `?` only changes how it is shown.
-pub(super) fn page(url: &Url) -> Result<Uri> {
+pub(super) fn page(url: &Url) -> Result<Repository> {
     let path: Vec<&str> = url.path().split('/').filter(|p| !p.is_empty()).collect();
     let kinds = usize::from(path.first().is_some_and(|p| HubKind::ALL.iter().any(|k| k.plural() == *p)));
     let repository =
@@ -195,8 +210,8 @@ pub(super) fn write(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::error::Kind;
+    use crate::source::Uri;
     use serde_json::Value;
 
     /// Names without an owner, which the library refuses and the Hub answers.

@@ -7,16 +7,7 @@ impl Uri {
     /// What tells this source from all others: its text, and what that leaves out. A bucket's name is unique at one
     /// service only; and a query may be secret, so its hash stands for it. A branch stays the same source when it moves.
     pub fn identity(&self, access: &Access) -> String {
-        let endpoint = match self {
-            Self::S3 { .. } => access.s3.as_ref().and_then(|s3| s3.endpoint.as_deref()),
-            Self::R2 { .. } => access.r2.as_ref().and_then(|r2| r2.endpoint.as_deref()),
-            Self::Cw { .. } => access.cw.as_ref().and_then(|cw| cw.endpoint.as_deref()),
-            Self::Gs { .. } => access.gcs.as_ref().and_then(|gcs| gcs.endpoint.as_deref()),
-            Self::Azure { .. } => access.azure.as_ref().and_then(|azure| azure.endpoint.as_deref()),
-            Self::Hf { .. } => access.hub.as_ref().and_then(|hub| hub.endpoint.as_deref()),
-            Self::File(_) | Self::Http(_) => None,
-        };
-        match (self, endpoint) {
+        match (self, access.endpoint(self)) {
             (Self::Http(url), _) => {
                 let mut bare = url.clone();
                 bare.set_query(None);

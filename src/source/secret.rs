@@ -39,8 +39,13 @@ impl fmt::Debug for Secret {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SecretStore {
-    /// Those that a command found in its environment. They stay as they were then.
-    Environment(BTreeMap<String, Secret>),
+    /// What a command found in its environment. It stays as it was then.
+    Environment {
+        /// The secrets by their names.
+        secrets: BTreeMap<String, Secret>,
+        /// The variable that was looked at, for messages.
+        variable: String,
+    },
     /// A directory with a file for each, as Kubernetes mounts a Secret.
     Directory(PathBuf),
     /// A TOML file with a text for each, which only its owner may read.
@@ -51,7 +56,7 @@ impl fmt::Display for SecretStore {
     /// For messages: `the directory /run/secrets`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Environment(_) => f.write_str("the environment of the command"),
+            Self::Environment { variable, .. } => write!(f, "the environment ({variable})"),
             Self::Directory(path) => write!(f, "the directory {}", path.display()),
             Self::File(path) => write!(f, "the file {}", path.display()),
         }

@@ -9,21 +9,9 @@ use std::str::FromStr;
 
 use url::Url;
 
-use super::hub::{self, HubKind};
+use super::form::{below, invalid, is_scheme, parts, schemes, wrong};
+use super::hub::{self, HubKind, Repository};
 use crate::error::{Error, Kind, Result};
-
-/// All schemes with what a right URI of each looks like.
-const FORMS: [(&str, &str); 9] = [
-    ("file", "file:///directory"),
-    ("https", "https://host/file"),
-    ("http", "http://host/file"),
-    ("s3", "s3://bucket/prefix"),
-    ("hf", "hf://[datasets/]owner/name[@revision][/path]"),
-    ("gs", "gs://bucket/prefix"),
-    ("r2", "r2://account.bucket/prefix"),
-    ("azure", "azure://account/container/path"),
-    ("cw", "cw://bucket/prefix"),
-];
 
 /// Where a source lives.
 ///
@@ -126,7 +114,7 @@ impl FromStr for Uri {
         let Some((scheme, rest)) = text.split_once("://") else {
             return plain(text);
         };
-        if !FORMS.iter().any(|(known, _)| *known == scheme) {
+        if !is_scheme(scheme) {
             return Err(unknown(scheme));
         }
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -138,7 +126,7 @@ impl FromStr for Uri {
         match scheme {
             "file" => file(text),
             "http" | "https" => http(scheme, text),
-            "hf" => hub::parse(rest),
+            "hf" => Ok(hub::parse(rest)?.into()),
             "azure" => {
                 let (container, path) = path.split_once('/').unwrap_or((path, ""));
                 Ok(Self::Azure {
@@ -163,6 +151,12 @@ impl FromStr for Uri {
                 })
             }
         }
+    }
+}
+
+impl From<Repository> for Uri {
+    fn from(Repository { kind, id, revision, path }: Repository) -> Self {
+        Self::Hf { kind, id, revision, path }
     }
 }
 
@@ -197,12 +191,6 @@ impl fmt::Debug for Uri {
     }
 }
 
-/// Writes `root`, and `path` below it where there is one.
-pub(super) fn below(f: &mut fmt::Formatter<'_>, root: fmt::Arguments<'_>, path: &str) -> fmt::Result {
-    f.write_fmt(root)?;
-    if path.is_empty() { Ok(()) } else { write!(f, "/{path}") }
-}
-
 /// A text without a scheme is a path, if it begins like one.
 fn plain(text: &str) -> Result<Uri> {
     if !text.is_empty() && matches!(text.split('/').next(), Some("" | "." | "..")) {
@@ -235,7 +223,7 @@ fn http(scheme: &str, text: &str) -> Result<Uri> {
     if url.fragment().is_some() {
         return Err(wrong(scheme, "what stands after '#' is never sent; leave it out, or write %23"));
     }
-    if url.host_str().is_some_and(hub::is_host) { hub::page(&url) } else { Ok(Uri::Http(url)) }
+    if url.host_str().is_some_and(hub::is_host) { Ok(hub::page(&url)?.into()) } else { Ok(Uri::Http(url)) }
 }
 
 /// A bucket, account or container. Every service has narrower rules of its own, and says so.
@@ -256,20 +244,6 @@ fn prefix(scheme: &str, path: &str) -> Result<String> {
     Ok(path.into())
 }
 
-/// Refuses a path that has a part which can't be a name. An empty one has no parts.
-pub(super) fn parts(scheme: &str, path: &str) -> Result<()> {
-    match path.split('/').find(|part| matches!(*part, "" | "." | "..")) {
-        Some(part) if !path.is_empty() => Err(wrong(scheme, format!("its path has {part:?} for a part"))),
-        _ => Ok(()),
-    }
-}
-
-/// The error for a URI of a known scheme: what is wrong, and what a right one looks like.
-pub(super) fn wrong(scheme: &str, what: impl fmt::Display) -> Error {
-    let form = FORMS.iter().find(|(known, _)| *known == scheme).map_or("", |(_, form)| form);
-    invalid(format!("bad {scheme}:// source: {what} (expected {form})"))
-}
-
 fn unknown(scheme: &str) -> Error {
     let schemes = schemes();
     // What stands there may be anything, a password among them, unless it looks like a scheme.
@@ -279,14 +253,6 @@ fn unknown(scheme: &str) -> Error {
         "the source's scheme".into()
     };
     invalid(format!("{scheme} is unknown; known are {schemes}"))
-}
-
-fn schemes() -> String {
-    FORMS.map(|(scheme, _)| format!("{scheme}://")).join(", ")
-}
-
-fn invalid(text: impl Into<String>) -> Error {
-    Error::new(Kind::Invalid, text)
 }
 
 #[cfg(test)]

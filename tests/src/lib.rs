@@ -1,6 +1,7 @@
 //! The test kit: the outside world, in the process of a test.
 //!
-//! Servers run on loopback, each on threads of its own ([`serve`]): S3 ([`s3`]), a Hugging Face Hub ([`hub`]) and plain web ([`web`]). What they
+//! Servers run on loopback, each on threads of its own ([`serve`]): S3 ([`s3`]), AWS's token service ([`sts`]), a Hugging Face Hub
+//! ([`hub`]) and plain web ([`web`]). What they
 //! served can be counted ([`tally`]), and what they serve can be broken while they run ([`fault`], [`proxy`]). The
 //! program under test is the real `bdnfs` binary with real mounts ([`bdnfs`]; with a bucket beside it, [`world`]), what it mounts are trees of known
 //! content ([`tree`]), and what reads them are programs that nobody here wrote ([`tools`]). The kit panics where a
@@ -13,6 +14,7 @@ pub mod hub;
 pub mod proxy;
 pub mod s3;
 pub mod serve;
+pub mod sts;
 pub mod tally;
 pub mod tools;
 pub mod tree;

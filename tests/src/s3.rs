@@ -12,9 +12,11 @@ mod write;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use percent_encoding::percent_decode_str;
@@ -25,6 +27,7 @@ use crate::serve::Server;
 use crate::tally::Tally;
 
 pub use sign::Keys;
+pub(crate) use sign::{hex, verify_for};
 
 /// An S3 server on loopback.
 #[derive(Debug)]
@@ -47,10 +50,17 @@ impl S3 {
     /// The same, on a port of one's choice.
     pub fn on_port(root: &Path, keys: Option<Keys>, port: u16) -> Self {
         let (tally, faults) = (Tally::default(), Faults::default());
-        let store = Arc::new(Store { root: root.to_owned(), keys, ..Store::default() });
+        let (open, admitted) =
+            (keys.is_none(), Mutex::new(keys.map(|keys| (keys, None)).into_iter().collect()));
+        let store = Arc::new(Store { root: root.to_owned(), open, admitted, ..Store::default() });
         let app = Router::new().fallback(serve).with_state(store.clone());
         let server = Server::start(tally.around(faults.around(app)), port);
         Self { server, tally, faults, store }
+    }
+
+    /// Who is let in.
+    pub fn door(&self) -> Door {
+        Door(self.store.clone())
     }
 
     /// Puts an object whose key no file can have (`a//b`, `../c`, `dir/`): it is served from `file`.
@@ -60,11 +70,30 @@ impl S3 {
     }
 }
 
+/// Who is let in to a server, to be changed while it runs.
+#[derive(Clone, Debug)]
+pub struct Door(Arc<Store>);
+
+impl Door {
+    /// Lets in who signs with `keys`, until `until` where that is told, beside all others.
+    pub fn admit(&self, keys: Keys, until: Option<SystemTime>) {
+        self.0.admitted.lock().expect("nobody panics with it").push((keys, until));
+    }
+
+    /// Lets nobody in any more.
+    pub fn close(&self) {
+        self.0.admitted.lock().expect("nobody panics with it").clear();
+    }
+}
+
 /// The buckets, and what is under way in them.
 #[derive(Debug, Default)]
 struct Store {
     root: PathBuf,
-    keys: Option<Keys>,
+    /// Whether everybody is let in.
+    open: bool,
+    /// Who is let in, and until when.
+    admitted: Mutex<Vec<(Keys, Option<SystemTime>)>>,
     odd: Mutex<BTreeMap<(String, String), PathBuf>>,
     listings: list::Listings,
     /// Held while an object is published, so that its condition and its rename are one.
@@ -72,6 +101,24 @@ struct Store {
 }
 
 impl Store {
+    /// Whether a request is signed by somebody who is let in.
+    fn verify(&self, request: &Parts) -> Result<(), Refusal> {
+        let admitted = self.admitted.lock().expect("nobody panics with it");
+        let mut refusal = Refusal(StatusCode::FORBIDDEN, "InvalidAccessKeyId");
+        for (keys, until) in &*admitted {
+            match sign::verify(keys, request) {
+                Ok(()) if until.is_some_and(|until| until <= SystemTime::now()) => {
+                    return Err(Refusal(StatusCode::BAD_REQUEST, "ExpiredToken"));
+                }
+                Ok(()) => return Ok(()),
+                // The key is known, so that is what's wrong.
+                Err(why) if why.1 != "InvalidAccessKeyId" => refusal = why,
+                Err(_) => {}
+            }
+        }
+        Err(refusal)
+    }
+
     /// The file of an object.
     fn path(&self, bucket: &str, key: &str) -> Result<PathBuf, Refusal> {
         let odd = self.odd.lock().expect("nobody panics with it");
@@ -88,7 +135,7 @@ impl Store {
 
 /// Why a request is not answered: status and code of the error document.
 #[derive(Debug)]
-struct Refusal(StatusCode, &'static str);
+pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) &'static str);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -131,8 +178,8 @@ async fn serve(State(store): State<Arc<Store>>, request: Request) -> Response {
 
 async fn route(store: &Arc<Store>, request: Request) -> Answer {
     let (head, body) = request.into_parts();
-    if let Some(keys) = &store.keys {
-        sign::verify(keys, &head)?;
+    if !store.open {
+        store.verify(&head)?;
     }
     let path = percent_decode_str(head.uri.path().trim_start_matches('/')).decode_utf8();
     let path = path.map_err(|_| Refusal(StatusCode::BAD_REQUEST, "InvalidURI"))?.into_owned();

@@ -1,11 +1,14 @@
-//! A web server over a directory of files.
+//! A web server over a directory of files, which may want to know who asks.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use percent_encoding::percent_decode_str;
@@ -24,15 +27,35 @@ pub struct Web {
     pub tally: Tally,
     /// What it does wrong.
     pub faults: Faults,
+    guard: Arc<Mutex<Guard>>,
+}
+
+/// Who is let in: nobody has to say so, or with one of these values of `Authorization`, until then.
+#[derive(Debug, Default)]
+struct Guard {
+    admitted: Option<Vec<(String, Option<SystemTime>)>>,
+    /// Requests that had an `Authorization`.
+    told: u64,
 }
 
 impl Web {
     /// Serves the files below `root`.
     pub fn start(root: &Path) -> Self {
-        let (tally, faults) = (Tally::default(), Faults::default());
-        let app = Router::new().fallback(serve).with_state(root.to_owned());
+        let (tally, faults, guard) = (Tally::default(), Faults::default(), Arc::<Mutex<Guard>>::default());
+        let app = Router::new().fallback(serve).with_state((root.to_owned(), guard.clone()));
         let server = Server::start(tally.around(faults.around(app)), 0);
-        Self { server, tally, faults }
+        Self { server, tally, faults, guard }
+    }
+
+    /// From now on only these values of `Authorization` are let in, each until its time.
+    pub fn admit(&self, admitted: &[(&str, Option<SystemTime>)]) {
+        let admitted = admitted.iter().map(|(value, until)| ((*value).to_owned(), *until)).collect();
+        self.guard.lock().expect("nobody panics with it").admitted = Some(admitted);
+    }
+
+    /// How many requests have told who asks.
+    pub fn told(&self) -> u64 {
+        self.guard.lock().expect("nobody panics with it").told
     }
 
     /// The URL of the file at `path` below the root; `path` is encoded already.
@@ -41,7 +64,20 @@ impl Web {
     }
 }
 
-async fn serve(State(root): State<PathBuf>, request: Request) -> Response {
+impl Guard {
+    fn admits(&mut self, value: Option<&str>) -> bool {
+        self.told += u64::from(value.is_some());
+        let Some(admitted) = &self.admitted else { return true };
+        let good = |until: &Option<SystemTime>| until.is_none_or(|until| until > SystemTime::now());
+        admitted.iter().any(|(known, until)| Some(known.as_str()) == value && good(until))
+    }
+}
+
+async fn serve(State((root, guard)): State<(PathBuf, Arc<Mutex<Guard>>)>, request: Request) -> Response {
+    let value = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    if !guard.lock().expect("nobody panics with it").admits(value) {
+        return (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")]).into_response();
+    }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return StatusCode::METHOD_NOT_ALLOWED.into_response();
     }

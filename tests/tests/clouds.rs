@@ -52,7 +52,10 @@ fn what_is_missing_is_said_at_once() {
         ),
         (&["ls", "gs://b", "--requester-pays", "--anonymous"], "no project is given that is billed"),
         (&["ls", "s3://b", "--ca-file", "/dev/null"], "the certificates to trust are none"),
-        (&["ls", "azure://a/c", "--credentials", "/dev/null"], "expected {\"account_key\": ..}"),
+        (
+            &["ls", "azure://a/c", "--credentials", "/dev/null"],
+            "the credentials in /dev/null: the Azure credentials are empty",
+        ),
     ] {
         let ran = world.machine.run(arguments);
         assert_eq!(ran.code, Some(1), "{arguments:?}");

@@ -1,34 +1,29 @@
 //! Credentials of Google's.
 
-use std::path::{Path, PathBuf};
+use std::path::{Path, absolute};
 
 use anyhow::Result;
-use bdnfs::source::{GcsAccess, Secret};
-use serde::Deserialize;
+use bdnfs::source::GcsAccess;
 
 use super::environment::Environment;
 
 /// Where `gcloud auth application-default login` leaves its credentials, below the home directory.
 const DEFAULT: &str = ".config/gcloud/application_default_credentials.json";
 
-/// What is looked at to tell one kind of credentials from another.
-#[derive(Deserialize)]
-struct Kind {
-    #[serde(rename = "type")]
-    name: String,
-}
-
-/// Gathers what `file` or else the environment has.
-pub fn gather(env: &Environment, file: Option<&Path>) -> Result<GcsAccess> {
-    let mut gcs = GcsAccess { project: env.first(&["GOOGLE_CLOUD_PROJECT"]), ..GcsAccess::default() };
-    let named = env.first(&["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_APPLICATION_CREDENTIALS"]).map(PathBuf::from);
-    let key = env.secret(&["GOOGLE_SERVICE_ACCOUNT_KEY"]);
-    match (file, key, named) {
-        (Some(file), _, _) => take(&mut gcs, file)?,
-        (None, Some(key), _) => gcs.service_account = Some(key),
-        (None, None, Some(file)) => take(&mut gcs, &file)?,
-        (None, None, None) => {}
-    }
+/// Gathers what the environment has, and where this machine's identity token is: `token_file`, or what that says.
+pub fn gather(env: &Environment, token_file: Option<&Path>) -> Result<GcsAccess> {
+    let file = |names: &[&str]| env.first(names).map(absolute).transpose();
+    let token = file(&["GOOGLE_WEB_IDENTITY_TOKEN_FILE"])?;
+    let mut gcs = GcsAccess {
+        project: env.first(&["GOOGLE_CLOUD_PROJECT"]),
+        // A daemon has another working directory.
+        token_file: token_file.map(absolute).transpose()?.or(token),
+        sts: env.first(&["CLOUDSDK_API_ENDPOINT_OVERRIDES_STS"]),
+        iam: env.first(&["CLOUDSDK_API_ENDPOINT_OVERRIDES_IAMCREDENTIALS"]),
+        service_account: env.secret(&["GOOGLE_SERVICE_ACCOUNT_KEY"]),
+        application_credentials: file(&["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_APPLICATION_CREDENTIALS"])?,
+        ..GcsAccess::default()
+    };
     let given = gcs.service_account.is_some() || gcs.application_credentials.is_some();
     if let Some(host) = env.first(&["STORAGE_EMULATOR_HOST"]) {
         gcs.endpoint = Some(if host.contains("://") { host } else { format!("http://{host}") });
@@ -38,15 +33,4 @@ pub fn gather(env: &Environment, file: Option<&Path>) -> Result<GcsAccess> {
         gcs.application_credentials = default.filter(|path| path.is_file());
     }
     Ok(gcs)
-}
-
-/// Takes what `file` holds: a service account's key itself, of anything else the path.
-fn take(gcs: &mut GcsAccess, file: &Path) -> Result<()> {
-    let text = super::read(file)?;
-    match serde_json::from_str::<Kind>(&text) {
-        Ok(kind) if kind.name == "service_account" => gcs.service_account = Some(Secret::new(text)),
-        // A daemon has another working directory.
-        _ => gcs.application_credentials = Some(std::path::absolute(file)?),
-    }
-    Ok(())
 }

@@ -17,8 +17,8 @@ pub struct MountRequest {
     pub source: Secret,
     /// Where it is to appear.
     pub mountpoint: PathBuf,
-    /// Patterns of the files to take; none: all.
-    pub allow: Vec<String>,
+    /// Patterns of the files to take; `None`: all.
+    pub allow: Option<Vec<String>>,
     /// Patterns of the files to leave out.
     pub ignore: Vec<String>,
     /// How the source may be read.

@@ -20,7 +20,7 @@ pub async fn make(
     request: &MountRequest,
 ) -> Result<(Arc<Snapshot>, Option<String>), Failure> {
     let uri: Uri = request.source.expose().parse()?;
-    let patterns = Patterns::new(&request.allow, &request.ignore)?;
+    let patterns = Patterns::filter(request.allow.as_deref(), &request.ignore)?;
     let mut note = None;
     if let Some(at) = &request.mirror {
         let mirror = place::open(at, scratch.to_owned())?;

@@ -5,22 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::origin;
 use bdnfs::publish::{self, Config, Published, State, publish};
-use bdnfs::source::weights::{self, Rules};
 use bdnfs::source::{Access, Patterns, Uri};
 use bdnfs::stage;
 use bytesize::ByteSize;
 use serde::Serialize;
 
 use super::{place, say};
-use crate::config::{self, Format};
 use crate::progress::Display;
 use crate::source::{self, Parser, Source};
-use crate::{secrets, signals, text};
+use crate::{signals, text, weights};
 
 /// How often the display is drawn.
 const TICK: Duration = Duration::from_millis(200);
@@ -35,10 +33,9 @@ pub struct Args {
     #[arg(value_name = "SOURCE", value_parser = Parser, required_unless_present = "config")]
     sources: Vec<Source>,
     /// The sources that a configuration names: config.yaml of Truss, training job as JSON, or TOML with [[weights]]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["sources", "allow", "ignore"])]
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["sources", "allow", "ignore", "secret", "credentials", "auth"])]
     config: Option<PathBuf>,
-    #[command(flatten)]
-    secrets: secrets::Args,
     #[command(flatten)]
     how: source::How,
     #[command(flatten)]
@@ -79,7 +76,7 @@ struct Outcome<'a> {
 
 /// Copies each source.
 pub async fn run(args: Args) -> Result<()> {
-    let at = args.place.request_or_default(&args.how.access)?;
+    let at = args.place.request_or_default(&args.how.access, args.sources.first().map(Source::uri))?;
     let mirror = place::open(&at, std::env::temp_dir())?;
     let items = items(&args)?;
     let mut failed = 0;
@@ -116,22 +113,11 @@ fn items(args: &Args) -> Result<Vec<Item>> {
         });
         return named.collect();
     };
-    let (format, text) = config::read(file)?;
-    let rejected = || anyhow!("{0} is rejected; `bdnfs check {0}` says why", file.display());
-    let document = config::parse(format, &text).map_err(|_| rejected())?;
-    let (accepted, found) =
-        weights::read(&document.value, Rules { local: format == Format::Toml, strict: false });
-    if found.rejects() > 0 {
-        return Err(rejected());
-    }
-    let stores = args.secrets.stores(|name| std::env::var_os(name))?;
-    let items = accepted.into_iter().map(|accepted| {
-        let weights = accepted.weights;
-        let access = args.how.access(&weights.source)?;
-        let access = Access { auth: weights.auth.clone(), secrets: stores.clone(), ..access };
-        Ok(Item { patterns: weights.patterns()?, uri: weights.source, access })
+    let named = weights::read(file, &args.how)?.into_iter().map(|item| {
+        let patterns = Patterns::filter(item.allow.as_deref(), &item.ignore)?;
+        Ok(Item { uri: item.source.uri().clone(), patterns, access: item.access })
     });
-    items.collect()
+    named.collect()
 }
 
 async fn add(args: &Args, mirror: &Mirror, item: &Item) -> Result<()> {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::source::Uri;
 
-use crate::access;
+use crate::access::{self, Own};
 use crate::control::api::MirrorRequest;
 use crate::source::{Parser, Source};
 
@@ -29,27 +29,39 @@ pub struct Args {
     /// Region of the mirror's bucket, where it is not the source's
     #[arg(long, value_name = "REGION")]
     mirror_region: Option<String>,
-    /// File with the mirror's AWS credentials, where they are not the source's
+    /// File with the mirror's credentials, where they are not the source's
     #[arg(long, value_name = "FILE")]
     mirror_credentials: Option<PathBuf>,
+    /// Name of the secret with the mirror's credentials, where they are not the source's
+    #[arg(long, value_name = "NAME", conflicts_with = "mirror_credentials")]
+    mirror_secret: Option<String>,
 }
 
 impl Args {
-    /// The mirror that was named, if any. What is not said of its access is as `access` says.
-    pub fn request(&self, access: &access::Args) -> Result<Option<MirrorRequest>> {
-        self.mirror.as_ref().map(|mirror| self.of(mirror, access)).transpose()
+    /// The mirror that was named, if any. What is not said of its access is as `access` says of `source`.
+    pub fn request(&self, access: &access::Args, source: Option<&Uri>) -> Result<Option<MirrorRequest>> {
+        self.mirror.as_ref().map(|mirror| self.of(mirror, access, source)).transpose()
     }
 
     /// The same; where none was named, this machine's own.
-    pub fn request_or_default(&self, access: &access::Args) -> Result<MirrorRequest> {
+    pub fn request_or_default(&self, access: &access::Args, source: Option<&Uri>) -> Result<MirrorRequest> {
         match &self.mirror {
-            Some(mirror) => self.of(mirror, access),
-            None => self.of(&own()?, access),
+            Some(mirror) => self.of(mirror, access, source),
+            None => self.of(&own()?, access, source),
         }
     }
 
-    fn of(&self, mirror: &Source, access: &access::Args) -> Result<MirrorRequest> {
-        let own = access.of_mirror(&self.mirror_endpoint, &self.mirror_region, &self.mirror_credentials);
+    fn of(&self, mirror: &Source, access: &access::Args, source: Option<&Uri>) -> Result<MirrorRequest> {
+        let own = access.of_mirror(
+            &Own {
+                uri: mirror.uri(),
+                endpoint: &self.mirror_endpoint,
+                region: &self.mirror_region,
+                credentials: &self.mirror_credentials,
+                secret: &self.mirror_secret,
+            },
+            source,
+        );
         let (url, tenant) = (mirror.text().clone(), self.tenant.clone());
         Ok(MirrorRequest { url, tenant, access: own.gather(mirror.uri())? })
     }

@@ -1,9 +1,10 @@
 //! Requests to the Hub itself, the only place where the token goes.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use percent_encoding::utf8_percent_encode;
-use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderValue, LOCATION};
+use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, LOCATION};
 use reqwest::redirect::Policy;
 use reqwest::{Method, Request, Response};
 use url::Url;
@@ -11,11 +12,12 @@ use url::Url;
 use super::ENDPOINT;
 use super::refusal::{self, About};
 use super::told::Told;
+use crate::client::{Client, UNRESERVED, header};
+use crate::credentials::{Issued, Keys};
 use crate::error::{Error, Kind, Result};
-use crate::origin::client::{Client, UNRESERVED, header};
-use crate::origin::http::{exposes, loopback};
+use crate::origin::http::exposes;
 use crate::origin::range;
-use crate::source::{Access, HubKind, Secret};
+use crate::source::{Access, HubKind, Uri, loopback};
 
 /// How many redirects within the Hub are followed, one after the other: a renamed repository leads to its new name, a
 /// small file to a cache of the Hub.
@@ -28,8 +30,8 @@ pub(super) struct Api {
     /// Without a slash at its end.
     endpoint: String,
     base: Url,
-    /// `Bearer ...`, marked as sensitive.
-    token: Option<HeaderValue>,
+    /// The token, now and later.
+    keys: Keys,
     allow_http: bool,
     kind: HubKind,
     id: String,
@@ -44,13 +46,14 @@ pub(super) enum Answer {
 }
 
 impl Api {
-    pub(super) fn new(kind: HubKind, id: &str, access: &Access) -> Result<Self> {
-        let (hub, allow_http) = (access.hub.clone().unwrap_or_default(), access.allow_http);
-        let base = endpoint(hub.endpoint.as_deref().unwrap_or(ENDPOINT), allow_http)?;
-        let token = hub.token.as_ref().map(authorization).transpose()?;
+    /// The repository that `uri` names, which is one of the Hub's, by its kind and id.
+    pub(super) fn new(uri: &Uri, kind: HubKind, id: &str, access: &Access) -> Result<Self> {
+        let allow_http = access.allow_http;
+        let base = endpoint(access.endpoint(uri).unwrap_or(ENDPOINT), allow_http)?;
         let endpoint = base.as_str().trim_end_matches('/').into();
         let client = Client::new(Policy::none(), access.authorities.as_deref())?;
-        Ok(Self { client, endpoint, base, token, allow_http, kind, id: id.into() })
+        let keys = Keys::lazy(uri, access, &client);
+        Ok(Self { client, endpoint, base, keys, allow_http, kind, id: id.into() })
     }
 
     /// The Hub's URL, without a slash at its end.
@@ -110,15 +113,32 @@ impl Api {
     pub(super) async fn ask(
         &self,
         method: Method,
-        mut url: Url,
+        url: Url,
         range: Option<&Range<u64>>,
         told: &mut Told,
     ) -> Result<Answer> {
+        let (method, url) = (&method, &url);
+        let ask = |issued: Arc<Issued>| async move { self.follow(method, url.clone(), range, &issued).await };
+        let (answer, said) = self.keys.with(ask).await?;
+        *told = said;
+        Ok(answer)
+    }
+
+    async fn follow(
+        &self,
+        method: &Method,
+        mut url: Url,
+        range: Option<&Range<u64>>,
+        issued: &Issued,
+    ) -> Result<(Answer, Told)> {
+        let mut told = Told::default();
         for _ in 0..=REDIRECTS {
-            let response = self.client.execute(self.request(method.clone(), url.clone(), range)?).await?;
+            let request = request(method.clone(), url.clone(), range, issued)?;
+            let response = self.client.execute(request).await?;
             told.note(&response);
             if !response.status().is_redirection() {
-                return Ok(Answer::Here(refusal::accept(response, &self.about()).await?));
+                let here = refusal::accept(response, &self.about(issued)).await?;
+                return Ok((Answer::Here(here), told));
             }
             let to = header(response.headers(), &LOCATION).and_then(|to| url.join(to).ok());
             let to =
@@ -128,7 +148,7 @@ impl Api {
                 return if exposed {
                     Err(wrong("the Hub leads to plain http"))
                 } else {
-                    Ok(Answer::Elsewhere(to))
+                    Ok((Answer::Elsewhere(to), told))
                 };
             }
             url = to;
@@ -136,28 +156,29 @@ impl Api {
         Err(wrong(format!("there are more than {REDIRECTS} redirects within the Hub")))
     }
 
-    fn request(&self, method: Method, url: Url, range: Option<&Range<u64>>) -> Result<Request> {
-        let mut request = Request::new(method, url);
-        let headers = request.headers_mut();
-        match range {
-            Some(range) => range::ask(headers, range)?,
-            None => _ = headers.insert(ACCEPT_ENCODING, range::IDENTITY),
-        }
-        if let Some(token) = &self.token {
-            headers.insert(AUTHORIZATION, token.clone());
-        }
-        Ok(request)
-    }
-
-    fn about(&self) -> About<'_> {
+    fn about<'a>(&'a self, issued: &'a Issued) -> About<'a> {
         About {
             kind: self.kind,
             id: &self.id,
             endpoint: &self.endpoint,
             page: format!("{}/{}", self.endpoint, self.page()),
-            token: self.token.as_ref(),
+            issued,
         }
     }
+}
+
+fn request(method: Method, url: Url, range: Option<&Range<u64>>, issued: &Issued) -> Result<Request> {
+    let mut request = Request::new(method, url);
+    let headers = request.headers_mut();
+    match range {
+        Some(range) => range::ask(headers, range)?,
+        None => _ = headers.insert(ACCEPT_ENCODING, range::IDENTITY),
+    }
+    let named = |e: Error| e.within(issued.name.as_deref().unwrap_or("the Hub's token (HF_TOKEN)"));
+    if let Some(value) = issued.key.authorization().map_err(named)? {
+        headers.insert(AUTHORIZATION, value);
+    }
+    Ok(request)
 }
 
 /// A path as it stands in a URL.
@@ -184,13 +205,6 @@ fn endpoint(text: &str, allow_http: bool) -> Result<Url> {
     Ok(url)
 }
 
-fn authorization(token: &Secret) -> Result<HeaderValue> {
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
-        .map_err(|_| Error::new(Kind::Invalid, "the Hub's token holds what no token holds (HF_TOKEN)"))?;
-    value.set_sensitive(true);
-    Ok(value)
-}
-
 fn wrong(text: impl Into<String>) -> Error {
     Error::new(Kind::Unsupported, text)
 }
@@ -200,10 +214,15 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::source::HubAccess;
+    use crate::source::{HubAccess, Secret};
+
+    fn open(kind: HubKind, id: &str, access: &Access) -> Result<Api> {
+        let uri = Uri::Hf { kind, id: id.into(), revision: None, path: String::new() };
+        Api::new(&uri, kind, id, access)
+    }
 
     fn api(kind: HubKind, id: &str) -> Api {
-        Api::new(kind, id, &Access::default()).expect("valid")
+        open(kind, id, &Access::default()).expect("valid")
     }
 
     #[test]
@@ -229,12 +248,12 @@ mod tests {
 
     #[test]
     fn an_endpoint_may_have_a_path_and_no_secret() {
-        let open = |endpoint: &str, allow| {
+        let at = |endpoint: &str, allow| {
             let hub = HubAccess { endpoint: Some(endpoint.into()), token: Some(Secret::new("hush")) };
             let access = Access { hub: Some(hub), allow_http: allow, ..Access::default() };
-            Api::new(HubKind::Model, "o/m", &access)
+            open(HubKind::Model, "o/m", &access)
         };
-        let proxied = open("https://h/hub/", false).expect("valid");
+        let proxied = at("https://h/hub/", false).expect("valid");
         assert_eq!(
             proxied.view("revision", "refs/pr/1").as_str(),
             "https://h/hub/api/models/o/m/revision/refs%2Fpr%2F1"
@@ -247,10 +266,10 @@ mod tests {
             ("https://h?x=quiet", "no URL of the form"),
             ("h", "no URL of the form"),
         ] {
-            let error = open(bad, false).expect_err(bad);
+            let error = at(bad, false).expect_err(bad);
             assert_eq!(error.kind(), Kind::Invalid);
             assert!(error.to_string().contains(said) && !error.to_string().contains("quiet"), "{error}");
         }
-        open("http://h", true).expect("allowed");
+        at("http://h", true).expect("allowed");
     }
 }

@@ -12,8 +12,9 @@ use super::api::Answer;
 use super::told::Told;
 use super::version::Version;
 use crate::blob::Blob;
+use crate::client;
 use crate::error::{Error, Kind, Result};
-use crate::origin::{changed, client, foreign, range, shown};
+use crate::origin::{changed, foreign, range, shown};
 use crate::tier::Body;
 
 /// How often an address in the storage is tried: one that was known, and one that is fresh.

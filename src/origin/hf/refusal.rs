@@ -1,10 +1,11 @@
 //! What the Hub refuses, told by what to do about it.
 
-use reqwest::header::{HeaderName, HeaderValue};
+use reqwest::header::HeaderName;
 use reqwest::{Response, StatusCode};
 
+use crate::client::{self, header};
+use crate::credentials::{Issued, Key};
 use crate::error::{Error, Kind, Result};
-use crate::origin::client::{self, header};
 use crate::source::HubKind;
 
 const CODE: HeaderName = HeaderName::from_static("x-error-code");
@@ -26,7 +27,7 @@ pub(super) struct About<'a> {
     /// The URL of the repository's page.
     pub page: String,
     /// What the request was authorised with.
-    pub token: Option<&'a HeaderValue>,
+    pub issued: &'a Issued,
 }
 
 /// Takes an answer of success; makes an error of any other.
@@ -38,7 +39,7 @@ pub(super) async fn accept(response: Response, about: &About<'_>) -> Result<Resp
     let message = header(response.headers(), &MESSAGE).unwrap_or_default();
     match about.refusal(response.status(), code, message) {
         Some((kind, text)) => Err(Error::new(kind, text)),
-        None => client::accept(response).await,
+        None => client::accept(response).await.map_err(|e| about.issued.blame(e)),
     }
 }
 
@@ -61,15 +62,15 @@ impl About<'_> {
             (_, "EntryNotFound") => {
                 (Kind::NotFound, format!("the {what} has no such file or directory; see {page}/tree/main"))
             }
-            (401, "") if self.token.is_some() => (Kind::Refused, self.bad_token()),
+            (401, "") if self.somebody() => (Kind::Refused, self.bad_token()),
             (401, "") => (Kind::NotFound, self.unknown()),
             (401 | 403, _) => {
                 let said = self.quoted(message);
-                (Kind::Refused, format!("the Hub refuses it; check what the token (HF_TOKEN) may read{said}"))
+                (Kind::Refused, format!("the Hub refuses it; check what {} may read{said}", self.token()))
             }
             (429, _) => {
                 let more =
-                    if self.token.is_some() { "" } else { ", or set HF_TOKEN: accounts have a higher limit" };
+                    if self.somebody() { "" } else { ", or set HF_TOKEN: accounts have a higher limit" };
                 (Kind::Unavailable, format!("the Hub's limit of requests is used up; try again later{more}"))
             }
             _ => return None,
@@ -81,37 +82,52 @@ impl About<'_> {
         format!("{} {}", self.kind.plural().trim_end_matches('s'), self.id)
     }
 
+    /// Whether the Hub was told who asks.
+    fn somebody(&self) -> bool {
+        self.issued.key != Key::Nobody
+    }
+
+    /// What the token is called.
+    fn token(&self) -> &str {
+        self.issued.name.as_deref().unwrap_or("the token (HF_TOKEN)")
+    }
+
     fn unknown(&self) -> String {
         let what = self.what();
         let other = match self.kind {
             HubKind::Model => format!(" (a dataset is hf://datasets/{})", self.id),
             _ => String::new(),
         };
-        let token = match self.token {
-            None => "if it is private, set HF_TOKEN to a token that may read it",
-            Some(_) => "if it is private, check that the token (HF_TOKEN) may read it",
+        let token = match self.somebody() {
+            false => "if it is private, set HF_TOKEN to a token that may read it".into(),
+            true => format!("if it is private, check that {} may read it", self.token()),
         };
         format!("the Hub knows no {what}; check the name{other}; {token}")
     }
 
     fn gated(&self, message: &str) -> String {
         let (what, page) = (self.what(), &self.page);
-        match self.token {
-            None => format!(
+        match self.somebody() {
+            false => format!(
                 "the {what} is gated: accept its terms at {page}, then set HF_TOKEN to a token of that account"
             ),
-            Some(_) => format!(
-                "the {what} is gated: accept its terms at {page} with the account of the token (HF_TOKEN), which \
-                 must be allowed to read gated repositories{}",
+            true => format!(
+                "the {what} is gated: accept its terms at {page} with the account of {}, which must be allowed to read \
+                 gated repositories{}",
+                self.token(),
                 self.quoted(message)
             ),
         }
     }
 
     fn bad_token(&self) -> String {
+        let (name, why, place) = match &self.issued.name {
+            None => ("the token", self.issued.end(), "set HF_TOKEN to it".into()),
+            Some(name) => (name.as_str(), self.issued.end(), format!("put it into {name}")),
+        };
+        let why = why.unwrap_or_else(|| "it is wrong, expired or revoked".into());
         format!(
-            "the Hub does not accept the token: it is wrong, expired or revoked; make one at {}/settings/tokens and set \
-             HF_TOKEN to it",
+            "the Hub does not accept {name}: {why}; make one at {}/settings/tokens and {place}",
             self.endpoint
         )
     }
@@ -122,9 +138,9 @@ impl About<'_> {
 
     /// The Hub's own words, if they are short, plain and hold no part of a secret.
     fn quoted(&self, message: &str) -> String {
-        let token = self.token.and_then(|value| value.to_str().ok()).and_then(|text| text.split(' ').nth(1));
+        let repeats = matches!(&self.issued.key, Key::Bearer(token) if message.contains(token.expose()));
         let plain = message.len() <= LONGEST && !message.chars().any(char::is_control);
-        match plain && !message.is_empty() && !token.is_some_and(|token| message.contains(token)) {
+        match plain && !message.is_empty() && !repeats {
             true => format!(" (it says: {message})"),
             false => String::new(),
         }
@@ -134,15 +150,16 @@ impl About<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::Secret;
 
     fn told(status: u16, code: &str, message: &str, token: bool) -> Option<(Kind, String)> {
-        let value = HeaderValue::from_static("Bearer hf_hush");
+        let key = if token { Key::Bearer(Secret::new("hf_hush")) } else { Key::Nobody };
         let about = About {
             kind: HubKind::Dataset,
             id: "o/d",
             endpoint: "https://h",
             page: "https://h/datasets/o/d".into(),
-            token: token.then_some(&value),
+            issued: &Issued::of(key, None),
         };
         about.refusal(StatusCode::from_u16(status).expect("status"), code, message)
     }

@@ -3,7 +3,7 @@
 use reqwest::Response;
 use reqwest::header::{CONTENT_LENGTH, ETAG, HeaderName};
 
-use crate::origin::client::header;
+use crate::client::header;
 
 const COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
 const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");

@@ -8,9 +8,9 @@ use url::Url;
 use super::Hub;
 use super::told::Told;
 use super::version::Version;
+use crate::client::{self, header};
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Found, Listing};
-use crate::origin::client::{self, header};
 
 /// The largest page that is read, in bytes: 1,000 entries (the most that the Hub sends) at 4 KiB, and more.
 const LARGEST: usize = 16 << 20;

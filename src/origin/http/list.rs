@@ -7,9 +7,9 @@ use super::index::{Format, Item};
 use super::probe::Probe;
 use super::validator::Validator;
 use super::{Layout, Web};
+use crate::client;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Found, Listing};
-use crate::origin::client;
 
 /// The largest index that is read, in bytes: that of a million files.
 const LARGEST: usize = 256 << 20;
@@ -56,7 +56,7 @@ async fn read(web: &Web, formats: &[Format]) -> Result<Vec<Item>> {
     for format in formats {
         let file = format.file().as_bytes();
         let outer = web.shown(file);
-        match web.client.send(Request::new(Method::GET, web.url(file))).await {
+        match web.send(&Request::new(Method::GET, web.url(file))).await {
             Ok(answer) => {
                 let content = client::read(answer, LARGEST).await.map_err(|e| e.within(&outer))?;
                 return format.read(&content).map_err(|e| e.within(&outer));
@@ -74,7 +74,7 @@ async fn read(web: &Web, formats: &[Format]) -> Result<Vec<Item>> {
 /// Asks the server for what the index doesn't tell.
 async fn ask(web: &Web, mut item: Item) -> Result<Item> {
     let what = web.shown(&item.path);
-    let probe = Probe::of(&web.client, web.url(&item.path)).await.map_err(|e| e.within(&what))?;
+    let probe = Probe::of(web, web.url(&item.path)).await.map_err(|e| e.within(&what))?;
     if let Some(size) = item.size.filter(|size| *size != probe.size) {
         let text = format!("{what}: the index says {size} bytes, the server {}", probe.size);
         return Err(Error::new(Kind::Invalid, text));

@@ -4,9 +4,10 @@ use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap,
 use reqwest::{Method, Request, StatusCode};
 use url::Url;
 
+use super::Web;
 use super::validator::Validator;
+use crate::client::{accept, header};
 use crate::error::{Error, Kind, Result};
-use crate::origin::client::{Client, accept, header};
 use crate::origin::range;
 
 /// What a server tells of a file.
@@ -20,26 +21,29 @@ pub(super) struct Probe {
 impl Probe {
     /// Asks for the headers of `url`, or for its first byte where a server doesn't answer that (a signature, for one,
     /// may be good for GET alone).
-    pub(super) async fn of(client: &Client, url: Url) -> Result<Self> {
+    pub(super) async fn of(web: &Web, url: Url) -> Result<Self> {
         let mut request = Request::new(Method::HEAD, url.clone());
         request.headers_mut().insert(ACCEPT_ENCODING, range::IDENTITY);
-        let response = client.execute(request).await?;
+        let response = match web.ask(&request).await {
+            Err(e) if e.kind() == Kind::Refused => return Self::first_byte(web, url).await,
+            answer => answer?,
+        };
         match response.status().as_u16() {
-            400 | 403 | 405 | 501 => return Self::first_byte(client, url).await,
+            400 | 405 | 501 => return Self::first_byte(web, url).await,
             _ => {
                 let response = accept(response).await?;
                 match length(response.headers()) {
                     Some(size) => Ok(Self::new(size, response.headers())),
-                    None => Self::first_byte(client, url).await,
+                    None => Self::first_byte(web, url).await,
                 }
             }
         }
     }
 
-    async fn first_byte(client: &Client, url: Url) -> Result<Self> {
+    async fn first_byte(web: &Web, url: Url) -> Result<Self> {
         let mut request = Request::new(Method::GET, url);
         range::ask(request.headers_mut(), &(0..1))?;
-        let response = client.execute(request).await?;
+        let response = web.ask(&request).await?;
         // An empty file has no first byte; the answer says so.
         let (status, empty) = (response.status(), StatusCode::RANGE_NOT_SATISFIABLE);
         let response = if status == empty { response } else { accept(response).await? };

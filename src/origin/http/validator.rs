@@ -2,7 +2,7 @@
 
 use reqwest::header::{ETAG, HeaderMap, HeaderName, IF_MATCH, IF_UNMODIFIED_SINCE, LAST_MODIFIED};
 
-use crate::origin::client::header;
+use crate::client::header;
 
 /// The identity of a file's content, the best one that there is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,20 +1,18 @@
 //! Azure Blob Storage.
 
-use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use object_store::azure::{AzureAuthorizer, AzureConfigKey, AzureCredentialProvider, MicrosoftAzureBuilder};
+use object_store::azure::AzureAuthorizer;
 use object_store::client::HttpRequest;
 use percent_encoding::percent_decode_str;
 use reqwest::header::HeaderValue;
 use serde::Deserialize;
 
 use super::cloud::{self, Cloud, Object, PAGE, Page, no_listing, query};
-use super::machine;
-use super::service::{Service, failure, no_credentials, retry};
 use super::version::Tag;
-use crate::error::{Error, Kind, Result};
-use crate::origin::client::Client;
-use crate::source::{Access, AzureAccess, Secret};
+use crate::credentials::connector::failure;
+use crate::credentials::{Key, foreign};
+use crate::error::Result;
+use crate::source::Service;
 
 /// The version of the protocol for requests that nobody signs; the others bring their own. It is the one that has ETags
 /// with quotes, encoded names and large ranges, and that Azurite knows.
@@ -26,79 +24,15 @@ pub(super) struct Container {
     account: String,
     /// Its URL.
     url: String,
-    /// What requests are authorised with; `None`: they are not.
-    credentials: Option<AzureCredentialProvider>,
 }
 
 impl Container {
-    pub(super) async fn open(
-        account: &str,
-        container: &str,
-        access: &Access,
-        client: &Client,
-    ) -> Result<Self> {
-        let given = access.azure.clone().unwrap_or_default();
-        let endpoint = match &given.endpoint {
-            Some(text) => cloud::endpoint(text, access.allow_http)?,
-            None => format!("https://{account}.blob.core.windows.net"),
-        };
-        let credentials = credentials(account, &given, client).await?;
-        Ok(Self { account: account.into(), url: format!("{endpoint}/{container}"), credentials })
+    /// The container called `name`.
+    pub(super) fn new(account: &str, name: &str, service: &Service) -> Self {
+        Self { account: account.into(), url: format!("{}/{name}", service.endpoint) }
     }
 }
 
-async fn credentials(
-    account: &str,
-    given: &AzureAccess,
-    client: &Client,
-) -> Result<Option<AzureCredentialProvider>> {
-    if given.anonymous {
-        return Ok(None);
-    }
-    let secrets = given.account_key.is_some() || given.sas.is_some() || given.client_secret.is_some();
-    if !secrets && given.federated_token_file.is_none() && given.identity_endpoint.is_none() {
-        machine::probe(client, machine::METADATA).await.map_err(|why| {
-            let text = format!(
-                "there are no credentials for it: no account key, SAS, client secret or federated token is given, and \
-                 this machine has no metadata service ({why}); give one of them, or ask for anonymous access"
-            );
-            Error::new(Kind::Refused, text)
-        })?;
-    }
-    let builder = MicrosoftAzureBuilder::new().with_account(account).with_container_name("none");
-    let builder = builder.with_retry(retry()).with_http_connector(Service(client.clone()));
-    let store =
-        settings(given).into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
-    // What is at fault is never quoted: it may be the key.
-    let store = store.build().map_err(|_| {
-        let text = "the Azure credentials can't be used: an account key is base64, a SAS is a query (sv=..&sig=..), and \
-                    a client secret or federated token has a tenant's id and a client's id beside it";
-        Error::new(Kind::Invalid, text)
-    })?;
-    Ok(Some(store.credentials().clone()))
-}
-
-/// What was given, in `object_store`'s words.
-fn settings(given: &AzureAccess) -> Vec<(AzureConfigKey, String)> {
-    use AzureConfigKey as K;
-    let secret = |secret: &Option<Secret>| secret.as_ref().map(|s| s.expose().to_owned());
-    let file = given.federated_token_file.as_ref().map(|path| path.display().to_string());
-    [
-        (K::AccessKey, secret(&given.account_key)),
-        (K::SasKey, secret(&given.sas)),
-        (K::AuthorityId, given.tenant_id.clone()),
-        (K::ClientId, given.client_id.clone()),
-        (K::ClientSecret, secret(&given.client_secret)),
-        (K::FederatedTokenFile, file),
-        (K::AuthorityHost, given.authority.clone()),
-        (K::MsiEndpoint, given.identity_endpoint.clone()),
-    ]
-    .into_iter()
-    .filter_map(|(key, value)| Some((key, value?)))
-    .collect()
-}
-
-#[async_trait]
 impl Cloud for Container {
     fn page_url(&self, prefix: &str, next: Option<&str>) -> String {
         let mut pairs =
@@ -134,13 +68,15 @@ impl Cloud for Container {
         format!("{}/{}", self.url, cloud::path(key))
     }
 
-    async fn authorize(&self, request: &mut HttpRequest) -> Result<()> {
-        let Some(credentials) = &self.credentials else {
-            request.headers_mut().insert("x-ms-version", VERSION);
-            return Ok(());
-        };
-        let credential = credentials.get_credential().await.map_err(no_credentials)?;
-        AzureAuthorizer::new(&credential, &self.account).try_authorize(request).map_err(failure)
+    fn sign(&self, request: &mut HttpRequest, key: &Key) -> Result<()> {
+        match key {
+            Key::Nobody => _ = request.headers_mut().insert("x-ms-version", VERSION),
+            Key::Azure(key) => {
+                AzureAuthorizer::new(key, &self.account).try_authorize(request).map_err(failure)?;
+            }
+            _ => return Err(foreign()),
+        }
+        Ok(())
     }
 }
 

@@ -2,17 +2,15 @@
 
 use std::fmt;
 
-use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use object_store::client::HttpRequest;
 use percent_encoding::{AsciiSet, utf8_percent_encode};
 use reqwest::header::{CONTENT_ENCODING, ETAG, HeaderMap};
-use url::Url;
 
 use super::version::Tag;
+use crate::client::{UNRESERVED, header};
+use crate::credentials::Key;
 use crate::error::{Error, Kind, Result};
-use crate::origin::client::{UNRESERVED, header};
-use crate::origin::http::loopback;
 
 /// The most keys that a page is asked to have. S3 sends no more.
 pub(super) const PAGE: &str = "1000";
@@ -21,7 +19,6 @@ pub(super) const PAGE: &str = "1000";
 const KEY: &AsciiSet = &UNRESERVED.remove(b'/');
 
 /// A bucket, or what else a service calls it.
-#[async_trait]
 pub(super) trait Cloud: fmt::Debug + Send + Sync {
     /// The URL of the objects whose keys begin with `prefix`, in the order of their keys; of the first page, or of the
     /// one that the page before it told.
@@ -56,9 +53,8 @@ pub(super) trait Cloud: fmt::Debug + Send + Sync {
     /// Says who asks.
     ///
     /// # Errors
-    /// [`Kind::Refused`] when there are no credentials to be had, [`Kind::Unavailable`] and [`Kind::Timeout`] when there
-    /// may be later.
-    async fn authorize(&self, request: &mut HttpRequest) -> Result<()>;
+    /// [`Kind::Invalid`] for a key of another service's.
+    fn sign(&self, request: &mut HttpRequest, key: &Key) -> Result<()>;
 }
 
 /// A page of a listing.
@@ -90,30 +86,6 @@ pub(super) fn query(pairs: &[(&str, &str)]) -> String {
 /// `key` as part of a URL's path.
 pub(super) fn path(key: &str) -> String {
     utf8_percent_encode(key, KEY).to_string()
-}
-
-/// A service's URL that somebody gave, without a slash at its end.
-///
-/// # Errors
-/// [`Kind::Invalid`], which says why it does not do.
-pub(super) fn endpoint(text: &str, allow_http: bool) -> Result<String> {
-    let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
-    match Url::parse(text) {
-        Ok(url) if !url.username().is_empty() || url.password().is_some() => invalid(
-            "the endpoint may not hold a user name or password; give credentials apart from it".into(),
-        ),
-        Ok(url) if url.scheme() == "http" && !allow_http && !loopback(&url) => {
-            invalid(format!("the endpoint {text} is plain http; use https, or allow http explicitly"))
-        }
-        Ok(url)
-            if matches!(url.scheme(), "http" | "https")
-                && url.query().is_none()
-                && url.fragment().is_none() =>
-        {
-            Ok(url.as_str().trim_end_matches('/').into())
-        }
-        _ => invalid("the endpoint is no URL of the form https://host".into()),
-    }
 }
 
 /// The error for a listing that is none.

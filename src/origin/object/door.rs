@@ -1,14 +1,16 @@
 //! Requests to one bucket: signed anew for each attempt, and tried again after a passing failure.
 
+use std::sync::Arc;
+
 use object_store::client::{HttpRequest, HttpRequestBody};
 use reqwest::Response;
 use reqwest::header::HeaderMap;
 
 use super::cloud::{Cloud, Object, Page};
-use super::service;
 use super::version::Tag;
+use crate::client::{self, Client, again, patiently};
+use crate::credentials::{Issued, Keys, connector};
 use crate::error::{Error, Kind, Result};
-use crate::origin::client::{self, Client, again, patiently};
 
 /// The largest page that is read, in bytes: 1,000 keys (the most that a page has) at 1 KiB, encoded, and the rest.
 const LARGEST: usize = 16 << 20;
@@ -17,6 +19,7 @@ const LARGEST: usize = 16 << 20;
 #[derive(Debug)]
 pub(super) struct Door {
     pub client: Client,
+    pub keys: Keys,
     pub cloud: Box<dyn Cloud>,
 }
 
@@ -44,11 +47,14 @@ impl Door {
     }
 
     async fn send(&self, url: &str, headers: &HeaderMap) -> Result<Response> {
-        let mut request = HttpRequest::new(HttpRequestBody::empty());
-        let invalid = |_| Error::new(Kind::Invalid, "the service's URL can't be asked for");
-        *request.uri_mut() = url.parse().map_err(invalid)?;
-        *request.headers_mut() = headers.clone();
-        self.cloud.authorize(&mut request).await?;
-        self.client.send(service::plain(request).await?).await
+        let ask = |issued: Arc<Issued>| async move {
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            let invalid = |_| Error::new(Kind::Invalid, "the service's URL can't be asked for");
+            *request.uri_mut() = url.parse().map_err(invalid)?;
+            *request.headers_mut() = headers.clone();
+            self.cloud.sign(&mut request, &issued.key)?;
+            self.client.send(connector::plain(request).await?).await.map_err(|e| issued.blame(e))
+        };
+        self.keys.with(ask).await
     }
 }

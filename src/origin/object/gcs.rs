@@ -1,23 +1,18 @@
 //! Google Cloud Storage, by its JSON API: its listings tell generations, and a generation can be asked for.
 
-use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use object_store::client::HttpRequest;
-use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder};
 use percent_encoding::utf8_percent_encode;
 use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 
-use super::cloud::{self, Cloud, Object, PAGE, Page, no_listing, query};
-use super::machine;
-use super::service::{Service, no_credentials, retry};
+use super::cloud::{Cloud, Object, PAGE, Page, no_listing, query};
 use super::version::Tag;
+use crate::client::{UNRESERVED, header};
+use crate::credentials::Key;
 use crate::error::{Error, Kind, Result};
-use crate::origin::client::{Client, UNRESERVED, header};
-use crate::source::{Access, GcsAccess};
+use crate::source::{Access, Service};
 
-/// Google's own service.
-const ENDPOINT: &str = "https://storage.googleapis.com";
 /// What is wanted of a page; much else would come.
 const FIELDS: &str = "nextPageToken,items(name,size,generation,updated)";
 /// The generation that an answer is of.
@@ -33,24 +28,18 @@ pub(super) struct Bucket {
     url: String,
     /// Whom requests are billed to, where that is not the bucket's owner.
     project: Option<String>,
-    /// Where tokens come from; `None`: requests carry none.
-    credentials: Option<GcpCredentialProvider>,
 }
 
 impl Bucket {
-    pub(super) async fn open(bucket: &str, access: &Access, client: &Client) -> Result<Self> {
-        let given = access.gcs.clone().unwrap_or_default();
-        let endpoint = match &given.endpoint {
-            Some(text) => cloud::endpoint(text, access.allow_http)?,
-            None => ENDPOINT.into(),
-        };
-        let project = given.project.clone().filter(|_| access.requester_pays);
+    /// The bucket called `name`.
+    pub(super) fn new(name: &str, service: &Service, access: &Access) -> Result<Self> {
+        let project = access.gcs.as_ref().and_then(|gcs| gcs.project.clone());
+        let project = project.filter(|_| access.requester_pays);
         if access.requester_pays && project.is_none() {
             let text = "the requester pays for it, but no project is given that is billed";
             return Err(Error::new(Kind::Invalid, text));
         }
-        let credentials = credentials(given, client).await?;
-        Ok(Self { url: format!("{endpoint}/storage/v1/b/{bucket}/o"), project, credentials })
+        Ok(Self { url: format!("{}/storage/v1/b/{name}/o", service.endpoint), project })
     }
 
     fn with_project<'a>(&'a self, mut pairs: Vec<(&'a str, &'a str)>) -> String {
@@ -59,48 +48,6 @@ impl Bucket {
     }
 }
 
-async fn credentials(given: GcsAccess, client: &Client) -> Result<Option<GcpCredentialProvider>> {
-    if given.anonymous {
-        return Ok(None);
-    }
-    let builder = GoogleCloudStorageBuilder::new().with_bucket_name("none").with_retry(retry());
-    let builder = builder.with_http_connector(Service(client.clone()));
-    // What is at fault is never quoted: it may be the key.
-    let (builder, wrong) = match (given.service_account, given.application_credentials) {
-        (Some(key), _) => {
-            let wrong = "the key of the service account is not what Google gives out: JSON with \"client_email\", \
-                         \"private_key\" and \"private_key_id\"";
-            (builder.with_service_account_key(key.expose()), wrong.to_owned())
-        }
-        (None, Some(file)) => {
-            let file = file.display().to_string();
-            let wrong = format!(
-                "the application default credentials in {file} can't be used; their \"type\" is to be \
-                 authorized_user or service_account"
-            );
-            (builder.with_application_credentials(file), wrong)
-        }
-        (None, None) => {
-            machine::probe(client, machine::METADATA).await.map_err(|why| {
-                let text = format!(
-                    "there are no credentials for it: no service account and no application default credentials are \
-                     given, and this machine has no metadata service ({why}); give the key of a service account, or \
-                     ask for anonymous access"
-                );
-                Error::new(Kind::Refused, text)
-            })?;
-            (builder, "this machine's Google credentials can't be used".into())
-        }
-    };
-    // It reads files.
-    let store = tokio::task::spawn_blocking(|| builder.build()).await;
-    match store {
-        Ok(Ok(store)) => Ok(Some(store.credentials().clone())),
-        _ => Err(Error::new(Kind::Invalid, wrong)),
-    }
-}
-
-#[async_trait]
 impl Cloud for Bucket {
     fn page_url(&self, prefix: &str, next: Option<&str>) -> String {
         let mut pairs = vec![("fields", FIELDS), ("maxResults", PAGE), ("prefix", prefix)];
@@ -147,16 +94,10 @@ impl Cloud for Bucket {
         header(headers, &CONTENT_ENCODING).is_none_or(|coding| header(headers, &STORED) == Some(coding))
     }
 
-    async fn authorize(&self, request: &mut HttpRequest) -> Result<()> {
+    fn sign(&self, request: &mut HttpRequest, key: &Key) -> Result<()> {
         // Else what is kept compressed is sent decompressed, whole, and of another size than is listed.
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
-        let Some(credentials) = &self.credentials else { return Ok(()) };
-        let credential = credentials.get_credential().await.map_err(no_credentials)?;
-        if !credential.bearer.is_empty() {
-            let invalid = |_| Error::new(Kind::Refused, "the token that was got is no token");
-            let mut value =
-                HeaderValue::from_str(&format!("Bearer {}", credential.bearer)).map_err(invalid)?;
-            value.set_sensitive(true);
+        if let Some(value) = key.authorization()? {
             request.headers_mut().insert(AUTHORIZATION, value);
         }
         Ok(())

@@ -221,7 +221,7 @@ async fn what_is_given_is_checked_before_anything_is_asked() {
     let (kind, text) = refused(&Access { aws: Some(nothing), ..Access::default() }).await;
     assert_eq!(kind, Kind::Refused);
     let said = "s3://b: there are no credentials for it: no access key is given, and this machine has no web identity \
-                token with a role, no container's credentials, and no metadata service (http://127.0.0.1:1 gave no answer \
+                token with a role, no AWS profile with a key, no container's credentials, and no metadata service (http://127.0.0.1:1 gave no answer \
                 within 1 s); give an access key's id and secret, or ask for anonymous access";
     assert_eq!(text, said);
     for (endpoint, said) in [

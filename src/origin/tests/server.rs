@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use percent_encoding::{percent_decode_str, utf8_percent_encode};
 
-use crate::origin::client::UNRESERVED;
+use crate::client::UNRESERVED;
 
 /// How many keys a page of a listing has: few, so that there are several.
 const PAGE: usize = 3;

@@ -1,5 +1,7 @@
 //! Access keys of AWS, and of services that speak its protocol.
 
+use chrono::{DateTime, Utc};
+
 use super::object::{Form, Object};
 use crate::error::Result;
 use crate::source::access::S3Access;
@@ -14,7 +16,7 @@ const R2: Form =
 const CW: Form = Form { name: "the CoreWeave credentials", ..R2 };
 
 /// Reads a key of AWS; a region belongs to it.
-pub(in crate::source) fn read(text: &str) -> Result<S3Access> {
+pub(super) fn read(text: &str) -> Result<S3Access> {
     let object = Object::parse(text, AWS)?;
     object.required(&["aws_access_key_id"])?;
     object.required(&["aws_secret_access_key"])?;
@@ -34,8 +36,17 @@ fn key(object: &Object) -> Result<S3Access> {
             object.required(&["aws_secret_access_key", "secret_access_key"])?,
         )),
         session_token: object.optional(&["aws_session_token", "session_token"])?.map(Secret::new),
+        expires: object
+            .optional(&["aws_expiration", "expiration"])?
+            .map(|at| expiry(object, &at))
+            .transpose()?,
         region: object.optional(&["aws_region", "region"])?,
         endpoint: object.optional(&["aws_endpoint", "endpoint"])?,
         anonymous: false,
     })
+}
+
+/// The time until which a temporary key is good, as AWS tells it.
+fn expiry(object: &Object, at: &str) -> Result<DateTime<Utc>> {
+    at.parse().map_err(|_| object.wrong("are wrong: \"aws_expiration\" is no time (2026-01-02T03:04:05Z)"))
 }

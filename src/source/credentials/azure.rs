@@ -64,8 +64,11 @@ fn plain(text: &str) -> Result<Azure> {
 }
 
 fn account(text: &str) -> Result<Azure> {
+    if text.is_empty() {
+        return Err(FORM.wrong("are empty"));
+    }
     let base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
-    if text.is_empty() || !text.len().is_multiple_of(4) || !text.chars().all(base64) {
+    if !text.len().is_multiple_of(4) || !text.chars().all(base64) {
         return Err(FORM.wrong("have an account key that is no base64"));
     }
     Ok(Azure::Key(Secret::new(text)))

@@ -1,4 +1,6 @@
-//! Google Cloud: keys of service accounts, and workload identity federation.
+//! Google Cloud: keys of service accounts, users' credentials, and workload identity federation.
+
+use std::path::PathBuf;
 
 use super::object::{Form, Object};
 use crate::error::Result;
@@ -9,12 +11,54 @@ use crate::source::secret::Secret;
 pub enum Gcp {
     /// The key of a service account, as the JSON that Google gives out. Its fields have been checked.
     Key(Secret),
+    /// A user, as `gcloud auth application-default login` leaves it; Google has to be asked for a token.
+    User {
+        /// The id of the program that the user signed in with.
+        client_id: String,
+        /// The program's secret.
+        client_secret: Secret,
+        /// What stands for the user's consent.
+        refresh_token: Secret,
+    },
+    /// An identity of this machine that Google's STS takes for one of its own (`external_account`).
+    External(External),
     /// A service account that is taken on by an identity of this machine; Google's STS has to be asked.
     Workload {
         /// The service account's address.
         service_account: String,
         /// The full resource name of the workload identity provider.
         provider: String,
+    },
+}
+
+/// A configuration of workload identity federation (<https://google.aip.dev/auth/4117>).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct External {
+    /// The full name of the workload identity provider, for which the machine's token is meant.
+    pub audience: String,
+    /// What kind of token the machine has, `urn:ietf:params:oauth:token-type:jwt`.
+    pub token_type: String,
+    /// Google's STS.
+    pub token_url: String,
+    /// What issues a token of a service account, where one is to be taken on.
+    pub impersonation: Option<String>,
+    /// Where the machine's own token is.
+    pub subject: Subject,
+    /// The key that the token is under, where it comes as JSON.
+    pub field: Option<String>,
+}
+
+/// Where the machine's own token is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// In a file, which is read anew each time.
+    File(PathBuf),
+    /// At a URL of this machine's surroundings, which is asked with these headers.
+    Url {
+        /// The URL.
+        url: String,
+        /// The headers. Their values may be secret.
+        headers: Vec<(String, Secret)>,
     },
 }
 
@@ -25,12 +69,57 @@ const KEY: Form = Form {
 
 pub(super) fn read(text: &str) -> Result<Gcp> {
     let object = Object::parse(text, KEY)?;
-    if object.required(&["type"])? != "service_account" {
-        return Err(KEY.wrong("have another \"type\" than \"service_account\""));
+    match object.required(&["type"])?.as_str() {
+        "service_account" => key(&object, text),
+        "authorized_user" => Ok(Gcp::User {
+            client_id: object.required(&["client_id"])?,
+            client_secret: Secret::new(object.required(&["client_secret"])?),
+            refresh_token: Secret::new(object.required(&["refresh_token"])?),
+        }),
+        "external_account" => external(&object).map(Gcp::External),
+        _ => Err(KEY.wrong(
+            "have another \"type\" than \"service_account\", \"authorized_user\" and \"external_account\"",
+        )),
     }
+}
+
+fn key(object: &Object, text: &str) -> Result<Gcp> {
     object.required(&["client_email"])?;
     if !object.required(&["private_key"])?.starts_with("-----BEGIN") {
         return Err(KEY.wrong("are wrong: \"private_key\" is no PEM (it begins with -----BEGIN)"));
     }
     Ok(Gcp::Key(Secret::new(text)))
+}
+
+fn external(object: &Object) -> Result<External> {
+    let place = object.within("credential_source")?;
+    let place = place.ok_or_else(|| KEY.wrong("are without \"credential_source\""))?;
+    let file = place.optional(&["file"])?.map(|file| Subject::File(file.into()));
+    let subject = match (file, place.optional(&["url"])?) {
+        (Some(file), _) => file,
+        (None, Some(url)) if !place.has("environment_id") => {
+            let headers = place.within("headers")?.map(|headers| headers.texts()).transpose()?;
+            let headers = headers.into_iter().flatten().map(|(name, value)| (name, Secret::new(value)));
+            Subject::Url { url, headers: headers.collect() }
+        }
+        _ => {
+            let how = "have a \"credential_source\" that is not served: only a \"file\" or a \"url\" with the machine's \
+                       token is";
+            return Err(KEY.wrong(how));
+        }
+    };
+    let format = place.within("format")?;
+    let json = match &format {
+        Some(format) => format.optional(&["type"])?.is_some_and(|kind| kind == "json"),
+        None => false,
+    };
+    let field = format.filter(|_| json).map(|format| format.required(&["subject_token_field_name"]));
+    Ok(External {
+        audience: object.required(&["audience"])?,
+        token_type: object.required(&["subject_token_type"])?,
+        token_url: object.required(&["token_url"])?,
+        impersonation: object.optional(&["service_account_impersonation_url"])?,
+        subject,
+        field: field.transpose()?,
+    })
 }

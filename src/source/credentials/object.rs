@@ -48,7 +48,34 @@ impl Object {
         }
     }
 
-    /// The same, for a text that has to be there. The first of `keys` is the one to ask for.
+    /// The object under `key`, if it is there.
+    pub(super) fn within(&self, key: &str) -> Result<Option<Self>> {
+        match self.map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Self { map: map.clone(), form: self.form })),
+            Some(_) => Err(self.wrong(format!("are wrong: {key:?} must be an object"))),
+        }
+    }
+
+    /// All keys with their texts.
+    ///
+    /// # Errors
+    /// Where one is no text.
+    pub(super) fn texts(&self) -> Result<Vec<(String, String)>> {
+        self.map.keys().map(|key| Ok((key.clone(), self.required(&[key])?))).collect()
+    }
+
+    /// Whether there is anything under `key`.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    /// The error for credentials of this form that are `how`.
+    pub(super) fn wrong(&self, how: impl fmt::Display) -> Error {
+        self.form.wrong(how)
+    }
+
+    /// The text under the first of `keys` that is there, which one has to be. The first of `keys` is the one to ask for.
     pub(super) fn required(&self, keys: &[&str]) -> Result<String> {
         self.optional(keys)?.ok_or_else(|| self.form.wrong(format!("are without {:?}", keys[0])))
     }

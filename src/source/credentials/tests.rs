@@ -32,6 +32,22 @@ fn each_format_is_read() {
         assert_eq!(parse(scheme, text).expect(text), read);
         assert!(!format!("{read:?}").contains("abc"));
     }
+    let google = r#"{"type": "external_account", "audience": "a", "subject_token_type": "t", "token_url": "https://sts",
+        "credential_source": {"url": "http://h", "headers": {"x": "abc"},
+        "format": {"type": "json", "subject_token_field_name": "f"}}}"#;
+    let Ok(Credentials::Gcp(Gcp::External(external))) = parse("gs", google) else { panic!("external") };
+    let headers = vec![("x".to_owned(), Secret::new("abc"))];
+    assert_eq!(external.subject, Subject::Url { url: "http://h".into(), headers });
+    assert_eq!((external.field.as_deref(), external.impersonation.clone()), (Some("f"), None));
+    assert!(!format!("{external:?}").contains("abc"));
+    let aws = r#"{"aws_access_key_id": "AK", "aws_secret_access_key": "hush", "aws_region": "eu-west-1",
+        "aws_session_token": "quiet", "aws_endpoint": "http://127.0.0.1:9000", "aws_expiration": "2026-01-02T03:04:05Z",
+        "more": 1}"#;
+    let Ok(Credentials::Aws(key)) = parse("s3", aws) else { panic!("{aws}") };
+    assert_eq!(key.secret_access_key.as_ref().map(Secret::expose), Some("hush"));
+    assert_eq!(key.endpoint.as_deref(), Some("http://127.0.0.1:9000"));
+    assert_eq!(key.expires.map(|end| end.timestamp()), Some(1_767_323_045));
+    assert!(!format!("{key:?}").contains("hush") && !format!("{key:?}").contains("quiet"), "{key:?}");
     for text in [
         r#"{"aws_access_key_id": "id", "aws_secret_access_key": "s"}"#,
         r#"{"access_key_id": "id", "secret_access_key": "s"}"#,
@@ -80,7 +96,31 @@ fn errors_say_what_is_wrong_and_never_a_value() {
         (
             "gs",
             r#"{"type": "hush"}"#,
-            format!(r#"the Google credentials have another "type" than "service_account"; {GCP_FORM}"#),
+            format!(
+                r#"the Google credentials have another "type" than "service_account", "authorized_user" and "external_account"; {GCP_FORM}"#
+            ),
+        ),
+        (
+            "gs",
+            r#"{"type": "external_account", "audience": "hush"}"#,
+            format!(r#"the Google credentials are without "credential_source"; {GCP_FORM}"#),
+        ),
+        (
+            "gs",
+            r#"{"type": "external_account", "credential_source": {"executable": {"command": "hush"}}}"#,
+            format!(
+                r#"the Google credentials have a "credential_source" that is not served: only a "file" or a "url" with the machine's token is; {GCP_FORM}"#
+            ),
+        ),
+        (
+            "gs",
+            r#"{"type": "authorized_user", "client_id": "hush", "client_secret": "hush"}"#,
+            format!(r#"the Google credentials are without "refresh_token"; {GCP_FORM}"#),
+        ),
+        (
+            "s3",
+            r#"{"aws_access_key_id": "hush", "aws_secret_access_key": "hush", "aws_region": "hush", "aws_expiration": "hush"}"#,
+            format!(r#"{AWS} are wrong: "aws_expiration" is no time (2026-01-02T03:04:05Z); {AWS_FORM}"#),
         ),
         (
             "gs",
@@ -89,6 +129,7 @@ fn errors_say_what_is_wrong_and_never_a_value() {
                 r#"the Google credentials are wrong: "private_key" is no PEM (it begins with -----BEGIN); {GCP_FORM}"#
             ),
         ),
+        ("azure", " ", format!("the Azure credentials are empty; {AZURE_FORM}")),
         ("azure", "hush hush", format!("the Azure credentials have an account key that is no base64; {AZURE_FORM}")),
         (
             "azure",

@@ -39,10 +39,15 @@ impl fmt::Debug for Keys {
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 const IN_PATH: &AsciiSet = &RESERVED.remove(b'/');
 
-/// Whether `request` is signed by the holder of `keys`.
+/// Whether `request` is signed by the holder of `keys`, for S3.
 pub(super) fn verify(keys: &Keys, request: &Parts) -> Result<(), Refusal> {
+    verify_for("s3", keys, request)
+}
+
+/// The same, for another service of AWS's.
+pub(crate) fn verify_for(service: &str, keys: &Keys, request: &Parts) -> Result<(), Refusal> {
     let denied = |code| Refusal(StatusCode::FORBIDDEN, code);
-    let claim = Claim::of(request).ok_or(denied("AccessDenied"))?;
+    let claim = Claim::of(request, service).ok_or(denied("AccessDenied"))?;
     if claim.access != keys.access {
         return Err(denied("InvalidAccessKeyId"));
     }
@@ -52,14 +57,14 @@ pub(super) fn verify(keys: &Keys, request: &Parts) -> Result<(), Refusal> {
     let canonical = canonical(request, claim.headers).ok_or(denied("AccessDenied"))?;
     let time = header(request, "x-amz-date").filter(|time| time.starts_with(claim.date));
     let text = format!(
-        "AWS4-HMAC-SHA256\n{}\n{}/{}/s3/aws4_request\n{}",
+        "AWS4-HMAC-SHA256\n{}\n{}/{}/{service}/aws4_request\n{}",
         time.ok_or(denied("AccessDenied"))?,
         claim.date,
         claim.region,
         hex(&Sha256::digest(canonical))
     );
     let mut key = format!("AWS4{}", keys.secret).into_bytes();
-    for part in [claim.date, claim.region, "s3", "aws4_request"] {
+    for part in [claim.date, claim.region, service, "aws4_request"] {
         key = mac(&key, part);
     }
     if hex(&mac(&key, &text)) == claim.signature { Ok(()) } else { Err(denied("SignatureDoesNotMatch")) }
@@ -75,12 +80,15 @@ struct Claim<'a> {
 }
 
 impl<'a> Claim<'a> {
-    fn of(request: &'a Parts) -> Option<Self> {
+    fn of(request: &'a Parts, service: &str) -> Option<Self> {
         let fields = header(request, "authorization")?.strip_prefix("AWS4-HMAC-SHA256 ")?;
         let field =
             |name: &str| fields.split(',').find_map(|f| f.trim().strip_prefix(name)?.strip_prefix('='));
         let scope: Vec<&str> = field("Credential")?.split('/').collect();
-        let [access, date, region, "s3", "aws4_request"] = scope[..] else { return None };
+        let [access, date, region, named, "aws4_request"] = scope[..] else { return None };
+        if named != service {
+            return None;
+        }
         Some(Self { access, date, region, headers: field("SignedHeaders")?, signature: field("Signature")? })
     }
 }
@@ -122,7 +130,7 @@ fn mac(key: &[u8], text: &str) -> Vec<u8> {
     mac.finalize().into_bytes().to_vec()
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text

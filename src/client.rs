@@ -1,4 +1,4 @@
-//! Requests to remote origins: one client with the house's time limits, and one reading of answers.
+//! Requests to remote services: one client with the house's time limits, and one reading of answers.
 //!
 //! The errors made here say what the server did, not what was asked of it: that the caller adds
 //! ([`Error::within`]). None of them holds a URL, since a query may hold a signature.
@@ -12,6 +12,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use reqwest::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Request, Response, StatusCode};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::error::{Error, Kind, Result};
@@ -39,12 +40,12 @@ const REASON: usize = 64 << 10;
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// All that a URL holds encoded, except its separators (RFC 3986, section 2.3).
-pub(super) const UNRESERVED: &AsciiSet =
+pub(crate) const UNRESERVED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// What talks to one service. Clones share connections.
 #[derive(Clone, Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     http: reqwest::Client,
     /// Not to be asked again before: the service said so.
     hold: Arc<Mutex<Option<Instant>>>,
@@ -52,7 +53,7 @@ pub(super) struct Client {
 
 impl Client {
     /// A client that trusts the certificates in `authorities` (PEM) beside those of this machine.
-    pub(super) fn new(redirects: Policy, authorities: Option<&str>) -> Result<Self> {
+    pub(crate) fn new(redirects: Policy, authorities: Option<&str>) -> Result<Self> {
         let http = reqwest::Client::builder()
             .tls_certs_merge(certificates(authorities)?)
             .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
@@ -71,12 +72,12 @@ impl Client {
     }
 
     /// Sends a request, and takes only an answer of success.
-    pub(super) async fn send(&self, request: Request) -> Result<Response> {
+    pub(crate) async fn send(&self, request: Request) -> Result<Response> {
         accept(self.execute(request).await?).await
     }
 
     /// Sends a request, once more after a short wait if the server asks for one.
-    pub(super) async fn execute(&self, request: Request) -> Result<Response> {
+    pub(crate) async fn execute(&self, request: Request) -> Result<Response> {
         self.wait().await?;
         let again = request.try_clone();
         let response = self.http.execute(request).await.map_err(transport)?;
@@ -154,12 +155,12 @@ fn now(response: &Response) -> Option<chrono::DateTime<chrono::FixedOffset>> {
 }
 
 /// What `ask` answers, which is asked again a few times when it fails in passing, so that a long listing outlives it.
-pub(super) async fn patiently<T, F: Future<Output = Result<T>>>(ask: impl FnMut() -> F) -> Result<T> {
+pub(crate) async fn patiently<T, F: Future<Output = Result<T>>>(ask: impl FnMut() -> F) -> Result<T> {
     again(&[Kind::Unavailable, Kind::Timeout], ask).await
 }
 
 /// Takes an answer of success; makes an error of any other.
-pub(super) async fn accept(response: Response) -> Result<Response> {
+pub(crate) async fn accept(response: Response) -> Result<Response> {
     let status = response.status();
     if status.is_success() {
         return Ok(response);
@@ -180,7 +181,7 @@ pub(super) async fn accept(response: Response) -> Result<Response> {
 fn meaning(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
     match (status.as_u16(), code) {
         (400, Some("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired")) | (401 | 403 | 407, _) => {
-            (Kind::Refused, "; check the credentials")
+            (Kind::Refused, "")
         }
         (404 | 410, _) => (Kind::NotFound, "; check the name"),
         (412 | 416, _) => (Kind::Changed, ""),
@@ -191,17 +192,30 @@ fn meaning(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
     }
 }
 
-/// The error code of an S3 service, which says more than the status.
+/// The error code of a cloud's service, which says more than the status.
 async fn code(response: Response) -> Option<String> {
     let body = read(response, REASON).await.ok()?;
     let text = std::str::from_utf8(&body).ok()?;
-    let code = text.split_once("<Code>")?.1.split_once("</Code>")?.0;
-    let plain = code.len() <= 64 && code.chars().all(|c| c.is_ascii_alphanumeric());
-    plain.then(|| code.to_owned())
+    let code = match text.split_once("<Code>") {
+        Some((_, rest)) => rest.split_once("</Code>")?.0.to_owned(),
+        None => told(&serde_json::from_str(text).ok()?)?.to_owned(),
+    };
+    // A word, and nothing that a server could repeat of a request.
+    let plain = code.len() <= 64 && code.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
+    plain.then_some(code)
+}
+
+/// The code in an error of OAuth's (RFC 6749, section 5.2), or of Google's.
+fn told(value: &Value) -> Option<&str> {
+    let error = value.get("error")?;
+    error
+        .as_str()
+        .or_else(|| error.get("status")?.as_str())
+        .or_else(|| error.pointer("/errors/0/reason")?.as_str())
 }
 
 /// What `ask` answers, which is asked again a few times after a failure that is one of `passing`.
-pub(super) async fn again<T, F: Future<Output = Result<T>>>(
+pub(crate) async fn again<T, F: Future<Output = Result<T>>>(
     passing: &[Kind],
     mut ask: impl FnMut() -> F,
 ) -> Result<T> {
@@ -218,10 +232,12 @@ pub(super) async fn again<T, F: Future<Output = Result<T>>>(
 }
 
 /// A request that got no answer, or an answer that broke off.
-pub(super) fn transport(error: reqwest::Error) -> Error {
+pub(crate) fn transport(error: reqwest::Error) -> Error {
     let (kind, text) = if error.is_timeout() {
         let limit = if error.is_connect() { CONNECT } else { SILENCE };
         return Error::new(Kind::Timeout, format!("the server did not answer within {} s", limit.as_secs()));
+    } else if is_dns(&error) {
+        (Kind::Unavailable, "the server's name can't be resolved")
     } else if error.is_connect() {
         (Kind::Unavailable, "the server can't be reached")
     } else if error.is_redirect() {
@@ -232,18 +248,24 @@ pub(super) fn transport(error: reqwest::Error) -> Error {
     Error::new(kind, format!("{text}: {}", innermost(&error.without_url())))
 }
 
+/// Whether it went no further than the server's name. The client tells that in words alone.
+fn is_dns(error: &reqwest::Error) -> bool {
+    let first: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(first), |e| e.source()).any(|layer| layer.to_string() == "dns error")
+}
+
 /// What lies at the bottom of an error: the reason, without the layers that passed it on.
-pub(super) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     std::iter::successors(Some(error), |e| e.source()).last().map_or(String::new(), ToString::to_string)
 }
 
 /// A header as text.
-pub(super) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
 /// The whole body of an answer, at most `limit` bytes of it.
-pub(super) async fn read(response: Response, limit: usize) -> Result<Bytes> {
+pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
     let mut whole = BytesMut::new();
     let mut body = response.bytes_stream();
     while let Some(piece) = body.next().await {
@@ -256,7 +278,7 @@ pub(super) async fn read(response: Response, limit: usize) -> Result<Bytes> {
 }
 
 /// `body`, held to the length that was asked for. Its errors name `what`.
-pub(super) fn exactly(
+pub(crate) fn exactly(
     body: impl Stream<Item = Result<Bytes>> + Send + 'static,
     len: u64,
     what: String,

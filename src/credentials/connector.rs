@@ -11,8 +11,8 @@ use object_store::client::{
 };
 use object_store::{BackoffConfig, RetryConfig};
 
+use crate::client::{self, Client, innermost};
 use crate::error::{Error, Kind};
-use crate::origin::client::{self, Client, innermost};
 
 /// The origins' client, as `object_store` wants it.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ impl HttpService for Service {
 }
 
 /// A request as the origins' client takes it.
-pub(super) async fn plain(request: HttpRequest) -> crate::error::Result<reqwest::Request> {
+pub(crate) async fn plain(request: HttpRequest) -> crate::error::Result<reqwest::Request> {
     let (parts, body) = request.into_parts();
     let invalid = || Error::new(Kind::Invalid, "the service's URL can't be asked for");
     let url = parts.uri.to_string().parse().map_err(|_| invalid())?;
@@ -68,7 +68,7 @@ fn wrap(error: Error) -> HttpError {
 }
 
 /// The client's error again, out of the layers that `object_store` put around it.
-pub(super) fn failure(error: object_store::Error) -> Error {
+pub(crate) fn failure(error: object_store::Error) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(layer) = cause {
         if let Some(ours) = layer.downcast_ref::<Error>() {
@@ -78,6 +78,11 @@ pub(super) fn failure(error: object_store::Error) -> Error {
     }
     let text = format!("the service's answer is not what was asked for: {}", innermost(&error));
     Error::new(Kind::Unsupported, text)
+}
+
+/// The engine's error, as `object_store` passes it on to [`failure`].
+pub(super) fn wrapped(error: Error) -> object_store::Error {
+    object_store::Error::Generic { store: "credentials", source: Box::new(error) }
 }
 
 /// The error for credentials that can't be got. What a token service has to say of it is not said of the object.

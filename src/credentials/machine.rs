@@ -6,7 +6,7 @@ use reqwest::header::HeaderValue;
 use reqwest::{Method, Request, StatusCode};
 use url::Url;
 
-use crate::origin::client::Client;
+use crate::client::Client;
 
 /// Where it is, at AWS, Google and Azure alike.
 pub(super) const METADATA: &str = "http://169.254.169.254";
