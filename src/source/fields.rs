@@ -99,7 +99,7 @@ fn text<'a>(value: &'a Value, place: &Place, found: &mut Findings) -> Option<&'a
 }
 
 /// What a value is, never the value itself.
-fn kind(value: &Value) -> &'static str {
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

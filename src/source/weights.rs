@@ -5,6 +5,7 @@
 //! table of differences. A document comes as a [`Value`], whatever it was written in; what is said of it names places
 //! in it, and whoever parsed it knows their lines.
 
+mod job;
 mod location;
 mod mount;
 #[cfg(test)]
@@ -82,6 +83,7 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Findings) {
     let Some(document) = Fields::of(document, root.clone(), &mut found) else {
         return (Vec::new(), found);
     };
+    job::judge(&document, &mut found);
     let place = root.key("weights");
     let Some(value) = document.map.get("weights") else {
         found.warn(&root, "has no \"weights\", so there is nothing to mount");

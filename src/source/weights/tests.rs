@@ -103,6 +103,78 @@ fn training_jobs_are_read_in_each_of_their_shapes() {
     assert_eq!(read(twice, Rules::default()).1.rejects(), 1);
 }
 
+/// Those that `truss_train` rejects, by the names in its recording; and more of them, all told.
+#[test]
+fn jobs_are_rejected_as_truss_train_rejects_them() {
+    let jobs: Value = serde_json::from_str(include_str!("../testdata/truss_train_job.json")).expect("JSON");
+    let with = |pointer: &str, key: &str, value: Value| {
+        let mut job = jobs["job_model_dump_json"].clone();
+        let at = job.pointer_mut(pointer).and_then(Value::as_object_mut).expect(pointer);
+        at.insert(key.to_owned(), value);
+        job
+    };
+    let unknown = "is not a key that is known here; known are image, compute, runtime, interactive_session, name, priority, \
+                   workspace, weights, enable_baseten_workdir";
+    let mut recorded = 0;
+    for (name, job, said) in [
+        (
+            "enable_cache and cache_config",
+            with("/runtime", "enable_cache", true.into()),
+            "runtime.enable_cache: does not go with \"cache_config\", which has taken its place; leave it out",
+        ),
+        ("extra field", with("", "foo", 1.into()), &format!("foo: {unknown}")),
+        (
+            "strict: node_count str",
+            with("/compute", "node_count", "2".into()),
+            "compute.node_count: must be a whole number, not a text",
+        ),
+        (
+            "bdn source",
+            with("/weights/1", "source", "bdn:ns/v".into()),
+            "weights[1].source: is a volume of another service (bdn:); write hf://owner/name, s3://bucket/prefix, \
+             gs://bucket/prefix, r2://account.bucket/prefix, azure://account/container/path, cw://bucket/prefix, \
+             https://host/file",
+        ),
+        ("", with("", "name", 1.into()), "name: must be a text, not a number"),
+        ("", with("", "weights", Value::Null), "weights: must be a list, not null"),
+        ("", with("", "image", serde_json::json!({})), "image.base_image: is missing"),
+        ("", with("/compute", "memory", Value::Null), "compute.memory: must be a text, not null"),
+        (
+            "",
+            with("/compute", "cpu_count", 1.5.into()),
+            "compute.cpu_count: must be a whole number, not a number",
+        ),
+        (
+            "",
+            with("/compute", "availability_model", "cheap".into()),
+            "compute.availability_model: must be one of dedicated, spot",
+        ),
+        (
+            "",
+            with("/runtime", "start_commands", "python".into()),
+            "runtime.start_commands: must be a list of texts, not a text",
+        ),
+        (
+            "",
+            with("/runtime/environment_variables", "HF_TOKEN", serde_json::json!({"secret": "hush"})),
+            "runtime.environment_variables.HF_TOKEN.secret: is not a key that is known here; known are name\n\
+             runtime.environment_variables.HF_TOKEN.name: is missing",
+        ),
+    ] {
+        let (_, found) = read(&job, Rules::default());
+        let rejects = found.iter().filter(|f| f.verdict == Verdict::Reject);
+        let all: Vec<_> = rejects.map(|f| format!("{}: {}", f.place, f.text)).collect();
+        assert_eq!(all.join("\n"), said);
+        let cases = jobs["cases"].as_array().expect("cases");
+        recorded += cases.iter().filter(|case| case["name"] == name && case["verdict"] == "reject").count();
+    }
+    let rejects = jobs["cases"].as_array().expect("cases").iter().filter(|case| case["verdict"] == "reject");
+    assert_eq!(rejects.count(), recorded, "each that is recorded is judged");
+    // What the model makes of `enable_cache`.
+    let migrated = with("", "runtime", jobs["cases"][2]["dump"].clone());
+    assert_eq!(read(&migrated, Rules::default()).1, Findings::default());
+}
+
 #[test]
 fn what_stands_beside_the_weights_is_told() {
     let said = |document: Value, rules| {
