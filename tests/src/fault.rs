@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +31,10 @@ pub enum Fault {
     Gzip,
     /// It answers with this status, and asks to be left alone for so many seconds.
     Status(StatusCode, Option<u32>),
+    /// Every other time it answers with this status.
+    Half(StatusCode),
+    /// It answers 429, and says in both ways that there are (`Retry-After`, `RateLimit`) how many seconds are to pass.
+    Limited(u32, u32),
     /// It accepts the request and never answers.
     Silence,
     /// It sends the head of the answer and so many bytes, then nothing, on an open connection.
@@ -40,7 +45,7 @@ pub enum Fault {
 
 /// The switch of a server's faults. Clones are handles to one and the same.
 #[derive(Clone, Debug, Default)]
-pub struct Faults(Arc<Mutex<Option<(Fault, u64)>>>);
+pub struct Faults(Arc<Mutex<Option<(Fault, u64)>>>, Arc<AtomicBool>);
 
 impl Faults {
     /// `app`, with a fault where one is set.
@@ -61,6 +66,11 @@ impl Faults {
     /// No fault from now on, for new requests.
     pub fn clear(&self) {
         *self.0.lock().expect("nobody panics with it") = None;
+    }
+
+    /// Whether it is every other time.
+    fn odd(&self) -> bool {
+        self.1.fetch_xor(true, Ordering::Relaxed)
     }
 
     fn next(&self) -> Option<Fault> {
@@ -106,6 +116,15 @@ async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -
                 response.headers_mut().insert(RETRY_AFTER, seconds.into());
             }
             response
+        }
+        Some(Fault::Half(status)) => match faults.odd() {
+            true => status.into_response(),
+            false => next.run(request).await,
+        },
+        Some(Fault::Limited(retry_after, limit)) => {
+            let limit = format!("\"api\";r=12;t=3, \"files\";r=0;t={limit}");
+            let headers = [(RETRY_AFTER.as_str(), retry_after.to_string()), ("ratelimit", limit)];
+            (StatusCode::TOO_MANY_REQUESTS, headers).into_response()
         }
         Some(Fault::Silence) => pending().await,
         Some(Fault::Redirect(base)) => {
