@@ -5,6 +5,7 @@
 
 mod finish;
 mod lately;
+mod lend;
 mod means;
 mod recent;
 #[cfg(test)]
@@ -12,7 +13,7 @@ mod tests;
 
 use std::fs::File;
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use crate::cache::lease::Lease;
 use crate::cache::partial::Partial;
 use crate::cache::presence::State;
 use crate::error::{Error, Kind, Result};
-use crate::fetch::Ladder;
+use crate::fetch::{Ladder, Reach};
 use crate::flight::{Boarding, Flight, Flights, Landing};
 use crate::tier::Urgency;
 
@@ -41,17 +42,29 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 /// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
 const STAGE_PATIENCE: Duration = Duration::from_secs(120);
 
+/// For whom a block is read.
+#[derive(Clone, Copy, Debug)]
+enum Whom {
+    /// A reader of this node.
+    Reader,
+    /// Another node, which has somebody waiting in turn.
+    Peer(Urgency),
+}
+
 /// One blob, shared by all who use it now.
 #[derive(Debug)]
 pub struct Content {
     blob: Blob,
     means: Arc<Means>,
-    ladder: Arc<Ladder>,
+    ladder: Mutex<Arc<Ladder>>,
     whole: OnceLock<Arc<File>>,
     /// The part in the cache, from its first use until the blob is whole.
     partial: Mutex<Option<Arc<Partial>>>,
     making: Mutex<()>,
+    /// Those that may wait for other nodes.
     flights: Flights,
+    /// Those that don't, because other nodes may wait for them. One that is here twice does no harm.
+    direct: Flights,
     lately: Lately,
     committing: AtomicBool,
     broken: Mutex<Option<Error>>,
@@ -72,6 +85,7 @@ impl Content {
             partial: Mutex::default(),
             making: Mutex::default(),
             flights: Flights::default(),
+            direct: Flights::default(),
             lately: Lately::default(),
             committing: AtomicBool::new(false),
             broken: Mutex::default(),
@@ -79,7 +93,7 @@ impl Content {
             _lease: lease,
             blob,
             means,
-            ladder,
+            ladder: Mutex::new(ladder),
         };
         if let Err(error) = content.look() {
             tracing::warn!(%error, "the cache can't be used for a file");
@@ -99,6 +113,19 @@ impl Content {
         Ok(())
     }
 
+    /// Where what is missing comes from.
+    fn ladder(&self) -> Arc<Ladder> {
+        self.ladder.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has what is missing come from `ladder` from now on, if that reaches the origin and the present one does not.
+    pub(crate) fn come_from(&self, ladder: &Arc<Ladder>) {
+        let mut present = self.ladder.lock().unwrap_or_else(PoisonError::into_inner);
+        if ladder.has_origin() && !present.has_origin() {
+            *present = ladder.clone();
+        }
+    }
+
     /// Whose content this is.
     pub fn blob(&self) -> &Blob {
         &self.blob
@@ -111,7 +138,7 @@ impl Content {
 
     /// How much one request moves at the pace of the ladder, in bytes.
     pub fn extent(&self) -> u64 {
-        self.ladder.blocks() * BLOCK
+        self.ladder().blocks(&self.blob, 0) * BLOCK
     }
 
     /// How many bytes are here.
@@ -133,6 +160,11 @@ impl Content {
     /// # Errors
     /// None that another tier could help with: a block that the disk can't read counts as not here.
     pub fn try_read(&self, range: Range<u64>) -> Option<Vec<Bytes>> {
+        self.load(Whom::Reader, range)
+    }
+
+    /// The same; only what readers get is counted.
+    fn load(&self, whom: Whom, range: Range<u64>) -> Option<Vec<Bytes>> {
         if range.is_empty() {
             return Some(Vec::new());
         }
@@ -151,8 +183,10 @@ impl Content {
             }
             _ => return None,
         };
+        if let (Whom::Reader, Ok(bytes)) = (whom, &bytes) {
+            self.ladder().counters().cached(bytes.len() as u64);
+        }
         bytes
-            .inspect(|bytes| self.ladder.counters().cached(bytes.len() as u64))
             .inspect_err(|error| tracing::warn!(%error, "the cache's disk fails: reading from the next tier"))
             .map(|bytes| vec![bytes])
             .ok()
@@ -191,43 +225,47 @@ impl Content {
         for (index, flight) in blocks.zip(boarded) {
             let start = (index * BLOCK).max(range.start);
             let end = (index * BLOCK + block::len(self.blob.size, index)).min(range.end);
-            let within = (start - index * BLOCK) as usize..(end - index * BLOCK) as usize;
-            pieces.extend(self.read_block(index, flight, start..end, within).await?);
+            pieces.extend(self.read_block(Whom::Reader, index, flight, start..end).await?);
         }
         Ok(pieces)
     }
 
+    /// The bytes `range` of block `index`, which `flight` may bring.
     async fn read_block(
         self: &Arc<Self>,
+        whom: Whom,
         index: u64,
         mut flight: Option<Arc<Flight>>,
         range: Range<u64>,
-        within: Range<usize>,
     ) -> Result<Vec<Bytes>> {
+        let within = || (range.start - index * BLOCK) as usize..(range.end - index * BLOCK) as usize;
         loop {
             if let Some(flight) = &flight
                 && let Landing::Bytes(block) = flight.block(index).await?
             {
-                return Ok(vec![block.slice(within)]);
+                return Ok(vec![block.slice(within())]);
             }
-            let content = self.clone();
-            let (start, end) = (range.start, range.end);
-            let local = self.means.runtime.spawn_blocking(move || content.try_read(start..end));
+            let (content, wanted) = (self.clone(), range.clone());
+            let local = self.means.runtime.spawn_blocking(move || content.load(whom, wanted));
             if let Some(pieces) = local.await.map_err(lost)? {
                 return Ok(pieces);
             }
             if let Some(error) = self.refuted() {
                 return Err(error);
             }
-            flight = self.board(index, 1, Urgency::Read);
+            flight = match whom {
+                Whom::Reader => self.board(index, 1, Urgency::Read),
+                Whom::Peer(urgency) => self.board_for(Reach::Direct, index, 1, urgency),
+            };
             if flight.is_none() && self.is_present(index) {
-                return Ok(vec![self.rescue(index).await?.slice(within)]);
+                let reach = if matches!(whom, Whom::Reader) { Reach::All } else { Reach::Direct };
+                return Ok(vec![self.rescue(index, reach).await?.slice(within())]);
             }
         }
     }
 
     /// A block that the local disk has and can't read: past the cache, from the ladder.
-    async fn rescue(&self, index: u64) -> Result<Bytes> {
+    async fn rescue(&self, index: u64, reach: Reach) -> Result<Bytes> {
         let rescued = Mutex::new(Bytes::new());
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
         let accept = async |arrival: Arrival| {
@@ -235,7 +273,7 @@ impl Content {
             *rescued.lock().unwrap_or_else(PoisonError::into_inner) = verified.bytes().clone();
             Ok(index)
         };
-        self.ladder.fetch(&self.blob, vec![index], Urgency::Read, DEADLINE, accept).await?;
+        self.ladder().fetch(&self.blob, vec![index], (reach, Urgency::Read), DEADLINE, accept).await?;
         let bytes = rescued.into_inner().unwrap_or_else(PoisonError::into_inner);
         self.means.recent.rescue(self.blob.key, index, bytes.clone());
         Ok(bytes)
@@ -255,49 +293,78 @@ impl Content {
 
     /// The flight that brings block `index`, started here if need be; `None` when the block is here.
     pub fn board(self: &Arc<Self>, index: u64, most: u64, urgency: Urgency) -> Option<Arc<Flight>> {
-        if self.is_present(index) {
-            return None;
-        }
-        let most = most.clamp(1, self.ladder.blocks().min(block::count(self.blob.size) - index));
-        match self.flights.join(index, most, |i| i < block::count(self.blob.size) && !self.is_present(i)) {
-            Boarding::Present => None,
-            Boarding::Joined(flight) => {
-                if let Some(ticket) = flight.raise(urgency) {
-                    self.means.budget.promote(ticket, urgency);
+        self.board_for(self.ladder().reach(&self.blob, index), index, most, urgency)
+    }
+
+    /// The same for those who ask for a flight of this reach. A direct one serves both.
+    fn board_for(
+        self: &Arc<Self>,
+        reach: Reach,
+        index: u64,
+        most: u64,
+        urgency: Urgency,
+    ) -> Option<Arc<Flight>> {
+        let count = block::count(self.blob.size);
+        let most = most.clamp(1, self.ladder().blocks(&self.blob, index).min(count - index));
+        loop {
+            if self.is_present(index) {
+                return None;
+            }
+            // Looked at only from the other table, whose lock is held meanwhile.
+            let direct = |i: u64| if reach == Reach::All { self.direct.find(i) } else { None };
+            let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
+            let (found, boarding) = match direct(index) {
+                Some(flight) => (Reach::Direct, Boarding::Joined(flight)),
+                None => (reach, self.flights(reach).join(index, most, absent)),
+            };
+            match boarding {
+                // Unless it is only in flight by now: then the next look finds that flight.
+                Boarding::Present => {}
+                Boarding::Joined(flight) => {
+                    if let Some(ticket) = flight.raise(urgency) {
+                        self.means.budget(found).promote(ticket, urgency);
+                    }
+                    return Some(flight);
                 }
-                Some(flight)
+                Boarding::New(flight) => {
+                    flight.raise(urgency);
+                    self.means.runtime.spawn(self.clone().fly(flight.clone(), reach));
+                    return Some(flight);
+                }
             }
-            Boarding::New(flight) => {
-                flight.raise(urgency);
-                self.means.runtime.spawn(self.clone().fly(flight.clone()));
-                Some(flight)
-            }
+        }
+    }
+
+    fn flights(&self, reach: Reach) -> &Flights {
+        match reach {
+            Reach::All => &self.flights,
+            Reach::Direct => &self.direct,
         }
     }
 
     /// Waits for the end of all flights that are under way now.
     pub(crate) async fn landed(&self) {
-        for flight in self.flights.all() {
+        for flight in self.flights.all().into_iter().chain(self.direct.all()) {
             flight.stored().await.ok();
         }
     }
 
-    async fn fly(self: Arc<Self>, flight: Arc<Flight>) {
+    async fn fly(self: Arc<Self>, flight: Arc<Flight>, reach: Reach) {
         let bytes = flight.extent().bytes(self.blob.size);
-        let budget = &self.means.budget;
+        let budget = self.means.budget(reach);
         let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
         let permit = ticket.granted().await;
         let urgency = flight.off();
-        let outcome = self.bring(&flight, urgency).await;
+        let outcome = self.bring(&flight, (reach, urgency)).await;
         // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
-        self.flights.leave(&flight);
+        self.flights(reach).leave(&flight);
         self.finish();
         flight.end(outcome);
         drop(permit);
     }
 
     /// Brings the blocks of a flight: those that the disk still has after an unclean stop, then the others.
-    async fn bring(self: &Arc<Self>, flight: &Arc<Flight>, urgency: Urgency) -> Result<()> {
+    async fn bring(self: &Arc<Self>, flight: &Arc<Flight>, (reach, urgency): (Reach, Urgency)) -> Result<()> {
         let (content, boarded) = (self.clone(), flight.clone());
         let wanted = self.means.runtime.spawn_blocking(move || content.settle(&boarded));
         let wanted = wanted.await.map_err(lost)?;
@@ -310,7 +377,7 @@ impl Content {
             let accepted = self.means.runtime.spawn(self.clone().take(flight.clone(), arrival));
             async move { accepted.await.map_err(lost)? }
         };
-        self.ladder.fetch(&self.blob, wanted, urgency, patience, accept).await
+        self.ladder().fetch(&self.blob, wanted, (reach, urgency), patience, accept).await
     }
 
     /// Accepts a block as soon as there is a hand free for it.
@@ -355,6 +422,7 @@ impl Content {
         if flight.urgency() > Urgency::Stage {
             self.means.recent.put(self.blob.key, index, verified.bytes().clone());
         }
+        self.means.moved.fetch_add(1, Relaxed);
         flight.land(index, Landing::Bytes(verified.bytes().clone()));
         match self.partial().and_then(|partial| partial.put(&verified)) {
             Ok(()) => flight.land(index, Landing::Stored),

@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use tempfile::NamedTempFile;
@@ -21,6 +22,7 @@ use crate::metrics::Counters;
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
 use crate::mirror::lease::Purpose;
+use crate::peer::client::Peers;
 use crate::snapshot::{Contents, Snapshot};
 use crate::source::Patterns;
 use crate::tier::parts::{Opener, Parts};
@@ -28,6 +30,10 @@ use crate::tier::{Origin, Tier};
 
 /// How long the end of an engine waits for flights: those whose bytes have arrived need no longer to be written.
 const LAST_FLIGHTS: Duration = Duration::from_secs(1);
+
+/// The most memory that is on its way to other nodes, in bytes: 64 blocks, more than the sockets of a fast network take in
+/// the time that a block needs to be read.
+pub const LENT: u64 = 64 << 20;
 
 /// How many blocks are hashed and written at once for each core: while one waits for the disk another is hashed.
 const HANDS_A_CORE: usize = 2;
@@ -41,7 +47,8 @@ pub struct Config {
     pub tenant: String,
     /// What bounds the cache.
     pub limits: Limits,
-    /// The most memory that fetches under way may hold, in bytes.
+    /// The most memory that fetches under way may hold, in bytes. Those that wait for other nodes may hold half as much on
+    /// top of it, and what is sent to other nodes [`LENT`].
     pub memory: u64,
     /// What time it is.
     pub now: fn() -> SystemTime,
@@ -52,6 +59,7 @@ pub struct Config {
 pub struct Engine {
     means: Arc<Means>,
     contents: Arc<Contents>,
+    cluster: Arc<OnceLock<(String, Arc<Peers>)>>,
 }
 
 /// How full a cache is.
@@ -81,11 +89,27 @@ impl Engine {
         let means = Means {
             cache,
             budget: Budget::new(config.memory),
+            waiting: Budget::new(config.memory / 2),
+            lent: Budget::new(LENT),
+            moved: AtomicU64::new(0),
             hands: Arc::new(hands),
             recent: Recent::default(),
             runtime,
         };
-        Ok(Self { means: Arc::new(means), contents: Arc::default() })
+        Ok(Self { means: Arc::new(means), contents: Arc::default(), cluster: Arc::default() })
+    }
+
+    /// Joins the cluster: what comes from a mirror is from now on asked of `peers` first, as `tenant`'s. Once, before the
+    /// first snapshot.
+    pub fn join(&self, tenant: &str, peers: Arc<Peers>) {
+        // A second call is a slip of the caller, and the first cluster as good as any.
+        self.cluster.set((tenant.to_owned(), peers)).ok();
+    }
+
+    /// The peers' places on the ladder of the snapshot `id`.
+    fn seats(&self, id: Digest) -> Vec<Arc<dyn Tier>> {
+        let cluster = self.cluster.get();
+        cluster.map_or_else(Vec::new, |(tenant, peers)| peers.seats(tenant, id).into())
     }
 
     /// Lists `origin`, and makes what it holds now readable.
@@ -123,11 +147,36 @@ impl Engine {
         let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
         let manifest = Arc::new(self.manifest(mirror, &found.manifest).await?);
         let origin = Parts::new(open(&found), manifest.clone());
-        let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(mirror.clone()), Arc::new(origin)];
+        let mut tiers = self.seats(found.manifest);
+        tiers.extend([Arc::new(mirror.clone()) as Arc<dyn Tier>, Arc::new(origin)]);
         let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
-        Ok(Some(Arc::new(snapshot.leased(lease))))
+        let holder = self.cluster.get().map(|(tenant, peers)| peers.holder(tenant, &found.manifest));
+        Ok(Some(Arc::new(snapshot.leased(lease).announced(holder))))
+    }
+
+    /// Opens the snapshot `id` of `mirror` for other nodes: what it lacks comes from the mirror, and from peers that have it.
+    ///
+    /// # Errors
+    /// Those of [`mirrored`](Self::mirrored).
+    pub(crate) async fn lent(&self, mirror: &Mirror, id: Digest) -> Result<Arc<Snapshot>> {
+        let manifest = Arc::new(self.manifest(mirror, &id).await?);
+        let mut tiers = self.seats(id);
+        tiers.push(Arc::new(mirror.clone()));
+        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let shared = (self.means.clone(), self.contents.clone());
+        Ok(Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder)))
+    }
+
+    /// What every content needs.
+    pub(crate) fn means(&self) -> &Arc<Means> {
+        &self.means
+    }
+
+    /// The contents in use.
+    pub(crate) fn contents(&self) -> &Contents {
+        &self.contents
     }
 
     /// A manifest of the mirror's, kept in the cache.

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::time::{Instant, timeout};
 
 use crate::blob::Blob;
@@ -13,11 +13,12 @@ use crate::block::{self, Arrival};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, Pace};
 use crate::metrics::Counters;
+use crate::peer;
 use crate::tier::{Body, Rung, Tier, Urgency};
 
-/// How long a tier may take until its first byte (DESIGN, section 6); a peer, which is near, much less.
+/// How long a tier may take until its first byte (DESIGN, section 6). A peer, which is near, may take much less, and
+/// is judged by its own tier, which hears from it even while it has nothing to send ([`crate::peer`]).
 const FIRST_BYTE: Duration = Duration::from_secs(5);
-const PEER_FIRST_BYTE: Duration = Duration::from_secs(1);
 
 /// A body that brings less than a block in this time is given up for the next tier. The last tier may be slow, for
 /// there is none to turn to, but not silent.
@@ -32,10 +33,21 @@ const LIES: u32 = 3;
 /// How many blocks of one flight may be hashed and written at the same time as the next ones arrive.
 const PIPELINE: usize = 3;
 
+/// How far down a fetch may go for help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// To every tier.
+    All,
+    /// To those that wait for no other node: it is this node that others wait for.
+    Direct,
+}
+
 /// The tiers below the node cache, nearest first.
 #[derive(Debug)]
 pub struct Ladder {
     tiers: Vec<Arc<dyn Tier>>,
+    /// Whether some of them wait for other nodes.
+    shared: bool,
     counters: Arc<Counters>,
     pace: Mutex<Pace>,
 }
@@ -43,6 +55,7 @@ pub struct Ladder {
 /// The state of one descent: what is still missing, and what went wrong on the way.
 struct Descent<'a> {
     blob: &'a Blob,
+    reach: Reach,
     urgency: Urgency,
     missing: Vec<u64>,
     /// Nothing has arrived since.
@@ -52,12 +65,34 @@ struct Descent<'a> {
 impl Ladder {
     /// A ladder of `tiers`, which counts into `counters`.
     pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<Counters>) -> Self {
-        Self { tiers, counters, pace: Mutex::default() }
+        let shared = tiers.iter().any(|tier| tier.waits());
+        Self { tiers, shared, counters, pace: Mutex::default() }
     }
 
-    /// How many blocks to ask for at once.
-    pub fn blocks(&self) -> u64 {
+    /// How many blocks of `blob` to ask for at once, from block `index` on. What is shared among nodes is cut alike in all of
+    /// them.
+    pub fn blocks(&self, blob: &Blob, index: u64) -> u64 {
+        if self.is_shared(blob) {
+            let group = peer::group(block::count(blob.size));
+            return group - index % group;
+        }
         self.pace.lock().unwrap_or_else(PoisonError::into_inner).blocks()
+    }
+
+    /// How far a fetch of block `index` may go: directly to where others can't have it from, if they turn to this node.
+    pub fn reach(&self, blob: &Blob, index: u64) -> Reach {
+        let ours = || self.tiers.iter().any(|tier| tier.is_ours(blob, index));
+        if self.is_shared(blob) && !ours() { Reach::All } else { Reach::Direct }
+    }
+
+    /// Whether it reaches down to the origin.
+    pub fn has_origin(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.rung() == Rung::Origin)
+    }
+
+    /// Whether other nodes may have `blob`: only what can be verified is asked of them.
+    fn is_shared(&self, blob: &Blob) -> bool {
+        self.shared && blob.checks.is_some()
     }
 
     /// What counts the traffic.
@@ -74,7 +109,7 @@ impl Ladder {
         &self,
         blob: &Blob,
         wanted: Vec<u64>,
-        urgency: Urgency,
+        (reach, urgency): (Reach, Urgency),
         patience: Duration,
         accept: F,
     ) -> Result<()>
@@ -82,7 +117,7 @@ impl Ladder {
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
-        let mut descent = Descent { blob, urgency, missing: wanted, still: Instant::now() };
+        let mut descent = Descent { blob, reach, urgency, missing: wanted, still: Instant::now() };
         let mut lies = 0;
         let mut wait = BACKOFF.0;
         loop {
@@ -112,7 +147,8 @@ impl Ladder {
         A: Future<Output = Result<u64>> + Send,
     {
         let mut failure: Option<Error> = None;
-        for (at, tier) in self.tiers.iter().enumerate() {
+        let direct = descent.reach == Reach::Direct;
+        for (at, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| !(direct && tier.waits())) {
             let last = at + 1 == self.tiers.len();
             while let Some(extent) = descent.next() {
                 match self.ask(tier.as_ref(), descent, extent, last, accept).await {
@@ -151,12 +187,12 @@ impl Ladder {
         A: Future<Output = Result<u64>> + Send,
     {
         let (blob, rung) = (descent.blob, tier.rung());
-        let patience = if rung == Rung::Peer { PEER_FIRST_BYTE } else { FIRST_BYTE };
-        let slow = || Error::new(Kind::Timeout, format!("the {rung} did not answer within {patience:?}"));
+        let slow = || Error::new(Kind::Timeout, format!("the {rung} did not answer within {FIRST_BYTE:?}"));
         let began = Instant::now();
         self.counters.asked();
         let answer = tier.fetch(blob, extent.bytes(blob.size), descent.urgency);
-        let Some(body) = timeout(patience, answer).await.map_err(|_| slow())?? else { return Ok(false) };
+        let patience = (rung != Rung::Peer).then_some(FIRST_BYTE);
+        let Some(body) = within(patience, answer).await.ok_or_else(slow)?? else { return Ok(false) };
         let latency = began.elapsed();
         let mut blocks = Blocks { body, rung, size: blob.size, extent, rest: None, last };
         let mut accepting = FuturesUnordered::new();
@@ -166,25 +202,36 @@ impl Ladder {
                 Ok(arrival) => {
                     self.counters.arrived(rung, arrival.bytes.len() as u64);
                     descent.still = Instant::now();
-                    accepting.push(accept(arrival));
+                    let index = arrival.index;
+                    accepting.push(accept(arrival).map(move |accepted| (index, accepted)));
                 }
                 Err(error) => outcome = Err(error),
             }
             while accepting.len() >= PIPELINE {
-                outcome = outcome.and(descent.accepted(accepting.next().await));
+                outcome = outcome.and(descent.accepted(tier, accepting.next().await));
             }
         }
         let flow = began.elapsed().saturating_sub(latency);
         while let Some(accepted) = accepting.next().await {
-            outcome = outcome.and(descent.accepted(Some(accepted)));
+            outcome = outcome.and(descent.accepted(tier, Some(accepted)));
         }
         let bytes = extent.bytes(blob.size);
         let arrived = (bytes.end - bytes.start) * u64::from(outcome.is_ok());
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner).observe(latency, arrived, flow);
+        if rung != Rung::Peer {
+            self.pace.lock().unwrap_or_else(PoisonError::into_inner).observe(latency, arrived, flow);
+        }
         outcome.map(|()| true).map_err(|e| match e.kind() {
             Kind::Corrupt => e.within(tier.locate(blob)),
             _ => e,
         })
+    }
+}
+
+/// What `work` comes to, if that is within `limit`.
+async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Option<T> {
+    match limit {
+        Some(limit) => timeout(limit, work).await.ok(),
+        None => Some(work.await),
     }
 }
 
@@ -203,10 +250,14 @@ impl Descent<'_> {
         Some(Extent { first, blocks: blocks as u64 })
     }
 
-    fn accepted(&mut self, accepted: Option<Result<u64>>) -> Result<()> {
-        if let Some(index) = accepted.transpose()? {
-            self.missing.retain(|missing| *missing != index);
+    /// Takes note of what became of a block that `tier` sent.
+    fn accepted(&mut self, tier: &dyn Tier, accepted: Option<(u64, Result<u64>)>) -> Result<()> {
+        let Some((index, accepted)) = accepted else { return Ok(()) };
+        if accepted.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) {
+            tier.refute(self.blob, index);
         }
+        accepted?;
+        self.missing.retain(|missing| *missing != index);
         Ok(())
     }
 }
@@ -248,10 +299,11 @@ impl Blocks {
                 return Ok(self.arrival(bytes.freeze()));
             }
             let left = if self.last { STALL } else { STALL.saturating_sub(began.elapsed()) };
+            let left = (self.rung != Rung::Peer).then_some(left);
             let stalled = || {
                 Error::new(Kind::Timeout, format!("the {} stopped sending within block {index}", self.rung))
             };
-            match timeout(left, self.body.next()).await.map_err(|_| stalled())? {
+            match within(left, self.body.next()).await.ok_or_else(stalled)? {
                 Some(piece) => self.rest = Some(piece?).filter(|p| !p.is_empty()),
                 None => {
                     let text = format!("the {} broke off within block {index}", self.rung);

@@ -194,6 +194,13 @@ impl Flights {
         Boarding::New(flight)
     }
 
+    /// The flight that brings block `index`.
+    pub fn find(&self, index: u64) -> Option<Arc<Flight>> {
+        let flights = self.by_first.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, flight) = flights.range(..=index).next_back()?;
+        flight.extent.range().contains(&index).then(|| flight.clone())
+    }
+
     /// All that are under way.
     pub fn all(&self) -> Vec<Arc<Flight>> {
         self.by_first.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()

@@ -16,6 +16,7 @@ use crate::fetch::Ladder;
 use crate::manifest::{Manifest, Slice};
 use crate::metrics::Traffic;
 use crate::mirror::lease::Lease;
+use crate::peer::client::Holder;
 use crate::read::Reader;
 use crate::stage::Stage;
 
@@ -31,6 +32,10 @@ pub struct Snapshot {
     stage: OnceLock<Arc<Stage>>,
     /// Keeps the mirror from collecting what is still to come.
     lease: Mutex<Option<Lease>>,
+    /// Tells other nodes when all of it is here, where there are any.
+    holder: Option<Holder>,
+    /// The blobs' numbers, by the first bytes of their digests: gathered when another node first asks for one.
+    numbers: OnceLock<Vec<(u64, u32)>>,
 }
 
 impl Snapshot {
@@ -51,12 +56,44 @@ impl Snapshot {
             ladder,
             stage: OnceLock::new(),
             lease: Mutex::default(),
+            holder: None,
+            numbers: OnceLock::new(),
         }
     }
 
     /// The same, with the mirror's promise to keep its content.
     pub(crate) fn leased(self, lease: Option<Lease>) -> Self {
         Self { lease: Mutex::new(lease), ..self }
+    }
+
+    /// The same, with the way to tell other nodes that it is all here.
+    pub(crate) fn announced(self, holder: Option<Holder>) -> Self {
+        Self { holder, ..self }
+    }
+
+    /// Tells other nodes that all of it is here, for as long as it is open.
+    pub(crate) fn announce(&self) {
+        if let Some(holder) = &self.holder {
+            holder.announce();
+        }
+    }
+
+    /// The number of the blob with this digest; `None` when the snapshot has none. Looks through all blobs, the first time.
+    pub(crate) fn find(&self, digest: &Digest) -> Option<u32> {
+        let numbers = self.numbers.get_or_init(|| {
+            let keys = (0..self.manifest.blobs()).map(|n| (n, self.manifest.blob(n).map(|blob| blob.key)));
+            let contents = keys.filter_map(|(n, key)| match key {
+                Ok(Key::Content(digest)) => Some((head(&digest), n)),
+                _ => None,
+            });
+            let mut numbers: Vec<_> = contents.collect();
+            numbers.sort_unstable();
+            numbers
+        });
+        let from = numbers.partition_point(|(key, _)| *key < head(digest));
+        let alike = numbers[from..].iter().take_while(|(key, _)| *key == head(digest));
+        let named = |n: &u32| self.manifest.blob(*n).is_ok_and(|blob| blob.key == Key::Content(*digest));
+        alike.map(|(_, n)| *n).find(named)
     }
 
     /// Gives back what was taken elsewhere to keep the snapshot's content there, and waits until that is done. What is
@@ -152,6 +189,10 @@ impl Snapshot {
     }
 }
 
+fn head(digest: &Digest) -> u64 {
+    digest.0.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
 /// The contents in use, so that all who use one blob share its flights.
 #[derive(Debug, Default)]
 pub struct Contents {
@@ -182,9 +223,16 @@ impl Contents {
         }
     }
 
+    /// The content of `key`, if it is in use.
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<Content>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner).by_key.get(key).and_then(Weak::upgrade)
+    }
+
     fn open(&self, blob: Blob, means: &Arc<Means>, ladder: &Arc<Ladder>) -> Arc<Content> {
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(content) = live.by_key.get(&blob.key).and_then(Weak::upgrade) {
+            // It may have been opened for other nodes, who have no origin to turn to.
+            content.come_from(ladder);
             return content;
         }
         if live.by_key.len() >= live.sweep_at {

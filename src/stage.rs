@@ -132,7 +132,7 @@ impl Stage {
             .try_for_each_concurrent(BLOBS, |missing| self.make_whole(&snapshot, missing, flights.clone()))
             .await?;
         let synced = runtime.spawn_blocking(move || match snapshot.upgrade() {
-            Some(held) => held.means().cache.sync_names(),
+            Some(held) => held.means().cache.sync_names().inspect(|()| held.announce()),
             None => Err(abandoned()),
         });
         synced.await.map_err(|e| Error::with(Kind::Disk, "a flush was lost", e))?

@@ -77,6 +77,19 @@ pub trait Tier: Send + Sync + fmt::Debug + 'static {
         urgency: Urgency,
     ) -> BoxFuture<'a, Result<Option<Body>>>;
 
+    /// Whether it may wait for another node to fetch what it is asked for. Who fetches for other nodes never asks it.
+    fn waits(&self) -> bool {
+        false
+    }
+
+    /// Whether this node is the one that others turn to for block `index` of `blob`: then it waits for nobody.
+    fn is_ours(&self, _blob: &Blob, _index: u64) -> bool {
+        false
+    }
+
+    /// Takes note that what it has just sent as block `index` of `blob` was not that. Comes before the body is dropped.
+    fn refute(&self, _blob: &Blob, _index: u64) {}
+
     /// What a person is told that `blob` came from: what to look at, and to repair, when its bytes are wrong.
     fn locate(&self, _blob: &Blob) -> String {
         format!("the {}", self.rung())

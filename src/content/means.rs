@@ -1,12 +1,14 @@
 //! What all contents share.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::budget::Budget;
 use crate::cache::Cache;
+use crate::fetch::Reach;
 
 use super::Recent;
 
@@ -15,8 +17,15 @@ use super::Recent;
 pub struct Means {
     /// The node cache.
     pub cache: Cache,
-    /// The memory for flights.
+    /// The memory for flights that wait for no other node.
     pub budget: Arc<Budget>,
+    /// The memory for those that may. It is set apart, for those that others wait for must always find room: else two nodes
+    /// could wait for each other's.
+    pub waiting: Arc<Budget>,
+    /// The memory for what is being sent to other nodes.
+    pub lent: Arc<Budget>,
+    /// How many blocks arrived here or left for other nodes: as long as it grows, this node is not stuck.
+    pub moved: AtomicU64,
     /// How many blocks are hashed and written at once. More than the machine has cores for would only take turns, and
     /// wait for each other at the file's lock.
     pub hands: Arc<Semaphore>,
@@ -24,4 +33,14 @@ pub struct Means {
     pub recent: Recent,
     /// Where flights run, and where their blocking parts do.
     pub runtime: Handle,
+}
+
+impl Means {
+    /// The memory for flights of this reach.
+    pub(super) fn budget(&self, reach: Reach) -> &Arc<Budget> {
+        match reach {
+            Reach::All => &self.waiting,
+            Reach::Direct => &self.budget,
+        }
+    }
 }

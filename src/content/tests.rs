@@ -137,6 +137,9 @@ impl Bench {
         let means = Means {
             cache,
             budget: Budget::new(64 << 20),
+            waiting: Budget::new(64 << 20),
+            lent: Budget::new(64 << 20),
+            moved: Default::default(),
             hands: Arc::new(Semaphore::new(4)),
             recent: Recent::default(),
             runtime: Handle::current(),

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK};
 use crate::error::Result;
-use crate::fetch::Ladder;
+use crate::fetch::{Ladder, Reach};
 use crate::manifest::{Manifest, Node, Part};
 use crate::tier::Urgency;
 
@@ -99,7 +99,7 @@ impl Before {
             Ok(block.index())
         };
         let blocks = (0..block::count(blob.size)).collect();
-        self.mirror.fetch(&blob, blocks, Urgency::Stage, PATIENCE, accept).await?;
+        self.mirror.fetch(&blob, blocks, (Reach::All, Urgency::Stage), PATIENCE, accept).await?;
         Ok(content.into_inner().unwrap_or_else(PoisonError::into_inner).into())
     }
 }

@@ -22,6 +22,11 @@ pub trait Subject: Sync {
     /// snapshot taken now pins.
     fn put<'a>(&'a self, path: &'a str, content: Bytes) -> BoxFuture<'a, Blob>;
 
+    /// Whether blobs are known by their content: then another version is another blob, and the former is merely not there.
+    fn is_by_content(&self) -> bool {
+        false
+    }
+
     /// Removes the file at `path`.
     fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()>;
 }
@@ -130,8 +135,11 @@ async fn what_changed_is_not_sent(subject: &dyn Subject) {
         let new = content(size, 6);
         let blob = subject.put("conformance/changed", new.clone()).await;
         for range in [0..1, 0..old.size] {
-            let error = fetch(subject, &old, range).await.expect_err("another version is there");
-            assert_eq!(error.kind(), Kind::Changed, "{error}");
+            match fetch(subject, &old, range).await {
+                Ok(None) if subject.is_by_content() => {}
+                Ok(_) => panic!("another version is there"),
+                Err(error) => assert_eq!(error.kind(), Kind::Changed, "{error}"),
+            }
         }
         check(subject, &blob, &new, 0..size).await;
     }

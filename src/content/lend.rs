@@ -1,0 +1,79 @@
+//! What a content gives to other nodes.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+
+use crate::block::{self, BLOCK};
+use crate::budget::Permit;
+use crate::error::{Error, Kind, Result};
+use crate::tier::{Body, Urgency};
+
+use super::{Content, Means, Whom, blocks_of};
+
+/// Bytes on their way to another node. Until they have left, they count.
+struct Lent {
+    bytes: Bytes,
+    _permit: Permit,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Means {
+    /// Waits until `len` bytes may be sent to another node, and takes them from `read` then.
+    pub(crate) async fn lend(
+        &self,
+        len: u64,
+        urgency: Urgency,
+        read: impl Future<Output = Result<Vec<Bytes>>>,
+    ) -> Result<Bytes> {
+        let closed = || Error::new(Kind::Interrupted, "this node is about to end");
+        let permit = self.lent.queue(len, urgency).granted().await.ok_or_else(closed)?;
+        let bytes = match &read.await?[..] {
+            [only] => only.clone(),
+            pieces => pieces.concat().into(),
+        };
+        self.moved.fetch_add(1, Relaxed);
+        Ok(Bytes::from_owner(Lent { bytes, _permit: permit }))
+    }
+}
+
+impl Content {
+    /// Whether all of `range` is here.
+    pub(crate) fn has(&self, range: &Range<u64>) -> bool {
+        blocks_of(range).all(|index| self.is_present(index))
+    }
+
+    /// The bytes `range` for another node, block by block. What isn't here is fetched, and from no one who may wait for
+    /// another node in turn.
+    pub(crate) fn lend(self: Arc<Self>, range: Range<u64>, urgency: Urgency) -> Body {
+        let blocks = blocks_of(&range);
+        let end = blocks.end;
+        // All flights first, so that they fly beside each other.
+        let boarded = blocks
+            .map(|index| (index, self.board_for(crate::fetch::Reach::Direct, index, end - index, urgency)));
+        let boarded: Vec<_> = boarded.collect();
+        stream::iter(boarded)
+            .then(move |(index, flight)| {
+                let content = self.clone();
+                let start = (index * BLOCK).max(range.start);
+                let end = (index * BLOCK + block::len(content.blob().size, index)).min(range.end);
+                async move {
+                    // The block first: memory that waits for it would be of no use to others.
+                    if let Some(flight) = &flight {
+                        flight.block(index).await?;
+                    }
+                    let read = content.read_block(Whom::Peer(urgency), index, flight, start..end);
+                    content.means.lend(end - start, urgency, read).await
+                }
+            })
+            .boxed()
+    }
+}

@@ -1,0 +1,149 @@
+//! Lending: what this node has, and can get from the mirror, for its peers.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::File;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+
+use crate::blob::Key;
+use crate::block::BLOCK;
+use crate::cache;
+use crate::content::{Content, Means};
+use crate::engine::Engine;
+use crate::error::{Error, Kind, Result};
+use crate::mirror::Mirror;
+use crate::peer::server::Shelf;
+use crate::peer::wire::{Ask, Role};
+use crate::snapshot::Snapshot;
+use crate::tier::Body;
+
+/// How many snapshots stay open for other nodes: as many as a cluster deploys at the same time. Each is a mapped manifest,
+/// and 16 bytes a blob.
+const OPEN: usize = 32;
+
+/// An engine's blobs, for other nodes.
+pub struct Lender {
+    engine: Engine,
+    mirror: Mirror,
+    /// The newest last.
+    open: Mutex<VecDeque<Arc<Snapshot>>>,
+}
+
+impl Lender {
+    /// What `engine` has, and can get from `mirror`.
+    pub fn new(engine: Engine, mirror: Mirror) -> Self {
+        Self { engine, mirror, open: Mutex::default() }
+    }
+
+    /// The content of the blob that is asked for, from the mirror's manifest.
+    async fn content(&self, ask: &Ask) -> Result<Arc<Content>> {
+        let known = self.open().iter().find(|snapshot| snapshot.id() == ask.snapshot).cloned();
+        let snapshot = match known {
+            Some(snapshot) => snapshot,
+            None => {
+                let snapshot = self.engine.lent(&self.mirror, ask.snapshot).await?;
+                let mut open = self.open();
+                // Several may have opened it at once.
+                open.retain(|other| other.id() != snapshot.id());
+                open.push_back(snapshot.clone());
+                if open.len() > OPEN {
+                    open.pop_front();
+                }
+                snapshot
+            }
+        };
+        let digest = ask.blob;
+        let content = blocking(self.means(), move || {
+            snapshot.find(&digest).map(|blob| snapshot.content(blob)).transpose()
+        });
+        let fit = |content: &Arc<Content>| content.blob().size == ask.size && content.blob().checks.is_some();
+        content.await?.filter(fit).ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("blob {digest} is not in the snapshot {}", ask.snapshot))
+        })
+    }
+
+    /// The whole blob, if it is here.
+    async fn whole(&self, ask: &Ask) -> Result<Option<File>> {
+        let (means, key, size) = (self.means().clone(), Key::Content(ask.blob), ask.size);
+        blocking(self.means(), move || {
+            // Asked first: a peer's idea of its size is no reason to take a blob for damaged.
+            if means.cache.has(&key, size) { means.cache.whole(&key, size) } else { Ok(None) }
+        })
+        .await
+    }
+
+    fn means(&self) -> &Arc<Means> {
+        self.engine.means()
+    }
+
+    fn open(&self) -> MutexGuard<'_, VecDeque<Arc<Snapshot>>> {
+        // What a panic may leave is a list all the same.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shelf for Arc<Lender> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            if let Some(file) = self.whole(ask).await? {
+                return Ok(Some(body(self.means().clone(), Arc::new(file), ask)));
+            }
+            let live = self.engine.contents().get(&Key::Content(ask.blob));
+            let live = live.filter(|content| content.blob().size == ask.size);
+            if let Some(content) = live.filter(|content| content.has(&ask.range)) {
+                return Ok(Some(content.lend(ask.range.clone(), ask.urgency)));
+            }
+            if ask.role == Role::Holder {
+                return Ok(None);
+            }
+            let (lender, ask) = (self.clone(), ask.clone());
+            let lent = async move {
+                let content = lender.content(&ask).await?;
+                Ok::<_, Error>(content.lend(ask.range, ask.urgency))
+            };
+            Ok(Some(lent.into_stream().try_flatten().boxed()))
+        }
+        .boxed()
+    }
+
+    fn moved(&self) -> u64 {
+        self.means().moved.load(Relaxed)
+    }
+}
+
+/// What is asked for of a whole blob, a block at a time. One copy is made, into the process: a page that is missing would
+/// hold up a thread that serves others, if it were sent from where the kernel keeps it.
+fn body(means: Arc<Means>, file: Arc<File>, ask: &Ask) -> Body {
+    let (range, urgency) = (ask.range.clone(), ask.urgency);
+    let starts = range.clone().step_by(BLOCK as usize);
+    stream::iter(starts)
+        .then(move |start| {
+            let (means, file, len) = (means.clone(), file.clone(), BLOCK.min(range.end - start));
+            async move {
+                let read = move || {
+                    let fault = |e| Error::disk("cannot read a blob in the cache", e);
+                    Ok(vec![cache::io::read(&file, start, len as usize).map_err(fault)?])
+                };
+                means.lend(len, urgency, blocking(&means, read)).await
+            }
+        })
+        .boxed()
+}
+
+async fn blocking<T: Send + 'static>(
+    means: &Means,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = means.runtime.spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(Error::with(Kind::Disk, "work on a blob was lost", e)))
+}
+
+impl fmt::Debug for Lender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lender({:?})", self.mirror)
+    }
+}

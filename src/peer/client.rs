@@ -1,0 +1,331 @@
+//! The client: peers as tiers of a snapshot's ladder.
+
+mod incoming;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::time::timeout;
+
+use super::health::Health;
+use super::members::Members;
+use super::rank::{self, Group};
+use super::wire::{Ask, Reply, Role};
+use super::{Member, PROTOCOL, token};
+use crate::blob::{Blob, Key};
+use crate::block::BLOCK;
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::tier::{Body, Rung, Tier, Urgency};
+
+use incoming::Incoming;
+
+/// How long a peer may take to answer, the connection included (DESIGN, section 6). It answers at once or is out of order:
+/// what takes time comes behind the answer.
+pub const ANSWER: Duration = Duration::from_secs(1);
+
+/// How often staging asks again where it was told to come back later. A reader goes on to the next tier.
+const BUSY_TRIES: u32 = 3;
+
+/// How many snapshots a node says that it has, the newest: what is said is said to all. The owners have all others, too.
+const HOLDS: usize = 64;
+
+/// Brings requests to peers, and the answers back.
+pub trait Link: Send + Sync + fmt::Debug + 'static {
+    /// Asks `peer`.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] when it can't be reached or does not say what a peer would.
+    fn ask<'a>(&'a self, peer: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>>;
+}
+
+/// The cluster in the eyes of this node.
+#[derive(Debug)]
+pub struct Peers {
+    me: Member,
+    members: Arc<dyn Members>,
+    link: Arc<dyn Link>,
+    health: Health,
+    /// Who was asked for what, as long as it is under way: whom to blame for wrong bytes. One for each flight.
+    asked: Mutex<HashMap<u64, Asked>>,
+    figures: Counts,
+    /// The snapshots that this node has all of, the newest last.
+    holds: Mutex<Vec<u64>>,
+}
+
+/// Announces that this node has all of a snapshot, from when it is told so until it is dropped.
+#[derive(Debug)]
+pub struct Holder {
+    peers: Arc<Peers>,
+    held: u64,
+    announced: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Asked {
+    place: Place,
+    blob: Digest,
+    range: Range<u64>,
+    peer: Arc<Member>,
+}
+
+/// What was counted of a node's requests to its peers, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Figures {
+    /// Requests that were made.
+    pub asked: u64,
+    /// Those that were answered with what isn't there.
+    pub missed: u64,
+    /// Those that were answered with a later time.
+    pub busy: u64,
+    /// Those that failed: no answer, or one that broke off.
+    pub failed: u64,
+    /// How often a peer was banned for wrong bytes.
+    pub bans: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    next: AtomicU64,
+    missed: AtomicU64,
+    busy: AtomicU64,
+    failed: AtomicU64,
+    bans: AtomicU64,
+}
+
+/// Whom a tier stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Somebody who has all of the snapshot.
+    Holder,
+    /// The first owner, 0, or the second, 1.
+    Owner(usize),
+}
+
+/// One place among the peers, as a tier of one snapshot's ladder.
+#[derive(Debug)]
+struct Seat {
+    peers: Arc<Peers>,
+    place: Place,
+    tenant: String,
+    snapshot: Digest,
+}
+
+impl Peers {
+    /// The peers of the node `me` among `members`, asked over `link`.
+    pub fn new(me: Member, members: Arc<dyn Members>, link: Arc<dyn Link>) -> Arc<Self> {
+        let (health, asked, figures, holds) = Default::default();
+        Arc::new(Self { me, members, link, health, asked, figures, holds })
+    }
+
+    /// What announces that this node has all of the snapshot `snapshot` of `tenant`.
+    pub fn holder(self: &Arc<Self>, tenant: &str, snapshot: &Digest) -> Holder {
+        Holder { peers: self.clone(), held: held(tenant, snapshot), announced: AtomicBool::new(false) }
+    }
+
+    fn hold(&self, change: impl FnOnce(&mut Vec<u64>)) {
+        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut holds);
+        let newest = holds.iter().rev().take(HOLDS).copied();
+        self.members.announce(newest.collect());
+    }
+
+    /// The tiers of the snapshot `snapshot` of `tenant`, in the order in which they are asked: somebody who has all of it,
+    /// then the owners.
+    pub fn seats(self: &Arc<Self>, tenant: &str, snapshot: Digest) -> [Arc<dyn Tier>; 3] {
+        [Place::Holder, Place::Owner(0), Place::Owner(1)].map(|place| {
+            let (peers, tenant) = (self.clone(), tenant.to_owned());
+            Arc::new(Seat { peers, place, tenant, snapshot }) as Arc<dyn Tier>
+        })
+    }
+
+    /// Who is there.
+    pub fn members(&self) -> Arc<[Arc<Member>]> {
+        self.members.live()
+    }
+
+    /// Who is banned for wrong bytes.
+    pub fn banned(&self) -> Vec<String> {
+        self.health.banned()
+    }
+
+    /// What was counted up to now.
+    pub fn figures(&self) -> Figures {
+        let Counts { next, missed, busy, failed, bans } = &self.figures;
+        let [asked, missed, busy, failed, bans] = [next, missed, busy, failed, bans].map(|n| n.load(Relaxed));
+        Figures { asked, missed, busy, failed, bans }
+    }
+
+    /// Those that pass for owners of what belongs to `tenant`, this node among them.
+    fn owners(&self, tenant: &str) -> Vec<Arc<Member>> {
+        let tenant = token(&[tenant.as_bytes()]);
+        let fit = |m: &&Arc<Member>| !m.draining && m.protocol == PROTOCOL && m.hosts(tenant);
+        let well = |m: &&Arc<Member>| m.id == self.me.id || self.health.is_well(&m.id);
+        self.members.live().iter().filter(fit).filter(well).cloned().collect()
+    }
+
+    /// Whom `place` stands for now; `None`: nobody, or this node itself.
+    fn choose(&self, place: Place, group: Group, tenant: &str, snapshot: &Digest) -> Option<Arc<Member>> {
+        let chosen = match place {
+            Place::Owner(nth) => rank::owners(group, &self.owners(tenant))[nth].cloned(),
+            Place::Holder => {
+                let held = held(tenant, snapshot);
+                let live = self.members.live();
+                let fit = |m: &&Arc<Member>| {
+                    m.protocol == PROTOCOL && m.holds.contains(&held) && self.health.is_well(&m.id)
+                };
+                let holders: Vec<_> = live.iter().filter(fit).collect();
+                rank::holder(group, &self.me, &holders).cloned()
+            }
+        };
+        chosen.filter(|peer| peer.id != self.me.id)
+    }
+
+    /// Notes a request that did not end well.
+    fn silent(&self, peer: &Member, error: &Error) {
+        self.figures.failed.fetch_add(1, Relaxed);
+        if self.health.silent(&peer.id) {
+            tracing::warn!(peer = %peer.id, %error, "a peer does not answer: it is left alone for a while");
+            let live = self.members.live();
+            self.health.forget(|id| live.iter().any(|m| m.id == id));
+        }
+    }
+
+    /// Bans a peer.
+    fn lied(&self, peer: &Member, what: &str) {
+        self.figures.bans.fetch_add(1, Relaxed);
+        self.health.lied(&peer.id);
+        let (id, address) = (&peer.id, peer.address);
+        tracing::warn!("the peer {id} at {address} sent {what}: it is not asked for 5 minutes");
+    }
+
+    async fn ask(self: &Arc<Self>, place: Place, peer: Arc<Member>, ask: Ask) -> Result<Option<Body>> {
+        let mut tries = 0;
+        loop {
+            let number = self.figures.next.fetch_add(1, Relaxed);
+            let late = || Error::new(Kind::Timeout, format!("the peer {} did not answer", peer.id));
+            let asked = timeout(ANSWER, self.link.ask(&peer, &ask)).await.unwrap_or_else(|_| Err(late()));
+            match asked.inspect_err(|error| self.silent(&peer, error))? {
+                Reply::Miss => {
+                    self.figures.missed.fetch_add(1, Relaxed);
+                    return Ok(None);
+                }
+                Reply::Busy(wait) => {
+                    self.figures.busy.fetch_add(1, Relaxed);
+                    tries += 1;
+                    if ask.urgency > Urgency::Stage || tries == BUSY_TRIES {
+                        return Err(Error::new(Kind::Unavailable, format!("the peer {} is busy", peer.id)));
+                    }
+                    tokio::time::sleep(wait.min(ANSWER)).await;
+                }
+                Reply::Frames(frames) => {
+                    let asked = Asked { place, blob: ask.blob, range: ask.range.clone(), peer: peer.clone() };
+                    self.asked().insert(number, asked);
+                    return Ok(Some(Incoming::new(self.clone(), number, peer, &ask, frames).body()));
+                }
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn asked_now(&self) -> usize {
+        self.asked().len()
+    }
+
+    fn asked(&self) -> MutexGuard<'_, HashMap<u64, Asked>> {
+        // Each change is one statement.
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the snapshot `snapshot` of `tenant` is announced as.
+pub fn held(tenant: &str, snapshot: &Digest) -> u64 {
+    token(&[tenant.as_bytes(), &snapshot.0])
+}
+
+impl Holder {
+    /// Announces it.
+    pub fn announce(&self) {
+        if !self.announced.swap(true, Relaxed) {
+            self.peers.hold(|holds| holds.push(self.held));
+        }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        if self.announced.load(Relaxed) {
+            self.peers.hold(|holds| {
+                if let Some(at) = holds.iter().position(|held| *held == self.held) {
+                    holds.remove(at);
+                }
+            });
+        }
+    }
+}
+
+impl Seat {
+    fn group(&self, digest: &Digest, size: u64, index: u64) -> Group {
+        Group::of(&self.tenant, digest, size, index)
+    }
+}
+
+impl Tier for Seat {
+    fn rung(&self) -> Rung {
+        Rung::Peer
+    }
+
+    /// What can be held against checks that are known beforehand, and nothing else. Who owns the first byte is asked for
+    /// all of the range.
+    fn fetch<'a>(
+        &'a self,
+        blob: &'a Blob,
+        range: Range<u64>,
+        urgency: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            let (Key::Content(digest), Some(_)) = (blob.key, &blob.checks) else { return Ok(None) };
+            let group = self.group(&digest, blob.size, range.start / BLOCK);
+            let Some(peer) = self.peers.choose(self.place, group, &self.tenant, &self.snapshot) else {
+                return Ok(None);
+            };
+            let role = if self.place == Place::Holder { Role::Holder } else { Role::Owner };
+            let (tenant, snapshot, size) = (self.tenant.clone(), self.snapshot, blob.size);
+            let ask = Ask { tenant, snapshot, blob: digest, size, range, role, urgency };
+            self.peers.ask(self.place, peer, ask).await
+        }
+        .boxed()
+    }
+
+    fn waits(&self) -> bool {
+        matches!(self.place, Place::Owner(_))
+    }
+
+    fn is_ours(&self, blob: &Blob, index: u64) -> bool {
+        let (Place::Owner(0), Key::Content(digest)) = (self.place, blob.key) else { return false };
+        let owners = self.peers.owners(&self.tenant);
+        let [first, _] = rank::owners(self.group(&digest, blob.size, index), &owners);
+        first.is_none_or(|first| first.id == self.peers.me.id)
+    }
+
+    fn refute(&self, blob: &Blob, index: u64) {
+        let Key::Content(digest) = blob.key else { return };
+        let sent = |asked: &&Asked| {
+            asked.place == self.place && asked.blob == digest && asked.range.contains(&(index * BLOCK))
+        };
+        let liar = self.peers.asked().values().find(sent).map(|asked| asked.peer.clone());
+        if let Some(liar) = liar {
+            self.peers.lied(&liar, &format!("wrong bytes as block {index} of {blob}"));
+        }
+    }
+
+    fn locate(&self, blob: &Blob) -> String {
+        format!("a peer's blob {}", blob.key)
+    }
+}

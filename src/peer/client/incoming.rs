@@ -1,0 +1,145 @@
+//! What a peer sends, as it arrives.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt, stream};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, timeout};
+
+use super::Peers;
+use crate::error::{Error, Kind, Result};
+use crate::peer::Member;
+use crate::peer::wire::{Ask, Frame, Parsed, Parser};
+use crate::tier::{Body, Urgency};
+
+/// How long a peer may be silent, and how long it may take for the next [`LEAST`] bytes once it sends.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// What makes a second count as sending: 64 KiB. A hundred streams that share a link of 100 Mbit/s still make it.
+const LEAST: u64 = 64 << 10;
+
+/// How long the next bytes may be on their way, whatever the peer says. A reader has time for other tiers then; a stage has
+/// more of it, for all nodes wait for the mirror's link when they stage at once.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+
+/// One answer under way.
+pub(super) struct Incoming {
+    peers: Arc<Peers>,
+    number: u64,
+    peer: Arc<Member>,
+    frames: Option<BoxStream<'static, Result<Bytes>>>,
+    parser: Parser,
+    /// Bytes of the range that are still to come.
+    due: u64,
+    /// How much longer the peer may be silent, and how many bytes came since that was last set.
+    left: Duration,
+    fresh: u64,
+    /// When the last bytes arrived, and how long the next may take.
+    since: Instant,
+    patience: Duration,
+}
+
+impl Incoming {
+    pub(super) fn new(
+        peers: Arc<Peers>,
+        number: u64,
+        peer: Arc<Member>,
+        ask: &Ask,
+        frames: BoxStream<'static, Result<Bytes>>,
+    ) -> Self {
+        Self {
+            peers,
+            number,
+            peer,
+            frames: Some(frames),
+            parser: Parser::default(),
+            due: ask.range.end - ask.range.start,
+            left: SILENCE,
+            fresh: 0,
+            since: Instant::now(),
+            patience: if ask.urgency == Urgency::Stage { PATIENCE.1 } else { PATIENCE.0 },
+        }
+    }
+
+    /// The bytes of the range.
+    pub(super) fn body(self) -> Body {
+        stream::try_unfold(self, |mut this| async move {
+            let bytes = this.next().await?;
+            Ok(bytes.map(|bytes| (bytes, this)))
+        })
+        .boxed()
+    }
+
+    async fn next(&mut self) -> Result<Option<Bytes>> {
+        while self.due > 0 {
+            match self.parser.parse().inspect_err(|e| self.peers.lied(&self.peer, &e.to_string()))? {
+                Parsed::Bytes(bytes) => return self.arrived(bytes).map(Some),
+                Parsed::Sign(Frame::End) => {
+                    return Err(self.error(Kind::Unavailable, "can't get the rest of it"));
+                }
+                Parsed::Sign(_) if self.since.elapsed() > self.patience => {
+                    return Err(self.error(Kind::Timeout, "has been waiting for too long"));
+                }
+                Parsed::Sign(_) => (self.left, self.fresh) = (SILENCE, 0),
+                Parsed::More => {
+                    self.receive().await.inspect_err(|error| self.peers.silent(&self.peer, error))?
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn arrived(&mut self, bytes: Bytes) -> Result<Bytes> {
+        let len = bytes.len() as u64;
+        let Some(due) = self.due.checked_sub(len) else {
+            self.peers.lied(&self.peer, "more than it was asked for");
+            return Err(self.error(Kind::Corrupt, "sends more than it was asked for"));
+        };
+        self.due = due;
+        self.since = Instant::now();
+        self.fresh += len;
+        if self.fresh >= LEAST {
+            (self.left, self.fresh) = (SILENCE, 0);
+        }
+        if due == 0 {
+            self.peers.health.did_well(&self.peer.id);
+        }
+        Ok(bytes)
+    }
+
+    /// Waits for the next piece. Only that time counts: while nobody asks for more, the peer can't send any.
+    async fn receive(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let next = match &mut self.frames {
+            Some(frames) => timeout(self.left, frames.next()).await,
+            None => Ok(None),
+        };
+        self.left = self.left.saturating_sub(began.elapsed());
+        match next {
+            Ok(Some(piece)) => self.parser.feed(piece?),
+            Ok(None) => return Err(self.error(Kind::Unavailable, "broke off")),
+            Err(_) => return Err(self.error(Kind::Timeout, "stopped sending")),
+        }
+        Ok(())
+    }
+
+    fn error(&self, kind: Kind, what: &str) -> Error {
+        Error::new(kind, format!("the peer {} {what}", self.peer.id))
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.peers.asked().remove(&self.number);
+        // The end of the answer follows its last byte, and only who has read it can use the connection again.
+        if let (0, Some(mut frames), Ok(runtime)) = (self.due, self.frames.take(), Handle::try_current()) {
+            runtime.spawn(async move {
+                let ended = async { while let Some(Ok(_)) = frames.next().await {} };
+                timeout(SILENCE, ended).await.ok();
+            });
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The link: requests to peers over HTTP, on connections that are kept.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
+use reqwest::StatusCode;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::header::RETRY_AFTER;
+use reqwest::redirect::Policy;
+
+use super::Member;
+use super::client::{ANSWER, Link};
+use super::identity::{self, Identity};
+use super::wire::{Ask, Reply};
+use crate::error::{Error, Kind, Result};
+
+/// How many connections to one peer are kept while nobody uses them: as many streams as a stage has at once, at most.
+const KEPT: usize = 64;
+
+/// For how long.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// How many members' addresses are remembered: more than a cluster has.
+const ADDRESSES: usize = 1 << 16;
+
+/// Requests over TCP, with TLS where this node has an identity.
+#[derive(Debug)]
+pub struct Http {
+    identity: Option<Arc<Identity>>,
+    /// The client, and of which state of the identity it is.
+    client: Mutex<(u64, reqwest::Client)>,
+    addresses: Addresses,
+}
+
+impl Http {
+    /// A link on which both ends prove who they are.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] when no client can be made.
+    pub fn new(identity: Arc<Identity>) -> Result<Self> {
+        let addresses = Addresses::default();
+        let (version, config) = identity.client();
+        let client = client(&addresses, |client| client.tls_backend_preconfigured(config).https_only(true))?;
+        Ok(Self { identity: Some(identity), client: Mutex::new((version, client)), addresses })
+    }
+
+    /// A link that proves nothing and hides nothing.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] when no client can be made.
+    pub fn plain() -> Result<Self> {
+        let addresses = Addresses::default();
+        let client = client(&addresses, |client| client)?;
+        Ok(Self { identity: None, client: Mutex::new((0, client)), addresses })
+    }
+
+    /// The client for the identity as it is now. With another certificate, connections are made anew.
+    fn client(&self) -> Result<reqwest::Client> {
+        let mut present = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(identity) = self.identity.as_ref().filter(|identity| identity.version() != present.0) {
+            let (version, config) = identity.client();
+            let made =
+                client(&self.addresses, |client| client.tls_backend_preconfigured(config).https_only(true))?;
+            *present = (version, made);
+        }
+        Ok(present.1.clone())
+    }
+
+    /// The URL of `ask` at `peer`. With TLS its host is the peer's name, which its certificate must prove.
+    fn url(&self, peer: &Member, ask: &Ask) -> String {
+        match self.identity {
+            None => format!("http://{}{}", peer.address, ask.path()),
+            Some(_) => {
+                let host = identity::host(&peer.id);
+                self.addresses.learn(&host, peer.address.ip());
+                format!("https://{host}:{}{}", peer.address.port(), ask.path())
+            }
+        }
+    }
+}
+
+impl Link for Http {
+    fn ask<'a>(&'a self, peer: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+        async move {
+            let mut request = self.client()?.get(self.url(peer, ask));
+            for (name, value) in ask.headers() {
+                request = request.header(name, value);
+            }
+            let failed = |e: reqwest::Error| {
+                Error::with(
+                    Kind::Unavailable,
+                    format!("the peer {} can't be reached", peer.id),
+                    e.without_url(),
+                )
+            };
+            let answer = request.send().await.map_err(failed)?;
+            match answer.status() {
+                StatusCode::OK => {
+                    let id = peer.id.clone();
+                    let broke = move |e: reqwest::Error| {
+                        Error::with(Kind::Unavailable, format!("the peer {id} broke off"), e.without_url())
+                    };
+                    Ok(Reply::Frames(answer.bytes_stream().map_err(broke).boxed()))
+                }
+                StatusCode::NOT_FOUND => Ok(Reply::Miss),
+                StatusCode::SERVICE_UNAVAILABLE => {
+                    let wait =
+                        answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+                    Ok(Reply::Busy(wait.map_or(ANSWER, Duration::from_secs)))
+                }
+                status => {
+                    let text = format!("the peer {} answers {status}", peer.id);
+                    Err(Error::new(Kind::Unavailable, text))
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+fn client(
+    addresses: &Addresses,
+    with: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
+) -> Result<reqwest::Client> {
+    let builder = reqwest::Client::builder()
+        .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(ANSWER)
+        .redirect(Policy::none())
+        .no_proxy()
+        .http1_only()
+        .pool_max_idle_per_host(KEPT)
+        .pool_idle_timeout(IDLE)
+        .dns_resolver(Arc::new(addresses.clone()));
+    with(builder).build().map_err(|e| Error::with(Kind::Unsupported, "cannot make a client for peers", e))
+}
+
+/// Where the members are, by the host names that stand for them.
+#[derive(Clone, Debug, Default)]
+struct Addresses(Arc<Mutex<HashMap<String, IpAddr>>>);
+
+impl Addresses {
+    fn learn(&self, host: &str, address: IpAddr) {
+        let mut known = self.lock();
+        if known.get(host) != Some(&address) {
+            if known.len() >= ADDRESSES {
+                known.clear();
+            }
+            known.insert(host.to_owned(), address);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, IpAddr>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Resolve for Addresses {
+    fn resolve(&self, name: Name) -> Resolving {
+        let found = self.lock().get(name.as_str()).copied();
+        async move {
+            let address = found.ok_or("no such member")?;
+            // The port is the URL's.
+            Ok(Box::new(std::iter::once(SocketAddr::new(address, 0))) as Addrs)
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,176 @@
+//! Rank: who owns a group of blocks, by weighted rendezvous hashing.
+//!
+//! Every node computes for every member a score from the group and the member alone; the highest owns the group. So no
+//! table has to be agreed on: who sees the same members sees the same owners, and a member that comes or goes moves only
+//! the groups that it gets or had, about one in N.
+//!
+//! A member's score is `-weight / ln(u)`, with `u` a number in (0, 1) that the hash of both picks: so each wins in
+//! proportion to its weight (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005).
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use super::{Member, group, token};
+use crate::block;
+use crate::digest::Digest;
+
+/// What has one owner: some adjacent blocks of a tenant's blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Group(u64);
+
+impl Group {
+    /// The group of block `index` of the blob `digest` of `size` bytes.
+    pub fn of(tenant: &str, digest: &Digest, size: u64, index: u64) -> Self {
+        let number = index / group(block::count(size));
+        Self(token(&[tenant.as_bytes(), &digest.0, &number.to_le_bytes()]))
+    }
+}
+
+/// The first owner of `group` among `members`, and the one to turn to without it: from another zone where there is one,
+/// for what one zone has lost.
+pub fn owners(group: Group, members: &[Arc<Member>]) -> [Option<&Arc<Member>>; 2] {
+    let Some(first) = best(group, members.iter()) else { return [None, None] };
+    let others = || members.iter().filter(|m| m.id != first.id);
+    let second = best(group, others().filter(|m| m.zone != first.zone)).or_else(|| best(group, others()));
+    [Some(first), second]
+}
+
+/// Which of `holders` the node `me` turns to for `group`: one of its own zone where there is one. Each node has an order of
+/// its own, so that all holders share the work.
+pub fn holder<'a>(group: Group, me: &Member, holders: &[&'a Arc<Member>]) -> Option<&'a Arc<Member>> {
+    let mine = Group(mix(group.0 ^ seed(&me.id)));
+    let others = || holders.iter().copied().filter(|m| m.id != me.id);
+    best(mine, others().filter(|m| m.zone == me.zone)).or_else(|| best(mine, others()))
+}
+
+fn best<'a>(group: Group, members: impl Iterator<Item = &'a Arc<Member>>) -> Option<&'a Arc<Member>> {
+    let scored = members.map(|member| (score(group, member), member));
+    let best = scored.max_by(|(a, left), (b, right)| {
+        // The id settles what is equal, so that the order of the members never does.
+        a.partial_cmp(b).unwrap_or(Ordering::Equal).then_with(|| right.id.cmp(&left.id))
+    });
+    best.map(|(_, member)| member)
+}
+
+/// How much `member` is for `group`. Another processor's logarithm may differ in the last bit, which matters only between
+/// two members that are equal but for that: then the mirror is read twice.
+fn score(group: Group, member: &Member) -> f64 {
+    // 53 bits, all that fit: at least half a step from 0 and from 1.
+    let u = ((mix(group.0 ^ seed(&member.id)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    member.capacity.max(1) as f64 / -u.ln()
+}
+
+/// A number that stands for a name. Not against enemies: who may announce a name may as well announce a capacity.
+fn seed(id: &str) -> u64 {
+    let parts = id.as_bytes().chunks(8);
+    parts.fold(id.len() as u64, |seed, part| {
+        let mut word = [0; 8];
+        word[..part.len()].copy_from_slice(part);
+        mix(seed.wrapping_mul(GOLDEN) ^ u64::from_le_bytes(word))
+    })
+}
+
+/// 2^64 divided by the golden ratio, odd: multiples of it lie evenly.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Spreads every bit over all (the finalizer of splitmix64: Steele, Lea and Flood, OOPSLA 2014).
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::tests::member;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    const GROUPS: u64 = 4000;
+
+    fn members(weights: &[u64]) -> Vec<Arc<Member>> {
+        let named = weights.iter().enumerate();
+        named.map(|(n, w)| Arc::new(Member { capacity: *w, ..member(&format!("node-{n}"), "a") })).collect()
+    }
+
+    fn groups() -> impl Iterator<Item = Group> {
+        (0..GROUPS).map(|n| Group::of("t", &Digest::of(&(n / 1000).to_le_bytes()), 1 << 40, n % 1000 * 16))
+    }
+
+    fn owner(group: Group, members: &[Arc<Member>]) -> String {
+        owners(group, members)[0].expect("somebody").id.clone()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn one_that_leaves_moves_only_what_it_had(weights in proptest::collection::vec(1u64..8, 2..30), gone in any::<prop::sample::Index>()) {
+            let before = members(&weights);
+            let gone = gone.index(before.len());
+            let mut after = before.clone();
+            let left = after.remove(gone);
+            let mut moved = 0;
+            for group in groups() {
+                let [first, second] = owners(group, &before);
+                let now = owner(group, &after);
+                if first.is_some_and(|m| m.id == left.id) {
+                    moved += 1;
+                    prop_assert_eq!(&now, &second.expect("two at least").id, "the second takes over");
+                } else {
+                    prop_assert_eq!(first.map(|m| &m.id), Some(&now));
+                }
+            }
+            // Its share, give or take five standard deviations.
+            let share = weights[gone] as f64 / weights.iter().sum::<u64>() as f64;
+            let (expected, spread) = (GROUPS as f64 * share, (GROUPS as f64 * share * (1.0 - share)).sqrt());
+            prop_assert!((f64::from(moved) - expected).abs() < 5.0 * spread, "{moved} moved, not {expected}");
+        }
+
+        #[test]
+        fn the_order_of_the_members_does_not_matter(weights in proptest::collection::vec(0u64..4, 1..20), turn in 0usize..20) {
+            let one = members(&weights);
+            let mut other = one.clone();
+            other.reverse();
+            other.rotate_left(turn % one.len());
+            for group in groups().take(200) {
+                let ids = |members| owners(group, members).map(|m| m.map(|m| m.id.clone()));
+                prop_assert_eq!(ids(&one), ids(&other));
+            }
+        }
+    }
+
+    #[test]
+    fn the_second_owner_is_in_another_zone() {
+        let zoned = |n: usize| Arc::new(member(&format!("node-{n}"), if n < 5 { "a" } else { "b" }));
+        let members: Vec<_> = (0..6).map(zoned).collect();
+        for group in groups().take(500) {
+            let [Some(first), Some(second)] = owners(group, &members) else { panic!("six members") };
+            assert_ne!(first.zone, second.zone);
+        }
+        let [Some(first), Some(second)] = owners(Group(1), &members[..5]) else { panic!("five members") };
+        assert_ne!(first.id, second.id);
+        assert!(matches!(owners(Group(1), &members[..1]), [Some(_), None]));
+        assert_eq!(owners(Group(1), &[]), [None, None]);
+    }
+
+    #[test]
+    fn holders_share_the_work_within_a_zone() {
+        let zoned = |n: usize| Arc::new(member(&format!("node-{n}"), if n < 8 { "a" } else { "b" }));
+        let members: Vec<_> = (0..12).map(zoned).collect();
+        let holders: Vec<_> = members.iter().collect();
+        let mut asked = HashMap::new();
+        for me in &members {
+            for group in groups().take(100) {
+                let held = holder(group, me, &holders).expect("others hold it");
+                assert_ne!(held.id, me.id);
+                assert_eq!(held.zone, me.zone);
+                *asked.entry(held.id.clone()).or_insert(0) += 1;
+            }
+        }
+        // A hundred each on average, seven senders or three.
+        assert!(asked.len() == 12 && asked.values().all(|n| (50..160).contains(n)), "{asked:?}");
+        assert!(holder(Group(1), &members[0], &holders[..1]).is_none(), "nobody but itself");
+    }
+}

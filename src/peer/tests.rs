@@ -1,0 +1,417 @@
+//! Peers over real connections, and what one can do to another.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+use super::client::{Link, Peers};
+use super::health::BAN;
+use super::link::Http;
+use super::members::Listed;
+use super::server::{Caller, Server, Shelf};
+use super::wire::{Ask, Frame, Reply};
+use super::{Member, PROTOCOL, listener, token};
+use crate::blob::{Blob, Key, Stored};
+use crate::block::{self, Arrival, BLOCK, Check};
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::fetch::{Ladder, Reach};
+use crate::metrics::Counters;
+use crate::tier::conformance::{self, Subject};
+use crate::tier::{Body, Rung, Tier, Urgency};
+
+/// A member that hosts the tenant `t`.
+pub fn member(id: &str, zone: &str) -> Member {
+    Member {
+        id: id.into(),
+        address: ([127, 0, 0, 1], 1).into(),
+        zone: zone.into(),
+        capacity: 1 << 40,
+        protocol: PROTOCOL,
+        draining: false,
+        tenants: vec![token(&[b"t"])],
+        holds: Vec::new(),
+    }
+}
+
+/// Blobs in memory.
+#[derive(Debug, Default)]
+struct Things {
+    blobs: Mutex<HashMap<Digest, Bytes>>,
+    moved: AtomicU64,
+}
+
+impl Things {
+    fn put(&self, content: Bytes) -> Blob {
+        let size = content.len() as u64;
+        let block = |i: u64| &content[(i * BLOCK) as usize..(i * BLOCK + block::len(size, i)) as usize];
+        let checks = (0..block::count(size)).map(|i| Check::of(size, i, block(i))).collect();
+        let digest = Digest::of(&content);
+        self.blobs.lock().expect("no panic").insert(digest, content);
+        let (path, version) = Default::default();
+        let stored = Stored::default();
+        Blob { key: Key::Content(digest), size, checks: Some(checks), path, version, sha256: None, stored }
+    }
+}
+
+impl Shelf for Things {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+        let found = self.blobs.lock().expect("no panic").get(&ask.blob).cloned();
+        let wanted = found.filter(|bytes| bytes.len() as u64 == ask.size);
+        let wanted = wanted.map(|bytes| bytes.slice(ask.range.start as usize..ask.range.end as usize));
+        // In odd pieces.
+        let pieces = wanted.map(|bytes| {
+            let starts = (0..bytes.len()).step_by(300_000);
+            stream::iter(starts.map(move |at| Ok(bytes.slice(at..bytes.len().min(at + 300_000))))).boxed()
+        });
+        async move { Ok(pieces) }.boxed()
+    }
+
+    fn moved(&self) -> u64 {
+        self.moved.load(Relaxed)
+    }
+}
+
+/// A node `a` that asks a node `b`, over a real connection.
+struct Pair {
+    things: Arc<Things>,
+    seats: [Arc<dyn Tier>; 3],
+    peers: Arc<Peers>,
+    paths: Mutex<HashMap<String, Digest>>,
+}
+
+async fn pair() -> Pair {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let (server, things) = (Arc::new(Server::default()), Arc::new(Things::default()));
+    server.host("t", things.clone());
+    tokio::spawn(listener::serve(listener, server, None));
+    let (peers, seats) = asking([Member { address, ..member("b", "z") }], Http::plain().expect("a client"));
+    Pair { things, seats, peers, paths: Mutex::default() }
+}
+
+/// The seats of a node that owns nothing and asks `others` over `link`.
+fn asking(others: impl IntoIterator<Item = Member>, link: impl Link) -> (Arc<Peers>, [Arc<dyn Tier>; 3]) {
+    let members = Listed::default();
+    members.set(others);
+    let peers = Peers::new(member("a", "z"), Arc::new(members), Arc::new(link));
+    let seats = peers.seats("t", Digest::of(b"snapshot"));
+    (peers, seats)
+}
+
+impl Subject for Pair {
+    fn tier(&self) -> &dyn Tier {
+        self.seats[1].as_ref()
+    }
+
+    fn is_by_content(&self) -> bool {
+        true
+    }
+
+    fn put<'a>(&'a self, path: &'a str, content: Bytes) -> BoxFuture<'a, Blob> {
+        async move {
+            self.remove(path).await;
+            let blob = self.things.put(content);
+            let Key::Content(digest) = blob.key else { panic!("by content") };
+            self.paths.lock().expect("no panic").insert(path.into(), digest);
+            blob
+        }
+        .boxed()
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()> {
+        let mut paths = self.paths.lock().expect("no panic");
+        if let Some(digest) = paths.remove(path) {
+            self.things.blobs.lock().expect("no panic").remove(&digest);
+        }
+        async {}.boxed()
+    }
+}
+
+fn noise(len: u64) -> Bytes {
+    let mut bytes = vec![0; len as usize];
+    blake3::Hasher::new().update(&len.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes.into()
+}
+
+async fn collect(body: Body) -> Result<Bytes> {
+    Ok(body.try_collect::<Vec<_>>().await?.concat().into())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_is_a_tier_like_any_other() {
+    conformance::suite(&pair().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_can_be_verified_and_is_the_tenants_own_is_asked_for_and_given() {
+    let pair = pair().await;
+    let blob = pair.things.put(noise(BLOCK));
+    let ask = async |seat: &Arc<dyn Tier>, blob: &Blob| {
+        seat.fetch(blob, 0..5, Urgency::Read).await.expect("answered")
+    };
+    assert!(ask(&pair.seats[1], &blob).await.is_some());
+    let asked = pair.peers.figures().asked;
+    assert!(ask(&pair.seats[1], &Blob { checks: None, ..blob.clone() }).await.is_none());
+    let origins = Blob { key: Key::origin("o", b"p", b"v"), ..blob.clone() };
+    assert!(ask(&pair.seats[1], &origins).await.is_none());
+    assert!(ask(&pair.seats[0], &blob).await.is_none(), "nobody says that it has all of the snapshot");
+    for tenant in ["u", "tt", ""] {
+        assert!(
+            ask(&pair.peers.seats(tenant, Digest::of(b"snapshot"))[1], &blob).await.is_none(),
+            "{tenant}"
+        );
+    }
+    assert_eq!(pair.peers.figures().asked, asked, "none of these is asked");
+    let server = Arc::new(Server::default());
+    server.host("t", pair.things.clone());
+    let Key::Content(digest) = blob.key else { panic!("by content") };
+    let (snapshot, range) = (Digest::of(b"snapshot"), 0..5);
+    let ask = |tenant: &str| {
+        let (tenant, size, urgency) = (tenant.into(), blob.size, Urgency::Read);
+        Ask {
+            tenant,
+            snapshot,
+            blob: digest,
+            size,
+            range: range.clone(),
+            role: super::wire::Role::Owner,
+            urgency,
+        }
+    };
+    let node = |tenants: &[&str]| Caller {
+        id: Some("n".into()),
+        tenants: Some(tenants.iter().map(|t| (*t).into()).collect()),
+    };
+    assert!(matches!(server.answer(&node(&["s", "t"]), ask("t")).await, Reply::Frames(_)));
+    for (tenants, tenant) in [(&["s"][..], "t"), (&[], "t"), (&["t", "u"], "u"), (&["T"], "t")] {
+        assert!(
+            matches!(server.answer(&node(tenants), ask(tenant)).await, Reply::Miss),
+            "{tenants:?} {tenant}"
+        );
+    }
+}
+
+/// What a peer may do instead of what it should.
+#[derive(Clone, Copy, Debug)]
+enum Trick {
+    Silence,
+    SilenceWithin,
+    Trickle,
+    WaitForever,
+    Garbage,
+    Endless,
+    Swap,
+    Cut,
+    Refuse,
+    GiveUp,
+}
+
+#[derive(Debug)]
+struct Tricky {
+    trick: Trick,
+    content: Bytes,
+}
+
+impl Link for Tricky {
+    fn ask<'a>(&'a self, _: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+        let Range { start, end } = ask.range.clone();
+        let right = self.content.slice(start as usize..end as usize);
+        let frame = |bytes: Bytes| vec![Ok(Frame::Data(bytes.len() as u32).head()), Ok(bytes)];
+        let slowly = |bytes: Bytes| {
+            stream::unfold(bytes, |mut rest| async move {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let next = rest.split_to(rest.len().min(1000));
+                Some((Ok(next), rest))
+            })
+        };
+        let hang = || stream::pending::<Result<Bytes>>();
+        let waits = || {
+            stream::unfold((), |()| async {
+                tokio::time::sleep(Duration::from_millis(250)).await;
+                Some((Ok(Frame::Wait.head()), ()))
+            })
+        };
+        let swapped = || right.iter().map(|byte| byte ^ 1).collect::<Bytes>();
+        let frames = match self.trick {
+            Trick::Silence => return std::future::pending().boxed(),
+            Trick::Refuse => return async { Err(Error::new(Kind::Unavailable, "refused")) }.boxed(),
+            Trick::SilenceWithin => stream::iter(frame(right.slice(..100))).chain(hang()).boxed(),
+            Trick::Trickle => {
+                stream::iter([Ok(Frame::Data(right.len() as u32).head())]).chain(slowly(right)).boxed()
+            }
+            Trick::WaitForever => waits().boxed(),
+            Trick::Garbage => stream::iter([Ok(noise(4000))]).boxed(),
+            Trick::Endless => {
+                let endless =
+                    frame(noise(BLOCK)).into_iter().map(|frame| frame.expect("right")).collect::<Vec<_>>();
+                stream::iter(endless.into_iter().cycle().map(Ok)).boxed()
+            }
+            Trick::Swap => stream::iter(frame(swapped())).boxed(),
+            Trick::Cut => stream::iter(frame(right.slice(..right.len() / 2))).boxed(),
+            Trick::GiveUp => stream::iter([Ok(Frame::Wait.head()), Ok(Frame::End.head())]).boxed(),
+        };
+        async { Ok(Reply::Frames(frames)) }.boxed()
+    }
+}
+
+/// The mirror, which has it.
+#[derive(Debug)]
+struct Store(Bytes);
+
+impl Tier for Store {
+    fn rung(&self) -> Rung {
+        Rung::Mirror
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        _: &'a Blob,
+        range: Range<u64>,
+        _: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        let bytes = self.0.slice(range.start as usize..range.end as usize);
+        async { Ok(Some(stream::iter([Ok(bytes)]).boxed())) }.boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
+    use Trick::*;
+    // The trick, how many seconds it may cost, and whether the peer is banned.
+    let tricks = [
+        (Silence, 1, false),
+        (SilenceWithin, 1, false),
+        (Trickle, 1, false),
+        (WaitForever, 11, false),
+        (Garbage, 0, true),
+        (Endless, 0, true),
+        (Swap, 0, true),
+        (Cut, 0, false),
+        (Refuse, 0, false),
+        (GiveUp, 0, false),
+    ];
+    for (trick, seconds, banned) in tricks {
+        let content = noise(2 * BLOCK + 5);
+        let blob = Things::default().put(content.clone());
+        let (peers, seats) = asking([member("b", "z")], Tricky { trick, content: content.clone() });
+        let mut tiers = seats.to_vec();
+        tiers.push(Arc::new(Store(content)));
+        let ladder = Ladder::new(tiers, Arc::new(Counters::default()));
+        assert_eq!(ladder.reach(&blob, 0), Reach::All);
+        let fetch = async || {
+            let checks = blob.checks.as_ref().expect("known");
+            let accept = async |arrival: Arrival| {
+                let index = arrival.index;
+                arrival.verify(Some(&checks[index as usize])).map(|_| index)
+            };
+            let begin = Instant::now();
+            let fetched = ladder.fetch(
+                &blob,
+                vec![0, 1, 2],
+                (Reach::All, Urgency::Read),
+                Duration::from_secs(30),
+                accept,
+            );
+            fetched.await.expect("the mirror has it");
+            begin.elapsed()
+        };
+        let took = fetch().await;
+        assert!(took <= Duration::from_secs(seconds) + Duration::from_millis(1), "{trick:?} cost {took:?}");
+        assert_eq!(peers.banned().is_empty(), !banned, "{trick:?}");
+        let asked = peers.figures().asked;
+        let took = fetch().await;
+        if !matches!(trick, GiveUp | WaitForever) {
+            assert_eq!(peers.figures().asked, asked, "after {trick:?} it is left alone");
+            assert_eq!(took, Duration::ZERO);
+        }
+        tokio::time::advance(BAN).await;
+        fetch().await;
+        assert!(peers.figures().asked > asked, "it may do better now");
+        assert!(peers.asked_now() == 0, "{trick:?} leaves nothing behind");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_the_mirror_says_so_as_long_as_something_moves() {
+    #[derive(Debug)]
+    struct Slow(AtomicU64, Option<Duration>);
+    impl Shelf for Slow {
+        fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+            let (range, after) = (ask.range.clone(), self.1);
+            let late = async move {
+                match after {
+                    Some(after) => tokio::time::sleep(after).await,
+                    None => std::future::pending().await,
+                }
+                Ok(noise(range.end - range.start))
+            };
+            async { Ok(Some(late.into_stream().boxed())) }.boxed()
+        }
+
+        fn moved(&self) -> u64 {
+            // It moves as long as there is hope.
+            self.0.fetch_add(u64::from(self.1.is_some()), Relaxed)
+        }
+    }
+    #[derive(Debug)]
+    struct Direct(Arc<Server>);
+    impl Link for Direct {
+        fn ask<'a>(&'a self, _: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+            async { Ok(self.0.answer(&Caller::ANYBODY, ask.clone()).await) }.boxed()
+        }
+    }
+    for (after, seconds) in [(Some(9), 9), (None, 4)] {
+        let server = Arc::new(Server::default());
+        server.host("t", Arc::new(Slow(AtomicU64::new(0), after.map(Duration::from_secs))));
+        let (_, seats) = asking([member("b", "z")], Direct(server));
+        let blob = Things::default().put(noise(BLOCK));
+        let begin = Instant::now();
+        let body =
+            seats[1].fetch(&blob, 0..BLOCK, Urgency::Read).await.expect("answered").expect("on its way");
+        let got = collect(body).await;
+        assert_eq!(got.is_ok(), after.is_some());
+        assert!(begin.elapsed() <= Duration::from_secs(seconds), "{:?}", begin.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_owner_is_asked_then_the_second_and_the_node_itself_never() {
+    #[derive(Debug)]
+    struct Note(Mutex<Vec<String>>);
+    impl Link for Arc<Note> {
+        fn ask<'a>(&'a self, peer: &'a Member, _: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+            self.0.lock().expect("no panic").push(peer.id.clone());
+            async { Ok(Reply::Miss) }.boxed()
+        }
+    }
+    let note = Arc::new(Note(Mutex::default()));
+    let others = ["a", "b", "c", "d"].map(|id| member(id, "z"));
+    let stranger = Member { tenants: vec![], ..member("e", "z") };
+    let newer = Member { protocol: PROTOCOL + 1, ..member("f", "z") };
+    let leaving = Member { draining: true, ..member("g", "z") };
+    let (_, seats) = asking(others.into_iter().chain([stranger, newer, leaving]), note.clone());
+    let mut ours = 0;
+    for n in 0..200u64 {
+        let blob = Things::default().put(Bytes::copy_from_slice(&n.to_le_bytes()));
+        for seat in &seats {
+            assert!(seat.fetch(&blob, 0..8, Urgency::Read).await.expect("answered").is_none());
+        }
+        let asked = std::mem::take(&mut *note.0.lock().expect("no panic"));
+        assert!(asked.iter().all(|id| ["b", "c", "d"].contains(&id.as_str())), "{asked:?}");
+        assert!(asked.len() == 2 && asked[0] != asked[1] || asked.len() == 1, "{asked:?}");
+        if seats[1].is_ours(&blob, 0) {
+            ours += 1;
+            assert_eq!(asked.len(), 1, "the second owner only, by who asks it");
+        }
+    }
+    assert!((20..90).contains(&ours), "a quarter of 200, not {ours}");
+}

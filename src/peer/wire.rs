@@ -1,0 +1,309 @@
+//! Wire: what peers say to each other.
+//!
+//! A request is one HTTP/1.1 GET:
+//!
+//! ```text
+//! GET /v1/tenants/<tenant>/blobs/<digest>          the digest in hexadecimal
+//! range: bytes=<first>-<last>                      within the blob
+//! bdnfs-size: <bytes>                              of the whole blob
+//! bdnfs-snapshot: <digest>                         a manifest that has the blob: how an owner finds it in the mirror
+//! bdnfs-role: owner | holder                       whether to fetch what it lacks
+//! bdnfs-urgency: read | ahead | stage              who waits
+//! ```
+//!
+//! The answer is 404 for what isn't there or isn't the caller's to have, which look the same; 503 with `retry-after` when
+//! there is too much to do; else 200 with frames of 5 bytes and what belongs to them, until all of the range was sent:
+//!
+//! | kind | length, u32 little-endian | meaning |
+//! |---|---|---|
+//! | `D` | of the bytes that follow | the next bytes of the range |
+//! | `W` | 0 | nothing yet, but it is on its way |
+//! | `E` | 0 | the rest can't be had here; the last frame |
+
+use std::ops::Range;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures_util::stream::BoxStream;
+
+use crate::block::BLOCK;
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::tier::Urgency;
+
+/// The length of a frame's head.
+pub const HEAD: usize = 5;
+
+/// What is asked of the one that a request goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// To fetch what it lacks, from the mirror, for all who ask.
+    Owner,
+    /// To give what it has, and nothing else.
+    Holder,
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Whose blob it is.
+    pub tenant: String,
+    /// A manifest that has it.
+    pub snapshot: Digest,
+    /// The blob.
+    pub blob: Digest,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The bytes of it that are wanted; not empty.
+    pub range: Range<u64>,
+    /// What is asked.
+    pub role: Role,
+    /// Who waits.
+    pub urgency: Urgency,
+}
+
+/// An answer.
+pub enum Reply {
+    /// It isn't there, or may not be known to be.
+    Miss,
+    /// Too much to do: ask again after this long.
+    Busy(Duration),
+    /// Frames, in whatever pieces.
+    Frames(BoxStream<'static, Result<Bytes>>),
+}
+
+impl Ask {
+    /// The path to ask for.
+    pub fn path(&self) -> String {
+        format!("/v{}/tenants/{}/blobs/{}", super::PROTOCOL, self.tenant, self.blob)
+    }
+
+    /// The headers to send along.
+    pub fn headers(&self) -> [(&'static str, String); 5] {
+        [
+            ("range", format!("bytes={}-{}", self.range.start, self.range.end - 1)),
+            ("bdnfs-size", self.size.to_string()),
+            ("bdnfs-snapshot", self.snapshot.to_string()),
+            ("bdnfs-role", if self.role == Role::Owner { "owner" } else { "holder" }.into()),
+            ("bdnfs-urgency", urgency(self.urgency).into()),
+        ]
+    }
+
+    /// The request with this path and these headers; `None` for what is none.
+    pub fn parse<'a>(path: &str, header: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
+        let (tenant, blob) = path.strip_prefix("/v1/tenants/")?.split_once("/blobs/")?;
+        let (first, last) = header("range")?.strip_prefix("bytes=")?.split_once('-')?;
+        let range = number(first)?..number(last)?.checked_add(1)?;
+        let size = number(header("bdnfs-size")?)?;
+        // Nobody asks for more than a few blocks at once, so nobody has to be prepared for it.
+        let sound = range.start < range.end && range.end <= size && range.end - range.start <= MOST;
+        sound.then_some(())?;
+        Some(Self {
+            tenant: tenant.into(),
+            snapshot: Digest::from_str(header("bdnfs-snapshot")?).ok()?,
+            blob: Digest::from_str(blob).ok()?,
+            size,
+            range,
+            role: match header("bdnfs-role")? {
+                "owner" => Role::Owner,
+                "holder" => Role::Holder,
+                _ => return None,
+            },
+            urgency: [Urgency::Read, Urgency::Ahead, Urgency::Stage]
+                .into_iter()
+                .find(|u| header("bdnfs-urgency") == Some(urgency(*u)))?,
+        })
+    }
+}
+
+/// The most that one request asks for: a long extent, and what an unaligned one touches beyond it.
+pub const MOST: u64 = (crate::extent::LONGEST + 1) * BLOCK;
+
+fn urgency(urgency: Urgency) -> &'static str {
+    match urgency {
+        Urgency::Read => "read",
+        Urgency::Ahead => "ahead",
+        Urgency::Stage => "stage",
+    }
+}
+
+/// A number in plain digits: no sign, no space.
+fn number(text: &str) -> Option<u64> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// So many bytes of the range follow.
+    Data(u32),
+    /// It is on its way.
+    Wait,
+    /// The rest can't be had here.
+    End,
+}
+
+impl Frame {
+    /// Its head.
+    pub fn head(self) -> Bytes {
+        let (kind, len) = match self {
+            Self::Data(len) => (b'D', len),
+            Self::Wait => (b'W', 0),
+            Self::End => (b'E', 0),
+        };
+        let mut head = BytesMut::with_capacity(HEAD);
+        head.put_u8(kind);
+        head.put_u32_le(len);
+        head.freeze()
+    }
+
+    fn parse(mut head: &[u8]) -> Result<Self> {
+        match (head.get_u8(), head.get_u32_le()) {
+            (b'D', len) if len > 0 => Ok(Self::Data(len)),
+            (b'W', 0) => Ok(Self::Wait),
+            (b'E', 0) => Ok(Self::End),
+            (kind, len) => Err(Error::new(Kind::Corrupt, format!("no such frame: {kind:#x}, {len}"))),
+        }
+    }
+}
+
+/// Takes frames apart, from pieces as they arrive. Copies nothing but heads that are cut in two.
+#[derive(Debug, Default)]
+pub struct Parser {
+    head: BytesMut,
+    /// What is still to come of a frame of data.
+    due: usize,
+    piece: Bytes,
+}
+
+/// What a [`Parser`] found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// Bytes of the range.
+    Bytes(Bytes),
+    /// A frame without any: [`Frame::Wait`] or [`Frame::End`].
+    Sign(Frame),
+    /// Nothing; it needs the next piece.
+    More,
+}
+
+impl Parser {
+    /// Takes in what arrived. All that was taken in before must have been taken out.
+    pub fn feed(&mut self, piece: Bytes) {
+        self.piece = piece;
+    }
+
+    /// The next of what was taken in.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] for what is no frame.
+    pub fn parse(&mut self) -> Result<Parsed> {
+        while !self.piece.is_empty() {
+            if self.due > 0 {
+                let bytes = self.piece.split_to(self.piece.len().min(self.due));
+                self.due -= bytes.len();
+                return Ok(Parsed::Bytes(bytes));
+            }
+            let wanted = HEAD - self.head.len();
+            let part = self.piece.split_to(self.piece.len().min(wanted));
+            self.head.extend_from_slice(&part);
+            if self.head.len() < HEAD {
+                continue;
+            }
+            let frame = Frame::parse(&self.head)?;
+            self.head.clear();
+            match frame {
+                Frame::Data(len) => self.due = len as usize,
+                sign => return Ok(Parsed::Sign(sign)),
+            }
+        }
+        Ok(Parsed::More)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn ask() -> impl Strategy<Value = Ask> {
+        let urgency = prop::sample::select(vec![Urgency::Read, Urgency::Ahead, Urgency::Stage]);
+        let role = prop::sample::select(vec![Role::Owner, Role::Holder]);
+        ("[a-zA-Z0-9_-]{1,64}", any::<[[u8; 32]; 2]>(), 0..1u64 << 50, 1..MOST, 0..1u64 << 50, role, urgency)
+            .prop_map(|(tenant, [snapshot, blob], start, len, behind, role, urgency)| Ask {
+                tenant,
+                snapshot: Digest(snapshot),
+                blob: Digest(blob),
+                size: start + len + behind,
+                range: start..start + len,
+                role,
+                urgency,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_arrives_as_it_was_sent(ask in ask()) {
+            let headers: HashMap<_, _> = ask.headers().into_iter().collect();
+            prop_assert_eq!(Ask::parse(&ask.path(), |name| headers.get(name).map(String::as_str)), Some(ask));
+        }
+
+        #[test]
+        fn what_is_no_request_is_none(path in ".{0,80}", value in ".{0,40}") {
+            prop_assert_eq!(Ask::parse(&path, |_| Some(&value)), None);
+        }
+
+        #[test]
+        fn frames_are_the_same_however_they_are_cut(cuts in proptest::collection::vec(1usize..40, 1..60)) {
+            let parts = [&b"hello"[..], b"", b"wide", b"world"];
+            let mut sent = BytesMut::new();
+            for part in parts {
+                let frame = if part.is_empty() { Frame::Wait } else { Frame::Data(part.len() as u32) };
+                sent.extend_from_slice(&frame.head());
+                sent.extend_from_slice(part);
+            }
+            sent.extend_from_slice(&Frame::End.head());
+            let (mut parser, mut sent) = (Parser::default(), sent.freeze());
+            let (mut bytes, mut signs) = (Vec::new(), Vec::new());
+            for cut in cuts.iter().cycle() {
+                if sent.is_empty() {
+                    break;
+                }
+                parser.feed(sent.split_to(sent.len().min(*cut)));
+                loop {
+                    match parser.parse().expect("frames") {
+                        Parsed::Bytes(piece) => bytes.extend_from_slice(&piece),
+                        Parsed::Sign(sign) => signs.push(sign),
+                        Parsed::More => break,
+                    }
+                }
+            }
+            prop_assert_eq!(bytes, b"hellowideworld");
+            prop_assert_eq!(signs, [Frame::Wait, Frame::End]);
+        }
+
+        #[test]
+        fn hostile_bytes_are_an_error_or_wait_for_more(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let mut parser = Parser::default();
+            parser.feed(bytes.into());
+            while !matches!(parser.parse(), Ok(Parsed::More) | Err(_)) {}
+        }
+    }
+
+    #[test]
+    fn too_much_at_once_is_no_request() {
+        let header = |name: &str| match name {
+            "range" => Some("bytes=0-17825792"),
+            "bdnfs-size" => Some("99999999999"),
+            "bdnfs-role" => Some("owner"),
+            "bdnfs-urgency" => Some("read"),
+            _ => Some("0000000000000000000000000000000000000000000000000000000000000000"),
+        };
+        let path = format!("/v1/tenants/t/blobs/{}", Digest([0; 32]));
+        assert_eq!(Ask::parse(&path, header), None);
+        let shorter = |name: &str| if name == "range" { Some("bytes=0-17825791") } else { header(name) };
+        assert!(Ask::parse(&path, shorter).is_some());
+    }
+}
