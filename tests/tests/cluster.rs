@@ -1,0 +1,73 @@
+//! Nodes that serve each other.
+
+#[path = "cluster/nodes.rs"]
+mod nodes;
+
+use std::time::Duration;
+
+use nodes::{Cluster, MIB};
+
+/// What a cluster may read of the mirror, as a part of what there is: no more than once, and some for what is begun anew
+/// where a loaded machine keeps somebody waiting for over a second. Without peers it is as much as there are nodes.
+const ABOUT_ONCE: f64 = 1.5;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_stage_at_once_read_the_mirror_about_once() {
+    let cluster = Cluster::start(4, &[("large", 90 * MIB), ("small", MIB / 2)]).await;
+    cluster.stage_all().await;
+    cluster.assert_right_everywhere().await;
+    let read = cluster.mirror_reads();
+    assert!(read >= 0.99 && read < ABOUT_ONCE, "{read} times");
+    let traffic: Vec<_> = cluster.nodes.iter().map(|node| node.snapshot().traffic()).collect();
+    assert!(traffic.iter().all(|t| t.mirror > 0 && t.peer > 0), "each has its share: {traffic:?}");
+
+    // One that comes later finds everything at those that have it.
+    let late = cluster.join("late").await;
+    late.stage().await.expect("staged");
+    cluster.assert_right(&late).await;
+    assert!(late.snapshot().traffic().peer > 80 * MIB as u64, "{:?}", late.snapshot().traffic());
+    assert!(cluster.mirror_reads() - read < 0.5, "{} times", cluster.mirror_reads());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_reads_lazily_through_one_that_never_had_the_snapshot() {
+    let cluster = Cluster::start(2, &[("weights", 24 * MIB)]).await;
+    let [reader, owner] = &cluster.nodes[..] else { panic!("two") };
+    cluster.assert_right(reader).await;
+    let traffic = reader.snapshot().traffic();
+    assert!(traffic.peer > 0, "{traffic:?}");
+    // What the other one fetched it still has.
+    let read = cluster.mirror_reads();
+    cluster.assert_right(owner).await;
+    assert!(owner.snapshot().traffic().mirror < 24 * MIB as u64);
+    assert!(cluster.mirror_reads() < read + 0.5, "{} times", cluster.mirror_reads());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_are_lost_lie_or_have_no_room_spoil_nothing() {
+    let mut cluster = Cluster::empty(&[("large", 60 * MIB), ("other", 17 * MIB + 5)]).await;
+    for number in 0..6 {
+        let room = (number == 2).then_some(20 * MIB as u64);
+        cluster.nodes.push(cluster.join_with(&format!("node-{number}"), room).await);
+    }
+    cluster.nodes[1].lie();
+    let stages = async {
+        let staged = cluster.nodes.iter().map(|node| async move { (node.id.as_str(), node.stage().await) });
+        futures_util::future::join_all(staged).await
+    };
+    let faults = async {
+        cluster.until(|reads| reads > 0.2).await;
+        cluster.nodes[3].cut_off();
+        cluster.until(|reads| reads > 0.4).await;
+        cluster.nodes[4].freeze();
+    };
+    let (staged, ()) = tokio::time::timeout(Duration::from_secs(240), async { tokio::join!(stages, faults) })
+        .await
+        .expect("nothing is stuck");
+    for (id, staged) in staged {
+        assert_eq!(staged.is_ok(), id != "node-2", "{id}: {staged:?}");
+    }
+    cluster.assert_right_everywhere().await;
+    let banned = cluster.nodes.iter().flat_map(|node| node.peers.banned()).collect::<Vec<_>>();
+    assert!(!banned.is_empty() && banned.iter().all(|id| id == "node-1"), "{banned:?}");
+}

@@ -1,0 +1,303 @@
+//! A cluster in one process: real engines, real connections, one mirror that counts.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use axum::http::Method;
+use bdnfs::cache::Limits;
+use bdnfs::engine::{Config, Engine};
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::lend::Lender;
+use bdnfs::manifest::Node as Entry;
+use bdnfs::mirror::Mirror;
+use bdnfs::mirror::catalog::{Ref, source_key};
+use bdnfs::peer::client::Peers;
+use bdnfs::peer::link::Http;
+use bdnfs::peer::members::Members;
+use bdnfs::peer::server::{Server, Shelf};
+use bdnfs::peer::wire::Ask;
+use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::publish::{self, Progress, Source, publish};
+use bdnfs::snapshot::Snapshot;
+use bdnfs::source::{Access, Patterns, S3Access, Secret};
+use bdnfs::tier::Body;
+use bdnfs::tier::memory::Memory;
+use bdnfs::tier::parts::Opener;
+use bdnfs_tests::s3::{Keys, S3};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+pub const MIB: usize = 1 << 20;
+const TENANT: &str = "tenant";
+
+/// Some nodes, and the mirror with one snapshot that they share.
+pub struct Cluster {
+    pub nodes: Vec<Node>,
+    members: Arc<Gossip>,
+    mirror: Mirror,
+    s3: S3,
+    files: BTreeMap<Vec<u8>, Bytes>,
+    _root: TempDir,
+}
+
+/// One node.
+pub struct Node {
+    pub id: String,
+    pub peers: Arc<Peers>,
+    snapshot: OnceLock<Arc<Snapshot>>,
+    engine: Engine,
+    mirror: Mirror,
+    shelf: Arc<Faulty>,
+    listening: Mutex<Option<JoinHandle<()>>>,
+    _directory: TempDir,
+}
+
+/// What all nodes are told of each other, at once.
+#[derive(Debug, Default)]
+struct Gossip(Mutex<Arc<[Arc<Member>]>>);
+
+impl Gossip {
+    fn change(&self, id: &str, change: impl FnOnce(&mut Member)) {
+        let mut members = self.0.lock().expect("no panic");
+        let mut list: Vec<_> = members.to_vec();
+        if let Some(member) = list.iter_mut().find(|member| member.id == id) {
+            change(Arc::make_mut(member));
+        }
+        *members = list.into();
+    }
+}
+
+/// What one node is told.
+#[derive(Debug)]
+struct Told {
+    gossip: Arc<Gossip>,
+    me: String,
+}
+
+impl Members for Told {
+    fn live(&self) -> Arc<[Arc<Member>]> {
+        self.gossip.0.lock().expect("no panic").clone()
+    }
+
+    fn announce(&self, holds: Vec<u64>) {
+        self.gossip.change(&self.me, |member| member.holds = holds);
+    }
+}
+
+/// A shelf that may lie or freeze.
+#[derive(Debug)]
+struct Faulty {
+    inner: Arc<Lender>,
+    /// 1: it lies, 2: it sends nothing more.
+    fault: AtomicU64,
+}
+
+impl Shelf for Faulty {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            if self.fault.load(Relaxed) == 2 {
+                return std::future::pending().await;
+            }
+            let lent = self.inner.lend(ask).await?;
+            if self.fault.load(Relaxed) != 1 {
+                return Ok(lent);
+            }
+            let lie = |bytes: Bytes| bytes.iter().map(|byte| byte ^ 0x80).collect::<Bytes>();
+            Ok(lent.map(|body| body.map_ok(lie).boxed()))
+        }
+        .boxed()
+    }
+
+    fn moved(&self) -> u64 {
+        self.inner.moved()
+    }
+}
+
+impl Cluster {
+    /// `count` nodes, and a mirror with files of these names and sizes.
+    pub async fn start(count: usize, files: &[(&str, usize)]) -> Self {
+        let mut cluster = Self::empty(files).await;
+        for number in 0..count {
+            cluster.nodes.push(cluster.join(&format!("node-{number}")).await);
+        }
+        cluster
+    }
+
+    /// No node yet.
+    pub async fn empty(files: &[(&str, usize)]) -> Self {
+        let root = TempDir::with_prefix("bdnfs-cluster-").expect("a directory");
+        std::fs::create_dir(root.path().join("mirror")).expect("a bucket");
+        let s3 = S3::start(root.path(), Some(Keys::sample()));
+        let mirror = mirror(&s3, root.path());
+        let origin = Arc::new(Memory::new("memory://origin"));
+        let noise = |name: &str, len| {
+            let mut bytes = vec![0; len];
+            blake3::Hasher::new().update(name.as_bytes()).finalize_xof().fill(&mut bytes);
+            Bytes::from(bytes)
+        };
+        let files: BTreeMap<_, _> =
+            files.iter().map(|(name, len)| (name.as_bytes().to_vec(), noise(name, *len))).collect();
+        files.iter().for_each(|(path, content)| origin.put(path, content.clone()));
+        let (name, identity) = ("memory://origin".to_owned(), "memory://origin".to_owned());
+        let source = Source { name, identity, patterns: Patterns::default(), origin };
+        let config = publish::Config { memory: 64 << 20, now: SystemTime::now };
+        publish(&mirror, &source, config, &Progress::default()).await.expect("published");
+        Self { nodes: Vec::new(), members: Arc::default(), mirror, s3, files, _root: root }
+    }
+
+    /// One more node.
+    pub async fn join(&self, id: &str) -> Node {
+        self.join_with(id, None).await
+    }
+
+    /// The same, whose disk has no more room than that.
+    pub async fn join_with(&self, id: &str, room: Option<u64>) -> Node {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let member = Member {
+            id: id.into(),
+            address: listener.local_addr().expect("bound"),
+            zone: "z".into(),
+            capacity: 1 << 40,
+            protocol: PROTOCOL,
+            draining: false,
+            tenants: vec![token(&[TENANT.as_bytes()])],
+            holds: Vec::new(),
+        };
+        let told = Told { gossip: self.members.clone(), me: id.into() };
+        {
+            let mut members = self.members.0.lock().expect("no panic");
+            let all = members.iter().cloned().chain([Arc::new(member.clone())]);
+            *members = all.collect();
+        }
+        let peers = Peers::new(member, Arc::new(told), Arc::new(Http::plain().expect("a client")));
+        let directory = TempDir::with_prefix("bdnfs-node-").expect("a directory");
+        let engine = engine(directory.path(), room);
+        engine.join(TENANT, peers.clone());
+        let inner = Arc::new(Lender::new(engine.clone(), self.mirror.clone()));
+        let shelf = Arc::new(Faulty { inner, fault: AtomicU64::new(0) });
+        let server = Arc::new(Server::default());
+        server.host(TENANT, shelf.clone());
+        let listening = Mutex::new(Some(tokio::spawn(listener::serve(listener, server, None))));
+        let (id, snapshot, mirror) = (id.into(), OnceLock::new(), self.mirror.clone());
+        let node = Node { id, peers, snapshot, engine, mirror, shelf, listening, _directory: directory };
+        node.open().await;
+        node
+    }
+
+    /// Stages the snapshot on all nodes at once.
+    pub async fn stage_all(&self) {
+        let staged = self.nodes.iter().map(Node::stage);
+        futures_util::future::try_join_all(staged).await.expect("staged everywhere");
+    }
+
+    /// How often the mirror's content was read, all of it.
+    pub fn mirror_reads(&self) -> f64 {
+        let blobs = |path: &str| path.starts_with("/mirror/") && path.contains("/blobs/");
+        let total: usize = self.files.values().map(Bytes::len).sum();
+        self.s3.tally.of(Method::GET, blobs).bytes as f64 / total as f64
+    }
+
+    /// Waits until the mirror has been read so often.
+    pub async fn until(&self, enough: impl Fn(f64) -> bool) {
+        while !enough(self.mirror_reads()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Reads everything on `node`, and holds it against what was published.
+    pub async fn assert_right(&self, node: &Node) {
+        let snapshot = node.snapshot();
+        let manifest = snapshot.manifest();
+        for index in 0..manifest.entries() {
+            let Entry::File(slice) = manifest.entry(index).expect("whole").node else { continue };
+            let path = manifest.path(index).expect("whole");
+            let reader = snapshot.open(slice).expect("open");
+            let expected = &self.files[&path];
+            for at in (0..slice.len).step_by(4 * MIB) {
+                let pieces = reader.read_at(at, 4 * MIB).await.unwrap_or_else(|e| panic!("{}: {e}", node.id));
+                let end = (at as usize + 4 * MIB).min(expected.len());
+                assert!(
+                    pieces.concat() == expected[at as usize..end],
+                    "{} at {at} on {}",
+                    path.escape_ascii(),
+                    node.id
+                );
+            }
+        }
+    }
+
+    pub async fn assert_right_everywhere(&self) {
+        for node in &self.nodes {
+            self.assert_right(node).await;
+        }
+    }
+}
+
+impl Node {
+    async fn open(&self) {
+        let key = source_key("memory://origin", &Patterns::default());
+        let open = |_: &Ref| -> Opener {
+            Box::new(|| async { Err(Error::new(Kind::Refused, "the origin is not for nodes")) }.boxed())
+        };
+        let opened = self.engine.mirrored(&self.mirror, &key, open).await;
+        self.snapshot.set(opened.expect("a mirror in order").expect("mirrored")).expect("once");
+    }
+
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        self.snapshot.get().expect("opened")
+    }
+
+    pub async fn stage(&self) -> Result<()> {
+        self.snapshot().stage().done().await
+    }
+
+    /// From now on what it gives others is wrong.
+    pub fn lie(&self) {
+        self.shelf.fault.store(1, Relaxed);
+    }
+
+    /// From now on it says nothing to others any more.
+    pub fn freeze(&self) {
+        self.shelf.fault.store(2, Relaxed);
+    }
+
+    /// Others can't reach it any more, and what they were being sent breaks off.
+    pub fn cut_off(&self) {
+        if let Some(listening) = self.listening.lock().expect("no panic").take() {
+            listening.abort();
+        }
+    }
+}
+
+fn engine(directory: &Path, capacity: Option<u64>) -> Engine {
+    let config = Config {
+        cache: directory.to_owned(),
+        tenant: TENANT.into(),
+        limits: Limits { capacity, reserve: 0 },
+        memory: 64 << 20,
+        now: SystemTime::now,
+    };
+    Engine::open(&config, Handle::current()).expect("a cache")
+}
+
+fn mirror(s3: &S3, scratch: &Path) -> Mirror {
+    let keys = Keys::sample();
+    let s3 = S3Access {
+        access_key_id: Some(keys.access.clone()),
+        secret_access_key: Some(Secret::new(keys.secret.clone())),
+        endpoint: Some(s3.server.url()),
+        region: Some("us-east-1".into()),
+        ..S3Access::default()
+    };
+    let access = Access { s3: Some(s3), ..Access::default() };
+    let uri = "s3://mirror".parse().expect("a URI");
+    Mirror::open(&uri, &access, TENANT, scratch.to_owned()).expect("a mirror")
+}
