@@ -22,6 +22,7 @@
 //!   arriving from where it gets them. Silence for a second ends a request, and for a while all requests to that peer.
 
 pub mod client;
+pub mod gossip;
 pub mod health;
 pub mod identity;
 pub mod link;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::{check, daemon, log, ls, mirror, mount, status, umount};
+use crate::{check, cluster, daemon, log, ls, mirror, mount, status, umount};
 
 /// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
 #[derive(Debug, Parser)]
@@ -31,6 +31,8 @@ enum Command {
     Check(check::Args),
     /// Copy sources into object storage, once, and look after them there
     Mirror(mirror::Args),
+    /// Certificates for nodes that serve each other
+    Cluster(cluster::Args),
     /// Own a cache and host its mounts; `bdnfs mount` starts it
     #[command(hide = true)]
     Daemon(daemon::Args),
@@ -58,6 +60,7 @@ impl Cli {
             Command::Ls(args) => ls::run(&args),
             Command::Check(args) => check::run(&args),
             Command::Mirror(args) => mirror::run(args),
+            Command::Cluster(args) => cluster::run(&args),
             Command::Daemon(args) => daemon::run(&args),
         }
     }

@@ -11,6 +11,7 @@ mod access;
 mod args;
 mod cache;
 mod check;
+mod cluster;
 mod config;
 mod control;
 mod daemon;

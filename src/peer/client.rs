@@ -162,24 +162,35 @@ impl Peers {
         Figures { asked, missed, busy, failed, bans }
     }
 
-    /// Those that pass for owners of what belongs to `tenant`, this node among them.
-    fn owners(&self, tenant: &str) -> Vec<Arc<Member>> {
+    /// Those that pass for owners of what belongs to `tenant`, this node among them: all, and those that are well.
+    fn owners(&self, tenant: &str) -> (Vec<Arc<Member>>, Vec<Arc<Member>>) {
         let tenant = token(&[tenant.as_bytes()]);
         let fit = |m: &&Arc<Member>| !m.draining && m.protocol == PROTOCOL && m.hosts(tenant);
-        let well = |m: &&Arc<Member>| m.id == self.me.id || self.health.is_well(&m.id);
-        self.members.live().iter().filter(fit).filter(well).cloned().collect()
+        let all: Vec<_> = self.members.live().iter().filter(fit).cloned().collect();
+        let well = all.iter().filter(|m| self.is_well(m)).cloned().collect();
+        (all, well)
+    }
+
+    fn is_well(&self, member: &Member) -> bool {
+        member.id == self.me.id || self.health.is_well(&member.id)
     }
 
     /// Whom `place` stands for now; `None`: nobody, or this node itself.
     fn choose(&self, place: Place, group: Group, tenant: &str, snapshot: &Digest) -> Option<Arc<Member>> {
         let chosen = match place {
-            Place::Owner(nth) => rank::owners(group, &self.owners(tenant))[nth].cloned(),
+            Place::Owner(nth) => {
+                let (all, well) = self.owners(tenant);
+                let [top, _] = rank::owners(group, &all);
+                let [first, second] = rank::owners(group, &well);
+                // When the first has just been lost, all turn to the same one: whom those who come later take for the first.
+                let lost = top.is_some_and(|top| !self.is_well(top));
+                if nth == 0 || lost { first.cloned() } else { second.cloned() }
+            }
             Place::Holder => {
                 let held = held(tenant, snapshot);
                 let live = self.members.live();
-                let fit = |m: &&Arc<Member>| {
-                    m.protocol == PROTOCOL && m.holds.contains(&held) && self.health.is_well(&m.id)
-                };
+                let fit =
+                    |m: &&Arc<Member>| m.protocol == PROTOCOL && m.holds.contains(&held) && self.is_well(m);
                 let holders: Vec<_> = live.iter().filter(fit).collect();
                 rank::holder(group, &self.me, &holders).cloned()
             }
@@ -309,8 +320,8 @@ impl Tier for Seat {
 
     fn is_ours(&self, blob: &Blob, index: u64) -> bool {
         let (Place::Owner(0), Key::Content(digest)) = (self.place, blob.key) else { return false };
-        let owners = self.peers.owners(&self.tenant);
-        let [first, _] = rank::owners(self.group(&digest, blob.size, index), &owners);
+        let (_, well) = self.peers.owners(&self.tenant);
+        let [first, _] = rank::owners(self.group(&digest, blob.size, index), &well);
         first.is_none_or(|first| first.id == self.peers.me.id)
     }
 

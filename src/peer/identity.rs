@@ -2,8 +2,10 @@
 //!
 //! A node's certificate names it twice: as `DNS:<id>.node.bdnfs`, which whoever connects to it checks as of any web server,
 //! and as `URI:bdnfs://node/<id>`, which it shows when it connects itself. `URI:bdnfs://tenant/<name>` names a tenant that
-//! it may host, one each. Both ends trust one authority, the cluster's own.
+//! it may host, one each. Every node has `DNS:*.member.bdnfs`, too, which is all that is asked of a seed: to be a member.
+//! Both ends trust one authority, the cluster's own.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -35,6 +37,14 @@ pub const TENANT: &str = "bdnfs://tenant/";
 pub fn host(id: &str) -> String {
     format!("{id}.node.bdnfs")
 }
+
+/// The host name that stands for whichever member is at `address`.
+pub(super) fn anybody(address: IpAddr) -> String {
+    format!("{}.{ANYBODY}", address.to_string().replace(['.', ':'], "-"))
+}
+
+/// What the host names of members end in whose own name isn't known yet.
+pub const ANYBODY: &str = "member.bdnfs";
 
 /// Whether `id` can be a node's name: a part of a host's name, or several with dots between them.
 pub fn is_id(id: &str) -> bool {

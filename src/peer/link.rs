@@ -27,6 +27,13 @@ const IDLE: Duration = Duration::from_secs(60);
 /// How many members' addresses are remembered: more than a cluster has.
 const ADDRESSES: usize = 1 << 16;
 
+/// How long a letter may take.
+const LETTER: Duration = Duration::from_secs(3);
+
+/// Where letters go, and the header that says from where an answer is expected.
+pub(super) const LETTERS: &str = "/v1/letters";
+pub(super) const FROM: &str = "bdnfs-from";
+
 /// Requests over TCP, with TLS where this node has an identity.
 #[derive(Debug)]
 pub struct Http {
@@ -68,6 +75,27 @@ impl Http {
             *present = (version, made);
         }
         Ok(present.1.clone())
+    }
+
+    /// Takes a letter to the member that listens at `to`, from the one that listens at `from`.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] when it can't be reached or takes no letters.
+    pub async fn tell(&self, to: SocketAddr, from: SocketAddr, letter: Vec<u8>) -> Result<()> {
+        let url = match self.identity {
+            None => format!("http://{to}{LETTERS}"),
+            Some(_) => {
+                let host = identity::anybody(to.ip());
+                self.addresses.learn(&host, to.ip());
+                format!("https://{host}:{}{LETTERS}", to.port())
+            }
+        };
+        let failed = |e: reqwest::Error| {
+            Error::with(Kind::Unavailable, format!("the member at {to} can't be reached"), e.without_url())
+        };
+        let request = self.client()?.post(url).header(FROM, from.to_string()).timeout(LETTER).body(letter);
+        request.send().await.and_then(reqwest::Response::error_for_status).map_err(failed)?;
+        Ok(())
     }
 
     /// The URL of `ask` at `peer`. With TLS its host is the peer's name, which its certificate must prove.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Empty, StreamBody};
+use http_body_util::{BodyExt, Empty, Limited, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::header::{CONNECTION, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::server::conn::http1;
@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::identity::Identity;
+use super::link::{FROM, LETTERS};
 use super::server::{Caller, Server};
 use super::wire::{Ask, Reply};
 use crate::error::Error;
@@ -34,6 +35,9 @@ const HANDSHAKE: Duration = Duration::from_secs(3);
 
 /// How long to wait when no connection can be accepted: the process has too many open files.
 const FULL: Duration = Duration::from_millis(100);
+
+/// The longest letter, in bytes: what gossip makes fits into a datagram.
+const LETTER: usize = 64 << 10;
 
 type Body = UnsyncBoxBody<Bytes, Error>;
 
@@ -86,7 +90,11 @@ async fn requests(
 ) {
     let (server, caller, current) = (&server, &caller, &current);
     let answer = service_fn(|request: Request<Incoming>| async move {
-        let mut response = respond(server, caller, &request).await;
+        let mut response = match (request.method(), request.uri().path()) {
+            (&Method::GET, _) => respond(server, caller, &request).await,
+            (&Method::POST, LETTERS) => letter(server, request).await,
+            _ => empty(StatusCode::NOT_FOUND),
+        };
         if !current() {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -101,13 +109,24 @@ async fn requests(
 
 async fn respond(server: &Arc<Server>, caller: &Caller, request: &Request<Incoming>) -> Response<Body> {
     let header = |name: &str| request.headers().get(name)?.to_str().ok();
-    let ask = Ask::parse(request.uri().path(), header).filter(|_| request.method() == Method::GET);
-    let Some(ask) = ask else { return empty(StatusCode::NOT_FOUND) };
+    let Some(ask) = Ask::parse(request.uri().path(), header) else { return empty(StatusCode::NOT_FOUND) };
     match server.answer(caller, ask).await {
         Reply::Miss => empty(StatusCode::NOT_FOUND),
         Reply::Busy(wait) => with(empty(StatusCode::SERVICE_UNAVAILABLE), RETRY_AFTER, wait.as_secs().max(1)),
         Reply::Frames(frames) => Response::new(StreamBody::new(frames.map_ok(Frame::data)).boxed_unsync()),
     }
+}
+
+async fn letter(server: &Server, request: Request<Incoming>) -> Response<Body> {
+    let from = request.headers().get(FROM).and_then(|from| from.to_str().ok()?.parse().ok());
+    let (Some(letterbox), Some(from)) = (server.letterbox(), from) else {
+        return empty(StatusCode::NOT_FOUND);
+    };
+    match timeout(HANDSHAKE, Limited::new(request.into_body(), LETTER).collect()).await {
+        Ok(Ok(letter)) => letterbox.put((from, letter.to_bytes())),
+        _ => return empty(StatusCode::BAD_REQUEST),
+    }
+    empty(StatusCode::OK)
 }
 
 fn empty(status: StatusCode) -> Response<Body> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
+use super::gossip::Letterbox;
 use super::wire::{Ask, Frame, Reply};
 use crate::error::Result;
 use crate::tier::{Body, Urgency};
@@ -67,12 +68,13 @@ pub struct Server {
     shelves: RwLock<HashMap<String, Arc<dyn Shelf>>>,
     slots: Arc<Semaphore>,
     sent: AtomicU64,
+    letterbox: OnceLock<Letterbox>,
 }
 
 impl Default for Server {
     fn default() -> Self {
-        let (shelves, sent) = Default::default();
-        Self { shelves, slots: Arc::new(Semaphore::new(MOST)), sent }
+        let (shelves, sent, letterbox) = Default::default();
+        Self { shelves, slots: Arc::new(Semaphore::new(MOST)), sent, letterbox }
     }
 }
 
@@ -80,6 +82,16 @@ impl Server {
     /// From now on, what belongs to `tenant` is taken from `shelf`.
     pub fn host(&self, tenant: &str, shelf: Arc<dyn Shelf>) {
         self.shelves.write().unwrap_or_else(PoisonError::into_inner).insert(tenant.into(), shelf);
+    }
+
+    /// From now on, letters from other members are put there. Once.
+    pub fn take_letters(&self, letterbox: Letterbox) {
+        self.letterbox.set(letterbox).ok();
+    }
+
+    /// Where letters are put, if anywhere.
+    pub(super) fn letterbox(&self) -> Option<&Letterbox> {
+        self.letterbox.get()
     }
 
     /// Bytes that were given to peers.

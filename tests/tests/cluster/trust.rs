@@ -1,0 +1,277 @@
+//! Nodes that prove who they are, with the certificates that `bdnfs cluster` makes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdnfs::blob::{Blob, Key, Stored};
+use bdnfs::block::Check;
+use bdnfs::digest::Digest;
+use bdnfs::error::Result;
+use bdnfs::peer::client::Peers;
+use bdnfs::peer::gossip::{self, Gossip};
+use bdnfs::peer::identity::{Files, Identity};
+use bdnfs::peer::link::Http;
+use bdnfs::peer::members::{Listed, Members};
+use bdnfs::peer::server::{Server, Shelf};
+use bdnfs::peer::wire::Ask;
+use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::tier::{Body, Urgency};
+use bdnfs_tests::bdnfs::Machine;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use rcgen::{CertificateParams, DistinguishedName, DnType, Issuer, KeyPair, SanType, date_time_ymd};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+const CONTENT: &[u8] = b"what belongs to the tenant blue";
+
+/// A shelf with one blob on it.
+#[derive(Debug)]
+struct One;
+
+impl Shelf for One {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+        let wanted = (ask.blob == Digest::of(CONTENT))
+            .then(|| Bytes::from_static(&CONTENT[ask.range.start as usize..ask.range.end as usize]));
+        async move { Ok(wanted.map(|bytes| stream::iter([Ok(bytes)]).boxed())) }.boxed()
+    }
+
+    fn moved(&self) -> u64 {
+        0
+    }
+}
+
+/// Some authorities, and what they signed.
+struct Office {
+    machine: Machine,
+    root: PathBuf,
+}
+
+impl Office {
+    fn open() -> Self {
+        let machine = Machine::new();
+        let root = machine.directory("office");
+        Self { machine, root }
+    }
+
+    fn run(&self, line: &str) -> bdnfs_tests::bdnfs::Ran {
+        let line = line.replace('@', &format!("{}/", self.root.display()));
+        self.machine.run(&line.split(' ').collect::<Vec<_>>())
+    }
+
+    fn files(&self, id: &str, authority: &str) -> Files {
+        let at = |name: String| self.root.join(name);
+        Files {
+            certificate: at(format!("{id}.pem")),
+            key: at(format!("{id}.key")),
+            authority: at(format!("{authority}/ca.pem")),
+        }
+    }
+}
+
+fn member(id: &str, port: u16) -> Member {
+    Member {
+        id: id.into(),
+        address: ([127, 0, 0, 1], port).into(),
+        zone: "z".into(),
+        capacity: 1,
+        protocol: PROTOCOL,
+        draining: false,
+        tenants: vec![token(&[b"blue"]), token(&[b"red"])],
+        holds: Vec::new(),
+    }
+}
+
+struct Serving {
+    port: u16,
+    task: JoinHandle<()>,
+    server: Arc<Server>,
+}
+
+async fn serve(identity: Option<Arc<Identity>>) -> Serving {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let server = Arc::new(Server::default());
+    server.host("blue", Arc::new(One));
+    let task = tokio::spawn(listener::serve(listener, server.clone(), identity));
+    Serving { port, task, server }
+}
+
+/// What `link` gets of the blob of `blue`, asked for as `tenant`'s, from the node `id`; `None`: nothing is there.
+async fn get(link: Http, id: &str, port: u16, tenant: &str) -> Result<Option<Bytes>> {
+    let members = Listed::default();
+    members.set([member(id, port)]);
+    let peers = Peers::new(member("asking", 1), Arc::new(members), Arc::new(link));
+    let seat = peers.seats(tenant, Digest::of(b"snapshot"))[1].clone();
+    let checks = Some(vec![Check::of(CONTENT.len() as u64, 0, CONTENT)].into());
+    let (size, key) = (CONTENT.len() as u64, Key::Content(Digest::of(CONTENT)));
+    let (path, version) = Default::default();
+    let blob = Blob { key, size, checks, path, version, sha256: None, stored: Stored::default() };
+    match seat.fetch(&blob, 0..size, Urgency::Read).await? {
+        Some(body) => Ok(Some(body.try_collect::<Vec<_>>().await?.concat().into())),
+        None => Ok(None),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_nodes_of_the_cluster_are_served_and_only_what_their_tenants_own() {
+    let office = Office::open();
+    for line in [
+        "cluster init-ca @ca",
+        "cluster init-ca @other",
+        "cluster issue owner --ca @ca --tenant blue --out @",
+        "cluster issue blue.zone-1 --ca @ca --tenant red --tenant blue --out @",
+        "cluster issue red --ca @ca --tenant red --out @",
+        "cluster issue stranger --ca @other --tenant blue --out @",
+    ] {
+        office.run(line).succeeds();
+    }
+    office.run("cluster init-ca @ca").fails(&["is an authority already"]);
+    office.run("cluster issue Big --ca @ca --tenant blue").fails(&["can't be a node's name"]);
+    office.run("cluster issue a --ca @nowhere --tenant blue").fails(&["init-ca"]);
+    let open = |id, authority| Identity::open(office.files(id, authority)).expect("a node's certificate");
+    let link = |id, authority| Http::new(open(id, authority)).expect("a client");
+    let serving = serve(Some(open("owner", "ca"))).await;
+    let right = Some(Bytes::from_static(CONTENT));
+    assert_eq!(get(link("blue.zone-1", "ca"), "owner", serving.port, "blue").await.expect("served"), right);
+    // What is another tenant's looks as if it were not there.
+    for (id, tenant) in [("red", "blue"), ("blue.zone-1", "red"), ("red", "red")] {
+        assert_eq!(
+            get(link(id, "ca"), "owner", serving.port, tenant).await.expect("answered"),
+            None,
+            "{id} {tenant}"
+        );
+    }
+    // Another authority's, no certificate at all, and a server that is not who it should be.
+    for refused in [
+        get(link("stranger", "ca"), "owner", serving.port, "blue").await,
+        get(link("stranger", "other"), "owner", serving.port, "blue").await,
+        get(Http::plain().expect("a client"), "owner", serving.port, "blue").await,
+        get(link("blue.zone-1", "ca"), "other", serving.port, "blue").await,
+    ] {
+        refused.expect_err("nothing is served");
+    }
+    assert_eq!(serving.server.sent(), CONTENT.len() as u64, "nobody else got a byte");
+    serving.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_certificate_is_worth_nothing_and_a_new_one_is_taken_up() {
+    let office = Office::open();
+    for line in [
+        "cluster init-ca @ca",
+        "cluster issue owner --ca @ca --tenant blue --out @",
+        "cluster issue node --ca @ca --tenant blue --out @",
+    ] {
+        office.run(line).succeeds();
+    }
+    let files = office.files("node", "ca");
+    expire(&office.root, &files);
+    let expired = Identity::open(files.clone()).expect("it can be read");
+    let owner = Identity::open(office.files("owner", "ca")).expect("a certificate");
+    let serving = serve(Some(owner.clone())).await;
+    let link = || Http::new(expired.clone()).expect("a client");
+    get(link(), "owner", serving.port, "blue").await.expect_err("expired");
+    assert!(!expired.refresh().expect("nothing new"));
+    let before = link();
+    office.run("cluster issue node --ca @ca --tenant blue --out @").succeeds();
+    assert!(expired.refresh().expect("a good one"));
+    assert!(get(before, "owner", serving.port, "blue").await.expect("served").is_some(), "without a restart");
+    std::fs::write(&files.certificate, "scrap").expect("write");
+    expired.refresh().expect_err("no certificate");
+    assert!(
+        get(link(), "owner", serving.port, "blue").await.expect("served").is_some(),
+        "it keeps what it had"
+    );
+    serving.task.abort();
+}
+
+/// Has the certificate in `files` be one that is over, signed by the authority in `root`.
+fn expire(root: &Path, files: &Files) {
+    let key = |path: &Path| KeyPair::from_pem(&std::fs::read_to_string(path).expect("a key")).expect("a key");
+    let named = |name: &str| {
+        let mut params = CertificateParams::new([]).expect("no names");
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    };
+    let authority = Issuer::new(named("bdnfs cluster authority"), key(&root.join("ca/ca.key")));
+    let mut params = named("node");
+    for name in ["node.node.bdnfs", "*.member.bdnfs"] {
+        params.subject_alt_names.push(SanType::DnsName(name.try_into().expect("a name")));
+    }
+    for uri in ["bdnfs://node/node", "bdnfs://tenant/blue"] {
+        params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a URI")));
+    }
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(2020, 1, 2);
+    let made = params.signed_by(&key(&files.key), &authority).expect("signed");
+    std::fs::write(&files.certificate, made.pem()).expect("write");
+}
+
+/// Waits until `gossip` tells of exactly these members.
+async fn sees(gossip: &Gossip, ids: &[&str]) {
+    let begin = Instant::now();
+    loop {
+        let mut live: Vec<_> = gossip.live().iter().map(|member| member.id.clone()).collect();
+        live.sort();
+        if live == ids {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(90), "{live:?}, not {ids:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_find_each_other_through_one_seed_and_strangers_do_not_get_in() {
+    let office = Office::open();
+    office.run("cluster init-ca @ca").succeeds();
+    office.run("cluster init-ca @other").succeeds();
+    let mut nodes = Vec::new();
+    let mut seed = String::new();
+    for (id, authority) in [("a", "ca"), ("b", "ca"), ("c", "ca"), ("x", "other")] {
+        office.run(&format!("cluster issue {id} --ca @{authority} --tenant blue --out @")).succeeds();
+        let identity = Identity::open(office.files(id, authority)).expect("a certificate");
+        let serving = serve(Some(identity.clone())).await;
+        let (letterbox, letters) = gossip::letterbox();
+        serving.server.take_letters(letterbox);
+        let config = gossip::Config {
+            cluster: "c".into(),
+            me: member(id, serving.port),
+            generation: 1,
+            seeds: if seed.is_empty() { Vec::new() } else { vec![seed.clone()] },
+        };
+        if seed.is_empty() {
+            seed = format!("localhost:{}", serving.port);
+        }
+        let link = Arc::new(Http::new(identity).expect("a client"));
+        nodes.push((Gossip::start(config, link, letters).await.expect("gossip"), serving));
+    }
+    for (gossip, _) in &nodes[..3] {
+        sees(gossip, &["a", "b", "c"]).await;
+    }
+    // What one says of itself the others hear.
+    nodes[2].0.announce(vec![7, u64::MAX]);
+    nodes[1].0.drain().await;
+    let heard = |gossip: &Gossip| {
+        let find = |id| gossip.live().iter().find(|member| member.id == id).cloned();
+        find("c").is_some_and(|c| c.holds == [7, u64::MAX]) && find("b").is_some_and(|b| b.draining)
+    };
+    let begin = Instant::now();
+    while !heard(&nodes[0].0) {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let live = nodes[0].0.live();
+    let c = live.iter().find(|m| m.id == "c").expect("seen");
+    assert_eq!(**c, Member { holds: vec![7, u64::MAX], ..member("c", c.address.port()) });
+    assert_eq!(nodes[3].0.live().len(), 1, "the stranger sees nobody but itself");
+    // One that is gone is noticed.
+    let (gossip, serving) = nodes.remove(2);
+    serving.task.abort();
+    drop(gossip);
+    sees(&nodes[0].0, &["a", "b"]).await;
+}
