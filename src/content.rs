@@ -3,6 +3,7 @@
 //! Whoever reads or stages a blob shares one `Content`. It moves one way: nothing here, some blocks here, all of them
 //! here, whole and durable under its final name.
 
+mod board;
 mod finish;
 mod lately;
 mod lend;
@@ -29,7 +30,7 @@ use crate::cache::partial::Partial;
 use crate::cache::presence::State;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::{Ladder, Reach};
-use crate::flight::{Boarding, Flight, Flights, Landing};
+use crate::flight::{Flight, Flights, Landing};
 use crate::tier::Urgency;
 
 use lately::Lately;
@@ -289,78 +290,6 @@ impl Content {
                 None => index + 1,
             };
         }
-    }
-
-    /// The flight that brings block `index`, started here if need be; `None` when the block is here.
-    pub fn board(self: &Arc<Self>, index: u64, most: u64, urgency: Urgency) -> Option<Arc<Flight>> {
-        self.board_for(self.ladder().reach(&self.blob, index), index, most, urgency)
-    }
-
-    /// The same for those who ask for a flight of this reach. A direct one serves both.
-    fn board_for(
-        self: &Arc<Self>,
-        reach: Reach,
-        index: u64,
-        most: u64,
-        urgency: Urgency,
-    ) -> Option<Arc<Flight>> {
-        let count = block::count(self.blob.size);
-        let most = most.clamp(1, self.ladder().blocks(&self.blob, index).min(count - index));
-        loop {
-            if self.is_present(index) {
-                return None;
-            }
-            // Looked at only from the other table, whose lock is held meanwhile.
-            let direct = |i: u64| if reach == Reach::All { self.direct.find(i) } else { None };
-            let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
-            let (found, boarding) = match direct(index) {
-                Some(flight) => (Reach::Direct, Boarding::Joined(flight)),
-                None => (reach, self.flights(reach).join(index, most, absent)),
-            };
-            match boarding {
-                // Unless it is only in flight by now: then the next look finds that flight.
-                Boarding::Present => {}
-                Boarding::Joined(flight) => {
-                    if let Some(ticket) = flight.raise(urgency) {
-                        self.means.budget(found).promote(ticket, urgency);
-                    }
-                    return Some(flight);
-                }
-                Boarding::New(flight) => {
-                    flight.raise(urgency);
-                    self.means.runtime.spawn(self.clone().fly(flight.clone(), reach));
-                    return Some(flight);
-                }
-            }
-        }
-    }
-
-    fn flights(&self, reach: Reach) -> &Flights {
-        match reach {
-            Reach::All => &self.flights,
-            Reach::Direct => &self.direct,
-        }
-    }
-
-    /// Waits for the end of all flights that are under way now.
-    pub(crate) async fn landed(&self) {
-        for flight in self.flights.all().into_iter().chain(self.direct.all()) {
-            flight.stored().await.ok();
-        }
-    }
-
-    async fn fly(self: Arc<Self>, flight: Arc<Flight>, reach: Reach) {
-        let bytes = flight.extent().bytes(self.blob.size);
-        let budget = self.means.budget(reach);
-        let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
-        let permit = ticket.granted().await;
-        let urgency = flight.off();
-        let outcome = self.bring(&flight, (reach, urgency)).await;
-        // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
-        self.flights(reach).leave(&flight);
-        self.finish();
-        flight.end(outcome);
-        drop(permit);
     }
 
     /// Brings the blocks of a flight: those that the disk still has after an unclean stop, then the others.

@@ -37,9 +37,12 @@
 //! - The [`mirror`] is the tier that a job is prepared in: [`publish`] copies a source there once, and from then on a
 //!   snapshot comes from there, its small files packed together, whatever becomes of its origin. What it lacks or has
 //!   damaged is fetched from the origin through [`tier::parts`].
+//! - The nodes of a cluster are tiers to each other ([`peer`]): so many of them read a mirror about once. What a node has it
+//!   gives ([`lend`]); what it fetches for others waits for no other node ([`fetch::Reach`]).
 //! - Imports point one way. Pure modules know no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`], [`source`],
-//!   [`error`]. Tiers are siblings and do not know each other: [`cache`], [`mirror`], [`origin`]; [`secrets`] finds
-//!   what they are let in with, and `credentials` makes keys of it and renews them. Above them stands what they are used for: [`budget`], [`flight`], [`fetch`],
+//!   [`error`]. Tiers are siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`secrets`]
+//!   finds what they are let in with, and `credentials` makes keys of it and renews them. Above them stands what they are
+//!   used for: [`budget`], [`flight`], [`fetch`],
 //!   [`content`], [`read`], [`stage`], [`publish`], [`snapshot`], [`engine`].
 //! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. What
 //!   nobody published a digest for is pinned to the origin's own version of it ([`blob::Key::Origin`]); every request is

@@ -119,6 +119,14 @@ impl Gossip {
         Ok(Arc::new(Self { handle, live, watching, runtime: Handle::current() }))
     }
 
+    /// Waits until somebody else has been heard, for no longer than `patience`. Who asks nobody yet would fetch all by
+    /// itself.
+    pub async fn settled(&self, patience: Duration) {
+        let mut news = self.handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
+        // Either way it goes on: nobody may be there.
+        tokio::time::timeout(patience, news.wait_for(|live| members(live).len() > 1)).await.ok();
+    }
+
     /// Tells the others that this node is about to leave: it owns nothing from then on.
     pub async fn drain(&self) {
         self.handle.with_chitchat(|chitchat| chitchat.self_node_state().set(DRAINING, true)).await;

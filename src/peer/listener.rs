@@ -44,6 +44,11 @@ type Body = UnsyncBoxBody<Bytes, Error>;
 /// Serves `server` to whoever connects and has a certificate of the cluster's; to whoever connects, without `identity`.
 /// Ends when it is dropped.
 pub async fn serve(listener: TcpListener, server: Arc<Server>, identity: Option<Arc<Identity>>) {
+    if identity.is_none() {
+        tracing::warn!(
+            "PEERS ARE SERVED WITHOUT TLS: whoever can connect reads every tenant's data; this is for tests on one machine"
+        );
+    }
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = tokio::task::JoinSet::new();
     loop {

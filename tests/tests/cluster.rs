@@ -22,7 +22,7 @@ async fn nodes_that_stage_at_once_read_the_mirror_about_once() {
     cluster.stage_all().await;
     cluster.assert_right_everywhere().await;
     let read = cluster.mirror_reads();
-    assert!(read >= 0.99 && read < ABOUT_ONCE, "{read} times");
+    assert!((0.99..ABOUT_ONCE).contains(&read), "{read} times");
     let traffic: Vec<_> = cluster.nodes.iter().map(|node| node.snapshot().traffic()).collect();
     assert!(traffic.iter().all(|t| t.mirror > 0 && t.peer > 0), "each has its share: {traffic:?}");
 
@@ -117,8 +117,10 @@ async fn life(seed: u64, nodes: u64, jobs: u64, minutes: u64) {
             tokio::time::sleep(Duration::from_secs(40)).await;
         }
     }
-    let times = sim.read() as f64 / (jobs * sim::ALL) as f64;
-    assert!((1.0..1.05).contains(&times), "seed {seed}: the mirror was read {times} times");
+    let (read, alone) = sim.read();
+    let times = |blocks: u64| blocks as f64 / (jobs * sim::ALL) as f64;
+    println!("seed {seed}: read {} times, by those that were cut off {}", times(read), times(alone));
+    assert!((1.0..1.05).contains(&times(read)), "seed {seed}: the mirror was read {} times", times(read));
     for node in sim.nodes() {
         assert!(node.is_at_rest(), "seed {seed}: something is stuck");
     }
@@ -133,7 +135,7 @@ async fn simulated_nodes_come_and_go_and_the_mirror_is_read_once() {
 #[tokio::test(start_paused = true)]
 #[ignore = "takes long; run it by hand after a change to who asks whom"]
 async fn simulated_nodes_for_an_hour() {
-    for seed in 1..4 {
+    for seed in 1..3 {
         life(seed, 200, 12, 60).await;
     }
 }

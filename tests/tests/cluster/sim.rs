@@ -46,6 +46,7 @@ pub struct Sim {
     /// Who is on the other side of a partition.
     beyond: Mutex<HashSet<String>>,
     read: AtomicU64,
+    alone: AtomicU64,
     born: AtomicU64,
     page: Bytes,
 }
@@ -112,6 +113,10 @@ impl Members for View {
     fn announce(&self, holds: Vec<u64>) {
         let Some((sim, me)) = self.told.get() else { return };
         let Some(sim) = sim.upgrade() else { return };
+        // The dead say nothing, not even that they let go of what they had.
+        if !lock(&sim.nodes).contains_key(me) {
+            return;
+        }
         let own = lock(&self.members).iter().find(|member| member.id == *me).cloned();
         if let Some(own) = own {
             let member = Member { holds, ..(*own).clone() };
@@ -128,6 +133,7 @@ impl Sim {
             nodes: Mutex::default(),
             beyond: Mutex::default(),
             read: AtomicU64::new(0),
+            alone: AtomicU64::new(0),
             born: AtomicU64::new(0),
             page: vec![7; BLOCK as usize].into(),
         })
@@ -137,9 +143,9 @@ impl Sim {
         lock(&self.dice).below(below)
     }
 
-    /// Blocks that were read of the mirror.
-    pub fn read(&self) -> u64 {
-        self.read.load(Relaxed)
+    /// Blocks that were read of the mirror: by nodes of the cluster, and by those that were cut off from it.
+    pub fn read(&self) -> (u64, u64) {
+        (self.read.load(Relaxed), self.alone.load(Relaxed))
     }
 
     pub fn nodes(&self) -> Vec<Arc<Node>> {
@@ -259,7 +265,7 @@ impl Node {
         let held = blobs.entry(digest).or_insert_with(|| {
             // Each blob is a snapshot of its own.
             let mut tiers: Vec<Arc<dyn Tier>> = self.peers().seats(TENANT, digest).into();
-            tiers.push(Arc::new(Store(self.sim.clone())));
+            tiers.push(Arc::new(Store(self.sim.clone(), self.id.clone())));
             Arc::new(Held {
                 blob: blob.clone(),
                 present: Mutex::new(vec![false; BLOCKS as usize]),
@@ -446,7 +452,7 @@ impl Link for Wire {
 
 /// The mirror.
 #[derive(Debug)]
-struct Store(Weak<Sim>);
+struct Store(Weak<Sim>, String);
 
 impl Tier for Store {
     fn rung(&self) -> Rung {
@@ -461,12 +467,14 @@ impl Tier for Store {
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             let Some(sim) = self.0.upgrade() else { return Ok(None) };
+            // Who is cut off has nobody to ask, and reads for itself: that is another count.
+            let alone = lock(&sim.beyond).contains(&self.1);
             sleep(MIRROR).await;
             let pages = stream::iter(range.step_by(BLOCK as usize)).then(move |_| {
                 let sim = sim.clone();
                 async move {
                     sleep(MIRROR_BLOCK).await;
-                    sim.read.fetch_add(1, Relaxed);
+                    if alone { &sim.alone } else { &sim.read }.fetch_add(1, Relaxed);
                     Ok(sim.page.clone())
                 }
             });
