@@ -259,14 +259,13 @@ impl Content {
                 Whom::Peer(urgency) => self.board_for(Reach::Direct, index, 1, urgency),
             };
             if flight.is_none() && self.is_present(index) {
-                let reach = if matches!(whom, Whom::Reader) { Reach::All } else { Reach::Direct };
-                return Ok(vec![self.rescue(index, reach).await?.slice(within())]);
+                return Ok(vec![self.rescue(index).await?.slice(within())]);
             }
         }
     }
 
     /// A block that the local disk has and can't read: past the cache, from the ladder.
-    async fn rescue(&self, index: u64, reach: Reach) -> Result<Bytes> {
+    async fn rescue(&self, index: u64) -> Result<Bytes> {
         let rescued = Mutex::new(Bytes::new());
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
         let accept = async |arrival: Arrival| {
@@ -274,7 +273,9 @@ impl Content {
             *rescued.lock().unwrap_or_else(PoisonError::into_inner) = verified.bytes().clone();
             Ok(index)
         };
-        self.ladder().fetch(&self.blob, vec![index], (reach, Urgency::Read), DEADLINE, accept).await?;
+        self.ladder()
+            .fetch(&self.blob, vec![index], (Reach::Direct, Urgency::Read), DEADLINE, accept)
+            .await?;
         let bytes = rescued.into_inner().unwrap_or_else(PoisonError::into_inner);
         self.means.recent.rescue(self.blob.key, index, bytes.clone());
         Ok(bytes)

@@ -104,7 +104,8 @@ impl Ladder {
     /// the next ones arrive meanwhile. Ends when all were accepted, or when nothing has arrived for `patience`.
     ///
     /// # Errors
-    /// The last tier's, when no tier had the right bytes.
+    /// The last tier's, when no tier had the right bytes; [`Kind::Interrupted`] when the reach is [`Reach::All`] and should
+    /// by now be [`Reach::Direct`].
     pub async fn fetch<F, A>(
         &self,
         blob: &Blob,
@@ -150,6 +151,7 @@ impl Ladder {
         let direct = descent.reach == Reach::Direct;
         for (at, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| !(direct && tier.waits())) {
             let last = at + 1 == self.tiers.len();
+            self.check_reach(descent, tier.as_ref())?;
             while let Some(extent) = descent.next() {
                 match self.ask(tier.as_ref(), descent, extent, last, accept).await {
                     Ok(true) => {}
@@ -171,6 +173,22 @@ impl Ladder {
             return Ok(());
         }
         Err(failure.unwrap_or_else(|| Error::new(Kind::Corrupt, "no tier has it")))
+    }
+
+    /// Refuses to ask `tier` for a node that has come to be the one whom others turn to: what it asks for it must fetch for
+    /// all of them, and directly.
+    fn check_reach(&self, descent: &Descent<'_>, tier: &dyn Tier) -> Result<()> {
+        let beyond = descent.reach == Reach::All && tier.rung() != Rung::Peer;
+        match descent.missing.first() {
+            Some(first)
+                if beyond
+                    && self.is_shared(descent.blob)
+                    && self.reach(descent.blob, *first) == Reach::Direct =>
+            {
+                Err(Error::new(Kind::Interrupted, "other nodes turn to this one for it"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// One request. True when all of `extent` arrived, false when the tier does not have it.

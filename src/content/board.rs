@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use crate::block;
+use crate::error::{Error, Kind, Result};
 use crate::fetch::Reach;
-use crate::flight::{Boarding, Flight, Flights};
+use crate::flight::{Boarding, Flight, Flights, Landing};
 use crate::tier::Urgency;
 
 use super::Content;
@@ -57,6 +58,27 @@ impl Content {
         }
     }
 
+    /// Has direct flights bring what `flight` was to bring, for other nodes have come to wait for it.
+    async fn follow(self: &Arc<Self>, flight: &Flight, urgency: Urgency) -> Result<()> {
+        let blocks = flight.extent().range();
+        let mut boarded = Vec::new();
+        for index in blocks.clone() {
+            match self.board_for(Reach::Direct, index, blocks.end - index, urgency) {
+                Some(direct) => boarded.push((index, direct)),
+                None => flight.land(index, Landing::Stored),
+            }
+        }
+        for (index, direct) in &boarded {
+            flight.land(*index, direct.block(*index).await?);
+        }
+        for (_, direct) in boarded {
+            if let Err(error) = direct.stored().await {
+                flight.unstored(error);
+            }
+        }
+        Ok(())
+    }
+
     fn flights(&self, reach: Reach) -> &Flights {
         match reach {
             Reach::All => &self.flights,
@@ -77,7 +99,11 @@ impl Content {
         let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
         let permit = ticket.granted().await;
         let urgency = flight.off();
-        let outcome = self.bring(&flight, (reach, urgency)).await;
+        let mut outcome = self.bring(&flight, (reach, urgency)).await;
+        let ours = |error: &Error| reach == Reach::All && error.kind() == Kind::Interrupted;
+        if outcome.as_ref().is_err_and(ours) {
+            outcome = self.follow(&flight, urgency).await;
+        }
         // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
         self.flights(reach).leave(&flight);
         self.finish();
