@@ -5,6 +5,7 @@
 //! ```text
 //! format · lock                               what this is; who owns it (flock)
 //! tenants/<t>/manifests/<digest>              manifests
+//! tenants/<t>/pins/<digest>                   says that the blobs of this manifest are to stay
 //! tenants/<t>/blobs/ab/<key>                  whole and durable: what the kernel reads
 //! tenants/<t>/blobs/ab/<key>.part             sparse, some blocks there
 //! tenants/<t>/blobs/ab/<key>.map              which ones, and what each hashes to
@@ -18,15 +19,22 @@
 pub mod commit;
 pub mod direct;
 pub mod evict;
+pub mod inventory;
 pub mod io;
 pub mod layout;
 pub mod lease;
+pub mod node;
 pub mod partial;
+pub mod pins;
 pub mod presence;
 pub mod relief;
+pub mod room;
+pub mod share;
 #[cfg(test)]
 mod tests;
+pub mod verify;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,10 +44,12 @@ use crate::blob::Key;
 use crate::error::{Error, Kind, Result};
 
 use commit::Committer;
-use evict::Room;
 use layout::{Form, Layout};
 use lease::Leases;
+use node::Node;
 use partial::Partial;
+use room::Room;
+use share::Share;
 
 /// How stale a blob's time of last use may grow before an open refreshes it: eviction order needs no better, and an
 /// open of a hot file then costs no write to the inode.
@@ -54,40 +64,33 @@ pub struct Limits {
     pub reserve: u64,
 }
 
-/// The cache of one tenant on this node.
-#[derive(Debug)]
+/// The cache of one tenant on this node. Clones are handles to one and the same.
+#[derive(Clone, Debug)]
 pub struct Cache {
-    layout: Arc<Layout>,
-    leases: Arc<Leases>,
+    share: Arc<Share>,
     room: Arc<Room>,
-    committer: Committer,
+    committer: Arc<Committer>,
     now: fn() -> SystemTime,
 }
 
 impl Cache {
-    /// Opens the cache in `root`, making what is missing, and locks it against other processes. `now` tells the time
-    /// that uses are stamped with.
+    /// Opens the cache in `root` for one tenant only, as [`Node::open`] has it.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when another process has it, which the message names; [`Kind::Unsupported`] when a newer
-    /// version made it; [`Kind::Disk`].
+    /// Those of [`Node::open`].
     pub fn open(root: &Path, tenant: &str, limits: Limits, now: fn() -> SystemTime) -> Result<Self> {
-        let layout = Arc::new(Layout::open(root, tenant)?);
-        let leases = Arc::new(Leases::default());
-        let room = Arc::new(Room::new(layout.clone(), leases.clone(), limits));
-        room.count_in_background();
-        let committer = Committer::start(layout.clone())?;
-        Ok(Self { layout, leases, room, committer, now })
+        let (node, _hold) = Node::open(root, limits, BTreeMap::new(), now)?;
+        node.tenant(tenant)
     }
 
     /// Where things lie.
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        &self.share.layout
     }
 
     /// Who holds what.
     pub fn leases(&self) -> &Arc<Leases> {
-        &self.leases
+        &self.share.leases
     }
 
     /// How much room there is.
@@ -105,24 +108,35 @@ impl Cache {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn whole(&self, key: &Key, size: u64) -> Result<Option<File>> {
-        let Some(file) = self.layout.open_blob(key, Form::Whole)? else { return Ok(None) };
-        let stat = rustix::fs::fstat(&file).map_err(|e| self.layout.fault("stat", key, e))?;
+        let Some(file) = self.layout().open_blob(key, Form::Whole)? else { return Ok(None) };
+        let stat = rustix::fs::fstat(&file).map_err(|e| self.layout().fault("stat", key, e))?;
         if stat.st_size as u64 != size {
             // Only a damaged disk or a stranger's hand makes this; what has the wrong length is not the blob.
             tracing::warn!(%key, "a whole blob has {} bytes instead of {size}: removed", stat.st_size);
-            self.layout.remove(key, Form::Whole)?;
+            self.layout().remove(key, Form::Whole)?;
             return Ok(None);
         }
+        self.mark(&file, &stat);
+        Ok(Some(file))
+    }
+
+    /// Marks a whole blob as used now, unless that was noted a moment ago.
+    pub fn used(&self, file: &File) {
+        if let Ok(stat) = rustix::fs::fstat(file) {
+            self.mark(file, &stat);
+        }
+    }
+
+    fn mark(&self, file: &File, stat: &rustix::fs::Stat) {
         let used = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_atime.max(0) as u64);
         if (self.now)().duration_since(used).is_ok_and(|age| age > TOUCH) {
-            io::touch(&file);
+            io::touch(file);
         }
-        Ok(Some(file))
     }
 
     /// Whether the whole blob is here. Cheaper than [`whole`](Self::whole), and no use of it.
     pub fn has(&self, key: &Key, size: u64) -> bool {
-        self.layout.stat(key, Form::Whole).is_some_and(|stat| stat.st_size as u64 == size)
+        self.layout().stat(key, Form::Whole).is_some_and(|stat| stat.st_size as u64 == size)
     }
 
     /// What an earlier run left of a blob that is not whole; `None` when there is nothing.
@@ -130,7 +144,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn resume(&self, key: &Key, size: u64) -> Result<Option<Arc<Partial>>> {
-        if self.layout.stat(key, Form::Map).is_none() {
+        if self.layout().stat(key, Form::Map).is_none() {
             return Ok(None);
         }
         self.begin(key, size).map(Some)
@@ -141,7 +155,14 @@ impl Cache {
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
     pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<Partial>> {
-        Ok(Arc::new(Partial::open(self.layout.clone(), self.room.clone(), *key, size)?))
+        Ok(Arc::new(Partial::open(self.share.layout.clone(), self.room.clone(), *key, size)?))
+    }
+
+    /// The same for the blob `key`, if it is whole.
+    pub fn used_blob(&self, key: &Key) {
+        if let Ok(Some(file)) = self.layout().open_blob(key, Form::Whole) {
+            self.used(&file);
+        }
     }
 
     /// Makes the names of all blobs that became whole durable: with their content, which already is, they survive a
@@ -150,6 +171,6 @@ impl Cache {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn sync_names(&self) -> Result<()> {
-        self.layout.sync_names().map_err(|e| Error::with(Kind::Disk, "cannot make the cache durable", e))
+        self.layout().sync_names().map_err(|e| Error::with(Kind::Disk, "cannot make the cache durable", e))
     }
 }

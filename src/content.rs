@@ -389,6 +389,10 @@ impl Content {
 impl Drop for Content {
     fn drop(&mut self) {
         self.means.recent.forget(&self.blob.key);
+        // Some keep a file open for days.
+        if let Some(file) = self.whole.get() {
+            self.means.cache.used(file);
+        }
     }
 }
 

@@ -1,18 +1,24 @@
 //! The engine: one cache, one memory budget, and the snapshots that are served through them.
 
+mod again;
+
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join_all;
 use tempfile::NamedTempFile;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::budget::Budget;
-use crate::cache::{Cache, Limits};
+use crate::cache::Limits;
+use crate::cache::evict::Hold;
+use crate::cache::node::Node;
 use crate::content::{Means, Recent};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -43,10 +49,12 @@ const HANDS_A_CORE: usize = 2;
 pub struct Config {
     /// The cache's directory; made if it is missing.
     pub cache: PathBuf,
-    /// Whose data it serves. Tenants share nothing.
+    /// Whose data it serves where no other is [named](Engine::of). Tenants share nothing.
     pub tenant: String,
     /// What bounds the cache.
     pub limits: Limits,
+    /// The most that the blobs of single tenants may occupy, in bytes.
+    pub quotas: BTreeMap<String, u64>,
     /// The most memory that fetches under way may hold, in bytes. Those that wait for other nodes may hold half as much on
     /// top of it, and what is sent to other nodes [`LENT`].
     pub memory: u64,
@@ -54,12 +62,26 @@ pub struct Config {
     pub now: fn() -> SystemTime,
 }
 
-/// The engine. Clones are handles to one and the same.
+/// The engine, as one tenant uses it. Clones are handles to one and the same.
 #[derive(Clone, Debug)]
 pub struct Engine {
+    node: Arc<Shared>,
     means: Arc<Means>,
     contents: Arc<Contents>,
-    cluster: Arc<OnceLock<(String, Arc<Peers>)>>,
+}
+
+/// What all tenants use together.
+#[derive(Debug)]
+struct Shared {
+    node: Node,
+    budget: Arc<Budget>,
+    waiting: Arc<Budget>,
+    lent: Arc<Budget>,
+    hands: Arc<Semaphore>,
+    recent: Recent,
+    runtime: Handle,
+    cluster: OnceLock<Arc<Peers>>,
+    tenants: Mutex<HashMap<String, (Arc<Means>, Arc<Contents>)>>,
 }
 
 /// How full a cache is.
@@ -77,39 +99,92 @@ pub struct Usage {
     pub evicted: u64,
 }
 
+impl Usage {
+    /// How full `node` is.
+    pub fn of(node: &Node) -> Self {
+        let evictor = node.evictor();
+        let Limits { capacity, reserve } = evictor.limits();
+        Self { used: evictor.used(), capacity, free: evictor.free(), reserve, evicted: evictor.evicted() }
+    }
+}
+
 impl Engine {
     /// Opens the cache and takes its lock. Fetches run on `runtime`. Blocks on the local disk.
     ///
     /// # Errors
-    /// Those of [`Cache::open`].
+    /// Those of [`Node::open`].
     pub fn open(config: &Config, runtime: Handle) -> Result<Self> {
-        let cache = Cache::open(&config.cache, &config.tenant, config.limits, config.now)?;
-        let hands =
-            Semaphore::new(HANDS_A_CORE * std::thread::available_parallelism().map_or(2, usize::from));
-        let means = Means {
-            cache,
+        Self::open_held(config, runtime).map(|(engine, _)| engine)
+    }
+
+    /// The same. Nothing is evicted before the hold is dropped: time for those to come back who held what is there.
+    ///
+    /// # Errors
+    /// Those of [`Node::open`].
+    pub fn open_held(config: &Config, runtime: Handle) -> Result<(Self, Hold)> {
+        let (node, hold) = Node::open(&config.cache, config.limits, config.quotas.clone(), config.now)?;
+        let hands = HANDS_A_CORE * std::thread::available_parallelism().map_or(2, usize::from);
+        let shared = Shared {
+            node,
             budget: Budget::new(config.memory),
             waiting: Budget::new(config.memory / 2),
             lent: Budget::new(LENT),
-            moved: AtomicU64::new(0),
-            hands: Arc::new(hands),
+            hands: Arc::new(Semaphore::new(hands)),
             recent: Recent::default(),
             runtime,
+            cluster: OnceLock::new(),
+            tenants: Mutex::default(),
         };
-        Ok(Self { means: Arc::new(means), contents: Arc::default(), cluster: Arc::default() })
+        Ok((Self::for_tenant(Arc::new(shared), &config.tenant)?, hold))
     }
 
-    /// Joins the cluster: what comes from a mirror is from now on asked of `peers` first, as `tenant`'s. Once, before the
-    /// first snapshot.
-    pub fn join(&self, tenant: &str, peers: Arc<Peers>) {
+    /// The same engine for another tenant. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for what can't be a tenant, [`Kind::Disk`].
+    pub fn of(&self, tenant: &str) -> Result<Self> {
+        Self::for_tenant(self.node.clone(), tenant)
+    }
+
+    /// Whose it is.
+    pub fn tenant(&self) -> &str {
+        self.means.cache.layout().tenant()
+    }
+
+    /// Joins the cluster: what comes from a mirror is from now on asked of `peers` first. Once, before the first snapshot.
+    pub fn join(&self, peers: Arc<Peers>) {
         // A second call is a slip of the caller, and the first cluster as good as any.
-        self.cluster.set((tenant.to_owned(), peers)).ok();
+        self.node.cluster.set(peers).ok();
     }
 
     /// The peers' places on the ladder of the snapshot `id`.
     fn seats(&self, id: Digest) -> Vec<Arc<dyn Tier>> {
-        let cluster = self.cluster.get();
-        cluster.map_or_else(Vec::new, |(tenant, peers)| peers.seats(tenant, id).into())
+        let cluster = self.node.cluster.get();
+        cluster.map_or_else(Vec::new, |peers| peers.seats(self.tenant(), id).into())
+    }
+
+    fn for_tenant(node: Arc<Shared>, tenant: &str) -> Result<Self> {
+        let mut tenants = node.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let (means, contents) = match tenants.get(tenant) {
+            Some(known) => known.clone(),
+            None => {
+                let means = Means {
+                    cache: node.node.tenant(tenant)?,
+                    budget: node.budget.clone(),
+                    waiting: node.waiting.clone(),
+                    lent: node.lent.clone(),
+                    moved: AtomicU64::new(0),
+                    hands: node.hands.clone(),
+                    recent: node.recent.of(tenants.len() as u64),
+                    runtime: node.runtime.clone(),
+                };
+                let new: (Arc<Means>, Arc<Contents>) = (Arc::new(means), Arc::default());
+                tenants.insert(tenant.to_owned(), new.clone());
+                new
+            }
+        };
+        drop(tenants);
+        Ok(Self { node, means, contents })
     }
 
     /// Lists `origin`, and makes what it holds now readable.
@@ -212,14 +287,21 @@ impl Engine {
     /// Waits until what has arrived is durable, so that nothing of it is fetched again by the next process. What is
     /// partly here stays so; flights under way are given up with the process.
     pub async fn close(&self) {
-        self.contents.settled(LAST_FLIGHTS).await;
+        let all: Vec<_> = {
+            let tenants = self.node.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+            tenants.values().map(|(_, contents)| contents.clone()).collect()
+        };
+        join_all(all.iter().map(|contents| contents.settled(LAST_FLIGHTS))).await;
+    }
+
+    /// The cache on the disk, of all tenants.
+    pub fn cache(&self) -> &Node {
+        &self.node.node
     }
 
     /// How much the cache holds and may hold.
     pub fn usage(&self) -> Usage {
-        let room = self.means.cache.room();
-        let Limits { capacity, reserve } = room.limits();
-        Usage { used: room.used(), capacity, free: room.free(), reserve, evicted: room.evicted() }
+        Usage::of(&self.node.node)
     }
 }
 

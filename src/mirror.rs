@@ -49,10 +49,7 @@ use object_store::ObjectStore;
 use crate::credentials::Keys;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
-use crate::source::{Access, Uri};
-
-/// The longest tenant's name, in bytes.
-const LONGEST_TENANT: usize = 64;
+use crate::source::{Access, Uri, tenant};
 
 /// One tenant's part of a mirror. Clones are handles to one and the same.
 #[derive(Clone)]
@@ -74,13 +71,7 @@ impl Mirror {
     /// # Errors
     /// [`Kind::Invalid`] for what can't be the name of a tenant.
     pub fn new(store: Arc<dyn ObjectStore>, name: &str, tenant: &str, scratch: PathBuf) -> Result<Self> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-        if tenant.is_empty() || tenant.len() > LONGEST_TENANT || !tenant.chars().all(plain) {
-            let text = format!(
-                "{tenant:?} can't be a tenant: expected up to {LONGEST_TENANT} letters, digits, '-' and '_'"
-            );
-            return Err(Error::new(Kind::Invalid, text));
-        }
+        tenant::check(tenant)?;
         let name = name.trim_end_matches('/').into();
         Ok(Self { store, name, tenant: tenant.into(), scratch: Arc::new(scratch), local: None, keys: None })
     }

@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 
 use crate::blob::{Blob, Key};
 use crate::cache::commit::DIGEST_XATTR;
+use crate::cache::lease::{Group, LeaseSet, ManifestLease};
 use crate::cache::relief::Relief;
 use crate::content::{Content, Means};
 use crate::digest::Digest;
@@ -30,12 +31,23 @@ pub struct Snapshot {
     contents: Arc<Contents>,
     ladder: Arc<Ladder>,
     stage: OnceLock<Arc<Stage>>,
+    held: OnceLock<LeaseSet>,
+    _manifest: ManifestLease,
     /// Keeps the mirror from collecting what is still to come.
-    lease: Mutex<Option<Lease>>,
+    lease: Mutex<Promise>,
     /// Tells other nodes when all of it is here, where there are any.
     holder: Option<Holder>,
     /// The blobs' numbers, by the first bytes of their digests: gathered when another node first asks for one.
     numbers: OnceLock<Vec<(u64, u32)>>,
+}
+
+/// A mirror's promise to keep a snapshot's content.
+#[derive(Debug, Default)]
+enum Promise {
+    #[default]
+    None,
+    Lease(Lease),
+    Released,
 }
 
 impl Snapshot {
@@ -47,6 +59,7 @@ impl Snapshot {
         (means, contents): (Arc<Means>, Arc<Contents>),
         ladder: Arc<Ladder>,
     ) -> Self {
+        let kept = means.cache.leases().lease_manifest(id);
         Self {
             id,
             manifest,
@@ -55,6 +68,8 @@ impl Snapshot {
             contents,
             ladder,
             stage: OnceLock::new(),
+            held: OnceLock::new(),
+            _manifest: kept,
             lease: Mutex::default(),
             holder: None,
             numbers: OnceLock::new(),
@@ -63,7 +78,24 @@ impl Snapshot {
 
     /// The same, with the mirror's promise to keep its content.
     pub(crate) fn leased(self, lease: Option<Lease>) -> Self {
-        Self { lease: Mutex::new(lease), ..self }
+        Self { lease: Mutex::new(lease.map_or(Promise::None, Promise::Lease)), ..self }
+    }
+
+    /// The same, for one that is served already. If it has been [released](Self::release) meanwhile, so is the promise.
+    pub(crate) async fn lease_with(&self, lease: Lease) {
+        let spare = {
+            let mut held = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+            match *held {
+                Promise::None => {
+                    *held = Promise::Lease(lease);
+                    None
+                }
+                _ => Some(lease),
+            }
+        };
+        if let Some(lease) = spare {
+            lease.release().await;
+        }
     }
 
     /// The same, with the way to tell other nodes that it is all here.
@@ -99,9 +131,21 @@ impl Snapshot {
     /// Gives back what was taken elsewhere to keep the snapshot's content there, and waits until that is done. What is
     /// not local yet may be gone from then on.
     pub async fn release(&self) {
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(lease) = lease {
+        let lease = {
+            let mut held = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *held, Promise::Released)
+        };
+        if let Promise::Lease(lease) = lease {
             lease.release().await;
+        }
+        if self.held.get().is_some() {
+            let (manifest, cache) = (self.manifest.clone(), self.means.cache.clone());
+            // What was leased may not have been opened for days, and was in use all the same.
+            let touched = self.means.runtime.spawn_blocking(move || {
+                let blobs = (0..manifest.blobs()).filter_map(|blob| manifest.blob(blob).ok());
+                blobs.for_each(|blob| cache.used_blob(&blob.key));
+            });
+            touched.await.ok();
         }
     }
 
@@ -168,6 +212,30 @@ impl Snapshot {
         Ok(noted.is_ok_and(|len| len == digest.len()).then_some(Digest(digest)))
     }
 
+    /// Keeps what the cache has of it, and what will come, from being evicted as long as it lives, whether there is room
+    /// for all of it or not. Blocks on the local disk.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    pub fn hold(&self) -> Result<()> {
+        self.hold_with(|group| Ok(self.means.cache.leases().lease_all(group)))
+    }
+
+    /// The same, if the cache has room for all of it beside what is held already.
+    ///
+    /// # Errors
+    /// [`NoSpace`](crate::error::Kind::NoSpace), and those of [`hold`](Self::hold).
+    pub fn admit(&self) -> Result<()> {
+        self.hold_with(|group| self.means.cache.room().admit(group))
+    }
+
+    fn hold_with(&self, lease: impl FnOnce(Group) -> Result<LeaseSet>) -> Result<()> {
+        if self.held.get().is_none() {
+            self.held.set(lease(Group::of(&self.manifest)?)?).ok();
+        }
+        Ok(())
+    }
+
     /// Begins to make everything local. Several calls share one stage.
     pub fn stage(self: &Arc<Self>) -> Arc<Stage> {
         self.stage.get_or_init(|| Stage::start(self)).clone()
@@ -180,7 +248,7 @@ impl Snapshot {
 
     /// Has `relief` asked, for as long as it lives, when the cache is full and finds nothing to evict.
     pub fn relieve_with(&self, relief: Weak<dyn Relief>) {
-        self.means.cache.room().reliefs().add(relief);
+        self.means.cache.room().evictor().reliefs().add(relief);
     }
 
     /// What came from where since this snapshot was opened.

@@ -15,6 +15,7 @@ mod identity;
 mod patterns;
 mod secret;
 mod service;
+pub mod tenant;
 mod uri;
 pub mod weights;
 

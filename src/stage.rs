@@ -12,7 +12,6 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::blob::Blob;
 use crate::block::{self, BLOCK};
-use crate::cache::lease::LeaseSet;
 use crate::content::Content;
 use crate::error::{Error, Kind, Result};
 use crate::extent::LONGEST;
@@ -29,7 +28,7 @@ const FLIGHTS: (usize, usize) = (8, 64);
 /// while others still arrive. Each has up to three open files.
 const BLOBS: usize = 256;
 
-/// A stage under way or done. It keeps its leases as long as it lives.
+/// A stage under way or done. Its snapshot keeps the leases as long as that lives.
 #[derive(Debug)]
 pub struct Stage {
     files: u64,
@@ -39,7 +38,6 @@ pub struct Stage {
     bytes_found: AtomicU64,
     /// How many flights more may start at once than at the beginning.
     grown: AtomicUsize,
-    lease: OnceLock<LeaseSet>,
     outcome: OnceLock<Result<()>>,
     news: Notify,
 }
@@ -77,7 +75,6 @@ impl Stage {
             bytes_done: AtomicU64::new(0),
             bytes_found: AtomicU64::new(0),
             grown: AtomicUsize::new(0),
-            lease: OnceLock::new(),
             outcome: OnceLock::new(),
             news: Notify::new(),
         });
@@ -147,8 +144,7 @@ impl Stage {
                 files[slice.blob as usize] += 1;
             }
         }
-        let keys = (0..manifest.blobs()).filter_map(|blob| Some(manifest.blob(blob).ok()?.key));
-        self.lease.set(cache.leases().lease_all(keys)).ok();
+        snapshot.admit()?;
         let mut missing = Vec::new();
         for (blob, files) in (0..).zip(files) {
             let Blob { key, size, .. } = manifest.blob(blob)?;
@@ -161,29 +157,7 @@ impl Stage {
             }
         }
         missing.sort_by_key(|missing| missing.size);
-        let needed = missing.iter().map(|missing| missing.size).sum();
-        self.check_room(snapshot, needed)?;
         Ok(missing)
-    }
-
-    /// Refuses at once what could only fail later. What other mounts lease shows when room is claimed.
-    fn check_room(&self, snapshot: &Snapshot, needed: u64) -> Result<()> {
-        let room = snapshot.means().cache.room();
-        let limits = room.limits();
-        let most = limits.capacity.unwrap_or(u64::MAX);
-        let evictable = room.used().unwrap_or(u64::MAX / 2);
-        let free = (room.free() + evictable).saturating_sub(limits.reserve);
-        if self.bytes <= most && needed <= free {
-            return Ok(());
-        }
-        let cache = snapshot.means().cache.layout().root().display();
-        let text = format!(
-            "the snapshot needs {} bytes, {needed} of them still to come, and the cache {cache} has room for {}: \
-             give it more with --cache-size, another disk with --cache-dir, or choose fewer files with --allow",
-            self.bytes,
-            most.min(free)
-        );
-        Err(Error::new(Kind::NoSpace, text))
     }
 
     async fn make_whole(

@@ -117,6 +117,11 @@ impl Args {
         self.collect(uri, auth, |name| std::env::var_os(name))
     }
 
+    /// The same, with plain `http://` permitted or not.
+    pub fn allowing_http(self, allow_http: bool) -> Self {
+        Self { allow_http, ..self }
+    }
+
     /// The same for a mirror, which may lie elsewhere. What is not said of it is as for `source`, where they are of one
     /// kind. Whoever reads a source as nobody writes its mirror as somebody.
     pub fn of_mirror(&self, mirror: &Own<'_>, source: Option<&Uri>) -> Self {

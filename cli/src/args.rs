@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::{check, cluster, daemon, log, ls, mirror, mount, status, umount};
+use crate::{agent, cache, check, cluster, daemon, log, ls, mirror, mount, status, umount};
 
 /// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
 #[derive(Debug, Parser)]
@@ -33,6 +33,10 @@ enum Command {
     Mirror(mirror::Args),
     /// Certificates for nodes that serve each other
     Cluster(cluster::Args),
+    /// Tell what a cache holds, and decide what becomes of it
+    Cache(cache::command::Args),
+    /// Own this node's cache and host its mounts, for as long as it runs
+    Agent(agent::Args),
     /// Own a cache and host its mounts; `bdnfs mount` starts it
     #[command(hide = true)]
     Daemon(daemon::Args),
@@ -48,7 +52,7 @@ impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let serves = match &self.command {
-            Command::Daemon(_) => true,
+            Command::Daemon(_) | Command::Agent(_) => true,
             Command::Mount(mount) => mount.foreground(),
             _ => false,
         };
@@ -61,6 +65,8 @@ impl Cli {
             Command::Check(args) => check::run(&args),
             Command::Mirror(args) => mirror::run(args),
             Command::Cluster(args) => cluster::run(&args),
+            Command::Cache(args) => cache::command::run(&args),
+            Command::Agent(args) => agent::run(&args),
             Command::Daemon(args) => daemon::run(&args),
         }
     }

@@ -1,8 +1,12 @@
 //! The cache directory: where it is, how large it may grow, and what the engine is told of it.
 
+pub mod command;
+pub mod stock;
+
+use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
@@ -21,8 +25,8 @@ const RESERVE_MOST: u64 = 20 << 30;
 const MEMORY: u64 = 256 << 20;
 /// The longest path that a unix socket can have on Linux (`sun_path`, less its NUL).
 const LONGEST_SOCKET: usize = 107;
-/// Whose data it is on one machine: that of whoever runs the daemon.
-const TENANT: &str = "local";
+/// Whose data it is where nobody says.
+pub const TENANT: &str = "default";
 
 /// Where the cache is and how large it may grow, as asked for.
 #[derive(Clone, Debug, clap::Args)]
@@ -43,9 +47,40 @@ pub struct Cache {
     pub dir: PathBuf,
     /// The most that it may hold, in bytes.
     pub size: Option<u64>,
+    /// What stays free on its disk, in bytes; a part of that disk, where it isn't said.
+    pub reserve: Option<u64>,
+    /// The most memory that fetches under way may hold, in bytes.
+    pub memory: Option<u64>,
+    /// Whose the mounts are that name no tenant.
+    pub tenant: String,
+    /// The most that the blobs of single tenants may occupy, in bytes.
+    pub quotas: BTreeMap<String, u64>,
 }
 
 impl Args {
+    /// A directory and a size that were found elsewhere.
+    pub fn new(cache_dir: Option<PathBuf>, cache_size: Option<ByteSize>) -> Self {
+        Self { cache_dir, cache_size }
+    }
+
+    /// The same, with what `other` says where this says nothing.
+    pub fn or(&self, other: &Self) -> Self {
+        Self {
+            cache_dir: self.cache_dir.clone().or(other.cache_dir.clone()),
+            cache_size: self.cache_size.or(other.cache_size),
+        }
+    }
+
+    /// Whether a directory was named.
+    pub fn names_directory(&self) -> bool {
+        self.cache_dir.is_some()
+    }
+
+    /// The size that was asked for, in bytes.
+    pub fn size(&self) -> Option<u64> {
+        self.cache_size.map(|size| size.as_u64())
+    }
+
     /// Finds the directory, and makes it when it is missing, for nobody else to look into.
     pub fn make(&self) -> Result<Cache> {
         let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
@@ -63,7 +98,9 @@ impl Args {
                 dir.display()
             );
         }
-        Ok(Cache { dir, size: self.cache_size.map(|size| size.as_u64()) })
+        let tenant = TENANT.to_owned();
+        let quotas = BTreeMap::new();
+        Ok(Cache { dir, size: self.size(), reserve: None, memory: None, tenant, quotas })
     }
 }
 
@@ -72,20 +109,16 @@ impl Cache {
     pub fn config(&self) -> Result<Config> {
         let disk = rustix::fs::statvfs(&self.dir)
             .with_context(|| format!("cannot see how large the disk of {} is", self.dir.display()))?;
-        let reserve = reserve(disk.f_blocks.saturating_mul(disk.f_frsize));
-        let limits = Limits { capacity: self.size, reserve };
-        let tenant = TENANT.to_owned();
-        Ok(Config { cache: self.dir.clone(), tenant, limits, memory: MEMORY, now: SystemTime::now })
+        let usual = reserve(disk.f_blocks.saturating_mul(disk.f_frsize));
+        let limits = Limits { capacity: self.size, reserve: self.reserve.unwrap_or(usual) };
+        let (cache, tenant) = (self.dir.clone(), self.tenant.clone());
+        let (memory, quotas) = (self.memory.unwrap_or(MEMORY), self.quotas.clone());
+        Ok(Config { cache, tenant, limits, quotas, memory, now: SystemTime::now })
     }
 
     /// Where a detached daemon logs.
     pub fn log(&self) -> PathBuf {
         self.dir.join("daemon.log")
-    }
-
-    /// Whether the cache would vanish beneath a mount at `mountpoint`.
-    pub fn is_below(&self, mountpoint: &Path) -> bool {
-        self.dir.starts_with(mountpoint)
     }
 }
 

@@ -1,24 +1,36 @@
 //! The control socket: HTTP with JSON over a unix socket in the cache directory, between the commands and the daemon.
 //!
-//!     POST   /v1/mounts              mounts a source                   api::MountRequest -> api::Mounted
-//!     DELETE /v1/mounts/{id}         unmounts it (?lazy=true: at once, whoever holds it)
-//!     GET    /v1/mounts/{id}/ended   answers when it is no longer mounted
-//!     POST   /v1/mounts/{id}/stage   begins to make all of it local    -> api::Staging
-//!     GET    /v1/mounts/{id}/stage   how far that is                   -> api::Staging
-//!     GET    /v1/status              the cache and all mounts          -> api::Status
-//!
-//! A failure is an `api::Failure` with a fitting status code. Whoever may connect may mount as the daemon's user, so
-//! only that user and root are let in.
+//! What is asked and answered stands in `docs/openapi.json`, which the tests hold against real answers; [`routes`] has who
+//! answers. A failure is an `api::Failure` with a fitting status code. Whoever may connect may mount as the daemon's user,
+//! so only that user and root are let in.
 
 use std::path::{Path, PathBuf};
 
 pub mod api;
 pub mod client;
+pub mod routes;
 pub mod server;
+
+/// The variable that names another socket than the usual one for an agent, whatever its cache.
+const SOCKET: &str = "BDNFS_SOCKET";
+/// Its usual name, below the directory of what lasts until the next boot.
+const WELL_KNOWN: &str = "bdnfs/agent.sock";
 
 /// Where the daemon of the cache in `dir` listens.
 pub fn socket(dir: &Path) -> PathBuf {
     dir.join("control.sock")
+}
+
+/// Where an agent listens whatever its cache; `None` for a user without a directory for that.
+pub fn well_known() -> Option<PathBuf> {
+    let env = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(path) = env(SOCKET) {
+        return Some(path);
+    }
+    if rustix::process::geteuid().is_root() {
+        return Some(Path::new("/run").join(WELL_KNOWN));
+    }
+    env("XDG_RUNTIME_DIR").map(|directory| directory.join(WELL_KNOWN))
 }
 
 /// Whether a peer of this user is one to talk to: the same user, or root.

@@ -4,28 +4,42 @@
 //! The cache's lock decides who is the daemon. At its end it first refuses mounts, then closes the socket, then gives
 //! the lock back: a request is either served or visibly not, and whoever asked in vain starts the next daemon.
 
-use std::io::Write;
+use std::future::IntoFuture;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bdnfs::cache::evict::Hold;
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
+use bdnfs::source::SecretStore;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::cache::{self, Cache};
-use crate::control::api::Failure;
-use crate::control::server::{self, Socket};
+use crate::control::api::{Failure, MirrorRequest};
+use crate::control::routes;
+use crate::control::server::Socket;
 use crate::{control, runtime, signals};
 
+mod claim;
 mod host;
 mod hosted;
+mod kept;
+mod restore;
 mod snapshot;
 pub mod spawn;
+mod stock;
 
-pub use host::{Hold, Host};
+pub use claim::Claim;
+pub use host::Host;
 
 /// How long a daemon that was just started waits for its first mount.
 const GRACE: Duration = Duration::from_secs(10);
@@ -45,12 +59,11 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = rustix::process::setsid();
     // It was started as /proc/self/exe, which would name it "exe".
     rustix::thread::set_name(c"bdnfs").context("cannot name the process")?;
-    let cache = args.cache.make()?;
-    runtime::daemon(serve(&cache))
+    runtime::daemon(serve(Setup::plain(args.cache.make()?)))
 }
 
-async fn serve(cache: &Cache) -> Result<()> {
-    let daemon = match Daemon::start(cache).await {
+async fn serve(setup: Setup) -> Result<()> {
+    let daemon = match Daemon::start(setup).await {
         Ok(daemon) => daemon,
         Err(failure) => {
             say(&serde_json::to_string(&failure)?)?;
@@ -78,56 +91,130 @@ fn say(line: &str) -> Result<()> {
     rustix::stdio::dup2_stdout(&null).context("cannot let stdout go")
 }
 
+/// What a daemon is to be.
+#[derive(Debug)]
+pub struct Setup {
+    /// The cache that it owns.
+    pub cache: Cache,
+    /// Whether it stays when nothing is mounted, and brings back what was when it starts again: an agent.
+    pub stays: bool,
+    /// Another socket beside that of the cache.
+    pub socket: Option<PathBuf>,
+    /// Whether it must have that socket, and not only would like to.
+    pub insists: bool,
+    /// The mirror of mounts that name none.
+    pub mirror: Option<MirrorRequest>,
+    /// Where secrets are looked for that a mount's own stores don't have.
+    pub secrets: Vec<SecretStore>,
+    /// Where it is watched from over TCP.
+    pub listen: Option<SocketAddr>,
+}
+
+impl Setup {
+    /// A daemon that ends with its last mount.
+    pub fn plain(cache: Cache) -> Self {
+        let (stays, socket, insists, mirror, secrets, listen) = (false, None, false, None, Vec::new(), None);
+        Self { cache, stays, socket, insists, mirror, secrets, listen }
+    }
+}
+
 /// A daemon that holds its cache and listens.
 #[derive(Debug)]
 pub struct Daemon {
-    socket: Socket,
+    sockets: Vec<Socket>,
+    watched: Option<TcpListener>,
     host: Arc<Host>,
+    claim: Option<Claim>,
+    /// Nothing is evicted before what was mounted is back.
+    kept: Hold,
 }
 
 impl Daemon {
     /// Takes the cache and listens. A failure of kind [`Busy`](Kind::Busy): another daemon has it.
-    pub async fn start(cache: &Cache) -> Result<Self, Failure> {
+    pub async fn start(setup: Setup) -> Result<Self, Failure> {
         // Whatever it creates is for its user alone.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
         raise_open_files();
-        let config = cache.config().map_err(|e| Failure::new(Kind::Disk, crate::text::line(&e)))?;
+        let cache = &setup.cache.dir;
+        let config = setup.cache.config().map_err(|e| Failure::new(Kind::Disk, crate::text::line(&e)))?;
         let runtime = Handle::current();
-        let engine = tokio::task::spawn_blocking(move || Engine::open(&config, runtime))
+        let (engine, kept) = tokio::task::spawn_blocking(move || Engine::open_held(&config, runtime))
             .await
             .map_err(|e| Failure::new(Kind::Disk, format!("opening the cache failed: {e}")))??;
-        let path = control::socket(&cache.dir);
-        let socket = Socket::bind(&path)?;
-        tracing::info!("bdnfs {} serves the cache {}", env!("CARGO_PKG_VERSION"), cache.dir.display());
-        let host = Arc::new(Host::new(engine, cache.dir.clone(), path));
-        Ok(Self { socket, host })
+        if !setup.stays {
+            Claim::of_nobody(cache)?;
+        }
+        let mut sockets = vec![Socket::bind(&control::socket(cache))?];
+        match setup.socket.as_deref().map(Socket::bind_beside).transpose() {
+            Ok(socket) => sockets.extend(socket),
+            Err(error) if setup.insists => return Err(error.into()),
+            Err(error) => tracing::warn!("{error}; only commands that name the cache find this agent"),
+        }
+        let watched = match setup.listen {
+            Some(listen) => Some(TcpListener::bind(listen).await.map_err(|e| {
+                Failure::new(Kind::Unavailable, format!("cannot listen at {listen} (telemetry.listen): {e}"))
+            })?),
+            None => None,
+        };
+        tracing::info!("bdnfs {} serves the cache {}", env!("CARGO_PKG_VERSION"), cache.display());
+        let claim = setup.stays.then(|| Claim::make(cache)).transpose()?;
+        let host = Arc::new(Host::new(engine, setup)?);
+        Ok(Self { sockets, watched, host, claim, kept })
     }
 
     /// Keeps it from ending.
-    pub fn hold(&self) -> Hold {
+    pub fn hold(&self) -> host::Hold {
         self.host.hold()
     }
 
-    /// Serves until nothing is mounted and nobody holds it, or a signal asks it to end; then it has unmounted all.
+    /// Waits until what was mounted before is back. It already answers meanwhile.
+    pub fn ready(&self) -> impl Future<Output = ()> + Send + use<> {
+        let host = Arc::clone(&self.host);
+        async move { host.ready().await }
+    }
+
+    /// Serves until it is asked to end, and if it does not stay, until nothing is mounted and nobody holds it; then it has
+    /// unmounted all.
     pub async fn serve(self) -> Result<()> {
-        let host = Arc::clone(&self.host);
-        let end = async move {
-            tokio::select! {
-                () = host.idle() => {}
-                asked = signals::asked_to_end() => match asked {
-                    Ok(()) => host.unmount_all().await,
-                    Err(error) => {
-                        tracing::warn!("signals can't be received: {error}");
-                        host.idle().await;
-                    }
-                },
-            }
+        let Self { sockets, watched, host, claim, kept } = self;
+        let back = Arc::clone(&host);
+        tokio::spawn(async move { back.restore(kept).await });
+        let (end, ending) = watch::channel(false);
+        let ended = |mut ending: watch::Receiver<bool>| async move {
+            // The sender goes when this function ends, which is the same.
+            let _ = ending.wait_for(|end| *end).await;
         };
-        let host = Arc::clone(&self.host);
-        let served = self.socket.serve(server::routes(self.host), end).await;
+        let mut serving = JoinSet::new();
+        for socket in sockets {
+            serving.spawn(socket.serve(routes::all(&host), ended(ending.clone())));
+        }
+        if let Some(listener) = watched {
+            let watched = axum::serve(listener, routes::watched(&host));
+            serving.spawn(watched.with_graceful_shutdown(ended(ending)).into_future());
+        }
+        Self::wait(&host).await;
+        end.send_replace(true);
+        let served: io::Result<()> = serving.join_all().await.into_iter().collect();
         host.close().await;
+        if let Some(claim) = claim {
+            claim.end();
+        }
         tracing::info!("ended");
         served.context("the control socket failed")
+    }
+
+    /// Waits for the end, and unmounts all.
+    async fn wait(host: &Arc<Host>) {
+        tokio::select! {
+            () = host.idle() => {}
+            asked = signals::asked_to_end() => match asked {
+                Ok(()) => host.unmount_all().await,
+                Err(error) => {
+                    tracing::warn!("signals can't be received: {error}");
+                    host.idle().await;
+                }
+            },
+        }
     }
 }
 

@@ -1,13 +1,15 @@
 //! `bdnfs`: model weights and datasets as directories, from the command line.
 //!
-//! One daemon owns each cache directory and hosts every mount that uses it. `bdnfs mount` asks that daemon over its
-//! control socket, and starts it when there is none; the other commands ask it or the kernel.
+//! One daemon owns each cache directory and hosts every mount that uses it: the node's agent, or one that `bdnfs mount`
+//! starts when there is none and that ends with its last mount. The commands ask it over its control socket, or the
+//! kernel.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 mod access;
+mod agent;
 mod args;
 mod cache;
 mod check;
@@ -23,6 +25,7 @@ mod mountpoint;
 mod options;
 mod progress;
 mod pulse;
+mod records;
 mod runtime;
 mod secrets;
 mod signals;

@@ -10,8 +10,8 @@ use bdnfs::error::Kind;
 use crate::cache::{self, Cache};
 use crate::control::api::{MountRequest, Mounted};
 use crate::control::client::{Client, Trouble};
-use crate::daemon::Daemon;
 use crate::daemon::spawn::{Spawned, spawn};
+use crate::daemon::{Daemon, Setup};
 use crate::mirror::place;
 use crate::mountpoint::Made;
 use crate::options::{self, Options};
@@ -105,14 +105,16 @@ impl Args {
     }
 
     /// What the daemon is asked to mount at `location`, where nothing may be in the way.
-    fn request(&self, item: Item, location: &Path, cache: &Cache) -> Result<MountRequest> {
+    fn request(&self, item: Item, location: &Path, server: &Server) -> Result<MountRequest> {
         let place = mountpoint::prepare(location)?;
         let name = place.path.display();
         let uri = item.source.uri();
         if item.source.is_below(&place.path) {
             bail!("{uri} lies below {name}, so the mount would hide it; choose another directory");
         }
-        if cache.is_below(&place.path) {
+        if let Server::Owner(cache) = server
+            && cache.is_below(&place.path)
+        {
             bail!("the cache lies below {name}, so the mount would hide it; choose another with --cache-dir");
         }
         for note in uri.note().iter().chain(&place.notes) {
@@ -127,10 +129,11 @@ impl Args {
             allow: item.allow,
             ignore: item.ignore,
             access: item.access,
+            tenant: self.mirror.tenant().map(str::to_owned),
             allow_other: options.allow_other,
             uid: options.uid,
             gid: options.gid,
-            cache_size: cache.size,
+            cache_size: self.cache.size(),
         })
     }
 }
@@ -148,17 +151,43 @@ pub fn run(args: Args, verbose: u8) -> Result<()> {
 struct Task {
     args: Args,
     verbose: u8,
-    cache: Cache,
+    server: Server,
     client: Client,
     requests: Vec<MountRequest>,
     /// The directories that were made for them.
     made: Made,
 }
 
+/// Who is to host the mount.
+enum Server {
+    /// The agent that listens here, whatever its cache.
+    Agent(PathBuf),
+    /// Whoever owns this cache, or comes to own it.
+    Owner(Cache),
+}
+
+impl Server {
+    /// The node's agent where no cache is named and there is one.
+    fn find(cache: &cache::Args) -> Result<Self> {
+        let agent = control::well_known().filter(|_| !cache.names_directory());
+        match agent.filter(|socket| Client::new(socket).is_served()) {
+            Some(socket) => Ok(Self::Agent(socket)),
+            None => cache.make().map(Self::Owner),
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        match self {
+            Self::Agent(socket) => socket.clone(),
+            Self::Owner(cache) => control::socket(&cache.dir),
+        }
+    }
+}
+
 impl Task {
     fn new(args: Args, verbose: u8) -> Result<Self> {
         mountpoint::fuse()?;
-        let cache = args.cache.make()?;
+        let server = Server::find(&args.cache)?;
         let items = args.items()?;
         let mut made = Made::default();
         let mut requests = Vec::new();
@@ -167,10 +196,10 @@ impl Task {
                 None => item.location.clone(),
                 Some(_) => made.directory(&item.location, args.root.as_deref())?,
             };
-            requests.push(args.request(item, &location, &cache)?);
+            requests.push(args.request(item, &location, &server)?);
         }
-        let client = Client::new(control::socket(&cache.dir));
-        Ok(Self { args, verbose, cache, client, requests, made })
+        let client = Client::new(server.socket());
+        Ok(Self { args, verbose, server, client, requests, made })
     }
 
     /// Through the cache's daemon, which is started when there is none. What fails leaves nothing mounted.
@@ -200,21 +229,20 @@ impl Task {
     async fn request(&self, request: &MountRequest) -> Result<Mounted> {
         let (mut lost, mut busy) = (0, None);
         loop {
-            match self.client.mount(request).await {
+            let asked = self.client.mount(request).await;
+            let Server::Owner(cache) = &self.server else { return Ok(asked?) };
+            match asked {
                 Ok(mounted) => return Ok(mounted),
                 Err(trouble @ Trouble::Lost(_)) if lost == LOST_DAEMONS => {
-                    return Err(trouble).with_context(|| format!("see {}", self.cache.log().display()));
+                    return Err(trouble).with_context(|| format!("see {}", cache.log().display()));
                 }
                 Err(Trouble::Lost(_)) => lost += 1,
                 Err(trouble) if trouble.is_gone() => {}
                 Err(trouble) => return Err(trouble.into()),
             }
-            if spawn(&self.cache, self.verbose)? == Spawned::Ready {
-                continue;
-            }
+            let Spawned::Busy(failure) = spawn(cache, self.verbose)? else { continue };
             if busy.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-                let (dir, log) = (self.cache.dir.display(), self.cache.log());
-                bail!("another process holds the cache {dir} and does not answer; see {}", log.display());
+                bail!("{failure}; nobody answered for {PATIENCE:?}, see {}", cache.log().display());
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -224,17 +252,21 @@ impl Task {
     async fn foreground(mut self) -> Result<()> {
         let begun = Instant::now();
         loop {
-            match Daemon::start(&self.cache).await {
-                Ok(daemon) => return self.serve(daemon).await,
-                Err(failure) if failure.is(Kind::Busy) => {}
-                Err(failure) => return Err(failure.into()),
+            let mut busy = None;
+            if let Server::Owner(cache) = &self.server {
+                match Daemon::start(Setup::plain(cache.clone())).await {
+                    Ok(daemon) => return self.serve(daemon).await,
+                    Err(failure) if failure.is(Kind::Busy) => busy = Some(failure),
+                    Err(failure) => return Err(failure.into()),
+                }
             }
             match self.client.mount(&self.requests[0]).await {
                 Ok(first) => return self.attend(first).await,
                 Err(trouble) if trouble.is_gone() && begun.elapsed() < PATIENCE => {
                     tokio::time::sleep(PAUSE).await;
                 }
-                Err(trouble) => return Err(trouble.into()),
+                // Who owns the cache says more than that nobody listens.
+                Err(trouble) => return Err(busy.map_or_else(|| trouble.into(), Into::into)),
             }
         }
     }

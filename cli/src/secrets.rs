@@ -23,6 +23,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// Places that were found elsewhere.
+    pub fn new(secrets: Vec<PathBuf>) -> Self {
+        Self { secrets }
+    }
+
     /// Where the secret `name` is looked for: in the environment, which nobody else can see and whose secret is therefore
     /// taken along, then in the stores behind it.
     pub fn holding(&self, name: &str, env: impl Fn(&str) -> Option<OsString>) -> Result<Vec<SecretStore>> {

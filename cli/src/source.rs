@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
+use std::str::FromStr;
 
 use anyhow::Result;
 use bdnfs::source::{Access, Patterns, Secret, Uri};
@@ -98,14 +99,17 @@ impl How {
     }
 }
 
-fn source(text: &str) -> bdnfs::error::Result<Source> {
-    let uri = text.parse()?;
-    let Uri::File(path) = &uri else { return Ok(Source { uri, text: Secret::new(text) }) };
-    // A daemon has another working directory.
-    let path = std::path::absolute(path)
-        .map_err(|e| bdnfs::error::Error::disk("there is no current directory", e))?;
-    let uri = Uri::File(path);
-    Ok(Source { text: Secret::new(uri.to_string()), uri })
+impl FromStr for Source {
+    type Err = bdnfs::error::Error;
+
+    fn from_str(text: &str) -> bdnfs::error::Result<Self> {
+        let uri = text.parse()?;
+        let Uri::File(path) = &uri else { return Ok(Self { uri, text: Secret::new(text) }) };
+        // A daemon has another working directory.
+        let path = std::path::absolute(path)
+            .map_err(|e| bdnfs::error::Error::disk("there is no current directory", e))?;
+        Ok(Uri::File(path).into())
+    }
 }
 
 /// Reads a source. Unlike the parsers that clap has, it doesn't repeat what it refuses: there may be a password in it.
@@ -121,7 +125,7 @@ impl TypedValueParser for Parser {
         let text = value
             .to_str()
             .ok_or_else(|| refused("the source is not valid UTF-8; write file:// with %-escapes"))?;
-        source(text).map_err(|error| refused(&error.to_string()))
+        Source::from_str(text).map_err(|error| refused(&error.to_string()))
     }
 }
 
@@ -136,14 +140,14 @@ mod tests {
 
     #[test]
     fn a_source_is_sent_whole_and_shown_without_its_signature() {
-        let signed = source("https://host/x?sig=hush").expect("valid");
+        let signed: Source = "https://host/x?sig=hush".parse().expect("valid");
         assert_eq!(signed.text.expose(), "https://host/x?sig=hush");
         assert!(!format!("{signed:?}").contains("hush"));
     }
 
     #[test]
     fn a_local_source_is_absolute() {
-        let local = source("./a b").expect("valid");
+        let local: Source = "./a b".parse().expect("valid");
         let here = std::env::current_dir().expect("a directory");
         assert!(matches!(&local.uri, Uri::File(path) if *path == here.join("a b")));
         assert_eq!(local.text.expose().parse::<Uri>().expect("valid"), local.uri);

@@ -92,6 +92,7 @@ impl Mounted {
             cache: dir.path().join("cache"),
             tenant: "test".into(),
             limits: Limits { capacity: None, reserve: 0 },
+            quotas: Default::default(),
             memory: 64 << 20,
             now: SystemTime::now,
         };

@@ -14,7 +14,7 @@ use rustix::fs::XattrFlags;
 use crate::error::{Error, Kind, Result};
 
 use super::io;
-use super::layout::{Form, Layout};
+use super::layout::Form;
 use super::partial::Partial;
 
 /// How many parts may wait for their commit. A stage that is faster than the disk's flushes waits here, which bounds
@@ -54,11 +54,11 @@ impl Committer {
     ///
     /// # Errors
     /// [`Kind::Disk`] when no thread can be made.
-    pub fn start(layout: Arc<Layout>) -> Result<Self> {
+    pub fn start() -> Result<Self> {
         let (queue, requests) = sync_channel(QUEUE);
         let thread = std::thread::Builder::new()
             .name("bdnfs-commit".into())
-            .spawn(move || serve(&layout, &requests))
+            .spawn(move || serve(&requests))
             .map_err(|e| Error::with(Kind::Disk, "cannot start the thread that commits blobs", e))?;
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
@@ -88,26 +88,27 @@ impl Drop for Committer {
     }
 }
 
-fn serve(layout: &Layout, requests: &Receiver<Request>) {
+fn serve(requests: &Receiver<Request>) {
     while let Ok(first) = requests.recv() {
         let mut batch = vec![first];
         batch.extend(requests.try_iter().take(QUEUE - 1));
-        let flushed = flush(layout, &batch);
+        let flushed = flush(&batch);
         for (request, flushed) in batch.into_iter().zip(flushed) {
-            let whole = flushed.and_then(|()| promote(layout, &request.partial));
+            let whole = flushed.and_then(|()| promote(&request.partial));
             (request.done)(whole);
         }
     }
 }
 
 /// Makes the content of all parts durable, and answers for each.
-fn flush(layout: &Layout, batch: &[Request]) -> Vec<Result<()>> {
+fn flush(batch: &[Request]) -> Vec<Result<()>> {
     for Request { partial, .. } in batch {
         note_digest(partial);
     }
     let fault = |e: std::io::Error| Error::disk("cannot make a blob durable in the cache", e);
-    if batch.len() >= SHARED_FLUSH {
-        let flushed = rustix::fs::syncfs(layout.blobs()).map_err(|e| fault(e.into()));
+    if let Some(first) = batch.first().filter(|_| batch.len() >= SHARED_FLUSH) {
+        // All tenants lie on one file system.
+        let flushed = rustix::fs::syncfs(first.partial.layout().blobs()).map_err(|e| fault(e.into()));
         return batch.iter().map(|_| flushed.as_ref().map_err(Error::share).copied()).collect();
     }
     for Request { partial, .. } in batch {
@@ -125,7 +126,8 @@ fn note_digest(partial: &Partial) {
     }
 }
 
-fn promote(layout: &Layout, partial: &Partial) -> Result<File> {
+fn promote(partial: &Partial) -> Result<File> {
+    let layout = partial.layout();
     layout.promote(partial.key())?;
     layout.remove(partial.key(), Form::Map)?;
     // Only now: a part that nobody may write to could not be taken up again after a crash.

@@ -1,17 +1,15 @@
-//! Evict: keeping the cache within its limits by removing what was not used for longest.
+//! Evict: keeping the cache within its limits by removing what was not used for longest, whose ever it is.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
-
-use crate::blob::Key;
 use crate::error::{Error, Kind, Result};
 
 use super::Limits;
-use super::layout::{Form, Layout};
-use super::lease::Leases;
+use super::layout::Root;
+use super::lease::{Group, LeaseSet};
 use super::relief::Reliefs;
+use super::share::Share;
 
 /// One pass frees at least this share of the capacity, so that passes, each of which looks at every blob, stay rare.
 const SHARE: u64 = 50;
@@ -19,80 +17,86 @@ const SHARE: u64 = 50;
 /// How many bytes are written between two looks at the file system's own free space, which others use too.
 const LOOK: i64 = 64 << 20;
 
-/// How much room there is, and the way to make more.
+/// What all tenants of a node have together, and the way to make room for more.
 #[derive(Debug)]
-pub struct Room {
-    layout: Arc<Layout>,
-    leases: Arc<Leases>,
+pub struct Evictor {
+    root: Arc<Root>,
     limits: Limits,
-    used: AtomicI64,
-    /// What of it is claimed but may not be written yet, so that no look at the disk finds it.
-    pending: AtomicI64,
+    shares: Mutex<Vec<Arc<Share>>>,
     counted: AtomicBool,
     /// Bytes that may still be written before the file system is asked again.
     credit: AtomicI64,
     evicted: AtomicU64,
     one_pass: Mutex<()>,
+    admitting: Mutex<()>,
+    /// How many keep everything from being evicted.
+    holds: Mutex<usize>,
+    released: Condvar,
     reliefs: Reliefs,
 }
 
-/// Room that was taken for bytes about to be written. Dropped without [`written`](Self::written), it is given back.
+/// Keeps everything in the cache until it is dropped: who needs room waits. For a start, when those who will lease what
+/// is there are not back yet.
 #[derive(Debug)]
-pub struct Claim<'a> {
-    room: &'a Room,
-    bytes: u64,
-    written: bool,
-}
+pub struct Hold(Arc<Evictor>);
 
-impl Claim<'_> {
-    /// The bytes are on the disk now, or in its queue.
-    pub fn written(mut self) {
-        self.written = true;
-    }
-}
-
-impl Drop for Claim<'_> {
+impl Drop for Hold {
     fn drop(&mut self) {
-        self.room.pending.fetch_sub(self.bytes as i64, Relaxed);
-        if !self.written {
-            self.room.used.fetch_sub(self.bytes as i64, Relaxed);
-        }
+        *self.0.holds.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.released.notify_all();
     }
 }
 
-/// A blob that could go.
-struct Candidate {
-    used_at: i64,
-    bytes: u64,
-    key: Key,
-    form: Form,
-}
-
-impl Room {
-    /// The room of the cache in `layout`. Nothing is counted yet.
-    pub fn new(layout: Arc<Layout>, leases: Arc<Leases>, limits: Limits) -> Self {
+impl Evictor {
+    /// For the cache in `root`, which has no tenants yet.
+    pub fn new(root: Arc<Root>, limits: Limits) -> Self {
         Self {
-            layout,
-            leases,
+            root,
             limits,
-            used: AtomicI64::new(0),
-            pending: AtomicI64::new(0),
+            shares: Mutex::default(),
             counted: AtomicBool::new(false),
             credit: AtomicI64::new(0),
             evicted: AtomicU64::new(0),
             one_pass: Mutex::new(()),
+            admitting: Mutex::new(()),
+            holds: Mutex::new(0),
+            released: Condvar::new(),
             reliefs: Reliefs::default(),
         }
     }
 
+    /// Watches over one more share.
+    pub fn add(&self, share: Arc<Share>) {
+        self.shares_mut().push(share);
+    }
+
+    /// The shares of all tenants.
+    pub fn shares(&self) -> Vec<Arc<Share>> {
+        self.shares_mut().clone()
+    }
+
+    fn shares_mut(&self) -> MutexGuard<'_, Vec<Arc<Share>>> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has nothing evicted until the answer is dropped.
+    pub fn hold(self: &Arc<Self>) -> Hold {
+        *self.holds.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Hold(self.clone())
+    }
+
     /// Begins to count what the cache already holds, on a thread of its own: a million blobs take seconds.
     pub fn count_in_background(self: &Arc<Self>) {
-        let room = self.clone();
+        let evictor = self.clone();
         let counting = std::thread::Builder::new().name("bdnfs-count".into()).spawn(move || {
-            room.note_found(&room.candidates());
-            room.counted.store(true, Relaxed);
-            if let Err(error) = room.claim(0) {
-                tracing::warn!(%error, "the cache is over its limit");
+            for share in evictor.shares() {
+                share.note(&share.look());
+            }
+            evictor.counted.store(true, Relaxed);
+            for share in evictor.shares() {
+                if let Err(error) = evictor.make_room(&share, 0) {
+                    tracing::warn!(%error, "the cache is over its limit");
+                }
             }
         });
         if let Err(error) = counting {
@@ -110,9 +114,14 @@ impl Room {
         self.limits
     }
 
-    /// Bytes that blobs occupy; `None` until they have been counted.
+    /// Whether what the cache held at the start has been counted.
+    pub fn is_counted(&self) -> bool {
+        self.counted.load(Relaxed)
+    }
+
+    /// Bytes that all blobs occupy; `None` until they have been counted.
     pub fn used(&self) -> Option<u64> {
-        self.counted.load(Relaxed).then(|| self.used.load(Relaxed).max(0) as u64)
+        self.is_counted().then(|| self.shares_mut().iter().map(|share| share.used()).sum())
     }
 
     /// Bytes evicted since the start.
@@ -122,162 +131,158 @@ impl Room {
 
     /// Bytes free on the file system.
     pub fn free(&self) -> u64 {
-        rustix::fs::fstatvfs(self.layout.blobs()).map_or(0, |s| s.f_bavail * s.f_frsize)
+        rustix::fs::statvfs(self.root.path()).map_or(0, |s| s.f_bavail * s.f_frsize)
     }
 
-    /// Takes room for `bytes`, evicting for it where need be.
+    /// Makes room for `bytes` more, which `share` has [claimed](Share::claim) already, evicting for them where need be.
     ///
     /// # Errors
     /// [`Kind::NoSpace`] when the limits leave no room and what is there is leased.
-    pub fn claim(&self, bytes: u64) -> Result<Claim<'_>> {
-        let bytes = on_disk(bytes);
-        // Before the look, so that two who come at once see each other. The claim gives back what it was refused.
-        self.pending.fetch_add(bytes as i64, Relaxed);
-        self.used.fetch_add(bytes as i64, Relaxed);
-        let claim = Claim { room: self, bytes, written: false };
+    pub fn make_room(&self, share: &Share, bytes: u64) -> Result<()> {
         self.credit.fetch_sub(bytes as i64, Relaxed);
-        if self.lacking() > 0 {
-            self.make()?;
+        if self.lacking() == 0 && self.over_quota(share) == 0 {
+            return Ok(());
         }
-        Ok(claim)
+        let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.released.wait_while(holds, |holds| *holds > 0));
+        let _one_pass = self.one_pass.lock().unwrap_or_else(PoisonError::into_inner);
+        // Somebody else's pass may have made the room meanwhile.
+        let over = self.over_quota(share);
+        self.free_up(over, share.quota, |other| std::ptr::eq(other, share), || self.full_quota(share))?;
+        self.free_up(self.lacking(), self.limits.capacity, |_| true, || self.full())
     }
 
-    /// Gives back what was removed.
-    pub fn release(&self, bytes: u64) {
-        self.used.fetch_sub(on_disk(bytes) as i64, Relaxed);
+    /// Leases `group` for `share`, if all that is leased has room beside each other.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`], with what is needed, what there is and who holds it.
+    pub fn admit(&self, share: &Share, group: Group) -> Result<LeaseSet> {
+        // Who comes second sees the lease of who comes first.
+        let _one = self.admitting.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = share.leases.bytes_with(Some(&group));
+        let others: u64 = self
+            .shares()
+            .iter()
+            .filter(|other| !std::ptr::eq(other.as_ref(), share))
+            .map(|other| other.leases.bytes_with(None))
+            .sum();
+        // Until it is counted what can go is not known; then claims find out.
+        let disk =
+            self.used().map_or(u64::MAX, |used| (used + self.free()).saturating_sub(self.limits.reserve));
+        let most = disk.min(self.limits.capacity.unwrap_or(u64::MAX));
+        if own + others > most || own > share.quota.unwrap_or(u64::MAX) {
+            let most = most.min(share.quota.unwrap_or(u64::MAX));
+            return Err(self.refused(share, &group, most, others));
+        }
+        Ok(share.leases.lease_all(group))
     }
 
-    /// Takes what was found on the disk, and what is still to come there, for what is used: so it follows what others
-    /// remove, and what the file system makes of many small files.
-    fn note_found(&self, found: &[Candidate]) {
-        let found: u64 = found.iter().map(|candidate| candidate.bytes).sum();
-        self.used.store(found as i64 + self.pending.load(Relaxed), Relaxed);
+    fn refused(&self, share: &Share, group: &Group, most: u64, others: u64) -> Error {
+        let mut holders: Vec<_> =
+            share.leases.groups().iter().map(|held| (held.what().to_owned(), held.bytes())).collect();
+        holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        holders.dedup();
+        if others > 0 {
+            holders.push(("other tenants".to_owned(), others));
+        }
+        let held: Vec<_> = holders.iter().map(|(what, bytes)| format!("{what} ({bytes} bytes)")).collect();
+        let held = if held.is_empty() {
+            String::new()
+        } else {
+            format!(", of which is held by {}", held.join(", "))
+        };
+        let (what, need, root) = (group.what(), group.bytes(), self.root.path().display());
+        let text = format!(
+            "{what} needs {need} bytes and the cache {root} has room for {most}{held}: unmount something, give it more \
+             with --cache-size, another disk with --cache-dir, or choose fewer files with --allow"
+        );
+        Error::new(Kind::NoSpace, text)
     }
 
     /// How many bytes must go before what is claimed can come.
     fn lacking(&self) -> u64 {
         if self.credit.load(Relaxed) < 0 {
             let spare = self.free() as i64 - self.limits.reserve as i64;
-            self.credit.store((spare - self.pending.load(Relaxed)).min(LOOK), Relaxed);
+            let pending: u64 = self.shares_mut().iter().map(|share| share.pending()).sum();
+            self.credit.store((spare - pending as i64).min(LOOK), Relaxed);
         }
-        let over_reserve = -self.credit.load(Relaxed);
-        let over_capacity = match (self.limits.capacity, self.counted.load(Relaxed)) {
-            (Some(capacity), true) => self.used.load(Relaxed) - capacity as i64,
+        let over_reserve = (-self.credit.load(Relaxed)).max(0) as u64;
+        let over_capacity = match (self.limits.capacity, self.used()) {
+            (Some(capacity), Some(used)) => used.saturating_sub(capacity),
             _ => 0,
         };
-        over_reserve.max(over_capacity).max(0) as u64
+        over_reserve.max(over_capacity)
     }
 
-    /// Makes room for what is claimed, the least recently used going first.
-    fn make(&self) -> Result<()> {
-        let _one_pass = self.one_pass.lock().unwrap_or_else(PoisonError::into_inner);
-        // Somebody else's pass may have made the room meanwhile.
-        let lacking = self.lacking();
+    /// How many bytes of this tenant must go before what it has claimed can come.
+    fn over_quota(&self, share: &Share) -> u64 {
+        match share.quota {
+            Some(quota) if self.is_counted() => share.used().saturating_sub(quota),
+            _ => 0,
+        }
+    }
+
+    /// Frees `lacking` bytes of the shares that `choose` takes, and some of their `limit` besides.
+    fn free_up(
+        &self,
+        lacking: u64,
+        limit: Option<u64>,
+        choose: impl Fn(&Share) -> bool,
+        full: impl FnOnce() -> String,
+    ) -> Result<()> {
         if lacking == 0 {
             return Ok(());
         }
-        let goal = lacking.max(self.limits.capacity.unwrap_or(0) / SHARE);
-        let mut freed = self.pass(goal);
+        let goal = lacking.max(limit.unwrap_or(0) / SHARE);
+        let mut freed = self.pass(goal, &choose);
         if freed < lacking {
             self.reliefs.ask();
-            freed += self.pass(goal - freed);
+            freed += self.pass(goal - freed, &choose);
         }
         self.credit.store(0, Relaxed);
-        if freed >= lacking { Ok(()) } else { Err(self.full(lacking - freed)) }
+        if freed >= lacking {
+            return Ok(());
+        }
+        let (root, short) = (self.root.path().display(), lacking - freed);
+        let text = format!(
+            "the cache {root} is full: with {} it lacks {short} bytes, and all it holds is in use; give it more with \
+             --cache-size, or unmount something",
+            full()
+        );
+        Err(Error::new(Kind::NoSpace, text))
     }
 
     /// Evicts what nobody holds until `goal` bytes are freed, and answers with how many were.
-    fn pass(&self, goal: u64) -> u64 {
-        let mut candidates = self.candidates();
-        self.note_found(&candidates);
-        candidates.sort_unstable_by_key(|c| c.used_at);
+    fn pass(&self, goal: u64, choose: impl Fn(&Share) -> bool) -> u64 {
+        let shares: Vec<_> = self.shares().into_iter().filter(|share| choose(share)).collect();
+        let mut candidates = Vec::new();
+        for share in &shares {
+            let found = share.look();
+            share.note(&found);
+            candidates.extend(found.into_iter().map(|found| (share, found)));
+        }
+        candidates.sort_unstable_by_key(|(_, found)| found.used_at);
         let mut freed = 0;
-        for candidate in candidates {
+        for (share, found) in candidates {
             if freed >= goal {
                 break;
             }
-            if self.evict(&candidate) {
-                freed += candidate.bytes;
+            if share.remove(&found) {
+                freed += found.bytes;
             }
         }
-        self.used.fetch_sub(freed as i64, Relaxed);
         self.evicted.fetch_add(freed, Relaxed);
         freed
     }
 
-    fn full(&self, short: u64) -> Error {
-        let limit = match self.limits.capacity {
+    fn full(&self) -> String {
+        match self.limits.capacity {
             Some(capacity) => format!("a limit of {capacity} bytes"),
             None => format!("{} bytes to be kept free", self.limits.reserve),
-        };
-        let root = self.layout.root().display();
-        let text = format!(
-            "the cache {root} is full: with {limit} it lacks {short} bytes, and all it holds is in use; \
-             give it more with --cache-size, or unmount something"
-        );
-        Error::new(Kind::NoSpace, text)
-    }
-
-    /// Removes a blob unless somebody holds it by now. The name goes under the lease lock, the content after it: that
-    /// can take a while for a large file.
-    fn evict(&self, candidate: &Candidate) -> bool {
-        let removed = self.leases.unless_held(&candidate.key, || {
-            let kept_open = self.layout.open_blob(&candidate.key, candidate.form).ok().flatten();
-            if candidate.form == Form::Part {
-                self.layout.remove(&candidate.key, Form::Map)?;
-            }
-            self.layout.remove(&candidate.key, candidate.form)?;
-            Ok::<_, Error>(kept_open)
-        });
-        match removed {
-            Some(Ok(_kept_open)) => true,
-            Some(Err(error)) => {
-                tracing::warn!(%error, "cannot evict");
-                false
-            }
-            None => false,
         }
     }
 
-    /// Every blob there is.
-    fn candidates(&self) -> Vec<Candidate> {
-        let mut found = Vec::new();
-        let mut buffer = Vec::with_capacity(64 << 10);
-        for shard in 0..=255u8 {
-            let name = format!("{shard:02x}");
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let Ok(directory) = rustix::fs::openat(self.layout.blobs(), name, flags, Mode::empty()) else {
-                continue;
-            };
-            let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
-            while let Some(Ok(entry)) = entries.next() {
-                let Some((key, form)) = parse(entry.file_name().to_bytes()) else { continue };
-                let stat = rustix::fs::statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
-                if let Ok(stat) = stat {
-                    let bytes = stat.st_blocks as u64 * 512;
-                    found.push(Candidate { used_at: stat.st_atime, bytes, key, form });
-                }
-            }
-        }
-        found
+    fn full_quota(&self, share: &Share) -> String {
+        format!("{} bytes for the tenant {}", share.quota.unwrap_or_default(), share.layout.tenant())
     }
-}
-
-/// What `bytes` of content occupy: whole blocks of a file system. 4 KiB, which nearly all have.
-fn on_disk(bytes: u64) -> u64 {
-    bytes.next_multiple_of(4096)
-}
-
-/// Whose file a name is. Maps go with their parts.
-fn parse(name: &[u8]) -> Option<(Key, Form)> {
-    let name = std::str::from_utf8(name).ok()?;
-    let (stem, form) = match name.strip_suffix(".part") {
-        Some(stem) => (stem, Form::Part),
-        None => (name, Form::Whole),
-    };
-    let key = match stem.strip_prefix("o-") {
-        Some(digest) => Key::Origin(digest.parse().ok()?),
-        None => Key::Content(stem.parse().ok()?),
-    };
-    Some((key, form))
 }

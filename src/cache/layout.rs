@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
@@ -11,9 +12,13 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
 use crate::blob::Key;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
+use crate::source::tenant;
 
 /// The first line of the `format` file. Another number: another layout, refused.
 const FORMAT: &str = "bdnfs cache 1\n";
+
+/// The directory that holds those of all tenants.
+const TENANTS: &str = "tenants";
 
 /// Up to how many shards are made durable one by one: each costs a barrier, the whole file system a few.
 const FEW_SHARDS: usize = 8;
@@ -39,32 +44,69 @@ impl Form {
     }
 }
 
-/// A cache directory that this process owns.
+/// A cache directory that this process owns, as long as this lives.
+#[derive(Debug)]
+pub struct Root {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Root {
+    /// Makes or opens the directory and locks it.
+    ///
+    /// # Errors
+    /// As [`Node::open`](super::Node::open).
+    pub fn open(path: &Path) -> Result<Self> {
+        std::fs::create_dir_all(path.join(TENANTS)).map_err(|e| unusable(path, e))?;
+        let lock = lock(path)?;
+        check_format(path)?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tenants that have something in it.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn tenants(&self) -> Result<Vec<String>> {
+        let list = || std::fs::read_dir(self.path.join(TENANTS))?.collect::<io::Result<Vec<_>>>();
+        let names = list().map_err(|e| unusable(&self.path, e))?.into_iter();
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        Ok(names.filter(|name| tenant::check(name).is_ok()).collect())
+    }
+}
+
+/// Where the blobs and manifests of one tenant lie.
 #[derive(Debug)]
 pub struct Layout {
-    root: PathBuf,
+    root: Arc<Root>,
+    tenant: String,
     manifests: PathBuf,
+    pins: PathBuf,
     /// Blob names are resolved from here: shorter walks, and the cache may be renamed under a running node.
     blobs: OwnedFd,
     stamp: Digest,
     /// One bit a shard: names in it changed since they were last made durable.
     renamed: [AtomicU64; 4],
-    _lock: File,
 }
 
 impl Layout {
-    /// Makes or opens the directory and locks it.
+    /// Makes or opens the directories of `tenant` below `root`.
     ///
     /// # Errors
-    /// As [`Cache::open`](super::Cache::open).
-    pub fn open(root: &Path, tenant: &str) -> Result<Self> {
-        let home = root.join("tenants").join(tenant);
-        let manifests = home.join("manifests");
-        let shown = root.display();
-        let fault = |e: io::Error| Error::disk(format!("cannot use {shown} as the cache"), e);
-        std::fs::create_dir_all(&manifests).map_err(fault)?;
-        let lock = lock(root)?;
-        check_format(root)?;
+    /// [`Kind::Invalid`] for what can't be a tenant, [`Kind::Disk`].
+    pub fn open(root: Arc<Root>, tenant: &str) -> Result<Self> {
+        tenant::check(tenant)?;
+        let home = root.path.join(TENANTS).join(tenant);
+        let (manifests, pins) = (home.join("manifests"), home.join("pins"));
+        let fault = |e: io::Error| unusable(&root.path, e);
+        for directory in [&manifests, &pins] {
+            std::fs::create_dir_all(directory).map_err(fault)?;
+        }
         let blobs_path = home.join("blobs");
         for shard in 0..=255u8 {
             std::fs::create_dir_all(blobs_path.join(format!("{shard:02x}"))).map_err(fault)?;
@@ -72,12 +114,23 @@ impl Layout {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let blobs = rustix::fs::open(&blobs_path, flags, Mode::empty()).map_err(|e| fault(e.into()))?;
         let stamp = stamp(&blobs).map_err(fault)?;
-        Ok(Self { root: root.to_owned(), manifests, blobs, stamp, renamed: Default::default(), _lock: lock })
+        let (tenant, renamed) = (tenant.to_owned(), Default::default());
+        Ok(Self { root, tenant, manifests, pins, blobs, stamp, renamed })
     }
 
     /// The cache directory.
     pub fn root(&self) -> &Path {
-        &self.root
+        &self.root.path
+    }
+
+    /// Whose blobs these are.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    /// Where pins lie: an empty file for each manifest whose blobs are to stay.
+    pub fn pins(&self) -> &Path {
+        &self.pins
     }
 
     /// Where manifests lie, each under its digest.
@@ -174,9 +227,18 @@ impl Layout {
 
     /// The error of a failed `action` on `key`.
     pub fn fault(&self, action: &str, key: &Key, error: impl Into<io::Error>) -> Error {
-        let context = format!("cannot {action} blob {key} in the cache {}", self.root.display());
+        let context = format!("cannot {action} blob {key} in the cache {}", self.root.path.display());
         Error::disk(context, error.into())
     }
+}
+
+/// What `bytes` of content occupy: whole blocks of a file system. 4 KiB, which nearly all have.
+pub(super) fn on_disk(bytes: u64) -> u64 {
+    bytes.next_multiple_of(4096)
+}
+
+fn unusable(root: &Path, error: io::Error) -> Error {
+    Error::disk(format!("cannot use {} as the cache", root.display()), error)
 }
 
 fn lock(root: &Path) -> Result<File> {

@@ -4,6 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::blob::Key;
+use crate::digest::Digest;
+use crate::error::Result;
+use crate::manifest::Manifest;
+
+use super::layout::on_disk;
 
 /// Who holds what. A blob under a lease stays.
 #[derive(Debug, Default)]
@@ -14,9 +19,60 @@ pub struct Leases {
 #[derive(Debug, Default)]
 struct Held {
     single: HashMap<Key, usize>,
-    /// Leases of whole snapshots, each a sorted list of [`short`] names: 8 bytes a blob instead of a hundred, so that
-    /// a snapshot of a million blobs can be held. Two blobs with one short name merely keep each other.
-    sets: Vec<Arc<[u64]>>,
+    sets: Vec<Arc<Group>>,
+    manifests: HashMap<Digest, usize>,
+}
+
+/// Blobs that are held together: a snapshot's.
+#[derive(Debug)]
+pub struct Group {
+    what: String,
+    /// The [`short`] name of each, sorted, and the bytes that it occupies: 16 bytes a blob instead of a hundred, so that a
+    /// snapshot of a million blobs can be held. Two blobs with one short name merely keep each other.
+    blobs: Vec<(u64, u64)>,
+}
+
+impl Group {
+    /// The `blobs`, each with its size in bytes, of what a person knows as `what`.
+    pub fn new(what: impl Into<String>, blobs: impl Iterator<Item = (Key, u64)>) -> Self {
+        let mut blobs: Vec<_> = blobs.map(|(key, size)| (short(&key), on_disk(size))).collect();
+        blobs.sort_unstable();
+        blobs.dedup_by_key(|(name, _)| *name);
+        blobs.shrink_to_fit();
+        Self { what: what.into(), blobs }
+    }
+
+    /// All blobs of `manifest`.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt).
+    pub fn of(manifest: &Manifest) -> Result<Self> {
+        let mut fault = None;
+        // One after the other: whole, the blobs of a large manifest would take a hundred megabytes.
+        let blobs = (0..manifest.blobs()).map_while(|blob| match manifest.blob(blob) {
+            Ok(blob) => Some((blob.key, blob.size)),
+            Err(error) => {
+                fault = Some(error);
+                None
+            }
+        });
+        let group = Self::new(manifest.source(), blobs);
+        fault.map_or(Ok(group), Err)
+    }
+
+    /// What a person knows it as.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// The bytes that they occupy when all are there.
+    pub fn bytes(&self) -> u64 {
+        self.blobs.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    fn has(&self, name: u64) -> bool {
+        self.blobs.binary_search_by_key(&name, |(name, _)| *name).is_ok()
+    }
 }
 
 /// The first 8 bytes of a key's digest.
@@ -33,21 +89,58 @@ impl Leases {
     }
 
     /// Leases many blobs at once.
-    pub fn lease_all(self: &Arc<Self>, keys: impl Iterator<Item = Key>) -> LeaseSet {
-        let mut names: Vec<u64> = keys.map(|key| short(&key)).collect();
-        names.sort_unstable();
-        names.dedup();
-        let names: Arc<[u64]> = names.into();
-        self.lock().sets.push(names.clone());
-        LeaseSet { leases: self.clone(), names }
+    pub fn lease_all(self: &Arc<Self>, group: Group) -> LeaseSet {
+        let group = Arc::new(group);
+        self.lock().sets.push(group.clone());
+        LeaseSet { leases: self.clone(), group }
+    }
+
+    /// Keeps a manifest as long as the answer lives.
+    pub fn lease_manifest(self: &Arc<Self>, manifest: Digest) -> ManifestLease {
+        *self.lock().manifests.entry(manifest).or_default() += 1;
+        ManifestLease { leases: self.clone(), manifest }
+    }
+
+    /// All that are held together.
+    pub fn groups(&self) -> Vec<Arc<Group>> {
+        self.lock().sets.clone()
+    }
+
+    /// The bytes that all groups occupy together with `more`, each blob counted once.
+    pub fn bytes_with(&self, more: Option<&Group>) -> u64 {
+        let groups = self.groups();
+        let mut blobs: Vec<(u64, u64)> = Vec::new();
+        let mut seen: Vec<&Group> = Vec::new();
+        for group in groups.iter().map(Arc::as_ref).chain(more) {
+            // Most that are held twice are the same snapshot.
+            if seen.iter().all(|other| other.blobs != group.blobs) {
+                blobs.extend_from_slice(&group.blobs);
+                seen.push(group);
+            }
+        }
+        if seen.len() > 1 {
+            blobs.sort_unstable();
+            blobs.dedup_by_key(|(name, _)| *name);
+        }
+        blobs.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Whether somebody holds `key`.
+    pub fn is_held(&self, key: &Key) -> bool {
+        self.unless_held(key, || ()).is_none()
+    }
+
+    /// Runs `remove` if nobody holds the manifest, and nobody gets to hold it before `remove` is done.
+    pub fn unless_manifest_held<T>(&self, manifest: &Digest, remove: impl FnOnce() -> T) -> Option<T> {
+        let held = self.lock();
+        (!held.manifests.contains_key(manifest)).then(remove)
     }
 
     /// Runs `remove` if nobody holds `key`, and nobody gets to hold it before `remove` is done.
     pub fn unless_held<T>(&self, key: &Key, remove: impl FnOnce() -> T) -> Option<T> {
         let held = self.lock();
         let name = short(key);
-        let leased =
-            held.single.contains_key(key) || held.sets.iter().any(|s| s.binary_search(&name).is_ok());
+        let leased = held.single.contains_key(key) || held.sets.iter().any(|set| set.has(name));
         (!leased).then(remove)
     }
 
@@ -80,14 +173,33 @@ impl Drop for Lease {
 #[derive(Debug)]
 pub struct LeaseSet {
     leases: Arc<Leases>,
-    names: Arc<[u64]>,
+    group: Arc<Group>,
 }
 
 impl Drop for LeaseSet {
     fn drop(&mut self) {
         let mut held = self.leases.lock();
-        if let Some(at) = held.sets.iter().position(|s| Arc::ptr_eq(s, &self.names)) {
+        if let Some(at) = held.sets.iter().position(|set| Arc::ptr_eq(set, &self.group)) {
             held.sets.swap_remove(at);
+        }
+    }
+}
+
+/// Holds a manifest until it is dropped.
+#[derive(Debug)]
+pub struct ManifestLease {
+    leases: Arc<Leases>,
+    manifest: Digest,
+}
+
+impl Drop for ManifestLease {
+    fn drop(&mut self) {
+        let mut held = self.leases.lock();
+        if let Some(count) = held.manifests.get_mut(&self.manifest) {
+            *count -= 1;
+            if *count == 0 {
+                held.manifests.remove(&self.manifest);
+            }
         }
     }
 }
@@ -95,7 +207,6 @@ impl Drop for LeaseSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::digest::Digest;
 
     #[test]
     fn a_blob_is_free_when_its_last_lease_ends() {
@@ -103,7 +214,10 @@ mod tests {
         let (one, two) = (Key::Content(Digest::of(b"1")), Key::Content(Digest::of(b"2")));
         let first = leases.lease(one);
         let second = leases.lease(one);
-        let set = leases.lease_all([one, two].into_iter());
+        let set = leases.lease_all(Group::new("both", [(one, 1), (two, 5000)].into_iter()));
+        let more = Group::new("more", [(two, 5000), (Key::Origin(Digest::of(b"3")), 1)].into_iter());
+        assert_eq!(leases.bytes_with(None), 3 * 4096);
+        assert_eq!(leases.bytes_with(Some(&more)), 4 * 4096);
         assert!(leases.unless_held(&two, || ()).is_none());
         drop(set);
         assert!(leases.unless_held(&two, || ()).is_some());
@@ -111,5 +225,18 @@ mod tests {
         assert!(leases.unless_held(&one, || ()).is_none());
         drop(second);
         assert!(leases.unless_held(&one, || ()).is_some());
+        assert_eq!(leases.bytes_with(None), 0);
+    }
+
+    #[test]
+    fn a_manifest_stays_as_long_as_it_is_held() {
+        let leases = Arc::new(Leases::default());
+        let manifest = Digest::of(b"manifest");
+        let held = [(); 2].map(|()| leases.lease_manifest(manifest));
+        for lease in held {
+            assert!(leases.unless_manifest_held(&manifest, || ()).is_none());
+            drop(lease);
+        }
+        assert!(leases.unless_manifest_held(&manifest, || ()).is_some());
     }
 }

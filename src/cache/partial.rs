@@ -13,10 +13,10 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
 use super::direct::Direct;
-use super::evict::Room;
 use super::io;
 use super::layout::{Form, Layout};
 use super::presence::{self, Presence, State};
+use super::room::Room;
 
 /// A blob of which some blocks are here. Blocks can be put and read from many threads at once.
 #[derive(Debug)]
@@ -48,6 +48,11 @@ impl Partial {
         file.set_len(size).map_err(|e| layout.fault("size", &key, e))?;
         let direct = if size >= BLOCK { Direct::open(&layout, &key) } else { None };
         Ok(Self { layout, room, key, size, file, direct, map, presence })
+    }
+
+    /// Where it lies.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// Whose part this is.
@@ -99,6 +104,13 @@ impl Partial {
         self.presence.settle(index, true);
         let (at, pair) = self.presence.pair(index);
         io::write(&map, at, &pair)
+    }
+
+    /// Holds a block that is said to be here against its check, and forgets it when it is not right.
+    pub fn recheck(&self, index: u64) -> bool {
+        self.presence.doubt(index);
+        self.settle(index, None);
+        self.presence.state(index) == State::Present
     }
 
     /// Holds a doubted block against its check, `known` or as the map has it. Afterwards it is present or absent.

@@ -107,6 +107,15 @@ impl Presence {
         news
     }
 
+    /// Notes that a block which is here may not be right.
+    pub fn doubt(&self, index: u64) {
+        let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
+        self.doubted[word].fetch_or(bit, Relaxed);
+        if self.present[word].fetch_and(!bit, std::sync::atomic::Ordering::AcqRel) & bit != 0 {
+            self.missing.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+        }
+    }
+
     /// How many blocks are not here, the doubted among them.
     pub fn missing(&self) -> u64 {
         self.missing.load(std::sync::atomic::Ordering::Acquire)

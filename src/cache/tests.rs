@@ -102,11 +102,7 @@ fn what_was_not_used_for_longest_goes_first_and_what_is_leased_stays() {
     let cache = open(home.path(), Limits { capacity: Some(8 * BLOCK), reserve: 0 });
     for seed in 1..=4 {
         let file = fill(&cache, seed, 2 * BLOCK).expect("room");
-        let times = rustix::fs::Timestamps {
-            last_access: rustix::fs::Timespec { tv_sec: 1000 * seed as i64, tv_nsec: 0 },
-            last_modification: rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
-        };
-        rustix::fs::futimens(&file, &times).expect("an old time of use");
+        used_long_ago(&file, 1000 * seed as i64);
     }
     let lease = cache.leases().lease(key(1));
     fill(&cache, 5, 2 * BLOCK).expect("room was made");
@@ -119,6 +115,134 @@ fn what_was_not_used_for_longest_goes_first_and_what_is_leased_stays() {
     drop((lease, all));
     fill(&cache, 6, 2 * BLOCK).expect("room was made");
     assert_eq!(here(&cache), [false, false, true, true, true]);
+}
+
+fn node(root: &Path, limits: Limits, quotas: &[(&str, u64)]) -> Node {
+    let quotas = quotas.iter().map(|(tenant, quota)| (tenant.to_string(), *quota)).collect();
+    let (node, _) = Node::open(root, limits, quotas, SystemTime::now).expect("a cache");
+    while node.evictor().used().is_none() {
+        std::thread::yield_now();
+    }
+    node
+}
+
+fn used_long_ago(file: &File, seconds: i64) {
+    let times = rustix::fs::Timestamps {
+        last_access: rustix::fs::Timespec { tv_sec: seconds, tv_nsec: 0 },
+        last_modification: rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
+    };
+    rustix::fs::futimens(file, &times).expect("an old time of use");
+}
+
+#[test]
+fn tenants_have_one_limit_together_and_a_quota_each() {
+    let home = tempfile::tempdir().expect("a directory");
+    let limits = Limits { capacity: Some(8 * BLOCK), reserve: 0 };
+    let quotas = [("bob", 4 * BLOCK)];
+    {
+        let node = node(home.path(), limits, &quotas);
+        let (alice, bob) = (node.tenant("alice").expect("a tenant"), node.tenant("bob").expect("a tenant"));
+        for seed in 1..=2 {
+            used_long_ago(&fill(&alice, seed, 2 * BLOCK).expect("room"), 1000 + seed as i64);
+            used_long_ago(&fill(&bob, seed, 2 * BLOCK).expect("room"), 2000 + seed as i64);
+        }
+        assert!(node.tenant("a/b").is_err());
+        // What the quota asks for goes from bob, however old what alice has is.
+        used_long_ago(&fill(&bob, 3, 2 * BLOCK).expect("room was made"), 2003);
+        let here = |cache: &Cache| [1, 2, 3].map(|seed| cache.has(&key(seed), 2 * BLOCK));
+        assert_eq!((here(&alice), here(&bob)), ([true, true, false], [false, true, true]));
+    }
+    // A tenant that nobody has asked for yet gives way like all others.
+    let node = node(home.path(), limits, &quotas);
+    let carol = node.tenant("carol").expect("a tenant");
+    fill(&carol, 1, 2 * BLOCK).expect("room was made");
+    let alice = node.tenant("alice").expect("a tenant");
+    assert_eq!([1, 2].map(|seed| alice.has(&key(seed), 2 * BLOCK)), [false, true]);
+    let leases: Vec<_> =
+        (1..=3).map(|seed| node.tenant("bob").expect("a tenant").leases().lease(key(seed))).collect();
+    let error = fill(&node.tenant("bob").expect("a tenant"), 4, 2 * BLOCK).expect_err("its quota is in use");
+    assert!(error.kind() == Kind::NoSpace && error.to_string().contains("for the tenant bob"), "{error}");
+    drop(leases);
+}
+
+#[test]
+fn nothing_is_evicted_before_the_hold_is_dropped() {
+    let home = tempfile::tempdir().expect("a directory");
+    fill(&open(home.path(), FREE), 1, 4 * BLOCK).expect("room");
+    let limits = Limits { capacity: Some(4 * BLOCK), reserve: 0 };
+    let (node, hold) = Node::open(home.path(), limits, BTreeMap::new(), SystemTime::now).expect("a cache");
+    let cache = node.tenant("default").expect("a tenant");
+    while cache.room().used().is_none() {
+        std::thread::yield_now();
+    }
+    let writer = std::thread::spawn({
+        let cache = cache.clone();
+        let lease = cache.leases().lease(key(2));
+        move || fill(&cache, 2, 2 * BLOCK).map(|_| drop(lease))
+    });
+    // Time enough to do wrong.
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(cache.has(&key(1), 4 * BLOCK) && !writer.is_finished());
+    drop(hold);
+    writer.join().expect("no panic").expect("room was made");
+    assert!(!cache.has(&key(1), 4 * BLOCK));
+}
+
+#[test]
+fn what_has_no_room_beside_the_others_is_refused_and_they_are_named() {
+    let home = tempfile::tempdir().expect("a directory");
+    let node = node(home.path(), Limits { capacity: Some(8 * BLOCK), reserve: 0 }, &[("bob", 4 * BLOCK)]);
+    let (alice, bob) = (node.tenant("alice").expect("a tenant"), node.tenant("bob").expect("a tenant"));
+    let group = |what: &str, seeds: std::ops::Range<u64>| {
+        lease::Group::new(what, seeds.map(|seed| (key(seed), 2 * BLOCK)))
+    };
+    let one = alice.room().admit(group("s3://one", 1..3)).expect("room");
+    let _two = alice.room().admit(group("s3://two", 2..4)).expect("what both have counts once");
+    let error = alice.room().admit(group("s3://three", 4..6)).expect_err("too much").to_string();
+    for word in ["s3://three", "s3://one (4194304 bytes)", "s3://two (4194304 bytes)", "--cache-size"] {
+        assert!(error.contains(word), "{word} is not in {error}");
+    }
+    let error = bob.room().admit(group("s3://four", 1..3)).expect_err("too much").to_string();
+    assert!(error.contains("other tenants (6291456 bytes)") && !error.contains("s3://one"), "{error}");
+    drop(one);
+    bob.room().admit(group("s3://four", 1..3)).expect("room");
+    let error = bob.room().admit(group("s3://five", 1..4)).expect_err("over its quota");
+    assert_eq!(error.kind(), Kind::NoSpace);
+}
+
+#[test]
+fn what_is_pinned_stays_over_a_restart() {
+    use crate::manifest::{Found, Listing};
+    use crate::source::Patterns;
+
+    let home = tempfile::tempdir().expect("a directory");
+    let limits = Limits { capacity: Some(4 * BLOCK), reserve: 0 };
+    let id = {
+        let node = node(home.path(), limits, &[]);
+        let cache = node.tenant("default").expect("a tenant");
+        let mut listing = Listing::new("test://", Patterns::default());
+        let version = &1u64.to_le_bytes();
+        let (path, size, mtime, executable, sha256) = (b"file", 2 * BLOCK, (0, 0), false, None);
+        listing.file(Found { path, size, mtime, executable, version, sha256 });
+        let mut manifest = Vec::new();
+        let id = listing.finish(&mut manifest).expect("a manifest");
+        std::fs::write(cache.layout().manifests().join(id.to_string()), manifest).expect("kept");
+        fill(&cache, 1, 2 * BLOCK).expect("room");
+        let share = &node.shares()[0];
+        assert!(pins::pin(share, &Digest::of(b"another")).is_err());
+        pins::pin(share, &id).expect("pinned");
+        id
+    };
+    let node = node(home.path(), limits, &[]);
+    let (cache, share) = (node.tenant("default").expect("a tenant"), &node.shares()[0]);
+    assert_eq!(pins::all(share).expect("read"), [id]);
+    fill(&cache, 2, 2 * BLOCK).expect("room");
+    fill(&cache, 3, 2 * BLOCK).expect("the other one went");
+    assert!(cache.has(&key(1), 2 * BLOCK) && !cache.has(&key(2), 2 * BLOCK));
+    assert!(pins::unpin(share, &id).expect("unpinned") && !pins::unpin(share, &id).expect("not there"));
+    used_long_ago(&cache.whole(&key(1), 2 * BLOCK).expect("read").expect("here"), 1000);
+    fill(&cache, 4, 2 * BLOCK).expect("room was made");
+    assert!(!cache.has(&key(1), 2 * BLOCK));
 }
 
 #[test]

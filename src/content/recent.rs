@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
@@ -17,15 +17,20 @@ use crate::block::BLOCK;
 /// small beside the budget for flights.
 const MOST: usize = 64;
 
-/// The blocks that arrived for readers and were not read to their ends yet, the newest of them.
+/// The blocks that arrived for readers and were not read to their ends yet, the newest of them: as one tenant sees them, who
+/// shares their number with all others, and no block.
 #[derive(Debug, Default)]
 pub struct Recent {
-    blocks: Mutex<VecDeque<Kept>>,
+    blocks: Arc<Mutex<VecDeque<Kept>>>,
+    tenant: u64,
 }
+
+/// A tenant's number, and the key of a blob of it.
+type Owned = (u64, Key);
 
 #[derive(Debug)]
 struct Kept {
-    key: Key,
+    key: Owned,
     index: u64,
     bytes: Bytes,
     /// The cache could not take it: there is no other copy.
@@ -33,9 +38,14 @@ struct Kept {
 }
 
 impl Recent {
+    /// The same, as the tenant with this number sees them.
+    pub fn of(&self, tenant: u64) -> Self {
+        Self { blocks: self.blocks.clone(), tenant }
+    }
+
     /// Keeps block `index` of `key`, in the place of the oldest.
     pub fn put(&self, key: Key, index: u64, bytes: Bytes) {
-        let mut blocks = self.lock();
+        let (key, mut blocks) = ((self.tenant, key), self.lock());
         blocks.retain(|kept| !kept.is(&key, index));
         if blocks.len() == MOST {
             blocks.pop_front();
@@ -46,7 +56,7 @@ impl Recent {
     /// Keeps a block that the cache could not take. True when it is the only one of its blob.
     pub fn rescue(&self, key: Key, index: u64, bytes: Bytes) -> bool {
         self.put(key, index, bytes);
-        let mut blocks = self.lock();
+        let (key, mut blocks) = ((self.tenant, key), self.lock());
         let first = !blocks.iter().any(|kept| kept.key == key && kept.only);
         if let Some(kept) = blocks.iter_mut().find(|kept| kept.is(&key, index)) {
             kept.only = true;
@@ -57,7 +67,7 @@ impl Recent {
     /// The bytes `range` of `key`, in order, if all of them are still kept. What was read to its end, and is in the cache
     /// too, is not kept any longer.
     pub fn read(&self, key: &Key, range: &Range<u64>) -> Option<Vec<Bytes>> {
-        let mut blocks = self.lock();
+        let (key, mut blocks) = (&(self.tenant, *key), self.lock());
         let mut pieces = Vec::new();
         let mut at = range.start;
         while at < range.end {
@@ -76,7 +86,8 @@ impl Recent {
 
     /// Forgets the blocks of `key`.
     pub fn forget(&self, key: &Key) {
-        self.lock().retain(|kept| kept.key != *key);
+        let key = (self.tenant, *key);
+        self.lock().retain(|kept| kept.key != key);
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Kept>> {
@@ -86,12 +97,12 @@ impl Recent {
 }
 
 impl Kept {
-    fn is(&self, key: &Key, index: u64) -> bool {
+    fn is(&self, key: &Owned, index: u64) -> bool {
         self.index == index && self.key == *key
     }
 
     /// Whether a read of `range` has its last byte.
-    fn is_read_by(&self, key: &Key, range: &Range<u64>) -> bool {
+    fn is_read_by(&self, key: &Owned, range: &Range<u64>) -> bool {
         let end = self.index * BLOCK + self.bytes.len() as u64;
         range.start < end && end <= range.end && self.key == *key
     }
@@ -116,6 +127,17 @@ mod tests {
         assert_eq!(recent.read(&key(99), &(0..3)), Some(vec![Bytes::from_static(b"new")]));
         assert_eq!(recent.read(&key(10), &(0..3)), None);
         assert_eq!(recent.lock().len(), MOST);
+    }
+
+    #[test]
+    fn no_tenant_sees_the_blocks_of_another() {
+        let alice = Recent::default().of(1);
+        let bob = alice.of(2);
+        alice.put(key(0), 0, Bytes::from_static(b"alice"));
+        assert_eq!(bob.read(&key(0), &(0..5)), None);
+        bob.put(key(0), 0, Bytes::from_static(b"bob"));
+        bob.forget(&key(0));
+        assert_eq!(alice.read(&key(0), &(0..3)), Some(vec![Bytes::from_static(b"ali")]));
     }
 
     #[test]

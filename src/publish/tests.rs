@@ -101,6 +101,7 @@ fn node() -> Node1 {
         cache: directory.path().to_owned(),
         tenant: "tenant".into(),
         limits: Limits { capacity: None, reserve: 0 },
+        quotas: Default::default(),
         memory: 64 << 20,
         now: SystemTime::now,
     };

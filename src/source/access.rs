@@ -78,6 +78,12 @@ pub struct HubAccess {
     pub token: Option<Secret>,
 }
 
+impl S3Access {
+    fn has_secrets(&self) -> bool {
+        self.secret_access_key.is_some() || self.session_token.is_some()
+    }
+}
+
 impl Access {
     /// What is given for a source of a service that speaks S3.
     pub fn s3(&self, uri: &Uri) -> Option<&S3Access> {
@@ -119,6 +125,59 @@ impl Access {
         };
         endpoint?.as_deref()
     }
+
+    /// The same without its secrets, as it may be written to a disk, and whether it had any. The names of secrets stay,
+    /// and the places where they are looked for.
+    pub fn without_secrets(&self) -> (Self, bool) {
+        // All fields by name, so that a new one is thought of here.
+        let Self {
+            s3,
+            hub,
+            allow_http,
+            r2,
+            cw,
+            gcs,
+            azure,
+            aws,
+            virtual_host,
+            requester_pays,
+            authorities,
+            escape,
+            credentials,
+            auth,
+            secrets,
+        } = self.clone();
+        let is_place = |store: &SecretStore| !matches!(store, SecretStore::Environment { .. });
+        let had = [&s3, &r2, &cw].into_iter().flatten().any(S3Access::has_secrets)
+            || hub.as_ref().is_some_and(|hub| hub.token.is_some())
+            || gcs.as_ref().is_some_and(|gcs| gcs.service_account.is_some())
+            || azure.as_ref().is_some_and(AzureAccess::has_secrets)
+            || !secrets.iter().all(is_place);
+        let bare = |s3: S3Access| S3Access { secret_access_key: None, session_token: None, ..s3 };
+        let stripped = Self {
+            s3: s3.map(bare),
+            hub: hub.map(|hub| HubAccess { token: None, ..hub }),
+            allow_http,
+            r2: r2.map(bare),
+            cw: cw.map(bare),
+            gcs: gcs.map(|gcs| GcsAccess { service_account: None, ..gcs }),
+            azure: azure.map(|azure| AzureAccess {
+                account_key: None,
+                sas: None,
+                client_secret: None,
+                ..azure
+            }),
+            aws,
+            virtual_host,
+            requester_pays,
+            authorities,
+            escape,
+            credentials,
+            auth,
+            secrets: secrets.into_iter().filter(is_place).collect(),
+        };
+        (stripped, had)
+    }
 }
 
 #[cfg(test)]
@@ -135,5 +194,36 @@ mod tests {
         let sent = serde_json::to_string(&access).expect("JSON");
         assert_eq!(serde_json::from_str::<Access>(&sent).expect("JSON"), access);
         assert_eq!(serde_json::from_str::<Access>("{}").expect("defaults"), Access::default());
+    }
+
+    #[test]
+    fn what_is_kept_on_a_disk_holds_no_secret() {
+        let key = |text: &str| Some(Secret::new(text));
+        let s3 =
+            S3Access { secret_access_key: key("hush"), session_token: key("hush"), ..S3Access::default() };
+        let azure = AzureAccess {
+            account_key: key("hush"),
+            sas: key("hush"),
+            client_secret: key("hush"),
+            ..AzureAccess::default()
+        };
+        let environment = SecretStore::Environment { secrets: [("name".into(), Secret::new("hush"))].into(), variable: "V".into() };
+        let access = Access {
+            s3: Some(S3Access { region: Some("eu".into()), ..s3.clone() }),
+            r2: Some(s3.clone()),
+            cw: Some(s3),
+            hub: Some(HubAccess { token: key("hush"), endpoint: None }),
+            gcs: Some(GcsAccess { service_account: key("hush"), ..GcsAccess::default() }),
+            azure: Some(azure),
+            secrets: vec![environment, SecretStore::Directory("/run/secrets".into())],
+            ..Access::default()
+        };
+        let (kept, had) = access.without_secrets();
+        let text = serde_json::to_string(&kept).expect("JSON");
+        assert!(
+            had && !text.contains("hush") && text.contains("eu") && text.contains("/run/secrets"),
+            "{text}"
+        );
+        assert_eq!(kept.without_secrets(), (kept, false));
     }
 }

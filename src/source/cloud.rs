@@ -56,6 +56,12 @@ pub struct AzureAccess {
     pub anonymous: bool,
 }
 
+impl AzureAccess {
+    pub(super) fn has_secrets(&self) -> bool {
+        self.account_key.is_some() || self.sas.is_some() || self.client_secret.is_some()
+    }
+}
+
 /// What a machine has of AWS's own, for a source that was given no access key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

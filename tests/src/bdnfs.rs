@@ -75,6 +75,11 @@ impl Machine {
         &self.cache
     }
 
+    /// Where its agent listens, if it has one.
+    pub fn socket(&self) -> PathBuf {
+        self.home.path().join("agent.sock")
+    }
+
     /// A directory of its own, empty when it is new.
     pub fn directory(&self, name: &str) -> PathBuf {
         let path = self.home.path().join(name);
@@ -92,6 +97,7 @@ impl Machine {
         let mut command = Command::new(binary);
         command.args(arguments).env_clear().stdin(Stdio::null());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", self.home.path());
+        command.env("BDNFS_SOCKET", self.socket());
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }

@@ -1,39 +1,69 @@
 //! What travels over the control socket.
 
+pub mod cache;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use bdnfs::engine::Usage;
 use bdnfs::error::Kind;
 use bdnfs::metrics::Traffic;
-use bdnfs::source::{Access, Secret};
+use bdnfs::source::{Access, Secret, Uri};
 use bdnfs::stage::Progress;
 use serde::{Deserialize, Serialize};
 
-/// What to mount where. All paths are absolute.
-#[derive(Debug, Serialize, Deserialize)]
+/// What to mount where. All paths are absolute; all but the first two may be left out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountRequest {
     /// The source's URI; a secret, since a URL may be signed.
     pub source: Secret,
     /// Where it is to appear.
     pub mountpoint: PathBuf,
     /// Patterns of the files to take; `None`: all.
+    #[serde(default)]
     pub allow: Option<Vec<String>>,
     /// Patterns of the files to leave out.
+    #[serde(default)]
     pub ignore: Vec<String>,
     /// How the source may be read.
+    #[serde(default)]
     pub access: Access,
-    /// The mirror to look for it first.
+    /// Whose data it is; where that isn't said, the agent's own tenant's.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// The mirror to look for it first; where none is named, the agent's own.
     #[serde(default)]
     pub mirror: Option<MirrorRequest>,
     /// Whether other users may see the tree.
+    #[serde(default)]
     pub allow_other: bool,
     /// Who is to own the files.
+    #[serde(default)]
     pub uid: Option<u32>,
     /// Their group.
+    #[serde(default)]
     pub gid: Option<u32>,
     /// The size that the cache was asked to have, in bytes; the daemon warns when it has another.
+    #[serde(default)]
     pub cache_size: Option<u64>,
+}
+
+impl MountRequest {
+    /// The same without its secrets, as it may be kept on a disk, and whether it had any.
+    pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
+        let (source, signed) = bare(&self.source)?;
+        let (access, had) = self.access.without_secrets();
+        let mirror = self.mirror.as_ref().map(MirrorRequest::without_secrets).transpose()?;
+        let had = had || signed || mirror.as_ref().is_some_and(|(_, had)| *had);
+        Ok((Self { source, access, mirror: mirror.map(|(mirror, _)| mirror), ..self.clone() }, had))
+    }
+}
+
+/// A URI without its query, which may be a signature, and whether it had one.
+fn bare(text: &Secret) -> Result<(Secret, bool), bdnfs::error::Error> {
+    let uri: Uri = text.expose().parse()?;
+    let signed = matches!(&uri, Uri::Http(url) if url.query().is_some());
+    Ok((if signed { Secret::new(uri.to_string()) } else { text.clone() }, signed))
 }
 
 /// A tenant's part of a mirror.
@@ -47,10 +77,18 @@ pub struct MirrorRequest {
     pub access: Access,
 }
 
+impl MirrorRequest {
+    fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
+        let (url, signed) = bare(&self.url)?;
+        let (access, had) = self.access.without_secrets();
+        Ok((Self { url, access, tenant: self.tenant.clone() }, had || signed))
+    }
+}
+
 /// A source that is mounted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Mounted {
-    /// Its number, for as long as the daemon lives.
+    /// Its number: for as long as the daemon lives, and with an agent as long as the mount does.
     pub id: u64,
     /// Its source, as the origin names it.
     pub source: String,
@@ -114,6 +152,31 @@ pub struct Status {
     pub daemon: Daemon,
     /// Its mounts, oldest first.
     pub mounts: Vec<MountStatus>,
+    /// What was mounted before it started, and could not be again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<Lost>,
+}
+
+/// A mount of an earlier time that could not be made again. It is tried anew at the next start, until it is unmounted or
+/// something else is mounted in its place.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Lost {
+    /// Its number.
+    pub id: u64,
+    /// Its source.
+    pub source: String,
+    /// Where it was mounted.
+    pub mountpoint: PathBuf,
+    /// Why it isn't any more.
+    pub why: Failure,
+}
+
+/// Whether a daemon lives.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Health {
+    /// Whether what was mounted before it started is back, if that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
 }
 
 impl Status {
@@ -132,6 +195,10 @@ pub struct Daemon {
     pub pid: u32,
     /// Its cache directory.
     pub cache: PathBuf,
+    /// Whether it is an agent: it stays when nothing is mounted.
+    pub agent: bool,
+    /// Whether what was mounted before it started is back.
+    pub ready: bool,
     /// How full that is.
     pub usage: Usage,
 }

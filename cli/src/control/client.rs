@@ -1,6 +1,8 @@
 //! The commands' end of the control socket. One connection a request: requests are few, and a daemon that ends is
 //! noticed at once.
 
+mod cache;
+
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -65,6 +67,11 @@ impl Client {
     /// Will speak to whoever listens at `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into() }
+    }
+
+    /// Whether anybody listens. Blocks for as long as the kernel takes to tell.
+    pub fn is_served(&self) -> bool {
+        std::os::unix::net::UnixStream::connect(&self.socket).is_ok()
     }
 
     /// Mounts a source. Giving up the wait gives up the mount.

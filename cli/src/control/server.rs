@@ -1,74 +1,23 @@
 //! The daemon's end of the control socket.
 
-use std::fs::Permissions;
-use std::io;
+use std::fs::{File, Permissions};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use bdnfs::error::{Error, Result as Outcome};
-use serde::Deserialize;
+use bdnfs::error::{Error, Kind, Result as Outcome};
+use rustix::fs::FlockOperation;
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 
-use super::api::{Failure, MountRequest, Mounted, Staging, Status};
-use crate::daemon::Host;
+use super::api::Failure;
 
 /// After a failed accept (no free descriptor, say), others get this long to recover.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-type Answer<T> = Result<Json<T>, Failure>;
-
-/// The routes of the API, served by `host`.
-pub fn routes(host: Arc<Host>) -> Router {
-    Router::new()
-        .route("/v1/mounts", post(mount))
-        .route("/v1/mounts/{id}", delete(unmount))
-        .route("/v1/mounts/{id}/ended", get(ended))
-        .route("/v1/mounts/{id}/stage", post(stage).get(staging))
-        .route("/v1/status", get(status))
-        .with_state(host)
-}
-
-async fn mount(State(host): State<Arc<Host>>, Json(request): Json<MountRequest>) -> Answer<Mounted> {
-    host.mount(request).await.map(Json)
-}
-
-#[derive(Deserialize)]
-struct Unmount {
-    #[serde(default)]
-    lazy: bool,
-}
-
-async fn unmount(
-    State(host): State<Arc<Host>>,
-    Path(id): Path<u64>,
-    Query(how): Query<Unmount>,
-) -> Answer<()> {
-    host.unmount(id, how.lazy).await.map(Json)
-}
-
-async fn ended(State(host): State<Arc<Host>>, Path(id): Path<u64>) -> Answer<()> {
-    host.ended(id).await.map(Json)
-}
-
-async fn stage(State(host): State<Arc<Host>>, Path(id): Path<u64>) -> Answer<Staging> {
-    host.stage(id).map(Json)
-}
-
-async fn staging(State(host): State<Arc<Host>>, Path(id): Path<u64>) -> Answer<Staging> {
-    host.staging(id).await.map(Json)
-}
-
-async fn status(State(host): State<Arc<Host>>) -> Answer<Status> {
-    host.status().await.map(Json)
-}
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
@@ -93,6 +42,8 @@ impl IntoResponse for Failure {
 pub struct Socket {
     listener: UnixListener,
     path: PathBuf,
+    /// Says that it is ours, where no cache's lock does.
+    lock: Option<File>,
 }
 
 impl Socket {
@@ -108,7 +59,32 @@ impl Socket {
             Ok(listener)
         };
         let listener = bind().map_err(|e| Error::disk(format!("cannot listen at {}", path.display()), e))?;
-        Ok(Self { listener, path: path.to_owned() })
+        Ok(Self { listener, path: path.to_owned(), lock: None })
+    }
+
+    /// Listens at `path`, which belongs to no cache: a lock file beside it tells whose it is.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when another process has it, which the message names; [`Kind::Disk`].
+    pub fn bind_beside(path: &FilePath) -> Outcome<Self> {
+        let fault = |e| Error::disk(format!("cannot listen at {}", path.display()), e);
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).map_err(fault)?;
+        }
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut lock = options.open(path.with_added_extension("lock")).map_err(fault)?;
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let mut owner = String::new();
+            lock.read_to_string(&mut owner).map_err(fault)?;
+            let (path, owner) = (path.display(), owner.trim());
+            let text = format!("the socket {path} is that of process {owner}; name another with --socket");
+            return Err(Error::new(Kind::Busy, text));
+        }
+        lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(fault)?;
+        let mut socket = Self::bind(path)?;
+        socket.lock = Some(lock);
+        Ok(socket)
     }
 
     /// Serves `routes` until `end` is there, then lets the requests under way finish.
@@ -156,10 +132,29 @@ impl axum::serve::Listener for Socket {
 
 #[cfg(test)]
 mod tests {
-    use bdnfs::error::Kind;
+    use axum::extract::{Path, Query};
+    use axum::routing::{delete, get};
+    use serde::Deserialize;
 
     use super::super::client::{Client, Trouble};
     use super::*;
+
+    #[derive(Deserialize)]
+    struct Unmount {
+        lazy: bool,
+    }
+
+    #[tokio::test]
+    async fn a_socket_beside_has_one_owner() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("below/agent.sock");
+        let first = Socket::bind_beside(&path).expect("bound");
+        let refused = Socket::bind_beside(&path).expect_err("bound already");
+        assert!(refused.to_string().contains(&std::process::id().to_string()), "{refused}");
+        drop(first);
+        assert!(!path.exists());
+        Socket::bind_beside(&path).expect("free again");
+    }
 
     #[tokio::test]
     async fn answers_and_failures_cross_the_socket() {

@@ -3,18 +3,23 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::snapshot::Snapshot;
+use bdnfs::source::SecretStore;
 use bdnfs_fs::{Mount, Options};
 use tokio::sync::{Notify, watch};
 
+use super::Setup;
 use super::hosted::Hosted;
-use super::snapshot;
-use crate::control::api::{Daemon, Failure, MountRequest, Mounted, Staging, Status};
-use crate::text;
+use super::kept::Kept;
+use super::restore::Missing;
+use super::snapshot::{self, Made};
+use crate::control::api::{Daemon, Failure, MirrorRequest, MountRequest, Mounted, Staging, Status};
+use crate::records::Records;
+use crate::{control, text};
 
 /// Two device threads already answer twice as fast as one; beyond eight they only get in each other's way.
 const DEVICE_THREADS: (usize, usize) = (2, 8);
@@ -27,19 +32,27 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// All mounts of one daemon.
 #[derive(Debug)]
 pub struct Host {
-    engine: Engine,
-    cache: PathBuf,
+    pub(super) engine: Engine,
+    pub(super) cache: PathBuf,
     socket: PathBuf,
+    mirror: Option<MirrorRequest>,
+    secrets: Vec<SecretStore>,
+    /// What is kept of mounts, where they are to come back: with an agent.
+    pub(super) records: Option<Arc<Records<Kept>>>,
     table: Mutex<Table>,
     changed: Notify,
     asked: Notify,
+    pub(super) ready: watch::Sender<bool>,
     closing: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+pub(super) struct Table {
     mounts: BTreeMap<u64, Arc<Hosted>>,
-    last: u64,
+    /// What was mounted before, and could not be again.
+    pub(super) missing: BTreeMap<u64, Missing>,
+    /// The highest number that was given to a mount.
+    pub(super) last: u64,
     holds: usize,
     /// Where mounts are being made.
     reserved: HashSet<PathBuf>,
@@ -65,18 +78,34 @@ impl Drop for Hold {
 }
 
 impl Host {
-    /// A host without mounts, of the cache directory `cache`, which can be reached at `socket`.
-    pub fn new(engine: Engine, cache: PathBuf, socket: PathBuf) -> Self {
-        let closing = watch::Sender::new(false);
-        Self {
+    /// A host without mounts. Touches the local disk.
+    pub fn new(engine: Engine, setup: Setup) -> Result<Self, Failure> {
+        let Setup { cache, stays, mirror, secrets, .. } = setup;
+        let records = stays.then(|| Records::open(&cache.dir, "mounts").map(Arc::new)).transpose()?;
+        Ok(Self {
             engine,
-            cache,
-            socket,
+            socket: control::socket(&cache.dir),
+            cache: cache.dir,
+            mirror,
+            secrets,
+            records,
             table: Mutex::default(),
             changed: Notify::new(),
             asked: Notify::new(),
-            closing,
-        }
+            ready: watch::Sender::new(false),
+            closing: watch::Sender::new(false),
+        })
+    }
+
+    /// Waits until what was mounted before the start is back.
+    pub async fn ready(&self) {
+        // The sender lives as long as `self`, so this can't fail.
+        let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
+    }
+
+    /// Whether it is.
+    pub fn is_ready(&self) -> bool {
+        *self.ready.borrow()
     }
 
     /// Waits until what has arrived is safe on the disk.
@@ -92,16 +121,18 @@ impl Host {
 
     /// Mounts a source. Dropping the future, as when the client has left, gives it up.
     pub async fn mount(self: &Arc<Self>, request: MountRequest) -> Result<Mounted, Failure> {
-        let _hold = self.reserve(&request.mountpoint)?;
+        let place = &request.mountpoint;
+        if self.cache.starts_with(place) {
+            let place = place.display();
+            let text =
+                format!("the cache lies below {place}, so the mount would hide it; choose another directory");
+            return Err(Failure::new(Kind::Invalid, text));
+        }
+        let _hold = self.reserve(place)?;
         tokio::select! {
             biased;
             () = self.closed() => Err(Failure::closing()),
-            made = self.make(&request) => {
-                let (made, note) = made?;
-                let mounted = self.register(made, &request)?;
-                let warnings = mounted.warnings.into_iter().chain(note).collect();
-                Ok(Mounted { warnings, ..mounted })
-            }
+            mounted = self.make(request.clone()) => mounted,
         }
     }
 
@@ -120,16 +151,58 @@ impl Host {
         Ok(Hold { host: Arc::clone(self), place: Some(place.to_owned()) })
     }
 
-    /// Makes a mount, with what its user should know.
-    async fn make(
-        &self,
-        request: &MountRequest,
-    ) -> Result<((Arc<Snapshot>, Mount), Option<String>), Failure> {
-        let (snapshot, note) = snapshot::make(&self.engine, &self.cache, request).await?;
+    async fn make(self: &Arc<Self>, request: MountRequest) -> Result<Mounted, Failure> {
+        // Numbers and mountpoints of what comes back go first.
+        self.ready().await;
+        let (engine, equipped) = (self.engine_of(&request).await?, self.equip(&request));
+        let made = snapshot::make(&engine, &self.cache, &equipped).await?;
+        let Made { snapshot, resolved, note } = made;
         if snapshot.manifest().files() == 0 {
             let message = format!("{} holds no file", snapshot.manifest().source());
             return Err(Failure::new(Kind::NotFound, message));
         }
+        let (bare, bereft) = request.without_secrets()?;
+        let kept = Kept {
+            id: 0,
+            since: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            request: bare,
+            bereft,
+            snapshot: snapshot.id().to_string(),
+            resolved,
+            staged: false,
+        };
+        let mount = self.attach(&snapshot, &request).await?;
+        let warnings = self.warnings(&mount, &request).into_iter().chain(note).collect();
+        let hosted = self.register(snapshot, mount, kept).await?;
+        Ok(Mounted { warnings, ..hosted.mounted() })
+    }
+
+    /// The engine of the tenant whose mount it is.
+    pub(super) async fn engine_of(&self, request: &MountRequest) -> Result<Engine, Failure> {
+        let Some(tenant) = request.tenant.clone() else { return Ok(self.engine.clone()) };
+        let engine = self.engine.clone();
+        blocking(move || Ok(engine.of(&tenant)?)).await
+    }
+
+    /// A request, with what this daemon adds to it.
+    pub(super) fn equip(&self, request: &MountRequest) -> MountRequest {
+        let mut request = request.clone();
+        request.access.secrets.extend_from_slice(&self.secrets);
+        if request.mirror.is_none() {
+            request.mirror.clone_from(&self.mirror);
+            if let (Some(mirror), Some(tenant)) = (&mut request.mirror, &request.tenant) {
+                mirror.tenant.clone_from(tenant);
+            }
+        }
+        request
+    }
+
+    /// Mounts a snapshot.
+    pub(super) async fn attach(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        request: &MountRequest,
+    ) -> Result<Mount, Failure> {
         let threads = std::thread::available_parallelism().map_or(DEVICE_THREADS.0, usize::from);
         let options = Options {
             allow_other: request.allow_other,
@@ -138,37 +211,75 @@ impl Host {
             threads: threads.clamp(DEVICE_THREADS.0, DEVICE_THREADS.1),
             control: Some(self.socket.clone()),
         };
-        let (served, place) = (Arc::clone(&snapshot), request.mountpoint.clone());
+        let (served, place) = (Arc::clone(snapshot), request.mountpoint.clone());
         let runtime = tokio::runtime::Handle::current();
-        let mount = blocking(move || Ok(Mount::new(served, runtime, &place, &options)?)).await?;
-        Ok(((snapshot, mount), note))
+        blocking(move || Ok(Mount::new(served, runtime, &place, &options)?)).await
     }
 
-    fn register(
+    /// Takes a mount into the table, and keeps a record of it; one without a number gets its number here.
+    pub(super) async fn register(
         self: &Arc<Self>,
-        (snapshot, mount): (Arc<Snapshot>, Mount),
-        request: &MountRequest,
-    ) -> Result<Mounted, Failure> {
-        let warnings = self.warnings(&mount, request);
-        let hosted = {
-            let mut table = self.table();
-            if *self.closing.borrow() {
+        snapshot: Arc<Snapshot>,
+        mount: Mount,
+        kept: Kept,
+    ) -> Result<Arc<Hosted>, Failure> {
+        let host = Arc::clone(self);
+        // In one piece: who leaves meanwhile leaves a mount, or none.
+        let hosted = blocking(move || {
+            let is_new = kept.id == 0;
+            let id = if is_new { host.next() } else { kept.id };
+            let hosted = Arc::new(Hosted::new(snapshot, mount, Kept { id, ..kept }));
+            if is_new {
+                host.keep(&hosted)?;
+            }
+            let mut table = host.table();
+            if *host.closing.borrow() {
+                drop(table);
+                host.drop_record(id);
                 // Dropping the mount unmounts it.
                 return Err(Failure::closing());
             }
-            table.last += 1;
-            let hosted = Arc::new(Hosted::new(table.last, snapshot, mount));
-            table.mounts.insert(hosted.id(), Arc::clone(&hosted));
-            hosted
-        };
-        let mounted = Mounted { warnings, ..hosted.mounted() };
-        tracing::info!("mounted {} at {}", mounted.source, mounted.mountpoint.display());
-        let host = Arc::clone(self);
+            let superseded: Vec<u64> = table.superseded(hosted.mountpoint()).collect();
+            table.mounts.insert(id, Arc::clone(&hosted));
+            table.missing.retain(|id, _| !superseded.contains(id));
+            drop(table);
+            superseded.into_iter().for_each(|id| host.drop_record(id));
+            Ok(hosted)
+        })
+        .await?;
+        tracing::info!(
+            "mounted {} at {}",
+            hosted.snapshot().manifest().source(),
+            hosted.mountpoint().display()
+        );
+        let (host, leaving) = (Arc::clone(self), Arc::clone(&hosted));
         tokio::spawn(async move {
-            hosted.mount().ended().await;
-            host.forget(&hosted).await;
+            leaving.mount().ended().await;
+            host.forget(&leaving).await;
         });
-        Ok(mounted)
+        Ok(hosted)
+    }
+
+    fn next(&self) -> u64 {
+        let mut table = self.table();
+        table.last += 1;
+        table.last
+    }
+
+    /// Writes the record of a mount, where records are kept. Touches the local disk.
+    fn keep(&self, hosted: &Hosted) -> Result<(), Failure> {
+        let Some(records) = &self.records else { return Ok(()) };
+        let kept = hosted.kept();
+        Ok(records.put(&kept.name(), &kept)?)
+    }
+
+    /// Removes the record of a mount. Touches the local disk.
+    pub(super) fn drop_record(&self, id: u64) {
+        if let Some(records) = &self.records
+            && let Err(error) = records.remove(&id.to_string())
+        {
+            tracing::warn!("mount {id} will come back at the next start: {error}");
+        }
     }
 
     fn warnings(&self, mount: &Mount, request: &MountRequest) -> Vec<String> {
@@ -192,8 +303,13 @@ impl Host {
         warnings
     }
 
-    async fn forget(&self, hosted: &Hosted) {
+    async fn forget(self: &Arc<Self>, hosted: &Arc<Hosted>) {
         hosted.snapshot().release().await;
+        // What ends with the agent is to come back with it.
+        if !*self.closing.borrow() {
+            let (host, id) = (Arc::clone(self), hosted.id());
+            let _ = blocking(move || Ok(host.drop_record(id))).await;
+        }
         self.table().mounts.remove(&hosted.id());
         tracing::info!("unmounted {}", hosted.mountpoint().display());
         hosted.forgotten();
@@ -201,11 +317,23 @@ impl Host {
     }
 
     /// Unmounts a mount and waits until it is gone; `lazy`: takes it out of sight and doesn't wait.
-    pub async fn unmount(&self, id: u64, lazy: bool) -> Result<(), Failure> {
+    pub async fn unmount(self: &Arc<Self>, id: u64, lazy: bool) -> Result<(), Failure> {
+        if self.table().missing.remove(&id).is_some() {
+            let host = Arc::clone(self);
+            return blocking(move || Ok(host.drop_record(id))).await;
+        }
         let hosted = self.find(id)?;
         let leaving = Arc::clone(&hosted);
         if lazy {
-            return blocking(move || Ok(leaving.detach()?)).await;
+            let host = Arc::clone(self);
+            return blocking(move || {
+                leaving.detach()?;
+                if !*host.closing.borrow() {
+                    host.drop_record(id);
+                }
+                Ok(())
+            })
+            .await;
         }
         blocking(move || Ok(leaving.mount().unmount()?)).await?;
         // Too late: it ends with the last of its users.
@@ -224,8 +352,15 @@ impl Host {
     }
 
     /// Begins to make all of a mount local.
-    pub fn stage(&self, id: u64) -> Result<Staging, Failure> {
-        Ok(self.find(id)?.stage())
+    pub async fn stage(self: &Arc<Self>, id: u64) -> Result<Staging, Failure> {
+        let (host, hosted) = (Arc::clone(self), self.find(id)?);
+        blocking(move || {
+            if hosted.to_be_staged() {
+                host.keep(&hosted)?;
+            }
+            Ok(hosted.stage())
+        })
+        .await
     }
 
     /// How far that is.
@@ -236,23 +371,34 @@ impl Host {
 
     /// How all is doing.
     pub async fn status(&self) -> Result<Status, Failure> {
-        let mut mounts: Vec<_> = self.table().mounts.values().cloned().collect();
+        let (mut mounts, lost): (Vec<_>, _) = {
+            let table = self.table();
+            (table.mounts.values().cloned().collect(), table.missing.values().map(Missing::told).collect())
+        };
         mounts.retain(|hosted| !hosted.is_detached());
         let (engine, cache) = (self.engine.clone(), self.cache.clone());
+        let (agent, ready) = (self.records.is_some(), self.is_ready());
         blocking(move || {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
-            let daemon = Daemon { version, pid, cache, usage: engine.usage() };
-            Ok(Status { daemon, mounts: mounts.iter().map(|hosted| hosted.status()).collect() })
+            let daemon = Daemon { version, pid, cache, agent, ready, usage: engine.usage() };
+            Ok(Status { daemon, mounts: mounts.iter().map(|hosted| hosted.status()).collect(), lost })
         })
         .await
     }
 
-    /// Waits until nothing is mounted and nobody holds it. From then on it refuses mounts.
+    /// What is kept of all mounts, those among them that could not be made again.
+    pub(super) fn all_kept(&self) -> Vec<Kept> {
+        let table = self.table();
+        let mounted = table.mounts.values().map(|hosted| hosted.kept());
+        mounted.chain(table.missing.values().map(|missing| missing.kept.clone())).collect()
+    }
+
+    /// Waits until nothing is mounted and nobody holds it. From then on it refuses mounts. An agent is never idle.
     pub async fn idle(&self) {
         loop {
             {
                 let table = self.table();
-                if table.mounts.is_empty() && table.holds == 0 {
+                if table.mounts.is_empty() && table.holds == 0 && self.records.is_none() {
                     self.closing.send_replace(true);
                     return;
                 }
@@ -262,7 +408,7 @@ impl Host {
     }
 
     /// Refuses mounts from now on, and unmounts all that there are: what is held is taken out of sight.
-    pub async fn unmount_all(&self) {
+    pub async fn unmount_all(self: &Arc<Self>) {
         let mounts: Vec<_> = {
             let table = self.table();
             self.closing.send_replace(true);
@@ -292,13 +438,23 @@ impl Host {
         self.table().mounts.get(&id).cloned().ok_or_else(missing)
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         // Every change under the lock is whole, so a panic elsewhere leaves it usable.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn blocking<T: Send + 'static>(
+impl Table {
+    /// The missing whose place has been taken.
+    fn superseded<'a>(&'a self, place: &'a Path) -> impl Iterator<Item = u64> + 'a {
+        self.missing
+            .iter()
+            .filter(move |(_, missing)| missing.kept.request.mountpoint == place)
+            .map(|(id, _)| *id)
+    }
+}
+
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let failed = |e| Failure::new(Kind::Unavailable, format!("the daemon failed: {e}"));

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bdnfs::manifest::Slice;
 use bdnfs::snapshot::Snapshot;
@@ -12,6 +11,7 @@ use bdnfs::stage::Stage;
 use bdnfs_fs::{Mount, mounts};
 use tokio::sync::watch;
 
+use super::kept::Kept;
 use crate::control::api::{MountStatus, Mounted, StageState, Staging};
 
 /// Each blob costs a look at the disk; beyond so many a status would take longer than people wait.
@@ -20,24 +20,41 @@ const COUNTED_BLOBS: u32 = 10_000;
 /// A mount and what is known of it.
 #[derive(Debug)]
 pub struct Hosted {
-    id: u64,
     snapshot: Arc<Snapshot>,
     mount: Mount,
-    since: u64,
+    kept: Kept,
+    staged: AtomicBool,
     detached: AtomicBool,
     gone: watch::Sender<bool>,
 }
 
 impl Hosted {
-    /// Mount number `id`, just made.
-    pub fn new(id: u64, snapshot: Arc<Snapshot>, mount: Mount) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { id, snapshot, mount, since, detached: AtomicBool::new(false), gone: watch::Sender::new(false) }
+    /// A mount of `snapshot`, and what is to be kept of it.
+    pub fn new(snapshot: Arc<Snapshot>, mount: Mount, kept: Kept) -> Self {
+        let staged = AtomicBool::new(kept.staged);
+        Self {
+            snapshot,
+            mount,
+            kept,
+            staged,
+            detached: AtomicBool::new(false),
+            gone: watch::Sender::new(false),
+        }
+    }
+
+    /// What is to be kept of it.
+    pub fn kept(&self) -> Kept {
+        Kept { staged: self.staged.load(Ordering::Relaxed), ..self.kept.clone() }
+    }
+
+    /// Notes that all of it is to be local; false where that is known already.
+    pub fn to_be_staged(&self) -> bool {
+        !self.staged.swap(true, Ordering::Relaxed)
     }
 
     /// Its number.
     pub fn id(&self) -> u64 {
-        self.id
+        self.kept.id
     }
 
     /// Where it is.
@@ -82,7 +99,7 @@ impl Hosted {
     pub fn mounted(&self) -> Mounted {
         let manifest = self.snapshot.manifest();
         Mounted {
-            id: self.id,
+            id: self.id(),
             source: manifest.source().to_owned(),
             mountpoint: self.mountpoint().to_owned(),
             snapshot: self.snapshot.id().to_string(),
@@ -103,7 +120,7 @@ impl Hosted {
         MountStatus {
             mounted: self.mounted(),
             local,
-            since: self.since,
+            since: self.kept.since,
             traffic,
             stage: self.snapshot.staged().map(|stage| told(stage)),
         }

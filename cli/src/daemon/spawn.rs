@@ -19,12 +19,12 @@ use crate::secrets;
 const LONGEST_LOG: u64 = 10 << 20;
 
 /// What became of it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Spawned {
     /// It listens.
     Ready,
-    /// Another daemon has the cache.
-    Busy,
+    /// Another daemon has the cache, or is to have it.
+    Busy(Failure),
 }
 
 /// Starts a daemon for `cache`, detached from this process, and waits until it listens or has failed.
@@ -54,7 +54,7 @@ pub fn spawn(cache: &Cache, verbose: u8) -> Result<Spawned> {
     }
     child.wait().context("cannot wait for the daemon")?;
     match serde_json::from_str::<Failure>(&line) {
-        Ok(failure) if failure.is(Kind::Busy) => Ok(Spawned::Busy),
+        Ok(failure) if failure.is(Kind::Busy) => Ok(Spawned::Busy(failure)),
         Ok(failure) => Err(failure.into()),
         Err(_) => Err(anyhow!("the daemon ended before it was ready; see {}", cache.log().display())),
     }

@@ -7,11 +7,9 @@ use bdnfs::mirror::Mirror;
 use bdnfs::source::Uri;
 
 use crate::access::{self, Own};
+use crate::cache::TENANT;
 use crate::control::api::MirrorRequest;
 use crate::source::{Parser, Source};
-
-/// Whose part it is where nobody says.
-const TENANT: &str = "default";
 
 /// Which mirror.
 #[derive(Debug, clap::Args)]
@@ -20,9 +18,9 @@ pub struct Args {
     /// URL of the mirror: s3://bucket/prefix, or file:///directory
     #[arg(long, value_name = "URL", value_parser = Parser)]
     mirror: Option<Source>,
-    /// Whose part of the mirror
-    #[arg(long, value_name = "NAME", default_value = TENANT)]
-    tenant: String,
+    /// Whose data it is: whose part of the mirror, and of the cache
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
     /// URL of the mirror's S3 service, where it is not the source's
     #[arg(long, value_name = "URL")]
     mirror_endpoint: Option<String>,
@@ -62,9 +60,19 @@ impl Args {
             },
             source,
         );
-        let (url, tenant) = (mirror.text().clone(), self.tenant.clone());
-        Ok(MirrorRequest { url, tenant, access: own.gather(mirror.uri())? })
+        at(mirror, self.tenant().unwrap_or(TENANT), &own)
     }
+
+    /// Whose data it is, where that was said.
+    pub fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
+    }
+}
+
+/// The part of `tenant` of the mirror at `url`, used as `access` and the environment say.
+pub fn at(url: &Source, tenant: &str, access: &access::Args) -> Result<MirrorRequest> {
+    let access = access.gather(url.uri())?;
+    Ok(MirrorRequest { url: url.text().clone(), tenant: tenant.to_owned(), access })
 }
 
 /// This machine's own mirror, a directory.

@@ -1,0 +1,49 @@
+//! `bdnfs agent`: a daemon that stays. It owns a node's cache, hosts its mounts, and brings them back after a restart.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::daemon::{Daemon, Setup};
+use crate::{cache, runtime};
+
+mod config;
+mod notify;
+
+use config::Config;
+
+/// How the agent is set up. What is said here goes before what the file says.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The configuration, a TOML file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    cache: cache::Args,
+    /// Where other commands find it, whatever its cache; by default /run/bdnfs/agent.sock for root, else
+    /// $XDG_RUNTIME_DIR/bdnfs/agent.sock
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "Examples:
+  bdnfs agent --config /etc/bdnfs/agent.toml
+  bdnfs agent --cache-dir /nvme/bdnfs --cache-size 2T";
+
+/// Serves until it is asked to end.
+pub fn run(args: &Args) -> Result<()> {
+    let config = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+    let setup = config.setup(&args.cache, args.socket.as_deref())?;
+    runtime::daemon(serve(setup))
+}
+
+async fn serve(setup: Setup) -> Result<()> {
+    let daemon = Daemon::start(setup).await?;
+    let ready = daemon.ready();
+    tokio::spawn(async move {
+        ready.await;
+        notify::ready();
+    });
+    daemon.serve().await
+}

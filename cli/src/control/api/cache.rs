@@ -1,0 +1,106 @@
+//! What is asked and told of a cache.
+
+use std::path::PathBuf;
+
+use bdnfs::engine::Usage;
+use serde::{Deserialize, Serialize};
+
+/// What a cache holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Summary {
+    /// Its directory.
+    pub cache: PathBuf,
+    /// How full it is.
+    pub usage: Usage,
+    /// Its tenants, by name.
+    pub tenants: Vec<Tenant>,
+    /// Its snapshots, of each tenant those first that were used last.
+    pub snapshots: Vec<Snapshot>,
+}
+
+/// What a tenant has in a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tenant {
+    /// Its name.
+    pub tenant: String,
+    /// Bytes that its blobs occupy.
+    pub bytes: u64,
+    /// The most that they may.
+    pub quota: Option<u64>,
+    /// Bytes of it that belong to no snapshot in the cache.
+    pub others: u64,
+}
+
+/// What a cache has of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Whose it is.
+    pub tenant: String,
+    /// Its source, as its origin names it.
+    pub source: String,
+    /// Its id, in hexadecimal.
+    pub snapshot: String,
+    /// How many regular files it has.
+    pub files: u64,
+    /// How many of them are local.
+    pub files_local: u64,
+    /// The sizes of its blobs together, in bytes.
+    pub bytes: u64,
+    /// The bytes that those occupy which are here. Several snapshots may share them.
+    pub bytes_local: u64,
+    /// When it was last used, in seconds since 1970; `None`: nothing of it is here.
+    pub used_at: Option<i64>,
+    /// Whether it stays although nobody uses it.
+    pub pinned: bool,
+    /// Where it is mounted.
+    pub in_use_by: Vec<PathBuf>,
+}
+
+/// Which snapshots of a cache are meant.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Selection {
+    /// By their sources, or by the first digits of their ids.
+    pub which: Vec<String>,
+    /// All of them.
+    pub all: bool,
+    /// Those of this tenant only.
+    pub tenant: Option<String>,
+}
+
+/// What an eviction by hand did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Snapshots that the cache has forgotten.
+    pub snapshots: u64,
+    /// Blobs that were removed.
+    pub blobs: u64,
+    /// Bytes that they occupied.
+    pub bytes: u64,
+    /// Bytes that stay, because they are in use or pinned.
+    pub held: u64,
+}
+
+/// What was pinned, or is no longer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// Snapshots, by their ids.
+    pub snapshots: Vec<String>,
+    /// The sizes of their blobs together, in bytes.
+    pub bytes: u64,
+    /// The bytes of those that are here.
+    pub bytes_local: u64,
+}
+
+/// What a verification found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verified {
+    /// Blobs that were read.
+    pub blobs: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Blobs that nothing is known to hold against, or that are being fetched now.
+    pub unknown: u64,
+    /// What was not right and was removed, a line for each.
+    pub damaged: Vec<String>,
+}

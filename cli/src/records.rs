@@ -1,0 +1,152 @@
+//! Records: what a restart must not forget, a small JSON file each.
+//!
+//! They lie in `<cache>/state/<kind>/<name>.json` and belong to whoever holds the cache's lock. One is replaced whole and
+//! is on the disk before anybody is told of it; there is nothing to recover after a crash. No record holds a secret.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind, Write};
+use std::marker::PhantomData;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use bdnfs::error::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+/// The version of what is written. A higher one is left alone.
+const VERSION: u32 = 1;
+/// What the name of a record ends in.
+const SUFFIX: &str = ".json";
+/// What the name of one that is being written begins with.
+const DRAFT: &str = ".draft-";
+
+/// The records of one kind. All functions block on the local disk.
+#[derive(Debug)]
+pub struct Records<T> {
+    directory: PathBuf,
+    kind: PhantomData<fn() -> T>,
+}
+
+/// What stands in a file.
+#[derive(Serialize, Deserialize)]
+struct Versioned<T> {
+    version: u32,
+    record: T,
+}
+
+impl<T: Serialize + DeserializeOwned> Records<T> {
+    /// The records of this `kind` in the cache directory `cache`, whose lock the caller holds.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn open(cache: &Path, kind: &str) -> Result<Self> {
+        let directory = cache.join("state").join(kind);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        made.map_err(|e| Error::disk(format!("cannot keep records in {}", directory.display()), e))?;
+        Ok(Self { directory, kind: PhantomData })
+    }
+
+    /// All of them, by name, in no order. What can't be read is told in the log, and stays.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
+    pub fn all(&self) -> Result<Vec<(String, T)>> {
+        let list = || fs::read_dir(&self.directory)?.collect::<io::Result<Vec<_>>>();
+        let mut found = Vec::new();
+        for entry in list().map_err(|e| self.fault(e))? {
+            let path = entry.path();
+            let file_name = entry.file_name();
+            let Some(name) = file_name.to_str().and_then(|name| name.strip_suffix(SUFFIX)) else {
+                // A draft that a crash left. Nobody writes one now.
+                if file_name.as_encoded_bytes().starts_with(DRAFT.as_bytes()) {
+                    let _ = fs::remove_file(&path);
+                }
+                continue;
+            };
+            match read(&path) {
+                Ok(record) => found.push((name.to_owned(), record)),
+                Err(error) => tracing::warn!("the record {} can't be read: {error}", path.display()),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Writes one, in place of what has the same `name`, which must be fit for a file name. It is on the disk when this
+    /// returns.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace); then the old one stands.
+    pub fn put(&self, name: &str, record: &T) -> Result<()> {
+        let write = || {
+            let mut draft = NamedTempFile::with_prefix_in(DRAFT, &self.directory)?;
+            serde_json::to_writer_pretty(&mut draft, &Versioned { version: VERSION, record })?;
+            draft.flush()?;
+            draft.as_file().sync_all()?;
+            draft.persist(self.path(name)).map_err(|e| e.error)?;
+            self.sync()
+        };
+        write().map_err(|e| self.fault(e))
+    }
+
+    /// Removes one, if it is there, for good.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn remove(&self, name: &str) -> Result<()> {
+        match fs::remove_file(self.path(name)) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| self.sync()).map_err(|e| self.fault(e)),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}{SUFFIX}"))
+    }
+
+    /// Makes names durable.
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.directory)?.sync_all()
+    }
+
+    fn fault(&self, error: io::Error) -> Error {
+        Error::disk(format!("cannot keep records in {}", self.directory.display()), error)
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let text = fs::read(path)?;
+    // The version first: another one may have another shape.
+    let Head { version } = serde_json::from_slice(&text)?;
+    if version != VERSION {
+        return Err(io::Error::other(format!("its version is {version}, this program knows {VERSION}")));
+    }
+    Ok(serde_json::from_slice::<Versioned<T>>(&text)?.record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_outlive_their_writer_and_broken_ones_are_passed_over() {
+        let cache = tempfile::tempdir().expect("directory");
+        let records = Records::<Vec<u32>>::open(cache.path(), "things").expect("records");
+        records.put("1", &vec![1]).expect("written");
+        records.put("1", &vec![1, 2]).expect("replaced");
+        records.put("2", &vec![]).expect("written");
+        records.remove("2").expect("removed");
+        records.remove("2").expect("gone already");
+        let directory = cache.path().join("state/things");
+        fs::write(directory.join("torn.json"), "{").expect("written");
+        fs::write(directory.join("later.json"), r#"{"version": 2, "record": "x"}"#).expect("written");
+        fs::write(directory.join(".draft-x"), "draft").expect("written");
+        let again = Records::<Vec<u32>>::open(cache.path(), "things").expect("records");
+        assert_eq!(again.all().expect("read"), [("1".to_owned(), vec![1, 2])]);
+        assert!(directory.join("torn.json").exists() && !directory.join(".draft-x").exists());
+    }
+}

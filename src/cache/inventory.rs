@@ -1,0 +1,169 @@
+//! Inventory: what a cache holds, told by the snapshots that it belongs to; and making room by hand.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+
+use crate::blob::Key;
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::manifest::{Manifest, Node};
+
+use super::layout::Form;
+use super::pins;
+use super::share::{Found, Share};
+
+/// A snapshot that the cache has something of, or knows of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// What it is called: its source, as its origin names it.
+    pub source: String,
+    /// Its id.
+    pub snapshot: Digest,
+    /// How many regular files it has.
+    pub files: u64,
+    /// How many of them are local.
+    pub files_local: u64,
+    /// The sizes of its blobs together, in bytes.
+    pub bytes: u64,
+    /// The bytes that those occupy which are here, as a whole or in part. Several snapshots may share them.
+    pub bytes_local: u64,
+    /// When something of it was last used, in seconds since 1970; `None`: there is nothing of it.
+    pub used_at: Option<i64>,
+    /// Whether it is pinned.
+    pub pinned: bool,
+}
+
+/// What one tenant has in a cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// Its snapshots, in no order.
+    pub lines: Vec<Line>,
+    /// Bytes that all its blobs occupy.
+    pub bytes: u64,
+    /// Bytes of blobs that no snapshot here has.
+    pub others: u64,
+}
+
+/// What became of an eviction by hand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Snapshots that were forgotten.
+    pub snapshots: u64,
+    /// Blobs that were removed.
+    pub blobs: u64,
+    /// Bytes that they occupied.
+    pub bytes: u64,
+    /// Bytes that stay, because somebody holds them.
+    pub held: u64,
+}
+
+/// Looks at everything. Takes seconds for a million blobs.
+///
+/// # Errors
+/// [`Kind::Disk`](crate::error::Kind::Disk).
+pub fn take(share: &Share) -> Result<Inventory> {
+    let found: HashMap<Key, Found> = share.look().into_iter().map(|found| (found.key, found)).collect();
+    let pinned: HashSet<Digest> = pins::all(share)?.into_iter().collect();
+    let mut inventory =
+        Inventory { bytes: found.values().map(|found| found.bytes).sum(), ..Inventory::default() };
+    let mut named = HashSet::new();
+    for (snapshot, manifest) in manifests(share)? {
+        match line(snapshot, &manifest, &found, &mut named) {
+            Ok(line) => inventory.lines.push(Line { pinned: pinned.contains(&snapshot), ..line }),
+            Err(error) => tracing::warn!(%error, %snapshot, "a manifest of the cache is passed over"),
+        }
+    }
+    inventory.others =
+        found.values().filter(|found| !named.contains(&found.key)).map(|found| found.bytes).sum();
+    Ok(inventory)
+}
+
+fn line(
+    snapshot: Digest,
+    manifest: &Manifest,
+    found: &HashMap<Key, Found>,
+    named: &mut HashSet<Key>,
+) -> Result<Line> {
+    let (mut bytes, mut bytes_local, mut used_at) = (0, 0, None);
+    let mut whole = vec![false; manifest.blobs() as usize];
+    for blob in 0..manifest.blobs() {
+        let (size, key) = (manifest.blob_size(blob)?, manifest.blob(blob)?.key);
+        bytes += size;
+        whole[blob as usize] = size == 0;
+        if let Some(here) = found.get(&key) {
+            bytes_local += here.bytes;
+            used_at = used_at.max(Some(here.used_at));
+            whole[blob as usize] |= here.form == Form::Whole && here.size == size;
+            named.insert(key);
+        }
+    }
+    let mut files_local = 0;
+    for index in 0..manifest.entries() {
+        if let Node::File(slice) = manifest.entry(index)?.node {
+            files_local += u64::from(whole.get(slice.blob as usize).copied().unwrap_or_default());
+        }
+    }
+    let (source, files) = (manifest.source().to_owned(), manifest.files());
+    Ok(Line { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned: false })
+}
+
+/// All manifests of a tenant, each with its digest, which is not held against its content.
+///
+/// # Errors
+/// [`Kind::Disk`](crate::error::Kind::Disk).
+pub fn manifests(share: &Share) -> Result<Vec<(Digest, Manifest)>> {
+    let list = || std::fs::read_dir(share.layout.manifests())?.collect::<io::Result<Vec<_>>>();
+    let entries = list().map_err(|e| Error::disk("cannot read the manifests of the cache", e))?.into_iter();
+    let known = entries.filter_map(|entry| {
+        let id = entry.file_name().to_str()?.parse().ok()?;
+        Some((id, Manifest::open(&File::open(entry.path()).ok()?).ok()?))
+    });
+    Ok(known.collect())
+}
+
+/// Removes what the snapshots that `choose` takes have and no other one here has, and forgets those that nobody uses. With
+/// `strays` what no snapshot here has goes as well. What is held stays.
+///
+/// # Errors
+/// [`Kind::Disk`](crate::error::Kind::Disk).
+pub fn evict(share: &Share, choose: impl Fn(&Digest, &str) -> bool, strays: bool) -> Result<Evicted> {
+    let (mut chosen, mut others) = (HashSet::new(), HashSet::new());
+    let mut forget = Vec::new();
+    for (id, manifest) in manifests(share)? {
+        let is_chosen = choose(&id, manifest.source());
+        let blobs = if is_chosen { &mut chosen } else { &mut others };
+        for blob in 0..manifest.blobs() {
+            blobs.insert(manifest.blob(blob)?.key);
+        }
+        if is_chosen {
+            forget.push(id);
+        }
+    }
+    let mut evicted = Evicted::default();
+    for found in share.look() {
+        let is_stray = !chosen.contains(&found.key) && !others.contains(&found.key);
+        let goes =
+            if is_stray { strays } else { chosen.contains(&found.key) && !others.contains(&found.key) };
+        if !goes {
+            continue;
+        }
+        if share.remove(&found) {
+            evicted.blobs += 1;
+            evicted.bytes += found.bytes;
+        } else {
+            evicted.held += found.bytes;
+        }
+    }
+    for id in forget {
+        let path = share.layout.manifests().join(id.to_string());
+        match share.leases.unless_manifest_held(&id, || std::fs::remove_file(path)) {
+            Some(removed) => {
+                removed.map_err(|e| Error::disk("cannot remove a manifest from the cache", e))?;
+                evicted.snapshots += 1;
+            }
+            None => {}
+        }
+    }
+    Ok(evicted)
+}

@@ -1,0 +1,97 @@
+//! The cache of a node: all tenants', in one directory, under one lock and one set of limits.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use crate::error::Result;
+
+use super::commit::Committer;
+use super::evict::{Evictor, Hold};
+use super::layout::{Layout, Root};
+use super::room::Room;
+use super::share::Share;
+use super::{Cache, Limits, pins};
+
+/// The cache of a node.
+#[derive(Debug)]
+pub struct Node {
+    root: Arc<Root>,
+    quotas: BTreeMap<String, u64>,
+    evictor: Arc<Evictor>,
+    committer: Arc<Committer>,
+    now: fn() -> SystemTime,
+    tenants: Mutex<BTreeMap<String, Arc<Share>>>,
+}
+
+impl Node {
+    /// Opens the cache in `root`, making what is missing, and locks it against other processes. A tenant's blobs may
+    /// occupy as many bytes as `quotas` says, if it does. `now` tells the time that uses are stamped with. What is pinned
+    /// is leased; else nothing is before the hold is dropped, and nothing evicted.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`](crate::error::Kind::Busy) when another process has it, which the message names;
+    /// [`Kind::Unsupported`](crate::error::Kind::Unsupported) when a newer version made it;
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub fn open(
+        root: &Path,
+        limits: Limits,
+        quotas: BTreeMap<String, u64>,
+        now: fn() -> SystemTime,
+    ) -> Result<(Self, Hold)> {
+        let root = Arc::new(Root::open(root)?);
+        let evictor = Arc::new(Evictor::new(root.clone(), limits));
+        let (committer, tenants) = (Arc::new(Committer::start()?), Mutex::default());
+        let node = Self { root, quotas, evictor, committer, now, tenants };
+        // Those too that nobody asks for: what they have counts, and may go.
+        for tenant in node.root.tenants()? {
+            node.share(&tenant)?;
+        }
+        let hold = node.evictor.hold();
+        node.evictor.count_in_background();
+        Ok((node, hold))
+    }
+
+    /// The part of `tenant`; made if it is missing.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`](crate::error::Kind::Invalid) for what can't be a tenant, [`Kind::Disk`](crate::error::Kind::Disk).
+    pub fn tenant(&self, tenant: &str) -> Result<Cache> {
+        let share = self.share(tenant)?;
+        Ok(Cache {
+            room: Arc::new(Room::new(self.evictor.clone(), share.clone())),
+            share,
+            committer: self.committer.clone(),
+            now: self.now,
+        })
+    }
+
+    /// The shares of all tenants.
+    pub fn shares(&self) -> Vec<Arc<Share>> {
+        self.evictor.shares()
+    }
+
+    /// The cache directory.
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// What bounds it, and the way to make room.
+    pub fn evictor(&self) -> &Arc<Evictor> {
+        &self.evictor
+    }
+
+    fn share(&self, tenant: &str) -> Result<Arc<Share>> {
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(share) = tenants.get(tenant) {
+            return Ok(share.clone());
+        }
+        let layout = Layout::open(self.root.clone(), tenant)?;
+        let share = Arc::new(Share::new(layout, self.quotas.get(tenant).copied()));
+        pins::lease(&share);
+        tenants.insert(tenant.to_owned(), share.clone());
+        self.evictor.add(share.clone());
+        Ok(share)
+    }
+}

@@ -1,0 +1,161 @@
+//! Shares: what one tenant has of a node's cache.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
+
+use crate::blob::Key;
+use crate::digest::Digest;
+use crate::error::Error;
+
+use super::layout::{Form, Layout};
+use super::lease::{LeaseSet, Leases, ManifestLease};
+
+/// One tenant's share of a cache.
+#[derive(Debug)]
+pub struct Share {
+    /// Where its blobs lie.
+    pub layout: Arc<Layout>,
+    /// Which of them are held.
+    pub leases: Arc<Leases>,
+    /// The most that they may occupy, in bytes, beside what holds for all tenants together.
+    pub quota: Option<u64>,
+    used: AtomicI64,
+    /// What of it is claimed but may not be written yet, so that no look at the disk finds it.
+    pending: AtomicI64,
+    /// What its pins hold.
+    pinned: Mutex<HashMap<Digest, (LeaseSet, ManifestLease)>>,
+}
+
+/// One file of a blob, as a look at the disk finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// When it was last used, in seconds since 1970.
+    pub used_at: i64,
+    /// The bytes that it occupies.
+    pub bytes: u64,
+    /// The length of its content, in bytes.
+    pub size: u64,
+    /// Whose it is.
+    pub key: Key,
+    /// All of the blob, or a part.
+    pub form: Form,
+}
+
+impl Share {
+    /// The share of the tenant whose blobs lie in `layout`. Nothing is counted yet.
+    pub fn new(layout: Layout, quota: Option<u64>) -> Self {
+        let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
+        let pinned = Mutex::default();
+        Self { layout: Arc::new(layout), leases: Arc::default(), quota, used, pending, pinned }
+    }
+
+    /// Keeps what a pin holds.
+    pub(super) fn keep(&self, id: Digest, held: (LeaseSet, ManifestLease)) {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).insert(id, held);
+    }
+
+    /// Lets go what a pin held.
+    pub(super) fn let_go(&self, id: &Digest) {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    /// Bytes that its blobs occupy, or will.
+    pub fn used(&self) -> u64 {
+        self.used.load(Relaxed).max(0) as u64
+    }
+
+    /// Bytes that are about to be written.
+    pub(super) fn pending(&self) -> u64 {
+        self.pending.load(Relaxed).max(0) as u64
+    }
+
+    /// Counts `bytes` that are about to be written.
+    pub(super) fn claim(&self, bytes: u64) {
+        self.used.fetch_add(bytes as i64, Relaxed);
+        self.pending.fetch_add(bytes as i64, Relaxed);
+    }
+
+    /// They are written now, or won't be.
+    pub(super) fn settle(&self, bytes: u64, written: bool) {
+        self.pending.fetch_sub(bytes as i64, Relaxed);
+        if !written {
+            self.gone(bytes);
+        }
+    }
+
+    /// Counts `bytes` that were removed.
+    pub(super) fn gone(&self, bytes: u64) {
+        self.used.fetch_sub(bytes as i64, Relaxed);
+    }
+
+    /// Takes what was found on the disk, and what is still to come there, for what is used: so it follows what others
+    /// remove, and what the file system makes of many small files.
+    pub(super) fn note(&self, found: &[Found]) {
+        let found: u64 = found.iter().map(|found| found.bytes).sum();
+        self.used.store(found as i64 + self.pending.load(Relaxed), Relaxed);
+    }
+
+    /// Every blob there is.
+    pub fn look(&self) -> Vec<Found> {
+        let mut all = Vec::new();
+        let mut buffer = Vec::with_capacity(64 << 10);
+        for shard in 0..=255u8 {
+            let name = format!("{shard:02x}");
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let Ok(directory) = rustix::fs::openat(self.layout.blobs(), name, flags, Mode::empty()) else {
+                continue;
+            };
+            let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
+            while let Some(Ok(entry)) = entries.next() {
+                let Some((key, form)) = parse(entry.file_name().to_bytes()) else { continue };
+                let stat = rustix::fs::statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
+                if let Ok(stat) = stat {
+                    let (bytes, size) = (stat.st_blocks as u64 * 512, stat.st_size as u64);
+                    all.push(Found { used_at: stat.st_atime, bytes, size, key, form });
+                }
+            }
+        }
+        all
+    }
+
+    /// Removes a blob unless somebody holds it by now, and says whether it did. The name goes under the lease lock, the
+    /// content after it: that can take a while for a large file.
+    pub fn remove(&self, found: &Found) -> bool {
+        let removed = self.leases.unless_held(&found.key, || {
+            let kept_open = self.layout.open_blob(&found.key, found.form).ok().flatten();
+            if found.form == Form::Part {
+                self.layout.remove(&found.key, Form::Map)?;
+            }
+            self.layout.remove(&found.key, found.form)?;
+            Ok::<_, Error>(kept_open)
+        });
+        match removed {
+            Some(Ok(_kept_open)) => {
+                self.gone(found.bytes);
+                true
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, "cannot evict");
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+/// Whose file a name is. Maps go with their parts.
+fn parse(name: &[u8]) -> Option<(Key, Form)> {
+    let name = std::str::from_utf8(name).ok()?;
+    let (stem, form) = match name.strip_suffix(".part") {
+        Some(stem) => (stem, Form::Part),
+        None => (name, Form::Whole),
+    };
+    let key = match stem.strip_prefix("o-") {
+        Some(digest) => Key::Origin(digest.parse().ok()?),
+        None => Key::Content(stem.parse().ok()?),
+    };
+    Some((key, form))
+}

@@ -1,0 +1,169 @@
+//! Verify: whether what the cache holds is what it was when it came.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use crate::blob::Key;
+use crate::block::BLOCK;
+use crate::cache::Cache;
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+
+use super::commit::DIGEST_XATTR;
+use super::inventory::manifests;
+use super::layout::Form;
+use super::presence::State;
+use super::share::{Found, Share};
+
+/// What a look at everything found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Blobs that were read.
+    pub blobs: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Blobs that nothing is known to hold against, or that are being fetched now.
+    pub unknown: u64,
+    /// What was not right, and was removed: the path of a file, or where nobody knows that the blob's key.
+    pub damaged: Vec<String>,
+}
+
+/// What is known of one blob now.
+enum Verdict {
+    Right(u64),
+    Wrong(u64),
+    Unknown,
+}
+
+/// Reads every blob of a tenant and removes what is not right, whoever uses it: no lease is a promise of wrong bytes. It is
+/// fetched again when it is next opened. Ends early when `give_up` is set.
+///
+/// # Errors
+/// [`Kind::Disk`], [`Kind::Interrupted`].
+pub fn verify(cache: &Cache, give_up: &AtomicBool) -> Result<Verified> {
+    let found = cache.share.look();
+    let (next, verified) = (AtomicUsize::new(0), Mutex::new((Verified::default(), Vec::new())));
+    let failed = Mutex::new(None);
+    let work = || {
+        while let Some(found) = found.get(next.fetch_add(1, Relaxed)) {
+            if give_up.load(Relaxed) {
+                return;
+            }
+            let verdict = judge(cache, found);
+            let (sum, wrong) = &mut *verified.lock().unwrap_or_else(PoisonError::into_inner);
+            match verdict {
+                Ok(Verdict::Unknown) => sum.unknown += 1,
+                Ok(Verdict::Right(bytes)) => (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + bytes),
+                Ok(Verdict::Wrong(bytes)) => {
+                    (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + bytes);
+                    wrong.push(found.key);
+                }
+                Err(error) => {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let hands = thread::available_parallelism().map_or(1, usize::from);
+        (0..hands).for_each(|_| drop(scope.spawn(work)));
+    });
+    if give_up.load(Relaxed) {
+        return Err(Error::new(Kind::Interrupted, "the verification was given up"));
+    }
+    if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let (sum, wrong) = verified.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(Verified { damaged: names(&cache.share, &wrong)?, ..sum })
+}
+
+/// Reads a blob, and removes what of it is not right.
+fn judge(cache: &Cache, found: &Found) -> Result<Verdict> {
+    if found.form == Form::Part {
+        return part(cache, found);
+    }
+    let layout = cache.layout();
+    // Evicted meanwhile.
+    let Some(file) = layout.open_blob(&found.key, Form::Whole)? else { return Ok(Verdict::Unknown) };
+    let expected = match &found.key {
+        Key::Content(digest) => *digest,
+        Key::Origin(_) => match noted(&file) {
+            Some(digest) => digest,
+            None => return Ok(Verdict::Unknown),
+        },
+    };
+    match hash(file) {
+        Ok((digest, bytes)) if digest == expected => return Ok(Verdict::Right(bytes)),
+        Ok(_) => {}
+        // What the disk can't read is no better than what is wrong.
+        Err(error) => tracing::warn!(key = %found.key, %error, "a blob can't be read"),
+    }
+    layout.remove(&found.key, Form::Whole)?;
+    cache.share.gone(found.bytes);
+    Ok(Verdict::Wrong(found.size))
+}
+
+/// Holds the blocks of a part that are said to be here against their checks.
+fn part(cache: &Cache, found: &Found) -> Result<Verdict> {
+    // Who uses it knows better what is there.
+    let Some(partial) = cache.leases().unless_held(&found.key, || cache.resume(&found.key, found.size))
+    else {
+        return Ok(Verdict::Unknown);
+    };
+    let Some(partial) = partial? else { return Ok(Verdict::Unknown) };
+    let mut bytes = 0;
+    let mut right = true;
+    for index in 0..partial.presence().blocks() {
+        if partial.presence().state(index) == State::Present {
+            bytes += BLOCK;
+            right &= partial.recheck(index);
+        }
+    }
+    Ok(if right { Verdict::Right(bytes) } else { Verdict::Wrong(bytes) })
+}
+
+fn noted(file: &File) -> Option<Digest> {
+    let mut digest = [0; 32];
+    let len = rustix::fs::fgetxattr(file, DIGEST_XATTR, &mut digest[..]).ok()?;
+    (len == digest.len()).then_some(Digest(digest))
+}
+
+fn hash(mut file: File) -> std::io::Result<(Digest, u64)> {
+    let (mut hasher, mut buffer, mut bytes) = (blake3::Hasher::new(), vec![0; BLOCK as usize], 0);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok((Digest(*hasher.finalize().as_bytes()), bytes)),
+            len => {
+                hasher.update(&buffer[..len]);
+                bytes += len as u64;
+            }
+        }
+    }
+}
+
+/// What a person knows blobs as.
+fn names(share: &Share, keys: &[Key]) -> Result<Vec<String>> {
+    let mut names: Vec<String> = keys.iter().map(|key| format!("blob {key}")).collect();
+    if keys.is_empty() {
+        return Ok(names);
+    }
+    for (_, manifest) in manifests(share)? {
+        for blob in (0..manifest.blobs()).filter_map(|blob| manifest.blob(blob).ok()) {
+            if let Some(at) = keys.iter().position(|key| *key == blob.key) {
+                let path = String::from_utf8_lossy(&blob.path);
+                // A pack has no path of its own.
+                let path = if path.is_empty() {
+                    "a pack of small files".into()
+                } else {
+                    path.escape_debug().to_string()
+                };
+                names[at] = format!("{}: {path}", manifest.source());
+            }
+        }
+    }
+    Ok(names)
+}

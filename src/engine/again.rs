@@ -1,0 +1,64 @@
+//! Again: snapshots that an earlier process served, without asking anybody for them.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::digest::Digest;
+use crate::error::{Kind, Result};
+use crate::fetch::Ladder;
+use crate::metrics::Counters;
+use crate::mirror::Mirror;
+use crate::mirror::lease::Purpose;
+use crate::snapshot::Snapshot;
+use crate::tier::Tier;
+use crate::tier::parts::{Opener, Parts};
+
+use super::{Engine, kept};
+
+/// How long to wait before a mirror that did not answer is asked again for a lease. Its grace is hours.
+const AGAIN: Duration = Duration::from_secs(60);
+
+impl Engine {
+    /// Makes the snapshot `id` readable again from what the cache has of it; `None` when its manifest is no longer there,
+    /// whole. Nothing outside this machine is asked: what is missing will come from `mirror` or from the origin that
+    /// `open` opens, when it is read.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub async fn again(
+        &self,
+        id: &Digest,
+        mirror: Option<Mirror>,
+        open: Opener,
+    ) -> Result<Option<Arc<Snapshot>>> {
+        let (path, id) = (self.means.cache.layout().manifests().join(id.to_string()), *id);
+        let Some(manifest) = self.blocking(move || Ok(kept(&path, &id))).await? else { return Ok(None) };
+        let manifest = Arc::new(manifest);
+        let origin: Arc<dyn Tier> = Arc::new(Parts::new(open, manifest.clone()));
+        let nearer = mirror.clone().map(|mirror| Arc::new(mirror) as Arc<dyn Tier>);
+        let tiers = nearer.into_iter().chain([origin]).collect();
+        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let shared = (self.means.clone(), self.contents.clone());
+        let snapshot = Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder));
+        if let Some(mirror) = mirror {
+            self.means.runtime.spawn(lease(mirror, Arc::downgrade(&snapshot)));
+        }
+        Ok(Some(snapshot))
+    }
+}
+
+/// Takes a lease on the mirror as soon as it answers, as long as the snapshot is wanted.
+async fn lease(mirror: Mirror, snapshot: Weak<Snapshot>) {
+    while let Some(id) = snapshot.upgrade().map(|snapshot| snapshot.id()) {
+        match mirror.lease(Purpose::Serve(id)).await {
+            Ok(lease) => match snapshot.upgrade() {
+                Some(snapshot) => return snapshot.lease_with(lease).await,
+                None => return lease.release().await,
+            },
+            // Who may only read has no lease, but the grace.
+            Err(error) if error.kind() == Kind::Refused => return,
+            Err(error) => tracing::debug!(%error, "no lease on the mirror yet"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}

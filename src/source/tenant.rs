@@ -1,0 +1,19 @@
+//! Tenants: whose data it is.
+
+use crate::error::{Error, Kind, Result};
+
+/// The longest name, in bytes.
+const LONGEST: usize = 64;
+
+/// Finds out whether `name` can be a tenant's: it becomes the name of a directory and a part of keys.
+///
+/// # Errors
+/// [`Kind::Invalid`].
+pub fn check(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    if !name.is_empty() && name.len() <= LONGEST && name.chars().all(plain) {
+        return Ok(());
+    }
+    let text = format!("{name:?} can't be a tenant: expected up to {LONGEST} letters, digits, '-' and '_'");
+    Err(Error::new(Kind::Invalid, text))
+}

@@ -1,0 +1,162 @@
+//! The agent of a machine: started, spoken to as curl would, killed and started again.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::bdnfs::{Machine, eventually, wait};
+
+/// How long an answer may take before the test fails instead of hanging.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An agent that owns the cache of a machine. Dropping it kills it.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+/// An answer of the control socket.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status code.
+    pub code: u16,
+    /// The body.
+    pub body: String,
+}
+
+impl Answer {
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+}
+
+impl Machine {
+    /// Starts the agent of this machine, whose configuration has the lines `config` beside its cache, and waits until it is
+    /// ready.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub fn agent(&self, config: &str) -> Agent {
+        let mut agent = self.agent_not_ready(config);
+        eventually("the agent is ready", || {
+            if let Some(status) = agent.child.try_wait().expect("a child can be asked") {
+                panic!("the agent ended with {status}: {}", agent.log());
+            }
+            agent.try_ask("GET", "/readyz", "").is_some_and(|answer| answer.code == 200)
+        });
+        agent
+    }
+
+    /// Starts the agent, and waits for nothing.
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub fn agent_not_ready(&self, config: &str) -> Agent {
+        let path = self.directory("etc").join("agent.toml");
+        let cache = self.cache().display();
+        fs::write(&path, format!("cache_dir = \"{cache}\"\n{config}\n")).expect("a configuration");
+        let log = self.directory("etc").join("agent.log");
+        let mut command = self.command(&["agent", "--config", path.to_str().expect("text")]);
+        let file = File::options().create(true).append(true).open(&log).expect("a log");
+        command.stdout(file.try_clone().expect("a descriptor")).stderr(file);
+        let child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+        Agent { child, socket: self.cache().join("control.sock"), log }
+    }
+}
+
+impl Agent {
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What it and those before it logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// GET of `path`.
+    ///
+    /// # Panics
+    /// When there is no answer.
+    pub fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, "")
+    }
+
+    /// Asks, with a `body` that may be empty.
+    ///
+    /// # Panics
+    /// When there is no answer.
+    pub fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.try_ask(method, path, body)
+            .unwrap_or_else(|| panic!("no answer to {method} {path}: {}", self.log()))
+    }
+
+    /// The same; `None` when there is no answer.
+    pub fn try_ask(&self, method: &str, path: &str, body: &str) -> Option<Answer> {
+        let mut stream = UnixStream::connect(&self.socket).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: bdnfs\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        let code = head.split(' ').nth(1)?.parse().ok()?;
+        Some(Answer { code, body: body.to_owned() })
+    }
+
+    /// Its status.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn status(&self) -> Value {
+        self.get("/v1/status").json()
+    }
+
+    /// Kills it as a crash would.
+    pub fn crash(mut self) {
+        self.kill();
+    }
+
+    /// Asks it to end, and waits until it has.
+    ///
+    /// # Panics
+    /// When it fails or does not end.
+    pub fn end(mut self) {
+        kill_process(self.pid(), Signal::TERM).expect("a process");
+        let status = wait(&mut self.child, "an agent that was asked to end");
+        assert!(status.success(), "{status}: {}", self.log());
+    }
+
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

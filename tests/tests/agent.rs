@@ -1,0 +1,150 @@
+//! The agent: one a cache, found by the other commands, and back after a restart with all it had.
+
+use std::fs;
+use std::path::Path;
+
+use bdnfs_tests::bdnfs::{Machine, eventually, local, mounted};
+use bdnfs_tests::proxy::Weather;
+use bdnfs_tests::s3::Keys;
+use bdnfs_tests::tree::{compare, compare_file, grow, same};
+use bdnfs_tests::world::World;
+
+const MIB: usize = 1 << 20;
+
+const GONE: Weather =
+    Weather { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("ours are text")
+}
+
+#[test]
+fn there_is_one_agent_a_cache_and_the_second_names_the_first() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let pid = agent.pid().to_string();
+    let cache = text(machine.cache()).to_owned();
+    machine.run(&["agent", "--cache-dir", &cache]).fails(&["in use", &pid, &cache]);
+    // Another cache, but the same socket: it serves all the same, unless it was told to have that socket.
+    let other = machine.directory("other");
+    let socket = machine.socket();
+    let arguments = ["agent", "--cache-dir", text(&other), "--socket", text(&socket)];
+    machine.run(&arguments).fails(&["socket", &pid]);
+    agent.end();
+    assert!(!socket.exists() && !machine.cache().join("control.sock").exists());
+}
+
+#[test]
+fn commands_find_the_agent_and_it_stays_when_nothing_is_mounted() {
+    let (world, machine) = (World::new(), Machine::new());
+    grow(&world.bucket());
+    let machine = machine.s3(&world.proxy.url(), &Keys::sample());
+    let agent = machine.agent("");
+    let point = machine.directory("mnt");
+    // No cache is named.
+    machine.run(&["mount", "s3://bucket", text(&point)]).succeeds();
+    assert_eq!(machine.daemons(), [agent.pid()]);
+    compare(&world.bucket(), &point);
+    machine.umount(&point);
+    assert_eq!(agent.status()["mounts"].as_array().unwrap().len(), 0);
+    let again = machine.mount("s3://bucket", "again");
+    assert_eq!(machine.daemons(), [agent.pid()]);
+    let status = machine.run(&["status"]).succeeds();
+    assert!(status.contains(text(&again)), "{status}");
+    agent.end();
+    assert!(!mounted(&again) && machine.daemons().is_empty());
+}
+
+/// Mounts two trees, one of them staged, lets `end` end the agent, and finds all back with the network gone.
+fn comes_back(end: impl FnOnce(bdnfs_tests::agent::Agent)) {
+    let world = World::new();
+    let large = world.put("large", 9 * MIB + 5);
+    grow(&world.bucket());
+    let agent = world.machine.agent("");
+    let staged = world.machine.mount_with("s3://bucket", "staged", &["--wait"]);
+    let lazy = world.machine.mount_with("s3://bucket", "lazy", &["--allow", "sizes/*"]);
+    let ids: Vec<_> = agent.status()["mounts"].as_array().unwrap().iter().map(|m| m["id"].clone()).collect();
+    end(agent);
+
+    world.proxy.set(GONE);
+    world.s3.tally.clear();
+    let agent = world.machine.agent("");
+    let status = agent.status();
+    let again: Vec<_> = status["mounts"].as_array().unwrap().iter().map(|m| m["id"].clone()).collect();
+    assert_eq!(again, ids, "{status}");
+    compare(&world.bucket(), &staged);
+    assert!(local(&staged.join("large")));
+    same(&large, &fs::read(staged.join("large")).unwrap(), "what was staged");
+    compare_file(&world.bucket().join("sizes/blocks"), &lazy.join("sizes/blocks"));
+    eventually("the stage is known to be done", || agent.status()["mounts"][0]["stage"]["state"] == "done");
+    assert_eq!(world.fetched("").requests, 0);
+    world.machine.umount(&lazy);
+    agent.crash();
+    let agent = world.machine.agent("");
+    assert!(mounted(&staged) && !mounted(&lazy), "what was unmounted stays so");
+    agent.end();
+}
+
+#[test]
+fn after_a_crash_all_is_back_without_the_network() {
+    comes_back(bdnfs_tests::agent::Agent::crash);
+}
+
+#[test]
+fn after_a_restart_all_is_back_without_the_network() {
+    comes_back(bdnfs_tests::agent::Agent::end);
+}
+
+#[test]
+fn credentials_are_not_kept_and_a_secret_is_found_again() {
+    let world = World::new();
+    let bytes = world.put("file", 3 * MIB);
+    let agent = world.machine.agent("");
+    let point = world.machine.mount("s3://bucket", "mnt");
+    agent.crash();
+    let agent = world.machine.agent("");
+    let error = fs::read(point.join("file")).expect_err("its credentials are gone");
+    assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{}", agent.log());
+    world.machine.umount(&point);
+    let point = world.machine.mount("s3://bucket", "mnt");
+    same(&bytes, &fs::read(point.join("file")).unwrap(), "with credentials again");
+    let secret = Keys::sample().secret;
+    let output = bdnfs_tests::tools::tool("grep")
+        .args(["-r", "-a", "-s", "-l", "-F", "-e", &secret])
+        .arg(world.machine.cache())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files that hold the secret");
+}
+
+#[test]
+fn what_can_not_come_back_is_told_and_can_be_let_go() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    grow(&source);
+    let agent = machine.agent("");
+    let point = machine.mount_with(&source, "mnt", &["--wait"]);
+    agent.end();
+    fs::remove_dir(&point).unwrap();
+    let agent = machine.agent("");
+    let status = agent.status();
+    assert_eq!(status["lost"][0]["mountpoint"], text(&point), "{status}");
+    let id = status["lost"][0]["id"].to_string();
+    assert_eq!(agent.ask("DELETE", &format!("/v1/mounts/{id}"), "").code, 200);
+    assert!(agent.status().get("lost").is_none());
+    agent.end();
+    let agent = machine.agent("");
+    assert!(agent.status().get("lost").is_none());
+    // What comes in its place ends it, too.
+    let point = machine.mount(&source, "mnt");
+    agent.end();
+    fs::remove_dir(&point).unwrap();
+    let agent = machine.agent("");
+    assert_eq!(agent.status()["lost"].as_array().unwrap().len(), 1);
+    let point = machine.mount(&source, "mnt");
+    assert!(agent.status().get("lost").is_none());
+    agent.end();
+    let agent = machine.agent("");
+    assert!(mounted(&point), "{}", agent.log());
+    compare(&source, &point);
+}

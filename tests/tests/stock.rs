@@ -1,0 +1,188 @@
+//! What a cache holds, and what becomes of it: summarize, evict, verify, pin; quotas, and room that is promised once.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use bdnfs_tests::bdnfs::{Machine, local};
+use bdnfs_tests::tree::{compare, file, same, total};
+use bdnfs_tests::world::World;
+use serde_json::Value;
+
+const MIB: usize = 1 << 20;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("ours are text")
+}
+
+/// `bdnfs cache`, on the cache of `machine`.
+fn cache(machine: &Machine, arguments: &[&str]) -> bdnfs_tests::bdnfs::Ran {
+    let mut all = vec!["cache"];
+    all.extend(arguments);
+    all.extend(["--cache-dir", text(machine.cache())]);
+    machine.run(&all)
+}
+
+fn summary(machine: &Machine) -> Value {
+    serde_json::from_str(&cache(machine, &["summarize", "--json"]).succeeds()).expect("JSON")
+}
+
+/// The blobs of a machine's cache, whole ones and parts.
+fn blobs(machine: &Machine) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for tenant in fs::read_dir(machine.cache().join("tenants")).unwrap().flatten() {
+        for shard in fs::read_dir(tenant.path().join("blobs")).unwrap().flatten() {
+            found.extend(fs::read_dir(shard.path()).unwrap().flatten().map(|entry| entry.path()));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_cache_is_told_by_source_with_and_without_an_owner() {
+    let machine = Machine::new();
+    let (one, two) = (machine.directory("one"), machine.directory("two"));
+    for (source, sizes) in [(&one, [3 * MIB, 5]), (&two, [2 * MIB, 7])] {
+        for (number, size) in sizes.into_iter().enumerate() {
+            file(source, format!("{}/{number}", source.file_name().unwrap().to_str().unwrap()), size);
+        }
+    }
+    let point = machine.mount_with(&one, "mnt1", &["--wait"]);
+    let lazy = machine.mount(&two, "mnt2");
+    fs::read(lazy.join("two/1")).unwrap();
+    let line = |summary: &Value, source: &Path| {
+        let lines = summary["snapshots"].as_array().unwrap();
+        let named = format!("file://{}", source.display());
+        lines
+            .iter()
+            .find(|line| line["source"] == named.as_str())
+            .unwrap_or_else(|| panic!("{summary}"))
+            .clone()
+    };
+    let owned = summary(&machine);
+    let first = line(&owned, &one);
+    assert_eq!(
+        (&first["files"], &first["files_local"], &first["bytes"]),
+        (&2.into(), &2.into(), &(3 * MIB + 5).into())
+    );
+    assert_eq!(first["in_use_by"][0], text(&point));
+    assert_eq!((&line(&owned, &two)["files_local"], &line(&owned, &two)["files"]), (&1.into(), &2.into()));
+    let table = cache(&machine, &["summarize"]).succeeds();
+    assert!(table.contains("SOURCE") && table.contains(text(&point)) && table.contains("2 of 2"), "{table}");
+
+    // What is staged stays; of what is only mounted, what is not open goes.
+    let told = cache(&machine, &["evict", "--all"]).succeeds();
+    assert!(told.contains("stay"), "{told}");
+    compare(&one, &point);
+    assert!(local(&point.join("one/0")));
+    compare(&two, &lazy);
+    machine.umount(&point);
+    machine.umount(&lazy);
+
+    let ownerless = summary(&machine);
+    assert!(machine.daemons().is_empty());
+    assert_eq!(line(&ownerless, &one)["in_use_by"].as_array().unwrap().len(), 0);
+    let id = line(&ownerless, &one)["snapshot"].as_str().unwrap()[..12].to_owned();
+    cache(&machine, &["evict", &id]).succeeds();
+    assert_eq!(summary(&machine)["snapshots"].as_array().unwrap().len(), 1);
+    cache(&machine, &["evict", text(&one)]).fails(&["nothing of", text(&one)]);
+    cache(&machine, &["evict", "--all"]).succeeds();
+    assert_eq!(blobs(&machine), [PathBuf::new(); 0]);
+    assert_eq!(summary(&machine)["tenants"][0]["bytes"], 0);
+}
+
+#[test]
+fn what_is_pinned_stays() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    file(&source, "file", 3 * MIB);
+    machine.umount(&machine.mount_with(&source, "mnt", &["--wait"]));
+    let told = cache(&machine, &["pin", text(&source)]).succeeds();
+    assert!(told.starts_with("1 snapshot pinned"), "{told}");
+    let agent = machine.agent("");
+    assert_eq!(summary(&machine)["snapshots"][0]["pinned"], true);
+    cache(&machine, &["evict", "--all"]).succeeds();
+    assert_eq!(blobs(&machine).len(), 1);
+    cache(&machine, &["unpin", text(&source)]).succeeds();
+    cache(&machine, &["evict", "--all"]).succeeds();
+    assert_eq!(blobs(&machine).len(), 0);
+    drop(agent);
+}
+
+#[test]
+fn what_rotted_is_found_and_fetched_again() {
+    let world = World::new();
+    let bytes = world.put("dir/rotten", 3 * MIB + 9);
+    world.put("sound", 2 * MIB);
+    let machine = &world.machine;
+    machine.umount(&machine.mount_with("s3://bucket", "mnt", &["--wait"]));
+    let told = cache(machine, &["verify"]).succeeds();
+    assert!(told.starts_with("2 blobs read"), "{told}");
+    let rotten =
+        blobs(machine).into_iter().find(|blob| fs::metadata(blob).unwrap().len() > 3 * MIB as u64).unwrap();
+    fs::set_permissions(&rotten, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::File::options().write(true).open(&rotten).unwrap().write_all_at(b"rot", 2_000_000).unwrap();
+    let ran = cache(machine, &["verify"]);
+    assert!(ran.out.contains("damaged: s3://bucket") && ran.out.contains("dir/rotten"), "{}", ran.out);
+    ran.fails(&["1 blob damaged"]);
+    assert!(!rotten.exists());
+    world.s3.tally.clear();
+    let point = machine.mount_with("s3://bucket", "mnt", &["--wait"]);
+    same(&bytes, &fs::read(point.join("dir/rotten")).unwrap(), "what was fetched again");
+    assert_eq!(world.fetched("sound").requests, 0);
+}
+
+#[test]
+fn a_quota_bounds_one_tenant_alone() {
+    let world = World::new();
+    for name in ["a/1", "a/2", "b/1", "b/2"] {
+        world.put(name, 3 * MIB);
+    }
+    let agent = world.machine.agent("[tenants.bob]\nquota = \"7MiB\"");
+    let staged = |prefix: &str, tenant: &str, name: &str| {
+        let point = world.machine.directory(name);
+        let source = format!("s3://bucket/{prefix}");
+        world.machine.try_mount(source, &point, &["--wait", "--tenant", tenant])
+    };
+    staged("a", "alice", "alice-a").succeeds();
+    staged("b", "alice", "alice-b").succeeds();
+    staged("a", "bob", "bob-a").succeeds();
+    // Nothing is shared: what alice has was fetched once more.
+    assert_eq!(world.fetched("a/1").bytes, 2 * 3 * MIB as u64);
+    let line = staged("b", "bob", "bob-b").fails(&["bob-b", "needs", "s3://bucket/a"]);
+    assert!(!line.contains("alice"), "{line}");
+    world.machine.umount(&world.machine.directory("bob-a"));
+    staged("b", "bob", "bob-b").succeeds();
+    let summary = summary(&world.machine);
+    let tenants = summary["tenants"].as_array().unwrap();
+    let bob = tenants.iter().find(|tenant| tenant["tenant"] == "bob").unwrap();
+    assert_eq!(bob["quota"], 7 << 20);
+    assert!(bob["bytes"].as_u64().unwrap() <= 7 << 20, "{summary}");
+    drop(agent);
+}
+
+#[test]
+fn a_stage_that_has_no_room_is_refused_with_who_holds_it() {
+    let world = World::new();
+    for name in ["one", "two", "three"] {
+        world.put(&format!("{name}/weights"), 4 * MIB);
+    }
+    let agent = world.machine.agent("cache_size = \"9MiB\"");
+    let point = |name: &str| world.machine.directory(name);
+    let stage = |name: &str, place: &str| {
+        world.machine.try_mount(format!("s3://bucket/{name}"), &point(place), &["--wait"])
+    };
+    stage("one", "1").succeeds();
+    stage("one", "again").succeeds();
+    stage("two", "2").succeeds();
+    world.s3.tally.clear();
+    stage("three", "3").fails(&["needs", "s3://bucket/one", "s3://bucket/two", "--cache-size"]);
+    assert_eq!(world.fetched("").bytes, 0, "refused before anything was fetched");
+    for place in ["1", "again"] {
+        world.machine.umount(&point(place));
+    }
+    stage("three", "3").succeeds();
+    assert_eq!(total(&point("3")), 4 * MIB as u64);
+    assert!(local(&point("2").join("weights")), "what is leased was not evicted");
+    drop(agent);
+}
