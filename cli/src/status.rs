@@ -198,7 +198,14 @@ mod tests {
                     status: None,
                 },
             ],
-            daemons: vec![Daemon { version: "1".into(), pid: 7, cache: "/c".into(), usage }],
+            daemons: vec![Daemon {
+                version: "1".into(),
+                pid: 7,
+                cache: "/c".into(),
+                agent: true,
+                ready: true,
+                usage,
+            }],
         };
         let text = "\
 MOUNTPOINT  SOURCE    FILES    SIZE  LOCAL  FETCHED  STATE

@@ -170,9 +170,11 @@ impl Evictor {
         let disk =
             self.used().map_or(u64::MAX, |used| (used + self.free()).saturating_sub(self.limits.reserve));
         let most = disk.min(self.limits.capacity.unwrap_or(u64::MAX));
-        if own + others > most || own > share.quota.unwrap_or(u64::MAX) {
-            let most = most.min(share.quota.unwrap_or(u64::MAX));
-            return Err(self.refused(share, &group, most, others));
+        match share.quota {
+            // Others are no reason then.
+            Some(quota) if own > quota => return Err(self.refused(share, &group, most.min(quota), 0)),
+            _ if own + others > most => return Err(self.refused(share, &group, most, others)),
+            _ => {}
         }
         Ok(share.leases.lease_all(group))
     }

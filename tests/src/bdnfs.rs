@@ -156,14 +156,20 @@ impl Machine {
         let processes = fs::read_dir("/proc").expect("/proc").flatten();
         let pids =
             processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
-        pids.filter(|pid| {
-            let open = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
-            open.into_iter()
-                .flatten()
-                .flatten()
-                .any(|fd| fs::read_link(fd.path()).is_ok_and(|path| path == lock))
-        })
-        .collect()
+        // The name first: what a stranger has open may be asked of a file system that does not answer.
+        let named = |pid: &Pid| {
+            let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+            name.is_ok_and(|name| name.starts_with("bdnfs"))
+        };
+        pids.filter(named)
+            .filter(|pid| {
+                let open = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
+                open.into_iter()
+                    .flatten()
+                    .flatten()
+                    .any(|fd| fs::read_link(fd.path()).is_ok_and(|path| path == lock))
+            })
+            .collect()
     }
 
     /// Kills the daemon as a crash would, and waits until it is gone.

@@ -1,6 +1,7 @@
 //! `bdnfs cache`: what a cache holds, and what is to become of it.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, bail};
@@ -21,8 +22,9 @@ use crate::{cache, control, runtime, text};
 pub struct Args {
     #[command(subcommand)]
     command: Command,
-    #[command(flatten)]
-    cache: cache::Args,
+    /// Directory of the cache; by default that of the node's agent, else /var/cache/bdnfs for root, else ~/.cache/bdnfs
+    #[arg(long, global = true, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
     /// Tell the result as JSON
     #[arg(long, global = true)]
     json: bool,
@@ -70,7 +72,7 @@ const EXAMPLES: &str = "Examples:
 
 /// Does it.
 pub fn run(args: &Args) -> Result<()> {
-    let owner = Owner::find(&args.cache)?;
+    let owner = Owner::find(&cache::Args::new(args.cache_dir.clone(), None))?;
     match &args.command {
         Command::Summarize => say(args.json, &owner.summarize()?, summary),
         Command::Evict(which) => say(args.json, &owner.evict(&which.selection())?, evicted),
