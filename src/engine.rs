@@ -227,7 +227,7 @@ impl Engine {
         let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
-        let holder = self.cluster.get().map(|(tenant, peers)| peers.holder(tenant, &found.manifest));
+        let holder = self.node.cluster.get().map(|peers| peers.holder(self.tenant(), &found.manifest));
         Ok(Some(Arc::new(snapshot.leased(lease).announced(holder))))
     }
 

@@ -105,17 +105,12 @@ impl Args {
     }
 
     /// What the daemon is asked to mount at `location`, where nothing may be in the way.
-    fn request(&self, item: Item, location: &Path, server: &Server) -> Result<MountRequest> {
+    fn request(&self, item: Item, location: &Path) -> Result<MountRequest> {
         let place = mountpoint::prepare(location)?;
         let name = place.path.display();
         let uri = item.source.uri();
         if item.source.is_below(&place.path) {
             bail!("{uri} lies below {name}, so the mount would hide it; choose another directory");
-        }
-        if let Server::Owner(cache) = server
-            && cache.is_below(&place.path)
-        {
-            bail!("the cache lies below {name}, so the mount would hide it; choose another with --cache-dir");
         }
         for note in uri.note().iter().chain(&place.notes) {
             eprintln!("note: {note}");
@@ -196,7 +191,7 @@ impl Task {
                 None => item.location.clone(),
                 Some(_) => made.directory(&item.location, args.root.as_deref())?,
             };
-            requests.push(args.request(item, &location, &server)?);
+            requests.push(args.request(item, &location)?);
         }
         let client = Client::new(server.socket());
         Ok(Self { args, verbose, server, client, requests, made })

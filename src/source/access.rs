@@ -207,7 +207,10 @@ mod tests {
             client_secret: key("hush"),
             ..AzureAccess::default()
         };
-        let environment = SecretStore::Environment { secrets: [("name".into(), Secret::new("hush"))].into(), variable: "V".into() };
+        let environment = SecretStore::Environment {
+            secrets: [("name".into(), Secret::new("hush"))].into(),
+            variable: "V".into(),
+        };
         let access = Access {
             s3: Some(S3Access { region: Some("eu".into()), ..s3.clone() }),
             r2: Some(s3.clone()),

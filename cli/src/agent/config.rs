@@ -9,9 +9,11 @@ use bdnfs::source::tenant;
 use bytesize::ByteSize;
 use serde::Deserialize;
 
+use crate::access::Own;
 use crate::control::api::MirrorRequest;
 use crate::daemon::Setup;
 use crate::mirror::place;
+use crate::source::Source;
 use crate::{access, cache, control, secrets};
 
 /// What stands in the file. All of it may be left out.
@@ -57,6 +59,8 @@ struct Mirror {
     region: Option<String>,
     /// A file with the mirror's AWS credentials.
     credentials: Option<PathBuf>,
+    /// The name of the secret with them, in the places that `secrets` names.
+    secret: Option<String>,
     #[serde(default)]
     allow_http: bool,
 }
@@ -125,8 +129,15 @@ impl Config {
 impl Mirror {
     fn request(&self, tenant: &str) -> Result<MirrorRequest> {
         let access = access::Args::default().allowing_http(self.allow_http);
-        let access = access.of_mirror(&self.endpoint, &self.region, &self.credentials);
-        let url = self.url.parse().context("mirror.url")?;
+        let url: Source = self.url.parse().context("mirror.url")?;
+        let own = Own {
+            uri: url.uri(),
+            endpoint: &self.endpoint,
+            region: &self.region,
+            credentials: &self.credentials,
+            secret: &self.secret,
+        };
+        let access = access.of_mirror(&own, None);
         place::at(&url, tenant, &access).context("mirror")
     }
 }

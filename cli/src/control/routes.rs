@@ -5,9 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::FromRequest;
 use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::handler::Handler;
 use axum::http::Uri;
-use axum::routing::{MethodRouter, delete, get, post};
 use bdnfs::error::Kind;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -22,71 +20,18 @@ mod mounts;
 /// What a handler answers with.
 pub type Answer<T> = Result<axum::Json<T>, Failure>;
 
-/// Routes, and the list of them, which the description of the API is held against.
-pub struct Routes<S> {
-    router: Router<S>,
-    list: Vec<(&'static str, &'static str)>,
-}
-
-impl<S: Clone + Send + Sync + 'static> Routes<S> {
-    /// None.
-    pub fn new() -> Self {
-        Self { router: Router::new(), list: Vec::new() }
-    }
-
-    /// These and GET of `path`.
-    pub fn get<H: Handler<T, S>, T: 'static>(self, path: &'static str, handler: H) -> Self {
-        self.add("get", path, get(handler))
-    }
-
-    /// These and POST to `path`.
-    pub fn post<H: Handler<T, S>, T: 'static>(self, path: &'static str, handler: H) -> Self {
-        self.add("post", path, post(handler))
-    }
-
-    /// These and DELETE of `path`.
-    pub fn delete<H: Handler<T, S>, T: 'static>(self, path: &'static str, handler: H) -> Self {
-        self.add("delete", path, delete(handler))
-    }
-
-    fn add(mut self, method: &'static str, path: &'static str, route: MethodRouter<S>) -> Self {
-        self.list.push((method, path));
-        Self { router: self.router.route(path, route), list: self.list }
-    }
-
-    /// These and `others`.
-    pub fn merge(mut self, others: Self) -> Self {
-        self.list.extend(others.list);
-        Self { router: self.router.merge(others.router), list: self.list }
-    }
-
-    /// These, served with `state`.
-    pub fn with_state(self, state: S) -> Routes<()> {
-        Routes { router: self.router.with_state(state), list: self.list }
-    }
-
-    /// All that there are: the method in lower case, and the path.
-    #[cfg(test)]
-    pub fn list(&self) -> &[(&'static str, &'static str)] {
-        &self.list
-    }
-}
-
-impl Routes<()> {
-    fn into_router(self) -> Router {
-        self.router.fallback(unknown).method_not_allowed_fallback(unknown)
-    }
-}
-
 /// All that the control socket serves.
 pub fn all(host: &Arc<Host>) -> Router {
-    let routes = Routes::new().merge(mounts::routes()).merge(cache::routes()).merge(health::routes());
-    routes.with_state(Arc::clone(host)).into_router()
+    finish(mounts::routes().merge(cache::routes()).merge(health::routes()), host)
 }
 
 /// What is served over TCP, to whoever is on this machine.
 pub fn watched(host: &Arc<Host>) -> Router {
-    health::routes().with_state(Arc::clone(host)).into_router()
+    finish(health::routes(), host)
+}
+
+fn finish(routes: Router<Arc<Host>>, host: &Arc<Host>) -> Router {
+    routes.with_state(Arc::clone(host)).fallback(unknown).method_not_allowed_fallback(unknown)
 }
 
 async fn unknown(uri: Uri) -> Failure {

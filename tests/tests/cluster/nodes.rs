@@ -180,7 +180,7 @@ impl Cluster {
         let peers = Peers::new(member, Arc::new(told), Arc::new(Http::plain().expect("a client")));
         let directory = TempDir::with_prefix("bdnfs-node-").expect("a directory");
         let engine = engine(directory.path(), room);
-        engine.join(TENANT, peers.clone());
+        engine.join(peers.clone());
         let inner = Arc::new(Lender::new(engine.clone(), self.mirror.clone()));
         let shelf = Arc::new(Faulty { inner, fault: AtomicU64::new(0) });
         let server = Arc::new(Server::default());
@@ -282,6 +282,7 @@ fn engine(directory: &Path, capacity: Option<u64>) -> Engine {
         cache: directory.to_owned(),
         tenant: TENANT.into(),
         limits: Limits { capacity, reserve: 0 },
+        quotas: Default::default(),
         memory: 64 << 20,
         now: SystemTime::now,
     };

@@ -3,20 +3,22 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::Router;
 use axum::extract::State;
+use axum::routing::{get, post};
 
-use super::{Answer, Body, Routes};
+use super::{Answer, Body};
 use crate::control::api::cache::{Evicted, Pinned, Selection, Summary, Verified};
 use crate::daemon::Host;
 
 /// The routes.
-pub fn routes() -> Routes<Arc<Host>> {
-    Routes::new()
-        .get("/v1/cache", summarize)
-        .post("/v1/cache/evict", evict)
-        .post("/v1/cache/pin", pin)
-        .post("/v1/cache/unpin", unpin)
-        .post("/v1/cache/verify", verify)
+pub fn routes() -> Router<Arc<Host>> {
+    Router::new()
+        .route("/v1/cache", get(summarize))
+        .route("/v1/cache/evict", post(evict))
+        .route("/v1/cache/pin", post(pin))
+        .route("/v1/cache/unpin", post(unpin))
+        .route("/v1/cache/verify", post(verify))
 }
 
 async fn summarize(State(host): State<Arc<Host>>) -> Answer<Summary> {

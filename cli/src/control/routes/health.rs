@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::routing::get;
 
-use super::Routes;
 use crate::control::api::Health;
 use crate::daemon::Host;
 
 /// The routes.
-pub fn routes() -> Routes<Arc<Host>> {
-    Routes::new().get("/healthz", healthz).get("/readyz", readyz)
+pub fn routes() -> Router<Arc<Host>> {
+    Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz))
 }
 
 async fn healthz() -> Json<Health> {
