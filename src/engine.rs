@@ -81,8 +81,11 @@ struct Shared {
     recent: Recent,
     runtime: Handle,
     cluster: OnceLock<Arc<Peers>>,
-    tenants: Mutex<HashMap<String, (Arc<Means>, Arc<Contents>)>>,
+    tenants: Mutex<HashMap<String, Own>>,
 }
+
+/// What a tenant has of its own.
+type Own = (Arc<Means>, Arc<Contents>);
 
 /// How full a cache is.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -178,7 +181,7 @@ impl Engine {
                     recent: node.recent.of(tenants.len() as u64),
                     runtime: node.runtime.clone(),
                 };
-                let new: (Arc<Means>, Arc<Contents>) = (Arc::new(means), Arc::default());
+                let new: Own = (Arc::new(means), Arc::default());
                 tenants.insert(tenant.to_owned(), new.clone());
                 new
             }

@@ -157,12 +157,9 @@ pub fn evict(share: &Share, choose: impl Fn(&Digest, &str) -> bool, strays: bool
     }
     for id in forget {
         let path = share.layout.manifests().join(id.to_string());
-        match share.leases.unless_manifest_held(&id, || std::fs::remove_file(path)) {
-            Some(removed) => {
-                removed.map_err(|e| Error::disk("cannot remove a manifest from the cache", e))?;
-                evicted.snapshots += 1;
-            }
-            None => {}
+        if let Some(removed) = share.leases.unless_manifest_held(&id, || std::fs::remove_file(path)) {
+            removed.map_err(|e| Error::disk("cannot remove a manifest from the cache", e))?;
+            evicted.snapshots += 1;
         }
     }
     Ok(evicted)

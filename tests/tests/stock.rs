@@ -87,7 +87,7 @@ fn a_cache_is_told_by_source_with_and_without_an_owner() {
     assert_eq!(summary(&machine)["snapshots"].as_array().unwrap().len(), 1);
     cache(&machine, &["evict", text(&one)]).fails(&["nothing of", text(&one)]);
     cache(&machine, &["evict", "--all"]).succeeds();
-    assert_eq!(blobs(&machine), [PathBuf::new(); 0]);
+    assert!(blobs(&machine).is_empty());
     assert_eq!(summary(&machine)["tenants"][0]["bytes"], 0);
 }
 

@@ -308,7 +308,11 @@ impl Host {
         // What ends with the agent is to come back with it.
         if !*self.closing.borrow() {
             let (host, id) = (Arc::clone(self), hosted.id());
-            let _ = blocking(move || Ok(host.drop_record(id))).await;
+            let _ = blocking(move || {
+                host.drop_record(id);
+                Ok(())
+            })
+            .await;
         }
         self.table().mounts.remove(&hosted.id());
         tracing::info!("unmounted {}", hosted.mountpoint().display());
@@ -320,7 +324,11 @@ impl Host {
     pub async fn unmount(self: &Arc<Self>, id: u64, lazy: bool) -> Result<(), Failure> {
         if self.table().missing.remove(&id).is_some() {
             let host = Arc::clone(self);
-            return blocking(move || Ok(host.drop_record(id))).await;
+            return blocking(move || {
+                host.drop_record(id);
+                Ok(())
+            })
+            .await;
         }
         let hosted = self.find(id)?;
         let leaving = Arc::clone(&hosted);
