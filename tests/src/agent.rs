@@ -28,6 +28,8 @@ pub struct Agent {
 pub struct Answer {
     /// The status code.
     pub code: u16,
+    /// What the body is said to be: its Content-Type.
+    pub kind: String,
     /// The body.
     pub body: String,
 }
@@ -122,7 +124,10 @@ impl Agent {
         stream.read_to_string(&mut answer).ok()?;
         let (head, body) = answer.split_once("\r\n\r\n")?;
         let code = head.split(' ').nth(1)?.parse().ok()?;
-        Some(Answer { code, body: body.to_owned() })
+        let mut fields = head.lines().filter_map(|line| line.split_once(':'));
+        let kind = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+        let kind = kind.map_or_else(String::new, |(_, kind)| kind.trim().to_owned());
+        Some(Answer { code, kind, body: body.to_owned() })
     }
 
     /// Its status.

@@ -12,6 +12,7 @@ pub mod bdnfs;
 pub mod fault;
 pub mod file;
 pub mod hub;
+pub mod openapi;
 pub mod proxy;
 pub mod s3;
 pub mod serve;

@@ -3,22 +3,20 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::Router;
 use axum::extract::State;
-use axum::routing::{get, post};
 
-use super::{Answer, Body};
+use super::{Answer, Body, Routes};
 use crate::control::api::cache::{Evicted, Pinned, Selection, Summary, Verified};
 use crate::daemon::Host;
 
 /// The routes.
-pub fn routes() -> Router<Arc<Host>> {
-    Router::new()
-        .route("/v1/cache", get(summarize))
-        .route("/v1/cache/evict", post(evict))
-        .route("/v1/cache/pin", post(pin))
-        .route("/v1/cache/unpin", post(unpin))
-        .route("/v1/cache/verify", post(verify))
+pub fn routes() -> Routes {
+    Routes::default()
+        .get("/v1/cache", summarize)
+        .post("/v1/cache/evict", evict)
+        .post("/v1/cache/pin", pin)
+        .post("/v1/cache/unpin", unpin)
+        .post("/v1/cache/verify", verify)
 }
 
 async fn summarize(State(host): State<Arc<Host>>) -> Answer<Summary> {

@@ -3,17 +3,16 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::routing::get;
 
+use super::Routes;
 use crate::control::api::Health;
 use crate::daemon::Host;
 
 /// The routes.
-pub fn routes() -> Router<Arc<Host>> {
-    Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz))
+pub fn routes() -> Routes {
+    Routes::default().get("/healthz", healthz).get("/readyz", readyz)
 }
 
 async fn healthz() -> Json<Health> {

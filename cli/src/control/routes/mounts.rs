@@ -3,27 +3,25 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::Router;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use axum::routing::{delete, get, post};
 use serde::Deserialize;
 
-use super::{Answer, Body};
+use super::{Answer, Body, Routes};
 use crate::control::api::{MountRequest, Mounted, Staging, Status};
 use crate::daemon::Host;
 
 type Id = Result<Path<u64>, PathRejection>;
 
 /// The routes.
-pub fn routes() -> Router<Arc<Host>> {
-    Router::new()
-        .route("/v1/mounts", post(mount))
-        .route("/v1/mounts/{id}", delete(unmount))
-        .route("/v1/mounts/{id}/ended", get(ended))
-        .route("/v1/mounts/{id}/stage", post(stage))
-        .route("/v1/mounts/{id}/stage", get(staging))
-        .route("/v1/status", get(status))
+pub fn routes() -> Routes {
+    Routes::default()
+        .post("/v1/mounts", mount)
+        .delete("/v1/mounts/{id}", unmount)
+        .get("/v1/mounts/{id}/ended", ended)
+        .post("/v1/mounts/{id}/stage", stage)
+        .get("/v1/mounts/{id}/stage", staging)
+        .get("/v1/status", status)
 }
 
 async fn mount(State(host): State<Arc<Host>>, Body(request): Body<MountRequest>) -> Answer<Mounted> {

@@ -1,0 +1,104 @@
+//! The API's description: every operation in it is asked of a real agent, and every answer is held against its schema.
+//!
+//! A route that is served and not described fails a test of the command (`control::routes`); one that is described and not
+//! asked here fails this suite.
+
+use std::fs;
+use std::path::Path;
+
+use bdnfs_tests::agent::Agent;
+use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::openapi::OpenApi;
+use bdnfs_tests::tree::file;
+use serde_json::{Value, json};
+
+#[test]
+fn the_agent_answers_as_the_document_says() {
+    let machine = Machine::new();
+    let agent = machine.agent("tenants.alice.quota = \"1G\"");
+    let mut api = OpenApi::read();
+    health(&mut api, &agent);
+    mounts(&mut api, &agent, &machine);
+    cache(&mut api, &agent, &machine);
+    api.all_asked();
+}
+
+fn source(machine: &Machine, name: &str) -> Value {
+    let source = machine.directory(name);
+    file(&source, "large", 3 << 20);
+    file(&source, "small", 5);
+    source.to_str().expect("ours are text").into()
+}
+
+fn place(path: &Path) -> &str {
+    path.to_str().expect("ours are text")
+}
+
+fn health(api: &mut OpenApi, agent: &Agent) {
+    api.ask(agent, "GET", "/healthz", "", "");
+    let ready = api.ask(agent, "GET", "/readyz", "", "").json();
+    assert_eq!(ready["ready"], true);
+}
+
+fn mounts(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
+    let point = machine.directory("mnt");
+    let request = json!({
+        "source": source(machine, "source"), "mountpoint": place(&point), "allow": ["*"], "ignore": ["none"],
+        "tenant": "alice", "access": {"allow_http": false}, "allow_other": false, "uid": 7, "gid": null,
+    });
+    let mounted = api.ask(agent, "POST", "/v1/mounts", "", &request.to_string()).json();
+    let id = mounted["id"].to_string();
+    fs::read(point.join("small")).expect("a mounted file");
+    api.ask(agent, "GET", "/v1/status", "", "");
+    api.fails(agent, ("GET", "/v1/mounts/{id}/stage", &id), "", 404);
+    api.ask(agent, "POST", "/v1/mounts/{id}/stage", &id, "");
+    eventually("all is staged", || {
+        api.ask(agent, "GET", "/v1/mounts/{id}/stage", &id, "").json()["state"] == "done"
+    });
+    api.ask(agent, "GET", "/v1/status", "", "");
+    api.ask(agent, "DELETE", "/v1/mounts/{id}", &format!("{id}?lazy=true"), "");
+    eventually("somebody waits in time", || ended(api, agent, &request.to_string()));
+
+    for path in ["/v1/mounts/{id}/stage", "/v1/mounts/{id}/ended"] {
+        api.fails(agent, ("GET", path, "99"), "", 404);
+        api.fails(agent, ("GET", path, "nine"), "", 400);
+    }
+    api.fails(agent, ("POST", "/v1/mounts/{id}/stage", "99"), "", 404);
+    api.fails(agent, ("DELETE", "/v1/mounts/{id}", "99"), "", 404);
+    api.fails(agent, ("DELETE", "/v1/mounts/{id}", "99?lazy=perhaps"), "", 400);
+    api.fails(agent, ("POST", "/v1/mounts", ""), "{}", 400);
+    let nothing = json!({"source": "/no such directory", "mountpoint": place(&point)});
+    api.fails(agent, ("POST", "/v1/mounts", ""), &nothing.to_string(), 404);
+}
+
+/// Mounts what `request` asks for, waits for the end of the mount, and ends it. False: it had ended before anybody waited.
+fn ended(api: &mut OpenApi, agent: &Agent, request: &str) -> bool {
+    let id = api.ask(agent, "POST", "/v1/mounts", "", request).json()["id"].to_string();
+    let waited = std::thread::scope(|scope| {
+        let wait = || {
+            let mut api = OpenApi::read();
+            let answer = api.try_ask(agent, "GET", "/v1/mounts/{id}/ended", &id, "");
+            (answer.code == 200).then_some(api)
+        };
+        let waiting = scope.spawn(wait);
+        api.ask(agent, "DELETE", "/v1/mounts/{id}", &id, "");
+        waiting.join().expect("no panic")
+    });
+    waited.map(|waited| api.merge(waited)).is_some()
+}
+
+fn cache(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
+    let point = machine.directory("cached");
+    let request = json!({"source": source(machine, "other"), "mountpoint": place(&point)}).to_string();
+    let mounted = api.ask(agent, "POST", "/v1/mounts", "", &request).json();
+    let which = json!({"which": [mounted["snapshot"]]}).to_string();
+    fs::read(point.join("large")).expect("a mounted file");
+    for operation in ["pin", "unpin", "evict"] {
+        api.ask(agent, "POST", &format!("/v1/cache/{operation}"), "", &which);
+        api.fails(agent, ("POST", &format!("/v1/cache/{operation}"), ""), "7", 400);
+        let none = json!({"which": ["s3://not/here"]}).to_string();
+        api.fails(agent, ("POST", &format!("/v1/cache/{operation}"), ""), &none, 404);
+        api.ask(agent, "GET", "/v1/cache", "", "");
+    }
+    api.ask(agent, "POST", "/v1/cache/verify", "", "");
+}
