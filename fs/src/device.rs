@@ -1,6 +1,6 @@
 //! The device: `/dev/fuse`, by which the kernel asks and is answered.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -112,9 +112,14 @@ impl Device {
         self.send(0, notify::INVAL_ENTRY, &[head.as_bytes(), name, b"\0"])
     }
 
+    /// Has the kernel send again what was taken, by this process or one before it, and not answered.
+    pub(crate) fn resend(&self) -> rustix::io::Result<()> {
+        self.send(0, notify::RESEND, &[])
+    }
+
     /// Registers `file` as one that opens can be answered with.
-    pub(crate) fn back(self: &Arc<Self>, file: &File) -> io::Result<Backing> {
-        let map = BackingMap { fd: file.as_raw_fd(), flags: 0, _unused: 0 };
+    pub(crate) fn back(self: &Arc<Self>, file: &impl AsFd) -> io::Result<Backing> {
+        let map = BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, _unused: 0 };
         // SAFETY: both descriptors are open for the whole call, and the kernel only reads the structure
         // behind the pointer, which has the layout that it expects.
         let id = check(unsafe { libc::ioctl(self.fd.as_raw_fd(), BACKING_OPEN as _, &raw const map) })?;
@@ -145,6 +150,11 @@ pub(crate) struct Backing {
 }
 
 impl Backing {
+    /// What a process before this one registered under the number `id`.
+    pub(crate) fn adopt(device: Arc<Device>, id: u32) -> Self {
+        Self { device, id }
+    }
+
     /// Its number on this mount.
     pub(crate) fn id(&self) -> u32 {
         self.id
@@ -161,6 +171,8 @@ impl Drop for Backing {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]
@@ -192,6 +204,7 @@ mod tests {
         assert_eq!(bytes, b"\x10\0\0\0\xe2\xff\xff\xff\x06\0\0\0\0\0\0\0");
         let bytes = sent(|device| device.forget_name(3, b"n").expect("sent"));
         assert_eq!(bytes[4..16], [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(sent(|device| device.resend().expect("sent")), b"\x10\0\0\0\x07\0\0\0\0\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..], *b"\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0n\0");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::{AbortHandle, Abortable};
 use rustix::io::Errno;
@@ -43,6 +44,8 @@ impl Caller {
 pub(crate) struct Later {
     runtime: Handle,
     pending: Arc<Pending<Task>>,
+    /// Whether another process will answer what isn't answered here.
+    left: Arc<AtomicBool>,
 }
 
 /// A task, and who waits for it.
@@ -55,7 +58,17 @@ struct Task {
 impl Later {
     /// Tasks will run on `runtime`.
     pub(crate) fn new(runtime: Handle) -> Self {
-        Self { runtime, pending: Arc::new(Pending::new()) }
+        Self { runtime, pending: Arc::new(Pending::new()), left: Arc::default() }
+    }
+
+    /// Leaves what will not have been answered when this process ends to the next one.
+    pub(crate) fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that was said.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
     }
 
     /// Answers `caller` with what `work` will come to.
@@ -68,7 +81,8 @@ impl Later {
         if !self.pending.begin(caller.unique, Task { abort, caller: caller.clone() }) {
             return Err(Errno::INTR);
         }
-        let duty = Duty { pending: self.pending.clone(), unique: caller.unique };
+        let (pending, left) = (self.pending.clone(), self.left.clone());
+        let duty = Duty { pending, left, unique: caller.unique };
         let task = async move { duty.fulfil(work.await) };
         self.runtime.spawn(Abortable::new(task, registration));
         Ok(Answer::Nothing)
@@ -84,9 +98,10 @@ impl Later {
 }
 
 /// The duty to answer a request. When its task ends without an answer, by a panic or with its runtime, the
-/// caller gets EIO; nobody could end a process that waits for ever.
+/// caller gets EIO; nobody could end a process that waits for ever. But not where another process is to answer.
 struct Duty {
     pending: Arc<Pending<Task>>,
+    left: Arc<AtomicBool>,
     unique: u64,
 }
 
@@ -104,7 +119,9 @@ impl Duty {
 
 impl Drop for Duty {
     fn drop(&mut self) {
-        self.reply(Err(Errno::IO));
+        if !self.left.load(Ordering::Relaxed) {
+            self.reply(Err(Errno::IO));
+        }
     }
 }
 
@@ -156,6 +173,15 @@ mod tests {
             assert!(matches!(later.answer(&caller(4), std::future::pending()), Err(Errno::INTR)));
         });
         assert_eq!(replies, [(2, -libc::EINTR)]);
+    }
+
+    #[test]
+    fn a_task_that_is_left_is_not_answered_when_it_is_lost() {
+        let replies = sent(|_, later, caller| {
+            assert!(later.answer(&caller(2), std::future::pending()).is_ok());
+            later.leave();
+        });
+        assert_eq!(replies, []);
     }
 
     #[test]

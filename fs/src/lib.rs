@@ -5,10 +5,14 @@
 //! take requests; `ops`, their answers, from `tree` (names and attributes), `files` (opens and reads) and
 //! `xattr`; `later`, the answers that have to wait for the network.
 //!
+//! A mount outlives the process that serves it where somebody else holds its descriptors ([`held`]): the next process finds
+//! what is open in the `ledger`, has what was asked meanwhile sent again, and goes on.
+//!
 //! What the kernel can be told once, it is told once: nothing in a snapshot ever changes, so names,
 //! attributes, listings and pages are cached for ever. What is whole on the local disk, the kernel reads from
 //! there by itself (*passthrough*), where it can and may.
 
+pub mod held;
 pub mod mounts;
 
 mod ahead;
@@ -18,6 +22,7 @@ mod files;
 mod fusermount;
 mod idle;
 mod later;
+mod ledger;
 mod mount;
 mod mountpoint;
 mod opens;
@@ -29,6 +34,7 @@ mod wire;
 mod xattr;
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -42,7 +48,9 @@ use tokio::sync::watch;
 
 use crate::device::Device;
 use crate::files::{Files, Opened, Unopened};
+use crate::held::Held;
 use crate::later::Later;
+use crate::ledger::{Entry, Ledger, Terms};
 use crate::ops::Filesystem;
 use crate::tree::Owner;
 
@@ -76,6 +84,10 @@ pub struct Mount {
     /// Its device number, by which it is known from whatever else may be mounted at the same place.
     device: (u32, u32),
     filesystem: Arc<Filesystem>,
+    ledger: Arc<Ledger>,
+    queues: Vec<Arc<Device>>,
+    /// Whether the kernel lets another process go on.
+    resend: bool,
     /// How many threads still take requests.
     threads: watch::Receiver<usize>,
 }
@@ -111,31 +123,73 @@ impl Mount {
         options: &Options,
         device: Device,
     ) -> Result<Self> {
-        let small = Files::small(&snapshot);
-        let passthrough = session::agree(&device, !small)?;
-        if !small && !passthrough {
+        let unopened = Files::small(&snapshot);
+        let session::Agreed { passthrough, resend } = session::agree(&device, !unopened)?;
+        if !unopened && !passthrough {
             tracing::warn!("the kernel offers no passthrough: reads of local files go by the daemon");
         }
-        let device = Arc::new(device);
-        let files = if small {
-            Files::Unopened(Unopened::new(snapshot.clone(), runtime.clone()))
-        } else {
-            Files::Opened(Opened::new(snapshot.clone(), runtime.clone(), device.clone(), passthrough))
-        };
-        let owner = Owner {
-            uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
-            gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
-        };
-        let later = Later::new(runtime.clone());
-        let filesystem =
-            Arc::new(Filesystem { snapshot, owner, control: options.control.clone(), files, later });
-        let threads = session::start(&filesystem, &device, options.threads.max(THREADS))?;
-        runtime.spawn(tidy(Arc::downgrade(&filesystem)));
-        let relief: Weak<Filesystem> = Arc::downgrade(&filesystem);
-        filesystem.snapshot.relieve_with(relief);
+        let ledger = Arc::new(Ledger::new(Terms { passthrough, unopened })?);
+        let queues = session::queues(Arc::new(device), options.threads.max(THREADS));
+        let filesystem = filesystem(snapshot, runtime, options, &queues[0], &ledger, &[]);
+        let threads = session::start(&filesystem, &queues, options.threads.max(THREADS))?;
         let device = answering(mountpoint)?;
+        ledger.set_device(device);
         read_ahead(device);
-        Ok(Self { mountpoint: mountpoint.into(), device, filesystem, threads })
+        Ok(Self { mountpoint: mountpoint.into(), device, filesystem, ledger, queues, resend, threads })
+    }
+
+    /// Goes on serving what another process mounted at `mountpoint`, with the same snapshot and options: who uses it notices
+    /// nothing. That process must have ended, or have [left](Self::leave) the mount.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] when that was another version of this program that did it otherwise. The mount is as before.
+    pub fn resume(
+        snapshot: Arc<Snapshot>,
+        runtime: Handle,
+        mountpoint: &Path,
+        options: &Options,
+        held: Held,
+    ) -> Result<Self> {
+        let Held { ledger, queues } = held;
+        let (ledger, entries) = Ledger::open(ledger)?;
+        let ledger = Arc::new(ledger);
+        let queues: Vec<_> = queues.into_iter().map(|fd| Arc::new(Device::from(fd))).collect();
+        let filesystem = filesystem(snapshot, runtime, options, &queues[0], &ledger, &entries);
+        // Before the first request is taken here: what this process has under way must not come a second time. An error
+        // means that the mount has gone, which the threads will find.
+        let _ = queues[0].resend();
+        let threads = session::start(&filesystem, &queues, options.threads.max(THREADS))?;
+        let device = ledger.device();
+        let mountpoint = mountpoint.into();
+        Ok(Self { mountpoint, device, filesystem, ledger, queues, resend: true, threads })
+    }
+
+    /// What keeps the mount alive without this process, for whoever is to keep it; `None` where the kernel can't go on with
+    /// another process (Linux before 6.9).
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] without free descriptors.
+    pub fn hold(&self) -> Result<Option<Held>> {
+        if !self.resend {
+            return Ok(None);
+        }
+        let fault = |e| Error::disk("cannot duplicate a descriptor", e);
+        let ledger = self.ledger.as_fd().try_clone_to_owned().map_err(fault)?;
+        let queues = self.queues.iter().map(|queue| queue.as_fd().try_clone_to_owned());
+        Ok(Some(Held { ledger, queues: queues.collect::<std::io::Result<_>>().map_err(fault)? }))
+    }
+
+    /// Leaves the mount to whoever holds it: takes no more requests, and does not unmount. What is under way and has no
+    /// answer when this process ends, the next one gets. There is no way back.
+    pub fn leave(&self) {
+        self.filesystem.later.leave();
+        // What is registered with the kernel must stay so.
+        std::mem::forget(Arc::clone(&self.filesystem));
+    }
+
+    /// Whether it was left.
+    pub fn has_left(&self) -> bool {
+        self.filesystem.later.has_left()
     }
 
     /// Unmounts. It is no error if the mount is gone already.
@@ -175,6 +229,9 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        if self.has_left() {
+            return;
+        }
         let detached = match self.mounted() {
             Ok(true) => mount::detach(&self.mountpoint),
             other => other.map(|_| ()),
@@ -183,6 +240,36 @@ impl Drop for Mount {
             tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "a mount is left behind");
         }
     }
+}
+
+/// The file system of `snapshot` by the ledger's terms, with what stands in it as `entries` open.
+fn filesystem(
+    snapshot: Arc<Snapshot>,
+    runtime: Handle,
+    options: &Options,
+    device: &Arc<Device>,
+    ledger: &Arc<Ledger>,
+    entries: &[Entry],
+) -> Arc<Filesystem> {
+    let terms = ledger.terms();
+    let files = if terms.unopened {
+        Files::Unopened(Unopened::new(snapshot.clone(), runtime.clone()))
+    } else {
+        let (device, ledger) = (device.clone(), ledger.clone());
+        let opened = Opened::new(snapshot.clone(), runtime.clone(), device, terms.passthrough, ledger);
+        opened.inherit(entries);
+        Files::Opened(opened)
+    };
+    let owner = Owner {
+        uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
+        gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
+    };
+    let later = Later::new(runtime.clone());
+    let filesystem = Arc::new(Filesystem { snapshot, owner, control: options.control.clone(), files, later });
+    runtime.spawn(tidy(Arc::downgrade(&filesystem)));
+    let relief: Weak<Filesystem> = Arc::downgrade(&filesystem);
+    filesystem.snapshot.relieve_with(relief);
+    filesystem
 }
 
 impl Relief for Filesystem {

@@ -90,6 +90,21 @@ impl<B: Clone, W> Opens<B, W> {
         Mode::Cached
     }
 
+    /// Takes over a handle of `node`, which the process before this one opened in `mode`.
+    pub(crate) fn inherit(&mut self, node: u64, mode: Mode<B>, watch: impl FnOnce() -> Option<W>) {
+        match self.live.get_mut(&node) {
+            // Of the same mode: the process before this one kept to the same rule.
+            Some(Live::Cached { handles, .. } | Live::Passthrough { handles, .. }) => *handles += 1,
+            None => {
+                let live = match mode {
+                    Mode::Cached => Live::Cached { handles: 1, whole: false, _watch: watch() },
+                    Mode::Passthrough(backing) => Live::Passthrough { handles: 1, backing },
+                };
+                self.live.insert(node, live);
+            }
+        }
+    }
+
     /// Closes a handle of `node` at `now`. What no longer needs to be registered is returned.
     pub(crate) fn close(&mut self, node: u64, now: Instant) -> Option<B> {
         match self.live.get_mut(&node)? {
@@ -197,6 +212,7 @@ mod tests {
         Whole,
         Evict,
         Expire,
+        Takeover,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -208,6 +224,7 @@ mod tests {
             2 => Just(Step::Whole),
             1 => Just(Step::Evict),
             1 => Just(Step::Expire),
+            1 => Just(Step::Takeover),
         ];
         prop::collection::vec(step, 0..200)
     }
@@ -220,6 +237,7 @@ mod tests {
             let mut opens: Opens<std::sync::Arc<u32>, ()> = Opens::new();
             let (mut whole, mut dentry, mut registered, now) = (false, tree::base(FILE), 0, Instant::now());
             let mut handles: Vec<(u64, Mode<u32>)> = Vec::new();
+            let mut backings: std::collections::HashMap<u32, std::sync::Weak<u32>> = Default::default();
             for step in steps {
                 match step {
                     Step::Lookup => dentry = opens.prefer(FILE),
@@ -230,6 +248,7 @@ mod tests {
                             Mode::Cached => Mode::Cached,
                             Mode::Passthrough(backing) => {
                                 prop_assert!(std::sync::Arc::strong_count(&backing) > 1);
+                                backings.insert(*backing, std::sync::Arc::downgrade(&backing));
                                 Mode::Passthrough(*backing)
                             }
                         };
@@ -247,6 +266,25 @@ mod tests {
                     }
                     Step::Evict => whole &= !handles.is_empty(),
                     Step::Expire => drop(opens.expire(now + IDLE_TIME)),
+                    Step::Takeover => {
+                        // What the ledger tells; nothing else comes over.
+                        let adopted: Vec<_> = backings.values().filter_map(std::sync::Weak::upgrade).collect();
+                        opens = Opens::new();
+                        for (node, mode) in &handles {
+                            let mode = match mode {
+                                Mode::Cached => Mode::Cached,
+                                Mode::Passthrough(id) => {
+                                    let adopted = adopted.iter().find(|backing| ***backing == *id);
+                                    Mode::Passthrough(adopted.expect("registered while it is open").clone())
+                                }
+                            };
+                            opens.inherit(*node, mode, || None);
+                        }
+                        if whole {
+                            opens.complete(tree::base(FILE));
+                            opens.complete(tree::twin(FILE));
+                        }
+                    }
                     Step::Close(_) => {}
                 }
                 if handles.is_empty() && whole {

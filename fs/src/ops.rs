@@ -69,7 +69,7 @@ impl Filesystem {
             Operation::Lookup { name } => self.lookup(node, name),
             Operation::Getattr => self.getattr(node),
             Operation::Readlink => self.readlink(node),
-            Operation::Open { flags } => self.open(node, *flags),
+            Operation::Open { flags } => self.open(caller, node, *flags),
             Operation::Read { fh, offset, size } => self.read(caller, node, *fh, *offset, *size),
             Operation::Release { fh } => {
                 self.files.close(node, *fh);
@@ -146,14 +146,14 @@ impl Filesystem {
         }
     }
 
-    fn open(&self, node: u64, flags: u32) -> Result<Answer, Errno> {
+    fn open(&self, caller: &Caller, node: u64, flags: u32) -> Result<Answer, Errno> {
         let flags = flags as libc::c_int;
         if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
             return Err(Errno::ROFS);
         }
         let (index, slice) = self.file(node)?;
-        let opened =
-            self.files.open(node, index, slice).map_err(|error| failed(&self.snapshot, index, &error))?;
+        let opened = self.files.open(caller.unique, node, index, slice);
+        let opened = opened.map_err(|error| failed(&self.snapshot, index, &error))?;
         opened.map(|out| Answer::of(&out)).ok_or(Errno::NOSYS)
     }
 

@@ -32,14 +32,23 @@ const WANTED: u64 = init::ASYNC_READ
     | init::MAX_PAGES
     | init::CACHE_SYMLINKS
     | init::EXPLICIT_INVAL_DATA
+    | init::HAS_RESEND
     | init::EXT;
 
-/// Agrees with the kernel on how to talk. The answer is whether it offers passthrough; with `passthrough`,
-/// that is taken up.
+/// What the kernel offers, and was taken up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Agreed {
+    /// It takes backing files.
+    pub(crate) passthrough: bool,
+    /// It sends requests again, so that another process can go on.
+    pub(crate) resend: bool,
+}
+
+/// Agrees with the kernel on how to talk; with `passthrough`, that is taken up where it is offered.
 ///
 /// # Errors
 /// [`Kind::Unsupported`] when the kernel is too old.
-pub(crate) fn agree(device: &Device, passthrough: bool) -> Result<bool> {
+pub(crate) fn agree(device: &Device, passthrough: bool) -> Result<Agreed> {
     let lost =
         |error: Errno| Error::with(Kind::Disk, "the kernel broke off the mount", io::Error::from(error));
     let mut buffer = vec![0; BUFFER];
@@ -68,7 +77,7 @@ pub(crate) fn agree(device: &Device, passthrough: bool) -> Result<bool> {
     }
     let agreed = flags & if passthrough { WANTED | init::PASSTHROUGH } else { WANTED };
     device.reply_body(unique, reply(minor, max_readahead, agreed).as_bytes()).map_err(lost)?;
-    Ok(agreed & init::PASSTHROUGH != 0)
+    Ok(Agreed { passthrough: agreed & init::PASSTHROUGH != 0, resend: agreed & init::HAS_RESEND != 0 })
 }
 
 /// Our side of the handshake, given the kernel's version and readahead and the flags agreed on.
@@ -90,18 +99,23 @@ fn reply(minor: u32, max_readahead: u32, agreed: u64) -> InitOut {
     }
 }
 
-/// Starts `count` threads that answer the mount's requests, each with a queue of its own where the kernel
-/// allows it. What is returned counts the threads that are left: they end when the kernel lets the mount go.
+/// The queues for `count` threads, `device` among them: each has one of its own where the kernel allows it.
+pub(crate) fn queues(device: Arc<Device>, count: usize) -> Vec<Arc<Device>> {
+    let more: Vec<_> = (1..count).map_while(|_| device.duplicate().ok()).map(Arc::new).collect();
+    std::iter::once(device).chain(more).collect()
+}
+
+/// Starts threads that answer the mount's requests: one for each of the `queues`, and at least `least`. What is returned
+/// counts the threads that are left: they end when the kernel lets the mount go.
 pub(crate) fn start(
     filesystem: &Arc<Filesystem>,
-    device: &Arc<Device>,
-    count: usize,
+    queues: &[Arc<Device>],
+    least: usize,
 ) -> Result<watch::Receiver<usize>> {
     let (left, ended) = watch::channel(0);
     let left = Arc::new(left);
-    for number in 0..count {
-        let own = if number == 0 { None } else { device.duplicate().ok() };
-        let own = own.map_or_else(|| device.clone(), Arc::new);
+    let count = least.max(queues.len());
+    for (number, own) in queues.iter().cycle().take(count).cloned().enumerate() {
         let (filesystem, thread) = (filesystem.clone(), Thread::new(left.clone()));
         std::thread::Builder::new()
             .name(format!("fuse-{number}"))
@@ -130,11 +144,13 @@ impl Drop for Thread {
     }
 }
 
-/// Takes requests and answers them until the mount is gone.
+/// Takes requests and answers them until the mount is gone, or left to another process: that will get what is taken here
+/// afterwards, and not answered.
 fn serve(filesystem: &Filesystem, device: &Arc<Device>) {
     let mut buffer = vec![0; BUFFER];
     loop {
         match device.read(&mut buffer) {
+            Ok(_) if filesystem.later.has_left() => return,
             Ok(bytes) => answer(filesystem, device, bytes),
             // NOENT: the request was given up before it was read.
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}

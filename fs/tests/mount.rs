@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bdnfs::blob::Blob;
 use bdnfs::cache::Limits;
@@ -21,6 +21,7 @@ use bdnfs::manifest::{Found, Listing};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Patterns;
 use bdnfs::tier::{Body, Origin, Rung, Tier, Urgency};
+use bdnfs_fs::held::Held;
 use bdnfs_fs::{Mount, Options, mounts};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -103,6 +104,28 @@ impl Mounted {
         let options = Options { control: Some("/run/control".into()), ..Options::default() };
         let mount = Mount::new(snapshot.clone(), runtime.handle().clone(), &dir.path().join("mnt"), &options);
         Self { mount: mount.expect("mounted"), snapshot, runtime, dir }
+    }
+
+    /// Has another session go on where this one is, as another process would.
+    fn take_over(&mut self) {
+        let held = self.mount.hold().expect("descriptors").expect("needs Linux 6.9");
+        self.mount.leave();
+        // What its threads still take, they don't answer.
+        let mut asking = Vec::new();
+        while self.runtime.block_on(async {
+            tokio::time::timeout(Duration::from_millis(100), self.mount.ended()).await.is_err()
+        }) {
+            let path = self.path(format!("none-{}", asking.len()).as_bytes());
+            asking.push(std::thread::spawn(move || fs::metadata(path).expect_err("missing").kind()));
+        }
+        let held = Held::new(held.descriptors().map(|fd| fd.try_clone_to_owned().expect("a descriptor")));
+        let (runtime, at) = (self.runtime.handle().clone(), self.dir.path().join("mnt"));
+        let snapshot = self.snapshot.clone();
+        let next = Mount::resume(snapshot, runtime, &at, &Options::default(), held.expect("all of them"));
+        self.mount = next.expect("resumed");
+        for asking in asking {
+            assert_eq!(asking.join().expect("answered"), ErrorKind::NotFound);
+        }
     }
 
     fn path(&self, name: &[u8]) -> PathBuf {
@@ -222,6 +245,65 @@ fn a_file_that_becomes_whole_is_read_by_the_kernel() {
     assert_eq!(part, content[9_000_000..9_100_000]);
     let (old, new) = (old.metadata().expect("old"), new.metadata().expect("new"));
     assert_eq!(old.ino(), new.ino());
+}
+
+#[test]
+fn another_session_goes_on_with_what_is_open() {
+    let content = noise(LARGE);
+    let mut tree =
+        Mounted::new(&[(b"model", &content), (b"small", b"s"), (b"sub/a", b"a"), (b"sub/b", b"b")]);
+    let model = tree.path(b"model");
+    let old = File::open(&model).expect("open");
+    let mut listing = fs::read_dir(tree.path(b"sub")).expect("a directory");
+    listing.next().expect("a first entry").expect("readable");
+    let right = |file: &File, at: usize| {
+        let mut part = vec![0; 70_000];
+        file.read_exact_at(&mut part, at as u64).expect("read");
+        assert_eq!(part, content[at..][..part.len()], "at {at}");
+    };
+    right(&old, 1 << 20);
+    tree.take_over();
+    right(&old, 3 << 20);
+    // The other file, and the link that every tree here has.
+    assert_eq!(listing.count(), 2);
+    // The next one is opened beside what another process opened, in whatever mode that was.
+    right(&File::open(&model).expect("open"), 5 << 20);
+    tree.runtime.block_on(tree.snapshot.stage().done()).expect("staged");
+    let link = format!("/proc/self/fd/{}", old.as_raw_fd());
+    while tree.mount.passthrough()
+        && !fs::read_link(&link).expect("a link").as_os_str().as_bytes().ends_with(b" (deleted)")
+    {
+        std::thread::yield_now();
+    }
+    let whole = File::open(&model).expect("open");
+    for _ in 0..2 {
+        tree.take_over();
+        let served = tree.snapshot.traffic().cache;
+        right(&whole, 7 << 20);
+        right(&File::open(&model).expect("open with the same backing file"), 8 << 20);
+        if tree.mount.passthrough() {
+            assert_eq!(tree.snapshot.traffic().cache, served, "the daemon was asked for a whole file");
+        }
+        right(&old, 9 << 20);
+        // By its node, whatever its name leads to.
+        right(&File::open(&link).expect("open once more"), 10 << 20);
+    }
+    drop(whole);
+    right(&File::open(&model).expect("open"), 11 << 20);
+    drop(old);
+    right(&File::open(&model).expect("open"), 12 << 20);
+    tree.mount.unmount().expect("nothing holds it");
+}
+
+#[test]
+fn a_tree_without_opens_goes_on() {
+    let mut tree = Mounted::new(&[(b"a", b"alpha"), (b"b", b"beta")]);
+    let mut open = File::open(tree.path(b"a")).expect("open");
+    tree.take_over();
+    let mut content = Vec::new();
+    open.read_to_end(&mut content).expect("read");
+    assert_eq!(content, b"alpha");
+    assert_eq!(fs::read(tree.path(b"b")).expect("read"), b"beta");
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(crate) mod init {
     pub(crate) const EXT: u64 = 1 << 30;
     /// Opens may be answered with a backing file.
     pub(crate) const PASSTHROUGH: u64 = 1 << 37;
+    /// Requests that nobody answered can be had again.
+    pub(crate) const HAS_RESEND: u64 = 1 << 39;
 }
 
 /// Flags of a reply to OPEN.
@@ -42,7 +44,12 @@ pub(crate) mod open {
 pub(crate) mod notify {
     /// A name is to be looked up anew.
     pub(crate) const INVAL_ENTRY: i32 = 3;
+    /// The requests that were taken and not answered are to be sent again.
+    pub(crate) const RESEND: i32 = 7;
 }
+
+/// Marks the number of a request that is sent again.
+pub(crate) const RESENT: u64 = 1 << 63;
 
 /// Operation codes.
 pub(crate) mod opcode {

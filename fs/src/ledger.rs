@@ -1,0 +1,303 @@
+//! The ledger: what the kernel was told of a mount and has open on it, in memory that outlives this process.
+//!
+//! Whoever serves a mount next must know its open handles: the kernel insists on the mode and on the backing file that a
+//! node has been opened with ([`opens`](crate::opens)). So each handle, and each registered backing file, has a slot in a
+//! memory file, which somebody else may hold too. A slot is written before the kernel hears of what stands in it, and
+//! struck after the kernel has let that go: so what stands here is never less than what the kernel has, whenever the
+//! process is killed. What it costs is a few stores an open.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bdnfs::error::{Error, Kind, Result};
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use crate::lock;
+
+/// Says what it is and how it is laid out: "bdnfs" and a version. To be raised with every change of what stands below,
+/// and of the limits that the kernel is told at the beginning (`session`): a mount keeps to those it began with.
+const MAGIC: u64 = 0x0062_646e_6673_0001;
+/// Words before the first slot: the magic, the terms, the device's number, how many slots were ever used; some in reserve.
+const HEAD: usize = 8;
+/// Words of a slot: number, node, request, and what it is.
+const SLOT: usize = 4;
+/// How many bits of a number say which slot it is; the others count, so that no number comes twice.
+const SLOT_BITS: u32 = 20;
+/// How many slots there are: a million files may be open on a mount. Those unused take no memory.
+const SLOTS: u32 = 1 << SLOT_BITS;
+/// All of it, in bytes.
+const SIZE: usize = (HEAD + SLOT * SLOTS as usize) * size_of::<u64>();
+
+/// What was agreed on with the kernel when the mount began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// The kernel takes backing files.
+    pub(crate) passthrough: bool,
+    /// The kernel sends no opens.
+    pub(crate) unopened: bool,
+}
+
+/// What a slot may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Item {
+    /// A handle that the daemon serves.
+    Cached,
+    /// A handle that the kernel serves from the backing file with this number.
+    Passthrough(u32),
+    /// A registered backing file.
+    Backing(u32),
+}
+
+impl Item {
+    fn word(self) -> u64 {
+        let (kind, id) = match self {
+            Self::Cached => (1, 0),
+            Self::Passthrough(id) => (2, id),
+            Self::Backing(id) => (3, id),
+        };
+        kind << 32 | u64::from(id)
+    }
+
+    fn of(word: u64) -> Option<Self> {
+        let id = word as u32;
+        match word >> 32 {
+            1 => Some(Self::Cached),
+            2 => Some(Self::Passthrough(id)),
+            3 => Some(Self::Backing(id)),
+            _ => None,
+        }
+    }
+}
+
+/// A slot that is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Its number: a handle's is what the kernel knows it by.
+    pub(crate) number: u64,
+    /// The node that it is about.
+    pub(crate) node: u64,
+    /// The request that it came from.
+    pub(crate) unique: u64,
+    /// What it is.
+    pub(crate) item: Item,
+}
+
+/// The ledger of one mount.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    file: File,
+    memory: MmapRaw,
+    slots: Mutex<Slots>,
+}
+
+/// Which slots can be used next.
+#[derive(Debug)]
+struct Slots {
+    vacant: Vec<u32>,
+    /// From here on none was ever used.
+    fresh: u32,
+    /// How many numbers were given out, those of the processes before this one among them.
+    serial: u64,
+}
+
+impl Ledger {
+    /// An empty one.
+    pub(crate) fn new(terms: Terms) -> Result<Self> {
+        let make = || -> io::Result<File> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = File::from(rustix::fs::memfd_create("bdnfs-ledger", flags)?);
+            file.set_len(SIZE as u64)?;
+            rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            Ok(file)
+        };
+        let slots = Slots { vacant: Vec::new(), fresh: 0, serial: 0 };
+        let ledger = Self::map(make().map_err(fault)?, slots)?;
+        ledger.words()[1]
+            .store(u64::from(terms.passthrough) | u64::from(terms.unopened) << 1, Ordering::Relaxed);
+        ledger.words()[0].store(MAGIC, Ordering::Release);
+        Ok(ledger)
+    }
+
+    /// The ledger in `file`, which another process kept, and what stands in it.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] when it is no ledger, or one of another version.
+    pub(crate) fn open(file: OwnedFd) -> Result<(Self, Vec<Entry>)> {
+        let foreign = || Error::new(Kind::Unsupported, "the mount was held by another version of bdnfs");
+        let file = File::from(file);
+        let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if !sealed || file.metadata().map_err(fault)?.len() != SIZE as u64 {
+            return Err(foreign());
+        }
+        let mut ledger = Self::map(file, Slots { vacant: Vec::new(), fresh: 0, serial: 0 })?;
+        if ledger.words()[0].load(Ordering::Acquire) != MAGIC {
+            return Err(foreign());
+        }
+        let (slots, entries) = ledger.read();
+        ledger.slots = Mutex::new(slots);
+        Ok((ledger, entries))
+    }
+
+    fn map(file: File, slots: Slots) -> Result<Self> {
+        let memory = MmapOptions::new().len(SIZE).map_raw(&file).map_err(fault)?;
+        Ok(Self { file, memory, slots: Mutex::new(slots) })
+    }
+
+    fn read(&self) -> (Slots, Vec<Entry>) {
+        let fresh = (self.words()[3].load(Ordering::Acquire) as u32).min(SLOTS);
+        let (mut vacant, mut entries, mut serial) = (Vec::new(), Vec::new(), 0);
+        for slot in 0..fresh {
+            let [number, node, unique, item] = self.slot(slot);
+            let number = number.load(Ordering::Acquire);
+            serial = serial.max(number >> SLOT_BITS);
+            match Item::of(item.load(Ordering::Acquire)) {
+                Some(item) => {
+                    let (node, unique) = (node.load(Ordering::Relaxed), unique.load(Ordering::Relaxed));
+                    entries.push(Entry { number, node, unique, item });
+                }
+                None => vacant.push(slot),
+            }
+        }
+        (Slots { vacant, fresh, serial }, entries)
+    }
+
+    /// What was agreed on.
+    pub(crate) fn terms(&self) -> Terms {
+        let word = self.words()[1].load(Ordering::Relaxed);
+        Terms { passthrough: word & 1 != 0, unopened: word & 2 != 0 }
+    }
+
+    /// The mount's device number.
+    pub(crate) fn device(&self) -> (u32, u32) {
+        let word = self.words()[2].load(Ordering::Relaxed);
+        ((word >> 32) as u32, word as u32)
+    }
+
+    /// Notes the mount's device number.
+    pub(crate) fn set_device(&self, (major, minor): (u32, u32)) {
+        self.words()[2].store(u64::from(major) << 32 | u64::from(minor), Ordering::Relaxed);
+    }
+
+    /// Enters what the request `unique` brings about on `node`. The answer is its number; `None`: no slot is left.
+    pub(crate) fn enter(&self, node: u64, unique: u64, item: Item) -> Option<u64> {
+        let mut slots = lock(&self.slots);
+        let slot = match slots.vacant.pop() {
+            Some(slot) => slot,
+            None if slots.fresh < SLOTS => {
+                slots.fresh += 1;
+                self.words()[3].store(slots.fresh.into(), Ordering::Release);
+                slots.fresh - 1
+            }
+            None => return None,
+        };
+        slots.serial += 1;
+        let number = slots.serial << SLOT_BITS | u64::from(slot);
+        drop(slots);
+        let words = self.slot(slot);
+        words[0].store(number, Ordering::Relaxed);
+        words[1].store(node, Ordering::Relaxed);
+        words[2].store(unique, Ordering::Relaxed);
+        // Last: until then the slot is vacant.
+        words[3].store(item.word(), Ordering::Release);
+        Some(number)
+    }
+
+    /// Strikes what has this `number`, unless that was done.
+    pub(crate) fn strike(&self, number: u64) {
+        let slot = (number & u64::from(SLOTS - 1)) as u32;
+        let words = self.slot(slot);
+        if words[0].load(Ordering::Relaxed) == number && words[3].swap(0, Ordering::AcqRel) != 0 {
+            lock(&self.slots).vacant.push(slot);
+        }
+    }
+
+    fn slot(&self, slot: u32) -> &[AtomicU64; SLOT] {
+        &self.words()[HEAD..].as_chunks().0[slot as usize]
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is as long as this, begins at a page, and lives as long as `self`; the file is sealed, so that
+        // none of it can go away. Other processes change it through atomics only, as this one does.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), SIZE / size_of::<AtomicU64>()) }
+    }
+}
+
+impl AsFd for Ledger {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn fault(error: impl Into<io::Error>) -> Error {
+    Error::disk("cannot use a file in memory", error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TERMS: Terms = Terms { passthrough: true, unopened: false };
+
+    fn again(ledger: &Ledger) -> (Ledger, Vec<Entry>) {
+        Ledger::open(ledger.file.try_clone().expect("a descriptor").into()).expect("a ledger")
+    }
+
+    #[test]
+    fn the_next_process_finds_the_terms() {
+        let ledger = Ledger::new(TERMS).expect("a ledger");
+        ledger.set_device((3, u32::MAX));
+        let (again, entries) = again(&ledger);
+        assert_eq!((again.terms(), again.device(), entries), (TERMS, (3, u32::MAX), Vec::new()));
+    }
+
+    #[test]
+    fn what_is_none_is_refused() {
+        let kind = |file: File| Ledger::open(file.into()).expect_err("no ledger").kind();
+        assert_eq!(kind(tempfile::tempfile().expect("a file")), Kind::Unsupported);
+        let other = Ledger::new(TERMS).expect("a ledger");
+        other.words()[0].store(MAGIC + 1, Ordering::Relaxed);
+        assert_eq!(kind(other.file.try_clone().expect("a descriptor")), Kind::Unsupported);
+    }
+
+    proptest! {
+        #[test]
+        fn every_process_knows_what_stands_and_no_number_comes_twice(
+            steps in prop::collection::vec((0_u8..4, any::<prop::sample::Index>(), any::<u32>()), 0..200),
+        ) {
+            let mut ledger = Ledger::new(TERMS).expect("a ledger");
+            let (mut stands, mut given) = (HashMap::new(), Vec::new());
+            for (step, which, node) in steps {
+                match step {
+                    0 | 1 => {
+                        let item = [Item::Cached, Item::Passthrough(node), Item::Backing(node)][which.index(3)];
+                        let (node, unique) = (node.into(), u64::from(node) * 2);
+                        let number = ledger.enter(node, unique, item).expect("a slot");
+                        prop_assert!(!given.contains(&number));
+                        given.push(number);
+                        stands.insert(number, Entry { number, node, unique, item });
+                    }
+                    2 if !given.is_empty() => {
+                        // Perhaps for the second time, and the slot has another number by now.
+                        let number = given[which.index(given.len())];
+                        ledger.strike(number);
+                        stands.remove(&number);
+                    }
+                    _ => {
+                        let (next, entries) = again(&ledger);
+                        prop_assert_eq!(entries.len(), stands.len());
+                        prop_assert!(entries.iter().all(|entry| stands.get(&entry.number) == Some(entry)));
+                        ledger = next;
+                    }
+                }
+            }
+        }
+    }
+}
