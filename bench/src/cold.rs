@@ -1,15 +1,17 @@
 //! Cold: nothing is in the cache, and the source is an S3 server on loopback.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
+use crate::bucket::Bucket;
 use crate::lab::Lab;
 use crate::local::cat;
-use crate::mount::{Mount, Plan};
+use crate::mount::Mount;
 use crate::report::{Figure, Pair, Report, Rows};
-use crate::s3::{BUCKET, Download, Object, Server};
+use crate::s3::Download;
 use crate::samples::Samples;
+use crate::unit::Unit;
 use crate::{data, interrupt};
 
 const ABOUT: &str = "Bytes that lie nowhere near yet, from an S3 server on loopback that has them in memory and checks \
@@ -26,18 +28,9 @@ const CURL_SYNCED: &str = "curl, then fsync";
 /// # Errors
 /// Interruption only.
 pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
-    report.group("Cold from S3", format!("{ABOUT} {} MiB.", lab.sizes.cold >> 20));
-    report.measure("one file", || Bucket::fill(lab, 1)?.compare(lab, "one file"))?;
-    report.measure("4 files", || Bucket::fill(lab, 4)?.compare(lab, "4 files"))
-}
-
-/// A server and what it has.
-struct Bucket {
-    // First, so that it ends before its directory goes.
-    server: Server,
-    objects: Vec<Object>,
-    directory: PathBuf,
-    _root: tempfile::TempDir,
+    report.group("cold", "Cold from S3", format!("{ABOUT} {} MiB.", lab.sizes.size >> 20));
+    report.measure("one file", || compare(lab, 1, "one file"))?;
+    report.measure("4 files", || compare(lab, 4, "4 files"))
 }
 
 /// What one mount took.
@@ -55,57 +48,45 @@ struct Rounds {
     cat: Vec<Mounted>,
 }
 
-impl Bucket {
-    fn fill(lab: &Lab, files: u64) -> Result<Self> {
-        let root = lab.room("s3", lab.sizes.cold)?;
-        let directory = root.path().join(BUCKET);
-        std::fs::create_dir(&directory).context("cannot make a bucket")?;
-        let size = lab.sizes.cold / files;
-        let objects: Vec<_> =
-            (0..files).map(|index| Object { key: format!("file-{index}.bin"), size }).collect();
-        objects.iter().try_for_each(|object| data::file(&directory.join(&object.key), object.size))?;
-        let server = Server::start(lab, root.path())?;
-        Ok(Self { server, objects, directory, _root: root })
-    }
+/// A bucket with `files` files of the same size.
+///
+/// # Errors
+/// The disk fails, or the server does not start.
+pub fn bucket(lab: &Lab, files: u64, bytes: u64) -> Result<Bucket> {
+    Bucket::new(lab, bytes, |directory| {
+        let file = |index| data::file(&directory.join(name(index)), bytes / files);
+        (0..files).try_for_each(file)
+    })
+}
 
-    fn compare(&self, lab: &Lab, name: &str) -> Result<Rows> {
-        let mut rounds = Rounds::default();
-        for _ in 0..lab.sizes.runs {
-            interrupt::check()?;
-            rounds.curl.push(self.in_room(lab, |room| self.server.download(&self.objects, room))?);
-            rounds.wait.push(self.in_room(lab, |room| self.wait(lab, room))?);
-            if self.objects.len() == 1 {
-                rounds.cat.push(self.in_room(lab, |room| self.cat(lab, room))?);
-            }
+fn name(index: u64) -> String {
+    format!("file-{index}.bin")
+}
+
+fn compare(lab: &Lab, files: u64, name: &str) -> Result<Rows> {
+    let bucket = bucket(lab, files, lab.sizes.size)?;
+    let objects = bucket.objects()?;
+    let mut rounds = Rounds::default();
+    for _ in 0..lab.sizes.runs {
+        interrupt::check()?;
+        rounds.curl.push(bucket.in_room(lab, |room| bucket.server.download(&objects, room))?);
+        rounds.wait.push(bucket.in_room(lab, |room| wait(lab, &bucket, room))?);
+        if files == 1 {
+            rounds.cat.push(bucket.in_room(lab, |room| lazy(lab, &bucket, room))?);
         }
-        Ok(rounds.rows(name, lab.sizes.cold))
     }
+    Ok(rounds.rows(name, lab.sizes.size))
+}
 
-    /// Does `work` in a new directory, with the bucket in memory and the disk at rest.
-    fn in_room<T>(&self, lab: &Lab, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
-        let room = lab.room("cold", lab.sizes.cold)?;
-        for object in &self.objects {
-            cat(&self.directory.join(&object.key))?;
-        }
-        rustix::fs::sync();
-        work(room.path())
-    }
+fn wait(lab: &Lab, bucket: &Bucket, room: &Path) -> Result<Mounted> {
+    let mount = bucket.mount(lab, room, true, &[])?;
+    Mounted::new(&mount, mount.took)
+}
 
-    fn mount(&self, lab: &Lab, room: &Path, wait: bool) -> Result<Mount> {
-        let source = format!("s3://{BUCKET}");
-        Mount::new(lab, &Plan { source: &source, room, wait, env: &self.server.env() })
-    }
-
-    fn wait(&self, lab: &Lab, room: &Path) -> Result<Mounted> {
-        let mount = self.mount(lab, room, true)?;
-        Mounted::new(&mount, mount.took)
-    }
-
-    fn cat(&self, lab: &Lab, room: &Path) -> Result<Mounted> {
-        let mount = self.mount(lab, room, false)?;
-        let seconds = cat(&mount.point().join(&self.objects[0].key))?;
-        Mounted::new(&mount, seconds)
-    }
+fn lazy(lab: &Lab, bucket: &Bucket, room: &Path) -> Result<Mounted> {
+    let mount = bucket.mount(lab, room, false, &[])?;
+    let seconds = cat(&mount.point().join(name(0)))?;
+    Mounted::new(&mount, seconds)
 }
 
 impl Mounted {
@@ -124,8 +105,8 @@ impl Rounds {
         let of = |mounts: &[Mounted]| mounts.iter().map(|one| rate(one.seconds)).collect::<Samples>();
         let mut rows = Rows::default();
         let mut pair = |what: &str, against: &str, baseline, bdnfs, wanted| {
-            let (name, against) = (format!("{name}, {what}"), against.to_owned());
-            rows.pairs.push(Pair { name, unit: "MB/s", against, baseline, bdnfs, wanted, prototypes: &[] });
+            let pair = Pair::new(&format!("{name}, {what}"), Unit::Megabytes, against, [baseline, bdnfs]);
+            rows.pairs.push(Pair { wanted, ..pair });
         };
         pair("mount --wait", CURL_SYNCED, durable(), of(&self.wait), Some(WANTED_WAIT));
         pair("mount --wait", CURL, written(), of(&self.wait), None);
@@ -134,15 +115,15 @@ impl Rounds {
             pair("lazy cat", CURL_SYNCED, durable(), of(&self.cat), None);
         }
         let mut figure = |what: &str, unit, value| {
-            rows.figures.push(Figure { name: format!("{name}, {what}"), unit, value, limit: None });
+            rows.figures.push(Figure::new(&format!("{name}, {what}"), unit, value));
         };
-        figure("8 curls: CPU", "s/GiB", self.curl.iter().map(|curl| per_gib(curl.cpu)).collect());
+        figure("8 curls: CPU", Unit::SecondsPerGib, self.curl.iter().map(|curl| per_gib(curl.cpu)).collect());
         for (what, mounts) in [("mount --wait", &self.wait), ("lazy cat", &self.cat)] {
             if !mounts.is_empty() {
                 let cpu = mounts.iter().map(|one| per_gib(one.cpu)).collect();
-                figure(&format!("{what}: CPU of the daemon"), "s/GiB", cpu);
+                figure(&format!("{what}: CPU of the daemon"), Unit::SecondsPerGib, cpu);
                 let peak = mounts.iter().map(|one| one.peak).collect();
-                figure(&format!("{what}: peak memory of the daemon"), "MiB", peak);
+                figure(&format!("{what}: peak memory of the daemon"), Unit::Mebibytes, peak);
             }
         }
         rows

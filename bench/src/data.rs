@@ -39,13 +39,41 @@ impl Noise {
     }
 }
 
+/// How many bytes a tensor takes: as a layer of a model of a few billion parameters.
+const TENSOR: u64 = 8 << 20;
+
 /// Makes a file of `size` bytes, and waits until it is on the disk.
 ///
 /// # Errors
 /// The disk fails, and interruption.
 pub fn file(path: &Path, size: u64) -> Result<()> {
+    write(path, &[], size)
+}
+
+/// Makes a safetensors file with tensors of `size` bytes in all: the length of a header in JSON, the header, the content.
+///
+/// # Errors
+/// The disk fails, and interruption.
+pub fn tensors(path: &Path, size: u64) -> Result<()> {
+    let tensor = |index: u64| {
+        let (first, end) = (index * TENSOR, ((index + 1) * TENSOR).min(size));
+        let shape = (end - first) / 2;
+        format!(
+            "\"layer.{index}.weight\":{{\"dtype\":\"F16\",\"shape\":[{shape}],\"data_offsets\":[{first},{end}]}}"
+        )
+    };
+    let header = format!("{{{}}}", (0..size.div_ceil(TENSOR)).map(tensor).collect::<Vec<_>>().join(","));
+    // As its writers do: what follows begins at a multiple of 8.
+    let header = format!("{header}{}", " ".repeat(header.len().next_multiple_of(8) - header.len()));
+    let head = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    write(path, &head, size)
+}
+
+/// Makes a file that begins with `head`, and `size` bytes more.
+fn write(path: &Path, head: &[u8], size: u64) -> Result<()> {
     let at = || format!("cannot write {}", path.display());
     let mut file = File::create_new(path).with_context(at)?;
+    file.write_all(head).with_context(at)?;
     let mut noise = Noise::new(size ^ path.as_os_str().len() as u64);
     let mut piece = vec![0; PIECE];
     let mut left = size;
@@ -55,6 +83,31 @@ pub fn file(path: &Path, size: u64) -> Result<()> {
         let bytes = &mut piece[..len as usize];
         noise.fill(bytes);
         file.write_all(bytes).with_context(at)?;
+        left -= len;
+    }
+    file.sync_all().with_context(at)
+}
+
+/// Makes a table of `size` bytes as text, as a data set may be one: names that come again, and numbers that don't.
+///
+/// # Errors
+/// The disk fails, and interruption.
+pub fn text(path: &Path, size: u64) -> Result<()> {
+    const WORDS: [&str; 8] = ["weight", "bias", "label", "sample", "train", "valid", "epoch", "token"];
+    let at = || format!("cannot write {}", path.display());
+    let mut file = File::create_new(path).with_context(at)?;
+    let (mut noise, mut piece) = (Noise::new(size), String::new());
+    let mut left = size;
+    while left > 0 {
+        interrupt::check()?;
+        piece.clear();
+        while piece.len() < PIECE {
+            let number = noise.next();
+            let [one, other] = [number % 8, number / 8 % 8].map(|index| WORDS[index as usize]);
+            piece += &format!("{one},{other},{}.{:06}\n", number % 100, number >> 44);
+        }
+        let len = left.min(piece.len() as u64);
+        file.write_all(&piece.as_bytes()[..len as usize]).with_context(at)?;
         left -= len;
     }
     file.sync_all().with_context(at)

@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use crate::run;
 
 /// How long one job may take.
-const JOB: Duration = Duration::from_secs(300);
+pub const JOB: Duration = Duration::from_secs(300);
 
 /// A job file of bench/fio, and the figures that it takes from its environment.
 #[derive(Clone, Copy, Debug)]
@@ -55,11 +55,30 @@ struct Reads {
     bw_bytes: f64,
 }
 
+/// What a job did, and what it took.
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// MB/s.
+    pub rate: f64,
+    /// Seconds of CPU of all its processes.
+    pub cpu: f64,
+    /// MiB of memory of the largest of them.
+    pub peak: f64,
+}
+
 /// Reads the file `path` of `size` bytes, and answers with MB/s.
 ///
 /// # Errors
 /// fio is not installed, fails, or takes too long.
 pub fn read(job: &Job, path: &Path, size: u64) -> Result<f64> {
+    Ok(measure(job, path, size)?.rate)
+}
+
+/// The same, and what it took.
+///
+/// # Errors
+/// fio is not installed, fails, or takes too long.
+pub fn measure(job: &Job, path: &Path, size: u64) -> Result<Done> {
     let mut file = NamedTempFile::with_suffix(".fio").context("cannot make a job file")?;
     file.write_all(job.text.as_bytes()).context("cannot write a job file")?;
     let mut command = run::command("fio");
@@ -67,7 +86,7 @@ pub fn read(job: &Job, path: &Path, size: u64) -> Result<f64> {
     command.env("FILE", path).env("PART", (size / job.jobs).to_string()).env("JOBS", job.jobs.to_string());
     command.env("SECONDS", job.seconds.to_string()).env("IO", job.random.to_string());
     let ran = run::run(&mut command, JOB)?;
-    parse(&ran.out)
+    Ok(Done { rate: parse(&ran.out)?, cpu: ran.cpu, peak: ran.peak })
 }
 
 fn parse(out: &str) -> Result<f64> {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::Advice;
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::machine;
@@ -24,18 +25,18 @@ pub struct Lab {
 }
 
 /// How much is measured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Sizes {
+    /// Whether it is only to be seen that everything runs.
+    pub quick: bool,
     /// How often everything is measured.
     pub runs: usize,
-    /// Bytes of the file that is read locally.
-    pub local: u64,
+    /// Bytes of a large file, or of all files of a group.
+    pub size: u64,
     /// Bytes that are read at random.
     pub random: u64,
     /// Seconds for which a hot file is read.
     pub hot: u64,
-    /// Bytes that are downloaded.
-    pub cold: u64,
     /// Files of 8 KiB.
     pub small: usize,
     /// Files in one directory.
@@ -47,11 +48,11 @@ pub struct Sizes {
 impl Sizes {
     /// What the figures are stated for.
     pub const FULL: Self = Self {
+        quick: false,
         runs: 5,
-        local: 4 << 30,
+        size: 4 << 30,
         random: 256 << 20,
         hot: 3,
-        cold: 4 << 30,
         small: 50_000,
         listed: 100_000,
         many: 1_000_000,
@@ -59,15 +60,20 @@ impl Sizes {
 
     /// To see that everything runs.
     pub const QUICK: Self = Self {
+        quick: true,
         runs: 3,
-        local: 512 << 20,
+        size: 256 << 20,
         random: 16 << 20,
         hot: 1,
-        cold: 512 << 20,
         small: 5_000,
         listed: 10_000,
         many: 100_000,
     };
+
+    /// Whether as much was measured, however often.
+    pub fn same(&self, other: &Self) -> bool {
+        *self == Self { runs: self.runs, ..*other }
+    }
 }
 
 impl Lab {
@@ -87,6 +93,13 @@ impl Lab {
             bail!("{} is missing; scripts/bench builds it", bdnfs.display());
         }
         Ok(Self { directory, sizes, bdnfs, s3_server, native })
+    }
+
+    /// The program `name` of the Python environment that scripts/bench makes, if it is there: `venv` in the directory of
+    /// builds, two above this program.
+    pub fn venv(&self, name: &str) -> Option<PathBuf> {
+        let builds = self.bdnfs.parent()?.parent()?;
+        Some(builds.join("venv/bin").join(name)).filter(|path| path.exists())
     }
 
     /// A new directory called `name`, removed when dropped. It has room for `bytes`.

@@ -13,6 +13,7 @@ use crate::mount::{Mount, Plan};
 use crate::report::{Pair, Report, Rows};
 use crate::run::{self, Running};
 use crate::samples::{Side, in_turn};
+use crate::unit::Unit;
 
 const ABOUT: &str = "A file of the size that is named, all of it in the cache, read through the mount and from the disk's \
     own file system. \"Hot\": it is in the page cache; \"dropped\": it is not.";
@@ -45,7 +46,7 @@ const CASES: [Case; 6] = [
 /// # Errors
 /// Interruption only.
 pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
-    report.group("Local file", format!("{ABOUT} {} MiB.", lab.sizes.local >> 20));
+    report.group("local", "Local file", format!("{ABOUT} {} MiB.", lab.sizes.size >> 20));
     let mut stage = None;
     report.measure("all of it", || {
         stage = Some(Stage::set(lab)?);
@@ -65,19 +66,22 @@ struct Stage {
 
 impl Stage {
     fn set(lab: &Lab) -> Result<Self> {
-        let room = lab.room("local", 2 * lab.sizes.local)?;
+        let room = lab.room("local", 2 * lab.sizes.size)?;
         let source = room.path().join("source");
         std::fs::create_dir(&source).context("cannot make a directory")?;
         let native = source.join(FILE);
-        data::file(&native, lab.sizes.local)?;
+        data::file(&native, lab.sizes.size)?;
         let uri = format!("file://{}", source.display());
-        let mount = Mount::new(lab, &Plan { source: &uri, room: room.path(), wait: true, env: &[] })?;
+        let mount = Mount::new(
+            lab,
+            &Plan { source: &uri, room: room.path(), wait: true, env: &[], options: &[], link: None },
+        )?;
         Ok(Self { mount, native, room })
     }
 
     fn compare(&self, lab: &Lab, case: &Case) -> Result<Pair> {
         let job = Job { text: case.text, jobs: case.jobs, seconds: lab.sizes.hot, random: lab.sizes.random };
-        let [baseline, bdnfs] = in_turn(lab.sizes.runs, |side| {
+        let sides = in_turn(lab.sizes.runs, |side| {
             let path = match side {
                 Side::Baseline => self.native.clone(),
                 Side::Bdnfs => self.mount.point().join(FILE),
@@ -88,11 +92,9 @@ impl Stage {
             if case.hot {
                 cat(&path)?;
             }
-            fio::read(&job, &path, lab.sizes.local)
+            fio::read(&job, &path, lab.sizes.size)
         })?;
-        let name = case.name.to_owned();
-        let (unit, against, wanted) = ("MB/s", lab.native.clone(), Some(WANTED));
-        Ok(Pair { name, unit, against, baseline, bdnfs, wanted, prototypes: &[] })
+        Ok(Pair::new(case.name, Unit::Megabytes, &lab.native, sides).wanting(WANTED))
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::run;
 
@@ -13,7 +13,7 @@ use crate::run;
 const GIT: Duration = Duration::from_secs(10);
 
 /// What a run ran on. What can't be found out is empty or 0.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Machine {
     date: String,
     revision: String,
@@ -47,8 +47,13 @@ impl Machine {
             file_system: device.file_system,
             disk: device.name,
             disk_free_gib: free(directory).0 as f64 / f64::from(1 << 30),
-            load: fs::read_to_string("/proc/loadavg").unwrap_or_default().trim_end().to_owned(),
+            load: load(),
         }
+    }
+
+    /// How many processors it has.
+    pub fn cores(&self) -> usize {
+        self.cores
     }
 
     /// The type of the file system that everything is compared on.
@@ -73,6 +78,17 @@ impl Machine {
             self.load,
         )
     }
+}
+
+/// The time, as reports tell it.
+pub fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
+
+/// How many processes wanted to run in the last 1, 5 and 15 minutes, as the kernel tells it (proc_loadavg(5)).
+pub fn load() -> String {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
 /// Bytes that may still be written to the disk of `directory`, and how many of them a cache leaves free.

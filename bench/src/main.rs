@@ -1,32 +1,47 @@
-//! `bdnfs-bench`: how fast a mount is, beside the disk's own file system and beside curl, measured in one run.
+//! `bdnfs-bench`: how fast a mount is, beside the disk's own file system, other file systems and other ways to download,
+//! measured in one run.
 //!
-//! It knows bdnfs from outside only: it runs the command, reads through mounts, and looks at the daemon in /proc.
+//! It knows bdnfs from outside only: it runs the command, reads through mounts, and looks at the daemon in /proc. Only the
+//! hot functions, whose instructions it counts, it calls itself.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 
+mod against;
+mod bucket;
+mod clients;
 mod cold;
+mod cost;
 mod data;
 mod fio;
+mod instructions;
 mod interrupt;
 mod lab;
+mod link;
 mod listing;
+mod loaders;
 mod local;
 mod machine;
 mod memory;
+mod mirror;
 mod mount;
 mod probe;
 mod process;
 mod report;
+mod rivals;
 mod run;
 mod s3;
 mod samples;
 mod small;
+mod staging;
+mod unit;
 
+use against::Verdict;
+use bytesize::ByteSize;
 use interrupt::Interrupted;
 use lab::{Lab, Sizes};
 use machine::Machine;
@@ -36,19 +51,23 @@ use report::Report;
 /// What a shell reports of a process that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 
-/// Measure bdnfs on this machine; writes NAME.json and NAME.md
+/// Measure bdnfs on this machine; writes NAME.json, NAME.md and plots
 #[derive(Debug, Parser)]
 #[command(name = "bdnfs-bench", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
 struct Cli {
     /// Small sizes and three runs: see that everything works; trust no figure
     #[arg(long)]
     quick: bool,
-    /// Where to keep files meanwhile, on the disk that is to be measured
-    #[arg(long, default_value = "target/bench")]
-    dir: PathBuf,
-    /// Where to write the report
-    #[arg(long, default_value = "bench/results")]
-    out: PathBuf,
+    /// Bytes of a large file, or of all files of a group; by default 4G
+    #[arg(long, value_name = "SIZE")]
+    size: Option<ByteSize>,
+    /// Where to keep files meanwhile, on the disk that is to be measured; by default target/bench in bdnfs's sources, elsewhere
+    /// the current directory
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Where to write the report; by default bench/results in bdnfs's sources, elsewhere the current directory
+    #[arg(long)]
+    out: Option<PathBuf>,
     /// What to call it; by default the date
     #[arg(long)]
     name: Option<String>,
@@ -58,15 +77,47 @@ struct Cli {
     /// Measure only these
     #[arg(long, value_enum, value_name = "GROUP", num_args = 1..)]
     only: Vec<Only>,
+    /// Keep what a report of the same name has of other groups
+    #[arg(long)]
+    keep: bool,
+    /// Begin no row after so long
+    #[arg(long, value_name = "TIME", default_value = "40m")]
+    limit: humantime::Duration,
+    /// Hold the result against an earlier report, and fail where it is worse; measures only groups that it has
+    #[arg(long, value_name = "JSON")]
+    against: Option<PathBuf>,
     #[command(subcommand)]
     command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Hold a report against an earlier one, and fail where it is worse
+    Compare {
+        /// The earlier one
+        old: PathBuf,
+        /// The one that is judged
+        new: PathBuf,
+    },
+    /// Do a hot function's work so often
+    #[command(hide = true)]
+    Hot {
+        /// Which
+        name: String,
+        /// How often
+        times: u32,
+    },
     /// Loop over the files of a tree, and say how many seconds it took
     #[command(hide = true)]
     Probe(Probe),
+}
+
+fn work(name: &str, times: u32) -> Result<()> {
+    let mut work = hot::all().get(name).with_context(|| format!("nothing hot is called {name}"))?()?;
+    for _ in 0..times {
+        std::hint::black_box(work());
+    }
+    Ok(())
 }
 
 /// A group of rows.
@@ -80,15 +131,38 @@ enum Only {
     Small,
     /// What a tree of a million files costs
     Memory,
+    /// What loads models and data sets, beside the disk's own file system
+    Loaders,
+    /// Making all of it local, beside aws, rclone and curl
+    Staging,
+    /// Other file systems that are installed here
+    Rivals,
+    /// Copying into the mirror, and staging from it
+    Mirror,
+    /// Processor, memory and requests, and how they grow
+    Cost,
+    /// Instructions of the functions that every read passes
+    Hot,
 }
 
 impl Only {
+    /// What it is called on the command line, and in reports.
+    fn key(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
     fn measure(self, lab: &Lab, report: &mut Report) -> Result<()> {
         match self {
             Self::Local => local::measure(lab, report),
             Self::Cold => cold::measure(lab, report),
             Self::Small => small::measure(lab, report),
             Self::Memory => memory::measure(lab, report),
+            Self::Loaders => loaders::measure(lab, report),
+            Self::Staging => staging::measure(lab, report),
+            Self::Rivals => rivals::measure(lab, report),
+            Self::Mirror => mirror::measure(lab, report),
+            Self::Cost => cost::measure(lab, report),
+            Self::Hot => instructions::measure(lab, report),
         }
     }
 }
@@ -97,6 +171,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
         Some(Command::Probe(probe)) => probe.here().map(|seconds| println!("{seconds}")),
+        Some(Command::Hot { name, times }) => work(name, *times),
+        Some(Command::Compare { old, new }) => {
+            Report::read(old).and_then(|old| judge(&old, &Report::read(new)?))
+        }
         None => measure(&cli),
     };
     match done {
@@ -110,24 +188,66 @@ fn main() -> ExitCode {
 
 fn measure(cli: &Cli) -> Result<()> {
     interrupt::watch();
+    // Before anything is measured, it is known whether it can be judged.
+    let old = cli.against.as_deref().map(Report::read).transpose()?;
     let now = SystemTime::now();
-    let sizes = if cli.quick { Sizes::QUICK } else { Sizes::FULL };
-    let sizes = Sizes { runs: cli.runs.map_or(sizes.runs, usize::from), ..sizes };
-    std::fs::create_dir_all(&cli.dir).with_context(|| format!("cannot make {}", cli.dir.display()))?;
-    let machine = Machine::describe(&cli.dir, now);
-    let lab = Lab::new(&cli.dir, sizes, machine.file_system().to_owned())?;
-    let mut report = Report::new(machine, cli.quick);
-    for group in Only::value_variants() {
-        if cli.only.is_empty() || cli.only.contains(group) {
-            group.measure(&lab, &mut report)?;
-        }
-    }
     let name = cli
         .name
         .clone()
         .unwrap_or_else(|| humantime::format_rfc3339_seconds(now).to_string()[..10].to_owned());
-    for path in report.write(&cli.out, &name)? {
-        println!("{}", path.display());
+    let sources = Path::new("bench/results").is_dir();
+    let or_here = |path: &Option<PathBuf>, usual: &str| {
+        path.clone().unwrap_or_else(|| if sources { usual.into() } else { ".".into() })
+    };
+    let (dir, out) = (or_here(&cli.dir, "target/bench"), or_here(&cli.out, "bench/results"));
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let machine = Machine::describe(&dir, now);
+    let sizes = sizes(cli);
+    let lab = Lab::new(&dir, sizes, machine.file_system().to_owned())?;
+    let mut report = Report::new(machine, sizes, cli.limit.into());
+    let earlier = out.join(format!("{name}.json"));
+    if cli.keep && earlier.exists() {
+        report.keep(Report::read(&earlier)?);
     }
-    Ok(())
+    let mut paths = Vec::new();
+    for group in cli.groups(old.as_ref()) {
+        let begin = Instant::now();
+        group.measure(&lab, &mut report)?;
+        report.took(begin.elapsed());
+        // After each, so that an interruption costs no more than the group that it falls into.
+        paths = report.write(&out, &name)?;
+    }
+    paths.iter().for_each(|path| println!("{}", path.display()));
+    eprint!("{}", report.noise());
+    old.map_or(Ok(()), |old| judge(&old, &report))
+}
+
+fn sizes(cli: &Cli) -> Sizes {
+    let sizes = if cli.quick { Sizes::QUICK } else { Sizes::FULL };
+    Sizes {
+        runs: cli.runs.map_or(sizes.runs, usize::from),
+        size: cli.size.map_or(sizes.size, |size| size.as_u64()),
+        ..sizes
+    }
+}
+
+impl Cli {
+    /// What is to be measured.
+    fn groups(&self, old: Option<&Report>) -> impl Iterator<Item = Only> {
+        Only::value_variants().iter().copied().filter(move |group| match old {
+            _ if !self.only.is_empty() => self.only.contains(group),
+            Some(old) => old.find(&group.key()).is_some(),
+            None => true,
+        })
+    }
+}
+
+fn judge(old: &Report, new: &Report) -> Result<()> {
+    let verdict = Verdict::new(old, new);
+    print!("{verdict}");
+    match (verdict.compared(), verdict.worse()) {
+        (0, _) => bail!("the reports have no row in common"),
+        (_, 0) => Ok(()),
+        (all, worse) => bail!("{worse} of {all} rows are worse than they were"),
+    }
 }

@@ -12,6 +12,7 @@ use crate::mount::{Mount, Plan};
 use crate::probe::{Probe, What};
 use crate::report::{Figure, Report, Rows};
 use crate::samples::Samples;
+use crate::unit::Unit;
 
 const ABOUT: &str = "A tree that an index lists, mounted, and none of it read.";
 /// Seconds in which the tree is to be there once its listing is.
@@ -24,7 +25,7 @@ const MEMORY: f64 = 200.0;
 /// # Errors
 /// Interruption only.
 pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
-    report.group("Memory", format!("{ABOUT} {} files.", lab.sizes.many));
+    report.group("memory", "Memory", format!("{ABOUT} {} files.", lab.sizes.many));
     report.measure("a tree that is only listed", || rows(lab))
 }
 
@@ -50,8 +51,17 @@ fn rows(lab: &Lab) -> Result<Rows> {
 impl Figures {
     fn take(&mut self, lab: &Lab, server: &Server) -> Result<()> {
         let room = lab.room("memory", 1 << 30)?;
-        let mount =
-            Mount::new(lab, &Plan { source: &server.url(), room: room.path(), wait: false, env: &[] })?;
+        let mount = Mount::new(
+            lab,
+            &Plan {
+                source: &server.url(),
+                room: room.path(),
+                wait: false,
+                env: &[],
+                options: &[],
+                link: None,
+            },
+        )?;
         let mounted = Instant::now();
         let sent = server.sent().context("the index was not asked for")?;
         let daemon = mount.daemon()?;
@@ -69,11 +79,11 @@ impl Figures {
     fn rows(self) -> Rows {
         let figure = |name: &str, unit, value, limit| Figure { name: name.to_owned(), unit, value, limit };
         let figures = vec![
-            figure("mounted, since the end of the listing", "s", self.after_listing, Some(SECONDS)),
-            figure("mounted, in all", "s", self.in_all, None),
-            figure("memory of the daemon", "MiB", self.resident, Some(MEMORY)),
-            figure("the same, after a walk over all files", "MiB", self.walked, Some(MEMORY)),
-            figure("its peak, while listing", "MiB", self.peak, None),
+            figure("mounted, since the end of the listing", Unit::Seconds, self.after_listing, Some(SECONDS)),
+            figure("mounted, in all", Unit::Seconds, self.in_all, None),
+            figure("memory of the daemon", Unit::Mebibytes, self.resident, Some(MEMORY)),
+            figure("the same, after a walk over all files", Unit::Mebibytes, self.walked, Some(MEMORY)),
+            figure("its peak, while listing", Unit::Mebibytes, self.peak, None),
         ];
         Rows { figures, ..Rows::default() }
     }

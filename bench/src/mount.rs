@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::lab::Lab;
+use crate::link::{self, Link};
 use crate::process::Process;
 use crate::run;
 
@@ -26,6 +27,10 @@ pub struct Plan<'a> {
     pub wait: bool,
     /// Variables that lead to the source.
     pub env: &'a [(&'static str, String)],
+    /// More options of `bdnfs mount`.
+    pub options: &'a [&'a str],
+    /// The network that it is in, where that is another one.
+    pub link: Option<&'a Link>,
 }
 
 /// A mounted source, whose daemon serves nothing else.
@@ -47,9 +52,9 @@ impl Mount {
         std::fs::create_dir_all(&point).with_context(|| format!("cannot make {}", point.display()))?;
         // Made first, so that what a command leaves behind that fails or is killed is taken down, too.
         let mut mount = Self { point, cache, took: 0.0 };
-        let mut command = run::command(&lab.bdnfs);
+        let mut command = link::command(plan.link, &lab.bdnfs);
         command.arg("mount").arg(plan.source).arg(&mount.point).arg("--cache-dir").arg(&mount.cache);
-        command.args(plan.wait.then_some("--wait")).envs(plan.env.iter().cloned());
+        command.args(plan.wait.then_some("--wait")).args(plan.options).envs(plan.env.iter().cloned());
         mount.took = run::run(&mut command, MOUNT)?.seconds;
         Ok(mount)
     }

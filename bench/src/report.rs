@@ -1,47 +1,80 @@
-//! The report: the rows of all groups, as JSON and as Markdown.
+//! The report: the rows of all groups, as JSON, as Markdown and as plots.
 
 mod markdown;
+mod plot;
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use serde::{Serialize, Serializer};
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::interrupt::Interrupted;
-use crate::machine::Machine;
+use crate::lab::Sizes;
+use crate::machine::{self, Machine};
 use crate::samples::Samples;
+use crate::unit::Unit;
+
+pub use markdown::quantity;
 
 /// The version of the JSON. It changes when a reader of the old one would misread the new one.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+/// A row whose sides are spread wider than this in the middle half of their turns holds no closer than that.
+pub const NOISY: f64 = 0.1;
+/// A processor may have so much other work when a group begins; of what the last group left, half a minute is told.
+const BUSY: f64 = 0.5;
 
 /// Everything that a run found out.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 pub struct Report {
     format: u32,
     machine: Machine,
-    quick: bool,
-    groups: Vec<Group>,
+    /// What is measured now.
+    #[serde(skip, default = "Sizes::default")]
+    sizes: Sizes,
+    /// In the order in which they were measured.
+    pub groups: Vec<Group>,
+    /// When the run is to be over.
+    #[serde(skip)]
+    until: Option<Instant>,
 }
 
 /// Rows that belong together.
-#[derive(Debug, Serialize)]
-struct Group {
-    name: String,
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Group {
+    /// What `--only` calls it.
+    pub key: String,
+    /// What people call it.
+    pub name: String,
     about: String,
+    /// How much was measured.
+    pub sizes: Sizes,
+    /// Whether the same was done with several others, so that a table of all of them can be drawn.
+    contest: bool,
+    /// When it began, and what else the machine had to do then.
+    began: String,
+    load: String,
+    /// Seconds that it took.
+    took: f64,
+    /// Comparisons.
     #[serde(serialize_with = "with_ratios")]
-    pairs: Vec<Pair>,
-    figures: Vec<Figure>,
+    pub pairs: Vec<Pair>,
+    /// What bdnfs did alone.
+    pub figures: Vec<Figure>,
+    /// How figures grow.
+    pub growths: Vec<Growth>,
     missed: Vec<Missed>,
 }
 
-/// bdnfs beside something else, in a unit of which more is better.
-#[derive(Debug, Serialize)]
+/// bdnfs beside something else.
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Pair {
     /// What was measured.
     pub name: String,
     /// The unit of both sides.
-    pub unit: &'static str,
+    pub unit: Unit,
     /// What bdnfs is compared with.
     pub against: String,
     /// How that did.
@@ -51,14 +84,14 @@ pub struct Pair {
     /// The ratio of the medians that bdnfs is to reach.
     pub wanted: Option<f64>,
     /// How prototypes did on another machine; only the ratios can be compared.
-    pub prototypes: &'static [Prototype],
+    pub prototypes: Vec<Prototype>,
 }
 
 /// What a prototype reached on Linux 6.18 with two cores.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Prototype {
     /// How it worked.
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
     /// What it reached, in the unit of its row.
     pub reached: f64,
     /// What ext4 reached beside it.
@@ -66,20 +99,33 @@ pub struct Prototype {
 }
 
 /// A figure of bdnfs alone.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Figure {
     /// What was measured.
     pub name: String,
     /// Its unit.
-    pub unit: &'static str,
+    pub unit: Unit,
     /// The measurements.
     pub value: Samples,
     /// The most that it is to be.
     pub limit: Option<f64>,
 }
 
+/// How a figure of bdnfs grows along with something.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Growth {
+    /// What was measured.
+    pub name: String,
+    /// Its unit.
+    pub unit: Unit,
+    /// What grows, for example `files`.
+    pub along: String,
+    /// The measurements, by how much of it there was.
+    pub points: Vec<(f64, Samples)>,
+}
+
 /// A row that could not be measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 struct Missed {
     name: String,
     why: String,
@@ -92,32 +138,143 @@ pub struct Rows {
     pub pairs: Vec<Pair>,
     /// Figures.
     pub figures: Vec<Figure>,
+    /// How figures grow.
+    pub growths: Vec<Growth>,
 }
 
 impl From<Pair> for Rows {
     fn from(pair: Pair) -> Self {
-        Self { pairs: vec![pair], figures: Vec::new() }
+        Self { pairs: vec![pair], ..Self::default() }
     }
 }
 
 impl Pair {
-    /// The ratio of the medians.
-    fn ratio(&self) -> f64 {
-        self.bdnfs.median() / self.baseline.median()
+    /// bdnfs beside `against`, where no ratio was ever asked for.
+    pub fn new(name: &str, unit: Unit, against: &str, [baseline, bdnfs]: [Samples; 2]) -> Self {
+        let (name, against) = (name.to_owned(), against.to_owned());
+        Self { name, unit, against, baseline, bdnfs, wanted: None, prototypes: Vec::new() }
+    }
+
+    /// The same, and the ratio that is to be reached.
+    pub fn wanting(self, wanted: f64) -> Self {
+        Self { wanted: Some(wanted), ..self }
+    }
+
+    /// The ratio of the medians. Above 1, bdnfs is better.
+    pub fn ratio(&self) -> f64 {
+        let [worse, better] =
+            if self.unit.is_cost() { [&self.bdnfs, &self.baseline] } else { [&self.baseline, &self.bdnfs] };
+        better.median() / worse.median()
+    }
+
+    /// The ratio in each turn.
+    pub fn ratios(&self) -> Samples {
+        if self.unit.is_cost() {
+            self.baseline.beside(&self.bdnfs)
+        } else {
+            self.bdnfs.beside(&self.baseline)
+        }
+    }
+
+    /// How far apart its turns lie, on the side that moved more.
+    pub fn spread(&self) -> f64 {
+        self.baseline.spread().max(self.bdnfs.spread())
+    }
+}
+
+impl Figure {
+    /// A figure without a limit.
+    pub fn new(name: &str, unit: Unit, value: Samples) -> Self {
+        Self { name: name.to_owned(), unit, value, limit: None }
+    }
+}
+
+impl Group {
+    /// The busiest minute before it began, in processes that wanted to run.
+    fn load(&self) -> f64 {
+        self.load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0)
     }
 }
 
 impl Report {
-    /// A report without rows.
-    pub fn new(machine: Machine, quick: bool) -> Self {
-        Self { format: FORMAT, machine, quick, groups: Vec::new() }
+    /// A report without rows. What has not begun after `limit` is not measured any more.
+    pub fn new(machine: Machine, sizes: Sizes, limit: Duration) -> Self {
+        Self { format: FORMAT, machine, sizes, groups: Vec::new(), until: Some(Instant::now() + limit) }
+    }
+
+    /// Reads what [`Self::write`] wrote.
+    ///
+    /// # Errors
+    /// It can't be read, or is of another format.
+    pub fn read(path: &Path) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+        }
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let other = || format!("{} is no report of a benchmark", path.display());
+        let head: Head = serde_json::from_str(&text).with_context(other)?;
+        if head.format != FORMAT {
+            bail!("{} has format {}, and this program reads format {FORMAT}", path.display(), head.format);
+        }
+        serde_json::from_str(&text).with_context(other)
+    }
+
+    /// Takes over the groups of `earlier`; what is measured again replaces them.
+    pub fn keep(&mut self, earlier: Self) {
+        self.groups = earlier.groups;
+    }
+
+    /// The group that `--only` calls `key`.
+    pub fn find(&self, key: &str) -> Option<&Group> {
+        self.groups.iter().find(|group| group.key == key)
     }
 
     /// Begins a group; what follows belongs to it.
-    pub fn group(&mut self, name: &str, about: impl Into<String>) {
+    pub fn group(&mut self, key: &str, name: &str, about: impl Into<String>) {
         eprintln!("{name}");
-        let (name, about) = (name.to_owned(), about.into());
-        self.groups.push(Group { name, about, pairs: Vec::new(), figures: Vec::new(), missed: Vec::new() });
+        self.groups.retain(|group| group.key != key);
+        let (key, name, about) = (key.to_owned(), name.to_owned(), about.into());
+        let (began, load) = (machine::now(), machine::load());
+        let (contest, took, pairs, figures) = (false, 0.0, Vec::new(), Vec::new());
+        let (growths, missed, sizes) = (Vec::new(), Vec::new(), self.sizes);
+        self.groups.push(Group {
+            key,
+            name,
+            about,
+            sizes,
+            contest,
+            began,
+            load,
+            took,
+            pairs,
+            figures,
+            growths,
+            missed,
+        });
+    }
+
+    /// The group that was begun last has the same done by several others.
+    pub fn contest(&mut self) {
+        if let Some(group) = self.groups.last_mut() {
+            group.contest = true;
+        }
+    }
+
+    /// The group that was begun last took so long.
+    pub fn took(&mut self, time: Duration) {
+        if let Some(group) = self.groups.last_mut() {
+            group.took = time.as_secs_f64();
+        }
+    }
+
+    /// Tells what was not measured, and why.
+    pub fn miss(&mut self, name: &str, why: impl Into<String>) {
+        let why = why.into();
+        eprintln!("  {name}: not measured: {why}");
+        if let Some(group) = self.groups.last_mut() {
+            group.missed.push(Missed { name: name.to_owned(), why });
+        }
     }
 
     /// Adds what `measure` finds, or why it found nothing.
@@ -125,38 +282,58 @@ impl Report {
     /// # Errors
     /// Interruption only.
     pub fn measure<R: Into<Rows>>(&mut self, name: &str, measure: impl FnOnce() -> Result<R>) -> Result<()> {
-        let Some(group) = self.groups.last_mut() else { return Ok(()) };
+        if self.until.is_some_and(|until| until < Instant::now()) {
+            self.miss(name, "the time of the run is over; --limit sets it");
+            return Ok(());
+        }
         match measure().map(Into::into) {
-            Ok(rows) => {
-                rows.pairs
-                    .iter()
-                    .for_each(|pair| eprintln!("  {}: {:.3} of {}", pair.name, pair.ratio(), pair.against));
-                rows.figures.iter().for_each(|one| {
-                    eprintln!("  {}: {}", one.name, markdown::quantity(one.value.median(), one.unit))
-                });
-                group.pairs.extend(rows.pairs);
-                group.figures.extend(rows.figures);
-            }
+            Ok(rows) => self.add(rows),
             Err(error) if error.is::<Interrupted>() => return Err(error),
-            Err(error) => {
-                let why = format!("{error:#}");
-                eprintln!("  {name}: not measured: {why}");
-                group.missed.push(Missed { name: name.to_owned(), why });
-            }
+            Err(error) => self.miss(name, format!("{error:#}")),
         }
         Ok(())
     }
 
-    /// Writes `name.json` and `name.md` into `directory`, and answers with their paths.
+    fn add(&mut self, rows: Rows) {
+        let Some(group) = self.groups.last_mut() else { return };
+        rows.pairs
+            .iter()
+            .for_each(|pair| eprintln!("  {}: {:.3} of {}", pair.name, pair.ratio(), pair.against));
+        rows.figures
+            .iter()
+            .for_each(|one| eprintln!("  {}: {}", one.name, quantity(one.value.median(), one.unit)));
+        rows.growths
+            .iter()
+            .flat_map(|growth| growth.points.iter().map(move |point| (growth, point)))
+            .for_each(|(growth, (at, value))| {
+                eprintln!(
+                    "  {}, {at} {}: {}",
+                    growth.name,
+                    growth.along,
+                    quantity(value.median(), growth.unit)
+                );
+            });
+        group.pairs.extend(rows.pairs);
+        group.figures.extend(rows.figures);
+        group.growths.extend(rows.growths);
+    }
+
+    /// Writes `name.json`, `name.md` and the plots into `directory`, and answers with the paths.
     ///
     /// # Errors
     /// They can't be written.
-    pub fn write(&self, directory: &Path, name: &str) -> Result<[PathBuf; 2]> {
+    pub fn write(&self, directory: &Path, name: &str) -> Result<Vec<PathBuf>> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let json = serde_json::to_string_pretty(self).context("cannot write the report as JSON")? + "\n";
-        let paths = ["json", "md"].map(|ending| directory.join(format!("{name}.{ending}")));
-        for (path, text) in paths.iter().zip([json, self.markdown(name)]) {
-            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        let plots = self.groups.iter().flat_map(Group::plots).collect::<Vec<_>>();
+        let texts = [("json".to_owned(), json), ("md".to_owned(), self.markdown(name))];
+        let plots = plots.into_iter().map(|(plot, text)| (format!("{plot}.svg"), text));
+        let mut paths = Vec::new();
+        for (ending, text) in texts.into_iter().chain(plots) {
+            let joint = if ending.ends_with(".svg") { '-' } else { '.' };
+            let path = directory.join(format!("{name}{joint}{ending}"));
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            paths.push(path);
         }
         Ok(paths)
     }
@@ -179,17 +356,12 @@ mod tests {
 
     #[test]
     fn a_row_that_fails_says_why_and_the_others_stay() {
-        let mut report = Report::new(Machine::default(), false);
-        report.group("group", "about it");
-        let pair = Pair {
-            name: "a row".into(),
-            unit: "MB/s",
-            against: "ext4".into(),
-            baseline: [2000.0].into_iter().collect(),
-            bdnfs: [1900.0].into_iter().collect(),
-            wanted: Some(0.95),
-            prototypes: &[Prototype { kind: "kind", reached: 1.0, native: 4.0 }],
-        };
+        let mut report = Report::new(Machine::default(), Sizes::FULL, Duration::from_secs(60));
+        report.group("key", "group", "about it");
+        let side = |rate: f64| [rate].into_iter().collect::<Samples>();
+        let prototype = Prototype { kind: "kind".into(), reached: 1.0, native: 4.0 };
+        let pair = Pair::new("a row", Unit::Megabytes, "ext4", [side(2000.0), side(1900.0)]).wanting(0.95);
+        let pair = Pair { prototypes: vec![prototype], ..pair };
         report.measure("a row", || Ok(pair)).unwrap();
         report.measure("another", || anyhow::bail!("fio is not installed") as Result<Rows>).unwrap();
         let text = report.markdown("name");
@@ -198,5 +370,33 @@ mod tests {
         assert!(text.contains("- another: fio is not installed"), "{text}");
         let failure = report.measure("a third", || Err::<Rows, _>(Interrupted.into())).unwrap_err();
         assert!(failure.is::<Interrupted>());
+    }
+
+    #[test]
+    fn what_costs_less_is_better() {
+        let side = |figure: f64| [figure].into_iter().collect::<Samples>();
+        let pair = |unit| Pair::new("row", unit, "other", [side(4.0), side(2.0)]).ratio();
+        assert_eq!((pair(Unit::Seconds), pair(Unit::Files)), (2.0, 0.5));
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_was_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut report = Report::new(Machine::default(), Sizes::QUICK, Duration::from_secs(60));
+        report.group("key", "group", "about it");
+        let side = |figure: f64| [figure].into_iter().collect::<Samples>();
+        let pair = Pair::new("row", Unit::Seconds, "other", [side(4.0), side(2.0)]);
+        let points = vec![(1.0, side(1.0)), (10.0, side(3.0))];
+        let growth = Growth { name: "time".into(), unit: Unit::Seconds, along: "files".into(), points };
+        report.add(Rows { pairs: vec![pair], growths: vec![growth], ..Rows::default() });
+        report.write(directory.path(), "name").unwrap();
+        let read = Report::read(&directory.path().join("name.json")).unwrap();
+        assert_eq!(read.markdown("name"), report.markdown("name"));
+        let mut later = Report::new(Machine::default(), Sizes::QUICK, Duration::ZERO);
+        later.keep(read);
+        later.group("key", "group", "measured again");
+        later.measure("a row", || Ok(Rows::default())).unwrap();
+        assert!(later.markdown("name").contains("a row: the time of the run is over"));
+        assert!(!later.markdown("name").contains("about it"));
     }
 }

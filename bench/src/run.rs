@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ pub struct Ran {
     pub seconds: f64,
     /// Seconds of CPU that it and its children used, in user and kernel mode.
     pub cpu: f64,
+    /// MiB of memory that the largest of them had at the most.
+    pub peak: f64,
     /// What it wrote to its standard output, where that was kept.
     pub out: String,
 }
@@ -73,12 +76,18 @@ impl Running {
     pub fn wait(mut self, limit: Duration) -> Result<Ran> {
         self.until(limit)?;
         let seconds = self.begin.elapsed().as_secs_f64();
-        let (status, cpu) = self.reap()?;
+        let (status, cpu, peak) = self.reap()?;
         if !status.success() {
             let said = text(&mut self.err);
             bail!("{} ended with {status}: {}", self.what, said.trim_end().replace('\n', "; "));
         }
-        Ok(Ran { seconds, cpu, out: self.out.as_mut().map(text).unwrap_or_default() })
+        Ok(Ran { seconds, cpu, peak, out: self.out.as_mut().map(text).unwrap_or_default() })
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        let fd = pidfd_open(self.pid, PidfdFlags::empty());
+        fd.is_ok_and(|fd| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) == Ok(1))
     }
 
     fn until(&self, limit: Duration) -> Result<()> {
@@ -93,7 +102,8 @@ impl Running {
         bail!("{} took longer than {} s", self.what, limit.as_secs())
     }
 
-    fn reap(&mut self) -> Result<(ExitStatus, f64)> {
+    /// How it ended, its seconds of CPU, and its MiB of memory.
+    fn reap(&mut self) -> Result<(ExitStatus, f64, f64)> {
         let mut status = 0;
         // SAFETY: all zeros is a valid `rusage`, a struct of integers.
         let mut used: libc::rusage = unsafe { std::mem::zeroed() };
@@ -104,7 +114,8 @@ impl Running {
             return Err(std::io::Error::last_os_error()).context("cannot wait for a process");
         }
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-        Ok((ExitStatus::from_raw(status), seconds(used.ru_utime) + seconds(used.ru_stime)))
+        let cpu = seconds(used.ru_utime) + seconds(used.ru_stime);
+        Ok((ExitStatus::from_raw(status), cpu, used.ru_maxrss as f64 / 1024.0))
     }
 }
 
@@ -116,6 +127,17 @@ impl Drop for Running {
             let _ = self.reap();
         }
     }
+}
+
+/// Where the program `name` lies.
+///
+/// # Errors
+/// It is not installed.
+pub fn find(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file());
+    found.with_context(|| format!("{name} is not installed"))
 }
 
 /// The command `name`, which reads nothing and has none of our environment's credentials.

@@ -1,7 +1,7 @@
 //! S3 on loopback: the test kit's server in a process of its own, and curl as somebody else's client of it.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{PipeWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -9,26 +9,48 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::lab::Lab;
+use crate::link::{self, Link};
 use crate::run::{self, Running};
 
 /// How long the server may take to listen.
 const START: Duration = Duration::from_secs(10);
 /// How long a download may take.
-const DOWNLOAD: Duration = Duration::from_secs(900);
+pub const DOWNLOAD: Duration = Duration::from_secs(900);
 /// How many ranges are downloaded at once.
 pub const RANGES: u64 = 8;
 /// The bucket, a directory below the server's root.
 pub const BUCKET: &str = "bucket";
 /// Keys that open nothing else: the server checks signatures, since checking them is part of what a client waits for.
-const KEY_ID: &str = "AKIABENCH";
-const SECRET: &str = "of-the-benchmark-alone";
-const REGION: &str = "us-east-1";
+pub const KEY_ID: &str = "AKIABENCH";
+pub const SECRET: &str = "of-the-benchmark-alone";
+pub const REGION: &str = "us-east-1";
 
 /// A server; it ends when dropped.
 #[derive(Debug)]
 pub struct Server {
     url: String,
+    /// What it says.
+    out: File,
+    /// What it is asked with.
+    ask: PipeWriter,
     _process: Running,
+}
+
+/// What the server has served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Requests.
+    pub requests: u64,
+    /// Bytes of the bodies that answered them.
+    pub bytes: u64,
+}
+
+impl std::ops::Sub for Served {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self { requests: self.requests - before.requests, bytes: self.bytes - before.bytes }
+    }
 }
 
 /// An object of the bucket.
@@ -52,33 +74,67 @@ pub struct Download {
 }
 
 impl Server {
-    /// Serves the buckets below `root`.
+    /// Serves the buckets below `root`, behind `link` where there is one.
     ///
     /// # Errors
     /// The server is not built or does not start.
-    pub fn start(lab: &Lab, root: &Path) -> Result<Self> {
+    pub fn start(lab: &Lab, root: &Path, link: Option<&Link>) -> Result<Self> {
         if !lab.s3_server.exists() {
             bail!("{} is missing; scripts/bench builds it", lab.s3_server.display());
         }
-        let mut out = tempfile::tempfile().context("cannot make a temporary file")?;
-        let mut command = run::command(&lab.s3_server);
-        command.arg("--root").arg(root).args(["--port", "0"]);
+        let out = tempfile::tempfile().context("cannot make a temporary file")?;
+        let (asked, ask) = std::io::pipe().context("cannot make a pipe")?;
+        let mut command = link::command(link, &lab.s3_server);
+        command.arg("--root").arg(root).args(["--port", "0"]).stdin(asked);
         command.env("AWS_ACCESS_KEY_ID", KEY_ID).env("AWS_SECRET_ACCESS_KEY", SECRET);
         let process = Running::start(&mut command, out.try_clone().context("cannot share a file")?)?;
+        let mut server = Self { url: String::new(), out, ask, _process: process };
+        // Its first line begins with its URL.
+        server.url = server.line(0)?.split(' ').next().unwrap_or_default().to_owned();
+        Ok(server)
+    }
+
+    /// What it has served so far.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn served(&self) -> Result<Served> {
+        let lines = self.said()?.lines().count();
+        (&self.ask).write_all(b"\n").context("cannot ask the S3 server")?;
+        let line = self.line(lines)?;
+        let mut numbers = line.split([' ', ',']).filter_map(|word| word.parse().ok());
+        let (requests, bytes) = (numbers.next(), numbers.next());
+        let (requests, bytes) = requests.zip(bytes).context("the S3 server does not tell what it served")?;
+        Ok(Served { requests, bytes })
+    }
+
+    /// A line that it says, or will soon.
+    fn line(&self, number: usize) -> Result<String> {
         let begin = Instant::now();
         while begin.elapsed() < START {
-            let mut said = String::new();
-            out.rewind()
-                .and_then(|()| out.read_to_string(&mut said))
-                .context("cannot hear from the S3 server")?;
-            // Its first line begins with its URL.
-            if let Some((line, _)) = said.split_once('\n') {
-                let url = line.split(' ').next().unwrap_or_default().to_owned();
-                return Ok(Self { url, _process: process });
+            let said = self.said()?;
+            if let Some(line) =
+                said.split_inclusive('\n').nth(number).and_then(|line| line.strip_suffix('\n'))
+            {
+                return Ok(line.to_owned());
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(5));
         }
-        bail!("the S3 server does not listen after {} s", START.as_secs())
+        bail!("the S3 server says nothing for {} s", START.as_secs())
+    }
+
+    /// All that it has said. The file's position is the server's own, and stays.
+    fn said(&self) -> Result<String> {
+        use std::os::unix::fs::FileExt;
+        let len = self.out.metadata().context("cannot hear from the S3 server")?.len();
+        let mut said = vec![0; len as usize];
+        self.out.read_exact_at(&mut said, 0).context("cannot hear from the S3 server")?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// Where it listens.
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     /// The environment that leads S3 clients to it.
@@ -122,19 +178,36 @@ impl Server {
         Ok(Download { written, durable, cpu: ran.iter().map(|ran| ran.cpu).sum() })
     }
 
-    /// What one curl is to do. It is read from a file, so that the keys stand in no process list.
-    /// S3 wants a hash of the body among what is signed, which curl adds by itself in newer versions only.
+    /// What one curl is to do: a range of an object.
     fn config(&self, key: &str, first: u64, end: u64) -> Result<File> {
-        let mut file = tempfile::tempfile().context("cannot make a temporary file")?;
-        let text = format!(
-            "url = \"{}/{BUCKET}/{key}\"\nuser = \"{KEY_ID}:{SECRET}\"\naws-sigv4 = \"aws:amz:{REGION}:s3\"\n\
-             header = \"x-amz-content-sha256: UNSIGNED-PAYLOAD\"\nrange = {first}-{}\nsilent\nshow-error\nfail\n",
-            self.url,
-            end - 1
-        );
-        file.write_all(text.as_bytes())
-            .and_then(|()| file.rewind())
-            .context("cannot tell curl what to do")?;
-        Ok(file)
+        let url = self.object(key);
+        told(&format!("url = \"{url}\"\nrange = {first}-{}\n", end - 1))
     }
+
+    /// What one curl is to do that brings `objects` one after the other.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn config_of(&self, objects: &[Object]) -> Result<File> {
+        let one = |object: &Object| {
+            format!("url = \"{}\"\noutput = \"{}\"\n", self.object(&object.key), object.key)
+        };
+        told(&objects.iter().map(one).collect::<String>())
+    }
+
+    fn object(&self, key: &str) -> String {
+        format!("{}/{BUCKET}/{key}", self.url)
+    }
+}
+
+/// A file that tells a curl `what` to do, so that the keys stand in no process list. S3 wants a hash of the body among what
+/// is signed, which curl adds by itself in newer versions only.
+fn told(what: &str) -> Result<File> {
+    let text = format!(
+        "{what}user = \"{KEY_ID}:{SECRET}\"\naws-sigv4 = \"aws:amz:{REGION}:s3\"\n\
+         header = \"x-amz-content-sha256: UNSIGNED-PAYLOAD\"\nsilent\nshow-error\nfail\n"
+    );
+    let mut file = tempfile::tempfile().context("cannot make a temporary file")?;
+    file.write_all(text.as_bytes()).and_then(|()| file.rewind()).context("cannot tell curl what to do")?;
+    Ok(file)
 }

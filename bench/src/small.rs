@@ -1,5 +1,6 @@
 //! Small: many files, where names and opens are what costs.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::probe::{Probe, What};
 use crate::report::{Pair, Prototype, Report, Rows};
 use crate::run::{self, Running};
 use crate::samples::{Side, in_turn};
+use crate::unit::Unit;
 
 const ABOUT: &str = "Files of 8 KiB in directories of 1,000, all local (open, read), and one directory of many files \
     (stat, list), in files per second. The prototypes' figures were taken once on Linux 6.18 with two cores: compare \
@@ -58,7 +60,7 @@ enum Work {
 }
 
 const fn prototype(kind: &'static str, reached: f64, native: f64) -> Prototype {
-    Prototype { kind, reached, native }
+    Prototype { kind: Cow::Borrowed(kind), reached, native }
 }
 
 const READ: [Case; 5] = [
@@ -119,7 +121,7 @@ const LISTED: [Case; 5] = [
 /// Interruption only.
 pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
     let (small, listed) = (lab.sizes.small, lab.sizes.listed);
-    report.group("Many files", format!("{ABOUT} {small} files; {listed} in the one directory."));
+    report.group("small", "Many files", format!("{ABOUT} {small} files; {listed} in the one directory."));
     with_tree(lab, report, &READ, || Tree::make(lab, small, FILES_IN_DIRECTORY, SMALL))?;
     with_tree(lab, report, &LISTED, || Tree::make(lab, listed, listed, TINY))
 }
@@ -162,7 +164,17 @@ impl Tree {
 
     fn mount(&self, lab: &Lab) -> Result<Mount> {
         let uri = format!("file://{}", self.source.display());
-        Mount::new(lab, &Plan { source: &uri, room: self.room.path(), wait: self.read, env: &[] })
+        Mount::new(
+            lab,
+            &Plan {
+                source: &uri,
+                room: self.room.path(),
+                wait: self.read,
+                env: &[],
+                options: &[],
+                link: None,
+            },
+        )
     }
 
     fn compare(&self, lab: &Lab, case: &Case) -> Result<Pair> {
@@ -171,7 +183,7 @@ impl Tree {
             self.work(case, &self.source)?;
             self.work(case, self.mount(lab)?.point())?;
         }
-        let [baseline, bdnfs] = in_turn(lab.sizes.runs, |side| {
+        let sides = in_turn(lab.sizes.runs, |side| {
             // A new mount for each turn: nothing of the last one is cached in it.
             let mount = (side == Side::Bdnfs).then(|| self.mount(lab)).transpose()?;
             let directory = mount.as_ref().map_or(self.source.as_path(), Mount::point);
@@ -180,9 +192,8 @@ impl Tree {
             }
             self.work(case, directory)
         })?;
-        let (name, against) = (case.name.to_owned(), lab.native.clone());
-        let prototypes = case.prototypes;
-        Ok(Pair { name, unit: "files/s", against, baseline, bdnfs, wanted: None, prototypes })
+        let pair = Pair::new(case.name, Unit::Files, &lab.native, sides);
+        Ok(Pair { prototypes: case.prototypes.to_vec(), ..pair })
     }
 
     fn work(&self, case: &Case, directory: &Path) -> Result<f64> {

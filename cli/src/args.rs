@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::{agent, cache, check, cluster, daemon, log, ls, mirror, mount, status, umount};
+use crate::{agent, bench, cache, check, cluster, daemon, log, ls, mirror, mount, status, umount};
 
 /// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
 #[derive(Debug, Parser)]
@@ -37,6 +37,8 @@ enum Command {
     Cache(cache::command::Args),
     /// Own this node's cache and host its mounts, for as long as it runs
     Agent(agent::Args),
+    /// Measure this machine, beside its own file system and other ways to read the same
+    Bench(bench::Args),
     /// Own a cache and host its mounts; `bdnfs mount` starts it
     #[command(hide = true)]
     Daemon(daemon::Args),
@@ -67,6 +69,7 @@ impl Cli {
             Command::Cluster(args) => cluster::run(&args),
             Command::Cache(args) => cache::command::run(&args),
             Command::Agent(args) => agent::run(&args),
+            Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
         }
     }

@@ -11,6 +11,7 @@ use clap::Parser;
 mod access;
 mod agent;
 mod args;
+mod bench;
 mod cache;
 mod check;
 mod cluster;

@@ -32,8 +32,17 @@ impl Tally {
 
     /// Everything of `method` on paths that `select` takes. Paths are as on the wire: encoded, without the query.
     pub fn of(&self, method: Method, select: impl Fn(&str) -> bool) -> Count {
+        self.sum(|(m, path)| *m == method && select(path))
+    }
+
+    /// Everything.
+    pub fn all(&self) -> Count {
+        self.sum(|_| true)
+    }
+
+    fn sum(&self, select: impl Fn(&(Method, String)) -> bool) -> Count {
         let counts = self.0.lock().expect("no counter panics");
-        let chosen = counts.iter().filter(|((m, path), _)| *m == method && select(path));
+        let chosen = counts.iter().filter(|(key, _)| select(key));
         chosen.fold(Count::default(), |sum, (_, one)| Count {
             requests: sum.requests + one.requests,
             bytes: sum.bytes + one.bytes,

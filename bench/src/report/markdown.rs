@@ -2,16 +2,51 @@
 
 use std::fmt::Write;
 
-use super::{Figure, Group, Pair, Prototype, Report};
+use super::{BUSY, Figure, Group, Growth, NOISY, Pair, Prototype, Report};
 use crate::samples::Samples;
+use crate::unit::Unit;
 
 impl Report {
     pub(super) fn markdown(&self, name: &str) -> String {
-        let size =
-            if self.quick { ", small sizes (--quick): see that it runs, and trust no figure" } else { "" };
-        let mut text = format!("# Benchmark {name}{size}\n\n{}\n", self.machine.markdown());
+        let size = if self.groups.iter().any(|group| group.sizes.quick) {
+            ", small sizes (--quick): see that it runs, and trust no figure"
+        } else {
+            ""
+        };
+        let mut text = format!("# Benchmark {name}{size}\n\n{}\n\n", self.machine.markdown());
+        text += "A ratio above 1 says that bdnfs was better, whatever the unit. All sides took turns.\n\n";
+        text += &self.noise();
         for group in &self.groups {
             text += &group.markdown();
+            for (plot, _) in group.plots() {
+                // Writing to a string can't fail, here and below.
+                let _ = write!(text, "\n![{}]({name}-{plot}.svg)\n", group.name);
+            }
+        }
+        text
+    }
+
+    /// Whether the machine was quiet enough.
+    pub fn noise(&self) -> String {
+        let pairs = || self.groups.iter().flat_map(|group| &group.pairs);
+        let (all, moved) = (pairs().count(), pairs().filter(|pair| pair.spread() > NOISY).count());
+        let most = (self.machine.cores() as f64 * BUSY).max(BUSY);
+        let busy = |group: &&Group| group.load() > most;
+        let busy: Vec<_> = self.groups.iter().filter(busy).map(|group| group.name.as_str()).collect();
+        let mut text = match moved {
+            0 => format!("Quiet: the middle half of the turns of all {all} comparisons lies within 10 %.\n"),
+            _ => format!(
+                "**Noisy:** in {moved} of {all} comparisons, marked with ~, the middle half of a side's turns lies further \
+                 than 10 % apart. Their ratios hold no closer than that.\n"
+            ),
+        };
+        if !busy.is_empty() {
+            let _ = writeln!(
+                text,
+                "**Busy:** when these groups began, the last minute's load was above {most}, which may be what the group \
+                 before left, or other work: {}.",
+                busy.join(", ")
+            );
         }
         text
     }
@@ -20,38 +55,104 @@ impl Report {
 impl Group {
     fn markdown(&self) -> String {
         let mut text = format!("\n## {}\n\n{}\n", self.name, self.about);
-        if !self.pairs.is_empty() {
-            text += "\n| what | against | it | bdnfs | ratio | wanted | prototypes, kernel 6.18 |\n|---|---|---|---|---|---|---|\n";
-            self.pairs.iter().for_each(|pair| text += &pair.markdown());
-        }
-        if !self.figures.is_empty() {
-            text += "\n| what | median (least to most) | limit |\n|---|---|---|\n";
-            self.figures.iter().for_each(|figure| text += &figure.markdown());
-        }
+        let _ = write!(text, "\nBegun {} at a load of {}; took {:.0} s.\n", self.began, self.load, self.took);
+        text += &self.tables();
         if !self.missed.is_empty() {
             text += "\nNot measured:\n\n";
             self.missed.iter().for_each(|missed| {
-                // Writing to a string can't fail.
                 let _ = writeln!(text, "- {}: {}", missed.name, missed.why);
             });
         }
         text
     }
+
+    /// All tables of its rows.
+    pub fn tables(&self) -> String {
+        let mut text = String::new();
+        if self.contest {
+            text += &self.matrix();
+        }
+        if !self.pairs.is_empty() {
+            let prototypes = self.pairs.iter().any(|pair| !pair.prototypes.is_empty());
+            let wanted = self.pairs.iter().any(|pair| pair.wanted.is_some());
+            let columns = [("wanted", wanted), ("prototypes, kernel 6.18", prototypes)];
+            text += "\n| what | beside | it | bdnfs | ratio |";
+            columns.iter().filter(|column| column.1).for_each(|column| {
+                let _ = write!(text, " {} |", column.0);
+            });
+            text += "\n|---|---|---|---|---|";
+            text += &"---|".repeat(columns.iter().filter(|column| column.1).count());
+            text += "\n";
+            self.pairs.iter().for_each(|pair| text += &pair.markdown(wanted, prototypes));
+        }
+        if !self.figures.is_empty() {
+            text += "\n| bdnfs alone | median (least to most) | limit |\n|---|---|---|\n";
+            self.figures.iter().for_each(|figure| text += &figure.markdown());
+        }
+        self.growths.iter().for_each(|growth| text += &growth.markdown());
+        text
+    }
+
+    /// Who did what how well: a row for each who took part, bdnfs first, a column for each task. The best is bold.
+    fn matrix(&self) -> String {
+        let mut tasks: Vec<&Pair> = Vec::new();
+        let mut others: Vec<&str> = Vec::new();
+        for pair in &self.pairs {
+            if !tasks.iter().any(|task| task.name == pair.name) {
+                tasks.push(pair);
+            }
+            if !others.contains(&pair.against.as_str()) {
+                others.push(&pair.against);
+            }
+        }
+        let of = |task: &Pair, who: &str| {
+            self.pairs.iter().find(|pair| pair.name == task.name && pair.against == who)
+        };
+        let best = |task: &Pair| {
+            let sides = others.iter().filter_map(|who| of(task, who)).map(|pair| pair.baseline.median());
+            let sides = sides.chain([task.bdnfs.median()]);
+            if task.unit.is_cost() { sides.fold(f64::NAN, f64::min) } else { sides.fold(f64::NAN, f64::max) }
+        };
+        let cell = |task: &Pair, median: f64| {
+            let text = quantity(median, task.unit);
+            if median == best(task) { format!(" **{text}** |") } else { format!(" {text} |") }
+        };
+        let mut text = String::from("\n| |");
+        tasks.iter().for_each(|task| {
+            let _ = write!(text, " {} |", task.name);
+        });
+        let _ = write!(text, "\n|---|{}\n| **bdnfs** |", "---|".repeat(tasks.len()));
+        tasks.iter().for_each(|task| text += &cell(task, task.bdnfs.median()));
+        for who in others.iter().copied() {
+            let _ = write!(text, "\n| {who} |");
+            tasks.iter().for_each(|task| {
+                text += &of(task, who).map_or(" |".to_owned(), |pair| cell(task, pair.baseline.median()));
+            });
+        }
+        text + "\n"
+    }
 }
 
 impl Pair {
-    fn markdown(&self) -> String {
-        let wanted = self.wanted.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
-        let prototype = |one: &Prototype| format!("{:.3} ({})", one.reached / one.native, one.kind);
-        let prototypes = self.prototypes.iter().map(prototype).collect::<Vec<_>>().join(", ");
-        format!(
-            "| {} | {} | {} | {} | {:.3} | {wanted} | {prototypes} |\n",
+    fn markdown(&self, wanted: bool, prototypes: bool) -> String {
+        let noisy = if self.spread() > NOISY { "~" } else { "" };
+        let mut text = format!(
+            "| {} | {} | {} | {} | {noisy}{:.3} |",
             self.name,
             self.against,
             spread(&self.baseline, self.unit),
             spread(&self.bdnfs, self.unit),
             self.ratio(),
-        )
+        );
+        if wanted {
+            let _ = write!(text, " {} |", self.wanted.map(|ratio| format!("{ratio:.2}")).unwrap_or_default());
+        }
+        if prototypes {
+            let prototype = |one: &Prototype| format!("{:.3} ({})", one.reached / one.native, one.kind);
+            let prototypes: Vec<_> = self.prototypes.iter().map(prototype).collect();
+            let _ = write!(text, " {} |", prototypes.join(", "));
+        }
+        text + "\n"
     }
 }
 
@@ -62,12 +163,45 @@ impl Figure {
     }
 }
 
-fn spread(samples: &Samples, unit: &str) -> String {
+impl Growth {
+    fn markdown(&self) -> String {
+        let mut text = format!("\n| {} |", self.along);
+        self.points.iter().for_each(|(at, _)| {
+            let _ = write!(text, " {} |", amount(*at, &self.along));
+        });
+        let _ = write!(
+            text,
+            "\n|---|{}\n| {}, {} |",
+            "---|".repeat(self.points.len()),
+            self.name,
+            self.unit.name()
+        );
+        self.points.iter().for_each(|(_, value)| {
+            let _ = write!(text, " {} |", number(value.median()));
+        });
+        text + "\n"
+    }
+}
+
+fn spread(samples: &Samples, unit: Unit) -> String {
     format!("{} ({} to {})", quantity(samples.median(), unit), number(samples.min()), number(samples.max()))
 }
 
-pub(super) fn quantity(value: f64, unit: &str) -> String {
-    format!("{} {unit}", number(value))
+/// A figure with its unit.
+pub fn quantity(value: f64, unit: Unit) -> String {
+    format!("{} {}", number(value), unit.name())
+}
+
+/// How much there is of what grows: bytes by their own units, anything else as a number.
+pub(super) fn amount(value: f64, along: &str) -> String {
+    const UNITS: [(&str, f64); 3] =
+        [("GiB", (1u64 << 30) as f64), ("MiB", (1u64 << 20) as f64), ("KiB", (1u64 << 10) as f64)];
+    let unit = UNITS.iter().find(|unit| along.contains("bytes") && value >= unit.1);
+    match unit {
+        Some((name, size)) => format!("{} {name}", value / size),
+        None if value < 100.0 => value.to_string(),
+        None => number(value),
+    }
 }
 
 /// Three digits that count, and thousands set apart.
@@ -103,5 +237,8 @@ mod tests {
         {
             assert_eq!(number(value), text);
         }
+        assert_eq!(amount(4096.0, "bytes of a file"), "4 KiB");
+        assert_eq!(amount(64.0, "readers"), "64");
+        assert_eq!(amount(1000.0, "files"), "1,000");
     }
 }

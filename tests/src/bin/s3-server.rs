@@ -1,5 +1,6 @@
 //! `s3-server`: the kit's S3 server by itself, for the benchmarks and for people.
 
+use std::io::BufRead;
 use std::path::PathBuf;
 
 use bdnfs_tests::s3::{Keys, S3};
@@ -8,7 +9,7 @@ use clap::Parser;
 /// Serves the buckets below a directory over the S3 protocol, on loopback: `DIR/bucket/key`.
 ///
 /// Clients sign with the AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) of this process's
-/// environment. Without them, everybody is served.
+/// environment. Without them, everybody is served. For each line that it reads it tells how much it has served so far.
 #[derive(Parser)]
 struct Arguments {
     /// The directory whose directories are the buckets.
@@ -27,6 +28,10 @@ fn main() {
     let open = if keys.is_some() { "signed requests only" } else { "open to everybody" };
     let s3 = S3::on_port(&arguments.root, keys, arguments.port);
     println!("{} serves {} ({open})", s3.server.url(), arguments.root.display());
+    for _ in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let all = s3.tally.all();
+        println!("served {} requests, {} bytes", all.requests, all.bytes);
+    }
     loop {
         std::thread::park();
     }

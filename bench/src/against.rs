@@ -1,0 +1,151 @@
+//! Against: whether a run is worse than an earlier one. What is compared are ratios, which another machine has nearly the
+//! same, and what no machine's speed changes: memory, requests, instructions. Seconds by themselves never are.
+
+use std::fmt;
+
+use crate::report::{Figure, Group, Pair, Report, quantity};
+use crate::samples::Samples;
+use crate::unit::Unit;
+
+/// Less than this is not worth telling, however sure it is: from one day to the next the other side moves as well.
+const SLACK: f64 = 0.1;
+/// Instructions hardly move at all: what is left is where memory happens to lie.
+const SLACK_OF_INSTRUCTIONS: f64 = 0.02;
+
+/// What became of the rows that both reports have.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// How many rows were compared.
+    compared: usize,
+    /// What is worse, a line each.
+    worse: Vec<String>,
+    /// What is better.
+    better: Vec<String>,
+    /// What could not be compared.
+    not: Vec<String>,
+}
+
+impl Verdict {
+    /// Of `new`, held against `old`.
+    pub fn new(old: &Report, new: &Report) -> Self {
+        let mut verdict = Self::default();
+        for before in &old.groups {
+            match new.find(&before.key) {
+                Some(after) if after.sizes.same(&before.sizes) => verdict.group(before, after),
+                Some(_) => verdict.not.push(format!("{}: of another size", before.name)),
+                None => verdict.not.push(format!("{}: not measured now", before.name)),
+            }
+        }
+        verdict
+    }
+
+    /// How many rows are worse.
+    pub fn worse(&self) -> usize {
+        self.worse.len()
+    }
+
+    /// How many rows both have.
+    pub fn compared(&self) -> usize {
+        self.compared
+    }
+
+    fn group(&mut self, before: &Group, after: &Group) {
+        for old in &before.pairs {
+            let same = |new: &&Pair| new.name == old.name && new.against == old.against;
+            let name = format!("{}: {}, beside {}", after.name, old.name, old.against);
+            match after.pairs.iter().find(same) {
+                Some(new) => self.hold(&name, None, SLACK, [&old.ratios(), &new.ratios()]),
+                None => self.not.push(format!("{name}: not measured now")),
+            }
+        }
+        for old in before.figures.iter().filter(|figure| figure.unit.is_steady()) {
+            let name = format!("{}: {}", after.name, old.name);
+            let slack = if old.unit == Unit::Instructions { SLACK_OF_INSTRUCTIONS } else { SLACK };
+            let same = |new: &&Figure| new.name == old.name;
+            match after.figures.iter().find(same) {
+                Some(new) => self.hold(&name, Some(old.unit), slack, [&old.value, &new.value]),
+                None => self.not.push(format!("{name}: not measured now")),
+            }
+        }
+    }
+
+    /// A figure in `unit`, or a ratio. Worse is what lies beyond the spread of both: even the best turn now is worse than the worst one then.
+    fn hold(&mut self, name: &str, unit: Option<Unit>, slack: f64, [old, new]: [&Samples; 2]) {
+        self.compared += 1;
+        let (lower, higher) = (new.max() < old.min(), new.min() > old.max());
+        let moved = new.median() / old.median();
+        if (moved - 1.0).abs() <= slack || !(lower || higher) {
+            return;
+        }
+        let number = |value| unit.map_or_else(|| format!("{value:.3}"), |unit| quantity(value, unit));
+        let tell = |one: &Samples| {
+            format!("{} ({} to {})", number(one.median()), number(one.min()), number(one.max()))
+        };
+        let line = format!("{name}: {}, was {}", tell(new), tell(old));
+        if higher == unit.is_some_and(Unit::is_cost) { self.worse.push(line) } else { self.better.push(line) }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} rows compared, {} worse, {} better",
+            self.compared,
+            self.worse.len(),
+            self.better.len()
+        )?;
+        for (what, lines) in [("worse", &self.worse), ("better", &self.better), ("not compared", &self.not)] {
+            lines.iter().try_for_each(|line| writeln!(f, "  {what}: {line}"))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lab::Sizes;
+    use crate::machine::Machine;
+    use crate::report::Rows;
+
+    fn report(sizes: Sizes, bdnfs: &[f64], instructions: f64) -> Report {
+        let mut report = Report::new(Machine::default(), sizes, Duration::from_secs(60));
+        report.group("key", "group", "about it");
+        let samples = |of: &[f64]| of.iter().copied().collect::<Samples>();
+        let pair = Pair::new("row", Unit::Megabytes, "ext4", [samples(&[1.0, 1.0, 1.0]), samples(bdnfs)]);
+        let seconds = Figure::new("seconds", Unit::Seconds, samples(&[instructions]));
+        let instructions = Figure::new("verify", Unit::Instructions, samples(&[instructions]));
+        let rows = Rows { pairs: vec![pair], figures: vec![seconds, instructions], ..Rows::default() };
+        report.measure("rows", || Ok(rows)).unwrap();
+        report
+    }
+
+    #[test]
+    fn worse_is_what_lies_beyond_the_spread() {
+        let old = report(Sizes::QUICK, &[0.9, 1.0, 1.1], 1000.0);
+        let worse = |bdnfs: &[f64], instructions| {
+            let verdict = Verdict::new(&old, &report(Sizes::QUICK, bdnfs, instructions));
+            assert_eq!(verdict.compared, 2, "seconds by themselves are not compared");
+            (verdict.worse.len(), verdict.better.len())
+        };
+        assert_eq!(worse(&[0.9, 1.0, 1.1], 1000.0), (0, 0));
+        // Its median is a fifth lower, but two of its turns are none that were not seen before.
+        assert_eq!(worse(&[0.7, 0.8, 0.95], 1000.0), (0, 0));
+        assert_eq!(worse(&[0.7, 0.75, 0.8], 1000.0), (1, 0));
+        assert_eq!(worse(&[1.2, 1.3, 1.4], 1000.0), (0, 1));
+        assert_eq!(worse(&[1.0, 1.0, 1.0], 1010.0), (0, 0));
+        assert_eq!(worse(&[1.0, 1.0, 1.0], 2000.0), (1, 0));
+        assert_eq!(worse(&[1.0, 1.0, 1.0], 900.0), (0, 1));
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_told() {
+        let old = report(Sizes::QUICK, &[1.0], 1.0);
+        let verdict = Verdict::new(&old, &report(Sizes::FULL, &[0.1], 9.0));
+        assert_eq!((verdict.compared, verdict.worse.len()), (0, 0));
+        assert!(verdict.to_string().contains("not compared: group: of another size"), "{verdict}");
+    }
+}

@@ -1,0 +1,167 @@
+//! A bucket on loopback: what lies in it, and who has it for how long.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::lab::Lab;
+use crate::link::{self, Link};
+use crate::mount::{Mount, Plan};
+use crate::run::{self, Running};
+use crate::s3::{BUCKET, Object, Server};
+
+/// How long reading all of it once may take.
+const WARM: Duration = Duration::from_secs(300);
+/// How long adding it to a mirror may take.
+const ADD: Duration = Duration::from_secs(900);
+/// The bucket of the mirror.
+const MIRROR: &str = "mirror";
+
+/// A bucket, its server, and beside it an empty one for a mirror.
+#[derive(Debug)]
+pub struct Bucket {
+    /// Who serves it. First, so that it ends before its directory goes.
+    pub server: Server,
+    /// Where its objects lie as files.
+    pub directory: PathBuf,
+    /// What lies between it and whoever reads.
+    link: Option<Link>,
+    root: TempDir,
+}
+
+impl Bucket {
+    /// A bucket that `fill` puts files into, which take up to `bytes`; a copy in the mirror has room, too.
+    ///
+    /// # Errors
+    /// The disk fails, or the server does not start.
+    pub fn new(lab: &Lab, bytes: u64, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+        Self::behind(lab, None, bytes, fill)
+    }
+
+    /// The same, behind a link.
+    ///
+    /// # Errors
+    /// The disk fails, or the server does not start.
+    pub fn behind(
+        lab: &Lab,
+        link: Option<Link>,
+        bytes: u64,
+        fill: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Self> {
+        let root = lab.room("s3", bytes)?;
+        let directory = root.path().join(BUCKET);
+        for bucket in [&directory, &root.path().join(MIRROR)] {
+            fs::create_dir(bucket).context("cannot make a bucket")?;
+        }
+        fill(&directory)?;
+        let server = Server::start(lab, root.path(), link.as_ref())?;
+        Ok(Self { server, directory, link, root })
+    }
+
+    /// What bdnfs calls it.
+    pub fn source(&self) -> String {
+        format!("s3://{BUCKET}")
+    }
+
+    /// The options that name its mirror.
+    pub fn mirror(&self) -> [&'static str; 2] {
+        ["--mirror", "s3://mirror"]
+    }
+
+    /// What lies in it.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn objects(&self) -> Result<Vec<Object>> {
+        let mut objects = Vec::new();
+        gather(&self.directory, "", &mut objects).context("cannot list a bucket")?;
+        objects.sort_by(|one, other| one.key.cmp(&other.key));
+        Ok(objects)
+    }
+
+    /// Bytes that lie in it.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn bytes(&self) -> Result<u64> {
+        Ok(self.objects()?.iter().map(|object| object.size).sum())
+    }
+
+    /// Mounts it below `room`.
+    ///
+    /// # Errors
+    /// `bdnfs mount` fails, with what it said.
+    pub fn mount(&self, lab: &Lab, room: &Path, wait: bool, options: &[&str]) -> Result<Mount> {
+        let (source, env, link) = (self.source(), self.server.env(), self.link.as_ref());
+        Mount::new(lab, &Plan { source: &source, room, wait, env: &env, options, link })
+    }
+
+    /// Copies it into its mirror, and answers with the seconds that it took.
+    ///
+    /// # Errors
+    /// `bdnfs mirror add` fails, with what it said.
+    pub fn add(&self, lab: &Lab) -> Result<f64> {
+        let mut command = link::command(self.link.as_ref(), &lab.bdnfs);
+        command.args(["mirror", "add"]).arg(self.source()).args(self.mirror()).envs(self.server.env());
+        Ok(run::run(&mut command, ADD)?.seconds)
+    }
+
+    /// Empties its mirror.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn forget(&self) -> Result<()> {
+        let mirror = self.root.path().join(MIRROR);
+        fs::remove_dir_all(&mirror).and_then(|()| fs::create_dir(&mirror)).context("cannot empty the mirror")
+    }
+
+    /// Bytes that its mirror takes.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn mirrored(&self) -> Result<u64> {
+        let mut objects = Vec::new();
+        gather(&self.root.path().join(MIRROR), "", &mut objects).context("cannot list the mirror")?;
+        Ok(objects.iter().map(|object| object.size).sum())
+    }
+
+    /// Reads all of it and of its mirror, so that the server has it in memory, and leaves the disk at rest.
+    ///
+    /// # Errors
+    /// It can't be read.
+    pub fn warm(&self) -> Result<()> {
+        let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
+        let mut command = run::command("sh");
+        command.args(["-c", "find \"$1\" -type f -print0 | xargs -0 -r cat", "sh"]).arg(self.root.path());
+        Running::start(&mut command, null)?.wait(WARM)?;
+        rustix::fs::sync();
+        Ok(())
+    }
+
+    /// Does `work` in a new directory, with the bucket in memory and the disk at rest.
+    ///
+    /// # Errors
+    /// The disk is too full, or `work` fails.
+    pub fn in_room<T>(&self, lab: &Lab, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        let room = lab.room("cold", self.bytes()?)?;
+        self.warm()?;
+        work(room.path())
+    }
+}
+
+/// All files below `directory`, by their paths from the first one on.
+fn gather(directory: &Path, prefix: &str, objects: &mut Vec<Object>) -> std::io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let key = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        if entry.file_type()?.is_dir() {
+            gather(&entry.path(), &format!("{key}/"), objects)?;
+        } else {
+            objects.push(Object { key, size: entry.metadata()?.len() });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Rivals: other file systems for object storage that are installed on this machine, each with the same bucket.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::bucket::Bucket;
+use crate::fio::{self, Job, jobs};
+use crate::lab::{self, Lab};
+use crate::local::cat;
+use crate::probe::{Probe, What};
+use crate::report::{Pair, Report, Rows};
+use crate::samples::Samples;
+use crate::staging::{FEWER, SMALL};
+use crate::unit::Unit;
+use crate::{data, interrupt, run};
+
+mod mounted;
+
+use mounted::{Mounted, RIVALS, Rival};
+
+const ABOUT: &str = "The same bucket on an S3 server on loopback that checks signatures, mounted by bdnfs and by every other \
+    file system that is installed here, at the settings that its manual gives for reading fast. Each begins with a mount of its \
+    own and an empty cache, and does the tasks in this order. Cold: nothing of it was read before. Once more: the page cache \
+    was dropped, so what comes back at once was kept on the disk.";
+/// How many bytes single pages are read from at random. Each is a request for who keeps nothing.
+const RANDOM: u64 = 1 << 20;
+
+/// A task, its unit, and what is called done.
+struct Task {
+    name: &'static str,
+    unit: Unit,
+}
+
+const TASKS: [Task; 6] = [
+    Task { name: "from nothing to the first byte", unit: Unit::Seconds },
+    Task { name: "large file, cold", unit: Unit::Megabytes },
+    Task { name: "large file, once more", unit: Unit::Megabytes },
+    Task { name: "random 4 KiB of another, cold", unit: Unit::Megabytes },
+    Task { name: "list and stat small files, cold", unit: Unit::Files },
+    Task { name: "read small files by 8 threads, cold", unit: Unit::Files },
+];
+/// A result for each task.
+type Results = [f64; TASKS.len()];
+
+/// Measures all of it.
+///
+/// # Errors
+/// Interruption only.
+pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+    let (size, files) = (lab.sizes.size / 8, lab.sizes.small / FEWER);
+    let about = format!("{ABOUT} Large files: {} MiB each; {files} small ones of 64 KiB.", size >> 20);
+    report.group("rivals", "Beside other file systems", about);
+    report.contest();
+    let mut here = Vec::new();
+    for rival in &RIVALS {
+        match run::find(rival.program) {
+            Ok(_) => here.push(rival),
+            Err(why) => report.miss(rival.name, format!("{why:#}")),
+        }
+    }
+    let mut failed = Vec::new();
+    report.measure("the bucket", || {
+        let bucket = Bucket::new(lab, 2 * size + (files * SMALL) as u64, |directory| {
+            data::tree(&directory.join("small"), files, data::FILES_IN_DIRECTORY, SMALL)?;
+            ["a.bin", "b.bin"].iter().try_for_each(|name| data::file(&directory.join(name), size))
+        })?;
+        compare(lab, &bucket, &here, &mut failed)
+    })?;
+    failed.iter().for_each(|(name, why)| report.miss(name, why));
+    Ok(())
+}
+
+fn compare(
+    lab: &Lab,
+    bucket: &Bucket,
+    rivals: &[&Rival],
+    failed: &mut Vec<(&'static str, String)>,
+) -> Result<Rows> {
+    let mut bdnfs: Vec<Results> = Vec::new();
+    let mut others: Vec<(&Rival, Vec<Results>)> = rivals.iter().map(|rival| (*rival, Vec::new())).collect();
+    for _ in 0..lab.sizes.runs {
+        bdnfs.push(bucket.in_room(lab, |room| {
+            let mount = bucket.mount(lab, room, false, &[])?;
+            tasks(lab, mount.took, mount.point())
+        })?);
+        // Whoever fails is out; the others go on.
+        others.retain_mut(|(rival, results)| {
+            let done = interrupt::check().and_then(|()| {
+                bucket.in_room(lab, |room| {
+                    let mount = Mounted::new(rival, bucket, room)?;
+                    tasks(lab, mount.took, mount.point())
+                })
+            });
+            match done {
+                Ok(done) => results.push(done),
+                Err(why) => {
+                    failed.push((rival.name, format!("{why:#}")));
+                    return false;
+                }
+            }
+            true
+        });
+        interrupt::check()?;
+    }
+    let side = |results: &[Results], task: usize| results.iter().map(|one| one[task]).collect::<Samples>();
+    let pairs = TASKS.iter().enumerate().flat_map(|(index, task)| {
+        let bdnfs = &bdnfs;
+        others.iter().map(move |(rival, results)| {
+            Pair::new(task.name, task.unit, rival.name, [side(results, index), side(bdnfs, index)])
+        })
+    });
+    Ok(Rows { pairs: pairs.collect(), ..Rows::default() })
+}
+
+/// Does all tasks in a mount that took `took` seconds to be there.
+fn tasks(lab: &Lab, took: f64, point: &Path) -> Result<Results> {
+    let (large, other) = (point.join("a.bin"), point.join("b.bin"));
+    let begin = Instant::now();
+    run::run(run::command("head").args(["-c", "1"]).arg(&large), fio::JOB)?;
+    let first = took + begin.elapsed().as_secs_f64();
+    let (size, files) = (lab.sizes.size / 8, lab.sizes.small / FEWER);
+    let rate = |seconds: f64| size as f64 / 1e6 / seconds;
+    let cold = rate(cat(&large)?);
+    lab::drop_caches()?;
+    let again = rate(cat(&large)?);
+    let job = Job { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: RANDOM };
+    let random = fio::read(&job, &other, size)?;
+    let small = point.join("small");
+    let probe = |what, threads| {
+        let directory: PathBuf = small.clone();
+        Probe { what, directory, files, per_directory: data::FILES_IN_DIRECTORY, threads, warm: false }.run()
+    };
+    Ok([first, cold, again, random, probe(What::Walk, 1)?, probe(What::Read, 8)?])
+}

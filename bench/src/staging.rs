@@ -1,0 +1,118 @@
+//! Staging: all of a source is made local and durable, beside what people download buckets with.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::bucket::Bucket;
+use crate::clients::{self, Client};
+use crate::lab::Lab;
+use crate::report::{Pair, Report, Rows};
+use crate::samples::Samples;
+use crate::unit::Unit;
+use crate::{cold, data, interrupt};
+
+const ABOUT: &str = "A bucket is copied to the local disk, from the command's start until all of it is durable. bdnfs: `mount \
+    --wait` with an empty cache, from the origin and from its mirror on the same server, and again with what an earlier mount \
+    left. The others at the settings that their manuals give for speed, and then a sync.";
+/// The part of a download that bdnfs is to reach.
+const WANTED: f64 = 0.85;
+const CURL: &str = "8 curls";
+/// The size of a small file: what [`crate::probe`] reads at once.
+pub const SMALL: usize = 64 << 10;
+/// How many of the tree's small files there are to one of these.
+pub const FEWER: usize = 25;
+
+/// Measures all of it.
+///
+/// # Errors
+/// Interruption only.
+pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+    let (size, files) = (lab.sizes.size / 2, lab.sizes.small / FEWER);
+    let about = format!("{ABOUT} Large: 4 files, {} MiB in all. Small: {files} files of 64 KiB.", size >> 20);
+    report.group("staging", "Staging", about);
+    for client in Client::ALL {
+        if let Err(why) = client.installed(lab) {
+            report.miss(client.name(), format!("{why:#}"));
+        }
+    }
+    report.measure("large files", || compare(lab, "large files", &cold::bucket(lab, 4, size)?))?;
+    report.measure("small files", || compare(lab, "small files", &small(lab, files)?))
+}
+
+/// A bucket with small files.
+///
+/// # Errors
+/// The disk fails, or the server does not start.
+pub fn small(lab: &Lab, files: usize) -> Result<Bucket> {
+    Bucket::new(lab, (files * SMALL) as u64, |directory| {
+        data::tree(directory, files, data::FILES_IN_DIRECTORY, SMALL)
+    })
+}
+
+/// Seconds of every contender, by what it did.
+type Times = BTreeMap<&'static str, Samples>;
+
+fn compare(lab: &Lab, name: &str, bucket: &Bucket) -> Result<Rows> {
+    bucket.add(lab)?;
+    let clients: Vec<_> = Client::ALL.into_iter().filter(|client| client.installed(lab).is_ok()).collect();
+    let (mut first, mut again) = (Times::new(), Times::new());
+    // Many files by one curl each is not what anybody does.
+    let curl = bucket.objects()?.len() <= 8;
+    for _ in 0..lab.sizes.runs {
+        interrupt::check()?;
+        for client in &clients {
+            let [cold, warm] = bucket.in_room(lab, |room| copied(lab, *client, bucket, room))?;
+            first.entry(client.name()).or_default().push(cold);
+            again.entry(client.again()).or_default().push(warm);
+        }
+        if curl {
+            let done = bucket.in_room(lab, |room| bucket.server.download(&bucket.objects()?, room))?;
+            first.entry(CURL).or_default().push(done.durable);
+        }
+        for (kind, options) in [(ORIGIN, &[][..]), (MIRROR, &bucket.mirror()[..])] {
+            let [cold, warm] = bucket.in_room(lab, |room| staged(lab, bucket, room, options))?;
+            first.entry(kind).or_default().push(cold);
+            if kind == MIRROR {
+                again.entry(AGAIN).or_default().push(warm);
+            }
+        }
+    }
+    let bytes = bucket.bytes()? as f64 / 1e6;
+    let rates = |seconds: &Samples| seconds.rates(bytes);
+    let mut rows = Rows::default();
+    for kind in [ORIGIN, MIRROR] {
+        let others = first.iter().filter(|(who, _)| ![ORIGIN, MIRROR].contains(who));
+        rows.pairs.extend(others.map(|(who, seconds)| {
+            let sides = [rates(seconds), rates(&first[kind])];
+            Pair::new(&format!("{name}, {kind}"), Unit::Megabytes, &format!("{who}, then sync"), sides)
+                .wanting(WANTED)
+        }));
+    }
+    let others = again.iter().filter(|(who, _)| **who != AGAIN);
+    rows.pairs.extend(others.map(|(who, seconds)| {
+        Pair::new(&format!("{name}, {AGAIN}"), Unit::Seconds, who, [seconds.clone(), again[AGAIN].clone()])
+    }));
+    Ok(rows)
+}
+
+const ORIGIN: &str = "from the origin";
+const MIRROR: &str = "from the mirror";
+const AGAIN: &str = "once more, all of it being here";
+
+/// Seconds of a copy, and of another one over it.
+fn copied(lab: &Lab, client: Client, bucket: &Bucket, room: &Path) -> Result<[f64; 2]> {
+    let begin = Instant::now();
+    client.copy(lab, bucket, room, false)?;
+    clients::sync(room)?;
+    let first = begin.elapsed().as_secs_f64();
+    Ok([first, client.copy(lab, bucket, room, true)?])
+}
+
+/// Seconds of a mount until all is local, and of another one with the same cache.
+fn staged(lab: &Lab, bucket: &Bucket, room: &Path, options: &[&str]) -> Result<[f64; 2]> {
+    let first = bucket.mount(lab, room, true, options)?.took;
+    Ok([first, bucket.mount(lab, room, true, options)?.took])
+}

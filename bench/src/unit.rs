@@ -1,0 +1,105 @@
+//! Units: what a figure counts, and whether more of it is better.
+
+use serde::{Deserialize, Serialize};
+
+/// What a figure is in. In JSON it stands by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "&'static str")]
+pub enum Unit {
+    /// Millions of bytes in a second.
+    Megabytes,
+    /// Files in a second.
+    Files,
+    /// Seconds.
+    Seconds,
+    /// Seconds of CPU for each 2^30 bytes.
+    SecondsPerGib,
+    /// 2^20 bytes.
+    Mebibytes,
+    /// Requests for each 2^30 bytes.
+    RequestsPerGib,
+    /// Requests.
+    Requests,
+    /// Bytes fetched for each byte that was read.
+    Fetched,
+    /// Bytes kept for each byte that was given.
+    Kept,
+    /// Instructions that the processor carried out.
+    Instructions,
+}
+
+use Unit::{
+    Fetched, Files, Instructions, Kept, Mebibytes, Megabytes, Requests, RequestsPerGib, Seconds,
+    SecondsPerGib,
+};
+
+impl Unit {
+    const ALL: [Self; 10] = [
+        Megabytes,
+        Files,
+        Seconds,
+        SecondsPerGib,
+        Mebibytes,
+        RequestsPerGib,
+        Requests,
+        Fetched,
+        Kept,
+        Instructions,
+    ];
+
+    /// What stands behind a number.
+    pub fn name(self) -> &'static str {
+        match self {
+            Megabytes => "MB/s",
+            Files => "files/s",
+            Seconds => "s",
+            SecondsPerGib => "s/GiB",
+            Mebibytes => "MiB",
+            RequestsPerGib => "requests/GiB",
+            Requests => "requests",
+            Fetched => "bytes fetched/byte read",
+            Kept => "bytes kept/byte",
+            Instructions => "instructions",
+        }
+    }
+
+    /// Whether less is better.
+    pub fn is_cost(self) -> bool {
+        !matches!(self, Megabytes | Files)
+    }
+
+    /// Whether a faster machine has the same figure, so that it can be compared where nothing stands beside it.
+    pub fn is_steady(self) -> bool {
+        !matches!(self, Megabytes | Files | Seconds | SecondsPerGib)
+    }
+}
+
+impl From<Unit> for &'static str {
+    fn from(unit: Unit) -> Self {
+        unit.name()
+    }
+}
+
+impl TryFrom<String> for Unit {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|unit| unit.name() == name)
+            .ok_or_else(|| format!("no unit is called {name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_unit_has_a_name_of_its_own() {
+        for unit in Unit::ALL {
+            assert_eq!(Unit::try_from(unit.name().to_owned()), Ok(unit));
+        }
+        assert!(Unit::try_from("furlongs".to_owned()).is_err());
+    }
+}
