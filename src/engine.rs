@@ -28,7 +28,7 @@ use crate::metrics::Counters;
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
 use crate::mirror::lease::Purpose;
-use crate::peer::client::Peers;
+use crate::peer::client::{Holder, Peers};
 use crate::snapshot::{Contents, Snapshot};
 use crate::source::Patterns;
 use crate::tier::parts::{Opener, Parts};
@@ -166,6 +166,11 @@ impl Engine {
         cluster.map_or_else(Vec::new, |peers| peers.seats(self.tenant(), id).into())
     }
 
+    /// What tells the cluster, if there is one, that all of the snapshot `id` is here.
+    fn holder(&self, id: &Digest) -> Option<Holder> {
+        self.node.cluster.get().map(|peers| peers.holder(self.tenant(), id))
+    }
+
     fn for_tenant(node: Arc<Shared>, tenant: &str) -> Result<Self> {
         let mut tenants = node.tenants.lock().unwrap_or_else(PoisonError::into_inner);
         let (means, contents) = match tenants.get(tenant) {
@@ -230,7 +235,7 @@ impl Engine {
         let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
-        let holder = self.node.cluster.get().map(|peers| peers.holder(self.tenant(), &found.manifest));
+        let holder = self.holder(&found.manifest);
         Ok(Some(Arc::new(snapshot.leased(lease).announced(holder))))
     }
 

@@ -89,13 +89,14 @@ impl Lender {
 impl Shelf for Arc<Lender> {
     fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
-            if let Some(file) = self.whole(ask).await? {
-                return Ok(Some(body(self.means().clone(), Arc::new(file), ask)));
-            }
+            // What is in use is known without the disk, which may be busy: an answer is waited for.
             let live = self.engine.contents().get(&Key::Content(ask.blob));
             let live = live.filter(|content| content.blob().size == ask.size);
             if let Some(content) = live.filter(|content| content.has(&ask.range)) {
                 return Ok(Some(content.lend(ask.range.clone(), ask.urgency)));
+            }
+            if let Some(file) = self.whole(ask).await? {
+                return Ok(Some(body(self.means().clone(), Arc::new(file), ask)));
             }
             if ask.role == Role::Holder {
                 return Ok(None);

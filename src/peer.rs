@@ -28,6 +28,7 @@ pub mod identity;
 pub mod link;
 pub mod listener;
 pub mod members;
+mod patience;
 pub mod rank;
 pub mod server;
 pub mod wire;

@@ -7,6 +7,7 @@ use anyhow::Result;
 use crate::daemon::{Daemon, Setup};
 use crate::{cache, runtime};
 
+mod cluster;
 mod config;
 mod notify;
 

@@ -31,7 +31,7 @@ enum Command {
     Check(check::Args),
     /// Copy sources into object storage, once, and look after them there
     Mirror(mirror::Args),
-    /// Certificates for nodes that serve each other
+    /// Nodes that serve each other: their certificates, and who is there
     Cluster(cluster::Args),
     /// Tell what a cache holds, and decide what becomes of it
     Cache(cache::command::Args),

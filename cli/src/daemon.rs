@@ -29,7 +29,10 @@ use crate::control::routes;
 use crate::control::server::Socket;
 use crate::{control, runtime, signals};
 
+use cluster::Joined;
+
 mod claim;
+mod cluster;
 mod host;
 mod hosted;
 mod kept;
@@ -39,6 +42,7 @@ pub mod spawn;
 mod stock;
 
 pub use claim::Claim;
+pub use cluster::Setup as ClusterSetup;
 pub use host::Host;
 
 /// How long a daemon that was just started waits for its first mount.
@@ -108,13 +112,16 @@ pub struct Setup {
     pub secrets: Vec<SecretStore>,
     /// Where it is watched from over TCP.
     pub listen: Option<SocketAddr>,
+    /// The other nodes.
+    pub cluster: Option<ClusterSetup>,
 }
 
 impl Setup {
     /// A daemon that ends with its last mount.
     pub fn plain(cache: Cache) -> Self {
-        let (stays, socket, insists, mirror, secrets, listen) = (false, None, false, None, Vec::new(), None);
-        Self { cache, stays, socket, insists, mirror, secrets, listen }
+        let (stays, insists, secrets) = (false, false, Vec::new());
+        let (socket, mirror, listen, cluster) = (None, None, None, None);
+        Self { cache, stays, socket, insists, mirror, secrets, listen, cluster }
     }
 }
 
@@ -131,7 +138,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Takes the cache and listens. A failure of kind [`Busy`](Kind::Busy): another daemon has it.
-    pub async fn start(setup: Setup) -> Result<Self, Failure> {
+    pub async fn start(mut setup: Setup) -> Result<Self, Failure> {
         // Whatever it creates is for its user alone.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
         raise_open_files();
@@ -158,7 +165,12 @@ impl Daemon {
         };
         tracing::info!("bdnfs {} serves the cache {}", env!("CARGO_PKG_VERSION"), cache.display());
         let claim = setup.stays.then(|| Claim::make(cache)).transpose()?;
-        let host = Arc::new(Host::new(engine, setup)?);
+        // Before the first snapshot.
+        let joined = match setup.cluster.take() {
+            Some(cluster) => Some(Joined::join(&engine, cluster, &setup.cache.dir, &setup.secrets).await?),
+            None => None,
+        };
+        let host = Arc::new(Host::new(engine, setup, joined)?);
         Ok(Self { sockets, watched, host, claim, kept })
     }
 
@@ -208,7 +220,10 @@ impl Daemon {
         tokio::select! {
             () = host.idle() => {}
             asked = signals::asked_to_end() => match asked {
-                Ok(()) => host.unmount_all().await,
+                Ok(()) => {
+                    let left = host.leave_cluster();
+                    tokio::join!(left, host.unmount_all());
+                }
                 Err(error) => {
                     tracing::warn!("signals can't be received: {error}");
                     host.idle().await;

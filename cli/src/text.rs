@@ -33,6 +33,11 @@ pub fn minute(seconds: i64) -> String {
     }
 }
 
+/// A time of the day in seconds since 1970, to the second, in UTC; `None` for what is no time.
+pub fn second(seconds: i64) -> Option<String> {
+    Some(chrono::DateTime::from_timestamp(seconds, 0)?.format("%H:%M:%S UTC").to_string())
+}
+
 /// A name from a source, safe to print on a line of its own.
 pub fn name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {

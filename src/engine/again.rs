@@ -35,11 +35,16 @@ impl Engine {
         let Some(manifest) = self.blocking(move || Ok(kept(&path, &id))).await? else { return Ok(None) };
         let manifest = Arc::new(manifest);
         let origin: Arc<dyn Tier> = Arc::new(Parts::new(open, manifest.clone()));
-        let nearer = mirror.clone().map(|mirror| Arc::new(mirror) as Arc<dyn Tier>);
-        let tiers = nearer.into_iter().chain([origin]).collect();
+        // Peers are told of what a mirror has, and of nothing else.
+        let (mut tiers, mut holder) = (Vec::new(), None);
+        if let Some(mirror) = mirror.clone() {
+            (tiers, holder) = (self.seats(id), self.holder(&id));
+            tiers.push(Arc::new(mirror));
+        }
+        tiers.push(origin);
         let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
         let shared = (self.means.clone(), self.contents.clone());
-        let snapshot = Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder));
+        let snapshot = Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder).announced(holder));
         if let Some(mirror) = mirror {
             self.means.runtime.spawn(lease(mirror, Arc::downgrade(&snapshot)));
         }

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::time::timeout;
 
-use super::health::Health;
+use super::health::{Health, Standing};
 use super::members::Members;
+use super::patience::within;
 use super::rank::{self, Group};
 use super::wire::{Ask, Reply, Role};
 use super::{Member, PROTOCOL, token};
@@ -155,6 +155,16 @@ impl Peers {
         self.health.banned()
     }
 
+    /// How the member `id` is doing, in the eyes of this node.
+    pub fn standing(&self, id: &str) -> Standing {
+        self.health.standing(id)
+    }
+
+    /// This node, as it announced itself at first.
+    pub fn me(&self) -> &Member {
+        &self.me
+    }
+
     /// What was counted up to now.
     pub fn figures(&self) -> Figures {
         let Counts { next, missed, busy, failed, bans } = &self.figures;
@@ -201,6 +211,9 @@ impl Peers {
     /// Notes a request that did not end well.
     fn silent(&self, peer: &Member, error: &Error) {
         self.figures.failed.fetch_add(1, Relaxed);
+        if error.kind() == Kind::Timeout && self.health.is_busy(&peer.id) {
+            return tracing::debug!(peer = %peer.id, %error, "a busy peer is not waited for");
+        }
         if self.health.silent(&peer.id) {
             tracing::warn!(peer = %peer.id, %error, "a peer does not answer: it is left alone for a while");
             let live = self.members.live();
@@ -221,8 +234,11 @@ impl Peers {
         loop {
             let number = self.figures.next.fetch_add(1, Relaxed);
             let late = || Error::new(Kind::Timeout, format!("the peer {} did not answer", peer.id));
-            let asked = timeout(ANSWER, self.link.ask(&peer, &ask)).await.unwrap_or_else(|_| Err(late()));
-            match asked.inspect_err(|error| self.silent(&peer, error))? {
+            let asked = within(&mut ANSWER.clone(), self.link.ask(&peer, &ask)).await;
+            let asked =
+                asked.unwrap_or_else(|| Err(late())).inspect_err(|error| self.silent(&peer, error))?;
+            self.health.heard(&peer.id);
+            match asked {
                 Reply::Miss => {
                     self.figures.missed.fetch_add(1, Relaxed);
                     return Ok(None);

@@ -119,17 +119,29 @@ impl Gossip {
         Ok(Arc::new(Self { handle, live, watching, runtime: Handle::current() }))
     }
 
-    /// Waits until somebody else has been heard, for no longer than `patience`. Who asks nobody yet would fetch all by
-    /// itself.
+    /// Waits until others have been heard and no more of them come, for no longer than `patience`. Who asks nobody yet would
+    /// fetch all by itself.
     pub async fn settled(&self, patience: Duration) {
         let mut news = self.handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
+        let settled = async {
+            // The sender lives as long as the handle: neither of these fails before.
+            news.wait_for(|live| members(live).len() > 1).await.ok();
+            while tokio::time::timeout(2 * ROUND, news.changed()).await.is_ok_and(|news| news.is_ok()) {}
+        };
         // Either way it goes on: nobody may be there.
-        tokio::time::timeout(patience, news.wait_for(|live| members(live).len() > 1)).await.ok();
+        tokio::time::timeout(patience, settled).await.ok();
     }
 
-    /// Tells the others that this node is about to leave: it owns nothing from then on.
+    /// Tells the others that this node is about to leave: from then on it owns nothing, and has nothing that they should
+    /// turn to it for.
     pub async fn drain(&self) {
-        self.handle.with_chitchat(|chitchat| chitchat.self_node_state().set(DRAINING, true)).await;
+        self.handle
+            .with_chitchat(|chitchat| {
+                let state = chitchat.self_node_state();
+                state.set(DRAINING, true);
+                state.set(HOLDS, "");
+            })
+            .await;
     }
 }
 
@@ -142,7 +154,10 @@ impl Members for Gossip {
         let chitchat = self.handle.chitchat();
         self.runtime.spawn(async move {
             let mut chitchat: tokio::sync::MutexGuard<'_, Chitchat> = chitchat.lock().await;
-            chitchat.self_node_state().set(HOLDS, list(&holds));
+            let state = chitchat.self_node_state();
+            if state.get(DRAINING) != Some("true") {
+                state.set(HOLDS, list(&holds));
+            }
         });
     }
 }

@@ -13,11 +13,28 @@ pub const BAN: Duration = Duration::from_secs(5 * 60);
 /// time. Each look at a dead peer costs those who look up to a second.
 const REST: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
+/// Who was heard so lately, and has finished an answer so lately, is busy and not gone when one of its answers does not
+/// come: that one is looked for elsewhere, and others are still asked of it.
+const BUSY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
+
 /// What is known of peers that did wrong.
 #[derive(Debug, Default)]
 pub struct Health {
     /// One entry for each that did, until it has done right or its time is long over.
     ill: Mutex<HashMap<String, Ill>>,
+    /// When each was last heard, and when it last finished an answer.
+    lately: Mutex<HashMap<String, (Instant, Instant)>>,
+}
+
+/// How a peer is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is asked.
+    Well,
+    /// It did not answer, and is left alone for so much longer.
+    Silent(Duration),
+    /// It sent wrong bytes, and is left alone for so much longer.
+    Banned(Duration),
 }
 
 #[derive(Debug)]
@@ -31,6 +48,39 @@ impl Health {
     /// Whether `id` may be asked.
     pub fn is_well(&self, id: &str) -> bool {
         self.lock().get(id).is_none_or(|ill| Instant::now() >= ill.until)
+    }
+
+    /// How `id` is doing.
+    pub fn standing(&self, id: &str) -> Standing {
+        let (ill, now) = (self.lock(), Instant::now());
+        match ill.get(id).map(|ill| (ill.until.saturating_duration_since(now), ill.banned)) {
+            Some((left, banned)) if !left.is_zero() => {
+                if banned {
+                    Standing::Banned(left)
+                } else {
+                    Standing::Silent(left)
+                }
+            }
+            _ => Standing::Well,
+        }
+    }
+
+    /// Notes that something came from `id`.
+    pub fn heard(&self, id: &str) {
+        let (mut lately, now) = (self.lately(), Instant::now());
+        match lately.get_mut(id) {
+            Some((heard, _)) => *heard = now,
+            None => {
+                // It has not finished anything, but it may well be about to.
+                lately.insert(id.to_owned(), (now, now));
+            }
+        }
+    }
+
+    /// Whether `id` is there, and only slow with one of several answers.
+    pub fn is_busy(&self, id: &str) -> bool {
+        let lately = self.lately();
+        lately.get(id).is_some_and(|(heard, did)| heard.elapsed() < BUSY.0 && did.elapsed() < BUSY.1)
     }
 
     /// Notes that `id` did not answer. True when that is news.
@@ -53,6 +103,8 @@ impl Health {
 
     /// Notes that `id` did as it should.
     pub fn did_well(&self, id: &str) {
+        let now = Instant::now();
+        self.lately().insert(id.to_owned(), (now, now));
         // Not what was under way when it was found to lie.
         let mut ill = self.lock();
         if ill.get(id).is_some_and(|ill| !ill.banned || Instant::now() >= ill.until) {
@@ -71,11 +123,16 @@ impl Health {
     pub fn forget(&self, known: impl Fn(&str) -> bool) {
         let now = Instant::now();
         self.lock().retain(|id, ill| known(id) || ill.banned && now < ill.until);
+        self.lately().retain(|id, _| known(id));
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Ill>> {
-        // Each change is one statement.
+        // Each change is one statement; here and below.
         self.ill.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lately(&self) -> MutexGuard<'_, HashMap<String, (Instant, Instant)>> {
+        self.lately.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -103,5 +160,37 @@ mod tests {
         assert_eq!(health.banned(), ["b"]);
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(health.is_well("b") && health.banned().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_heard_and_gets_things_done_is_busy_and_not_gone() {
+        let (health, moment) = (Health::default(), Duration::from_millis(400));
+        assert!(!health.is_busy("a"), "never heard");
+        health.did_well("a");
+        for _ in 0..7 {
+            health.heard("a");
+            assert!(health.is_busy("a"));
+            tokio::time::advance(moment).await;
+        }
+        health.heard("a");
+        tokio::time::advance(moment).await;
+        health.heard("a");
+        assert!(!health.is_busy("a"), "it talks, but finishes nothing");
+        health.did_well("a");
+        tokio::time::advance(BUSY.0).await;
+        assert!(!health.is_busy("a"), "silent");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn how_a_peer_stands_is_told_with_the_time_that_is_left() {
+        let health = Health::default();
+        assert_eq!(health.standing("a"), Standing::Well);
+        health.silent("a");
+        assert_eq!(health.standing("a"), Standing::Silent(REST.0));
+        health.lied("a");
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(health.standing("a"), Standing::Banned(BAN - Duration::from_secs(60)));
+        tokio::time::advance(BAN).await;
+        assert_eq!(health.standing("a"), Standing::Well);
     }
 }

@@ -81,6 +81,8 @@ pub struct Identity {
 struct State {
     server: Arc<ServerConfig>,
     client: ClientConfig,
+    /// Whom the certificate names.
+    own: Caller,
     stamps: [Option<(SystemTime, u64)>; 3],
 }
 
@@ -119,6 +121,11 @@ impl Identity {
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = read(&self.files)?;
         self.version.fetch_add(1, Relaxed);
         Ok(true)
+    }
+
+    /// Whom the node's own certificate names: what others take it for, and the tenants that it may host.
+    pub fn own(&self) -> Caller {
+        self.state().own
     }
 
     /// Which state of the files this is.
@@ -175,9 +182,10 @@ fn read(files: &Files) -> Result<State> {
         roots.add(authority).map_err(|e| wrong("the cluster's authority", &files.authority, &e))?;
     }
     let named = chain.first().and_then(caller);
-    named.ok_or_else(|| wrong("the node's certificate", &files.certificate, &"it names no node"))?;
+    let own =
+        named.ok_or_else(|| wrong("the node's certificate", &files.certificate, &"it names no node"))?;
     configs(chain, key, roots)
-        .map(|(server, client)| State { server, client, stamps })
+        .map(|(server, client)| State { server, client, own, stamps })
         .map_err(|e| wrong("the node's certificate", &files.certificate, &e))
 }
 

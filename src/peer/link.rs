@@ -156,7 +156,8 @@ fn client(
 ) -> Result<reqwest::Client> {
     let builder = reqwest::Client::builder()
         .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(ANSWER)
+        // Requests have a limit of their own, which knows when it was this process that was late.
+        .connect_timeout(LETTER)
         .redirect(Policy::none())
         .no_proxy()
         .http1_only()

@@ -94,6 +94,11 @@ impl Server {
         self.letterbox.get()
     }
 
+    /// How many answers are under way.
+    pub fn busy(&self) -> usize {
+        MOST - self.slots.available_permits()
+    }
+
     /// Bytes that were given to peers.
     pub fn sent(&self) -> u64 {
         self.sent.load(Relaxed)

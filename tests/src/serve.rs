@@ -69,13 +69,18 @@ impl Drop for Server {
 /// A port of loopback that is ours even while nobody listens: a bound socket that never listens keeps the kernel
 /// from giving it to anybody else, and `connect` to it is refused.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub struct Port {
     _holder: TcpSocket,
-    pub(crate) address: SocketAddr,
+    /// Its address.
+    pub address: SocketAddr,
 }
 
 impl Port {
-    pub(crate) fn take(port: u16) -> Self {
+    /// Takes this one; 0: any that is free.
+    ///
+    /// # Panics
+    /// When somebody has it.
+    pub fn take(port: u16) -> Self {
         let holder = bind(SocketAddr::from(([127, 0, 0, 1], port)));
         let address = holder.local_addr().expect("a bound socket has an address");
         Self { _holder: holder, address }

@@ -44,6 +44,22 @@ impl World {
         self.root.path().join("bucket")
     }
 
+    /// Copies the bucket into a mirror, `s3://mirror`.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn mirror(&self) {
+        let mirror = self.root.path().join("mirror");
+        std::fs::create_dir_all(mirror).expect("a bucket");
+        self.machine.run(&["mirror", "add", "s3://bucket", "--mirror", "s3://mirror"]).succeeds();
+    }
+
+    /// What was fetched of the mirror's blobs.
+    pub fn mirrored(&self) -> Count {
+        let is_blob = |path: &str| path.starts_with("/mirror/") && path.contains("/blobs/");
+        self.s3.tally.of(axum::http::Method::GET, is_blob)
+    }
+
     /// Puts an object of `len` bytes that its key determines, and answers with the bytes.
     pub fn put(&self, key: &str, len: usize) -> Vec<u8> {
         tree::file(&self.bucket(), key, len)

@@ -1,5 +1,7 @@
 //! Nodes that serve each other.
 
+#[path = "cluster/agents.rs"]
+mod agents;
 #[path = "cluster/nodes.rs"]
 mod nodes;
 #[path = "cluster/sim.rs"]

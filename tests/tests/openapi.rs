@@ -9,6 +9,7 @@ use std::path::Path;
 use bdnfs_tests::agent::Agent;
 use bdnfs_tests::bdnfs::{Machine, eventually};
 use bdnfs_tests::openapi::OpenApi;
+use bdnfs_tests::serve::Port;
 use bdnfs_tests::tree::file;
 use serde_json::{Value, json};
 
@@ -20,6 +21,7 @@ fn the_agent_answers_as_the_document_says() {
     health(&mut api, &agent);
     mounts(&mut api, &agent, &machine);
     cache(&mut api, &agent, &machine);
+    cluster(&mut api, &agent);
     api.all_asked();
 }
 
@@ -101,4 +103,18 @@ fn cache(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
         api.ask(agent, "GET", "/v1/cache", "", "");
     }
     api.ask(agent, "POST", "/v1/cache/verify", "", "");
+}
+
+fn cluster(api: &mut OpenApi, alone: &Agent) {
+    api.fails(alone, ("GET", "/v1/cluster", ""), "", 404);
+    let (machine, port) = (Machine::new(), Port::take(0));
+    let (mirror, listen) = (machine.directory("mirror"), port.address);
+    let config = format!(
+        "[mirror]\nurl = \"file://{}\"\n[cluster]\nlisten = \"{listen}\"\ninsecure = true",
+        mirror.display()
+    );
+    let agent = machine.agent(&config);
+    eventually("the node knows itself", || {
+        api.ask(&agent, "GET", "/v1/cluster", "", "").json()["members"][0]["state"] == "alive"
+    });
 }

@@ -1,6 +1,6 @@
 //! The agent's configuration: a TOML file. No secret stands in it, only where secrets are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use bdnfs::source::tenant;
 use bytesize::ByteSize;
 use serde::Deserialize;
 
+use super::cluster::Cluster;
 use crate::access::Own;
 use crate::control::api::MirrorRequest;
 use crate::daemon::Setup;
@@ -38,6 +39,8 @@ pub struct Config {
     secrets: Vec<PathBuf>,
     /// The mirror of mounts that name none.
     mirror: Option<Mirror>,
+    /// The other nodes that serve it, and are served by it.
+    cluster: Option<Cluster>,
     /// How it is watched.
     telemetry: Telemetry,
 }
@@ -100,6 +103,7 @@ impl Config {
         if let Some(tenant) = self.tenant {
             cache.tenant = tenant;
         }
+        let named: BTreeSet<_> = self.tenants.keys().chain([&cache.tenant]).cloned().collect();
         let quotas = self.tenants.into_iter();
         cache.quotas = quotas.filter_map(|(name, tenant)| Some((name, tenant.quota?.as_u64()))).collect();
         let socket = socket.map(Path::to_owned).or(self.socket);
@@ -114,8 +118,11 @@ impl Config {
         }
         let stores = secrets::Args::new(self.secrets).stores(|name| std::env::var_os(name))?;
         let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant)).transpose()?;
+        let cluster = self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), named.into_iter().collect()));
+        let cluster = cluster.transpose().context("cluster")?;
         Ok(Setup {
             cache,
+            cluster,
             stays: true,
             insists: socket.is_some(),
             socket: socket.or_else(control::well_known),
@@ -174,6 +181,7 @@ mod tests {
             ("secrets = [\"/no such place\"]", "/no such place"),
             ("[mirror]\nurl = \"ftp://x\"", "mirror.url"),
             ("tenant = \"a/b\"", "a/b"),
+            ("[cluster]\ninsecure = true", "cluster: nodes share what a mirror has"),
         ] {
             let error = crate::text::line(&setup(text).expect_err(text));
             assert!(error.contains(told), "{error}");

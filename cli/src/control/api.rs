@@ -1,6 +1,7 @@
 //! What travels over the control socket.
 
 pub mod cache;
+pub mod cluster;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
+use super::api::cluster::Cluster;
 use super::api::{Failure, MountRequest, Mounted, Staging, Status};
 
 /// Status is answered from memory and the local disk; a daemon that takes longer is stuck.
@@ -105,6 +106,11 @@ impl Client {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"));
         let answer = tokio::time::timeout(STATUS_TIMEOUT, self.ask(Method::GET, "/v1/status"));
         answer.await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Who is in the daemon's cluster.
+    pub async fn cluster(&self) -> Result<Cluster, Trouble> {
+        self.ask(Method::GET, "/v1/cluster").await
     }
 
     async fn ask<A: DeserializeOwned>(&self, method: Method, path: &str) -> Result<A, Trouble> {

@@ -17,6 +17,7 @@ use super::api::Failure;
 use crate::daemon::Host;
 
 mod cache;
+mod cluster;
 mod health;
 mod mounts;
 
@@ -65,7 +66,7 @@ impl Routes {
 
 /// What the control socket serves.
 fn served() -> Routes {
-    mounts::routes().merge(cache::routes()).merge(health::routes())
+    mounts::routes().merge(cache::routes()).merge(cluster::routes()).merge(health::routes())
 }
 
 /// All that the control socket serves.

@@ -13,10 +13,12 @@ use bdnfs_fs::{Mount, Options};
 use tokio::sync::{Notify, watch};
 
 use super::Setup;
+use super::cluster::Joined;
 use super::hosted::Hosted;
 use super::kept::Kept;
 use super::restore::Missing;
 use super::snapshot::{self, Made};
+use crate::control::api::cluster::Cluster;
 use crate::control::api::{Daemon, Failure, MirrorRequest, MountRequest, Mounted, Staging, Status};
 use crate::records::Records;
 use crate::{control, text};
@@ -37,6 +39,7 @@ pub struct Host {
     socket: PathBuf,
     mirror: Option<MirrorRequest>,
     secrets: Vec<SecretStore>,
+    cluster: Option<Joined>,
     /// What is kept of mounts, where they are to come back: with an agent.
     pub(super) records: Option<Arc<Records<Kept>>>,
     table: Mutex<Table>,
@@ -79,7 +82,7 @@ impl Drop for Hold {
 
 impl Host {
     /// A host without mounts. Touches the local disk.
-    pub fn new(engine: Engine, setup: Setup) -> Result<Self, Failure> {
+    pub fn new(engine: Engine, setup: Setup, cluster: Option<Joined>) -> Result<Self, Failure> {
         let Setup { cache, stays, mirror, secrets, .. } = setup;
         let records = stays.then(|| Records::open(&cache.dir, "mounts").map(Arc::new)).transpose()?;
         Ok(Self {
@@ -88,6 +91,7 @@ impl Host {
             cache: cache.dir,
             mirror,
             secrets,
+            cluster,
             records,
             table: Mutex::default(),
             changed: Notify::new(),
@@ -111,6 +115,29 @@ impl Host {
     /// Waits until what has arrived is safe on the disk.
     pub async fn close(&self) {
         self.engine.close().await;
+    }
+
+    /// Who is in the cluster.
+    pub fn cluster(&self) -> Result<Cluster, Failure> {
+        let none = || {
+            let text = "this agent is in no cluster: its configuration has no [cluster]";
+            Failure::new(Kind::NotFound, text)
+        };
+        self.cluster.as_ref().map(Joined::told).ok_or_else(none)
+    }
+
+    /// Waits for a moment until other nodes have been heard of, if there are to be any.
+    pub(super) async fn cluster_settled(&self) {
+        if let Some(cluster) = &self.cluster {
+            cluster.settled().await;
+        }
+    }
+
+    /// Leaves the cluster, if it is in one.
+    pub async fn leave_cluster(&self) {
+        if let Some(cluster) = &self.cluster {
+            cluster.leave().await;
+        }
     }
 
     /// Keeps the daemon from ending.

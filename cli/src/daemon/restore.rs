@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use bdnfs::cache::evict::Hold;
 use bdnfs::snapshot::Snapshot;
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, future, stream};
 
 use super::host::{Host, blocking};
+use super::hosted::Hosted;
 use super::kept::Kept;
 use super::snapshot;
 use crate::control::api::{Failure, Lost};
@@ -49,9 +50,17 @@ impl Host {
             found.push((kept, snapshot));
         }
         drop(hold);
-        stream::iter(found)
-            .for_each_concurrent(AT_ONCE, |(kept, snapshot)| self.bring_back(kept, snapshot))
+        let staged: Vec<_> = stream::iter(found)
+            .map(|(kept, snapshot)| self.bring_back(kept, snapshot))
+            .buffer_unordered(AT_ONCE)
+            .filter_map(future::ready)
+            .collect()
             .await;
+        // What is mounted is served at once. What is to be fetched anew waits for those who may have it.
+        self.cluster_settled().await;
+        for hosted in staged {
+            hosted.stage();
+        }
         self.ready.send_replace(true);
     }
 
@@ -81,7 +90,12 @@ impl Host {
         Ok(snapshot)
     }
 
-    async fn bring_back(self: &Arc<Self>, kept: Kept, snapshot: Result<Arc<Snapshot>, Failure>) {
+    /// Mounts what was mounted; answers with the mount if it is to be staged.
+    async fn bring_back(
+        self: &Arc<Self>,
+        kept: Kept,
+        snapshot: Result<Arc<Snapshot>, Failure>,
+    ) -> Option<Arc<Hosted>> {
         let (staged, id) = (kept.staged, kept.id);
         let mounted = match &snapshot {
             Ok(snapshot) => self.attach(snapshot, &kept.request).await,
@@ -89,12 +103,7 @@ impl Host {
         };
         let why = match (mounted, snapshot.clone()) {
             (Ok(mount), Ok(snapshot)) => match self.register(snapshot, mount, kept.clone()).await {
-                Ok(hosted) => {
-                    if staged {
-                        hosted.stage();
-                    }
-                    return;
-                }
+                Ok(hosted) => return staged.then_some(hosted),
                 Err(failure) => failure,
             },
             (Err(failure), _) | (_, Err(failure)) => failure,
@@ -103,5 +112,6 @@ impl Host {
         tracing::error!("{} can't be mounted at {place} again: {why}", kept.request.source);
         let missing = Missing { kept, why, _snapshot: snapshot.ok() };
         self.table().missing.insert(id, missing);
+        None
     }
 }

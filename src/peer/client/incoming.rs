@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use super::Peers;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Member;
+use crate::peer::patience::within;
 use crate::peer::wire::{Ask, Frame, Parsed, Parser};
 use crate::tier::{Body, Urgency};
 
@@ -83,7 +84,7 @@ impl Incoming {
                 Parsed::Sign(_) if self.since.elapsed() > self.patience => {
                     return Err(self.error(Kind::Timeout, "has been waiting for too long"));
                 }
-                Parsed::Sign(_) => (self.left, self.fresh) = (SILENCE, 0),
+                Parsed::Sign(_) => self.heard(),
                 Parsed::More => {
                     self.receive().await.inspect_err(|error| self.peers.silent(&self.peer, error))?
                 }
@@ -102,7 +103,7 @@ impl Incoming {
         self.since = Instant::now();
         self.fresh += len;
         if self.fresh >= LEAST {
-            (self.left, self.fresh) = (SILENCE, 0);
+            self.heard();
         }
         if due == 0 {
             self.peers.health.did_well(&self.peer.id);
@@ -112,18 +113,22 @@ impl Incoming {
 
     /// Waits for the next piece. Only that time counts: while nobody asks for more, the peer can't send any.
     async fn receive(&mut self) -> Result<()> {
-        let began = Instant::now();
         let next = match &mut self.frames {
-            Some(frames) => timeout(self.left, frames.next()).await,
-            None => Ok(None),
+            Some(frames) => within(&mut self.left, frames.next()).await,
+            None => Some(None),
         };
-        self.left = self.left.saturating_sub(began.elapsed());
         match next {
-            Ok(Some(piece)) => self.parser.feed(piece?),
-            Ok(None) => return Err(self.error(Kind::Unavailable, "broke off")),
-            Err(_) => return Err(self.error(Kind::Timeout, "stopped sending")),
+            Some(Some(piece)) => self.parser.feed(piece?),
+            Some(None) => return Err(self.error(Kind::Unavailable, "broke off")),
+            None => return Err(self.error(Kind::Timeout, "stopped sending")),
         }
         Ok(())
+    }
+
+    /// Notes that the peer is there and gets on.
+    fn heard(&mut self) {
+        (self.left, self.fresh) = (SILENCE, 0);
+        self.peers.health.heard(&self.peer.id);
     }
 
     fn error(&self, kind: Kind, what: &str) -> Error {

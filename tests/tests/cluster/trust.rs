@@ -1,6 +1,6 @@
 //! Nodes that prove who they are, with the certificates that `bdnfs cluster` makes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use bdnfs::peer::server::{Server, Shelf};
 use bdnfs::peer::wire::Ask;
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
 use bdnfs::tier::{Body, Urgency};
-use bdnfs_tests::bdnfs::Machine;
+use bdnfs_tests::office::Office;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -43,31 +43,13 @@ impl Shelf for One {
     }
 }
 
-/// Some authorities, and what they signed.
-struct Office {
-    machine: Machine,
-    root: PathBuf,
-}
-
-impl Office {
-    fn open() -> Self {
-        let machine = Machine::new();
-        let root = machine.directory("office");
-        Self { machine, root }
-    }
-
-    fn run(&self, line: &str) -> bdnfs_tests::bdnfs::Ran {
-        let line = line.replace('@', &format!("{}/", self.root.display()));
-        self.machine.run(&line.split(' ').collect::<Vec<_>>())
-    }
-
-    fn files(&self, id: &str, authority: &str) -> Files {
-        let at = |name: String| self.root.join(name);
-        Files {
-            certificate: at(format!("{id}.pem")),
-            key: at(format!("{id}.key")),
-            authority: at(format!("{authority}/ca.pem")),
-        }
+/// The certificate of `id`, which trusts `authority`.
+fn signed(office: &Office, id: &str, authority: &str) -> Files {
+    let at = |name: String| office.root().join(name);
+    Files {
+        certificate: at(format!("{id}.pem")),
+        key: at(format!("{id}.key")),
+        authority: at(format!("{authority}/ca.pem")),
     }
 }
 
@@ -131,7 +113,7 @@ async fn only_nodes_of_the_cluster_are_served_and_only_what_their_tenants_own() 
     office.run("cluster init-ca @ca").fails(&["is an authority already"]);
     office.run("cluster issue Big --ca @ca --tenant blue").fails(&["can't be a node's name"]);
     office.run("cluster issue a --ca @nowhere --tenant blue").fails(&["init-ca"]);
-    let open = |id, authority| Identity::open(office.files(id, authority)).expect("a node's certificate");
+    let open = |id, authority| Identity::open(signed(&office, id, authority)).expect("a node's certificate");
     let link = |id, authority| Http::new(open(id, authority)).expect("a client");
     let serving = serve(Some(open("owner", "ca"))).await;
     let right = Some(Bytes::from_static(CONTENT));
@@ -167,10 +149,10 @@ async fn an_expired_certificate_is_worth_nothing_and_a_new_one_is_taken_up() {
     ] {
         office.run(line).succeeds();
     }
-    let files = office.files("node", "ca");
-    expire(&office.root, &files);
+    let files = signed(&office, "node", "ca");
+    expire(office.root(), &files);
     let expired = Identity::open(files.clone()).expect("it can be read");
-    let owner = Identity::open(office.files("owner", "ca")).expect("a certificate");
+    let owner = Identity::open(signed(&office, "owner", "ca")).expect("a certificate");
     let serving = serve(Some(owner.clone())).await;
     let link = || Http::new(expired.clone()).expect("a client");
     get(link(), "owner", serving.port, "blue").await.expect_err("expired");
@@ -234,7 +216,7 @@ async fn members_find_each_other_through_one_seed_and_strangers_do_not_get_in() 
     let mut seed = String::new();
     for (id, authority) in [("a", "ca"), ("b", "ca"), ("c", "ca"), ("x", "other")] {
         office.run(&format!("cluster issue {id} --ca @{authority} --tenant blue --out @")).succeeds();
-        let identity = Identity::open(office.files(id, authority)).expect("a certificate");
+        let identity = Identity::open(signed(&office, id, authority)).expect("a certificate");
         let serving = serve(Some(identity.clone())).await;
         let (letterbox, letters) = gossip::letterbox();
         serving.server.take_letters(letterbox);

@@ -1,0 +1,57 @@
+//! What is told of a cluster.
+
+use std::net::SocketAddr;
+
+use bdnfs::peer::client::Figures;
+use serde::{Deserialize, Serialize};
+
+/// A cluster, as one of its nodes sees it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cluster {
+    /// Its name.
+    pub name: String,
+    /// The name of the node that tells.
+    pub id: String,
+    /// Whether its nodes prove who they are. If not, whoever can connect reads everything.
+    pub secure: bool,
+    /// The nodes, that one among them, by their names.
+    pub members: Vec<MemberStatus>,
+    /// Bytes that this one gave to others since it began.
+    pub sent: u64,
+    /// What it asked of others since then.
+    pub asked: Figures,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    /// Its name.
+    pub id: String,
+    /// Where it serves peers.
+    pub address: SocketAddr,
+    /// What fails together with it.
+    pub zone: String,
+    /// How much of the data it is to own beside others, in bytes.
+    pub capacity: u64,
+    /// The version of the protocol that it speaks. One that speaks another is not asked.
+    pub protocol: u32,
+    /// How it is doing.
+    pub state: MemberState,
+    /// Until when it is suspected or banned, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
+}
+
+/// How a node is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemberState {
+    /// It is asked, and answers.
+    Alive,
+    /// It is about to leave.
+    Draining,
+    /// It did not answer, and is left alone for a while.
+    Suspected,
+    /// It sent wrong bytes, and is left alone for longer.
+    Banned,
+}

@@ -1,0 +1,137 @@
+//! Agents that join a cluster, as their configuration says.
+
+use std::path::Path;
+
+use bdnfs_tests::agent::Agent;
+use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::office::Office;
+use bdnfs_tests::serve::Port;
+use bdnfs_tests::tree::compare;
+use bdnfs_tests::world::World;
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const MIRROR: &str = "[mirror]\nurl = \"s3://mirror\"\n[cluster]\n";
+
+/// An agent on a machine of its own.
+struct Node {
+    // First, so that it ends before its files go.
+    agent: Agent,
+    machine: Machine,
+    _port: Port,
+}
+
+impl Node {
+    /// A node that finds the others at `seeds`; `who` are the lines that tell who it is.
+    fn start(world: &World, seeds: &[&Node], who: &str) -> Self {
+        let port = Port::take(0);
+        let seeds: Vec<_> = seeds.iter().map(|node| format!("\"{}\"", node._port.address)).collect();
+        let machine = world.machine_again();
+        let seeds = seeds.join(", ");
+        let lines = format!("{MIRROR}listen = \"{}\"\nseeds = [{seeds}]\n{who}", port.address);
+        Self { agent: machine.agent(&lines), machine, _port: port }
+    }
+
+    fn stage(&self, world: &World) {
+        let point = self.machine.mount_with("s3://bucket", "mnt", &["--wait"]);
+        compare(&world.bucket(), &point);
+    }
+
+    fn cluster(&self) -> Value {
+        self.agent.get("/v1/cluster").json()
+    }
+
+    /// The states of those that it knows, by their names.
+    fn states(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        let cluster = self.cluster();
+        let members = cluster["members"].as_array().expect("a list");
+        members.iter().map(|member| (text(&member["id"]), text(&member["state"]))).collect()
+    }
+
+    fn sees(&self, ids: &[&str]) {
+        eventually(&format!("{ids:?} are seen"), || {
+            let states = self.states();
+            states.len() == ids.len()
+                && states.iter().zip(ids).all(|((a, state), b)| a == b && state == "alive")
+        });
+    }
+
+    fn traffic(&self, of: &str) -> u64 {
+        self.agent.status()["mounts"][0]["traffic"][of].as_u64().expect("a number")
+    }
+}
+
+#[test]
+fn agents_find_each_other_share_what_the_mirror_has_and_take_their_leave() {
+    let world = World::new();
+    world.put("weights", 20 * MIB as usize + 3);
+    world.put("config", 1000);
+    world.mirror();
+    let office = Office::with(&["a", "b"], "default");
+    let a = Node::start(&world, &[], &(office.lines("a", "ca") + "zone = \"left\"\ncapacity = \"2T\""));
+    let b = Node::start(&world, &[&a], &office.lines("b", "ca"));
+    a.sees(&["a", "b"]);
+    b.sees(&["a", "b"]);
+    let listed = b.machine.run(&["cluster", "ls"]).succeeds();
+    let row = |id: &str| {
+        let row = listed.lines().find(|line| line.split_whitespace().next() == Some(id));
+        row.unwrap_or_else(|| panic!("{listed}")).split_whitespace().collect::<Vec<_>>()
+    };
+    assert_eq!(row("a")[1..], [&a._port.address.to_string(), "left", "2.0", "TB", "1", "alive"]);
+    assert_eq!(row("b")[2..3], ["-"]);
+    assert!(row("b").ends_with(&["this", "node"]) && !listed.contains("WITHOUT TLS"), "{listed}");
+
+    world.s3.tally.clear();
+    a.stage(&world);
+    b.stage(&world);
+    let read = world.mirrored().bytes;
+    assert!((20 * MIB..25 * MIB).contains(&read), "the second has it of the first: {read}");
+    // But for what it had fetched for the first.
+    assert!(b.traffic("peer") > 0 && b.traffic("mirror") == 0, "{}", b.agent.status());
+    assert!(b.cluster()["asked"]["asked"].as_u64().expect("a number") > 0);
+    assert_eq!(a.cluster()["sent"].as_u64(), Some(b.traffic("peer")));
+
+    let Node { agent, machine: _machine, _port } = b;
+    agent.end();
+    eventually("it is known that b leaves or is gone", || {
+        !a.states().contains(&("b".to_owned(), "alive".to_owned()))
+    });
+}
+
+#[test]
+fn without_certificates_it_is_told_loudly_and_only_on_this_machine() {
+    let world = World::new();
+    world.put("weights", 3 * MIB as usize);
+    world.mirror();
+    let a = Node::start(&world, &[], "id = \"a\"\ninsecure = true");
+    a.sees(&["a"]);
+    assert!(a.agent.log().contains("PEERS ARE SERVED WITHOUT TLS"), "{}", a.agent.log());
+    let listed = a.machine.run(&["cluster", "ls"]).succeeds();
+    assert!(listed.contains("WITHOUT TLS"), "{listed}");
+    let told = a.machine.run(&["cluster", "ls", "--json"]).succeeds();
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    assert_eq!((&told["id"], &told["secure"]), (&"a".into(), &false.into()));
+    let alone = Machine::new().env("BDNFS_LOG", "error");
+    alone.run(&["cluster", "ls"]).fails(&["no daemon listens"]);
+    let agent = alone.agent("");
+    alone.run(&["cluster", "ls"]).fails(&["in no cluster", "[cluster]"]);
+    agent.end();
+    let config = alone.directory("etc").join("wrong.toml");
+    let office = Office::with(&["a"], "default");
+    let refused = |lines: &str, words: &[&str]| {
+        std::fs::write(&config, format!("{MIRROR}{lines}")).expect("a file");
+        let cache = alone.directory("cache");
+        let text = |path: &Path| path.to_str().expect("text").to_owned();
+        alone.run(&["agent", "--config", &text(&config), "--cache-dir", &text(&cache)]).fails(words);
+    };
+    refused(
+        "listen = \"0.0.0.0:0\"\nadvertise = \"10.0.0.1:1\"\ninsecure = true",
+        &["can be reached by others"],
+    );
+    refused("listen = \"127.0.0.1:0\"", &["certificate", "bdnfs cluster init-ca"]);
+    let other = format!("listen = \"127.0.0.1:0\"\nid = \"b\"\n{}", office.lines("a", "ca"));
+    refused(&other, &["cluster.id", "is b", "it is a"]);
+    let taken = format!("listen = \"{}\"\n{}", a._port.address, office.lines("a", "ca"));
+    refused(&taken, &["cannot listen at", "cluster.listen"]);
+}
