@@ -10,6 +10,7 @@
 //! tenants/<t>/manifests/<digest>                manifests
 //! tenants/<t>/refs/<source key>/<generation>    what a source is mirrored as; the highest generation counts
 //! tenants/<t>/uploads/<id>                      blobs under way, whose digest nobody knows yet
+//! tenants/<t>/drafts/<recipe>/<id>-<turn>       how far they are
 //! tenants/<t>/leases/<purpose>-<id>             who is at work
 //! ```
 //!
@@ -17,7 +18,7 @@
 //!
 //! - What has a digest for a name never changes. Content comes first, then its record, then the manifest, then the ref:
 //!   whatever is named exists, and a run that broke off leaves nothing that anybody sees. The next run finds the records
-//!   of what was finished ([`shelf`]).
+//!   of what was finished ([`shelf`]), and goes on with what was under way ([`draft`]).
 //! - A ref is replaced by making its next generation, which only one can do ([`catalog`]): every store can create an
 //!   object on condition that it is not there.
 //! - What no ref reaches is deleted ([`gc`]), but nothing younger than a grace, or than anybody at work ([`lease`]).
@@ -25,13 +26,16 @@
 //!   checks, and refs and known recipes against their own names.
 
 pub mod catalog;
+pub mod draft;
 pub mod frames;
 pub mod gc;
+mod holder;
 pub mod layout;
 pub mod lease;
 mod local;
 pub mod manifests;
 mod open;
+pub mod parts;
 pub mod record;
 pub mod serve;
 pub mod shelf;
@@ -44,17 +48,16 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use object_store::ObjectStore;
-
 use crate::credentials::Keys;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::{Access, Uri, tenant};
+use parts::Store;
 
 /// One tenant's part of a mirror. Clones are handles to one and the same.
 #[derive(Clone)]
 pub struct Mirror {
-    store: Arc<dyn ObjectStore>,
+    store: Store,
     name: Arc<str>,
     tenant: Arc<str>,
     scratch: Arc<PathBuf>,
@@ -70,7 +73,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Kind::Invalid`] for what can't be the name of a tenant.
-    pub fn new(store: Arc<dyn ObjectStore>, name: &str, tenant: &str, scratch: PathBuf) -> Result<Self> {
+    pub fn new(store: Store, name: &str, tenant: &str, scratch: PathBuf) -> Result<Self> {
         tenant::check(tenant)?;
         let name = name.trim_end_matches('/').into();
         Ok(Self { store, name, tenant: tenant.into(), scratch: Arc::new(scratch), local: None, keys: None })

@@ -23,7 +23,6 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::SystemTime;
 
 use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -58,8 +57,6 @@ const ROUNDS: u32 = 3;
 pub struct Config {
     /// The most memory for content on its way, in bytes.
     pub memory: u64,
-    /// What time it is.
-    pub now: fn() -> SystemTime,
 }
 
 /// What is published.
@@ -166,7 +163,8 @@ impl Run<'_> {
     }
 
     async fn list(&self) -> Result<Listed> {
-        let (at, began) = ((self.config.now)().into(), Instant::now());
+        // By the store's clock: of two that add the same, the one that listed later counts.
+        let (at, began) = (self.lease.now().await?, Instant::now());
         let mut listing = Listing::new(&self.source.origin.identity(), self.source.patterns.clone());
         self.source.origin.list(&mut listing).await?;
         let unmatched = listing.unmatched().into_iter().map(String::from).collect();
@@ -206,16 +204,25 @@ impl Run<'_> {
     async fn keep(&self, listing: &Manifest, recipes: &[Recipe]) -> Result<Vec<Record>> {
         let ladder = Ladder::new(vec![self.source.origin.clone()], Arc::new(Counters::default()));
         let before = self.before().await;
-        let maker = Maker::new(self.mirror, listing, ladder, before, self.lease.began(), self.config.memory);
+        let maker = Maker::new(self.mirror, listing, ladder, before, self.lease, self.config.memory);
         let mut kept: Vec<Option<Record>> = vec![None; recipes.len()];
+        let mut firsts = HashMap::new();
+        for (at, recipe) in recipes.iter().enumerate() {
+            firsts.entry(recipe.name).or_insert(at);
+        }
         for _ in 0..ROUNDS {
-            let missing = recipes.iter().enumerate().filter(|(at, _)| kept[*at].is_none());
+            let firsts = recipes.iter().map(|recipe| firsts[&recipe.name]);
+            let missing = recipes.iter().enumerate().zip(firsts.clone());
+            // What is the same is made once.
+            let missing =
+                missing.filter(|((at, _), first)| at == first && kept[*at].is_none()).map(|(one, _)| one);
             let made = stream::iter(missing.map(Ok)).map_ok(|(at, recipe)| {
                 let (maker, progress) = (&maker, self.progress);
                 async move { Ok((at, maker.make(recipe, progress).await?)) }
             });
             let made: Vec<_> = made.try_buffer_unordered(BLOBS).try_collect().await?;
             made.into_iter().for_each(|(at, record)| kept[at] = Some(record));
+            firsts.enumerate().for_each(|(at, first)| kept[at] = kept[first].clone());
             self.lease.unswept().await?;
             if self.look(&mut kept).await? {
                 return Ok(kept.into_iter().flatten().collect());
@@ -263,7 +270,7 @@ impl Run<'_> {
             Ok((digest, file))
         });
         let (digest, file) = written.await?;
-        self.mirror.put_manifest(&digest, file).await?;
+        self.mirror.put_manifest(&digest, file, self.lease).await?;
         Ok(digest)
     }
 }

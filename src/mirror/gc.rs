@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use object_store::ObjectMeta;
 use object_store::path::Path;
 
 use super::catalog::Generations;
@@ -173,7 +172,7 @@ impl Sweeper<'_> {
             if reached.blobs.contains(&digest) {
                 continue;
             }
-            if self.counts(&meta) {
+            if self.counts(meta.last_modified, meta.size) {
                 dead.push(meta.location);
             } else {
                 // Its content may be old, but somebody has dated its record anew.
@@ -182,6 +181,7 @@ impl Sweeper<'_> {
         }
         let places = self.places_of(&spared).await?;
         self.delete(dead).await?;
+        self.drafts().await?;
         self.shelf(Shelf::Blobs, |_, digest| !reached.blobs.contains(&digest) && !spared.contains(&digest))
             .await?;
         let placed = |key: &Path| reached.places.contains(key) || places.contains(key);
@@ -191,15 +191,15 @@ impl Sweeper<'_> {
     }
 
     /// Counts an object that nothing reaches. True when it is to be deleted.
-    fn counts(&mut self, meta: &ObjectMeta) -> bool {
-        let old = meta.last_modified < self.before;
+    fn counts(&mut self, written: DateTime<Utc>, size: u64) -> bool {
+        let old = written < self.before;
         let collected = &mut self.collected;
         let (objects, bytes) = match old {
             true => (&mut collected.objects, &mut collected.bytes),
             false => (&mut collected.kept, &mut collected.kept_bytes),
         };
         *objects += 1;
-        *bytes += meta.size;
+        *bytes += size;
         old
     }
 
@@ -209,19 +209,32 @@ impl Sweeper<'_> {
         let mut gone = Vec::new();
         while let Some(meta) = listed.try_next().await? {
             let digest = digest_of(&meta.location);
-            if digest.is_some_and(|digest| dead(&meta.location, digest)) && self.counts(&meta) {
+            if digest.is_some_and(|digest| dead(&meta.location, digest))
+                && self.counts(meta.last_modified, meta.size)
+            {
                 gone.push(meta.location);
             }
         }
         self.delete(gone).await
     }
 
-    /// Deletes uploads that broke off.
+    /// Gives up drafts that nobody has gone on with.
+    async fn drafts(&mut self) -> Result<()> {
+        for draft in self.mirror.drafts(self.mirror.below(Shelf::Drafts.name())).await? {
+            let uploaded = self.mirror.uploaded(&draft).await?;
+            if self.counts(draft.written, draft.size + uploaded) && !self.dry {
+                self.mirror.give_up(draft).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes uploads that broke off when they had ended.
     async fn uploads(&mut self, placed: impl Fn(&Path) -> bool) -> Result<()> {
         let mut listed = self.mirror.list(self.mirror.below(Shelf::Uploads.name()));
         let mut gone = Vec::new();
         while let Some(meta) = listed.try_next().await? {
-            if !placed(&meta.location) && self.counts(&meta) {
+            if !placed(&meta.location) && self.counts(meta.last_modified, meta.size) {
                 gone.push(meta.location);
             }
         }
@@ -243,7 +256,7 @@ impl Sweeper<'_> {
         let mut gone = Vec::new();
         while let Some((meta, made)) = looked.try_next().await? {
             let lives = made.is_some_and(|made| reached.blobs.contains(&made) || spared.contains(&made));
-            if !lives && self.counts(&meta) {
+            if !lives && self.counts(meta.last_modified, meta.size) {
                 gone.push(meta.location);
             }
         }

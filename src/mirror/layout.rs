@@ -27,6 +27,8 @@ pub(super) enum Shelf {
     Refs,
     /// Content whose digest is not known yet.
     Uploads,
+    /// How far it is.
+    Drafts,
     /// Who is at work.
     Leases,
 }
@@ -41,6 +43,7 @@ impl Shelf {
             Self::Manifests => "manifests",
             Self::Refs => "refs",
             Self::Uploads => "uploads",
+            Self::Drafts => "drafts",
             Self::Leases => "leases",
         }
     }

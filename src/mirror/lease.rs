@@ -1,7 +1,8 @@
 //! Leases: objects that say who is at work, so that nothing is collected which they may need.
 //!
 //! Who adds, who collects and who serves a snapshot each keep one and write it again every minute. When that stops, it
-//! lapses. All times are the store's own, so no two clocks need to agree.
+//! lapses; on the machine where its holder was killed, at once. All times are the store's own, so no two clocks need to
+//! agree.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +15,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Mirror;
 use super::layout::{Shelf, fresh};
+use super::{Mirror, holder};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
@@ -58,12 +59,14 @@ pub(super) struct Found {
     pub began: DateTime<Utc>,
     /// When it was last renewed.
     pub renewed: DateTime<Utc>,
+    /// Which process holds it ([`holder`]).
+    holder: String,
 }
 
 impl Found {
     /// Whether its holder is still at work at the time `now` of the store.
     pub(super) fn lives(&self, now: DateTime<Utc>) -> bool {
-        self.renewed + TimeDelta::from_std(LIFE).unwrap_or_default() > now
+        self.renewed + TimeDelta::from_std(LIFE).unwrap_or_default() > now && !holder::is_gone(&self.holder)
     }
 }
 
@@ -91,7 +94,7 @@ impl Mirror {
 
     /// Writes a lease, and answers with the store's time.
     async fn renew(&self, key: &Path, began: Option<DateTime<Utc>>) -> Result<DateTime<Utc>> {
-        let text = began.map_or(String::new(), |began| began.to_rfc3339());
+        let text = began.map_or(String::new(), |began| format!("{} {}", began.to_rfc3339(), holder::own()));
         self.put(key, text.into_bytes().into()).await?;
         let gone = || Error::new(Kind::Unavailable, format!("{} was deleted", self.shown(key)));
         Ok(self.head(key).await?.ok_or_else(gone)?.last_modified)
@@ -110,10 +113,12 @@ impl Mirror {
                 _ => continue,
             };
             let Some(got) = self.get(&meta.location).await? else { continue };
-            let began = str::from_utf8(&got.bytes).ok().and_then(|text| text.parse().ok());
+            let text = str::from_utf8(&got.bytes).unwrap_or_default();
+            let (began, holder) = text.split_once(' ').unwrap_or((text, ""));
             // One that doesn't tell was first written just now.
-            let began = began.unwrap_or(meta.last_modified);
-            found.push(Found { key: meta.location, purpose, began, renewed: got.written });
+            let began = began.parse().unwrap_or(meta.last_modified);
+            let holder = holder.to_owned();
+            found.push(Found { key: meta.location, purpose, began, renewed: got.written, holder });
         }
         Ok(found)
     }
@@ -123,6 +128,11 @@ impl Lease {
     /// When it began, by the store's clock.
     pub fn began(&self) -> DateTime<Utc> {
         self.began
+    }
+
+    /// The last part of its key.
+    pub(super) fn name(&self) -> &str {
+        self.key.filename().unwrap_or_default()
     }
 
     /// The key of its object.

@@ -10,7 +10,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectStoreExt;
 
 use super::layout::Shelf;
-use super::upload::Upload;
+use super::lease::Lease;
 use super::{Mirror, damaged};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ impl Mirror {
             let key = &key;
             async move {
                 let range = start..meta.size.min(start + PIECE);
-                self.store.get_range(key, range).await.map_err(|e| self.failure("read", key, &e))
+                self.store.objects.get_range(key, range).await.map_err(|e| self.failure("read", key, &e))
             }
         });
         let mut pieces = pieces.buffered(PIECES);
@@ -69,21 +69,35 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk) for the file; those of the store.
-    pub async fn put_manifest(&self, digest: &Digest, file: File) -> Result<()> {
+    pub async fn put_manifest(&self, digest: &Digest, file: File, lease: &Lease) -> Result<()> {
         let fault = |e| Error::disk("cannot read a manifest", e);
         let size = (&file).seek(SeekFrom::End(0)).map_err(fault)?;
-        let key = self.key(Shelf::Manifests, digest);
-        let mut upload = Upload::begin(self.clone(), String::new(), key, size).await?;
         let file = Arc::new(file);
-        for start in (0..size).step_by(PIECE as usize) {
+        let piece = |start: u64| {
             let (file, len) = (file.clone(), PIECE.min(size - start) as usize);
-            let piece = Self::blocking(move || {
+            Self::blocking(move || {
                 let mut piece = vec![0; len];
                 file.read_exact_at(&mut piece, start).map_err(fault)?;
                 Ok(Bytes::from(piece))
-            });
-            upload.write(piece.await?).await?;
+            })
+        };
+        let place = format!("{}/{digest}", Shelf::Manifests.name());
+        if size <= PIECE {
+            return self.put(&self.below(&place), piece(0).await?.into()).await;
         }
-        upload.finish().await
+        let (mut upload, note) = self.announced(digest, place, size, lease.name()).await?;
+        let written = async {
+            for start in (0..size).step_by(PIECE as usize) {
+                upload.write(piece(start).await?).await?;
+            }
+            upload.drain().await?;
+            upload.complete(size).await
+        };
+        let outcome = written.await;
+        if outcome.is_err() {
+            upload.abort().await;
+        }
+        note.delete().await;
+        outcome
     }
 }

@@ -9,10 +9,10 @@ use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
-use object_store::prefix::PrefixStore;
-use object_store::{Certificate, ClientOptions, ObjectStore};
+use object_store::{Certificate, ClientOptions};
 use reqwest::redirect::Policy;
 
+use super::parts::Store;
 use super::store::innermost;
 use crate::client::Client;
 use crate::credentials::Keys;
@@ -26,7 +26,7 @@ const CONNECT: Duration = Duration::from_secs(3);
 const REQUEST: Duration = Duration::from_secs(600);
 
 /// A store, and what it is let in with where that is no local directory.
-type Opened = (Arc<dyn ObjectStore>, Option<Arc<Keys>>);
+type Opened = (Store, Option<Arc<Keys>>);
 
 /// Opens the store that `uri` names; a local directory is made if it is missing.
 ///
@@ -50,7 +50,7 @@ pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
 }
 
 /// Opens a bucket, where its service is and with the keys that an origin in it would have.
-fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Arc<dyn ObjectStore>> {
+fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Store> {
     // What is at fault is not quoted where it may be a key.
     let invalid = |e: object_store::Error| Error::new(Kind::Invalid, innermost(&e));
     let service = Service::of(uri, access)?;
@@ -70,7 +70,7 @@ fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Arc<dyn ObjectStor
                 .with_skip_signature(anonymous)
                 .with_http_connector(keys.clone())
                 .with_client_options(options);
-            below(builder.build().map_err(invalid)?, prefix)
+            Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         Uri::Gs { bucket, prefix } => {
             let builder = GoogleCloudStorageBuilder::new()
@@ -80,7 +80,7 @@ fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Arc<dyn ObjectStor
                 .with_skip_signature(anonymous)
                 .with_http_connector(keys.clone())
                 .with_client_options(options);
-            below(builder.build().map_err(invalid)?, prefix)
+            Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         Uri::Azure { account, container, prefix } => {
             let builder = MicrosoftAzureBuilder::new()
@@ -91,21 +91,17 @@ fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Arc<dyn ObjectStor
                 .with_skip_signature(anonymous)
                 .with_http_connector(keys.clone())
                 .with_client_options(options);
-            below(builder.build().map_err(invalid)?, prefix)
+            Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         _ => return Err(Error::new(Kind::Unsupported, "it is no object storage")),
     })
 }
 
-fn below(store: impl ObjectStore, prefix: &str) -> Arc<dyn ObjectStore> {
-    Arc::new(PrefixStore::new(store, prefix))
-}
-
-fn local(path: &Path) -> Result<Arc<dyn ObjectStore>> {
+fn local(path: &Path) -> Result<Store> {
     let fault = |e: io::Error| Error::disk(format!("cannot use {} as a mirror", path.display()), e);
     std::fs::create_dir_all(path).map_err(fault)?;
     let store = LocalFileSystem::new_with_prefix(path).map_err(|e| fault(io::Error::other(innermost(&e))))?;
-    Ok(Arc::new(store.with_fsync(true)))
+    Ok(Store::directory(store.with_fsync(true), path.to_owned()))
 }
 
 /// How every service is asked.
@@ -153,5 +149,34 @@ mod tests {
         let error = open(&"s3://b".parse().expect("a URI"), &far).expect_err("plain http");
         assert!(error.to_string().contains("plain http") && !error.to_string().contains("hush"), "{error}");
         open(&"s3://b".parse().expect("a URI"), &Access { allow_http: true, ..far }).expect("allowed");
+    }
+
+    #[tokio::test]
+    async fn a_bucket_of_google_is_written_to_without_credentials() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("bound"));
+        let server = tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.expect("a connection");
+            let mut request = Vec::new();
+            while !request.ends_with(b"what it holds") {
+                assert_ne!(connection.read_buf(&mut request).await.expect("read"), 0);
+            }
+            let answer =
+                b"HTTP/1.1 200 OK\r\netag: \"1\"\r\nx-goog-generation: 1\r\ncontent-length: 0\r\n\r\n";
+            connection.write_all(answer).await.expect("written");
+            String::from_utf8(request).expect("text").to_lowercase()
+        });
+        let gcs = Some(GcsAccess { anonymous: true, endpoint: Some(endpoint), ..GcsAccess::default() });
+        let access = Access { gcs, ..Access::default() };
+        let uri = "gs://bucket/below".parse().expect("a URI");
+        let mirror = super::super::Mirror::open(&uri, &access, "t", std::env::temp_dir()).expect("open");
+        mirror.put(&"key".into(), "what it holds".into()).await.expect("put");
+        let request = server.await.expect("served");
+        assert!(
+            request.starts_with("put /bucket/below%2fkey ") && !request.contains("authorization"),
+            "{request}"
+        );
     }
 }

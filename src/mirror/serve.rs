@@ -50,7 +50,7 @@ impl Mirror {
     /// The bytes `range` of the object at `key`, which has `len` bytes.
     async fn body(&self, key: &Path, range: Range<u64>, len: u64) -> Result<Body> {
         let options = GetOptions::new().with_range(Some(range.clone()));
-        let got = match self.store.get_opts(key, options).await {
+        let got = match self.store.objects.get_opts(key, options).await {
             Ok(got) if got.meta.size == len && got.range == range => got,
             Ok(got) => return Err(damaged(self.shown(key), format!("{} bytes, not {len}", got.meta.size))),
             Err(e) => return Err(self.missing(key, len, e).await),

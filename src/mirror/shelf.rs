@@ -8,11 +8,12 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
+use sha2::Sha256;
 
 use super::Mirror;
+use super::draft::Draft;
 use super::layout::Shelf;
 use super::record::{Record, know, known};
-use super::upload::Upload;
 use crate::digest::Digest;
 use crate::error::Result;
 
@@ -77,39 +78,43 @@ impl Mirror {
         Ok((record, new))
     }
 
-    /// Puts a blob that was uploaded, as [`shelve`](Self::shelve) does. `record` says where it is now.
+    /// Puts a blob that was drafted, as [`shelve`](Self::shelve) does. `sha256` is that of its content, where it is known.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn shelve_upload(
+    pub async fn shelve_draft(
         &self,
         recipe: &Digest,
-        mut record: Record,
-        upload: Upload,
+        draft: &mut Draft,
+        sha256: Option<Sha256>,
         since: DateTime<Utc>,
     ) -> Result<(Record, bool)> {
-        let (place, len) = (upload.place().to_owned(), upload.written());
-        let from = self.below(&place);
-        if let Some(there) = self.record(&record.digest, since).await? {
-            upload.abort().await;
-            self.note(recipe, &there.digest).await?;
-            return Ok((there, false));
-        }
-        upload.finish().await?;
-        let named = self.key(Shelf::Blobs, &record.digest);
-        let copied = len <= COPIED && self.copy(&from, &named, len).await?;
-        record.stored.place = if copied { Bytes::new() } else { place.clone().into() };
-        let record = self.enter(record).await?;
-        if record.stored.place != place.as_bytes() {
+        let mut record = draft.record()?;
+        let from = self.below(draft.place());
+        let there = self.record(&record.digest, since).await?;
+        let new = there.is_none();
+        let record = match there {
+            Some(there) => there,
+            None => {
+                draft.finish(sha256).await?;
+                let named = self.key(Shelf::Blobs, &record.digest);
+                let len = draft.stored();
+                if len <= COPIED && self.copy(&from, &named, len).await? {
+                    record.stored.place = Bytes::new();
+                }
+                self.enter(record).await?
+            }
+        };
+        self.note(recipe, &record.digest).await?;
+        if record.stored.place != draft.place().as_bytes() {
             self.delete(&from).await?;
         }
-        self.note(recipe, &record.digest).await?;
-        Ok((record, true))
+        Ok((record, new))
     }
 
     /// Gives an upload its name. False where the store can't: then it stays where it is, and its record says so.
     async fn copy(&self, from: &Path, to: &Path, len: u64) -> Result<bool> {
-        if let Err(error) = self.store.copy(from, to).await {
+        if let Err(error) = self.store.objects.copy(from, to).await {
             let error = self.failure("copy to", to, &error);
             tracing::info!(%error, "a blob is kept where it was uploaded");
             return Ok(false);

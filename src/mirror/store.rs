@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use super::Mirror;
 use crate::error::{Error, Kind, Result};
@@ -26,7 +26,7 @@ pub(super) struct Got {
 impl Mirror {
     /// The object at `key`, whole; `None` when there is none.
     pub(super) async fn get(&self, key: &Path) -> Result<Option<Got>> {
-        let got = match self.store.get_opts(key, GetOptions::default()).await {
+        let got = match self.store.objects.get_opts(key, GetOptions::default()).await {
             Ok(got) => got,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
             Err(e) => return Err(self.failure("read", key, &e)),
@@ -41,13 +41,13 @@ impl Mirror {
 
     /// Writes the object at `key`, in place of one that may be there.
     pub(super) async fn put(&self, key: &Path, payload: PutPayload) -> Result<()> {
-        let put = self.store.put_opts(key, payload, PutOptions::default()).await;
+        let put = self.store.objects.put_opts(key, payload, PutOptions::default()).await;
         put.map(drop).map_err(|e| self.failure("write", key, &e))
     }
 
     /// Writes the object at `key` unless there is one; false when there is.
     pub(super) async fn create(&self, key: &Path, payload: PutPayload) -> Result<bool> {
-        match self.store.put_opts(key, payload, PutMode::Create.into()).await {
+        match self.store.objects.put_opts(key, payload, PutMode::Create.into()).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 Ok(false)
@@ -58,7 +58,7 @@ impl Mirror {
 
     /// Deletes the object at `key`, if there is one.
     pub(super) async fn delete(&self, key: &Path) -> Result<()> {
-        match self.store.delete(key).await {
+        match self.store.objects.delete(key).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(self.failure("delete", key, &e)),
         }
@@ -66,7 +66,7 @@ impl Mirror {
 
     /// What the store knows of the object at `key`; `None` when there is none.
     pub(super) async fn head(&self, key: &Path) -> Result<Option<ObjectMeta>> {
-        match self.store.head(key).await {
+        match self.store.objects.head(key).await {
             Ok(meta) => Ok(Some(meta)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(self.failure("look at", key, &e)),
@@ -76,7 +76,7 @@ impl Mirror {
     /// All objects below `key`.
     pub(super) fn list(&self, key: Path) -> BoxStream<'static, Result<ObjectMeta>> {
         let mirror = self.clone();
-        let listed = self.store.list(Some(&key));
+        let listed = self.store.objects.list(Some(&key));
         listed.map_err(move |e| mirror.failure("list", &key, &e)).boxed()
     }
 

@@ -1,12 +1,17 @@
 //! Uploads: an object that is written while it is still being made, in parts of one size.
+//!
+//! Before its first part is sent, a draft ([`super::draft`]) says that it is under way: so one that breaks off can be
+//! continued, or be given up by who collects.
+
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use object_store::PutPayload;
 use object_store::path::Path;
-use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::task::JoinSet;
 
 use super::Mirror;
-use super::layout::{Shelf, fresh};
+use super::parts::Id;
 use crate::error::{Error, Kind, Result};
 
 /// The least size of a part, in bytes: large enough that requests don't show, small enough for several in memory. S3
@@ -17,111 +22,175 @@ const MOST_PARTS: u64 = 9_000;
 /// How many parts are on their way at once.
 const FLYING: usize = 4;
 
+/// A part, and what came of it.
+type Put = (usize, object_store::Result<String>);
+type Landed = std::result::Result<Put, tokio::task::JoinError>;
+
 /// An object under way.
 #[derive(Debug)]
-pub struct Upload {
+pub(super) struct Upload {
     mirror: Mirror,
-    place: String,
-    key: Path,
-    parts: Box<dyn MultipartUpload>,
-    part: usize,
+    id: Id,
+    part: u64,
     pending: Vec<Bytes>,
-    pending_len: usize,
-    len: u64,
-    flying: JoinSet<object_store::Result<()>>,
+    pending_len: u64,
+    /// The parts that were cut off.
+    cut: usize,
+    /// What the store calls the contents of those that it has.
+    landed: BTreeMap<usize, String>,
+    flying: JoinSet<Put>,
+    /// How many parts it took from us.
+    taken: usize,
+    refused: bool,
 }
 
-impl Mirror {
-    /// Begins an object of about `size` bytes, whose name follows later.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub async fn upload(&self, size: u64) -> Result<Upload> {
-        let place = format!("{}/{}", Shelf::Uploads.name(), fresh());
-        let key = self.below(&place);
-        Upload::begin(self.clone(), place, key, size).await
-    }
+/// Where a part ended.
+#[derive(Debug)]
+pub(super) struct Cut {
+    /// How many parts there are before it.
+    pub parts: usize,
+    /// What of the bytes just written comes behind it.
+    pub rest: Bytes,
+}
+
+/// The size of the parts of an object of about `size` bytes.
+fn part(size: u64) -> u64 {
+    PART.max(size.div_ceil(MOST_PARTS).next_multiple_of(1 << 20))
 }
 
 impl Upload {
-    pub(super) async fn begin(mirror: Mirror, place: String, key: Path, size: u64) -> Result<Self> {
-        let parts = mirror.store.put_multipart(&key).await.map_err(|e| mirror.failure("write", &key, &e))?;
-        let part = PART.max(size.div_ceil(MOST_PARTS).next_multiple_of(1 << 20)) as usize;
-        let (pending, flying) = (Vec::new(), JoinSet::new());
-        Ok(Self { mirror, place, key, parts, part, pending, pending_len: 0, len: 0, flying })
+    /// Begins the object `key` of about `size` bytes.
+    pub(super) async fn begin(mirror: &Mirror, key: Path, size: u64) -> Result<Self> {
+        let begun = mirror.store.parts.begin(key.clone()).await;
+        let id = begun.map_err(|e| mirror.failure("write", &key, &e))?;
+        Ok(Self::after(mirror, id, part(size), Vec::new(), Bytes::new()))
     }
 
-    /// Its key below the tenant's.
-    pub fn place(&self) -> &str {
-        &self.place
-    }
-
-    /// How many bytes were written.
-    pub fn written(&self) -> u64 {
-        self.len
-    }
-
-    /// Writes more of it. Waits while too much is on its way.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub async fn write(&mut self, mut bytes: Bytes) -> Result<()> {
-        self.len += bytes.len() as u64;
-        while self.pending_len + bytes.len() >= self.part {
-            let rest = bytes.split_off(self.part - self.pending_len);
-            self.pending.push(std::mem::replace(&mut bytes, rest));
-            self.send().await?;
+    /// Goes on with one that has these parts; `rest` comes behind them.
+    pub(super) fn after(mirror: &Mirror, id: Id, part: u64, parts: Vec<String>, rest: Bytes) -> Self {
+        Self {
+            mirror: mirror.clone(),
+            id,
+            part,
+            pending_len: rest.len() as u64,
+            pending: vec![rest],
+            cut: parts.len(),
+            landed: parts.into_iter().enumerate().collect(),
+            flying: JoinSet::new(),
+            taken: 0,
+            refused: false,
         }
-        self.pending_len += bytes.len();
+    }
+
+    pub(super) fn id(&self) -> &Id {
+        &self.id
+    }
+
+    /// The size of its parts.
+    pub(super) fn part(&self) -> u64 {
+        self.part
+    }
+
+    /// How many parts have arrived, without a gap.
+    pub(super) fn landed(&self) -> usize {
+        (0..).zip(self.landed.keys()).take_while(|(index, landed)| index == *landed).count()
+    }
+
+    /// What the store calls the first `count` parts.
+    pub(super) fn parts(&self, count: usize) -> impl Iterator<Item = &str> {
+        self.landed.values().take(count).map(String::as_str)
+    }
+
+    /// Whether the store refused it, and never took a part.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused && self.taken == 0
+    }
+
+    /// Writes more of it, at most a part. Waits while too much is on its way. Tells when a part ended.
+    pub(super) async fn write(&mut self, mut bytes: Bytes) -> Result<Option<Cut>> {
+        let room = self.part - self.pending_len;
+        if (bytes.len() as u64) < room {
+            self.pending_len += bytes.len() as u64;
+            self.pending.push(bytes);
+            return Ok(None);
+        }
+        let rest = bytes.split_off(room as usize);
         self.pending.push(bytes);
-        Ok(())
+        self.send().await?;
+        self.pending_len = rest.len() as u64;
+        self.pending.push(rest.clone());
+        Ok(Some(Cut { parts: self.cut, rest }))
     }
 
-    /// Ends it: from now on it is there.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub async fn finish(mut self) -> Result<()> {
-        let outcome = self.complete().await;
-        if outcome.is_err() {
-            self.abort().await;
-        }
-        outcome
-    }
-
-    async fn complete(&mut self) -> Result<()> {
-        if self.pending_len > 0 || self.len == 0 {
+    /// Sends what is left, and waits until all has arrived.
+    pub(super) async fn drain(&mut self) -> Result<()> {
+        if self.pending_len > 0 || self.cut == 0 {
             self.send().await?;
         }
+        self.land_all().await
+    }
+
+    /// Waits until all that was sent has arrived.
+    pub(super) async fn land_all(&mut self) -> Result<()> {
         while !self.flying.is_empty() {
             self.land().await?;
         }
-        let done = self.parts.complete().await;
-        done.map(drop).map_err(|e| self.mirror.failure("finish", &self.key, &e))
+        Ok(())
+    }
+
+    /// Ends it, when all has arrived: from now on the object is there.
+    pub(super) async fn complete(&mut self, len: u64) -> Result<()> {
+        let parts = self.landed.values().cloned().collect();
+        let Err(error) = self.mirror.store.parts.complete(&self.id, parts).await else { return Ok(()) };
+        // It may have ended before, with nobody to hear of it.
+        if self.mirror.head(&self.id.key).await?.is_some_and(|meta| meta.size == len) {
+            return Ok(());
+        }
+        self.refused = true;
+        Err(self.mirror.failure("finish", &self.id.key, &error))
     }
 
     /// Gives it up.
-    pub async fn abort(mut self) {
+    pub(super) async fn abort(&mut self) {
         self.flying.shutdown().await;
-        if let Err(error) = self.parts.abort().await {
+        if let Err(error) = self.mirror.store.parts.abort(&self.id).await {
             tracing::debug!(%error, "an upload is left to its store to clean up");
         }
     }
 
     async fn send(&mut self) -> Result<()> {
+        while let Some(landed) = self.flying.try_join_next() {
+            self.take(Some(landed))?;
+        }
         while self.flying.len() >= FLYING {
             self.land().await?;
         }
         let payload: PutPayload = self.pending.drain(..).collect();
-        self.pending_len = 0;
-        self.flying.spawn(self.parts.put_part(payload));
+        let (parts, id, index, part) =
+            (self.mirror.store.parts.clone(), self.id.clone(), self.cut, self.part);
+        let put = async move { (index, parts.put(&id, index, index as u64 * part, payload).await) };
+        self.flying.spawn(put);
+        (self.cut, self.pending_len) = (index + 1, 0);
         Ok(())
     }
 
     async fn land(&mut self) -> Result<()> {
-        match self.flying.join_next().await {
-            None | Some(Ok(Ok(()))) => Ok(()),
-            Some(Ok(Err(e))) => Err(self.mirror.failure("write", &self.key, &e)),
+        let landed = self.flying.join_next().await;
+        self.take(landed)
+    }
+
+    fn take(&mut self, landed: Option<Landed>) -> Result<()> {
+        match landed {
+            None => Ok(()),
+            Some(Ok((index, Ok(content)))) => {
+                self.taken += 1;
+                self.landed.insert(index, content);
+                Ok(())
+            }
+            Some(Ok((_, Err(e)))) => {
+                self.refused = true;
+                Err(self.mirror.failure("write", &self.id.key, &e))
+            }
             Some(Err(e)) => Err(Error::with(Kind::Interrupted, "a part of an upload was lost", e)),
         }
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
-use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
@@ -21,9 +20,11 @@ use crate::extent::{Extent, LONGEST};
 use crate::fetch::Ladder;
 use crate::manifest::Manifest;
 use crate::mirror::Mirror;
+use crate::mirror::draft::Draft;
 use crate::mirror::frames;
+use crate::mirror::lease::Lease;
 use crate::mirror::record::Record;
-use crate::mirror::upload::{PART, Upload};
+use crate::mirror::upload::PART;
 
 /// Up to this size a blob is made in memory, where its digest is known before it is sent, unless that were more than a
 /// quarter of all. It is the size of a full pack.
@@ -41,8 +42,8 @@ pub(super) struct Maker<'a> {
     listing: &'a Manifest,
     origin: Ladder,
     before: Option<Before>,
-    /// When the lease began: nothing that is relied on may be dated before.
-    since: DateTime<Utc>,
+    /// Nothing that is relied on may be dated before it began.
+    lease: &'a Lease,
     /// In MiB.
     memory: Semaphore,
     most: u32,
@@ -55,49 +56,50 @@ impl<'a> Maker<'a> {
         listing: &'a Manifest,
         origin: Ladder,
         before: Option<Before>,
-        since: DateTime<Utc>,
+        lease: &'a Lease,
         memory: u64,
     ) -> Self {
         let most = memory.div_ceil(BLOCK).clamp(1, u64::from(u32::MAX) / 2) as u32;
         let in_memory = IN_MEMORY.min(memory / 4);
         let semaphore = Semaphore::new(most as usize);
-        Self { mirror, listing, origin, before, since, memory: semaphore, most, in_memory }
+        Self { mirror, listing, origin, before, lease, memory: semaphore, most, in_memory }
     }
 
     /// Finds the blob of `recipe` in the mirror, or makes it.
     pub(super) async fn make(&self, recipe: &Recipe, progress: &Progress) -> Result<Record> {
-        let record = match self.mirror.recall(&recipe.name, self.since).await? {
-            Some(record) if record.size == recipe.size => record,
-            _ => {
-                let (record, written) = self.made(recipe, progress).await?;
-                let stored = record.stored.len(record.size).unwrap_or_default();
-                progress.written.fetch_add(if written { stored } else { 0 }, Relaxed);
+        let record = match self.mirror.recall(&recipe.name, self.lease.began()).await? {
+            Some(record) if record.size == recipe.size => {
+                progress.bytes_done.fetch_add(recipe.size, Relaxed);
                 record
             }
+            _ => self.made(recipe, progress).await?,
         };
         progress.files_done.fetch_add(recipe.files.len() as u64, Relaxed);
-        progress.bytes_done.fetch_add(recipe.size, Relaxed);
         Ok(record)
     }
 
-    async fn made(&self, recipe: &Recipe, progress: &Progress) -> Result<(Record, bool)> {
+    async fn made(&self, recipe: &Recipe, progress: &Progress) -> Result<Record> {
         let streamed = recipe.files.len() == 1 && recipe.size > self.in_memory;
         // Content as it comes, put together, and compressed.
         let held = if streamed { STREAMED } else { 3 * recipe.size };
         let held = (held.div_ceil(BLOCK) as u32).min(self.most);
         let _held =
             self.memory.acquire_many(held).await.map_err(|e| Error::with(Kind::Interrupted, "the end", e))?;
-        match &recipe.files[..] {
-            [file] if streamed => self.stream(recipe, &self.listing.blob(*file)?, progress).await,
+        let (record, new) = match &recipe.files[..] {
+            [file] if streamed => return self.stream(recipe, &self.listing.blob(*file)?, progress).await,
             [file] => {
                 let blob = self.listing.blob(*file)?;
-                let extents = extents(blob.size).map(|extent| read(&self.origin, &blob, extent));
+                let extents = extents(0, blob.size).map(|extent| read(&self.origin, &blob, extent));
                 let blocks = stream::iter(extents).buffered(READS).try_concat().await?;
                 progress.read.fetch_add(blob.size, Relaxed);
-                self.put(recipe, blocks, blob.sha256).await
+                self.put(recipe, blocks, blob.sha256).await?
             }
-            files => self.put(recipe, self.pack(files, recipe.size, progress).await?, None).await,
-        }
+            files => self.put(recipe, self.pack(files, recipe.size, progress).await?, None).await?,
+        };
+        let stored = record.stored.len(record.size).unwrap_or_default();
+        progress.written.fetch_add(if new { stored } else { 0 }, Relaxed);
+        progress.bytes_done.fetch_add(recipe.size, Relaxed);
+        Ok(record)
     }
 
     /// The content of a pack, in blocks.
@@ -145,64 +147,114 @@ impl<'a> Maker<'a> {
         let mut ends = Ends::new(form);
         content.iter().for_each(|bytes| ends.push(bytes.len()));
         let record = record(size, checks, ends.stored())?;
-        self.mirror.shelve(&recipe.name, record, content, self.since).await
+        self.mirror.shelve(&recipe.name, record, content, self.lease.began()).await
     }
 
-    /// Copies a file that is too large for memory: its digest is known when all of it has passed.
-    async fn stream(&self, recipe: &Recipe, blob: &Blob, progress: &Progress) -> Result<(Record, bool)> {
-        let mut upload = self.mirror.upload(blob.size).await?;
-        let record = match self.pass(blob, &mut upload, progress).await {
-            Ok(record) => record,
-            Err(error) => {
-                upload.abort().await;
-                return Err(error);
+    /// Copies a file that is too large for memory: its digest is known when all of it has passed. Goes on where another run
+    /// broke off.
+    async fn stream(&self, recipe: &Recipe, blob: &Blob, progress: &Progress) -> Result<Record> {
+        loop {
+            let (mut draft, sha256, sample) = self.draft(recipe, blob).await?;
+            progress.bytes_done.fetch_add(done(&draft, blob), Relaxed);
+            let passed = match self.pass(blob, &mut draft, sha256, sample, progress).await {
+                Ok(sha256) => {
+                    let since = self.lease.began();
+                    self.mirror.shelve_draft(&recipe.name, &mut draft, sha256, since).await
+                }
+                Err(error) => Err(error),
+            };
+            match passed {
+                Ok((record, new)) => {
+                    progress.written.fetch_add(draft.written(), Relaxed);
+                    if new {
+                        draft.end().await
+                    } else {
+                        draft.abandon().await
+                    }
+                    return Ok(record);
+                }
+                Err(error) if draft.is_useless() => {
+                    tracing::info!(%error, "what another run left is of no use");
+                    progress.bytes_done.fetch_sub(done(&draft, blob), Relaxed);
+                    draft.abandon().await;
+                }
+                Err(error) => {
+                    // What the origin no longer has, or has wrong, nobody will go on with.
+                    match error.kind() {
+                        Kind::Changed | Kind::Corrupt | Kind::NotFound => draft.abandon().await,
+                        _ => draft.leave().await,
+                    }
+                    return Err(error);
+                }
             }
-        };
-        self.mirror.shelve_upload(&recipe.name, record, upload, self.since).await
+        }
     }
 
-    async fn pass(&self, blob: &Blob, upload: &mut Upload, progress: &Progress) -> Result<Record> {
-        let mut extents = extents(blob.size);
-        let first = extents.next().unwrap_or(Extent { first: 0, blocks: 1 });
+    /// What another run left of it; else a new draft, with the first extent, which says whether it is compressed.
+    async fn draft(
+        &self,
+        recipe: &Recipe,
+        blob: &Blob,
+    ) -> Result<(Draft, Option<Sha256>, Option<Vec<Bytes>>)> {
+        if let Some((draft, sha256)) = self.mirror.resume(&recipe.name, blob.size, self.lease).await? {
+            return Ok((draft, sha256, None));
+        }
+        let first = extents(0, blob.size).next().unwrap_or(Extent { first: 0, blocks: 1 });
         let sample = read(&self.origin, blob, first).await?;
         let blocks = sample.clone();
-        let form =
-            blocking(move || Ok(if frames::pay(&blocks) { Form::Frames } else { Form::Plain })).await?;
-        let piece =
-            move |size, first: Extent, blocks| blocking(move || Piece::new(size, first.first, blocks, form));
-        let rest = extents.map(|extent| async move {
-            let blocks = read(&self.origin, blob, extent).await?;
-            piece(blob.size, extent, blocks).await
+        let framed = blocking(move || Ok(frames::pay(&blocks))).await?;
+        let draft = self.mirror.draft(&recipe.name, blob.size, framed, self.lease).await?;
+        Ok((draft, blob.sha256.map(|_| Sha256::new()), Some(sample)))
+    }
+
+    /// Passes on what lacks of a file, of which `sample` was read already. Answers with the SHA-256 of all of it, proved,
+    /// where its origin publishes one.
+    async fn pass(
+        &self,
+        blob: &Blob,
+        draft: &mut Draft,
+        mut sha256: Option<Sha256>,
+        sample: Option<Vec<Bytes>>,
+        progress: &Progress,
+    ) -> Result<Option<Sha256>> {
+        let form = if draft.is_framed() { Form::Frames } else { Form::Plain };
+        let mut sample = sample;
+        let rest = extents(draft.blocks(), blob.size).map(|extent| {
+            let read_already = sample.take();
+            async move {
+                let blocks = match read_already {
+                    Some(blocks) => blocks,
+                    None => read(&self.origin, blob, extent).await?,
+                };
+                let size = blob.size;
+                blocking(move || Piece::new(size, extent.first, blocks, form)).await
+            }
         });
-        let pieces = stream::once(piece(blob.size, first, sample)).chain(stream::iter(rest).buffered(READS));
-        let mut pieces = std::pin::pin!(pieces);
-        let (mut checks, mut ends) = (Vec::new(), Ends::new(form));
-        let mut sha256 = blob.sha256.is_some().then(Sha256::new);
+        let mut pieces = std::pin::pin!(stream::iter(rest).buffered(READS));
         while let Some(piece) = pieces.try_next().await? {
-            if let Some(hasher) = sha256.take() {
-                sha256 = Some(
-                    blocking(move || Ok(piece.raw.iter().fold(hasher, |h, b| h.chain_update(b)))).await?,
-                );
-            }
             progress.read.fetch_add(piece.len, Relaxed);
-            checks.extend(piece.checks);
-            for bytes in piece.content {
-                ends.push(bytes.len());
-                upload.write(bytes).await?;
+            for ((check, bytes), raw) in piece.checks.into_iter().zip(piece.content).zip(piece.raw) {
+                progress.bytes_done.fetch_add(raw.len() as u64, Relaxed);
+                if let Some(hasher) = sha256.take() {
+                    sha256 = Some(blocking(move || Ok(hasher.chain_update(&raw))).await?);
+                }
+                draft.push(check, bytes, sha256.clone()).await?;
             }
         }
-        if sha256.map(|hasher| hasher.finalize().into()) != blob.sha256 {
-            return Err(unproved().within(blob));
-        }
-        let stored = Stored { place: upload.place().to_owned().into(), ..ends.stored() };
-        record(blob.size, checks, stored)
+        let proved = sha256.clone().map(|hasher| hasher.finalize().into()) == blob.sha256;
+        if proved { Ok(sha256) } else { Err(unproved().within(blob)) }
     }
 }
 
-/// The extents of a file of `size` bytes.
-fn extents(size: u64) -> impl Iterator<Item = Extent> {
+/// How many bytes of a file are done.
+fn done(draft: &Draft, blob: &Blob) -> u64 {
+    (draft.blocks() * BLOCK).min(blob.size)
+}
+
+/// The extents of a file of `size` bytes from block `first` on.
+fn extents(first: u64, size: u64) -> impl Iterator<Item = Extent> {
     let blocks = block::count(size);
-    let starts = (0..blocks).step_by(LONGEST as usize);
+    let starts = (first..blocks).step_by(LONGEST as usize);
     starts.map(move |first| Extent { first, blocks: LONGEST.min(blocks - first) })
 }
 

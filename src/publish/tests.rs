@@ -2,6 +2,7 @@
 
 mod golden;
 mod mortal;
+mod resume;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,6 +14,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
+use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::runtime::Handle;
@@ -23,14 +25,16 @@ use crate::block::BLOCK;
 use crate::cache::Limits;
 use crate::engine::{self, Engine};
 use crate::manifest::Node;
+use crate::mirror::parts::Store;
 use crate::snapshot::Snapshot;
+use crate::source::{Access, Uri};
 use crate::tier::memory::Memory;
 use crate::tier::parts::Opener;
 use crate::tier::{Body, Rung, Tier, Urgency};
 
 const NO_GRACE: Duration = Duration::ZERO;
 /// So little memory that a file of 2 MiB and more is streamed.
-const CONFIG: Config = Config { memory: 8 << 20, now: SystemTime::now };
+const CONFIG: Config = Config { memory: 8 << 20 };
 
 type Files = BTreeMap<Vec<u8>, Bytes>;
 
@@ -67,8 +71,14 @@ fn origin(files: &Files) -> Arc<Memory> {
     origin
 }
 
-fn mirror(store: Arc<dyn ObjectStore>) -> Mirror {
-    Mirror::new(store, "memory://mirror", "tenant", std::env::temp_dir()).expect("a name")
+fn mirror<S: ObjectStore + MultipartStore>(store: Arc<S>) -> Mirror {
+    Mirror::new(Store::service(store, ""), "memory://mirror", "tenant", std::env::temp_dir()).expect("a name")
+}
+
+/// A mirror in a local directory.
+fn directory_mirror(directory: &std::path::Path) -> Mirror {
+    let uri = Uri::File(directory.to_owned());
+    Mirror::open(&uri, &Access::default(), "tenant", std::env::temp_dir()).expect("a directory")
 }
 
 async fn add(mirror: &Mirror, origin: Arc<dyn Origin>) -> Result<Published> {
@@ -103,7 +113,7 @@ fn node() -> Node1 {
         limits: Limits { capacity: None, reserve: 0 },
         quotas: Default::default(),
         memory: 64 << 20,
-        now: SystemTime::now,
+        now: std::time::SystemTime::now,
     };
     Node1 { engine: Engine::open(&config, Handle::current()).expect("cache"), _directory: directory }
 }
@@ -144,11 +154,16 @@ async fn objects(store: &dyn ObjectStore, below: &str) -> Vec<(Path, Bytes)> {
 async fn what_is_added_is_read_back_from_the_mirror_alone() {
     for local in [false, true] {
         let directory = tempfile::tempdir().expect("directory");
-        let store: Arc<dyn ObjectStore> = match local {
-            false => Arc::new(InMemory::new()),
-            true => Arc::new(LocalFileSystem::new_with_prefix(directory.path()).expect("a directory")),
+        let (store, mirror): (Arc<dyn ObjectStore>, _) = match local {
+            false => {
+                let store = Arc::new(InMemory::new());
+                (store.clone(), mirror(store))
+            }
+            true => {
+                let store = LocalFileSystem::new_with_prefix(directory.path()).expect("a directory");
+                (Arc::new(store), directory_mirror(directory.path()))
+            }
         };
-        let mirror = mirror(store.clone());
         let published = add(&mirror, origin(&files())).await.expect("added");
         assert!(published.new && faults(&mirror, true).await.is_empty());
         // Two of the files are the same, and the small ones share a pack.

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
-use bdnfs_tests::bdnfs::{Machine, Ran, wait};
+use bdnfs_tests::bdnfs::{Machine, Ran, eventually, wait};
+use bdnfs_tests::proxy::Weather;
 use bdnfs_tests::tree::{Dice, compare, file, grow, grow_wild, total};
 use bdnfs_tests::world::World;
 
@@ -97,7 +98,9 @@ fn a_killed_add_is_resumed() {
     run(&world.machine, add).succeeds();
     let whole = begin.elapsed();
     let mut dice = Dice(20);
-    for _ in 0..20 {
+    // More of them: KILLS=20 cargo nextest run -p bdnfs-tests a_killed_add
+    let kills = std::env::var("KILLS").map_or(5, |kills| kills.parse().unwrap());
+    for _ in 0..kills {
         if !objects(&mirror, "refs").is_empty() {
             run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
             fs::remove_dir_all(&mirror).unwrap();
@@ -113,6 +116,39 @@ fn a_killed_add_is_resumed() {
     run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
     let point = world.machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
     compare(&world.bucket(), &point);
+}
+
+#[test]
+fn a_killed_add_goes_on_within_a_file() {
+    let world = World::new();
+    let mirror = world.machine.directory("mirror");
+    let len = (120 * MIB) as u64;
+    world.put("weights", len as usize);
+    // Slow enough to be killed in the middle.
+    world.proxy.set(Weather { rate: Some(16 << 20), ..Weather::default() });
+    let add = format!("mirror add s3://bucket --mirror file://{} --memory 32MiB", mirror.display());
+    let mut command = world.machine.command(&add.split(' ').collect::<Vec<_>>());
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // A note tells 32 bytes of each block that is done. It is replaced all the time.
+    let noted = || {
+        let recipe =
+            fs::read_dir(mirror.join("tenants/default/drafts")).into_iter().flatten().flatten().next();
+        let notes =
+            recipe.and_then(|recipe| fs::read_dir(recipe.path()).ok()).into_iter().flatten().flatten();
+        let whole = notes.filter(|note| note.file_name().to_string_lossy().ends_with("-0"));
+        whole.filter_map(|note| note.metadata().ok()).map(|meta| meta.len() / 32).max().unwrap_or(0)
+    };
+    eventually("two parts are there", || noted() > 32);
+    child.kill().unwrap();
+    wait(&mut child, &add);
+    let noted = noted();
+    world.proxy.set(Weather::default());
+    let told = run(&world.machine, &format!("{add} --json")).succeeds();
+    let read = told.split("\"read\":").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap();
+    // Head and texts of the note are less than 16 checks.
+    assert!(read <= len - (noted - 16) * MIB as u64, "{read} bytes were read after {noted} blocks");
+    run(&world.machine, &format!("mirror verify --deep --mirror {}", mirror.display())).succeeds();
+    assert_eq!((objects(&mirror, "drafts"), objects(&mirror, "uploads")), (vec![], vec![]));
 }
 
 #[test]

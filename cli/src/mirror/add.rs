@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::mirror::Mirror;
@@ -126,7 +126,7 @@ async fn add(args: &Args, mirror: &Mirror, item: &Item) -> Result<()> {
     let origin = origin::open(uri, access).await.with_context(fault)?;
     let (name, identity) = (uri.to_string(), uri.identity(access));
     let source = publish::Source { name, identity, patterns: patterns.clone(), origin };
-    let config = Config { memory: args.memory.as_u64(), now: SystemTime::now };
+    let config = Config { memory: args.memory.as_u64() };
     let progress = Arc::new(publish::Progress::default());
     let shown = tokio::spawn(show(progress.clone()));
     let published = publish(mirror, &source, config, &progress).await;

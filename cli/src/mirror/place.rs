@@ -15,7 +15,7 @@ use crate::source::{Parser, Source};
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// URL of the mirror: s3://bucket/prefix, or file:///directory
+    /// URL of the mirror: s3://bucket/prefix, gs://, azure://, r2://, cw://, or file:///directory
     #[arg(long, value_name = "URL", value_parser = Parser)]
     mirror: Option<Source>,
     /// Whose data it is: whose part of the mirror, and of the cache

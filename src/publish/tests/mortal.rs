@@ -4,9 +4,10 @@ use std::fmt;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
+use object_store::multipart::PartId;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, Result as StoreResult, UploadPart,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload, ObjectMeta,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result as StoreResult,
 };
 
 use super::*;
@@ -32,26 +33,6 @@ impl fmt::Display for Mortal {
 }
 
 #[derive(Debug)]
-struct MortalUpload(Arc<Mortal>, Box<dyn MultipartUpload>);
-
-#[async_trait]
-impl MultipartUpload for MortalUpload {
-    fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        match self.0.live() {
-            Ok(()) => self.1.put_part(data),
-            Err(e) => std::future::ready(Err(e)).boxed(),
-        }
-    }
-    async fn complete(&mut self) -> StoreResult<PutResult> {
-        self.0.live()?;
-        self.1.complete().await
-    }
-    async fn abort(&mut self) -> StoreResult<()> {
-        self.0.live()
-    }
-}
-
-#[derive(Debug)]
 struct Shell(Arc<Mortal>);
 
 impl fmt::Display for Shell {
@@ -71,8 +52,7 @@ impl ObjectStore for Shell {
         at: &Path,
         opts: PutMultipartOptions,
     ) -> StoreResult<Box<dyn MultipartUpload>> {
-        self.0.live()?;
-        Ok(Box::new(MortalUpload(self.0.clone(), self.0.store.put_multipart_opts(at, opts).await?)))
+        self.0.store.put_multipart_opts(at, opts).await
     }
     async fn get_opts(&self, at: &Path, options: GetOptions) -> StoreResult<GetResult> {
         self.0.live()?;
@@ -99,6 +79,37 @@ impl ObjectStore for Shell {
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
         self.0.live()?;
         self.0.store.copy_opts(from, to, options).await
+    }
+}
+
+#[async_trait]
+impl MultipartStore for Shell {
+    async fn create_multipart(&self, path: &Path) -> StoreResult<MultipartId> {
+        self.0.live()?;
+        self.0.store.create_multipart(path).await
+    }
+    async fn put_part(
+        &self,
+        path: &Path,
+        id: &MultipartId,
+        index: usize,
+        data: PutPayload,
+    ) -> StoreResult<PartId> {
+        self.0.live()?;
+        self.0.store.put_part(path, id, index, data).await
+    }
+    async fn complete_multipart(
+        &self,
+        path: &Path,
+        id: &MultipartId,
+        parts: Vec<PartId>,
+    ) -> StoreResult<PutResult> {
+        self.0.live()?;
+        self.0.store.complete_multipart(path, id, parts).await
+    }
+    async fn abort_multipart(&self, path: &Path, id: &MultipartId) -> StoreResult<()> {
+        self.0.live()?;
+        self.0.store.abort_multipart(path, id).await
     }
 }
 

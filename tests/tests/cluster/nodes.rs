@@ -148,7 +148,7 @@ impl Cluster {
         files.iter().for_each(|(path, content)| origin.put(path, content.clone()));
         let (name, identity) = ("memory://origin".to_owned(), "memory://origin".to_owned());
         let source = Source { name, identity, patterns: Patterns::default(), origin };
-        let config = publish::Config { memory: 64 << 20, now: SystemTime::now };
+        let config = publish::Config { memory: 64 << 20 };
         publish(&mirror, &source, config, &Progress::default()).await.expect("published");
         Self { nodes: Vec::new(), members: Arc::default(), mirror, s3, files, _root: root }
     }

@@ -1,0 +1,163 @@
+//! Runs that broke off in the middle of a large file.
+
+use super::*;
+use crate::block::Check;
+use crate::mirror::gc::Collected;
+
+const MIB: u64 = 1 << 20;
+
+/// An origin that refuses what lies beyond so many bytes of a file, and counts what it sends.
+#[derive(Debug)]
+struct Short {
+    origin: Arc<Memory>,
+    limit: u64,
+    sent: AtomicU64,
+}
+
+impl Short {
+    fn new(origin: &Arc<Memory>, limit: u64) -> Arc<Self> {
+        Arc::new(Self { origin: origin.clone(), limit, sent: AtomicU64::new(0) })
+    }
+
+    fn sent(&self) -> u64 {
+        self.sent.load(Relaxed)
+    }
+}
+
+impl Tier for Short {
+    fn rung(&self) -> Rung {
+        Rung::Origin
+    }
+    fn fetch<'a>(
+        &'a self,
+        blob: &'a Blob,
+        range: std::ops::Range<u64>,
+        urgency: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        if range.end > self.limit {
+            return std::future::ready(Err(Error::new(Kind::Refused, "no more"))).boxed();
+        }
+        self.sent.fetch_add(range.end - range.start, Relaxed);
+        self.origin.fetch(blob, range, urgency)
+    }
+}
+
+impl Origin for Short {
+    fn name(&self) -> &str {
+        self.origin.name()
+    }
+    fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
+        self.origin.list(listing)
+    }
+}
+
+/// Bytes of which half can be saved.
+fn half(len: u64) -> Bytes {
+    let mut bytes = noise(len, 6).to_vec();
+    bytes.chunks_mut(1 << 12).for_each(|piece| {
+        let middle = piece.len() / 2;
+        piece[middle..].fill(0);
+    });
+    bytes.into()
+}
+
+/// A file, and that of it which a run had read, which broke off at 48 MiB, is noted.
+fn subjects() -> [(Bytes, u64); 2] {
+    // Three parts of what is kept as it is. Compressed, one part ends in the block 32.
+    [(noise(57 * MIB + 9, 7), 48 * MIB), (half(57 * MIB + 9), 32 * MIB)]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_copied_of_a_large_file_is_not_read_again() {
+    for (content, noted) in subjects() {
+        for local in [false, true] {
+            let directory = tempfile::tempdir().expect("directory");
+            let mirror = match local {
+                false => mirror(Arc::new(InMemory::new())),
+                true => directory_mirror(directory.path()),
+            };
+            let files = Files::from([(b"large".to_vec(), content.clone())]);
+            let held = origin(&files);
+            let short = Short::new(&held, 48 * MIB);
+            let error = add(&mirror, short.clone()).await.expect_err("it broke off");
+            assert!(error.kind() == Kind::Refused && short.sent() == 48 * MIB, "{error}");
+            let whole = Short::new(&held, u64::MAX);
+            add(&mirror, whole.clone()).await.expect("completed");
+            let again = content.len() as u64 - noted;
+            assert!(whole.sent() <= again && whole.sent() > again - 2 * MIB, "{} of {again}", whole.sent());
+            assert_eq!(faults(&mirror, true).await, [""; 0]);
+            let snapshot = mount(&node(), &mirror, None).await.expect("mounted");
+            assert!(read(&snapshot).await.expect("read") == files);
+            let left = mirror.collect(NO_GRACE, true).await.expect("counted");
+            assert_eq!(left, Collected::default(), "nothing is left over");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_goes_on_with_is_collected() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mirror = directory_mirror(directory.path());
+    let files = Files::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
+    let held = origin(&files);
+    add(&mirror, Short::new(&held, 48 * MIB)).await.expect_err("it broke off");
+    let day = Duration::from_secs(86_400);
+    let kept = mirror.collect(day, false).await.expect("collected");
+    assert!(kept.objects == 0 && kept.kept_bytes > 48 * MIB, "{kept:?}");
+    let gone = mirror.collect(NO_GRACE, false).await.expect("collected");
+    assert!(gone.bytes > 48 * MIB && gone.kept == 0, "{gone:?}");
+    let store = LocalFileSystem::new_with_prefix(directory.path()).expect("a directory");
+    assert_eq!(objects(&store, "").await, []);
+    let unfinished =
+        std::fs::read_dir(directory.path().join("tenants/tenant/uploads")).expect("read").count();
+    assert_eq!(unfinished, 0);
+    let whole = Short::new(&held, u64::MAX);
+    add(&mirror, whole.clone()).await.expect("added anew");
+    assert_eq!(whole.sent(), 57 * MIB);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_its_store_has_forgotten_is_begun_anew() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mirror = directory_mirror(directory.path());
+    let files = Files::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
+    let held = origin(&files);
+    add(&mirror, Short::new(&held, 48 * MIB)).await.expect_err("it broke off");
+    for left in std::fs::read_dir(directory.path().join("tenants/tenant/uploads")).expect("read") {
+        std::fs::remove_file(left.expect("an entry").path()).expect("removed");
+    }
+    add(&mirror, held).await.expect("added");
+    assert_eq!(faults(&mirror, true).await, [""; 0]);
+    assert_eq!(mirror.collect(NO_GRACE, true).await.expect("counted"), Collected::default());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_is_taken_over_when_its_holder_is_gone_and_by_one_alone() {
+    let mirror = mirror(Arc::new(InMemory::new()));
+    let (recipe, other, size) = (Digest::of(b"recipe"), Digest::of(b"other"), 40 * MIB);
+    let lease = async || mirror.lease(Purpose::Add).await.expect("leased");
+    let holder = lease().await;
+    let mut draft = mirror.draft(&recipe, size, false, &holder).await.expect("begun");
+    let block = noise(BLOCK, 1);
+    for index in 0..36 {
+        draft.push(Check::of(size, index, &block), block.clone(), None).await.expect("written");
+    }
+    draft.leave().await;
+    let next = lease().await;
+    let resume = async |recipe, size, lease| mirror.resume(recipe, size, lease).await.expect("looked for");
+    assert!(resume(&recipe, size, &next).await.is_none(), "its holder is at work");
+    holder.release().await;
+    assert!(resume(&other, size, &next).await.is_none());
+    assert!(resume(&recipe, size + 1, &next).await.is_none());
+    let (mut draft, _) = resume(&recipe, size, &next).await.expect("it is left");
+    assert_eq!(draft.blocks(), 32);
+    assert!(resume(&recipe, size, &lease().await).await.is_none(), "somebody has taken it over");
+    for index in 32..40 {
+        draft.push(Check::of(size, index, &block), block.clone(), None).await.expect("written");
+    }
+    let since = next.began();
+    let (record, new) = mirror.shelve_draft(&recipe, &mut draft, None, since).await.expect("shelved");
+    draft.end().await;
+    assert!(new && record.digest == Digest::of(&block.repeat(40)));
+    assert!(mirror.sound(&record).await.expect("looked at"));
+}
