@@ -200,7 +200,7 @@ impl Engine {
     /// # Errors
     /// Those of [`Origin::list`] and [`Listing::finish`].
     pub async fn snapshot(&self, origin: Arc<dyn Origin>, patterns: Patterns) -> Result<Arc<Snapshot>> {
-        let mut listing = Listing::new(&origin.identity(), patterns);
+        let mut listing = Listing::new(&origin.identity(), patterns, self.means.cache.layout().manifests());
         origin.list(&mut listing).await?;
         let unmatched = listing.unmatched().into_iter().map(String::from).collect();
         let means = self.means.clone();

@@ -39,8 +39,8 @@
 //!   damaged is fetched from the origin through [`tier::parts`].
 //! - The nodes of a cluster are tiers to each other ([`peer`]): so many of them read a mirror about once. What a node has it
 //!   gives ([`lend`]); what it fetches for others waits for no other node ([`fetch::Reach`]).
-//! - Imports point one way. Pure modules know no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`], [`source`],
-//!   [`error`]. Tiers are siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`secrets`]
+//! - Imports point one way. Pure modules know no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`] (but that it
+//!   keeps on the disk what of a listing is too much for memory), [`source`], [`error`]. Tiers are siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`secrets`]
 //!   finds what they are let in with, and `credentials` makes keys of it and renews them. Above them stands what they are
 //!   used for: [`budget`], [`flight`], [`fetch`],
 //!   [`content`], [`read`], [`stage`], [`publish`], [`snapshot`], [`engine`].

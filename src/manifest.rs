@@ -65,6 +65,8 @@
 //! and its target; then of each blob its version, its place and the ends of its frames. A reader takes them from
 //! wherever the records point.
 
+mod bad;
+mod branch;
 mod decode;
 mod encode;
 pub(crate) mod escape;
@@ -74,9 +76,11 @@ mod mirrored;
 mod name;
 mod order;
 mod pack;
+mod record;
+mod run;
+mod sort;
 #[cfg(test)]
 mod tests;
-mod tree;
 
 use std::fmt;
 use std::ops::Range;

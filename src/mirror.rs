@@ -51,7 +51,8 @@ use std::sync::Arc;
 use crate::credentials::Keys;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
-use crate::source::{Access, Uri, tenant};
+use crate::manifest::Listing;
+use crate::source::{Access, Patterns, Uri, tenant};
 use parts::Store;
 
 /// One tenant's part of a mirror. Clones are handles to one and the same.
@@ -105,6 +106,11 @@ impl Mirror {
     pub fn scratch(&self) -> Result<File> {
         let fault = |e| Error::disk(format!("cannot make a file in {}", self.scratch.display()), e);
         tempfile::tempfile_in(&*self.scratch).map_err(fault)
+    }
+
+    /// An empty listing of `origin`, with this mirror's scratch.
+    pub(crate) fn listing(&self, origin: &str, patterns: Patterns) -> Listing {
+        Listing::new(origin, patterns, &self.scratch)
     }
 
     /// Runs `work`, which keeps a processor or the disk busy, where it holds up nobody.

@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
-use crate::manifest::{Kept, Listing, Manifest, Mirrored};
+use crate::manifest::{Kept, Manifest, Mirrored};
 use crate::metrics::Counters;
 use crate::mirror::Mirror;
 use crate::mirror::catalog::{Ref, source_key};
@@ -165,7 +165,7 @@ impl Run<'_> {
     async fn list(&self) -> Result<Listed> {
         // By the store's clock: of two that add the same, the one that listed later counts.
         let (at, began) = (self.lease.now().await?, Instant::now());
-        let mut listing = Listing::new(&self.source.origin.identity(), self.source.patterns.clone());
+        let mut listing = self.mirror.listing(&self.source.origin.identity(), self.source.patterns.clone());
         self.source.origin.list(&mut listing).await?;
         let unmatched = listing.unmatched().into_iter().map(String::from).collect();
         let mut file = self.mirror.scratch()?;

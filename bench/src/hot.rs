@@ -60,7 +60,7 @@ fn presence() -> Result<Work> {
 fn lookup() -> Result<Work> {
     const FILES: usize = 10_000;
     let name = |index: usize| format!("sample-{index:08}.bin").into_bytes();
-    let mut listing = Listing::new("file:///", Patterns::default());
+    let mut listing = Listing::new("file:///", Patterns::default(), &std::env::temp_dir());
     for index in 0..FILES {
         let (path, version) = (name(index), index.to_le_bytes());
         let (size, mtime, executable) = (1, (0, 0), false);

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use bdnfs::manifest::{Listing, Manifest, Node};
@@ -25,6 +26,16 @@ pub struct Args {
 const EXAMPLES: &str = "Examples:
   bdnfs ls s3://models/llama-3-8b
   bdnfs ls --allow '*.safetensors' --json /data/models";
+
+/// How many entries are looked at before the memory that they mapped is let go of.
+const STRIDE: u32 = 100_000;
+
+/// What can't be mounted.
+#[derive(Serialize)]
+struct Bad<'a> {
+    bad: String,
+    why: &'a str,
+}
 
 /// A file or a link.
 #[derive(Debug, Serialize)]
@@ -53,24 +64,52 @@ pub fn run(args: &Args) -> Result<()> {
 
 async fn manifest(args: &Args) -> Result<Manifest> {
     let origin = origin::open(args.source.uri(), &args.source.how.access(args.source.uri())?).await?;
-    let mut listing = Listing::new(origin.name(), args.source.how.patterns()?);
+    let scratch = scratch();
+    let mut listing = Listing::new(origin.name(), args.source.how.patterns()?, &scratch);
+    let json = args.json;
+    listing.tell_bad(move |path, why| {
+        let bad = text::name(path);
+        // That nobody reads it is no reason to say less on the standard error.
+        let _ = match serde_json::to_string(&Bad { bad: bad.clone(), why }) {
+            Ok(line) if json => writeln!(std::io::stdout(), "{line}"),
+            _ => writeln!(std::io::stdout(), "{bad}: {why}"),
+        };
+    });
     origin.list(&mut listing).await?;
-    let file =
-        rustix::fs::memfd_create("manifest", MemfdFlags::CLOEXEC).context("no memory for the listing")?;
-    let mut file = File::from(file);
+    for pattern in listing.unmatched() {
+        eprintln!("note: {}", text::unmatched(pattern, &args.source.uri().to_string()));
+    }
+    let mut file = file(&scratch)?;
     listing.finish(&mut file)?;
     Ok(Manifest::open(&file)?)
+}
+
+/// Where what is too much for memory goes. `/tmp` is memory on many machines.
+fn scratch() -> PathBuf {
+    std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+}
+
+/// A file without a name; in memory where the directory can't have one.
+fn file(scratch: &Path) -> Result<File> {
+    tempfile::tempfile_in(scratch).or_else(|_| {
+        let file = rustix::fs::memfd_create("manifest", MemfdFlags::CLOEXEC);
+        Ok(file.context("no memory for the listing")?.into())
+    })
 }
 
 /// Goes through a tree, each directory in the order of its names.
 fn walk(manifest: &Manifest, mut each: impl FnMut(&Line) -> Result<()>) -> Result<()> {
     let root = 0..1;
-    let mut ahead = vec![root];
+    let (mut ahead, mut looked) = (vec![root], 0);
     while let Some(range) = ahead.last_mut() {
         let Some(index) = range.next() else {
             ahead.pop();
             continue;
         };
+        looked += 1;
+        if looked % STRIDE == 0 {
+            manifest.rest();
+        }
         let entry = manifest.entry(index)?;
         let (size, target) = match entry.node {
             Node::Directory(children) => {

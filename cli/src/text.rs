@@ -46,6 +46,11 @@ pub fn name(bytes: &[u8]) -> String {
     }
 }
 
+/// That a pattern is likely misspelt.
+pub fn unmatched(pattern: &str, source: &str) -> String {
+    format!("the pattern {pattern:?} matches nothing in {source}")
+}
+
 /// An error in one line: each cause that adds something to what stands before it.
 pub fn line(error: &anyhow::Error) -> String {
     let mut line = error.to_string();

@@ -220,7 +220,7 @@ fn what_is_pinned_stays_over_a_restart() {
     let id = {
         let node = node(home.path(), limits, &[]);
         let cache = node.tenant("default").expect("a tenant");
-        let mut listing = Listing::new("test://", Patterns::default());
+        let mut listing = Listing::new("test://", Patterns::default(), home.path());
         let version = &1u64.to_le_bytes();
         let (path, size, mtime, executable, sha256) = (b"file", 2 * BLOCK, (0, 0), false, None);
         listing.file(Found { path, size, mtime, executable, version, sha256 });

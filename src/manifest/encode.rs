@@ -12,19 +12,15 @@ use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 
-/// What a manifest is written from. It is gone through several times, in order, so that nothing is kept meanwhile;
-/// what it answers must be right and the same each time, for nothing is checked here.
+/// What a manifest is written from. It is gone through several times, so that nothing is kept meanwhile; what it answers
+/// must be right and the same each time, for nothing is checked here.
 pub(super) trait Contents {
     /// The source's name.
     fn source(&self) -> &str;
-    /// How many entries there are.
-    fn entries(&self) -> u32;
-    /// Entry `index`, in the order of the format.
-    fn entry(&self, index: u32) -> Result<Entry<'_>>;
-    /// How many blobs there are.
-    fn blobs(&self) -> u32;
-    /// Blob `index`.
-    fn blob(&self, index: u32) -> Result<Content<'_>>;
+    /// Hands on each entry, in the order of the format.
+    fn entries(&self, each: &mut dyn FnMut(Entry<'_>) -> Result<()>) -> Result<()>;
+    /// Hands on each blob, in order.
+    fn blobs(&self, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()>;
 }
 
 /// What a manifest says of a blob.
@@ -88,27 +84,19 @@ pub(super) fn encode(contents: &impl Contents, out: &mut dyn Write) -> Result<Di
     let mut put = |bytes: &[u8]| out.write_all(bytes).map_err(unwritten);
     put(header(contents)?.as_bytes())?;
     let mut strings = contents.source().len() as u64;
-    for index in 0..contents.entries() {
-        put(entry(&contents.entry(index)?, &mut strings).as_bytes())?;
-    }
+    contents.entries(&mut |each| put(entry(&each, &mut strings).as_bytes()))?;
     let mut hashes = 0;
-    for index in 0..contents.blobs() {
-        put(blob(&contents.blob(index)?, &mut strings, &mut hashes).as_bytes())?;
-    }
-    for index in 0..contents.blobs() {
-        contents.blob(index)?.hashes().try_for_each(|hash| put(hash))?;
-    }
+    contents.blobs(&mut |each| put(blob(&each, &mut strings, &mut hashes).as_bytes()))?;
+    contents.blobs(&mut |each| each.hashes().try_for_each(|hash| put(hash)))?;
     put(contents.source().as_bytes())?;
-    for index in 0..contents.entries() {
-        let entry = contents.entry(index)?;
+    contents.entries(&mut |entry| {
         put(entry.name)?;
-        if let Node::Symlink(target) = entry.node {
-            put(target)?;
+        match entry.node {
+            Node::Symlink(target) => put(target),
+            _ => Ok(()),
         }
-    }
-    for index in 0..contents.blobs() {
-        contents.blob(index)?.strings().into_iter().try_for_each(&mut put)?;
-    }
+    })?;
+    contents.blobs(&mut |each| each.strings().into_iter().try_for_each(&mut put))?;
     out.flush().map_err(unwritten)?;
     Ok(Digest(*out.get_ref().hasher.finalize().as_bytes()))
 }
@@ -118,10 +106,10 @@ fn unwritten(error: io::Error) -> Error {
 }
 
 fn header(contents: &impl Contents) -> Result<Header> {
-    let (mut strings, mut hashes) = (contents.source().len() as u64, 0);
+    let (mut entries, mut blobs, mut strings, mut hashes) = (0u32, 0u32, contents.source().len() as u64, 0);
     let (mut files, mut bytes, mut largest) = (0, 0u64, 0);
-    for index in 0..contents.entries() {
-        let entry = contents.entry(index)?;
+    contents.entries(&mut |entry| {
+        entries += 1;
         strings += entry.name.len() as u64;
         match entry.node {
             Node::Directory(_) => {}
@@ -132,17 +120,19 @@ fn header(contents: &impl Contents) -> Result<Header> {
                 largest = slice.len.max(largest);
             }
         }
-    }
-    for index in 0..contents.blobs() {
-        let blob = contents.blob(index)?;
+        Ok(())
+    })?;
+    contents.blobs(&mut |blob| {
+        blobs += 1;
         strings += blob.strings().iter().map(|text| text.len() as u64).sum::<u64>();
         hashes += blob.hashes().count() as u64;
-    }
+        Ok(())
+    })?;
     Ok(Header {
         magic: layout::MAGIC,
         version: layout::VERSION.into(),
-        entries: contents.entries().into(),
-        blobs: contents.blobs().into(),
+        entries: entries.into(),
+        blobs: blobs.into(),
         source_len: (contents.source().len() as u32).into(),
         hashes: hashes.into(),
         strings: strings.into(),

@@ -2,20 +2,23 @@
 
 use std::borrow::Cow;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
+use super::bad::Bad;
+use super::branch::Branch;
 use super::encode::encode;
-use super::name::{self, Shown};
+use super::name;
 use super::order::Ordered;
-use super::tree::{Item, Tree, What};
+use super::record::{self, Record, What};
+use super::run::Run;
+use super::sort::Sorter;
 use super::{escape, layout};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::{Patterns, Selection};
 
-/// How many bad names an error tells; more would help nobody.
-const TOLD: usize = 20;
 /// The most entries a manifest can have: the last number stands for none.
-const MOST: usize = u32::MAX as usize - 1;
+const MOST: u32 = u32::MAX - 1;
 /// The longest version of a blob and the longest name of a source, in bytes. No service comes near it.
 const LONGEST_VERSION: usize = u16::MAX as usize - 32;
 
@@ -36,14 +39,17 @@ pub struct Found<'a> {
     pub sha256: Option<[u8; 32]>,
 }
 
-/// Gathers what an origin lists, in any order, and becomes a manifest.
+/// Gathers what an origin lists, in any order, and becomes a manifest. The memory that it needs does not grow with what is
+/// listed: what is too much goes to files without a name.
 ///
 /// What can't be an entry is not told at once: all of it is told together when the listing is finished.
 #[derive(Debug)]
 pub struct Listing {
     origin: String,
     selection: Selection,
-    tree: Tree,
+    sorter: Sorter,
+    branch: Branch,
+    scratch: PathBuf,
     bad: Bad,
     /// Files and links that the origin told of.
     told: u64,
@@ -53,12 +59,15 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// An empty listing of what `origin` names, which takes only what `patterns` select.
-    pub fn new(origin: &str, patterns: Patterns) -> Self {
+    /// An empty listing of what `origin` names, which takes only what `patterns` select. What is too much for memory goes to
+    /// the directory `scratch`, which is not touched before.
+    pub fn new(origin: &str, patterns: Patterns, scratch: &Path) -> Self {
         Self {
             origin: origin.into(),
             selection: Selection::new(patterns),
-            tree: Tree::new(),
+            sorter: Sorter::new(scratch),
+            branch: Branch::new(),
+            scratch: scratch.into(),
             bad: Bad::default(),
             told: 0,
             taken: 0,
@@ -66,11 +75,30 @@ impl Listing {
         }
     }
 
+    /// Has `teller` told of everything that can't be an entry, as it is found: an error holds the first ones.
+    pub fn tell_bad(&mut self, teller: impl FnMut(&[u8], &str) + Send + 'static) {
+        self.bad.teller = Some(Box::new(teller));
+    }
+
+    /// Whether all that came so far could be kept. Asked between pages it spares the rest of a long listing.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] and [`Kind::NoSpace`].
+    pub fn sound(&mut self) -> Result<()> {
+        self.sorter.sound()
+    }
+
     /// Has what can't be a name percent-encoded from now on, and not refused. Every `%` is encoded then, so decoding a
     /// path has back what the origin calls it, once `%/` is taken out of it, where a name that is too long goes on
     /// below itself. A file at the path of a directory has its first letter encoded. Patterns are for encoded paths.
     pub fn escape(&mut self) {
         self.escape = true;
+    }
+
+    /// Has less room in memory.
+    #[cfg(test)]
+    pub(super) fn cramped(&mut self, room: usize) {
+        self.sorter.cramped(room);
     }
 
     /// Whether that is so.
@@ -97,9 +125,8 @@ impl Listing {
             return self.bad.add(found.path, "it is larger than any file can be");
         }
         let what = if found.executable { What::Program } else { What::File };
-        let item = self.tree.add(found.path, what, found.sha256, found.version);
-        item.size = found.size;
-        date(item, found.mtime);
+        let Found { path, size, version, ref sha256, .. } = found;
+        self.take(path, what, size, found.mtime, sha256.as_ref(), version);
     }
 
     /// Takes a directory, which may be empty; the root where `path` is. It is kept if there are no patterns, or
@@ -107,24 +134,21 @@ impl Listing {
     pub fn directory(&mut self, path: &[u8], mtime: (i64, u32)) {
         let path = &*self.named(path);
         let all = self.selection.patterns().all();
-        let why = match name::path(path) {
-            Err(why) if !path.is_empty() => Some(why),
-            _ => self.full(),
-        };
-        if let Some(why) = why {
+        if let Err(why) = name::path(path)
+            && !path.is_empty()
+        {
             // Whatever is selected below a bad name has a bad path of its own.
             if all {
                 self.bad.add(path, why);
             }
             return;
         }
-        let number = self.tree.directory(path);
+        let mtime = time(mtime);
+        self.branch.enter(&record::key(path), &mut self.sorter);
+        self.branch.date(mtime);
         if all {
-            self.tree.keep(number);
+            self.branch.keep(mtime);
         }
-        let directory = &mut self.tree.directories[number as usize];
-        directory.dated = true;
-        date(&mut self.tree.items[directory.item as usize], mtime);
     }
 
     /// Takes a symbolic link.
@@ -134,9 +158,29 @@ impl Listing {
             return;
         }
         match name::target(target) {
-            Ok(()) => date(self.tree.add(path, What::Symlink, None, target), mtime),
+            Ok(()) => self.take(path, What::Symlink, 0, mtime, None, target),
             Err(why) => self.bad.add(path, why),
         }
+    }
+
+    /// Takes what is at `path`, a good one.
+    fn take(
+        &mut self,
+        path: &[u8],
+        what: What,
+        size: u64,
+        mtime: (i64, u32),
+        sha256: Option<&[u8; 32]>,
+        tail: &[u8],
+    ) {
+        let (path, mtime) = (record::key(path), time(mtime));
+        let name = path.iter().rev().take_while(|b| **b != 0).count();
+        let directory = &path[..(path.len() - name).saturating_sub(1)];
+        self.branch.enter(directory, &mut self.sorter);
+        self.branch.keep(mtime);
+        let depth = record::depth(&path);
+        let (path, dated, kept) = (&path[..], true, true);
+        self.sorter.take(&Record { path, depth, what, size, mtime, dated, kept, sha256, tail });
     }
 
     /// Notes that what is at `path` can't be an entry, and why: a socket, an object whose key is no path. Like a bad
@@ -168,17 +212,11 @@ impl Listing {
             return false;
         }
         self.taken += 1;
-        let why = name::path(path).err().or_else(|| self.full());
-        if let Some(why) = why {
+        if let Err(why) = name::path(path) {
             self.bad.add(path, why);
+            return false;
         }
-        why.is_none()
-    }
-
-    /// Why nothing more can be taken, if that is so. A path may need as many new directories as it has parts.
-    fn full(&self) -> Option<&'static str> {
-        let full = self.tree.items.len() > MOST - name::LONGEST_PATH;
-        full.then_some("there are more entries than a manifest can hold")
+        true
     }
 
     /// Writes the manifest and answers with its digest.
@@ -191,16 +229,8 @@ impl Listing {
         if origin.len() > LONGEST_VERSION {
             return Err(Error::new(Kind::Invalid, format!("a source's name has {} bytes", origin.len())));
         }
-        if self.escape {
-            self.tree.part(escape::beside);
-        }
-        let ordered = Ordered::new(origin, self.tree, |tree, item| {
-            let directory = item.what == What::Directory;
-            self.bad.add(
-                &tree.path(item),
-                if directory { "a file has the same path" } else { "it is there twice" },
-            );
-        });
+        self.branch.close(&mut self.sorter);
+        let run = order(self.sorter, &self.scratch, self.escape, &mut self.bad)?;
         self.bad.check(origin)?;
         if self.taken == 0 {
             let (told, patterns) = (self.told, self.selection.patterns());
@@ -215,41 +245,73 @@ impl Listing {
                 },
             ));
         }
-        encode(&ordered, out)
+        encode(&Ordered { source: origin, run }, out)
     }
 }
 
-/// Sets the time of `item`. An origin's odd nanoseconds are cut to what a time can have.
-fn date(item: &mut Item, mtime: (i64, u32)) {
-    item.seconds = mtime.0;
-    item.nanoseconds = mtime.1.min(999_999_999);
+/// The records of `sorter` that become entries, in their order. Where two have one path, the second is told to be bad, or
+/// gets another name.
+fn order(sorter: Sorter, scratch: &Path, escape: bool, bad: &mut Bad) -> Result<Run> {
+    let mut beside = Sorter::new(scratch);
+    let run = sorter.finish(&mut Twins::default().find(|record, directory| {
+        if escape && directory {
+            let parent = &record.path[..record.path.len() - record.name().len()];
+            let path = [parent, &escape::beside(record.name())[..]].concat();
+            beside.take(&Record { path: &path, ..*record });
+            return false;
+        }
+        bad.add(&record::path(record.path), if directory { BOTH } else { TWICE });
+        true
+    }))?;
+    if beside.is_empty() {
+        return Ok(run);
+    }
+    beside.take_run(run);
+    beside.finish(&mut Twins::default().find(|record, directory| {
+        bad.add(&record::path(record.path), if directory { BOTH } else { TWICE });
+        true
+    }))
 }
 
-/// What can't be an entry: the first ones, and how many there are.
-#[derive(Debug, Default)]
-struct Bad {
-    told: Vec<String>,
-    count: u64,
+const BOTH: &str = "a file has the same path";
+const TWICE: &str = "it is there twice";
+
+/// Finds what has the path of another.
+#[derive(Default)]
+struct Twins {
+    /// The path of the last record, and whether it was a directory.
+    last: (Vec<u8>, bool),
+    count: u32,
 }
 
-impl Bad {
-    fn add(&mut self, path: &[u8], why: &str) {
-        self.count += 1;
-        if self.told.len() < TOLD {
-            self.told.push(format!("{}: {why}", Shown(path)));
+impl Twins {
+    /// Wants what is kept. What has the path of what came before it, a directory or not, is wanted if `twin` says so.
+    fn find(
+        mut self,
+        mut twin: impl FnMut(&Record<'_>, bool) -> bool,
+    ) -> impl FnMut(&Record<'_>) -> Result<bool> {
+        move |record| {
+            if !record.kept {
+                return Ok(false);
+            }
+            if self.count == MOST {
+                let text = "there are more entries than a manifest can hold";
+                return Err(Error::new(Kind::Invalid, text));
+            }
+            let (path, directory) = &mut self.last;
+            if self.count > 0 && path == record.path && !twin(record, *directory) {
+                return Ok(false);
+            }
+            path.clear();
+            path.extend_from_slice(record.path);
+            *directory = record.what == What::Directory;
+            self.count += 1;
+            Ok(true)
         }
     }
+}
 
-    fn check(&self, origin: &str) -> Result<()> {
-        let more = match self.count - self.told.len() as u64 {
-            0 if self.told.is_empty() => return Ok(()),
-            0 => String::new(),
-            more => format!("; and {more} more"),
-        };
-        let told = self.told.join("; ");
-        let text = format!(
-            "{origin} holds what can't be mounted; rename it, or leave it out by a pattern: {told}{more}"
-        );
-        Err(Error::new(Kind::Invalid, text))
-    }
+/// `mtime` with an origin's odd nanoseconds cut to what a time can have.
+fn time(mtime: (i64, u32)) -> (i64, u32) {
+    (mtime.0, mtime.1.min(999_999_999))
 }

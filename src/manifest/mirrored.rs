@@ -83,26 +83,27 @@ impl Contents for Mirrored<'_> {
         self.listing.source()
     }
 
-    fn entries(&self) -> u32 {
-        self.listing.entries()
-    }
-
-    fn entry(&self, index: u32) -> Result<Entry<'_>> {
-        let mut entry = self.listing.entry(index)?;
-        if let Node::File(slice) = &mut entry.node {
-            let place = self.places[slice.blob as usize];
-            let (blob, offset) = place.ok_or_else(|| corrupt(format!("entry {index} is in no blob")))?;
-            *slice = Slice { blob, offset, len: slice.len };
+    fn entries(&self, each: &mut dyn FnMut(Entry<'_>) -> Result<()>) -> Result<()> {
+        for index in 0..self.listing.entries() {
+            let mut entry = self.listing.entry(index)?;
+            if let Node::File(slice) = &mut entry.node {
+                let place = self.places[slice.blob as usize];
+                let (blob, offset) = place.ok_or_else(|| corrupt(format!("entry {index} is in no blob")))?;
+                *slice = Slice { blob, offset, len: slice.len };
+            }
+            each(entry)?;
         }
-        Ok(entry)
+        Ok(())
     }
 
-    fn blobs(&self) -> u32 {
-        self.blobs.len() as u32 + u32::from(self.empty.is_some())
+    fn blobs(&self, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
+        self.blobs.iter().try_for_each(|kept| each(self.content(kept)?))?;
+        self.empty.map_or(Ok(()), |_| each(Content::empty()))
     }
+}
 
-    fn blob(&self, index: u32) -> Result<Content<'_>> {
-        let Some(kept) = self.blobs.get(index as usize) else { return Ok(Content::empty()) };
+impl Mirrored<'_> {
+    fn content<'a>(&'a self, kept: &'a Kept) -> Result<Content<'a>> {
         let first = self.listing.blob_record(kept.files[0])?;
         let (version, sha256) = match &kept.files[..] {
             [only] => {

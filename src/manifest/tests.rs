@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Seek, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -27,7 +29,12 @@ enum Thing {
 type Model = BTreeMap<Vec<u8>, (Thing, (i64, u32))>;
 
 fn list<'a>(things: impl IntoIterator<Item = (&'a Vec<u8>, &'a (Thing, (i64, u32)))>) -> Listing {
-    let mut listing = Listing::new(ORIGIN, Patterns::default());
+    let mut listing = Listing::new(ORIGIN, Patterns::default(), &std::env::temp_dir());
+    add(&mut listing, things);
+    listing
+}
+
+fn add<'a>(listing: &mut Listing, things: impl IntoIterator<Item = (&'a Vec<u8>, &'a (Thing, (i64, u32)))>) {
     for (path, (thing, mtime)) in things {
         let mtime = *mtime;
         match thing {
@@ -39,7 +46,6 @@ fn list<'a>(things: impl IntoIterator<Item = (&'a Vec<u8>, &'a (Thing, (i64, u32
             }
         }
     }
-    listing
 }
 
 fn finish(listing: Listing) -> Result<Manifest> {
@@ -56,7 +62,8 @@ fn file(path: &str, size: u64) -> Found<'_> {
 
 fn listing(allow: &[&str], files: &[&str]) -> Listing {
     let allow: Vec<String> = allow.iter().map(|a| a.to_string()).collect();
-    let mut listing = Listing::new(ORIGIN, Patterns::new(&allow, &[]).expect("patterns"));
+    let mut listing =
+        Listing::new(ORIGIN, Patterns::new(&allow, &[]).expect("patterns"), &std::env::temp_dir());
     files.iter().for_each(|path| listing.file(file(path, 5)));
     listing
 }
@@ -116,14 +123,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn what_is_listed_is_read_back(model in things(), swaps in prop::collection::vec(any::<(Index, Index)>(), 40)) {
+    fn what_is_listed_is_read_back(model in things(), swaps in prop::collection::vec(any::<(Index, Index)>(), 40), room in 0..2_000usize) {
         let manifest = finish(list(&model)).expect("good");
         let mut shuffled: Vec<_> = model.iter().collect();
         for (one, other) in swaps {
             let (one, other) = (one.index(shuffled.len()), other.index(shuffled.len()));
             shuffled.swap(one, other);
         }
-        prop_assert_eq!(finish(list(shuffled)).expect("good").digest(), manifest.digest());
+        prop_assert_eq!(finish(list(shuffled.clone())).expect("good").digest(), manifest.digest());
+        let mut spilled = Listing::new(ORIGIN, Patterns::default(), &std::env::temp_dir());
+        spilled.cramped(room);
+        add(&mut spilled, shuffled);
+        prop_assert_eq!(finish(spilled).expect("good").digest(), manifest.digest());
 
         let mut paths: BTreeSet<Vec<u8>> = model.keys().cloned().collect();
         for path in model.keys() {
@@ -239,32 +250,33 @@ struct Pack {
     checks: Vec<Check>,
 }
 
+impl Pack {
+    fn entries() -> [Entry<'static>; 3] {
+        let slice = |offset, len| Node::File(Slice { blob: 0, offset, len });
+        let entries =
+            [(&b""[..], Node::Directory(1..3)), (b"one", slice(0, BLOCK + 3)), (b"two", slice(BLOCK + 3, 7))];
+        entries.map(|(name, node)| Entry { name, parent: 0, mtime: (1, 2), executable: false, node })
+    }
+
+    fn stored() -> Stored {
+        Stored { place: "uploads/x".into(), ends: Some(vec![7; 16].into()) }
+    }
+}
+
 impl Contents for Pack {
     fn source(&self) -> &str {
         ORIGIN
     }
-    fn entries(&self) -> u32 {
-        3
+    fn entries(&self, each: &mut dyn FnMut(Entry<'_>) -> Result<()>) -> Result<()> {
+        Self::entries().into_iter().try_for_each(each)
     }
-    fn entry(&self, index: u32) -> Result<Entry<'_>> {
-        let slice = |offset, len| Node::File(Slice { blob: 0, offset, len });
-        let (name, node) = match index {
-            0 => (&b""[..], Node::Directory(1..3)),
-            1 => (&b"one"[..], slice(0, BLOCK + 3)),
-            _ => (&b"two"[..], slice(BLOCK + 3, 7)),
-        };
-        Ok(Entry { name, parent: 0, mtime: (1, 2), executable: false, node })
-    }
-    fn blobs(&self) -> u32 {
-        1
-    }
-    fn blob(&self, _: u32) -> Result<Content<'_>> {
+    fn blobs(&self, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
         let name = Name::Content(Digest::of(&self.content), Some(&self.checks));
         let size = self.content.len() as u64;
-        let stored = Stored { place: "uploads/x".into(), ends: Some(vec![7; 16].into()) };
+        let stored = Self::stored();
         // The versions "v1" and "v22", each with its length.
         let version = b"\x02\0v1\x03\0v22"[..].into();
-        Ok(Content { name, size, entry: Some(1), version, packed: true, sha256: Some([9; 32]), stored })
+        each(Content { name, size, entry: Some(1), version, packed: true, sha256: Some([9; 32]), stored })
     }
 }
 
@@ -284,8 +296,8 @@ fn content_keeps_its_checks() {
     assert_eq!(Key::Content(Check::combine(size, &pack.checks).expect("two")), blob.key);
     assert_eq!((blob.sha256, &blob.path[..], blob.size), (Some([9; 32]), &b""[..], size));
     let two = manifest.lookup(0, b"two").expect("good").expect("there");
-    assert_eq!(manifest.entry(two).expect("good"), pack.entry(2).expect("two"));
-    assert_eq!(blob.stored, pack.blob(0).expect("one").stored);
+    assert_eq!(manifest.entry(two).expect("good"), Pack::entries()[2]);
+    assert_eq!(blob.stored, Pack::stored());
     let parts = manifest.parts(0).expect("good");
     let part = |range, path: &'static str, version: &'static str| Part {
         range,
@@ -347,9 +359,63 @@ fn bad_names_are_refused_all_together() {
     ] {
         assert!(text.contains(named), "{named} in {text}");
     }
-    let many: Vec<String> = (0..100).map(|i| format!("{i}/.")).collect();
-    let error = finish(listing(&[], &many.iter().map(|m| &m[..]).collect::<Vec<_>>())).expect_err("bad");
-    assert!(error.to_string().ends_with("; and 80 more"), "{error}");
+}
+
+#[test]
+fn of_many_bad_names_each_is_told_and_an_error_holds_the_first() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let teller = told.clone();
+    let mut many = listing(&[], &[]);
+    many.tell_bad(move |path, why| {
+        teller.lock().expect("sound").push((String::from_utf8_lossy(path).into_owned(), why.to_owned()));
+    });
+    (0..10_000).for_each(|i| many.file(file(&format!("{i}/."), 5)));
+    let error = finish(many).expect_err("bad").to_string();
+    assert!(error.contains(r#""999/.": a part is '.' or '..'; "1000/.""#), "{error}");
+    let more = error.rsplit_once("; and ").expect("more").1;
+    let told_at_once = error.matches("a part is").count();
+    assert_eq!(more, format!("{} more: `bdnfs ls` prints all of them", 10_000 - told_at_once));
+    assert!((60 << 10..70 << 10).contains(&error.len()), "{}", error.len());
+    let told = told.lock().expect("sound");
+    assert_eq!((told.len(), &told[9_999].0[..]), (10_000, "9999/."));
+}
+
+#[test]
+fn more_than_fits_into_memory_is_in_order_all_the_same() {
+    let paths = |spilled: bool| {
+        let mut listing = listing(&[], &[]);
+        listing.escape();
+        if spilled {
+            listing.cramped(2_000);
+        }
+        // Every path of three directories each, and each directory also as a file; far apart from each other.
+        for i in 0..3_000u32 {
+            let at = i * 1_571 % 3_000;
+            listing.file(file(&format!("{}/{}/f{at}", at % 7, at % 11), u64::from(at % 3)));
+            listing.sound().expect("room");
+        }
+        for i in 0..77 {
+            listing.file(file(&format!("{}/{}", i % 7, i % 11), 1));
+        }
+        let manifest = finish(listing).expect("good");
+        let paths: Vec<_> = walk(&manifest).expect("good").into_keys().collect();
+        (manifest.digest(), paths)
+    };
+    let (all, spilled) = (paths(false), paths(true));
+    assert_eq!(all.1.len(), 3_000 + 77 + 77 + 7);
+    assert!(all.1.contains(&b"3/%35".to_vec()), "a file beside the directory 3/5");
+    assert_eq!(all, spilled);
+}
+
+#[test]
+fn what_fits_nowhere_is_an_error() {
+    let mut listing = Listing::new(ORIGIN, Patterns::default(), Path::new("/proc/no-such-directory"));
+    listing.cramped(100);
+    (0..9).for_each(|i| listing.file(file(&format!("f{i}"), 5)));
+    let error = listing.sound().and_then(|()| finish(listing).map(drop)).expect_err("no room");
+    assert_eq!(error.kind(), Kind::Disk);
+    let text = "the listing is too long for memory, and can't be kept in /proc/no-such-directory: ";
+    assert!(error.to_string().starts_with(text), "{error}");
 }
 
 #[test]
@@ -413,7 +479,7 @@ fn each_lie_is_found() {
 
 #[test]
 fn what_cannot_be_a_name_is_escaped_if_asked() {
-    let mut listing = Listing::new(ORIGIN, Patterns::default());
+    let mut listing = Listing::new(ORIGIN, Patterns::default(), &std::env::temp_dir());
     listing.escape();
     let long = "x".repeat(300);
     for path in ["a", "a/b", "a//b", "../x", "n\0", "100%", &long] {

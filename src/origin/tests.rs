@@ -14,7 +14,7 @@ use crate::tier::Origin;
 
 /// What is listed: each path with the size of the file, or what else it is.
 async fn listed(origin: &dyn Origin, patterns: Patterns) -> Result<Vec<(String, String)>> {
-    let mut listing = Listing::new(&origin.identity(), patterns);
+    let mut listing = Listing::new(&origin.identity(), patterns, &std::env::temp_dir());
     origin.list(&mut listing).await?;
     let mut bytes = Vec::new();
     listing.finish(&mut bytes)?;

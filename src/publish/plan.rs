@@ -110,7 +110,7 @@ mod tests {
     use crate::source::Patterns;
 
     fn listing(files: impl IntoIterator<Item = (String, u64)>) -> Manifest {
-        let mut listing = Listing::new("memory", Patterns::default());
+        let mut listing = Listing::new("memory", Patterns::default(), &std::env::temp_dir());
         for (path, size) in files {
             let path = path.as_bytes();
             listing.file(Found { path, size, mtime: (0, 0), executable: false, version: b"1", sha256: None });

@@ -24,7 +24,7 @@ use crate::blob::{Blob, Key};
 use crate::block::BLOCK;
 use crate::cache::Limits;
 use crate::engine::{self, Engine};
-use crate::manifest::Node;
+use crate::manifest::{Listing, Node};
 use crate::mirror::parts::Store;
 use crate::snapshot::Snapshot;
 use crate::source::{Access, Uri};

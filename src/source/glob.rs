@@ -11,6 +11,9 @@ pub(super) type Unit = u32;
 /// What a stray byte is added to: past the last Unicode scalar value, so that no character of a pattern equals it.
 const STRAY: Unit = 0x11_0000;
 
+/// What a set begins with that means all others.
+const BANG: Unit = '!' as Unit;
+
 /// The characters of `name`, as patterns see them.
 pub(super) fn units(name: &[u8]) -> Vec<Unit> {
     let mut units = Vec::with_capacity(name.len());
@@ -120,27 +123,57 @@ impl Glob {
 /// The set that begins after its opening bracket at the start of `text`, and what comes after its closing one.
 /// `None` where it is never closed.
 fn set(text: &[Unit]) -> Option<(Token, &[Unit])> {
-    let negated = text.first() == Some(&Unit::from('!'));
-    let body = &text[usize::from(negated)..];
+    let body = &text[usize::from(text.first() == Some(&BANG))..];
     // A closing bracket in the first place is a member of the set.
     let end = 1 + body.get(1..)?.iter().position(|u| *u == Unit::from(']'))?;
-    let mut members = &body[..end];
-    let mut ranges = Vec::new();
-    while let [low, rest @ ..] = members {
-        match rest {
-            [dash, high, rest @ ..] if *dash == Unit::from('-') => {
-                // A range that runs backwards holds nothing, and neither of its ends.
-                ranges.push((*low, *high));
-                members = rest;
-            }
-            _ => {
-                ranges.push((*low, *low));
-                members = rest;
-            }
+    let (inside, after) = text.split_at(text.len() - body.len() + end);
+    let mut chunks = chunks(inside);
+    let negated = chunks[0].first() == Some(&BANG);
+    if negated {
+        chunks[0].remove(0);
+        if chunks[0].is_empty() && chunks.len() > 1 {
+            // Nothing is left for the range to begin with, so its dash is a member.
+            chunks.remove(0);
+            chunks[0].insert(0, '-'.into());
         }
     }
-    ranges.retain(|(low, high)| low <= high);
-    Some((Token::Set { negated, ranges }, &body[end + 1..]))
+    let mut ranges = Vec::new();
+    for (at, chunk) in chunks.iter().enumerate() {
+        // What begins and ends a range is no member by itself.
+        let from = usize::from(at > 0);
+        let to = chunk.len().saturating_sub(usize::from(at + 1 < chunks.len()));
+        ranges.extend(chunk.get(from..to).unwrap_or_default().iter().map(|one| (*one, *one)));
+    }
+    let bounds = chunks.windows(2).filter_map(|pair| Some((*pair[0].last()?, *pair[1].first()?)));
+    ranges.extend(bounds);
+    Some((Token::Set { negated, ranges }, &after[1..]))
+}
+
+/// What lies between the dashes of the set that is `text`, where they make ranges: each from the last character before
+/// it to the first one after it. A range that runs backwards is dropped with both of its ends, as Python does it, before
+/// anything else is read: so `[b-a!c]` is `[!c]`.
+fn chunks(text: &[Unit]) -> Vec<Vec<Unit>> {
+    let dash = |from: usize| Some(from + text.get(from..)?.iter().position(|u| *u == Unit::from('-'))?);
+    let (mut chunks, mut start) = (Vec::new(), 0);
+    let mut next = dash(if text.first() == Some(&BANG) { 2 } else { 1 });
+    while let Some(at) = next {
+        chunks.push(text[start..at].to_vec());
+        start = at + 1;
+        next = dash(at + 3);
+    }
+    match (&text[start..], chunks.last_mut()) {
+        // A dash in the last place is a member.
+        ([], Some(last)) => last.push('-'.into()),
+        (rest, _) => chunks.push(rest.to_vec()),
+    }
+    for at in (1..chunks.len()).rev() {
+        if chunks[at - 1].last() > chunks[at].first() {
+            let rest = chunks.remove(at);
+            chunks[at - 1].pop();
+            chunks[at - 1].extend_from_slice(&rest[1..]);
+        }
+    }
+    chunks
 }
 
 #[cfg(test)]
@@ -168,6 +201,9 @@ mod tests {
             ("[^a]", "^a", "b"),
             ("[a&&b]", "a&b", "c"),
             ("[z-a-c]", "-c", "zab"),
+            ("[b-a!c]", "ab!", "c"),
+            ("[b-a!]", "ab!", ""),
+            ("[b-a]", "", "ab-"),
             ("?", "a]é", ""),
         ] {
             for c in yes.chars() {

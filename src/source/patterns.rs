@@ -161,6 +161,22 @@ mod tests {
         }
     }
 
+    /// Single patterns, odd sets most of all, each with the places of the names that it selects.
+    #[test]
+    fn single_patterns_select_what_huggingface_hub_selects() {
+        let vectors: Value = serde_json::from_str(include_str!("testdata/fnmatch_sets.json")).expect("JSON");
+        let names = list(&vectors["names"]).expect("names");
+        let cases: Vec<(String, Vec<usize>)> =
+            serde_json::from_value(vectors["cases"].clone()).expect("cases");
+        assert!(cases.len() > 1000);
+        for (pattern, expected) in cases {
+            let patterns = Patterns::new(std::slice::from_ref(&pattern), &[]).expect("patterns");
+            let selected: Vec<_> =
+                (0..names.len()).filter(|i| patterns.select(names[*i].as_bytes())).collect();
+            assert_eq!(selected, expected, "{pattern}");
+        }
+    }
+
     #[test]
     fn what_matched_nothing_is_told() {
         let texts = |t: &[&str]| t.iter().map(|s| s.to_string()).collect::<Vec<_>>();

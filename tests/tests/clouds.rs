@@ -30,11 +30,39 @@ fn bad_names_are_all_told_or_escaped() {
     for told in ["\"a//b\"", "\"/c\"", "\"good\": a file has", "\"n\\0\"", "over 255 bytes"] {
         assert!(refused.err.contains(told), "{told}: {}", refused.err);
     }
+    assert!(refused.out.contains("a//b: a part is empty\n"), "{}", refused.out);
+    let listed = world.machine.run(&["ls", "--json", "s3://bucket"]).out;
+    assert!(listed.contains(r#"{"bad":"a//b","why":"a part is empty"}"#), "{listed}");
+    assert_eq!(listed.lines().count(), bad.len(), "{listed}");
     let point = world.machine.mount_with("s3://bucket", "mnt", &["--bad-names", "escape"]);
     let (begin, end) = long.split_at(254);
     for path in ["a/%2Fb", "%2Fc", "%67ood", "good/d", "n%00", &format!("{begin}%/{end}")] {
         same(&bytes, &fs::read(point.join(path)).unwrap(), path);
     }
+}
+
+#[test]
+fn patterns_that_match_nothing_are_told() {
+    let world = World::new();
+    ["config.json", "onnx/a.bin"].iter().for_each(|key| _ = world.put(key, 10));
+    let patterns = ["--allow", "*.json", "--allow", "onxx/", "--ignore", "*.gone"];
+    let notes =
+        ["onxx/", "*.gone"].map(|p| format!("note: the pattern {p:?} matches nothing in s3://bucket"));
+    let listed = world.machine.run(&[&["ls", "s3://bucket"], &patterns[..]].concat());
+    let point = world.machine.directory("mnt");
+    let options = [&patterns[..], &["--json"]].concat();
+    let mounted = world.machine.try_mount("s3://bucket", &point, &options);
+    for ran in [&listed, &mounted] {
+        assert!(notes.iter().all(|note| ran.err.lines().any(|line| line.starts_with(note))), "{}", ran.err);
+    }
+    assert!(listed.succeeds().contains("total: 1 file"));
+    assert!(mounted.succeeds().contains("the pattern \\\"onxx/\\\" matches nothing"));
+    let none = ["none of the 2 files", r#"(allow "onxx/")"#];
+    world
+        .machine
+        .try_mount("s3://bucket", &world.machine.directory("no"), &["--allow", "onxx/"])
+        .fails(&none);
+    world.machine.run(&["ls", "s3://bucket", "--allow", "onxx/"]).fails(&none);
 }
 
 #[test]

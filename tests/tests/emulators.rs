@@ -162,7 +162,7 @@ impl Emulator {
 }
 
 async fn list(origin: &dyn Origin) -> bdnfs::error::Result<Manifest> {
-    let mut listing = Listing::new(&origin.identity(), Patterns::default());
+    let mut listing = Listing::new(&origin.identity(), Patterns::default(), &std::env::temp_dir());
     origin.list(&mut listing).await?;
     let mut bytes = Vec::new();
     listing.finish(&mut bytes)?;

@@ -33,7 +33,7 @@ async fn open(hub: &Hub, uri: &str, token: Option<&str>) -> Result<Arc<dyn Origi
 
 /// The files of an origin with their sizes.
 async fn listed(origin: &dyn Origin) -> Result<Vec<(String, u64)>, Error> {
-    let mut listing = Listing::new(&origin.identity(), Patterns::default());
+    let mut listing = Listing::new(&origin.identity(), Patterns::default(), &std::env::temp_dir());
     origin.list(&mut listing).await?;
     let mut bytes = Vec::new();
     listing.finish(&mut bytes)?;

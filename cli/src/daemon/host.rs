@@ -199,7 +199,7 @@ impl Host {
             staged: false,
         };
         let mount = self.attach(&snapshot, &request).await?;
-        let warnings = self.warnings(&mount, &request).into_iter().chain(note).collect();
+        let warnings = self.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
         let hosted = self.register(snapshot, mount, kept).await?;
         Ok(Mounted { warnings, ..hosted.mounted() })
     }
@@ -309,8 +309,10 @@ impl Host {
         }
     }
 
-    fn warnings(&self, mount: &Mount, request: &MountRequest) -> Vec<String> {
-        let mut warnings = Vec::new();
+    fn warnings(&self, snapshot: &Snapshot, mount: &Mount, request: &MountRequest) -> Vec<String> {
+        let source = snapshot.manifest().source();
+        let unmatched = snapshot.unmatched().iter().map(|pattern| text::unmatched(pattern, source));
+        let mut warnings: Vec<_> = unmatched.collect();
         if mount.lacks_passthrough() {
             warnings.push(
                 "the kernel can't read local files by itself (that needs Linux 6.9 and root), so reads go \

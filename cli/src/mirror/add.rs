@@ -135,7 +135,7 @@ async fn add(args: &Args, mirror: &Mirror, item: &Item) -> Result<()> {
     let _ = shown.await;
     let published = published.with_context(fault)?;
     for pattern in &published.unmatched {
-        eprintln!("note: the pattern {pattern:?} matches nothing in {uri}");
+        eprintln!("note: {}", text::unmatched(pattern, &uri.to_string()));
     }
     let (read, written) = (progress.read.load(Relaxed), progress.written.load(Relaxed));
     let outcome = Outcome { found: &published.found, new: published.new, read, written };

@@ -51,6 +51,7 @@ pub(super) async fn list(hub: &Hub, listing: &mut Listing) -> Result<()> {
         for entry in &entries {
             take(hub, listing, entry)?;
         }
+        listing.sound()?;
         sample = sample.or_else(|| entries.into_iter().find(|entry| entry.what == "file"));
         let Some(query) = next else { break };
         if url.query() == Some(&query) {

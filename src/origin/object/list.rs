@@ -17,6 +17,7 @@ pub(super) async fn below(door: &Door, prefix: &str, listing: &mut Listing) -> R
         for object in &page.objects {
             take(door, listing, object, prefix)?;
         }
+        listing.sound()?;
         if page.next.is_none() {
             return Ok(found);
         }

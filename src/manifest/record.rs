@@ -1,0 +1,160 @@
+//! Records: what a listing took, one after the other in the bytes of a run.
+
+use std::cmp::Ordering;
+
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What a record is of. A directory comes before all else of its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum What {
+    Directory,
+    /// A regular file. Its tail is its version.
+    File,
+    /// A regular file that may be executed; otherwise like a file.
+    Program,
+    /// A symbolic link. Its tail is its target.
+    Symlink,
+}
+
+/// One entry to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record<'a> {
+    /// Its path with a NUL for each slash; empty for the root. So what is deeper in a tree, or follows in its order, is
+    /// greater byte by byte.
+    pub path: &'a [u8],
+    /// How many names its path has.
+    pub depth: u16,
+    pub what: What,
+    /// The size of a file, in bytes.
+    pub size: u64,
+    /// Seconds and nanoseconds since 1970. Of a directory without a time of its own, that of the newest below it.
+    pub mtime: (i64, u32),
+    /// Whether a directory's time is its own.
+    pub dated: bool,
+    /// Whether a directory will be there: it was asked for, or something below it was.
+    pub kept: bool,
+    pub sha256: Option<&'a [u8; 32]>,
+    /// A version or a target.
+    pub tail: &'a [u8],
+}
+
+/// What a record begins with; its path, SHA-256 and tail follow.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    size: U64,
+    seconds: I64,
+    nanoseconds: U32,
+    tail: U32,
+    path: U16,
+    depth: U16,
+    what: u8,
+    flags: u8,
+}
+
+const DATED: u8 = 1;
+const KEPT: u8 = 2;
+const SHA256: u8 = 4;
+
+impl<'a> Record<'a> {
+    /// A directory that is not kept yet.
+    pub(super) fn directory(path: &'a [u8], depth: u16) -> Self {
+        let (what, mtime) = (What::Directory, (0, 0));
+        Self { path, depth, what, size: 0, mtime, dated: false, kept: false, sha256: None, tail: b"" }
+    }
+
+    /// Its last name.
+    pub(super) fn name(&self) -> &'a [u8] {
+        self.path.rsplit(|b| *b == 0).next().unwrap_or_default()
+    }
+
+    /// Whether it is the directory that `child` lies in.
+    pub(super) fn holds(&self, child: &Record<'_>) -> bool {
+        let parent = &child.path[..child.path.len() - child.name().len()];
+        let parent = parent.strip_suffix(&[0]).unwrap_or(parent);
+        self.what == What::Directory && self.depth + 1 == child.depth && self.path == parent
+    }
+
+    /// The order of the format: breadth first, each directory's entries by name. What has one path stands together.
+    pub(super) fn order(&self, other: &Record<'_>) -> Ordering {
+        self.place().cmp(&other.place()).then(self.what.cmp(&other.what))
+    }
+
+    /// Where it is in the tree.
+    pub(super) fn place(&self) -> (u16, &[u8]) {
+        (self.depth, self.path)
+    }
+
+    /// Puts it at the end of `out`.
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        let flag = |flag: u8, set: bool| if set { flag } else { 0 };
+        let head = Head {
+            size: self.size.into(),
+            seconds: self.mtime.0.into(),
+            nanoseconds: self.mtime.1.into(),
+            tail: (self.tail.len() as u32).into(),
+            path: (self.path.len() as u16).into(),
+            depth: self.depth.into(),
+            what: self.what as u8,
+            flags: flag(DATED, self.dated) | flag(KEPT, self.kept) | flag(SHA256, self.sha256.is_some()),
+        };
+        out.extend_from_slice(head.as_bytes());
+        out.extend_from_slice(self.path);
+        out.extend_from_slice(self.sha256.map_or(&[], |hash| &hash[..]));
+        out.extend_from_slice(self.tail);
+    }
+
+    /// How many bytes a record has that begins with `head`.
+    pub(super) fn len(head: &[u8; HEAD]) -> usize {
+        let head: &Head = zerocopy::transmute_ref!(head);
+        let sha256 = if head.flags & SHA256 != 0 { 32 } else { 0 };
+        HEAD + usize::from(head.path.get()) + sha256 + head.tail.get() as usize
+    }
+
+    /// The record that `bytes` begins with. `None` for what [`put`](Self::put) never wrote.
+    pub(super) fn get(bytes: &'a [u8]) -> Option<Self> {
+        let (head, rest) = Head::ref_from_prefix(bytes).ok()?;
+        let (path, mut rest) = rest.split_at_checked(head.path.get().into())?;
+        let mut sha256 = None;
+        if head.flags & SHA256 != 0 {
+            let (hash, after) = rest.split_first_chunk()?;
+            (sha256, rest) = (Some(hash), after);
+        }
+        let what = [What::Directory, What::File, What::Program, What::Symlink];
+        Some(Self {
+            path,
+            depth: head.depth.get(),
+            what: *what.get(usize::from(head.what))?,
+            size: head.size.get(),
+            mtime: (head.seconds.get(), head.nanoseconds.get()),
+            dated: head.flags & DATED != 0,
+            kept: head.flags & KEPT != 0,
+            sha256,
+            tail: rest.get(..head.tail.get() as usize)?,
+        })
+    }
+}
+
+/// The bytes that tell how long a record is.
+pub(super) const HEAD: usize = size_of::<Head>();
+
+/// `path` as records have it.
+pub(super) fn key(path: &[u8]) -> Vec<u8> {
+    swap(path, b'/', 0)
+}
+
+/// The path that [`key`] was made of.
+pub(super) fn path(key: &[u8]) -> Vec<u8> {
+    swap(key, 0, b'/')
+}
+
+fn swap(text: &[u8], from: u8, to: u8) -> Vec<u8> {
+    text.iter().map(|b| if *b == from { to } else { *b }).collect()
+}
+
+/// How many names `key` has.
+pub(super) fn depth(key: &[u8]) -> u16 {
+    // The longest path has 2,048 of them.
+    if key.is_empty() { 0 } else { 1 + key.iter().filter(|b| **b == 0).count() as u16 }
+}

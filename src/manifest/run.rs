@@ -1,0 +1,230 @@
+//! Runs: records in their order, in memory or in a file without a name, read from the start as often as need be.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::record::{HEAD, Record, What};
+use crate::error::{Error, Result};
+
+/// How much of a run's file is read at once: runs are read beside each other, each from the start to the end.
+const PIECE: usize = 256 << 10;
+
+/// Sorted records; no directory is there twice.
+#[derive(Clone, Debug)]
+pub(super) enum Run {
+    Memory(Bytes),
+    Disk(Arc<File>),
+}
+
+impl Run {
+    /// A cursor before the first record.
+    pub(super) fn open(&self) -> Cursor {
+        let input: Box<dyn BufRead + Send> = match self {
+            Self::Memory(bytes) => Box::new(io::Cursor::new(bytes.clone())),
+            Self::Disk(file) => {
+                Box::new(BufReader::with_capacity(PIECE, Positioned { file: file.clone(), at: 0 }))
+            }
+        };
+        Cursor { input, bytes: Vec::new() }
+    }
+}
+
+/// A file that several read at once, each from its own place.
+struct Positioned {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for Positioned {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// A place in a run.
+pub(super) struct Cursor {
+    input: Box<dyn BufRead + Send>,
+    bytes: Vec<u8>,
+}
+
+impl Cursor {
+    /// The next record; `None` after the last.
+    pub(super) fn next(&mut self) -> Result<Option<Record<'_>>> {
+        let there = self.step().map_err(|e| Error::disk("cannot read back a part of the listing", e))?;
+        Ok(if there { self.record() } else { None })
+    }
+
+    /// The one that was read last.
+    pub(super) fn record(&self) -> Option<Record<'_>> {
+        Record::get(&self.bytes)
+    }
+
+    fn step(&mut self) -> io::Result<bool> {
+        self.bytes.clear();
+        if self.input.fill_buf()?.is_empty() {
+            return Ok(false);
+        }
+        let mut head = [0; HEAD];
+        self.input.read_exact(&mut head)?;
+        self.bytes.extend_from_slice(&head);
+        self.bytes.resize(Record::len(&head), 0);
+        self.input.read_exact(&mut self.bytes[HEAD..])?;
+        Ok(true)
+    }
+}
+
+/// Writes records, which come in their order, into a run; those of one directory become one.
+pub(super) struct Writer {
+    out: Out,
+    /// The directory that came last.
+    last: Vec<u8>,
+    record: Vec<u8>,
+}
+
+enum Out {
+    Memory(Vec<u8>),
+    Disk(BufWriter<File>),
+}
+
+impl Writer {
+    /// A writer into memory.
+    pub(super) fn memory() -> Self {
+        Self { out: Out::Memory(Vec::new()), last: Vec::new(), record: Vec::new() }
+    }
+
+    /// A writer into a file of the directory `scratch`.
+    pub(super) fn disk(scratch: &Path) -> Result<Self> {
+        let file = tempfile::tempfile_in(scratch).map_err(|e| unkept(scratch, e))?;
+        let out = Out::Disk(BufWriter::with_capacity(PIECE, file));
+        Ok(Self { out, last: Vec::new(), record: Vec::new() })
+    }
+
+    /// Takes the next record. `wanted` is asked of each, once it is known whole, whether it is to be written.
+    pub(super) fn take(&mut self, record: &Record<'_>, wanted: &mut Wanted<'_>) -> Result<()> {
+        if record.what == What::Directory
+            && let Some(last) = Record::get(&self.last).filter(|last| last.path == record.path)
+        {
+            let mtime = match (last.dated, record.dated) {
+                (true, false) => last.mtime,
+                (false, true) => record.mtime,
+                _ => last.mtime.max(record.mtime),
+            };
+            let (dated, kept) = (last.dated || record.dated, last.kept || record.kept);
+            let both = Record { mtime, dated, kept, ..*record };
+            self.record.clear();
+            both.put(&mut self.record);
+            std::mem::swap(&mut self.last, &mut self.record);
+            return Ok(());
+        }
+        self.release(wanted)?;
+        if record.what == What::Directory {
+            record.put(&mut self.last);
+            return Ok(());
+        }
+        self.write(record, wanted)
+    }
+
+    /// Lets go of the directory that came last.
+    fn release(&mut self, wanted: &mut Wanted<'_>) -> Result<()> {
+        let last = std::mem::take(&mut self.last);
+        if let Some(record) = Record::get(&last) {
+            self.write(&record, wanted)?;
+        }
+        self.last = last;
+        self.last.clear();
+        Ok(())
+    }
+
+    fn write(&mut self, record: &Record<'_>, wanted: &mut Wanted<'_>) -> Result<()> {
+        if !wanted(record)? {
+            return Ok(());
+        }
+        match &mut self.out {
+            Out::Memory(bytes) => record.put(bytes),
+            Out::Disk(out) => {
+                self.record.clear();
+                record.put(&mut self.record);
+                out.write_all(&self.record).map_err(unwritten)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The run.
+    pub(super) fn finish(mut self, wanted: &mut Wanted<'_>) -> Result<Run> {
+        self.release(wanted)?;
+        Ok(match self.out {
+            Out::Memory(bytes) => Run::Memory(bytes.into()),
+            Out::Disk(out) => Run::Disk(Arc::new(out.into_inner().map_err(|e| unwritten(e.into_error()))?)),
+        })
+    }
+}
+
+/// Whether a record is to be written.
+pub(super) type Wanted<'a> = dyn FnMut(&Record<'_>) -> Result<bool> + 'a;
+
+fn unkept(scratch: &Path, error: io::Error) -> Error {
+    let text = format!("the listing is too long for memory, and can't be kept in {}", scratch.display());
+    Error::disk(text, error)
+}
+
+fn unwritten(error: io::Error) -> Error {
+    Error::disk("cannot write a part of the listing, which is too long for memory", error)
+}
+
+/// Puts all records of `runs` into `out`, in their order.
+pub(super) fn merge(runs: &[Run], out: &mut Writer, wanted: &mut Wanted<'_>) -> Result<()> {
+    let mut heap = BinaryHeap::with_capacity(runs.len());
+    for run in runs {
+        let mut cursor = run.open();
+        if cursor.next()?.is_some() {
+            heap.push(First(cursor));
+        }
+    }
+    while let Some(mut first) = heap.peek_mut() {
+        if let Some(record) = first.0.record() {
+            out.take(&record, wanted)?;
+        }
+        if first.0.next()?.is_none() {
+            PeekMut::pop(first);
+        }
+    }
+    Ok(())
+}
+
+/// A cursor, the greater the earlier its record comes: a heap has the greatest on top.
+struct First(Cursor);
+
+impl Ord for First {
+    fn cmp(&self, other: &Self) -> Ordering {
+        match (self.0.record(), other.0.record()) {
+            (Some(one), Some(other)) => other.order(&one),
+            // Those that have ended are taken out before they are compared.
+            _ => Ordering::Equal,
+        }
+    }
+}
+
+impl PartialOrd for First {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for First {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for First {}

@@ -1,0 +1,145 @@
+//! Puts any number of records in order, in bounded memory: what doesn't fit is sorted piece by piece into files without a
+//! name, and merged at the end.
+
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use super::record::Record;
+use super::run::{Run, Wanted, Writer, merge};
+use crate::error::{Error, Kind, Result};
+
+/// How many bytes of records are kept in memory before they are put on the disk; while that happens, as many come. Those
+/// of 200,000 objects, and so of nearly every source.
+const ROOM: usize = 32 << 20;
+/// How many runs are merged at once: their buffers take 16 MiB.
+const MOST_RUNS: usize = 64;
+
+/// Records, while they come.
+#[derive(Debug)]
+pub(super) struct Sorter {
+    scratch: PathBuf,
+    room: usize,
+    batch: Batch,
+    runs: Vec<Run>,
+    /// The runs, while another is being written.
+    writing: Option<JoinHandle<Result<Vec<Run>>>>,
+    failure: Option<Error>,
+}
+
+/// Records in memory.
+#[derive(Debug, Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    /// Where each begins.
+    places: Vec<u32>,
+}
+
+impl Sorter {
+    /// No records yet. Files are made in the directory `scratch` if there come to be many.
+    pub(super) fn new(scratch: &Path) -> Self {
+        let (runs, batch) = (Vec::new(), Batch::default());
+        Self { scratch: scratch.into(), room: ROOM, batch, runs, writing: None, failure: None }
+    }
+
+    /// The same with less room.
+    #[cfg(test)]
+    pub(super) fn cramped(&mut self, room: usize) {
+        self.room = room;
+    }
+
+    /// Takes a record. Waits for the disk only when it is slower than what comes.
+    pub(super) fn take(&mut self, record: &Record<'_>) {
+        if self.batch.bytes.len() >= self.room {
+            self.spill();
+        }
+        self.batch.places.push(self.batch.bytes.len() as u32);
+        record.put(&mut self.batch.bytes);
+    }
+
+    /// Takes a whole run.
+    pub(super) fn take_run(&mut self, run: Run) {
+        self.runs.push(run);
+    }
+
+    /// Whether none came.
+    pub(super) fn is_empty(&self) -> bool {
+        self.batch.places.is_empty() && self.runs.is_empty() && self.writing.is_none()
+    }
+
+    /// Whether all that came so far could be kept.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] and [`Kind::NoSpace`] for the directory; once.
+    pub(super) fn sound(&mut self) -> Result<()> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Has the batch sorted and written elsewhere: what calls may be held up by no disk.
+    fn spill(&mut self) {
+        self.settle();
+        let (batch, mut runs) = (std::mem::take(&mut self.batch), std::mem::take(&mut self.runs));
+        if self.failure.is_some() {
+            // The listing has failed, and what still comes of it is of no use.
+            return;
+        }
+        let scratch = self.scratch.clone();
+        self.writing = Some(std::thread::spawn(move || {
+            if runs.len() >= MOST_RUNS {
+                let mut out = Writer::disk(&scratch)?;
+                merge(&runs, &mut out, &mut all)?;
+                runs = vec![out.finish(&mut all)?];
+            }
+            runs.push(batch.write(Writer::disk(&scratch)?, &mut all)?);
+            Ok(runs)
+        }));
+    }
+
+    /// Waits for the run that is being written.
+    fn settle(&mut self) {
+        let Some(writing) = self.writing.take() else { return };
+        let lost = |_| Err(Error::new(Kind::Disk, "a part of the listing was lost"));
+        match writing.join().unwrap_or_else(lost) {
+            Ok(runs) => self.runs.extend(runs),
+            Err(error) => self.failure = Some(error),
+        }
+    }
+
+    /// All records in one run, of those that are `wanted`.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] and [`Kind::NoSpace`] for the directory; those of `wanted`.
+    pub(super) fn finish(mut self, wanted: &mut Wanted<'_>) -> Result<Run> {
+        self.settle();
+        if self.runs.is_empty() && self.failure.is_none() {
+            return self.batch.write(Writer::memory(), wanted);
+        }
+        self.spill();
+        self.settle();
+        self.sound()?;
+        let mut out = Writer::disk(&self.scratch)?;
+        merge(&self.runs, &mut out, wanted)?;
+        out.finish(wanted)
+    }
+}
+
+/// Wants every record.
+fn all(_: &Record<'_>) -> Result<bool> {
+    Ok(true)
+}
+
+impl Batch {
+    /// Sorts its records into a run.
+    fn write(mut self, mut out: Writer, wanted: &mut Wanted<'_>) -> Result<Run> {
+        let record = |place: u32| Record::get(&self.bytes[place as usize..]);
+        self.places.sort_unstable_by(|one, other| match (record(*one), record(*other)) {
+            (Some(one), Some(other)) => one.order(&other),
+            _ => std::cmp::Ordering::Equal,
+        });
+        for place in &self.places {
+            if let Some(record) = record(*place) {
+                out.take(&record, wanted)?;
+            }
+        }
+        out.finish(wanted)
+    }
+}
