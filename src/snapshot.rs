@@ -226,7 +226,33 @@ impl Snapshot {
     /// # Errors
     /// [`NoSpace`](crate::error::Kind::NoSpace), and those of [`hold`](Self::hold).
     pub fn admit(&self) -> Result<()> {
-        self.hold_with(|group| self.means.cache.room().admit(group))
+        self.hold_with(|group| Ok(self.means.cache.room().admit(vec![group])?.remove(0)))
+    }
+
+    /// The same for several of one tenant: all are held, or none that was not before.
+    ///
+    /// # Errors
+    /// Those of [`admit`](Self::admit).
+    pub fn admit_all(snapshots: &[&Self]) -> Result<()> {
+        let fresh: Vec<_> = snapshots.iter().filter(|snapshot| snapshot.held.get().is_none()).collect();
+        let Some(first) = fresh.first() else { return Ok(()) };
+        let groups = fresh.iter().map(|snapshot| Group::of(&snapshot.manifest)).collect::<Result<_>>()?;
+        let leases = first.means.cache.room().admit(groups)?;
+        for (snapshot, lease) in fresh.into_iter().zip(leases) {
+            snapshot.held.set(lease).ok();
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the cache would have room for several of one tenant if nobody held anything else.
+    ///
+    /// # Errors
+    /// Those of [`admit`](Self::admit).
+    pub fn could_be_admitted(snapshots: &[&Self]) -> Result<()> {
+        let Some(first) = snapshots.first() else { return Ok(()) };
+        let groups =
+            snapshots.iter().map(|snapshot| Group::of(&snapshot.manifest)).collect::<Result<Vec<_>>>()?;
+        first.means.cache.room().holds(&groups)
     }
 
     fn hold_with(&self, lease: impl FnOnce(Group) -> Result<LeaseSet>) -> Result<()> {
@@ -234,6 +260,14 @@ impl Snapshot {
             self.held.set(lease(Group::of(&self.manifest)?)?).ok();
         }
         Ok(())
+    }
+
+    /// The bytes of its blobs: what files have in common counts once.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    pub fn content_bytes(&self) -> Result<u64> {
+        (0..self.manifest.blobs()).map(|blob| self.manifest.blob_size(blob)).sum()
     }
 
     /// Begins to make everything local. Several calls share one stage.

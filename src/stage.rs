@@ -1,8 +1,10 @@
 //! Stages: making a snapshot local, verified and leased.
 //!
-//! A stage is a read that nobody waits for: it goes through the same flights as readers do, at the lowest urgency. Small
-//! files go first, the index files of a model among them; so a job's first reads find theirs at once.
+//! A stage is a read that nobody waits for: it goes through the same flights as readers do, at the lowest urgency. The files
+//! that tell what the others are go first, then the small ones, then the rest in order of size and path; so a job's first
+//! reads find theirs at once. What is here already, whole or in part, is not asked for again.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -28,6 +30,13 @@ const FLIGHTS: (usize, usize) = (8, 64);
 /// while others still arrive. Each has up to three open files.
 const BLOBS: usize = 256;
 
+/// How many large blobs are under way at once: enough for the longest extents to fill all flights, and so few that the first
+/// ones are whole long before the last ones begin.
+const LANES: usize = 8;
+
+/// How often blocks are looked for that were here and are no more: somebody verifies the cache meanwhile, and its disk rots.
+const ROUNDS: usize = 4;
+
 /// A stage under way or done. Its snapshot keeps the leases as long as that lives.
 #[derive(Debug)]
 pub struct Stage {
@@ -38,6 +47,7 @@ pub struct Stage {
     bytes_found: AtomicU64,
     /// How many flights more may start at once than at the beginning.
     grown: AtomicUsize,
+    lanes: Semaphore,
     outcome: OnceLock<Result<()>>,
     news: Notify,
 }
@@ -75,13 +85,18 @@ impl Stage {
             bytes_done: AtomicU64::new(0),
             bytes_found: AtomicU64::new(0),
             grown: AtomicUsize::new(0),
+            lanes: Semaphore::new(LANES),
             outcome: OnceLock::new(),
             news: Notify::new(),
         });
         let (running, weak) = (stage.clone(), Arc::downgrade(snapshot));
+        let runtime = snapshot.means().runtime.clone();
         snapshot.means().runtime.spawn(async move {
-            let outcome = running.run(weak).await;
-            running.outcome.set(outcome).ok();
+            let work = running.clone();
+            let outcome = runtime.spawn(async move { work.run(weak).await }).await;
+            // Who waits for it must hear of its end, whatever that is.
+            let lost = |e| Err(Error::with(Kind::Disk, "a stage was lost", e));
+            running.outcome.set(outcome.unwrap_or_else(lost)).ok();
             running.news.notify_waiters();
         });
         stage
@@ -135,13 +150,18 @@ impl Stage {
         synced.await.map_err(|e| Error::with(Kind::Disk, "a flush was lost", e))?
     }
 
-    /// Leases everything, and finds out what is missing, the smallest first. Blocks on the local disk.
+    /// Leases everything, and finds out what is missing, in the order in which it is to come. Blocks on the local disk.
     fn plan(&self, snapshot: &Snapshot) -> Result<Vec<Missing>> {
         let (manifest, cache) = (snapshot.manifest(), &snapshot.means().cache);
         let mut files = vec![0u32; manifest.blobs() as usize];
+        let mut first = BTreeSet::new();
         for index in 0..manifest.entries() {
-            if let Node::File(slice) = manifest.entry(index)?.node {
+            let entry = manifest.entry(index)?;
+            if let Node::File(slice) = entry.node {
                 files[slice.blob as usize] += 1;
+                if tells_of_others(entry.name) {
+                    first.insert(slice.blob);
+                }
             }
         }
         snapshot.admit()?;
@@ -156,7 +176,8 @@ impl Stage {
                 missing.push(Missing { blob, size, files: u64::from(files) });
             }
         }
-        missing.sort_by_key(|missing| missing.size);
+        // Blobs are numbered in the order of the paths that they hold.
+        missing.sort_by_key(|missing| (!first.contains(&missing.blob), missing.size, missing.blob));
         Ok(missing)
     }
 
@@ -166,6 +187,8 @@ impl Stage {
         missing: Missing,
         flights: Arc<Semaphore>,
     ) -> Result<()> {
+        let large = missing.size > LONGEST * BLOCK;
+        let lane = if large { self.lanes.acquire().await.ok() } else { None };
         let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
         let runtime = held.means().runtime.clone();
         let opened = runtime.spawn_blocking(move || held.content(missing.blob)).await;
@@ -173,9 +196,17 @@ impl Stage {
         let found = content.local();
         self.bytes_found.fetch_add(found, Relaxed);
         self.bytes_done.fetch_add(found, Relaxed);
-        let arrived = self.bring(snapshot, &content, flights).await?;
+        let (mut arrived, mut rounds) = (self.bring(snapshot, &content, flights.clone()).await?, 0);
         // What is here already, and could not be made durable when it came, may be now.
-        content.finish();
+        while !content.finish() {
+            rounds += 1;
+            if rounds == ROUNDS {
+                let text = format!("blocks of {} vanish as soon as they are here", content.blob());
+                return Err(Error::new(Kind::Disk, text));
+            }
+            arrived += self.bring(snapshot, &content, flights.clone()).await?;
+        }
+        drop(lane);
         content.became_whole().await?;
         self.bytes_done.fetch_add(missing.size.saturating_sub(found + arrived), Relaxed);
         self.files_done.fetch_add(missing.files, Relaxed);
@@ -232,6 +263,14 @@ impl Stage {
         }
         Ok(bytes)
     }
+}
+
+/// Whether a file tells what other files are: those that read a model or a dataset open it first.
+fn tells_of_others(name: &[u8]) -> bool {
+    name.ends_with(b"config.json")
+        || name.ends_with(b".index.json")
+        || name.starts_with(b"tokenizer")
+        || name.windows(8).any(|part| part.eq_ignore_ascii_case(b"manifest"))
 }
 
 fn abandoned() -> Error {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use bdnfs::secrets::place;
-use bdnfs::source::{Access, Auth, AzureAccess, GcsAccess, HubAccess, S3Access, Uri};
+use bdnfs::source::{Access, Auth, AzureAccess, GcsAccess, HubAccess, S3Access, SecretStore, Uri};
 
 use self::environment::Environment;
 use crate::secrets;
@@ -115,6 +115,16 @@ impl Args {
     /// The same, authorised as a configuration says.
     pub fn gather_as(&self, uri: &Uri, auth: Option<Auth>) -> Result<Access> {
         self.collect(uri, auth, |name| std::env::var_os(name))
+    }
+
+    /// Where secrets are looked for, behind the environment.
+    pub fn stores(&self) -> Result<Vec<SecretStore>> {
+        self.secrets.stores(|name| std::env::var_os(name))
+    }
+
+    /// Where the secret `name` is looked for.
+    pub fn holding(&self, name: &str) -> Result<Vec<SecretStore>> {
+        self.secrets.holding(name, |name| std::env::var_os(name))
     }
 
     /// The same, with plain `http://` permitted or not.

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::{agent, bench, cache, check, cluster, daemon, log, ls, mirror, mount, status, umount};
+use crate::{
+    agent, bench, cache, check, cluster, daemon, job, launch, log, ls, mirror, mount, status, umount, wait,
+};
 
 /// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
 #[derive(Debug, Parser)]
@@ -23,6 +25,10 @@ enum Command {
     /// Unmount a directory
     #[command(visible_alias = "unmount")]
     Umount(umount::Args),
+    /// Run a job when all that it reads is local, and look after it
+    Job(job::Args),
+    /// Wait until all of a mount or job is local
+    Wait(wait::Args),
     /// Show what is mounted, how much of it is local, and how full the caches are
     Status(status::Args),
     /// List the files of a source without mounting it
@@ -42,6 +48,9 @@ enum Command {
     /// Own a cache and host its mounts; `bdnfs mount` starts it
     #[command(hide = true)]
     Daemon(daemon::Args),
+    /// Supervise a job's commands; the daemon starts it
+    #[command(hide = true)]
+    Launch,
 }
 
 const EXAMPLES: &str = "Examples:
@@ -62,6 +71,9 @@ impl Cli {
         match self.command {
             Command::Mount(args) => mount::run(*args, self.verbose),
             Command::Umount(args) => umount::run(&args),
+            Command::Job(args) => job::run(args),
+            Command::Wait(args) => wait::run(&args),
+            Command::Launch => launch::run(),
             Command::Status(args) => status::run(&args),
             Command::Ls(args) => ls::run(&args),
             Command::Check(args) => check::run(&args),

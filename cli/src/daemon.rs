@@ -35,6 +35,7 @@ mod claim;
 mod cluster;
 mod host;
 mod hosted;
+mod jobs;
 mod kept;
 mod restore;
 mod snapshot;
@@ -190,7 +191,10 @@ impl Daemon {
     pub async fn serve(self) -> Result<()> {
         let Self { sockets, watched, host, claim, kept } = self;
         let back = Arc::clone(&host);
-        tokio::spawn(async move { back.restore(kept).await });
+        tokio::spawn(async move {
+            back.restore(kept).await;
+            back.resume_jobs().await;
+        });
         let (end, ending) = watch::channel(false);
         let ended = |mut ending: watch::Receiver<bool>| async move {
             // The sender goes when this function ends, which is the same.
@@ -221,6 +225,7 @@ impl Daemon {
             () = host.idle() => {}
             asked = signals::asked_to_end() => match asked {
                 Ok(()) => {
+                    host.end_jobs().await;
                     let left = host.leave_cluster();
                     tokio::join!(left, host.unmount_all());
                 }

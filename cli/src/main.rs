@@ -18,6 +18,8 @@ mod cluster;
 mod config;
 mod control;
 mod daemon;
+mod job;
+mod launch;
 mod log;
 mod ls;
 mod mirror;
@@ -34,6 +36,7 @@ mod source;
 mod status;
 mod text;
 mod umount;
+mod wait;
 mod weights;
 
 fn main() -> ExitCode {

@@ -125,6 +125,7 @@ impl Args {
             ignore: item.ignore,
             access: item.access,
             tenant: self.mirror.tenant().map(str::to_owned),
+            direct: false,
             allow_other: options.allow_other,
             uid: options.uid,
             gid: options.gid,
@@ -154,7 +155,7 @@ struct Task {
 }
 
 /// Who is to host the mount.
-enum Server {
+pub enum Server {
     /// The agent that listens here, whatever its cache.
     Agent(PathBuf),
     /// Whoever owns this cache, or comes to own it.
@@ -163,7 +164,7 @@ enum Server {
 
 impl Server {
     /// The node's agent where no cache is named and there is one.
-    fn find(cache: &cache::Args) -> Result<Self> {
+    pub fn find(cache: &cache::Args) -> Result<Self> {
         let agent = control::well_known().filter(|_| !cache.names_directory());
         match agent.filter(|socket| Client::new(socket).is_served()) {
             Some(socket) => Ok(Self::Agent(socket)),
@@ -171,7 +172,8 @@ impl Server {
         }
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
         match self {
             Self::Agent(socket) => socket.clone(),
             Self::Owner(cache) => control::socket(&cache.dir),

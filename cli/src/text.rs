@@ -1,6 +1,7 @@
 //! How things are told to people: sizes, counts, times, errors.
 
 use std::io;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 
@@ -70,6 +71,21 @@ pub fn reader_left(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(io))
 }
 
+/// Reads a span of time: a number and a unit.
+pub fn span(text: &str) -> Result<Duration, String> {
+    let unit = |unit: &str| match unit {
+        "s" | "" => Some(1),
+        "m" => Some(60),
+        "h" => Some(3_600),
+        "d" => Some(86_400),
+        _ => None,
+    };
+    let (number, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let seconds =
+        number.parse::<u64>().ok().zip(unit(rest)).and_then(|(number, unit)| number.checked_mul(unit));
+    seconds.map(Duration::from_secs).ok_or_else(|| "expected a number and s, m, h or d: 24h".to_owned())
+}
+
 /// Lays out rows in columns as wide as their widest cell; the columns at the places of `right` align to the right.
 pub fn table(rows: &[Vec<String>], right: &[usize]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -121,6 +137,16 @@ mod tests {
     fn names_stay_on_their_line() {
         assert_eq!(name("modèle.bin".as_bytes()), "modèle.bin");
         assert_eq!(name(b"a\nb\xff"), "a\\nb\\xff");
+    }
+
+    #[test]
+    fn spans_have_units() {
+        for (text, seconds) in [("0s", 0), ("90", 90), ("5m", 300), ("24h", 86_400), ("7d", 604_800)] {
+            assert_eq!(span(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for bad in ["", "h", "1.5h", "-1s", "3w", "99999999999999999999s", "9999999999999999999d"] {
+            assert!(span(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use bdnfs::source::weights::{self, Rules, WeightsSource};
-use bdnfs::source::{Access, Finding, Verdict};
+use bdnfs::source::{Access, Finding, Findings, Verdict};
+use serde_json::Value;
 
-use crate::config::{self, Format};
+use crate::config::{self, Document, Format};
 use crate::source::{How, Source};
 
 /// One of them.
@@ -29,34 +30,66 @@ pub struct Item {
 /// # Errors
 /// Where anything in it is rejected, the first of what `bdnfs check` says.
 pub fn read(file: &Path, how: &How) -> Result<Vec<Item>> {
-    let name = file.display();
-    let (format, text) = config::read(file)?;
-    let document = match config::parse(format, &text) {
-        Ok(document) => document,
-        Err(broken) => bail!("{name}:{}: {}", broken.line, broken.what),
-    };
-    let rules = Rules { local: format == Format::Toml, strict: false };
-    let (accepted, found) = weights::read(&document.value, rules);
-    let said = |Finding { place, text, .. }: &Finding| {
-        let separator = if place.parent().is_none() { "" } else { ": " };
-        format!("{name}:{}: {place}{separator}{text}", document.line(place))
-    };
-    let (rejects, others): (Vec<_>, Vec<_>) =
-        found.iter().partition(|finding| finding.verdict == Verdict::Reject);
-    if let Some(first) = rejects.first() {
-        let more = match rejects.len() - 1 {
-            0 => String::new(),
-            more => format!(" ({more} more; `bdnfs check {name}` tells them)"),
+    let items = Configuration::read(file)?.weights(how)?;
+    if items.is_empty() {
+        bail!("{} names no weights, so there is nothing to do", file.display());
+    }
+    Ok(items)
+}
+
+/// A configuration that was read.
+pub struct Configuration {
+    name: String,
+    format: Format,
+    document: Document,
+}
+
+impl Configuration {
+    /// Reads it.
+    pub fn read(file: &Path) -> Result<Self> {
+        let name = file.display().to_string();
+        let (format, text) = config::read(file)?;
+        match config::parse(format, &text) {
+            Ok(document) => Ok(Self { name, format, document }),
+            Err(broken) => bail!("{name}:{}: {}", broken.line, broken.what),
+        }
+    }
+
+    /// What it says.
+    pub fn value(&self) -> &Value {
+        &self.document.value
+    }
+
+    /// The weights that it names. What it doesn't say of how they are read, `how` does.
+    ///
+    /// # Errors
+    /// Those of [`read`].
+    pub fn weights(&self, how: &How) -> Result<Vec<Item>> {
+        let rules = Rules { local: self.format == Format::Toml, strict: false };
+        let (accepted, found) = weights::read(self.value(), rules);
+        self.judge(&found)?;
+        accepted.into_iter().map(|accepted| item(accepted.weights, how)).collect()
+    }
+
+    /// Tells what is said of it; a failure where any of that is a reject.
+    pub fn judge(&self, found: &Findings) -> Result<()> {
+        let name = &self.name;
+        let said = |Finding { place, text, .. }: &Finding| {
+            let separator = if place.parent().is_none() { "" } else { ": " };
+            format!("{name}:{}: {place}{separator}{text}", self.document.line(place))
         };
-        bail!("{}{more}", said(first));
+        let (rejects, others): (Vec<_>, Vec<_>) =
+            found.iter().partition(|finding| finding.verdict == Verdict::Reject);
+        if let Some(first) = rejects.first() {
+            let more = match rejects.len() - 1 {
+                0 => String::new(),
+                more => format!(" ({more} more; `bdnfs check {name}` tells them)"),
+            };
+            bail!("{}{more}", said(first));
+        }
+        others.into_iter().for_each(|finding| eprintln!("note: {}", said(finding)));
+        Ok(())
     }
-    if accepted.is_empty() {
-        bail!("{name} names no weights, so there is nothing to do");
-    }
-    for finding in others {
-        eprintln!("note: {}", said(finding));
-    }
-    accepted.into_iter().map(|accepted| item(accepted.weights, how)).collect()
 }
 
 fn item(weights: WeightsSource, how: &How) -> Result<Item> {

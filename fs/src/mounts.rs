@@ -28,6 +28,8 @@ pub struct Mounted {
     pub kind: String,
     /// Its device number: major, minor.
     pub device: (u32, u32),
+    /// Whether it goes when it is unmounted elsewhere: in the mount namespace that this one was made from.
+    pub follows: bool,
 }
 
 impl Mounted {
@@ -80,7 +82,11 @@ pub fn holders(mounted: &Mounted) -> Vec<Holder> {
     holders.into_iter().map(|(pid, command)| Holder { pid, command }).collect()
 }
 
-fn all() -> Result<Vec<Mounted>> {
+/// All mounts that this process can see, oldest first.
+///
+/// # Errors
+/// As [`list`].
+pub fn all() -> Result<Vec<Mounted>> {
     let table = fs::read(TABLE).map_err(|e| Error::disk(format!("cannot read {TABLE}"), e))?;
     Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
 }
@@ -91,10 +97,17 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|byte| *byte == b' ');
     let device = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
     let mountpoint = PathBuf::from(unescape(fields.nth(1)?));
-    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
-    let kind = unescape(rest.next()?).to_string_lossy().into_owned();
-    let source = unescape(rest.next()?).to_string_lossy().into_owned();
-    Some(Mounted { mountpoint, source, kind, device: (device.0.parse().ok()?, device.1.parse().ok()?) })
+    let optional = fields.by_ref().take_while(|field| *field != b"-");
+    let follows = optional.filter(|field| field.starts_with(b"master:")).count() > 0;
+    let kind = unescape(fields.next()?).to_string_lossy().into_owned();
+    let source = unescape(fields.next()?).to_string_lossy().into_owned();
+    Some(Mounted {
+        mountpoint,
+        source,
+        kind,
+        device: (device.0.parse().ok()?, device.1.parse().ok()?),
+        follows,
+    })
 }
 
 /// A field whose spaces, tabs, newlines and backslashes are written as three octal digits after a backslash.
@@ -153,9 +166,9 @@ mod tests {
         let mounted = parse(line).expect("a mount");
         assert_eq!(mounted.mountpoint, Path::new("/mnt/a b\\c"));
         assert_eq!((mounted.source.as_str(), mounted.device), ("s3://x/y z", (0, 40)));
-        assert!(mounted.ours());
+        assert!(mounted.ours() && mounted.follows);
         let plain = parse(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw").expect("a mount");
-        assert!(!plain.ours());
+        assert!(!plain.ours() && !plain.follows);
         assert_eq!(plain.mountpoint, Path::new("/"));
         assert_eq!(parse(b"1 0 8:1 / / rw ext4"), None);
         assert_eq!(unescape(b"\\04"), "\\04");

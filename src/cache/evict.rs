@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 
 use super::Limits;
 use super::layout::Root;
-use super::lease::{Group, LeaseSet};
+use super::lease::{Group, LeaseSet, together};
 use super::relief::Reliefs;
 use super::share::Share;
 
@@ -152,34 +152,47 @@ impl Evictor {
         self.free_up(self.lacking(), self.limits.capacity, |_| true, || self.full())
     }
 
-    /// Leases `group` for `share`, if all that is leased has room beside each other.
+    /// Leases all of `groups` for `share`, if all that is leased has room beside each other; else none.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], with what is needed, what there is and who holds it.
-    pub fn admit(&self, share: &Share, group: Group) -> Result<LeaseSet> {
+    pub fn admit(&self, share: &Share, groups: Vec<Group>) -> Result<Vec<LeaseSet>> {
         // Who comes second sees the lease of who comes first.
         let _one = self.admitting.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = share.leases.bytes_with(Some(&group));
+        let own = share.leases.bytes_with(&groups);
         let others: u64 = self
             .shares()
             .iter()
             .filter(|other| !std::ptr::eq(other.as_ref(), share))
-            .map(|other| other.leases.bytes_with(None))
+            .map(|other| other.leases.bytes_with(&[]))
             .sum();
-        // Until it is counted what can go is not known; then claims find out.
-        let disk =
-            self.used().map_or(u64::MAX, |used| (used + self.free()).saturating_sub(self.limits.reserve));
-        let most = disk.min(self.limits.capacity.unwrap_or(u64::MAX));
+        let most = self.most();
         match share.quota {
             // Others are no reason then.
-            Some(quota) if own > quota => return Err(self.refused(share, &group, most.min(quota), 0)),
-            _ if own + others > most => return Err(self.refused(share, &group, most, others)),
+            Some(quota) if own > quota => return Err(self.refused(share, &groups, most.min(quota), 0)),
+            _ if own + others > most => return Err(self.refused(share, &groups, most, others)),
             _ => {}
         }
-        Ok(share.leases.lease_all(group))
+        Ok(groups.into_iter().map(|group| share.leases.lease_all(group)).collect())
     }
 
-    fn refused(&self, share: &Share, group: &Group, most: u64, others: u64) -> Error {
+    /// Makes sure that all of `groups` would have room if nobody held anything else.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`], as [`admit`](Self::admit).
+    pub fn holds(&self, share: &Share, groups: &[Group]) -> Result<()> {
+        let most = self.most().min(share.quota.unwrap_or(u64::MAX));
+        if together(groups.iter()) > most { Err(self.refused(share, groups, most, 0)) } else { Ok(()) }
+    }
+
+    /// The most bytes that can be leased. Until it is counted what can go from the disk is not known; then claims find out.
+    fn most(&self) -> u64 {
+        let disk =
+            self.used().map_or(u64::MAX, |used| (used + self.free()).saturating_sub(self.limits.reserve));
+        disk.min(self.limits.capacity.unwrap_or(u64::MAX))
+    }
+
+    fn refused(&self, share: &Share, groups: &[Group], most: u64, others: u64) -> Error {
         let mut holders: Vec<_> =
             share.leases.groups().iter().map(|held| (held.what().to_owned(), held.bytes())).collect();
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -193,7 +206,8 @@ impl Evictor {
         } else {
             format!(", of which is held by {}", held.join(", "))
         };
-        let (what, need, root) = (group.what(), group.bytes(), self.root.path().display());
+        let what = groups.iter().map(Group::what).collect::<Vec<_>>().join(", ");
+        let (need, root) = (together(groups.iter()), self.root.path().display());
         let text = format!(
             "{what} needs {need} bytes and the cache {root} has room for {most}{held}: unmount something, give it more \
              with --cache-size, another disk with --cache-dir, or choose fewer files with --allow"

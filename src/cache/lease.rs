@@ -75,6 +75,24 @@ impl Group {
     }
 }
 
+/// The bytes that `groups` occupy together, each blob counted once.
+pub fn together<'a>(groups: impl Iterator<Item = &'a Group>) -> u64 {
+    let mut blobs: Vec<(u64, u64)> = Vec::new();
+    let mut seen: Vec<&Group> = Vec::new();
+    for group in groups {
+        // Most that are held twice are the same snapshot.
+        if seen.iter().all(|other| other.blobs != group.blobs) {
+            blobs.extend_from_slice(&group.blobs);
+            seen.push(group);
+        }
+    }
+    if seen.len() > 1 {
+        blobs.sort_unstable();
+        blobs.dedup_by_key(|(name, _)| *name);
+    }
+    blobs.iter().map(|(_, bytes)| bytes).sum()
+}
+
 /// The first 8 bytes of a key's digest.
 fn short(key: &Key) -> u64 {
     let (Key::Content(digest) | Key::Origin(digest)) = key;
@@ -107,22 +125,8 @@ impl Leases {
     }
 
     /// The bytes that all groups occupy together with `more`, each blob counted once.
-    pub fn bytes_with(&self, more: Option<&Group>) -> u64 {
-        let groups = self.groups();
-        let mut blobs: Vec<(u64, u64)> = Vec::new();
-        let mut seen: Vec<&Group> = Vec::new();
-        for group in groups.iter().map(Arc::as_ref).chain(more) {
-            // Most that are held twice are the same snapshot.
-            if seen.iter().all(|other| other.blobs != group.blobs) {
-                blobs.extend_from_slice(&group.blobs);
-                seen.push(group);
-            }
-        }
-        if seen.len() > 1 {
-            blobs.sort_unstable();
-            blobs.dedup_by_key(|(name, _)| *name);
-        }
-        blobs.iter().map(|(_, bytes)| bytes).sum()
+    pub fn bytes_with(&self, more: &[Group]) -> u64 {
+        together(self.groups().iter().map(Arc::as_ref).chain(more))
     }
 
     /// Whether somebody holds `key`.
@@ -216,8 +220,8 @@ mod tests {
         let second = leases.lease(one);
         let set = leases.lease_all(Group::new("both", [(one, 1), (two, 5000)].into_iter()));
         let more = Group::new("more", [(two, 5000), (Key::Origin(Digest::of(b"3")), 1)].into_iter());
-        assert_eq!(leases.bytes_with(None), 3 * 4096);
-        assert_eq!(leases.bytes_with(Some(&more)), 4 * 4096);
+        assert_eq!(leases.bytes_with(&[]), 3 * 4096);
+        assert_eq!(leases.bytes_with(&[more]), 4 * 4096);
         assert!(leases.unless_held(&two, || ()).is_none());
         drop(set);
         assert!(leases.unless_held(&two, || ()).is_some());
@@ -225,7 +229,7 @@ mod tests {
         assert!(leases.unless_held(&one, || ()).is_none());
         drop(second);
         assert!(leases.unless_held(&one, || ()).is_some());
-        assert_eq!(leases.bytes_with(None), 0);
+        assert_eq!(leases.bytes_with(&[]), 0);
     }
 
     #[test]

@@ -74,12 +74,20 @@ impl Room {
         Ok(claim)
     }
 
-    /// Leases `group`, if all that is leased has room beside each other.
+    /// Leases all of `groups`, if all that is leased has room beside each other; else none.
     ///
     /// # Errors
     /// [`Kind::NoSpace`](crate::error::Kind::NoSpace), with what is needed, what there is and who holds it.
-    pub fn admit(&self, group: Group) -> Result<LeaseSet> {
-        self.evictor.admit(&self.share, group)
+    pub fn admit(&self, groups: Vec<Group>) -> Result<Vec<LeaseSet>> {
+        self.evictor.admit(&self.share, groups)
+    }
+
+    /// Makes sure that all of `groups` would have room if nobody held anything else.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`](crate::error::Kind::NoSpace), as [`admit`](Self::admit).
+    pub fn holds(&self, groups: &[Group]) -> Result<()> {
+        self.evictor.holds(&self.share, groups)
     }
 
     /// Gives back what was removed.

@@ -196,17 +196,17 @@ fn what_has_no_room_beside_the_others_is_refused_and_they_are_named() {
     let group = |what: &str, seeds: std::ops::Range<u64>| {
         lease::Group::new(what, seeds.map(|seed| (key(seed), 2 * BLOCK)))
     };
-    let one = alice.room().admit(group("s3://one", 1..3)).expect("room");
-    let _two = alice.room().admit(group("s3://two", 2..4)).expect("what both have counts once");
-    let error = alice.room().admit(group("s3://three", 4..6)).expect_err("too much").to_string();
+    let one = alice.room().admit(vec![group("s3://one", 1..3)]).expect("room");
+    let _two = alice.room().admit(vec![group("s3://two", 2..4)]).expect("what both have counts once");
+    let error = alice.room().admit(vec![group("s3://three", 4..6)]).expect_err("too much").to_string();
     for word in ["s3://three", "s3://one (4194304 bytes)", "s3://two (4194304 bytes)", "--cache-size"] {
         assert!(error.contains(word), "{word} is not in {error}");
     }
-    let error = bob.room().admit(group("s3://four", 1..3)).expect_err("too much").to_string();
+    let error = bob.room().admit(vec![group("s3://four", 1..3)]).expect_err("too much").to_string();
     assert!(error.contains("other tenants (6291456 bytes)") && !error.contains("s3://one"), "{error}");
     drop(one);
-    bob.room().admit(group("s3://four", 1..3)).expect("room");
-    let error = bob.room().admit(group("s3://five", 1..4)).expect_err("over its quota");
+    bob.room().admit(vec![group("s3://four", 1..3)]).expect("room");
+    let error = bob.room().admit(vec![group("s3://five", 1..4)]).expect_err("over its quota");
     assert_eq!(error.kind(), Kind::NoSpace);
 }
 

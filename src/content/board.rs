@@ -94,6 +94,7 @@ impl Content {
     }
 
     async fn fly(self: Arc<Self>, flight: Arc<Flight>, reach: Reach) {
+        let aboard = Aboard { content: &self, flight: &flight, reach, landed: false };
         let bytes = flight.extent().bytes(self.blob.size);
         let budget = self.means.budget(reach);
         let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
@@ -104,10 +105,37 @@ impl Content {
         if outcome.as_ref().is_err_and(ours) {
             outcome = self.follow(&flight, urgency).await;
         }
-        // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
-        self.flights(reach).leave(&flight);
-        self.finish();
-        flight.end(outcome);
+        aboard.land(outcome);
         drop(permit);
+    }
+}
+
+/// A flight on its way. Should its task be lost, it ends all the same: who waits for it would wait for ever.
+struct Aboard<'a> {
+    content: &'a Arc<Content>,
+    flight: &'a Flight,
+    reach: Reach,
+    landed: bool,
+}
+
+impl Aboard<'_> {
+    fn land(mut self, outcome: Result<()>) {
+        self.landed = true;
+        self.end(outcome);
+    }
+
+    fn end(&self, outcome: Result<()>) {
+        // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
+        self.content.flights(self.reach).leave(self.flight);
+        self.content.finish();
+        self.flight.end(outcome);
+    }
+}
+
+impl Drop for Aboard<'_> {
+    fn drop(&mut self) {
+        if !self.landed {
+            self.end(Err(Error::new(Kind::Disk, "a flight was lost")));
+        }
     }
 }

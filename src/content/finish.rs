@@ -13,8 +13,11 @@ use crate::error::{Error, Kind, Result};
 use super::Content;
 
 impl Content {
-    /// Makes the blob whole once nothing of it is missing.
-    pub(crate) fn finish(self: &Arc<Self>) {
+    /// Makes the blob whole once nothing of it is missing. False as long as something is.
+    pub(crate) fn finish(self: &Arc<Self>) -> bool {
+        if self.whole.get().is_some() {
+            return true;
+        }
         let complete = self.part().is_some_and(|p| p.presence().missing() == 0);
         if complete && !self.committing.swap(true, Ordering::Relaxed) {
             // A disk that failed a while ago may do by now.
@@ -22,6 +25,7 @@ impl Content {
             let content = self.clone();
             self.means.runtime.spawn_blocking(move || content.commit());
         }
+        complete
     }
 
     /// Whether all of it is here, and it is on its way to be whole.

@@ -22,6 +22,8 @@ use super::patterns::Patterns;
 use super::uri::Uri;
 use crate::error::Result;
 
+pub use job::{Runs, Variable, runs};
+
 const SOURCE: &str = "source";
 const MOUNT: &str = "mount_location";
 const AUTH: &str = "auth";

@@ -172,6 +172,20 @@ impl Machine {
             .collect()
     }
 
+    /// The supervisors of this machine's jobs.
+    pub fn supervisors(&self) -> Vec<Pid> {
+        let processes = fs::read_dir("/proc").expect("/proc").flatten();
+        let ours = |pid: &i32| {
+            // The name first, as above.
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let mut open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            name.trim_end() == "bdnfs-launch"
+                && open.any(|fd| fs::read_link(fd.path()).is_ok_and(|path| path.starts_with(&self.cache)))
+        };
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(ours).filter_map(Pid::from_raw).collect()
+    }
+
     /// Kills the daemon as a crash would, and waits until it is gone.
     ///
     /// # Panics
@@ -191,6 +205,12 @@ impl Default for Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        // A supervisor ends its job with it.
+        let supervisors = self.supervisors();
+        for pid in &supervisors {
+            let _ = kill_process(*pid, Signal::QUIT);
+        }
+        gone(&supervisors);
         let below = mountpoints().into_iter().filter(|point| point.starts_with(self.home.path()));
         for point in below.collect::<Vec<_>>().iter().rev() {
             let _ = unmount(point, UnmountFlags::DETACH);
@@ -319,6 +339,11 @@ fn end(processes: &[Pid]) {
     for pid in processes {
         let _ = kill_process(*pid, Signal::KILL);
     }
+    gone(processes);
+}
+
+/// Waits until `processes` are gone.
+fn gone(processes: &[Pid]) {
     eventually("the end of a killed process", || {
         processes.iter().all(|pid| {
             let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));

@@ -19,14 +19,22 @@ pub fn tool(name: &str) -> Command {
     )
 }
 
-/// A Python that has numpy and safetensors: the one in `venv` of the target directory.
+/// Where the Python is that has numpy and safetensors: in `venv` of the target directory.
+///
+/// # Panics
+/// When it is not there.
+pub fn python_path() -> PathBuf {
+    let python = target().parent().expect("a directory above the profile's").join("venv/bin/python3");
+    assert!(python.exists(), "{} is missing; scripts/test makes it", python.display());
+    python
+}
+
+/// That Python, and what it is to run.
 ///
 /// # Panics
 /// When it is not there.
 pub fn python(script: &str) -> Command {
-    let python = target().parent().expect("a directory above the profile's").join("venv/bin/python3");
-    assert!(python.exists(), "{} is missing; scripts/test makes it", python.display());
-    let mut command = Command::new(python);
+    let mut command = Command::new(python_path());
     command.arg("-c").arg(script);
     command
 }

@@ -20,6 +20,7 @@ fn the_agent_answers_as_the_document_says() {
     let mut api = OpenApi::read();
     health(&mut api, &agent);
     mounts(&mut api, &agent, &machine);
+    jobs(&mut api, &agent, &machine);
     cache(&mut api, &agent, &machine);
     cluster(&mut api, &agent);
     api.all_asked();
@@ -87,6 +88,30 @@ fn ended(api: &mut OpenApi, agent: &Agent, request: &str) -> bool {
         waiting.join().expect("no panic")
     });
     waited.map(|waited| api.merge(waited)).is_some()
+}
+
+fn jobs(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
+    let weights = json!([{"source": source(machine, "read"), "mountpoint": "/models/read"}]);
+    let request = json!({
+        "name": "job", "weights": weights, "start_commands": ["cat /models/read/small; exit 3"],
+        "environment": {"WHO": "me"}, "secrets": [], "workdir": "/", "umask": 18, "grace": 1, "tenant": null,
+        "mirror": null, "direct": true, "attached": false,
+    });
+    let job = |api: &mut OpenApi, id: &str| api.ask(agent, "GET", "/v1/jobs/{id}", id, "").json();
+    let id = api.ask(agent, "POST", "/v1/jobs", "", &request.to_string()).json()["id"].to_string();
+    eventually("the job failed", || job(api, &format!("{id}?seen=3"))["state"] == "TRAINING_JOB_FAILED");
+    assert_eq!(job(api, &id)["exit"]["code"], 3);
+    let printed = api.ask(agent, "GET", "/v1/jobs/{id}/log", &format!("{id}?from=1&wait=true"), "");
+    assert_eq!(printed.body.len(), 4, "all but the first of five bytes");
+    let request = json!({"start_commands": ["sleep 1000"], "workdir": "/", "direct": true}).to_string();
+    let id = api.ask(agent, "POST", "/v1/jobs", "", &request).json()["id"].to_string();
+    api.ask(agent, "POST", "/v1/jobs/{id}/stop", &format!("{id}?now=true"), "");
+    eventually("the job stopped", || job(api, &id)["state"] == "TRAINING_JOB_STOPPED");
+    api.ask(agent, "GET", "/v1/jobs", "", "");
+    api.fails(agent, ("POST", "/v1/jobs", ""), "{\"workdir\": \"/\"}", 400);
+    api.fails(agent, ("GET", "/v1/jobs/{id}", "99"), "", 404);
+    api.fails(agent, ("GET", "/v1/jobs/{id}/log", "99"), "", 404);
+    api.fails(agent, ("POST", "/v1/jobs/{id}/stop", "99"), "", 404);
 }
 
 fn cache(api: &mut OpenApi, agent: &Agent, machine: &Machine) {

@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod cluster;
+pub mod job;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,9 @@ pub struct MountRequest {
     /// The mirror to look for it first; where none is named, the agent's own.
     #[serde(default)]
     pub mirror: Option<MirrorRequest>,
+    /// Whether no mirror is looked into, not even the agent's own.
+    #[serde(default)]
+    pub direct: bool,
     /// Whether other users may see the tree.
     #[serde(default)]
     pub allow_other: bool,

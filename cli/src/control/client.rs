@@ -2,6 +2,7 @@
 //! noticed at once.
 
 mod cache;
+mod jobs;
 
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use bdnfs::error::Kind;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::{Method, Request, StatusCode};
+use hyper::{HeaderMap, Method, Request};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -122,6 +123,17 @@ impl Client {
         Q: Serialize,
         A: DeserializeOwned,
     {
+        let (_, answer) = self.exchange(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|e| self.broken(e.into()))
+    }
+
+    /// An answer as it came, if it is not a failure.
+    async fn exchange<Q: Serialize>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Q>,
+    ) -> Result<(HeaderMap, Bytes), Trouble> {
         let stream = self.connect().await?;
         let lost = |_| Trouble::Lost(self.socket.clone());
         let (mut sender, connection) =
@@ -135,18 +147,14 @@ impl Client {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|e| self.broken(io::Error::other(e)))?;
-        let response = sender.send_request(request).await.map_err(lost)?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
-        self.read(status, &body.map_err(|_| Trouble::Lost(self.socket.clone()))?.to_bytes())
-    }
-
-    fn read<A: DeserializeOwned>(&self, status: StatusCode, body: &[u8]) -> Result<A, Trouble> {
-        if status.is_success() {
-            return serde_json::from_slice(body).map_err(|e| self.broken(e.into()));
+        let (head, body) = sender.send_request(request).await.map_err(lost)?.into_parts();
+        let body = Limited::new(body, LARGEST_ANSWER).collect().await;
+        let body = body.map_err(|_| Trouble::Lost(self.socket.clone()))?.to_bytes();
+        if head.status.is_success() {
+            return Ok((head.headers, body));
         }
-        let unreadable = || io::Error::other(format!("{status}: {}", String::from_utf8_lossy(body)));
-        Err(serde_json::from_slice(body).map_or_else(|_| self.broken(unreadable()), Trouble::Failed))
+        let unreadable = || io::Error::other(format!("{}: {}", head.status, String::from_utf8_lossy(&body)));
+        Err(serde_json::from_slice(&body).map_or_else(|_| self.broken(unreadable()), Trouble::Failed))
     }
 
     async fn connect(&self) -> Result<UnixStream, Trouble> {

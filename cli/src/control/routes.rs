@@ -19,6 +19,7 @@ use crate::daemon::Host;
 mod cache;
 mod cluster;
 mod health;
+mod jobs;
 mod mounts;
 
 /// What a handler answers with.
@@ -66,7 +67,11 @@ impl Routes {
 
 /// What the control socket serves.
 fn served() -> Routes {
-    mounts::routes().merge(cache::routes()).merge(cluster::routes()).merge(health::routes())
+    mounts::routes()
+        .merge(jobs::routes())
+        .merge(cache::routes())
+        .merge(cluster::routes())
+        .merge(health::routes())
 }
 
 /// All that the control socket serves.

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, watch};
 use super::Setup;
 use super::cluster::Joined;
 use super::hosted::Hosted;
+use super::jobs::Jobs;
 use super::kept::Kept;
 use super::restore::Missing;
 use super::snapshot::{self, Made};
@@ -42,6 +43,7 @@ pub struct Host {
     cluster: Option<Joined>,
     /// What is kept of mounts, where they are to come back: with an agent.
     pub(super) records: Option<Arc<Records<Kept>>>,
+    jobs: Jobs,
     table: Mutex<Table>,
     changed: Notify,
     asked: Notify,
@@ -86,6 +88,7 @@ impl Host {
         let Setup { cache, stays, mirror, secrets, .. } = setup;
         let records = stays.then(|| Records::open(&cache.dir, "mounts").map(Arc::new)).transpose()?;
         Ok(Self {
+            jobs: Jobs::open(&cache.dir)?,
             engine,
             socket: control::socket(&cache.dir),
             cache: cache.dir,
@@ -144,6 +147,42 @@ impl Host {
     pub fn hold(self: &Arc<Self>) -> Hold {
         self.table().holds += 1;
         Hold { host: Arc::clone(self), place: None }
+    }
+
+    /// The same, unless it is about to end.
+    pub(super) fn hold_open(self: &Arc<Self>) -> Result<Hold, Failure> {
+        let mut table = self.table();
+        if *self.closing.borrow() {
+            return Err(Failure::closing());
+        }
+        table.holds += 1;
+        self.asked.notify_one();
+        Ok(Hold { host: Arc::clone(self), place: None })
+    }
+
+    /// Its jobs.
+    pub(super) fn jobs(&self) -> &Jobs {
+        &self.jobs
+    }
+
+    /// Whether it stays when nothing is mounted, and comes back.
+    pub(super) fn stays(&self) -> bool {
+        self.records.is_some()
+    }
+
+    /// Whether mounts that name no mirror have one.
+    pub(super) fn has_mirror(&self) -> bool {
+        self.mirror.is_some()
+    }
+
+    /// Where secrets are looked for.
+    pub(super) fn secrets(&self) -> &[SecretStore] {
+        &self.secrets
+    }
+
+    /// Whose mounts are that name no tenant.
+    pub(super) fn tenant(&self) -> &str {
+        self.engine.tenant()
     }
 
     /// Mounts a source. Dropping the future, as when the client has left, gives it up.
@@ -215,7 +254,7 @@ impl Host {
     pub(super) fn equip(&self, request: &MountRequest) -> MountRequest {
         let mut request = request.clone();
         request.access.secrets.extend_from_slice(&self.secrets);
-        if request.mirror.is_none() {
+        if request.mirror.is_none() && !request.direct {
             request.mirror.clone_from(&self.mirror);
             if let (Some(mirror), Some(tenant)) = (&mut request.mirror, &request.tenant) {
                 mirror.tenant.clone_from(tenant);
@@ -465,14 +504,31 @@ impl Host {
         self.asked.notified().await;
     }
 
-    async fn closed(&self) {
+    pub(super) async fn closed(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
     }
 
-    fn find(&self, id: u64) -> Result<Arc<Hosted>, Failure> {
+    pub(super) fn find(&self, id: u64) -> Result<Arc<Hosted>, Failure> {
         let missing = || Failure::new(Kind::NotFound, format!("there is no mount {id} any more"));
         self.table().mounts.get(&id).cloned().ok_or_else(missing)
+    }
+
+    /// What is mounted at `place`.
+    pub(super) fn at(&self, place: &Path) -> Option<Arc<Hosted>> {
+        self.table()
+            .mounts
+            .values()
+            .rfind(|hosted| hosted.mountpoint() == place && !hosted.is_detached())
+            .cloned()
+    }
+
+    /// The numbers of what is mounted at `place`, or was and could not be again.
+    pub(super) fn ids_at(&self, place: &Path) -> Vec<u64> {
+        let table = self.table();
+        let mounted =
+            table.mounts.values().filter(|hosted| hosted.mountpoint() == place && !hosted.is_detached());
+        mounted.map(|hosted| hosted.id()).chain(table.superseded(place)).collect()
     }
 
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {

@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use bdnfs::error::{Error, Kind};
 use bdnfs::mirror::Mirror;
-use bdnfs::source::Uri;
+use bdnfs::source::{Access, Uri};
 
 use crate::access::{self, Own};
 use crate::cache::TENANT;
 use crate::control::api::MirrorRequest;
 use crate::source::{Parser, Source};
+use crate::text;
 
 /// Which mirror.
 #[derive(Debug, clap::Args)]
@@ -73,6 +75,12 @@ impl Args {
 pub fn at(url: &Source, tenant: &str, access: &access::Args) -> Result<MirrorRequest> {
     let access = access.gather(url.uri())?;
     Ok(MirrorRequest { url: url.text().clone(), tenant: tenant.to_owned(), access })
+}
+
+/// The part of `tenant` of this machine's own mirror.
+pub fn of_machine(tenant: &str) -> bdnfs::error::Result<MirrorRequest> {
+    let url = own().map_err(|e| Error::new(Kind::Invalid, text::line(&e)))?;
+    Ok(MirrorRequest { url: url.text().clone(), tenant: tenant.to_owned(), access: Access::default() })
 }
 
 /// This machine's own mirror, a directory.

@@ -1,6 +1,9 @@
 //! A training job of `truss_train` (`TrainingJob`, version 0.18) around its weights: what the model rejects is rejected
 //! here, so that a job which would never be taken is not mounted first.
 
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::source::fields::{Fields, kind};
@@ -95,9 +98,60 @@ const WORKSPACE: &[Key] = &[
 /// A secret in a job's environment: only its name.
 const REFERENCE: &[Key] = &[("name", Shape::Text, Required)];
 
-/// Judges `document`, if that is a training job: no other configuration has one of these keys.
+/// What a job runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Runs {
+    /// What its user calls it.
+    pub name: Option<String>,
+    /// Its commands, one after the other.
+    pub start_commands: Vec<String>,
+    /// Their environment.
+    pub environment: BTreeMap<String, Variable>,
+}
+
+/// A variable of a job's environment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Variable {
+    /// What it is.
+    Text(String),
+    /// The secret that it is.
+    Secret {
+        /// The secret's name.
+        name: String,
+    },
+}
+
+/// Reads what a document says that is to be run: its `name` and its `runtime`. Of a training job, [`read`](super::read)
+/// says what is wrong with it.
+pub fn runs(document: &Value) -> (Runs, Findings) {
+    let mut found = Findings::default();
+    let Some(document) = Fields::of(document, Place::default(), &mut found) else {
+        return (Runs::default(), found);
+    };
+    if !is_job(&document) {
+        let known = [("name", Shape::Text, Nullable), ("runtime", Shape::Keys(RUNTIME), Optional)];
+        known.into_iter().for_each(|key| judge_key(&document, key, &mut found));
+    }
+    let runtime = document.present("runtime").unwrap_or(&Value::Null);
+    let of = |key: &str| runtime.get(key).cloned().unwrap_or_default();
+    let runs = Runs {
+        name: document.present("name").and_then(Value::as_str).map(str::to_owned),
+        // What can't be read was rejected.
+        start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
+        environment: serde_json::from_value(of("environment_variables")).unwrap_or_default(),
+    };
+    (runs, found)
+}
+
+/// Whether it is a training job: no other configuration has one of these keys.
+fn is_job(document: &Fields<'_>) -> bool {
+    ["image", "compute"].iter().any(|key| document.map.contains_key(*key))
+}
+
+/// Judges `document`, if that is a training job.
 pub(super) fn judge(document: &Fields<'_>, found: &mut Findings) {
-    if !["image", "compute"].iter().any(|key| document.map.contains_key(*key)) {
+    if !is_job(document) {
         return;
     }
     keys(document, JOB, found);
@@ -113,14 +167,16 @@ fn keys(fields: &Fields<'_>, known: &[Key], found: &mut Findings) {
     let names: Vec<_> = known.iter().map(|(name, ..)| *name).collect();
     // truss_train takes no other key, whoever asks.
     fields.unknown(&names, true, found);
-    for (name, shape, need) in known {
-        let place = fields.place.key(name);
-        match fields.map.get(*name) {
-            None if *need == Required => found.reject(&place, "is missing"),
-            Some(Value::Null) if *need == Nullable => {}
-            Some(value) => judge_one(value, *shape, &place, found),
-            None => {}
-        }
+    known.iter().for_each(|key| judge_key(fields, *key, found));
+}
+
+fn judge_key(fields: &Fields<'_>, (name, shape, need): Key, found: &mut Findings) {
+    let place = fields.place.key(name);
+    match fields.map.get(name) {
+        None if need == Required => found.reject(&place, "is missing"),
+        Some(Value::Null) if need == Nullable => {}
+        Some(value) => judge_one(value, shape, &place, found),
+        None => {}
     }
 }
 

@@ -1,0 +1,200 @@
+//! The mount namespace of a job: all that the host has, and the job's sources in their places.
+//!
+//! A place that exists is mounted over. Where one doesn't, the host gets no new directory: the nearest directory above it
+//! that exists is covered, in this namespace alone, by a small file system with the same entries, each bound to what the
+//! host has there, and the missing directories beside them. It is read-only, so that nothing is written where it would
+//! vanish with the job; what lies below its entries is the host's own, and as writable as ever.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, DirEntry, File};
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use bdnfs_fs::mounts;
+use rustix::fs::CWD;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind,
+    mount_bind_recursive, mount_change, mount_move, mount_remount, move_mount, open_tree, unmount,
+};
+use rustix::process::Pid;
+use rustix::thread::UnshareFlags;
+
+/// How many entries a directory may have that is covered. Each becomes a mount, and the kernel takes 100,000 of them.
+const MOST_ENTRIES: usize = 4096;
+
+/// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place. What else is
+/// mounted below `jobs` is not in it. `scratch` is an empty directory of the job's own.
+///
+/// To be called before the process has a second thread: each would keep its own.
+pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Result<()> {
+    // SAFETY: no descriptors are unshared, which is what can make it unsafe; and this process has one thread.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
+        .context("cannot make a mount namespace: run jobs as root")?;
+    // What the host mounts and unmounts later is seen here, and nothing of what is done here there.
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .context("cannot set the mount namespace apart")?;
+    let trees: Vec<OwnedFd> = sources.iter().map(|(mount, _)| take(mount)).collect::<Result<_>>()?;
+    leave_to_others(jobs)?;
+    let mut places = Places { scratch, covered: Vec::new(), devices: BTreeSet::new() };
+    for (tree, (_, place)) in trees.iter().zip(sources) {
+        places.make(place).with_context(|| format!("cannot mount at {}", place.display()))?;
+        move_mount(tree, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+            .with_context(|| format!("cannot mount at {}", place.display()))?;
+    }
+    places.seal()?;
+    // Covering binds copies of what lies below.
+    for mounted in mounts::all()?.iter().rev().filter(|mounted| mounted.mountpoint.starts_with(jobs)) {
+        let _ = unmount(&mounted.mountpoint, UnmountFlags::DETACH);
+    }
+    Ok(())
+}
+
+/// A copy of a mount that lies nowhere yet.
+fn take(mount: &Path) -> Result<OwnedFd> {
+    open_tree(CWD, mount, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
+        .with_context(|| format!("cannot take along what is mounted at {}", mount.display()))
+}
+
+/// Lets go the mounts of other jobs, and those that would stay here when the host unmounts them: they would live, with all
+/// that they hold, for as long as this job.
+fn leave_to_others(jobs: &Path) -> Result<()> {
+    for mounted in mounts::list()?.iter().rev() {
+        if !mounted.follows || mounted.mountpoint.starts_with(jobs) {
+            let _ = unmount(&mounted.mountpoint, UnmountFlags::DETACH);
+        }
+    }
+    Ok(())
+}
+
+/// The places that are missing, and what is made for them.
+struct Places<'a> {
+    scratch: &'a Path,
+    /// The directories that were covered.
+    covered: Vec<PathBuf>,
+    /// The file systems that cover them.
+    devices: BTreeSet<u64>,
+}
+
+impl Places<'_> {
+    /// Makes sure that `place` is a directory.
+    fn make(&mut self, place: &Path) -> Result<()> {
+        let mut missing = Vec::new();
+        let mut above = place;
+        while let Err(error) = fs::metadata(above) {
+            if error.kind() != ErrorKind::NotFound {
+                return Err(error).with_context(|| above.display().to_string());
+            }
+            if above.symlink_metadata().is_ok() {
+                bail!("{} is a link that leads nowhere", above.display());
+            }
+            let (Some(parent), Some(name)) = (above.parent(), above.file_name()) else { break };
+            missing.push(name);
+            above = parent;
+        }
+        let above = above.canonicalize().with_context(|| above.display().to_string())?;
+        let found = above.metadata().with_context(|| above.display().to_string())?;
+        if !found.is_dir() {
+            bail!("{} is not a directory", above.display());
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if !self.devices.contains(&found.dev()) {
+            self.cover(&above).with_context(|| {
+                let place = place.display();
+                format!("{place} does not exist and could not be made for the job alone; make it with `mkdir -p {place}`")
+            })?;
+        }
+        let path: PathBuf = [above.as_os_str()].into_iter().chain(missing.into_iter().rev()).collect();
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&path)
+            .with_context(|| path.display().to_string())
+    }
+
+    /// Covers `directory` with a file system that has the same entries, and can have more.
+    fn cover(&mut self, directory: &Path) -> Result<()> {
+        let name = || directory.display().to_string();
+        let entries: Vec<DirEntry> = fs::read_dir(directory)
+            .and_then(|entries| entries.take(MOST_ENTRIES + 1).collect())
+            .with_context(name)?;
+        if entries.len() > MOST_ENTRIES {
+            bail!("{} has more than {MOST_ENTRIES} entries", name());
+        }
+        let like = directory.metadata().with_context(name)?;
+        let data = format!("mode={:o},uid={},gid={},size=16m", like.mode() & 0o7777, like.uid(), like.gid());
+        let data = std::ffi::CString::new(data)?;
+        mount("bdnfs-job", self.scratch, "tmpfs", MountFlags::empty(), data.as_c_str())
+            .context("cannot mount a tmpfs")?;
+        for entry in entries {
+            let what = entry.path();
+            bind(&entry, &self.scratch.join(entry.file_name()))
+                .with_context(|| what.display().to_string())?;
+        }
+        self.devices.insert(fs::metadata(self.scratch)?.dev());
+        if directory == Path::new("/") {
+            become_root(self.scratch)?;
+        } else {
+            mount_move(self.scratch, directory).with_context(name)?;
+        }
+        self.covered.push(directory.to_owned());
+        Ok(())
+    }
+
+    /// Lets nothing more be made where directories were covered.
+    fn seal(&self) -> Result<()> {
+        for directory in &self.covered {
+            mount_remount(directory, MountFlags::BIND | MountFlags::RDONLY, "")
+                .with_context(|| format!("cannot make {} read-only", directory.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Has `to` be what `entry` is on the host.
+fn bind(entry: &DirEntry, to: &Path) -> Result<()> {
+    let (from, kind) = (entry.path(), entry.file_type()?);
+    if kind.is_symlink() {
+        return Ok(symlink(fs::read_link(from)?, to)?);
+    }
+    let bound = if kind.is_dir() {
+        fs::create_dir(to)?;
+        mount_bind_recursive(&from, to)
+    } else {
+        File::create(to)?;
+        mount_bind(&from, to)
+    };
+    match bound {
+        // It went meanwhile.
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        bound => Ok(bound?),
+    }
+}
+
+/// Makes the mount at `path` the root, and lets the old one go.
+fn become_root(path: &Path) -> Result<()> {
+    std::env::set_current_dir(path)?;
+    // pivot_root(2), "pivot_root(".", ".")": the old root comes to lie on the new one.
+    rustix::process::pivot_root(".", ".").context("cannot change the root")?;
+    unmount(".", UnmountFlags::DETACH).context("cannot let the old root go")?;
+    Ok(std::env::set_current_dir("/")?)
+}
+
+/// The inode of the mount namespace of a process, by its id or `self`.
+pub fn number(process: &str) -> Result<u64> {
+    Ok(fs::metadata(format!("/proc/{process}/ns/mnt")).context("there is no /proc")?.ino())
+}
+
+/// All processes that live in the mount namespace `namespace`.
+pub fn members(namespace: u64) -> Vec<Pid> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let lives = |name: &str| number(name).is_ok_and(|number| number == namespace);
+    all.filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && lives(name))
+        .filter_map(|name| name.parse().ok().and_then(Pid::from_raw))
+        .collect()
+}

@@ -1,0 +1,213 @@
+//! Jobs: what they read is local before their commands run, and stays so whatever happens elsewhere.
+
+#[path = "job/kit.rs"]
+mod kit;
+
+use std::fs;
+use std::path::Path;
+
+use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::proxy::Weather;
+use bdnfs_tests::tools::{python, python_path, run};
+use bdnfs_tests::world::World;
+use serde_json::Value;
+
+use kit::{MIB, events, job, mounts_of, spec, states, summed, text, toml, truss};
+
+const GONE: Weather =
+    Weather { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };
+
+/// What a model and a dataset are: real files of real libraries.
+const MAKE: &str = "
+import sys, numpy, safetensors.numpy
+model, data = sys.argv[1:]
+rng = numpy.random.default_rng(7)
+tensors = {f'layer.{i}': rng.standard_normal((256, 256), dtype=numpy.float32) for i in range(12)}
+safetensors.numpy.save_file(tensors, f'{model}/model.safetensors')
+open(f'{model}/config.json', 'w').write('{\"layers\": 12}')
+numpy.save(f'{data}/tokens.npy', rng.integers(0, 50000, (1000000,), dtype=numpy.int32))
+print(sum(float(abs(t).sum()) for t in tensors.values()), int(numpy.load(f'{data}/tokens.npy').sum()))
+";
+
+/// What a training script does with them.
+const TRAIN: &str = "
+import json, os, numpy, safetensors
+assert json.load(open('/models/llama/config.json'))['layers'] == 12
+with safetensors.safe_open('/models/llama/model.safetensors', 'np') as model:
+    weights = sum(float(abs(model.get_tensor(name)).sum()) for name in sorted(model.keys()))
+tokens = numpy.load('/data/tokens.npy', mmap_mode='r')
+print('SUMS', weights, int(tokens.sum()), os.environ['WANDB_PROJECT'], len(os.environ['HF_TOKEN']))
+";
+
+#[test]
+fn the_json_of_truss_train_runs_and_runs_again_from_the_cache() {
+    let world = World::new();
+    let (model, data) = (world.bucket().join("model"), world.bucket().join("data"));
+    fs::create_dir_all(&model).unwrap();
+    fs::create_dir_all(&data).unwrap();
+    fs::create_dir(world.bucket().with_file_name("mirror")).unwrap();
+    let sums = run(python(MAKE).arg(&model).arg(&data));
+    let [weights, tokens] = sums.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{sums}") };
+    let script = world.machine.directory("code").join("train.py");
+    fs::write(&script, TRAIN).unwrap();
+    let secret = "hf_a_token_that_nobody_may_see";
+    let before = fs::read_dir("/").unwrap().count();
+    for (number, shape) in
+        ["job_model_dump", "job_model_dump_json_mode", "job_model_dump_json"].into_iter().enumerate()
+    {
+        let command = format!("{} {}", text(&python_path()), text(&script));
+        let spec = spec(
+            &world.machine,
+            "job.json",
+            &truss(shape, &["s3://bucket/model", "s3://bucket/data"], &command),
+        );
+        world.s3.tally.clear();
+        let mut command = world.machine.command(&[
+            "job",
+            "run",
+            "--json",
+            text(&spec),
+            "--mirror",
+            "s3://mirror",
+            "--cache-dir",
+            text(world.machine.cache()),
+        ]);
+        command.env("BDNFS_SECRET_HF_ACCESS_TOKEN", secret);
+        let output = command.output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{out}{err}");
+        let printed =
+            err.lines().find(|line| line.starts_with("SUMS")).unwrap_or_else(|| panic!("{out}{err}"));
+        assert_eq!(printed, format!("SUMS {weights} {tokens} x {}", secret.len()));
+        assert!(!out.contains(secret), "{out}");
+        let job: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+        let all = [
+            "TRAINING_JOB_CREATED",
+            "TRAINING_JOB_DEPLOYING",
+            "TRAINING_JOB_RUNNING",
+            "TRAINING_JOB_COMPLETED",
+        ];
+        assert_eq!(states(&job), all, "{job}");
+        assert_eq!(job["name"], "job-1");
+        let total = &job["report"]["total"];
+        assert_eq!((&total["files"], total["bytes"].as_u64()), (&3.into(), Some(summed(&[&model, &data]))));
+        if number == 0 {
+            assert_eq!(job["report"]["verdict"], "full miss");
+            assert_eq!(total["mirror"], total["bytes"], "{job}");
+            assert_eq!(world.fetched("").bytes, summed(&[&model, &data]), "its origin is read once");
+        } else {
+            assert_eq!(
+                (&job["report"]["verdict"], &total["cache"]),
+                (&"node-local hit".into(), &total["bytes"])
+            );
+            assert_eq!(world.fetched(".safetensors").bytes + world.fetched(".npy").bytes, 0);
+        }
+    }
+    assert_eq!(fs::read_dir("/").unwrap().count(), before, "the host got nothing new");
+    assert!(mounts_of(&world.machine).is_empty() && world.machine.daemons().is_empty());
+    let found = bdnfs_tests::tools::tool("grep")
+        .args(["-r", "-a", "-s", "-l", "-F", "-e", secret])
+        .arg(world.machine.cache())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "", "files that hold the secret");
+}
+
+#[test]
+fn from_running_on_nothing_outside_is_needed() {
+    let world = World::new();
+    world.put("model/large", 9 * MIB + 5);
+    world.put("model/config.json", 700);
+    let mirror = world.bucket().with_file_name("mirror");
+    fs::create_dir(&mirror).unwrap();
+    let machine = &world.machine;
+    let agent = machine.agent("");
+    let go = machine.directory("flags").join("go");
+    let command = format!("while [ ! -e {} ]; do sleep 0.05; done; sha256sum /models/m/*", text(&go));
+    let spec = spec(machine, "job.toml", &toml(&[("s3://bucket/model", "/models/m")], &[&command]));
+    let id = job(machine, &["submit", text(&spec), "--mirror", "s3://mirror"]).succeeds();
+    let id = id.trim().strip_prefix("job ").unwrap();
+    machine.run(&["wait", id, "--timeout", "60s"]).succeeds();
+
+    world.proxy.set(GONE);
+    world.s3.door().close();
+    fs::remove_dir_all(&mirror).unwrap();
+    fs::remove_dir_all(world.bucket().join("model")).unwrap();
+    fs::write(&go, "").unwrap();
+    job(machine, &["wait", id, "--timeout", "60s"]).succeeds();
+    let printed = job(machine, &["logs", id]).succeeds();
+    for (name, len) in [("large", 9 * MIB + 5), ("config.json", 700)] {
+        let sum = kit::sha256(&bdnfs_tests::tree::content(name, len));
+        assert!(printed.contains(&format!("{sum}  /models/m/{name}")), "{printed}");
+    }
+    let shown = job(machine, &["show", id]).succeeds();
+    assert!(shown.contains("full miss") && shown.contains("TRAINING_JOB_COMPLETED completed"), "{shown}");
+    assert!(job(machine, &["ls"]).succeeds().contains("TRAINING_JOB_COMPLETED"));
+    assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
+    drop(agent);
+}
+
+#[test]
+fn what_fails_fails_the_job_before_its_commands_with_the_reason() {
+    let world = World::new();
+    world.put("good/file", 3 * MIB);
+    let machine = &world.machine;
+    let agent = machine.agent("");
+    let ran = machine.directory("flags").join("ran");
+    let touch = format!("touch {}", text(&ran));
+    let submit = |name: &str, sources: &[(&str, &str)], more: &[&str]| {
+        let spec = spec(machine, name, &toml(sources, &[&touch]));
+        let mut line = vec!["run", "--json", text(&spec)];
+        line.extend(more);
+        let ran = job(machine, &line);
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        let job: Value = serde_json::from_str(ran.out.lines().last().unwrap()).unwrap();
+        assert_eq!(job["state"], "TRAINING_JOB_FAILED");
+        (ran.err.clone(), events(&job))
+    };
+    let (err, told) =
+        submit("nowhere.toml", &[("s3://bucket/good", "/m/a"), ("s3://nowhere/x", "/m/b")], &["--no-mirror"]);
+    assert!(err.contains("cannot mount s3://nowhere/x") && err.contains("404"), "{err}");
+    assert!(told.iter().any(|line| line.contains("failed: cannot mount")), "{told:?}");
+    let (err, _) =
+        submit("unmirrored.toml", &[("s3://bucket/good", "/m/a")], &["--mirror", "s3://no-such-mirror"]);
+    assert!(err.contains("cannot mirror s3://bucket/good"), "{err}");
+    // A file of the host's in the place of a directory.
+    let (err, _) = submit("place.toml", &[("s3://bucket/good", "/etc/passwd/m")], &["--no-mirror"]);
+    assert!(err.contains("/etc/passwd"), "{err}");
+    assert!(!ran.exists(), "no command ran");
+    assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
+    assert!(machine.supervisors().is_empty());
+    drop(agent);
+}
+
+#[test]
+fn a_stopped_job_takes_all_that_it_started_with_it() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flags = machine.directory("flags");
+    let script = format!(
+        "trap '' TERM; (setsid sh -c 'trap \"\" TERM; echo $$ > {0}/escaped; sleep 1000' &) ; (trap 'echo asked > {0}/asked; exit' TERM; \
+         touch {0}/listens; while :; do sleep 0.05; done) & while :; do sleep 0.1; done",
+        text(&flags)
+    );
+    let spec = spec(&machine, "job.toml", &toml(&[], &[&script]));
+    let id = job(&machine, &["submit", "--grace", "2", text(&spec)]).succeeds();
+    let id = id.trim().strip_prefix("job ").unwrap();
+    eventually("it runs", || flags.join("escaped").exists() && flags.join("listens").exists());
+    eventually("its number is written", || !fs::read_to_string(flags.join("escaped")).unwrap().is_empty());
+    let escaped = fs::read_to_string(flags.join("escaped")).unwrap();
+    assert!(Path::new("/proc").join(escaped.trim()).exists());
+    let told = job(&machine, &["stop", id]).succeeds();
+    assert_eq!(told.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
+    assert!(flags.join("asked").exists(), "it was asked first");
+    eventually("all are gone", || !Path::new("/proc").join(escaped.trim()).exists());
+    job(&machine, &["wait", id]).fails(&["was stopped"]);
+    // What fails and what can't be is told, too.
+    let failing = kit::spec(&machine, "failing.toml", &toml(&[], &["exit 3", "echo never"]));
+    let ran = job(&machine, &["run", text(&failing)]);
+    assert!(!ran.out.contains("never"));
+    assert!(ran.code == Some(1) && ran.err.contains("exited with 3"), "{}", ran.err);
+    job(&machine, &["show", "99"]).fails(&["no job 99"]);
+    drop(agent);
+}

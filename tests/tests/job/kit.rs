@@ -1,0 +1,90 @@
+//! What the suites of jobs share.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bdnfs_tests::bdnfs::{Machine, Ran};
+use bdnfs_tests::tree::total;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+pub const MIB: usize = 1 << 20;
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("ours are text")
+}
+
+/// `bdnfs job`.
+pub fn job(machine: &Machine, arguments: &[&str]) -> Ran {
+    machine.run(&[&["job"], arguments].concat())
+}
+
+/// A file with a specification.
+pub fn spec(machine: &Machine, name: &str, content: &str) -> PathBuf {
+    let path = machine.directory("specs").join(name);
+    fs::write(&path, content).expect("written");
+    path
+}
+
+/// A job in our own TOML: sources, each with its place, and commands.
+pub fn toml(sources: &[(&str, &str)], commands: &[&str]) -> String {
+    let mut text = format!("[runtime]\nstart_commands = {}\n", json!(commands));
+    for (source, place) in sources {
+        text.push_str(&format!("[[weights]]\nsource = \"{source}\"\nmount_location = \"{place}\"\n"));
+    }
+    text
+}
+
+/// A training job just as truss_train dumps it, in one of its shapes, with other sources and another command.
+pub fn truss(shape: &str, sources: &[&str], command: &str) -> String {
+    let recorded: Value =
+        serde_json::from_str(include_str!("../../../src/source/testdata/truss_train_job.json"))
+            .expect("JSON");
+    let mut job = recorded[shape].clone();
+    // One shape was recorded as text.
+    if let Value::String(text) = &job {
+        job = serde_json::from_str(text).expect("JSON");
+    }
+    job["runtime"]["start_commands"] = json!([command]);
+    for (weights, source) in job["weights"].as_array_mut().expect("weights").iter_mut().zip(sources) {
+        weights["source"] = json!(source);
+        for key in ["auth", "allow_patterns", "ignore_patterns"] {
+            weights[key] = Value::Null;
+        }
+    }
+    job.to_string()
+}
+
+/// The states that a job went through.
+pub fn states(job: &Value) -> Vec<String> {
+    let mut states: Vec<_> = job["events"]
+        .as_array()
+        .expect("events")
+        .iter()
+        .map(|event| event["state"].as_str().expect("a state").to_owned())
+        .collect();
+    states.dedup();
+    states
+}
+
+/// What happened to a job.
+pub fn events(job: &Value) -> Vec<String> {
+    let events = job["events"].as_array().expect("events");
+    events.iter().map(|event| event["text"].as_str().expect("a text").to_owned()).collect()
+}
+
+/// What is mounted for jobs of this machine.
+pub fn mounts_of(machine: &Machine) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("a table");
+    let jobs = machine.cache().join("jobs");
+    table.lines().filter(|line| line.contains(text(&jobs))).map(str::to_owned).collect()
+}
+
+/// The bytes of all files below directories.
+pub fn summed(directories: &[&Path]) -> u64 {
+    directories.iter().map(|directory| total(directory)).sum()
+}
+
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
