@@ -93,7 +93,7 @@ fn ended(api: &mut OpenApi, agent: &Agent, request: &str) -> bool {
 fn jobs(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
     let weights = json!([{"source": source(machine, "read"), "mountpoint": "/models/read"}]);
     let request = json!({
-        "name": "job", "weights": weights, "start_commands": ["cat /models/read/small; exit 3"],
+        "name": "job", "weights": weights, "start_commands": ["printf hello; test -s /models/read/small && exit 3"],
         "environment": {"WHO": "me"}, "secrets": [], "workdir": "/", "umask": 18, "grace": 1, "tenant": null,
         "mirror": null, "direct": true, "attached": false,
     });

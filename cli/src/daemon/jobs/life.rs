@@ -46,7 +46,7 @@ impl Host {
             // An agent that ends leaves it to the next one.
             () = self.leaving() => return,
         };
-        self.take_down(&job).await;
+        self.unmount_job(&job).await;
         let (state, exit, why) = outcome(&job, carried);
         let text = match (&why, state) {
             (Some(why), JobState::Failed) => format!("failed: {why}"),
@@ -279,7 +279,7 @@ impl Host {
     }
 
     /// Unmounts what was mounted for it.
-    async fn take_down(self: &Arc<Self>, job: &Known) {
+    async fn unmount_job(self: &Arc<Self>, job: &Known) {
         // Those that are being made are made by then.
         let _all = job.mounting.write().await;
         for number in 0..job.request().weights.len() {
@@ -291,7 +291,12 @@ impl Host {
                     tracing::warn!("what job {} read is still mounted: {failure}", job.id());
                 }
             }
-            let _ = blocking(move || Ok(drop(std::fs::remove_dir(place)))).await;
+            let removed = blocking(move || {
+                // What is mounted there stays.
+                let _ = std::fs::remove_dir(place);
+                Ok(())
+            });
+            let _ = removed.await;
         }
     }
 }
