@@ -152,7 +152,7 @@ impl Access {
             || hub.as_ref().is_some_and(|hub| hub.token.is_some())
             || gcs.as_ref().is_some_and(|gcs| gcs.service_account.is_some())
             || azure.as_ref().is_some_and(AzureAccess::has_secrets)
-            || !secrets.iter().all(is_place);
+            || secrets.iter().any(SecretStore::holds_secrets);
         let bare = |s3: S3Access| S3Access { secret_access_key: None, session_token: None, ..s3 };
         let stripped = Self {
             s3: s3.map(bare),

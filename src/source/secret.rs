@@ -52,6 +52,13 @@ pub enum SecretStore {
     File(PathBuf),
 }
 
+impl SecretStore {
+    /// Whether it has secrets in itself, and is not just a place where they are.
+    pub fn holds_secrets(&self) -> bool {
+        matches!(self, Self::Environment { secrets, .. } if !secrets.is_empty())
+    }
+}
+
 impl fmt::Display for SecretStore {
     /// For messages: `the directory /run/secrets`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,7 +1,11 @@
 //! Jobs: what they read is local before their commands run, and stays so whatever happens elsewhere.
 
+#[path = "job/crash.rs"]
+mod crash;
 #[path = "job/kit.rs"]
 mod kit;
+#[path = "job/room.rs"]
+mod room;
 
 use std::fs;
 use std::path::Path;

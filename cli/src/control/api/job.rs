@@ -67,7 +67,7 @@ impl JobRequest {
         let is_place = |store: &SecretStore| !matches!(store, SecretStore::Environment { .. });
         let mut bare = self.clone();
         bare.secrets.retain(is_place);
-        let mut had = bare.secrets.len() < self.secrets.len();
+        let mut had = self.secrets.iter().any(SecretStore::holds_secrets);
         for weights in &mut bare.weights {
             let (without, lost) = weights.without_secrets()?;
             *weights = without;

@@ -1,0 +1,99 @@
+//! Room: many jobs on a cache that holds few of their sources.
+
+use std::fs;
+
+use bdnfs_tests::agent::Agent;
+use bdnfs_tests::bdnfs::eventually;
+use bdnfs_tests::tree::content;
+use bdnfs_tests::world::World;
+use serde_json::{Value, json};
+
+use super::kit::{MIB, events, job, mounts_of, sha256, spec, text, toml};
+
+const LARGE: usize = 4 * MIB;
+
+/// Submits by the socket: a command for each would take its time.
+fn submit(world: &World, agent: &Agent, sources: &[&str], command: &str) -> String {
+    let keys = bdnfs_tests::s3::Keys::sample();
+    let access = json!({"s3": {
+        "endpoint": world.proxy.url(), "region": "us-east-1", "anonymous": false,
+        "access_key_id": keys.access, "secret_access_key": keys.secret,
+    }});
+    let weights = sources.iter().map(|source| {
+        json!({"source": format!("s3://bucket/{source}"), "mountpoint": format!("/m/{source}"), "access": access})
+    });
+    let weights: Vec<_> = weights.collect();
+    let request = json!({"weights": weights, "start_commands": [command], "workdir": "/", "direct": true});
+    let answer = agent.ask("POST", "/v1/jobs", &request.to_string());
+    assert_eq!(answer.code, 200, "{}", answer.body);
+    answer.json()["id"].to_string()
+}
+
+fn ended(agent: &Agent, id: &str) -> Value {
+    let mut job = Value::Null;
+    eventually("a job ends", || {
+        job = agent.get(&format!("/v1/jobs/{id}?seen=1000")).json();
+        !job["ended"].is_null()
+    });
+    job
+}
+
+#[test]
+fn twenty_jobs_of_five_sources_run_on_a_cache_that_holds_three() {
+    let world = World::new();
+    for number in 0..5 {
+        world.put(&format!("s{number}/weights{number}"), LARGE);
+    }
+    let agent = world.machine.agent("cache_size = \"13MiB\"");
+    let jobs: Vec<_> = (0..20)
+        .map(|number| {
+            let source = format!("s{}", number % 5);
+            let id = submit(&world, &agent, &[&source], &format!("sha256sum /m/{source}/*; sleep 0.2"));
+            (number % 5, id)
+        })
+        .collect();
+    let mut waited = 0;
+    for (number, id) in &jobs {
+        let job = ended(&agent, id);
+        assert_eq!(job["state"], "TRAINING_JOB_COMPLETED", "{job}");
+        let printed = agent.get(&format!("/v1/jobs/{id}/log")).body;
+        let sum = sha256(&content(&format!("weights{number}"), LARGE));
+        assert_eq!(printed, format!("{sum}  /m/s{number}/weights{number}\n"));
+        waited += usize::from(events(&job).iter().any(|event| event.starts_with("waits for room")));
+        let used = agent.status()["daemon"]["usage"]["used"].as_u64().unwrap_or(0);
+        assert!(used <= 13 * MIB as u64, "{used}");
+    }
+    assert!(waited > 0, "none had to wait");
+    assert!(agent.status()["daemon"]["usage"]["evicted"].as_u64().unwrap() > 0);
+    assert!(mounts_of(&world.machine).is_empty(), "{:?}", mounts_of(&world.machine));
+}
+
+#[test]
+fn a_job_that_will_never_have_room_is_refused_with_who_holds_it() {
+    let world = World::new();
+    for number in 0..4 {
+        world.put(&format!("s{number}/weights"), LARGE);
+    }
+    let agent = world.machine.agent("cache_size = \"13MiB\"");
+    let why = |id: &str| {
+        let job = ended(&agent, id);
+        assert_eq!(job["state"], "TRAINING_JOB_FAILED", "{job}");
+        job["why"]["message"].as_str().unwrap().to_owned()
+    };
+    // Larger than the cache.
+    let id = submit(&world, &agent, &["s0", "s1", "s2", "s3"], "true");
+    let told = why(&id);
+    assert!(told.contains("needs 16777216 bytes") && told.contains("room for 13631488"), "{told}");
+    assert_eq!(world.fetched("weights").bytes, 0, "refused before anything was fetched");
+    // Held by a mount, which does not end by itself.
+    world.machine.mount_with("s3://bucket/s0", "mnt", &["--wait"]);
+    let id = submit(&world, &agent, &["s1", "s2", "s3"], "true");
+    let told = why(&id);
+    assert!(told.contains("s3://bucket/s0 (4194304 bytes)"), "{told}");
+    assert_eq!(world.fetched("s1/weights").bytes, 0);
+    // What is in the way is named to people, too.
+    let file = spec(&world.machine, "large.toml", &toml(&[("s3://bucket", "/m/all")], &["true"]));
+    let ran = job(&world.machine, &["run", "--no-mirror", text(&file)]);
+    assert!(ran.code == Some(1) && ran.err.contains("room for"), "{}", ran.err);
+    assert!(fs::read_dir(world.machine.cache().join("jobs")).unwrap().count() > 0);
+}
