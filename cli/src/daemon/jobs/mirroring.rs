@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::SystemTime;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
@@ -107,7 +106,7 @@ async fn copy(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountReq
     let (name, identity) = (uri.to_string(), uri.identity(&request.access));
     let source = publish::Source { name, identity, patterns, origin };
     let progress = publish::Progress::default();
-    let config = Config { memory: MEMORY, now: SystemTime::now };
+    let config = Config { memory: MEMORY };
     let published = publish(mirror, &source, config, &progress).await?;
     let what =
         format!("{uri}: {}, {}", text::files(published.found.files), text::size(published.found.bytes));
