@@ -26,6 +26,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// The longest wait that a server may ask for (`Retry-After`) before the request is tried again here. Beyond it the
 /// caller is told, who may know another tier.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The same for a page of a listing, of which there may be thousands: as long as any operation may take.
+const PATIENCE_OF_LISTINGS: Duration = Duration::from_secs(30);
 /// The longest that a server is left alone when it asks for it: the longest window of a rate limit that is known, the
 /// Hugging Face Hub's.
 const LONGEST_HOLD: Duration = Duration::from_secs(300);
@@ -93,10 +95,24 @@ impl Client {
         }
     }
 
+    /// Waits until the server may be asked again, if that is not too long for a listing. What comes after it finds out
+    /// whether it was.
+    pub(crate) async fn calm(&self) {
+        let left = self.left();
+        if left <= PATIENCE_OF_LISTINGS {
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    /// How long the server is still to be left alone.
+    fn left(&self) -> Duration {
+        let hold = *self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        hold.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    }
+
     /// Waits as long as the server asked for, if that is not long.
     async fn wait(&self) -> Result<()> {
-        let hold = *self.hold.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = hold.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        let left = self.left();
         if left > PATIENCE {
             let text = format!("the server asked to be left alone for another {} s", left.as_secs() + 1);
             return Err(Error::new(Kind::Unavailable, text));

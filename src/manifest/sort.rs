@@ -9,8 +9,9 @@ use super::run::{Run, Wanted, Writer, merge};
 use crate::error::{Error, Kind, Result};
 
 /// How many bytes of records are kept in memory before they are put on the disk; while that happens, as many come. Those
-/// of 200,000 objects, and so of nearly every source.
-const ROOM: usize = 32 << 20;
+/// of 100,000 objects, and so of nearly every source. A little less than a power of two, so that the last record doesn't
+/// double what they lie in.
+const ROOM: usize = (16 << 20) - (128 << 10);
 /// How many runs are merged at once: their buffers take 16 MiB.
 const MOST_RUNS: usize = 64;
 

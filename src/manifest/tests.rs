@@ -408,6 +408,28 @@ fn more_than_fits_into_memory_is_in_order_all_the_same() {
 }
 
 #[test]
+#[ignore = "takes minutes and 4 GB of disk"]
+fn ten_million_files_take_little_memory() {
+    let mut listing = listing(&[], &[]);
+    for i in 0..10_000_000u64 {
+        // Each thousand in a directory of its own, and those in no order.
+        let shard = i / 1000 * 7_919 % 10_000;
+        let (path, version) = (format!("train/shard-{shard:05}/image-{i:08}.jpg"), format!("\"{i:032x}\""));
+        listing.file(Found { version: version.as_bytes(), ..file(&path, i) });
+    }
+    let mut out = tempfile::tempfile().expect("a file");
+    listing.finish(&mut std::io::BufWriter::new(&mut out)).expect("good");
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().expect("kB");
+    assert!(peak < 128 << 10, "{peak} KiB");
+    let manifest = Manifest::open(&out).expect("good");
+    assert_eq!((manifest.entries(), manifest.files()), (10_010_002, 10_000_000));
+    let last = manifest.entries() - 1;
+    assert_eq!(manifest.path(last).expect("good"), b"train/shard-09999/image-02321999.jpg");
+}
+
+#[test]
 fn what_fits_nowhere_is_an_error() {
     let mut listing = Listing::new(ORIGIN, Patterns::default(), Path::new("/proc/no-such-directory"));
     listing.cramped(100);

@@ -97,6 +97,11 @@ impl Api {
         url
     }
 
+    /// Waits until the Hub may be asked again, if that is not too long for a listing.
+    pub(super) async fn calm(&self) {
+        self.client.calm().await;
+    }
+
     /// Gets what the Hub sends by itself.
     pub(super) async fn get(&self, url: Url) -> Result<Response> {
         match self.ask(Method::GET, url, None, &mut Told::default()).await? {

@@ -14,6 +14,8 @@ use crate::manifest::{Found, Listing};
 
 /// The largest page that is read, in bytes: 1,000 entries (the most that the Hub sends) at 4 KiB, and more.
 const LARGEST: usize = 16 << 20;
+/// How many pages in a row may be empty: a Hub that sends nothing else would be asked for ever.
+const EMPTY_PAGES: u32 = 1000;
 /// All below a directory, without what is slow to tell of each file.
 const QUERY: &str = "recursive=true&expand=false";
 
@@ -39,7 +41,7 @@ struct Lfs {
 pub(super) async fn list(hub: &Hub, listing: &mut Listing) -> Result<()> {
     let mut url = hub.api.tree(&hub.commit.sha, &hub.path);
     url.set_query(Some(QUERY));
-    let (mut first, mut sample) = (true, None);
+    let (mut first, mut sample, mut empty) = (true, None, 0);
     loop {
         let (entries, next) = match client::patiently(|| page(hub, url.clone())).await {
             // The path may be that of a file, which has no tree.
@@ -48,6 +50,7 @@ pub(super) async fn list(hub: &Hub, listing: &mut Listing) -> Result<()> {
             }
             page => page?,
         };
+        empty = if entries.is_empty() { empty + 1 } else { 0 };
         for entry in &entries {
             take(hub, listing, entry)?;
         }
@@ -56,6 +59,9 @@ pub(super) async fn list(hub: &Hub, listing: &mut Listing) -> Result<()> {
         let Some(query) = next else { break };
         if url.query() == Some(&query) {
             return Err(unsupported("the Hub sends the same page again and again"));
+        }
+        if empty == EMPTY_PAGES {
+            return Err(unsupported(&format!("the Hub sends {EMPTY_PAGES} empty pages one after the other")));
         }
         // No more than the query is taken, so that the token goes where it went before.
         url.set_query(Some(&query));
@@ -71,6 +77,7 @@ pub(super) async fn list(hub: &Hub, listing: &mut Listing) -> Result<()> {
 
 /// One page, and the query of the next.
 async fn page(hub: &Hub, url: Url) -> Result<(Vec<Entry>, Option<String>)> {
+    hub.api.calm().await;
     let answer = hub.api.get(url.clone()).await?;
     let next = header(answer.headers(), &LINK).and_then(next).and_then(|next| url.join(next).ok());
     let next = next.and_then(|next| next.query().map(str::to_owned));

@@ -28,6 +28,7 @@ impl Door {
     pub(super) async fn page(&self, prefix: &str, next: Option<&str>) -> Result<Page> {
         let url = self.cloud.page_url(prefix, next);
         patiently(|| async {
+            self.client.calm().await;
             let answer = self.send(&url, &HeaderMap::new()).await?;
             self.cloud.page(&client::read(answer, LARGEST).await?)
         })

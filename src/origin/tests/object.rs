@@ -248,3 +248,29 @@ async fn what_is_given_is_checked_before_anything_is_asked() {
     let (_, text) = refused(&trusting).await;
     assert!(text.contains("-----BEGIN CERTIFICATE-----") && !text.contains("hush"), "{text}");
 }
+
+#[tokio::test]
+async fn a_listing_that_never_ends_or_has_to_wait() {
+    let bucket = bucket("model").await;
+    bucket.server.put("b/model/x", "x");
+    let pages = std::sync::atomic::AtomicUsize::new(0);
+    bucket.server.rule(move |request| {
+        let page = pages.fetch_add(1, Ordering::Relaxed);
+        let listing = request.uri().query()?.contains("list-type");
+        let text = format!(
+            "<ListBucketResult><NextContinuationToken>{page}</NextContinuationToken></ListBucketResult>"
+        );
+        listing.then(|| text.into_response())
+    });
+    let error = failed(&bucket.origin).await;
+    assert_eq!(error.kind(), Kind::Unsupported);
+    let said = "s3://b/model: the service sends 1000 empty pages one after the other";
+    assert_eq!(error.to_string(), said);
+    // Longer than a read would wait.
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    bucket.server.rule(move |_| {
+        let busy = asked.fetch_add(1, Ordering::Relaxed) == 0;
+        busy.then(|| (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "3")]).into_response())
+    });
+    assert_eq!(listed(&bucket.origin, Patterns::default()).await.expect("after three seconds").len(), 1);
+}

@@ -1,0 +1,102 @@
+//! The kit's Hub, asked by huggingface_hub itself: what our client is tried on is a Hub to that one too, and both see the
+//! same trees and bytes. `scripts/test-emulators` installs it and runs this.
+
+use std::path::Path;
+use std::process::Command;
+
+use bdnfs_tests::bdnfs::Machine;
+use bdnfs_tests::hub::{Guard, Hub};
+use bdnfs_tests::tools::{run, target};
+use bdnfs_tests::tree::{compare, content};
+use tempfile::TempDir;
+
+const TOKEN: &str = "hf_readerOfThePrivateOne";
+
+/// Downloads whole repositories, reads a part of a file, and prints the errors that the library tells apart.
+const SCRIPT: &str = r#"
+import sys
+from huggingface_hub import HfApi, HfFileSystem, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+url, token, directory, tag = sys.argv[1:]
+def download(repo, to, **kwargs):
+    snapshot_download(repo, endpoint=url, local_dir=f"{directory}/{to}", max_workers=1, **kwargs)
+download("org/model", "model", token=False)
+download("org/model", "tag", revision="v1.0", token=False)
+download("org/model", "some", allow_patterns=["*.json", "sub/"], ignore_patterns="sub/c*", token=False)
+download("org/data", "data", repo_type="dataset", token=False)
+download("org/private", "private", token=token)
+assert HfApi(url, token=False).model_info("org/model", revision="v1.0").sha == tag
+files = HfFileSystem(endpoint=url, token=False)
+with files.open("org/model/weights.safetensors") as file:
+    file.seek(1000)
+    sys.stdout.write(file.read(10).hex() + "\n")
+for repo, kwargs in [
+    ("org/none", dict(token=token)),
+    ("org/private", dict(token=False)),
+    ("org/gated", dict(token=token)),
+    ("org/model", dict(token="hf_wrong")),
+    ("org/model", dict(revision="v9", token=False)),
+]:
+    try:
+        HfApi(url).hf_hub_download(repo, "config.json", force_download=True, local_dir=f"{directory}/none", **kwargs)
+        print("no error")
+    except HfHubHTTPError as error:
+        print(type(error).__name__)
+    except Exception as error:
+        print(type(error).__name__, type(error.__cause__).__name__)
+"#;
+
+#[test]
+fn the_real_client_takes_the_kits_hub_for_one_and_sees_what_is_mounted() {
+    let hub = Hub::start();
+    let weights = content("weights", 3_000_000);
+    let files: [(&str, &[u8]); 4] = [
+        ("config.json", b"{}"),
+        ("weights.safetensors", &weights),
+        ("sub/a b#%.txt", b"odd"),
+        ("sub/c/d.json", b"[]"),
+    ];
+    let old = hub.publish("models/org/model", "v1.0", &files[..1]);
+    hub.publish("models/org/model", "main", &files);
+    let many: Vec<_> = (0..60).map(|n| format!("data/{n:03}.csv")).collect();
+    let rows: Vec<(&str, &[u8])> = many.iter().map(|path| (&path[..], path.as_bytes())).collect();
+    hub.publish("datasets/org/data", "main", &rows);
+    for (name, guard) in [("private", Guard::Private), ("gated", Guard::Gated)] {
+        hub.publish(&format!("models/org/{name}"), "main", &files[..2]);
+        hub.guard(&format!("models/org/{name}"), guard);
+    }
+    hub.token(TOKEN, &["models/org/private"]);
+
+    let machine = Machine::new().env("HF_ENDPOINT", hub.url()).env("HF_TOKEN", TOKEN);
+    let directory = TempDir::with_prefix("bdnfs-hf-").unwrap();
+    let python = target().parent().unwrap().join("emulators/bin/python3");
+    let mut script = Command::new(python);
+    script.args(["-c", SCRIPT, &hub.url(), TOKEN]).arg(directory.path()).arg(&old);
+    // Its chunks come from a service that no Hub of ours has.
+    script.env("HF_HUB_DISABLE_XET", "1").env("HF_HUB_DISABLE_PROGRESS_BARS", "1");
+    script.env("HF_HOME", directory.path().join("home")).env_remove("HF_TOKEN");
+    let said = run(&mut script);
+    let told: Vec<&str> = said.lines().collect();
+    assert_eq!(told[0], weights[1000..1010].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    let errors = [
+        "RepositoryNotFoundError",
+        "RepositoryNotFoundError",
+        "GatedRepoError",
+        "HfHubHTTPError",
+        "RevisionNotFoundError",
+    ];
+    assert_eq!(told[1..], errors, "{said}");
+
+    for (uri, name, options) in [
+        ("hf://org/model", "model", &[][..]),
+        ("hf://org/model@v1.0", "tag", &[]),
+        ("hf://org/model", "some", &["--allow", "*.json", "--allow", "sub/", "--ignore", "sub/c*"]),
+        ("hf://datasets/org/data", "data", &[]),
+        ("hf://org/private", "private", &[]),
+    ] {
+        let downloaded = directory.path().join(name);
+        // What the library keeps beside the files.
+        std::fs::remove_dir_all(downloaded.join(".cache")).unwrap();
+        compare(Path::new(&downloaded), &machine.mount_with(uri, name, options));
+    }
+}
