@@ -59,7 +59,8 @@ pub fn bucket(lab: &Lab, files: u64, bytes: u64) -> Result<Bucket> {
     })
 }
 
-fn name(index: u64) -> String {
+/// What its file `index` is called.
+pub fn name(index: u64) -> String {
     format!("file-{index}.bin")
 }
 

@@ -32,7 +32,8 @@ impl Noise {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    fn fill(&mut self, bytes: &mut [u8]) {
+    /// Fills `bytes` with them.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
         for word in bytes.chunks_mut(8) {
             word.copy_from_slice(&self.next().to_le_bytes()[..word.len()]);
         }

@@ -34,6 +34,10 @@ pub mod jobs {
     pub const SEQUENTIAL_HOT: &str = include_str!("../fio/sequential-hot.fio");
     /// Many passes in order over a mapping.
     pub const MMAP_HOT: &str = include_str!("../fio/mmap-hot.fio");
+    /// One pass by many.
+    pub const MANY_DROPPED: &str = include_str!("../fio/many-jobs-dropped.fio");
+    /// Single pages, from memory.
+    pub const RANDOM_HOT: &str = include_str!("../fio/random-hot.fio");
     /// Single pages.
     pub const RANDOM_DROPPED: &str = include_str!("../fio/random-dropped.fio");
 }

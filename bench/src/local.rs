@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::data;
+use crate::bucket::Bucket;
 use crate::fio::{self, Job, jobs};
 use crate::lab::{self, Lab};
 use crate::mount::{Mount, Plan};
@@ -14,9 +14,11 @@ use crate::report::{Pair, Report, Rows};
 use crate::run::{self, Running};
 use crate::samples::{Side, in_turn};
 use crate::unit::Unit;
+use crate::{cold, data};
 
 const ABOUT: &str = "A file of the size that is named, all of it in the cache, read through the mount and from the disk's \
-    own file system. \"Hot\": it is in the page cache; \"dropped\": it is not.";
+    own file system. \"Hot\": it is in the page cache; \"dropped\": it is not. \"Cold from the mirror\": a quarter as large, and the \
+    cache has nothing of it, while the disk's own file system has all of it.";
 /// The part of native speed that every row is to reach.
 const WANTED: f64 = 0.95;
 /// How long reading a file once may take.
@@ -32,14 +34,30 @@ struct Case {
     hot: bool,
 }
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 8] = [
     Case { name: "sequential 1 MiB, 1 job, hot", text: jobs::SEQUENTIAL_HOT, jobs: 1, hot: true },
     Case { name: "sequential 1 MiB, 2 jobs, hot", text: jobs::SEQUENTIAL_HOT, jobs: 2, hot: true },
     Case { name: "sequential 1 MiB, 1 job, dropped", text: jobs::SEQUENTIAL_DROPPED, jobs: 1, hot: false },
     Case { name: "sequential 1 MiB, 2 jobs, dropped", text: jobs::SEQUENTIAL_DROPPED, jobs: 2, hot: false },
+    Case { name: "128 KiB, 16 jobs, dropped", text: jobs::MANY_DROPPED, jobs: 16, hot: false },
+    Case { name: "random 4 KiB, hot", text: jobs::RANDOM_HOT, jobs: 1, hot: true },
     Case { name: "random 4 KiB, dropped", text: jobs::RANDOM_DROPPED, jobs: 1, hot: false },
     Case { name: "mmap sequential, hot", text: jobs::MMAP_HOT, jobs: 1, hot: true },
 ];
+
+/// What is read from the mirror, where the cache has nothing.
+const MIRRORED: [Case; 3] = [
+    Case {
+        name: "sequential 1 MiB, 1 job, cold from the mirror",
+        text: jobs::SEQUENTIAL_DROPPED,
+        jobs: 1,
+        hot: false,
+    },
+    Case { name: "128 KiB, 16 jobs, cold from the mirror", text: jobs::MANY_DROPPED, jobs: 16, hot: false },
+    Case { name: "random 4 KiB, cold from the mirror", text: jobs::RANDOM_DROPPED, jobs: 1, hot: false },
+];
+/// How many bytes of single pages are read from the mirror: each of them brings a block.
+const RANDOM: u64 = 1 << 20;
 
 /// Measures all of it.
 ///
@@ -53,7 +71,34 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
         Ok(Rows::default())
     })?;
     let Some(stage) = stage else { return Ok(()) };
-    CASES.iter().try_for_each(|case| report.measure(case.name, || stage.compare(lab, case)))
+    CASES.iter().try_for_each(|case| report.measure(case.name, || stage.compare(lab, case)))?;
+    drop(stage);
+    let mut bucket = None;
+    report.measure("cold from the mirror", || {
+        let filled = cold::bucket(lab, 1, lab.sizes.size / 4)?;
+        filled.add(lab)?;
+        bucket = Some(filled);
+        Ok(Rows::default())
+    })?;
+    let Some(bucket) = bucket else { return Ok(()) };
+    MIRRORED.iter().try_for_each(|case| report.measure(case.name, || mirrored(lab, &bucket, case)))
+}
+
+/// The same from a mirror on loopback, with an empty cache each time.
+fn mirrored(lab: &Lab, bucket: &Bucket, case: &Case) -> Result<Pair> {
+    let (size, file) = (lab.sizes.size / 4, cold::name(0));
+    let job = Job { text: case.text, jobs: case.jobs, seconds: 0, random: RANDOM };
+    let sides = in_turn(lab.sizes.runs, |side| match side {
+        Side::Baseline => {
+            lab::drop_pages(&bucket.directory)?;
+            fio::read(&job, &bucket.directory.join(&file), size)
+        }
+        Side::Bdnfs => bucket.in_room(lab, |room| {
+            let mount = bucket.mount(lab, room, false, &bucket.mirror())?;
+            fio::read(&job, &mount.point().join(&file), size)
+        }),
+    })?;
+    Ok(Pair::new(case.name, Unit::Megabytes, &lab.native, sides))
 }
 
 /// A file, and a mount through which it can be read, too.

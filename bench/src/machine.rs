@@ -17,6 +17,8 @@ const GIT: Duration = Duration::from_secs(10);
 pub struct Machine {
     date: String,
     revision: String,
+    /// How this program was built, and so the one beside it.
+    build: String,
     cpu: String,
     cores: usize,
     kernel: String,
@@ -39,6 +41,7 @@ impl Machine {
         Self {
             date: humantime::format_rfc3339_seconds(now).to_string(),
             revision: revision(),
+            build: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
             cpu: field("/proc/cpuinfo", "model name"),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             kernel: format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy()),
@@ -64,7 +67,7 @@ impl Machine {
     /// One line for a person.
     pub fn markdown(&self) -> String {
         format!(
-            "{} cores of {}, {:.0} GiB of memory ({:.0} available), {} on {} ({:.0} GiB free), {}; revision {}; {}; load {}.",
+            "{} cores of {}, {:.0} GiB of memory ({:.0} available), {} on {} ({:.0} GiB free), {}; revision {}, {} build; {}; load {}.",
             self.cores,
             self.cpu,
             self.memory_gib,
@@ -74,6 +77,7 @@ impl Machine {
             self.disk_free_gib,
             self.kernel,
             self.revision,
+            self.build,
             self.date,
             self.load,
         )

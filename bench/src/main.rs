@@ -12,15 +12,18 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 
 mod against;
+mod agent;
 mod bucket;
 mod clients;
 mod cold;
 mod cost;
 mod data;
+mod docs;
 mod fio;
 mod instructions;
 mod interrupt;
 mod lab;
+mod limits;
 mod link;
 mod listing;
 mod loaders;
@@ -48,6 +51,8 @@ use machine::Machine;
 use probe::Probe;
 use report::Report;
 
+/// The text that tells the figures.
+const TEXT: &str = "docs/performance.md";
 /// What a shell reports of a process that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 
@@ -80,6 +85,9 @@ struct Cli {
     /// Keep what a report of the same name has of other groups
     #[arg(long)]
     keep: bool,
+    /// Write the figures into docs/performance.md, too
+    #[arg(long)]
+    publish: bool,
     /// Begin no row after so long
     #[arg(long, value_name = "TIME", default_value = "40m")]
     limit: humantime::Duration,
@@ -98,6 +106,22 @@ enum Command {
         old: PathBuf,
         /// The one that is judged
         new: PathBuf,
+    },
+    /// Write the tables and the plots of a report anew, beside it
+    Tables {
+        /// The report
+        json: PathBuf,
+    },
+    /// Write a report's figures into a text between its marks, or see whether they stand there
+    Docs {
+        /// The text
+        text: PathBuf,
+        /// Those of another report, by its path from the text's directory
+        #[arg(long, value_name = "JSON")]
+        from: Option<String>,
+        /// Change nothing, and fail where the text and its report differ
+        #[arg(long, conflicts_with = "from")]
+        check: bool,
     },
     /// Do a hot function's work so often
     #[command(hide = true)]
@@ -123,6 +147,8 @@ fn work(name: &str, times: u32) -> Result<()> {
 /// A group of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Only {
+    /// What this machine can do at the most
+    Limits,
     /// A local file, beside the disk's own file system
     Local,
     /// Downloads from S3, beside curl
@@ -139,6 +165,8 @@ enum Only {
     Rivals,
     /// Copying into the mirror, and staging from it
     Mirror,
+    /// How soon the agent is ready, and a job's data
+    Agent,
     /// Processor, memory and requests, and how they grow
     Cost,
     /// Instructions of the functions that every read passes
@@ -153,6 +181,7 @@ impl Only {
 
     fn measure(self, lab: &Lab, report: &mut Report) -> Result<()> {
         match self {
+            Self::Limits => limits::measure(lab, report),
             Self::Local => local::measure(lab, report),
             Self::Cold => cold::measure(lab, report),
             Self::Small => small::measure(lab, report),
@@ -161,6 +190,7 @@ impl Only {
             Self::Staging => staging::measure(lab, report),
             Self::Rivals => rivals::measure(lab, report),
             Self::Mirror => mirror::measure(lab, report),
+            Self::Agent => agent::measure(lab, report),
             Self::Cost => cost::measure(lab, report),
             Self::Hot => instructions::measure(lab, report),
         }
@@ -171,6 +201,9 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
         Some(Command::Probe(probe)) => probe.here().map(|seconds| println!("{seconds}")),
+        Some(Command::Tables { json }) => tables(json),
+        Some(Command::Docs { text, check: true, .. }) => docs::check(text),
+        Some(Command::Docs { text, from, .. }) => docs::write(text, from.as_deref()),
         Some(Command::Hot { name, times }) => work(name, *times),
         Some(Command::Compare { old, new }) => {
             Report::read(old).and_then(|old| judge(&old, &Report::read(new)?))
@@ -190,6 +223,10 @@ fn measure(cli: &Cli) -> Result<()> {
     interrupt::watch();
     // Before anything is measured, it is known whether it can be judged.
     let old = cli.against.as_deref().map(Report::read).transpose()?;
+    anyhow::ensure!(
+        !cli.publish || Path::new(TEXT).is_file(),
+        "{TEXT} is not here; --publish needs bdnfs's sources"
+    );
     let now = SystemTime::now();
     let name = cli
         .name
@@ -218,8 +255,19 @@ fn measure(cli: &Cli) -> Result<()> {
         paths = report.write(&out, &name)?;
     }
     paths.iter().for_each(|path| println!("{}", path.display()));
+    if cli.publish {
+        docs::write(Path::new(TEXT), Some(&format!("../{}/{name}.json", out.display())))?;
+    }
     eprint!("{}", report.noise());
     old.map_or(Ok(()), |old| judge(&old, &report))
+}
+
+fn tables(json: &Path) -> Result<()> {
+    let directory = json.parent().unwrap_or(Path::new("."));
+    let name = json.file_stem().and_then(|name| name.to_str()).context("a report's name ends in .json")?;
+    let paths = Report::read(json)?.write(directory, name)?;
+    paths.iter().for_each(|path| println!("{}", path.display()));
+    Ok(())
 }
 
 fn sizes(cli: &Cli) -> Sizes {

@@ -270,7 +270,9 @@ impl Report {
 
     /// Tells what was not measured, and why.
     pub fn miss(&mut self, name: &str, why: impl Into<String>) {
-        let why = why.into();
+        // Where somebody keeps the sources is nobody else's business.
+        let here = std::env::current_dir().unwrap_or_default().display().to_string();
+        let why = why.into().replace(&here, ".");
         eprintln!("  {name}: not measured: {why}");
         if let Some(group) = self.groups.last_mut() {
             group.missed.push(Missed { name: name.to_owned(), why });

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,8 @@ impl Running {
     /// It can't be started.
     pub fn start(command: &mut Command, out: File) -> Result<Self> {
         interrupt::check()?;
-        let what = command.get_program().to_string_lossy().into_owned();
+        let program = Path::new(command.get_program());
+        let what = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
         let err = tempfile::tempfile().context("cannot make a temporary file")?;
         // A group of its own, so that its children can be ended with it.
         command.process_group(0).stdout(out).stderr(err.try_clone().context("cannot share a file")?);

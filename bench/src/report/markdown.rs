@@ -8,20 +8,21 @@ use crate::unit::Unit;
 
 impl Report {
     pub(super) fn markdown(&self, name: &str) -> String {
-        let size = if self.groups.iter().any(|group| group.sizes.quick) {
-            ", small sizes (--quick): see that it runs, and trust no figure"
-        } else {
-            ""
-        };
-        let mut text = format!("# Benchmark {name}{size}\n\n{}\n\n", self.machine.markdown());
+        let mut text = format!("# Benchmark {name}\n\n{}\n\n", self.machine());
         text += "A ratio above 1 says that bdnfs was better, whatever the unit. All sides took turns.\n\n";
         text += &self.noise();
         for group in &self.groups {
-            text += &group.markdown();
-            for (plot, _) in group.plots() {
-                // Writing to a string can't fail, here and below.
-                let _ = write!(text, "\n![{}]({name}-{plot}.svg)\n", group.name);
-            }
+            // Writing to a string can't fail, here and below.
+            let _ = write!(text, "\n## {}\n\n{}", group.name, group.text(name));
+        }
+        text
+    }
+
+    /// What this ran on, and whether any of it is to be trusted.
+    pub fn machine(&self) -> String {
+        let mut text = self.machine.markdown();
+        if self.groups.iter().any(|group| group.sizes.quick) {
+            text += "\n\n**Small sizes (--quick): to see that it runs; trust no figure.**";
         }
         text
     }
@@ -53,8 +54,9 @@ impl Report {
 }
 
 impl Group {
-    fn markdown(&self) -> String {
-        let mut text = format!("\n## {}\n\n{}\n", self.name, self.about);
+    /// All that there is to say of it, with its plots, whose files' names begin with `stem`.
+    pub fn text(&self, stem: &str) -> String {
+        let mut text = format!("{}\n", self.about);
         let _ = write!(text, "\nBegun {} at a load of {}; took {:.0} s.\n", self.began, self.load, self.took);
         text += &self.tables();
         if !self.missed.is_empty() {
@@ -63,11 +65,14 @@ impl Group {
                 let _ = writeln!(text, "- {}: {}", missed.name, missed.why);
             });
         }
+        for (plot, _) in self.plots() {
+            let _ = write!(text, "\n![{}]({stem}-{plot}.svg)\n", self.name);
+        }
         text
     }
 
     /// All tables of its rows.
-    pub fn tables(&self) -> String {
+    fn tables(&self) -> String {
         let mut text = String::new();
         if self.contest {
             text += &self.matrix();

@@ -15,6 +15,25 @@ const BARS: f64 = 860.0;
 const ROW: f64 = 24.0;
 const HEAD: f64 = 72.0;
 const HEIGHT: f64 = 360.0;
+/// Where a scale has a line, and which of them crowd a scale that reaches further than [`FINE`] (a factor of 20).
+const TICKS: [(f64, bool); 15] = [
+    (0.001, false),
+    (0.01, false),
+    (0.02, true),
+    (0.05, true),
+    (0.1, false),
+    (0.2, true),
+    (0.5, true),
+    (1.0, false),
+    (2.0, true),
+    (5.0, true),
+    (10.0, false),
+    (20.0, true),
+    (50.0, true),
+    (100.0, false),
+    (1000.0, false),
+];
+const FINE: f64 = 3.0;
 const BETTER: &str = "#2a7f62";
 const WORSE: &str = "#c8553d";
 const GREY: &str = "#888";
@@ -51,10 +70,14 @@ fn bars(title: &str, pairs: &[Pair]) -> String {
         middle + (ratio.ln() / reach).clamp(-1.0, 1.0) * (BARS - LABELS) / 2.0
     };
     let bottom = HEAD + ROW * pairs.len() as f64;
-    let mut svg =
-        begin(bottom + 16.0, title, "how many times as good as the other, by the medians of all turns");
-    for tick in [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0] {
-        if far(tick) <= reach {
+    let mut svg = begin(
+        bottom + 16.0,
+        title,
+        "how many times as good as the other: bdnfs is better where it is green; the thin line is from the least to the most turn",
+    );
+    let wide = reach > FINE;
+    for (tick, fine) in TICKS {
+        if far(tick) <= reach && !(fine && wide) {
             line(
                 &mut svg,
                 [x(tick), HEAD - 6.0, x(tick), bottom],
@@ -83,7 +106,7 @@ fn bars(title: &str, pairs: &[Pair]) -> String {
             ROW - 8.0
         );
         line(&mut svg, [x(turns.min()), y + ROW / 2.0, x(turns.max()), y + ROW / 2.0], "#222", 1.5);
-        text(&mut svg, [BARS + 12.0, y + 16.0], "start", "#222", &format!("{ratio:.2}×"));
+        text(&mut svg, [BARS + 12.0, y + 16.0], "start", "#222", &times(ratio));
     }
     svg + "</svg>\n"
 }
@@ -162,6 +185,11 @@ fn text(svg: &mut String, [x, y]: [f64; 2], anchor: &str, colour: &str, text: &s
         "<text x='{x:.1}' y='{y:.1}' text-anchor='{anchor}' fill='{colour}'>{}</text>",
         escaped(text)
     );
+}
+
+/// A ratio behind its bar.
+fn times(ratio: f64) -> String {
+    if ratio < 100.0 { format!("{ratio:.2}×") } else { format!("{ratio:.0}×") }
 }
 
 /// What fits beside the bars.

@@ -1,0 +1,215 @@
+//! The agent: how soon it is ready, what it costs at rest, and how soon a job may run whose data is here, or is not.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::bucket::Bucket;
+use crate::data::{self, FILES_IN_DIRECTORY};
+use crate::lab::Lab;
+use crate::process::Process;
+use crate::report::{Figure, Pair, Report, Rows};
+use crate::run::{self, Running};
+use crate::samples::{Samples, Side, in_turn};
+use crate::unit::Unit;
+use crate::{cold, interrupt};
+
+const ABOUT: &str = "An agent with a cache of its own. Restage: `bdnfs mount --wait` of what its cache has all of, listing \
+    included. Ready: from its start until `/readyz` says so, with one blob in the cache for each file. A job: `bdnfs job run` \
+    of a command that does nothing, whose data lies in S3 on loopback, beside 8 curls that bring the same and an fsync.";
+/// The part of a parallel download that staging a job is to reach.
+const WANTED: f64 = 0.85;
+/// Seconds in which 10 files are to be here again.
+const AGAIN: f64 = 0.05;
+/// How long a command may take.
+const COMMAND: Duration = Duration::from_secs(900);
+/// How long the agent may take to be ready.
+const READY: Duration = Duration::from_secs(60);
+/// How long the agent may take to end.
+const END: Duration = Duration::from_secs(60);
+/// For how long it is left alone.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// Measures all of it.
+///
+/// # Errors
+/// Interruption only.
+pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+    // A million single files would take as long to make as all else to measure.
+    let files = lab.sizes.many / 10;
+    report.group("agent", "Agent", format!("{ABOUT} The job's data: {} MiB.", size(lab) >> 20));
+    report.measure("10 files", || {
+        let place = Place::stage(lab, 10)?;
+        let again = place.again(lab, 10)?;
+        let figure = Figure { limit: Some(AGAIN), ..again };
+        Ok(Rows { figures: vec![figure], ..Rows::default() })
+    })?;
+    report.measure("many files", || {
+        let place = Place::stage(lab, files)?;
+        let figures = vec![place.again(lab, files)?, place.idle(files)?, place.ready(lab, files)?];
+        Ok(Rows { figures, ..Rows::default() })
+    })?;
+    report.measure("a job", || job(lab))
+}
+
+fn size(lab: &Lab) -> u64 {
+    lab.sizes.size / 4
+}
+
+/// An agent, and a source that its cache has all of.
+struct Place {
+    // First, so that it ends before its directory goes.
+    agent: Agent,
+    source: String,
+    room: TempDir,
+}
+
+impl Place {
+    fn stage(lab: &Lab, files: usize) -> Result<Self> {
+        // A file and its blob take a block and an inode each.
+        let room = lab.room("agent", (files * (16 << 10)) as u64)?;
+        let source = room.path().join("source");
+        data::tree(&source, files, FILES_IN_DIRECTORY, 1)?;
+        let agent = Agent::start(lab, room.path())?;
+        let place = Self { agent, source: format!("file://{}", source.display()), room };
+        place.mount(lab)?;
+        Ok(place)
+    }
+
+    /// Mounts the source until all of it is local, unmounts it, and answers with the seconds that the first took.
+    fn mount(&self, lab: &Lab) -> Result<f64> {
+        let point = self.room.path().join("mount");
+        fs::create_dir_all(&point).context("cannot make a directory")?;
+        let mut mount = self.command(lab, "mount");
+        let took = run::run(mount.args(["--wait", &self.source]).arg(&point), COMMAND)?.seconds;
+        run::run(run::command(&lab.bdnfs).arg("umount").arg(&point), COMMAND)?;
+        Ok(took)
+    }
+
+    fn command(&self, lab: &Lab, name: &str) -> Command {
+        let mut command = run::command(&lab.bdnfs);
+        command.arg(name).arg("--cache-dir").arg(&self.agent.cache);
+        command
+    }
+
+    fn again(&self, lab: &Lab, files: usize) -> Result<Figure> {
+        let times = (0..lab.sizes.runs).map(|_| interrupt::check().and_then(|()| self.mount(lab)));
+        Ok(Figure::new(&format!("restage of {files} files"), Unit::Seconds, times.collect::<Result<_>>()?))
+    }
+
+    /// Seconds of CPU that the agent takes while nobody asks it for anything.
+    fn idle(&self, files: usize) -> Result<Figure> {
+        let agent = self.agent.process()?;
+        let (begin, before) = (Instant::now(), agent.cpu()?);
+        while begin.elapsed() < IDLE {
+            interrupt::check()?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let used: Samples = [agent.cpu()? - before].into_iter().collect();
+        let name = format!("CPU in {} s at rest, with {files} blobs", IDLE.as_secs());
+        Ok(Figure::new(&name, Unit::Seconds, used))
+    }
+
+    fn ready(mut self, lab: &Lab, files: usize) -> Result<Figure> {
+        let mut times = Samples::default();
+        for _ in 0..lab.sizes.runs {
+            interrupt::check()?;
+            self.agent.process()?.end(END);
+            self.agent = Agent::start(lab, self.room.path())?;
+            times.push(self.agent.took);
+        }
+        Ok(Figure::new(&format!("ready, with {files} blobs"), Unit::Seconds, times))
+    }
+}
+
+/// An agent; it ends when dropped.
+struct Agent {
+    cache: PathBuf,
+    _process: Running,
+    /// Seconds until it was ready.
+    took: f64,
+}
+
+impl Agent {
+    /// Starts one whose cache and sockets lie in `room`.
+    fn start(lab: &Lab, room: &Path) -> Result<Self> {
+        let (config, cache, socket) = (room.join("agent.toml"), room.join("cache"), room.join("agent.sock"));
+        let text = format!("cache_dir = \"{}\"\nsocket = \"{}\"\n", cache.display(), socket.display());
+        fs::write(&config, text).context("cannot write a configuration")?;
+        let out = tempfile::tempfile().context("cannot make a temporary file")?;
+        let begin = Instant::now();
+        let mut command = run::command(&lab.bdnfs);
+        let process = Running::start(command.arg("agent").arg("--config").arg(&config), out)?;
+        while !is_ready(&socket) {
+            interrupt::check()?;
+            if process.has_ended() {
+                process.wait(READY)?;
+                bail!("the agent ended by itself");
+            }
+            if begin.elapsed() > READY {
+                bail!("the agent is not ready after {} s", READY.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(Self { cache, _process: process, took: begin.elapsed().as_secs_f64() })
+    }
+
+    fn process(&self) -> Result<Process> {
+        Process::daemon(&self.cache).context("the agent is gone")
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // It unmounts what it has, as it would not if it were killed.
+        if let Some(process) = Process::daemon(&self.cache) {
+            process.end(END);
+        }
+    }
+}
+
+/// Whether who listens on `socket` says that it is ready.
+fn is_ready(socket: &Path) -> bool {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(READY))?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    ask().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+}
+
+fn job(lab: &Lab) -> Result<Pair> {
+    let bucket = cold::bucket(lab, 4, size(lab))?;
+    let objects = bucket.objects()?;
+    let sides = in_turn(lab.sizes.runs, |side| {
+        let seconds = bucket.in_room(lab, |room| match side {
+            Side::Baseline => Ok(bucket.server.download(&objects, room)?.durable),
+            Side::Bdnfs => run_job(lab, &bucket, room),
+        })?;
+        Ok(size(lab) as f64 / 1e6 / seconds)
+    })?;
+    Ok(Pair::new("a job, cold", Unit::Megabytes, "8 curls, then fsync", sides).wanting(WANTED))
+}
+
+/// Seconds from the submission of a job until it has ended.
+fn run_job(lab: &Lab, bucket: &Bucket, room: &Path) -> Result<f64> {
+    let spec = room.join("job.toml");
+    let text = format!(
+        "[runtime]\nstart_commands = [\"true\"]\n[[weights]]\nsource = \"{}\"\nmount_location = \"{}\"\n",
+        bucket.source(),
+        room.join("data").display()
+    );
+    fs::write(&spec, text).context("cannot write a job")?;
+    let mut command = run::command(&lab.bdnfs);
+    command.args(["job", "run", "--no-mirror", "--cache-dir"]).arg(room.join("cache")).arg(&spec);
+    Ok(run::run(command.envs(bucket.server.env()), COMMAND)?.seconds)
+}
