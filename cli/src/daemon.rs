@@ -193,7 +193,7 @@ impl Daemon {
         let back = Arc::clone(&host);
         tokio::spawn(async move {
             back.restore(kept).await;
-            back.resume_jobs().await;
+            back.resume_jobs();
         });
         let (end, ending) = watch::channel(false);
         let ended = |mut ending: watch::Receiver<bool>| async move {

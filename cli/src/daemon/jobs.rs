@@ -56,13 +56,17 @@ struct Table {
 }
 
 impl Jobs {
-    /// Those of the cache in the directory `cache`, whose lock the caller holds. None is known before they are
-    /// [resumed](Host::resume_jobs).
+    /// Those of the cache in the directory `cache`, whose lock the caller holds. Those of an earlier time stand still before
+    /// they are [resumed](Host::resume_jobs). Touches the local disk.
     pub fn open(cache: &Path) -> bdnfs::error::Result<Self> {
+        let (directory, records) = (cache.join("jobs"), Records::<KeptJob>::open(cache, "jobs")?);
+        let again = records.all()?.into_iter().map(|(_, kept)| Arc::new(Known::again(kept, &directory)));
+        let jobs: BTreeMap<_, _> = again.map(|job| (job.id(), job)).collect();
+        let last = jobs.keys().last().copied().unwrap_or(0);
         Ok(Self {
-            directory: cache.join("jobs"),
-            records: Arc::new(Records::open(cache, "jobs")?),
-            table: Mutex::default(),
+            directory,
+            records: Arc::new(records),
+            table: Mutex::new(Table { jobs, last }),
             room: Arc::default(),
             mirrors: Mirrors::default(),
         })
@@ -204,28 +208,9 @@ impl Host {
 
     /// Goes on with the jobs of an earlier time, once their mounts are back. A daemon that doesn't stay ends them: it was
     /// all that kept them.
-    pub async fn resume_jobs(self: &Arc<Self>) {
-        let host = Arc::clone(self);
-        let known = blocking(move || {
-            let jobs = host.jobs();
-            let mut kept: Vec<_> = jobs.records.all()?.into_iter().map(|(_, kept)| kept).collect();
-            kept.sort_by_key(|kept| kept.job.id);
-            let again = kept.into_iter().map(|kept| Arc::new(Known::again(kept, &jobs.directory)));
-            let again: Vec<_> = again.collect();
-            let mut table = jobs.table();
-            table.last = again.last().map_or(0, |job| job.id());
-            table.jobs.extend(again.iter().map(|job| (job.id(), Arc::clone(job))));
-            drop(table);
-            host.forget_jobs();
-            Ok(again)
-        });
-        match known.await {
-            Ok(known) => {
-                for job in known.into_iter().filter(|job| !job.has_ended()) {
-                    tokio::spawn(Arc::clone(self).live(job, self.hold()));
-                }
-            }
-            Err(failure) => tracing::error!("the jobs of earlier are lost: {failure}"),
+    pub fn resume_jobs(self: &Arc<Self>) {
+        for job in self.jobs().all().into_iter().filter(|job| job.again && !job.has_ended()) {
+            tokio::spawn(Arc::clone(self).live(job, self.hold()));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Following a job: what happens to it and what it prints, until its end.
 
 use std::io::Write;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -8,6 +9,11 @@ use super::show;
 use crate::control::api::job::{Event, Job, JobState};
 use crate::control::client::{Client, Trouble};
 use crate::progress::Display;
+
+/// How long an agent may take to come back.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long to wait before it is asked again.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Where a job is followed to.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +40,7 @@ pub async fn follow(client: &Client, id: u64, shown: Shown) -> Result<Job> {
                 Ok(false) => {}
                 // The events say what became of it.
                 Err(_) if last => return,
-                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(200)).await,
+                Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }
     };
@@ -45,10 +51,7 @@ pub async fn follow(client: &Client, id: u64, shown: Shown) -> Result<Job> {
 async fn events(client: &Client, id: u64, shown: Shown) -> Result<Job> {
     let (mut seen, mut display, mut reported) = (0, None::<Display>, false);
     loop {
-        let job = match client.job_after(id, seen).await {
-            Ok(job) => job,
-            Err(trouble) => return Err(trouble.into()),
-        };
+        let job = after(client, id, seen).await?;
         if job.events.len() > seen {
             display = None;
         }
@@ -67,6 +70,20 @@ async fn events(client: &Client, id: u64, shown: Shown) -> Result<Job> {
         }
         if job.state.is_last() {
             return Ok(job);
+        }
+    }
+}
+
+/// The job as soon as more than `seen` events have happened, or after a moment. An agent that is started again is waited
+/// for: it knows the job.
+pub async fn after(client: &Client, id: u64, seen: usize) -> Result<Job, Trouble> {
+    let begun = Instant::now();
+    loop {
+        match client.job_after(id, seen).await {
+            Err(trouble) if trouble.is_gone() && begun.elapsed() < PATIENCE => {
+                tokio::time::sleep(PAUSE).await
+            }
+            told => return told,
         }
     }
 }

@@ -43,7 +43,7 @@ pub async fn run(args: Args) -> Result<()> {
 pub async fn until(client: &Client, id: u64, until: Until) -> Result<Job> {
     let mut job = client.job(id).await?;
     while !job.state.is_last() && (until == Until::Ended || job.started.is_none()) {
-        job = client.job_after(id, job.events.len()).await?;
+        job = follow::after(client, id, job.events.len()).await?;
     }
     Ok(job)
 }
