@@ -43,6 +43,17 @@ pub struct Permit {
     bytes: u64,
 }
 
+/// How a budget is used at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Memory {
+    /// All that it has, in bytes.
+    pub total: u64,
+    /// Bytes that are given out.
+    pub used: u64,
+    /// Bytes that are waited for.
+    pub waiting: u64,
+}
+
 /// A place in the queue.
 #[derive(Debug)]
 pub struct Ticket {
@@ -81,6 +92,13 @@ impl Budget {
             }
         }
         self.serve(state);
+    }
+
+    /// How it is used now.
+    pub fn memory(&self) -> Memory {
+        let state = self.lock();
+        let waiting = state.queues.iter().flatten().map(|waiter| waiter.bytes).sum();
+        Memory { total: self.total, used: self.total - state.free, waiting }
     }
 
     /// What `urgency` must leave alone.
@@ -169,6 +187,7 @@ mod tests {
         let all = granted(&mut first).expect("free");
         let mut waiting = budget.queue(4, Urgency::Stage);
         assert!(granted(&mut waiting).is_none());
+        assert_eq!(budget.memory(), Memory { total: 16, used: 12, waiting: 4 });
         budget.promote(waiting.number(), Urgency::Read);
         assert!(granted(&mut waiting).is_some());
         drop(all);

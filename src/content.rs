@@ -22,6 +22,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK};
@@ -304,7 +305,8 @@ impl Content {
         let patience = if urgency == Urgency::Stage { STAGE_PATIENCE } else { DEADLINE };
         let accept = |arrival: Arrival| {
             // A task of its own, so that it is under way while the flight waits for what comes next.
-            let accepted = self.means.runtime.spawn(self.clone().take(flight.clone(), arrival));
+            let accepted =
+                self.means.runtime.spawn(self.clone().take(flight.clone(), arrival).in_current_span());
             async move { accepted.await.map_err(lost)? }
         };
         self.ladder().fetch(&self.blob, wanted, (reach, urgency), patience, accept).await
@@ -313,10 +315,10 @@ impl Content {
     /// Accepts a block as soon as there is a hand free for it.
     async fn take(self: Arc<Self>, flight: Arc<Flight>, arrival: Arrival) -> Result<u64> {
         let hand = self.means.hands.clone().acquire_owned().await;
-        let runtime = self.means.runtime.clone();
+        let (runtime, span) = (self.means.runtime.clone(), tracing::Span::current());
         let accepted = runtime.spawn_blocking(move || {
             let _hand = hand;
-            self.accept(&flight, arrival)
+            span.in_scope(|| self.accept(&flight, arrival))
         });
         accepted.await.map_err(lost)?
     }

@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Memory};
 use crate::cache::Limits;
 use crate::cache::evict::Hold;
 use crate::cache::node::Node;
@@ -24,7 +24,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
 use crate::manifest::{Listing, Manifest};
-use crate::metrics::Counters;
+use crate::metrics::{Counters, Meter, Metered};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
 use crate::mirror::lease::Purpose;
@@ -80,6 +80,7 @@ struct Shared {
     hands: Arc<Semaphore>,
     recent: Recent,
     runtime: Handle,
+    meter: Arc<Meter>,
     cluster: OnceLock<Arc<Peers>>,
     tenants: Mutex<HashMap<String, Own>>,
 }
@@ -134,6 +135,7 @@ impl Engine {
             lent: Budget::new(LENT),
             hands: Arc::new(Semaphore::new(hands)),
             recent: Recent::default(),
+            meter: Arc::default(),
             runtime,
             cluster: OnceLock::new(),
             tenants: Mutex::default(),
@@ -182,6 +184,7 @@ impl Engine {
                     waiting: node.waiting.clone(),
                     lent: node.lent.clone(),
                     moved: AtomicU64::new(0),
+                    meter: node.meter.clone(),
                     hands: node.hands.clone(),
                     recent: node.recent.of(tenants.len() as u64),
                     runtime: node.runtime.clone(),
@@ -207,7 +210,7 @@ impl Engine {
         let kept = self.blocking(move || keep(listing, means.cache.layout().manifests()));
         let (id, manifest) = kept.await?;
         let tiers: Vec<Arc<dyn Tier>> = vec![origin];
-        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
         let shared = (self.means.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, Arc::new(manifest), unmatched, shared, ladder)))
     }
@@ -232,7 +235,7 @@ impl Engine {
         let origin = Parts::new(open(&found), manifest.clone());
         let mut tiers = self.seats(found.manifest);
         tiers.extend([Arc::new(mirror.clone()) as Arc<dyn Tier>, Arc::new(origin)]);
-        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
         let holder = self.holder(&found.manifest);
@@ -247,7 +250,7 @@ impl Engine {
         let manifest = Arc::new(self.manifest(mirror, &id).await?);
         let mut tiers = self.seats(id);
         tiers.push(Arc::new(mirror.clone()));
-        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
         let shared = (self.means.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder)))
     }
@@ -305,6 +308,21 @@ impl Engine {
     /// The cache on the disk, of all tenants.
     pub fn cache(&self) -> &Node {
         &self.node.node
+    }
+
+    /// What was counted since it was opened, of all tenants.
+    pub fn metered(&self) -> Metered {
+        self.node.meter.read()
+    }
+
+    /// How the memory for fetches is used: what waits for no other node, what may, and what is sent to others.
+    pub fn memory(&self) -> [Memory; 3] {
+        [&self.node.budget, &self.node.waiting, &self.node.lent].map(|budget| budget.memory())
+    }
+
+    /// The other nodes, where it has joined a cluster.
+    pub fn peers(&self) -> Option<&Arc<Peers>> {
+        self.node.cluster.get()
     }
 
     /// How much the cache holds and may hold.

@@ -42,6 +42,24 @@ pub struct Error {
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
+impl Kind {
+    /// All of them, each at the place of its number.
+    pub const ALL: [Self; 12] = [
+        Self::Invalid,
+        Self::NotFound,
+        Self::Refused,
+        Self::Timeout,
+        Self::Unavailable,
+        Self::Changed,
+        Self::Corrupt,
+        Self::Disk,
+        Self::NoSpace,
+        Self::Busy,
+        Self::Interrupted,
+        Self::Unsupported,
+    ];
+}
+
 impl Error {
     /// An error with no cause beneath it. `context` says what failed, where, and what to do.
     pub fn new(kind: Kind, context: impl Into<String>) -> Self {
@@ -126,6 +144,11 @@ mod tests {
         assert_eq!(error.to_string(), "model.bin: cannot write block 3: spindle stopped");
         assert_eq!(error.kind(), Kind::Disk);
         assert_eq!(error.share().to_string(), error.to_string());
+    }
+
+    #[test]
+    fn every_kind_is_at_its_place() {
+        assert!(Kind::ALL.iter().enumerate().all(|(place, kind)| *kind as usize == place));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::time::{Instant, timeout};
+use tracing::Instrument;
 
 use crate::blob::Blob;
 use crate::block::{self, Arrival};
@@ -55,6 +56,7 @@ pub struct Ladder {
 /// The state of one descent: what is still missing, and what went wrong on the way.
 struct Descent<'a> {
     blob: &'a Blob,
+    counters: &'a Counters,
     reach: Reach,
     urgency: Urgency,
     missing: Vec<u64>,
@@ -118,7 +120,8 @@ impl Ladder {
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
-        let mut descent = Descent { blob, reach, urgency, missing: wanted, still: Instant::now() };
+        let (counters, still) = (&*self.counters, Instant::now());
+        let mut descent = Descent { blob, counters, reach, urgency, missing: wanted, still };
         let mut lies = 0;
         let mut wait = BACKOFF.0;
         loop {
@@ -153,7 +156,10 @@ impl Ladder {
             let last = at + 1 == self.tiers.len();
             self.check_reach(descent, tier.as_ref())?;
             while let Some(extent) = descent.next() {
-                match self.ask(tier.as_ref(), descent, extent, last, accept).await {
+                let span = tracing::debug_span!("ask", tier = %tier.rung(), first = extent.first, blocks = extent.blocks);
+                let asked = self.ask(tier.as_ref(), descent, extent, last, accept).instrument(span).await;
+                self.counters.ended(tier.rung(), &asked);
+                match asked {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => {
@@ -212,6 +218,7 @@ impl Ladder {
         let patience = (rung != Rung::Peer).then_some(FIRST_BYTE);
         let Some(body) = within(patience, answer).await.ok_or_else(slow)?? else { return Ok(false) };
         let latency = began.elapsed();
+        self.counters.began(rung, latency);
         let mut blocks = Blocks { body, rung, size: blob.size, extent, rest: None, last };
         let mut accepting = FuturesUnordered::new();
         let mut outcome = Ok(());
@@ -233,6 +240,7 @@ impl Ladder {
         while let Some(accepted) = accepting.next().await {
             outcome = outcome.and(descent.accepted(tier, Some(accepted)));
         }
+        tracing::debug!(?latency, ?flow, whole = outcome.is_ok(), "answered");
         let bytes = extent.bytes(blob.size);
         let arrived = (bytes.end - bytes.start) * u64::from(outcome.is_ok());
         if rung != Rung::Peer {
@@ -272,6 +280,7 @@ impl Descent<'_> {
     fn accepted(&mut self, tier: &dyn Tier, accepted: Option<(u64, Result<u64>)>) -> Result<()> {
         let Some((index, accepted)) = accepted else { return Ok(()) };
         if accepted.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) {
+            self.counters.refuted(tier.rung());
             tier.refute(self.blob, index);
         }
         accepted?;

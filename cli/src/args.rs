@@ -4,7 +4,8 @@ use anyhow::Result;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::{
-    agent, bench, cache, check, cluster, daemon, job, launch, log, ls, mirror, mount, status, umount, wait,
+    agent, bench, cache, check, cluster, daemon, job, launch, log, ls, mirror, mount, status, top, umount,
+    wait,
 };
 
 /// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
@@ -31,6 +32,8 @@ enum Command {
     Wait(wait::Args),
     /// Show what is mounted, how much of it is local, and how full the caches are
     Status(status::Args),
+    /// Watch what is fetched, from where and how fast, as it happens
+    Top(top::Args),
     /// List the files of a source without mounting it
     Ls(ls::Args),
     /// Judge a configuration and the weights that it names, line by line
@@ -75,6 +78,7 @@ impl Cli {
             Command::Wait(args) => wait::run(&args),
             Command::Launch => launch::run(),
             Command::Status(args) => status::run(&args),
+            Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
             Command::Check(args) => check::run(&args),
             Command::Mirror(args) => mirror::run(args),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 pub mod api;
 pub mod client;
+pub mod find;
 pub mod routes;
 pub mod server;
 

@@ -33,6 +33,7 @@ use cluster::Joined;
 
 mod claim;
 mod cluster;
+mod facts;
 mod host;
 mod hosted;
 mod jobs;

@@ -29,6 +29,16 @@ pub enum Pulse {
     Unknown(io::Error),
 }
 
+impl Pulse {
+    /// The socket of the daemon that serves it, if that lives.
+    pub fn socket(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Alive(socket) => Some(socket),
+            _ => None,
+        }
+    }
+}
+
 /// Takes the pulse of one mount.
 pub fn of(mountpoint: &Path) -> Pulse {
     all([mountpoint]).pop().unwrap_or(Pulse::Silent)

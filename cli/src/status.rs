@@ -1,6 +1,5 @@
 //! `bdnfs status`.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +8,7 @@ use bdnfs_fs::mounts;
 use serde::Serialize;
 
 use crate::control::api::{Daemon, MountStatus, StageState, Status};
-use crate::control::client::Client;
+use crate::control::find;
 use crate::pulse::{self, Pulse};
 use crate::{control, runtime, text};
 
@@ -70,15 +69,10 @@ async fn report(cache: Option<PathBuf>) -> Result<Report> {
         (Some(_), _) => false,
     };
     let mounts: Vec<_> = mounts.into_iter().zip(pulses).filter(|(_, pulse)| wanted(pulse)).collect();
-    let mut daemons: BTreeMap<PathBuf, Result<Status, String>> = BTreeMap::new();
-    for (_, pulse) in &mounts {
-        if let Pulse::Alive(socket) = pulse
-            && !daemons.contains_key(socket)
-        {
-            let answer = Client::new(socket).status().await;
-            daemons.insert(socket.clone(), answer.map_err(|trouble| text::line(&trouble.into())));
-        }
-    }
+    let mut sockets: Vec<PathBuf> = mounts.iter().filter_map(|(_, pulse)| pulse.socket().cloned()).collect();
+    // An agent is there without a mount, too.
+    sockets.extend(cache.as_deref().map_or_else(control::well_known, |cache| Some(control::socket(cache))));
+    let daemons = find::asked(sockets).await?;
     let mounts = mounts.into_iter().map(|(mounted, pulse)| {
         let (state, status) = match &pulse {
             Pulse::Alive(socket) => answered(daemons.get(socket), &mounted.mountpoint),
@@ -89,7 +83,11 @@ async fn report(cache: Option<PathBuf>) -> Result<Report> {
         Seen { mountpoint: mounted.mountpoint, source: mounted.source, state, status }
     });
     let mounts = mounts.collect();
-    Ok(Report { mounts, daemons: daemons.into_values().flatten().map(|status| status.daemon).collect() })
+    let mut daemons: Vec<_> = daemons.into_values().flatten().map(|status| status.daemon).collect();
+    // One may listen at two places.
+    daemons.sort_by_key(|daemon| daemon.pid);
+    daemons.dedup_by_key(|daemon| daemon.pid);
+    Ok(Report { mounts, daemons })
 }
 
 fn answered(daemon: Option<&Result<Status, String>>, mountpoint: &Path) -> (String, Option<MountStatus>) {
@@ -103,7 +101,8 @@ fn answered(daemon: Option<&Result<Status, String>>, mountpoint: &Path) -> (Stri
     }
 }
 
-fn state(mount: &MountStatus) -> String {
+/// How a mount is doing, in one or a few words.
+pub fn state(mount: &MountStatus) -> String {
     match &mount.stage {
         None => "ready".to_owned(),
         Some(staging) => match &staging.state {
@@ -117,13 +116,13 @@ fn state(mount: &MountStatus) -> String {
 }
 
 fn shown(report: &Report) -> String {
-    if report.mounts.is_empty() {
-        return "nothing is mounted\n".to_owned();
-    }
     let head = ["MOUNTPOINT", "SOURCE", "FILES", "SIZE", "LOCAL", "FETCHED", "STATE"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(report.mounts.iter().map(row));
-    let mut out = text::table(&rows, &[2, 3, 4, 5]);
+    let mut out = match rows.len() {
+        1 => "nothing is mounted\n".to_owned(),
+        _ => text::table(&rows, &[2, 3, 4, 5]),
+    };
     for daemon in &report.daemons {
         out.push_str(&cache(daemon));
     }
@@ -205,6 +204,7 @@ mod tests {
                 agent: true,
                 ready: true,
                 usage,
+                work: Default::default(),
             }],
         };
         let text = "\

@@ -3,14 +3,17 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use futures_util::future::{AbortHandle, Abortable};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
+use tracing::{Instrument, field};
 
 use crate::device::Device;
 use crate::ops::Answer;
 use crate::pending::Pending;
+use crate::served::{self, Served};
 
 /// Who waits for an answer, and where.
 #[derive(Clone, Debug)]
@@ -19,11 +22,25 @@ pub(crate) struct Caller {
     pub(crate) device: Arc<Device>,
     /// The request's number.
     pub(crate) unique: u64,
+    /// What it asks for, as [`served`](crate::served) numbers it.
+    pub(crate) operation: usize,
+    /// When it was read.
+    pub(crate) since: Instant,
+    /// What counts it.
+    pub(crate) served: Arc<Served>,
 }
 
 impl Caller {
+    /// What its request is for.
+    fn name(&self) -> &'static str {
+        served::name(self.operation)
+    }
+
     /// Sends the answer.
     pub(crate) fn reply(&self, answer: Result<Answer, Errno>) {
+        if !matches!(answer, Ok(Answer::Nothing)) {
+            self.served.answered(self.operation, self.since.elapsed(), answer.as_ref().err().copied());
+        }
         let sent = match answer {
             Ok(Answer::Body(bytes)) => self.device.reply_body(self.unique, &bytes),
             Ok(Answer::Pieces(pieces)) => self.device.reply(self.unique, &pieces),
@@ -83,7 +100,12 @@ impl Later {
         }
         let (pending, left) = (self.pending.clone(), self.left.clone());
         let duty = Duty { pending, left, unique: caller.unique };
-        let task = async move { duty.fulfil(work.await) };
+        // Whatever is done for the request says so; it costs nothing where nobody asks for that.
+        let span = tracing::debug_span!("request", id = field::Empty, operation = caller.name());
+        if !span.is_disabled() {
+            span.record("id", caller.served.follow());
+        }
+        let task = async move { duty.fulfil(work.await) }.instrument(span);
         self.runtime.spawn(Abortable::new(task, registration));
         Ok(Answer::Nothing)
     }
@@ -140,7 +162,13 @@ mod tests {
         let (read, write) = rustix::pipe::pipe().expect("a pipe");
         let device = Arc::new(Device::from(write));
         let later = Later::new(runtime.handle().clone());
-        run(&runtime, &later, &|unique| Caller { device: device.clone(), unique });
+        run(&runtime, &later, &|unique| Caller {
+            device: device.clone(),
+            unique,
+            operation: 0,
+            since: Instant::now(),
+            served: Arc::default(),
+        });
         runtime.shutdown_timeout(Duration::from_secs(60));
         drop((later, device));
         let mut bytes = Vec::new();

@@ -28,7 +28,9 @@ mod mountpoint;
 mod opens;
 mod ops;
 mod pending;
+mod served;
 mod session;
+mod tidy;
 mod tree;
 mod wire;
 mod xattr;
@@ -52,7 +54,10 @@ use crate::held::Held;
 use crate::later::Later;
 use crate::ledger::{Entry, Ledger, Terms};
 use crate::ops::Filesystem;
+use crate::tidy::{Stir, tidy};
 use crate::tree::Owner;
+
+pub use crate::served::{Counted, Served};
 
 /// The fewest threads that take requests: with one, opens are a third slower, and one slow disk read stops
 /// everybody.
@@ -74,6 +79,8 @@ pub struct Options {
     pub threads: usize,
     /// Shown as the root's extended attribute `user.bdnfs.control`: where the daemon can be spoken to.
     pub control: Option<PathBuf>,
+    /// What counts the requests.
+    pub served: Arc<Served>,
 }
 
 /// A mounted snapshot. When it is dropped, its mount is taken out of the tree; processes that still use it
@@ -264,9 +271,12 @@ fn filesystem(
         uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
         gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
     };
-    let later = Later::new(runtime.clone());
-    let filesystem = Arc::new(Filesystem { snapshot, owner, control: options.control.clone(), files, later });
-    runtime.spawn(tidy(Arc::downgrade(&filesystem)));
+    let (later, served) = (Later::new(runtime.clone()), options.served.clone());
+    let (control, (stir, stirred)) = (options.control.clone(), Stir::new());
+    let filesystem = Arc::new(Filesystem { snapshot, owner, control, files, later, served, stir });
+    runtime.spawn(tidy(Arc::downgrade(&filesystem), stirred));
+    // What another process had registered may be idle already.
+    filesystem.stir.note();
     let relief: Weak<Filesystem> = Arc::downgrade(&filesystem);
     filesystem.snapshot.relieve_with(relief);
     filesystem
@@ -275,21 +285,6 @@ fn filesystem(
 impl Relief for Filesystem {
     fn relieve(&self) {
         self.files.expire(Instant::now() + opens::IDLE_TIME);
-    }
-}
-
-/// Lets go, now and then, of what has been idle for long; ends with the mount.
-async fn tidy(filesystem: Weak<Filesystem>) {
-    loop {
-        tokio::time::sleep(opens::IDLE_TIME / 2).await;
-        let Some(filesystem) = filesystem.upgrade() else { return };
-        let expire = move || {
-            filesystem.files.expire(Instant::now());
-            filesystem.snapshot.manifest().rest();
-        };
-        if tokio::task::spawn_blocking(expire).await.is_err() {
-            return;
-        }
     }
 }
 

@@ -17,9 +17,12 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::errno;
 use crate::files::Files;
 use crate::later::{Caller, Later};
+use crate::served::Served;
+use crate::tidy::Stir;
 use crate::tree::{self, Owner, Position};
 use crate::wire::abi::StatfsOut;
 use crate::wire::dir::Listing;
+use crate::wire::flags::open;
 use crate::wire::request::{Operation, Request};
 
 /// The longest read and the longest listing, in bytes: what the kernel is told to ask for at most.
@@ -59,11 +62,15 @@ pub(crate) struct Filesystem {
     pub(crate) control: Option<PathBuf>,
     pub(crate) files: Files,
     pub(crate) later: Later,
+    pub(crate) served: Arc<Served>,
+    /// Says that something is asked.
+    pub(crate) stir: Stir,
 }
 
 impl Filesystem {
     /// Answers `request`, which `caller` made.
     pub(crate) fn answer(&self, caller: &Caller, request: &Request<'_>) -> Result<Answer, Errno> {
+        self.stir.note();
         let node = request.node;
         match request.operation.as_ref().ok_or(Errno::INVAL)? {
             Operation::Lookup { name } => self.lookup(node, name),
@@ -154,7 +161,9 @@ impl Filesystem {
         let (index, slice) = self.file(node)?;
         let opened = self.files.open(caller.unique, node, index, slice);
         let opened = opened.map_err(|error| failed(&self.snapshot, index, &error))?;
-        opened.map(|out| Answer::of(&out)).ok_or(Errno::NOSYS)
+        let out = opened.ok_or(Errno::NOSYS)?;
+        self.served.opened(out.flags & open::PASSTHROUGH != 0);
+        Ok(Answer::of(&out))
     }
 
     fn read(&self, caller: &Caller, node: u64, fh: u64, offset: u64, size: u32) -> Result<Answer, Errno> {
@@ -167,6 +176,7 @@ impl Filesystem {
         }
         let snapshot = self.snapshot.clone();
         self.later.answer(caller, async move {
+            tracing::debug!(path = %path(&snapshot, index), offset, size, "not all of it is local");
             let read = reader.read_at(offset, size).await;
             read.map(Answer::Pieces).map_err(|error| self::failed(&snapshot, index, &error))
         })
@@ -217,9 +227,13 @@ impl Filesystem {
 
 /// The errno of `error`, which befell entry `index`, and a word in the log.
 pub(crate) fn failed(snapshot: &Snapshot, index: u32, error: &Error) -> Errno {
-    let path = snapshot.manifest().path(index).unwrap_or_default();
-    tracing::warn!(path = %String::from_utf8_lossy(&path), %error, "a request failed");
+    tracing::warn!(path = %path(snapshot, index), %error, "a request failed");
     errno::of(error.kind())
+}
+
+/// The path of entry `index`, for a person.
+fn path(snapshot: &Snapshot, index: u32) -> String {
+    String::from_utf8_lossy(&snapshot.manifest().path(index).unwrap_or_default()).into_owned()
 }
 
 /// The entry with the id `node`.

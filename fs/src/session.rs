@@ -3,6 +3,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bdnfs::error::{Error, Kind, Result};
 use rustix::io::Errno;
@@ -12,6 +13,7 @@ use zerocopy::IntoBytes;
 use crate::device::Device;
 use crate::later::Caller;
 use crate::ops::{Filesystem, LONGEST};
+use crate::served;
 use crate::wire::abi::InitOut;
 use crate::wire::flags::{MAJOR, MINOR, MINOR_LEAST, init};
 use crate::wire::request::{Operation, Request};
@@ -165,11 +167,14 @@ fn serve(filesystem: &Filesystem, device: &Arc<Device>) {
 
 /// Answers one request. A panic on the way becomes EIO: the caller must not wait for ever, nor the others.
 fn answer(filesystem: &Filesystem, device: &Arc<Device>, bytes: &[u8]) {
+    let since = Instant::now();
     let Some(request) = Request::decode(bytes) else {
         tracing::error!("the kernel sent {} bytes that are no request", bytes.len());
         return;
     };
-    let caller = Caller { device: device.clone(), unique: request.unique };
+    let operation = served::number(request.operation.as_ref());
+    let served = filesystem.served.clone();
+    let caller = Caller { device: device.clone(), unique: request.unique, operation, since, served };
     let answer = catch_unwind(AssertUnwindSafe(|| filesystem.answer(&caller, &request)));
     caller.reply(answer.unwrap_or(Err(Errno::IO)));
 }

@@ -129,6 +129,11 @@ impl Leases {
         together(self.groups().iter().map(Arc::as_ref).chain(more))
     }
 
+    /// How many blobs are leased by themselves: those that somebody reads or fetches.
+    pub fn singles(&self) -> usize {
+        self.lock().single.len()
+    }
+
     /// Whether somebody holds `key`.
     pub fn is_held(&self, key: &Key) -> bool {
         self.unless_held(key, || ()).is_none()

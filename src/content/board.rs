@@ -5,8 +5,11 @@
 
 use std::sync::Arc;
 
+use tracing::Instrument;
+
 use crate::block;
 use crate::error::{Error, Kind, Result};
+use crate::extent::Extent;
 use crate::fetch::Reach;
 use crate::flight::{Boarding, Flight, Flights, Landing};
 use crate::tier::Urgency;
@@ -51,7 +54,10 @@ impl Content {
                 }
                 Boarding::New(flight) => {
                     flight.raise(urgency);
-                    self.means.runtime.spawn(self.clone().fly(flight.clone(), reach));
+                    // Within the request that it is begun for; others may come to wait for it.
+                    let Extent { first, blocks } = flight.extent();
+                    let span = tracing::debug_span!("flight", blob = %self.blob, first, blocks, ?urgency);
+                    self.means.runtime.spawn(self.clone().fly(flight.clone(), reach).instrument(span));
                     return Some(flight);
                 }
             }
@@ -96,6 +102,7 @@ impl Content {
     async fn fly(self: Arc<Self>, flight: Arc<Flight>, reach: Reach) {
         let aboard = Aboard { content: &self, flight: &flight, reach, landed: false };
         let bytes = flight.extent().bytes(self.blob.size);
+        let _flying = self.means.meter.fly();
         let budget = self.means.budget(reach);
         let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
         let permit = ticket.granted().await;

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::fetch::Reach;
+use crate::metrics::Meter;
 
 use super::Recent;
 
@@ -26,6 +27,8 @@ pub struct Means {
     pub lent: Arc<Budget>,
     /// How many blocks arrived here or left for other nodes: as long as it grows, this node is not stuck.
     pub moved: AtomicU64,
+    /// What counts all that is done here.
+    pub meter: Arc<Meter>,
     /// How many blocks are hashed and written at once. More than the machine has cores for would only take turns, and
     /// wait for each other at the file's lock.
     pub hands: Arc<Semaphore>,

@@ -139,6 +139,7 @@ impl Bench {
             budget: Budget::new(64 << 20),
             waiting: Budget::new(64 << 20),
             lent: Budget::new(64 << 20),
+            meter: Arc::default(),
             moved: Default::default(),
             hands: Arc::new(Semaphore::new(4)),
             recent: Recent::default(),

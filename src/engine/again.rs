@@ -42,7 +42,7 @@ impl Engine {
             tiers.push(Arc::new(mirror));
         }
         tiers.push(origin);
-        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder).announced(holder));
         if let Some(mirror) = mirror {

@@ -41,6 +41,7 @@ fn health(api: &mut OpenApi, agent: &Agent) {
     api.ask(agent, "GET", "/healthz", "", "");
     let ready = api.ask(agent, "GET", "/readyz", "", "").json();
     assert_eq!(ready["ready"], true);
+    api.ask(agent, "GET", "/metrics", "", "");
 }
 
 fn mounts(api: &mut OpenApi, agent: &Agent, machine: &Machine) {

@@ -7,7 +7,8 @@ pub mod job;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use bdnfs::engine::Usage;
+use bdnfs::budget::Memory;
+use bdnfs::engine::{Engine, Usage};
 use bdnfs::error::Kind;
 use bdnfs::metrics::Traffic;
 use bdnfs::source::{Access, Secret, Uri};
@@ -206,6 +207,33 @@ pub struct Daemon {
     pub ready: bool,
     /// How full that is.
     pub usage: Usage,
+    /// What it does.
+    #[serde(default)]
+    pub work: Work,
+}
+
+/// What a daemon does, for all its mounts and since it started, those too that are gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// What came from where.
+    pub traffic: Traffic,
+    /// Fetches under way now.
+    pub flights: u64,
+    /// How the memory for them is used.
+    pub memory: Memory,
+}
+
+impl Work {
+    /// What `engine` does.
+    pub fn of(engine: &Engine) -> Self {
+        let (metered, [own, waiting, _]) = (engine.metered(), engine.memory());
+        let memory = Memory {
+            total: own.total + waiting.total,
+            used: own.used + waiting.used,
+            waiting: own.waiting + waiting.waiting,
+        };
+        Self { traffic: metered.traffic(), flights: metered.flying, memory }
+    }
 }
 
 /// Why something could not be done.
@@ -251,7 +279,8 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-fn word(kind: Kind) -> &'static str {
+/// The word for a kind.
+pub fn word(kind: Kind) -> &'static str {
     match kind {
         Kind::Invalid => "invalid",
         Kind::NotFound => "notfound",

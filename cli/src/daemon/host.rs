@@ -9,7 +9,7 @@ use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::SecretStore;
-use bdnfs_fs::{Mount, Options};
+use bdnfs_fs::{Mount, Options, Served};
 use tokio::sync::{Notify, watch};
 
 use super::Setup;
@@ -20,7 +20,7 @@ use super::kept::Kept;
 use super::restore::Missing;
 use super::snapshot::{self, Made};
 use crate::control::api::cluster::Cluster;
-use crate::control::api::{Daemon, Failure, MirrorRequest, MountRequest, Mounted, Staging, Status};
+use crate::control::api::{Daemon, Failure, MirrorRequest, MountRequest, Mounted, Staging, Status, Work};
 use crate::records::Records;
 use crate::{control, text};
 
@@ -36,6 +36,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Host {
     pub(super) engine: Engine,
+    /// Counts what all mounts serve.
+    pub(super) served: Arc<Served>,
     pub(super) cache: PathBuf,
     socket: PathBuf,
     mirror: Option<MirrorRequest>,
@@ -53,7 +55,7 @@ pub struct Host {
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    mounts: BTreeMap<u64, Arc<Hosted>>,
+    pub(super) mounts: BTreeMap<u64, Arc<Hosted>>,
     /// What was mounted before, and could not be again.
     pub(super) missing: BTreeMap<u64, Missing>,
     /// The highest number that was given to a mount.
@@ -90,6 +92,7 @@ impl Host {
         Ok(Self {
             jobs: Jobs::open(&cache.dir)?,
             engine,
+            served: Arc::default(),
             socket: control::socket(&cache.dir),
             cache: cache.dir,
             mirror,
@@ -276,6 +279,7 @@ impl Host {
             gid: request.gid,
             threads: threads.clamp(DEVICE_THREADS.0, DEVICE_THREADS.1),
             control: Some(self.socket.clone()),
+            served: Arc::clone(&self.served),
         };
         let (served, place) = (Arc::clone(snapshot), request.mountpoint.clone());
         let runtime = tokio::runtime::Handle::current();
@@ -456,7 +460,8 @@ impl Host {
         let (agent, ready) = (self.records.is_some(), self.is_ready());
         blocking(move || {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
-            let daemon = Daemon { version, pid, cache, agent, ready, usage: engine.usage() };
+            let (usage, work) = (engine.usage(), Work::of(&engine));
+            let daemon = Daemon { version, pid, cache, agent, ready, usage, work };
             Ok(Status { daemon, mounts: mounts.iter().map(|hosted| hosted.status()).collect(), lost })
         })
         .await

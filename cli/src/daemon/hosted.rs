@@ -129,7 +129,8 @@ impl Hosted {
     fn local(&self) -> bdnfs::error::Result<Option<u64>> {
         let manifest = self.snapshot.manifest();
         if manifest.blobs() > COUNTED_BLOBS {
-            return Ok(None);
+            let staged = matches!(self.stage_state(), Some(StageState::Done));
+            return Ok(staged.then(|| manifest.bytes()));
         }
         let mut local = 0;
         for blob in 0..manifest.blobs() {
@@ -142,6 +143,11 @@ impl Hosted {
     /// Begins to make all of it local, unless that is under way or done.
     pub fn stage(&self) -> Staging {
         told(&self.snapshot.stage())
+    }
+
+    /// Whether its stage goes on; `None`: it was never asked for.
+    pub fn stage_state(&self) -> Option<StageState> {
+        self.snapshot.staged().map(|stage| told(stage).state)
     }
 
     /// How far that is, at its end or after `news`; `None`: it was never asked for.

@@ -1,0 +1,163 @@
+//! Telemetry: what a daemon tells of itself to those who watch it.
+
+pub mod facts;
+mod page;
+mod process;
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, text};
+use prometheus_client::registry::{Registry, Unit};
+
+use facts::Facts;
+use page::{Page, sample};
+
+/// What a page of metrics is: OpenMetrics, which Prometheus reads.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All metrics, as a page that Prometheus scrapes.
+pub fn metrics(facts: Facts) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(facts));
+    let mut text = String::new();
+    text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+impl Collector for Facts {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Page(encoder);
+        self.daemon(&mut page)?;
+        self.tiers(&mut page)?;
+        self.memory(&mut page)?;
+        self.cache(&mut page)?;
+        self.cluster(&mut page)?;
+        self.fuse(&mut page)?;
+        self.mounts(&mut page)?;
+        self.process.encode(&mut page)
+    }
+}
+
+/// Each writes the metrics of one part. Every value that a label can have is one of a few, but for mountpoints and their
+/// sources, of which there are as many as mounts.
+impl Facts {
+    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
+        page.info("bdnfs_build", "The version that runs.", &[("version", env!("CARGO_PKG_VERSION"))])?;
+        let text = "Whether what was mounted before the start is back: 1 or 0.";
+        page.gauge("bdnfs_ready", text, None, [sample([], u64::from(self.ready))])
+    }
+
+    fn tiers(&self, page: &mut Page<'_>) -> fmt::Result {
+        let tiers = &self.metered.tiers;
+        let text = "Bytes by the tier they came from. Those of the cache are what the daemon read there; the kernel's own \
+                    reads are not known.";
+        let fetched = tiers.iter().map(|(tier, requests)| sample([("tier", *tier)], requests.bytes));
+        let cached = sample([("tier", "cache")], self.metered.cached);
+        page.counter("bdnfs_tier", text, Some(Unit::Bytes), std::iter::once(cached).chain(fetched))?;
+        let outcomes = tiers.iter().flat_map(|(tier, requests)| {
+            let failed = requests.failed.iter().sum();
+            [("answered", requests.answered), ("missed", requests.missed), ("failed", failed)]
+                .map(|(outcome, count)| sample([("tier", *tier), ("outcome", outcome)], count))
+        });
+        let text = "Requests to tiers that ended: answered with all that was asked for, without it, or with an error.";
+        page.counter("bdnfs_tier_requests", text, None, outcomes)?;
+        let errors = tiers.iter().flat_map(|(tier, requests)| {
+            let kinds = facts::kinds().zip(requests.failed);
+            kinds.map(|(kind, count)| sample([("tier", *tier), ("kind", kind)], count))
+        });
+        page.counter("bdnfs_tier_errors", "Requests to tiers that failed, by why.", None, errors)?;
+        let refuted = tiers.iter().map(|(tier, requests)| sample([("tier", *tier)], requests.refuted));
+        let text = "Blocks that arrived and were found wrong by their check values.";
+        page.counter("bdnfs_verify_failures", text, None, refuted)?;
+        let began = tiers.iter().map(|(tier, requests)| ([("tier", *tier)], &requests.began));
+        let text = "From a request to a tier until its first byte.";
+        page.times("bdnfs_tier_first_byte", text, began)?;
+        let text = "Fetches under way, however many wait for each.";
+        page.gauge("bdnfs_flights", text, None, [sample([], self.metered.flying)])?;
+        let text = "Fetches that were begun.";
+        page.counter("bdnfs_flights_begun", text, None, [sample([], self.metered.begun)])
+    }
+
+    fn memory(&self, page: &mut Page<'_>) -> fmt::Result {
+        let uses = ["fetch", "cluster", "lent"];
+        let each = |tell: fn(&bdnfs::budget::Memory) -> u64| {
+            uses.iter().zip(&self.memory).map(move |(of, memory)| sample([("use", *of)], tell(memory)))
+        };
+        let text = "The most memory that may be in flight: for fetches, for those that may wait for other nodes, and for \
+                    what is sent to other nodes.";
+        page.gauge("bdnfs_memory_limit", text, Some(Unit::Bytes), each(|memory| memory.total))?;
+        let text = "Memory in flight.";
+        page.gauge("bdnfs_memory_used", text, Some(Unit::Bytes), each(|memory| memory.used))?;
+        let text = "Memory that fetches wait for.";
+        page.gauge("bdnfs_memory_waiting", text, Some(Unit::Bytes), each(|memory| memory.waiting))
+    }
+
+    fn cache(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (usage, bytes) = (&self.usage, || Some(Unit::Bytes));
+        let used = usage.used.map(|used| sample([], used));
+        let text = "What the cache's blobs occupy; missing while that is counted after a start.";
+        page.gauge("bdnfs_cache_used", text, bytes(), used)?;
+        let capacity = usage.capacity.map(|capacity| sample([], capacity));
+        let text = "The most that they may occupy; missing where only the reserve limits them.";
+        page.gauge("bdnfs_cache_capacity", text, bytes(), capacity)?;
+        page.gauge("bdnfs_cache_free", "Free on the cache's disk.", bytes(), [sample([], usage.free)])?;
+        let text = "What is to stay free there.";
+        page.gauge("bdnfs_cache_reserve", text, bytes(), [sample([], usage.reserve)])?;
+        let text = "What was evicted to make room.";
+        page.counter("bdnfs_cache_evicted", text, bytes(), [sample([], usage.evicted)])?;
+        let text = "Blobs that are kept because somebody reads or fetches them.";
+        page.gauge("bdnfs_leased_blobs", text, None, [sample([], self.leased_blobs)])?;
+        let text = "Snapshots that are kept whole: staged ones, and pinned ones.";
+        page.gauge("bdnfs_leased_snapshots", text, None, [sample([], self.leased_snapshots)])
+    }
+
+    fn cluster(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let figures = &cluster.figures;
+        let text = "Requests to single peers, and those of them that were answered with what isn't there, with a later \
+                    time, or not well.";
+        let outcomes = [
+            ("asked", figures.asked),
+            ("missed", figures.missed),
+            ("busy", figures.busy),
+            ("failed", figures.failed),
+        ];
+        page.counter("bdnfs_peer_requests", text, None, outcomes.map(|(o, n)| sample([("outcome", o)], n)))?;
+        let text = "How often a peer was banned for wrong bytes.";
+        page.counter("bdnfs_peer_bans", text, None, [sample([], figures.bans)])?;
+        page.gauge("bdnfs_peers_banned", "Peers that are banned now.", None, [sample([], cluster.banned)])
+    }
+
+    fn fuse(&self, page: &mut Page<'_>) -> fmt::Result {
+        let operations = self.served.operations.iter().map(|(name, spread)| ([("operation", *name)], spread));
+        let text = "From when a request of the kernel was read until it was answered.";
+        page.times("bdnfs_fuse_request", text, operations)?;
+        let errors = self.served.errors.iter().map(|(errno, count)| sample([("errno", *errno)], *count));
+        page.counter("bdnfs_fuse_errors", "Requests of the kernel that failed.", None, errors)?;
+        let opens = [("passthrough", self.served.passthrough), ("cached", self.served.cached)];
+        let text = "Opens of files: those that the kernel reads by itself, and those that the daemon serves. Mounts of small \
+                    files have no opens.";
+        page.counter("bdnfs_opens", text, None, opens.map(|(mode, count)| sample([("mode", mode)], count)))
+    }
+
+    fn mounts(&self, page: &mut Page<'_>) -> fmt::Result {
+        let states = facts::STATES.map(|state| {
+            let count = self.mounts.iter().filter(|mount| mount.state == state).count();
+            sample([("state", state)], count as u64)
+        });
+        page.gauge("bdnfs_mounts", "Mounts, by how far they are staged.", None, states)?;
+        let text = "What was mounted before the start and could not be again.";
+        page.gauge("bdnfs_mounts_lost", text, None, [sample([], self.lost)])?;
+        let sizes = self.mounts.iter().map(|mount| (mount.labels().to_vec(), mount.bytes));
+        let text = "The files of a mount together.";
+        page.gauge("bdnfs_mount_size", text, Some(Unit::Bytes), sizes)?;
+        let fetched = self.mounts.iter().flat_map(|mount| {
+            let traffic = &mount.traffic;
+            [("peer", traffic.peer), ("mirror", traffic.mirror), ("origin", traffic.origin)]
+                .map(|(tier, bytes)| ([&mount.labels()[..], &[("tier", tier)]].concat(), bytes))
+        });
+        let text = "Bytes that were fetched for a mount since it was made, or the daemon started.";
+        page.counter("bdnfs_mount_fetched", text, Some(Unit::Bytes), fetched)
+    }
+}

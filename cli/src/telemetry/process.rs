@@ -1,0 +1,79 @@
+//! What the kernel knows of this process, under the names that every Prometheus client gives it.
+
+use std::fmt;
+use std::fs;
+
+use prometheus_client::registry::Unit;
+use rustix::param::{clock_ticks_per_second, page_size};
+use rustix::process::{Resource, getrlimit};
+
+use super::page::{Page, sample};
+
+/// Where the fields of interest stand in `/proc/self/stat` behind the name: see proc_pid_stat(5), less 3.
+const UTIME: usize = 11;
+const STIME: usize = 12;
+const THREADS: usize = 17;
+const RSS: usize = 21;
+
+/// The figures; what the kernel does not tell is 0.
+#[derive(Debug, Default)]
+pub struct Process {
+    cpu: f64,
+    threads: u64,
+    resident: u64,
+    open: u64,
+    most: Option<u64>,
+}
+
+impl Process {
+    /// Asks the kernel.
+    pub fn read() -> Self {
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let open = fs::read_dir("/proc/self/fd").map_or(0, |fds| fds.count() as u64);
+        Self { open, most: getrlimit(Resource::Nofile).current, ..Self::parse(&stat) }
+    }
+
+    fn parse(stat: &str) -> Self {
+        // The name may hold spaces and parentheses; what comes behind it does not.
+        let fields: Vec<u64> = stat
+            .rsplit_once(") ")
+            .map_or("", |(_, rest)| rest)
+            .split(' ')
+            .map(|field| field.trim().parse().unwrap_or_default())
+            .collect();
+        let field = |at: usize| fields.get(at).copied().unwrap_or_default();
+        Self {
+            cpu: (field(UTIME) + field(STIME)) as f64 / clock_ticks_per_second() as f64,
+            threads: field(THREADS),
+            resident: field(RSS) * page_size() as u64,
+            ..Self::default()
+        }
+    }
+
+    /// Writes them.
+    pub fn encode(&self, page: &mut Page<'_>) -> fmt::Result {
+        let text = "Processor time that the daemon used.";
+        page.counter("process_cpu", text, Some(Unit::Seconds), [sample([], self.cpu)])?;
+        let text = "Memory of the daemon that is resident.";
+        page.gauge("process_resident_memory", text, Some(Unit::Bytes), [sample([], self.resident)])?;
+        page.gauge("process_threads", "Threads of the daemon.", None, [sample([], self.threads)])?;
+        page.gauge("process_open_fds", "Descriptors that it has open.", None, [sample([], self.open)])?;
+        let most = self.most.map(|most| sample([], most));
+        page.gauge("process_max_fds", "The most that it may have open.", None, most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_shift_the_fields() {
+        let stat =
+            "7 (a) b) S 1 7 7 0 -1 4194560 1 2 3 4 250 50 5 6 20 0 9 0 100 1000 12 18446744073709551615";
+        let process = Process::parse(stat);
+        assert_eq!((process.threads, process.resident), (9, 12 * page_size() as u64));
+        assert!((process.cpu - 300.0 / clock_ticks_per_second() as f64).abs() < 1e-9);
+        assert!(Process::read().resident > 0 && Process::read().open > 2);
+    }
+}

@@ -1,0 +1,175 @@
+//! Meter: what an engine counts over all its snapshots, those too that are gone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::{ByKind, Spread, Times, Traffic};
+use crate::error::Kind;
+use crate::tier::Rung;
+
+/// What an engine counts. Numbers only ever grow, but for those that are said to be of now.
+#[derive(Debug, Default)]
+pub struct Meter {
+    cached: AtomicU64,
+    /// Peers, mirror, origin.
+    tiers: [Counted; 3],
+    begun: AtomicU64,
+    /// Flights under way now.
+    flying: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    bytes: AtomicU64,
+    answered: AtomicU64,
+    missed: AtomicU64,
+    failed: [AtomicU64; Kind::ALL.len()],
+    refuted: AtomicU64,
+    began: Times,
+}
+
+/// A flight under way; it counts as that until it is dropped.
+#[derive(Debug)]
+pub struct Flying(Arc<Meter>);
+
+impl Drop for Flying {
+    fn drop(&mut self) {
+        self.0.flying.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What a [`Meter`] had counted at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Metered {
+    /// Bytes read out of the node's cache by this process.
+    pub cached: u64,
+    /// Requests to peers, to mirrors and to origins.
+    pub tiers: [(&'static str, Requests); 3],
+    /// Flights that were begun.
+    pub begun: u64,
+    /// Flights under way.
+    pub flying: u64,
+}
+
+/// What became of the requests to one kind of tier.
+#[derive(Clone, Debug, Default)]
+pub struct Requests {
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Requests that were answered with all of what was asked for.
+    pub answered: u64,
+    /// Those that were answered with what isn't there.
+    pub missed: u64,
+    /// Those that failed, by [`Kind::ALL`].
+    pub failed: ByKind,
+    /// Blocks that arrived and were not right.
+    pub refuted: u64,
+    /// How long it took until the first byte.
+    pub began: Spread,
+}
+
+impl Meter {
+    pub(super) fn cached(&self, bytes: u64) {
+        self.cached.fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn arrived(&self, rung: Rung, bytes: u64) {
+        self.of(rung).bytes.fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn began(&self, rung: Rung, took: Duration) {
+        self.of(rung).began.add(took);
+    }
+
+    pub(super) fn ended(&self, rung: Rung, outcome: Result<bool, Kind>) {
+        let tier = self.of(rung);
+        let counter = match outcome {
+            Ok(true) => &tier.answered,
+            Ok(false) => &tier.missed,
+            Err(kind) => &tier.failed[kind as usize],
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn refuted(&self, rung: Rung) {
+        self.of(rung).refuted.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a flight, as one under way until the answer is dropped.
+    pub fn fly(self: &Arc<Self>) -> Flying {
+        self.begun.fetch_add(1, Relaxed);
+        self.flying.fetch_add(1, Relaxed);
+        Flying(self.clone())
+    }
+
+    /// What was counted up to now.
+    pub fn read(&self) -> Metered {
+        let told = |rung: Rung, name| {
+            let counted = self.of(rung);
+            let requests = Requests {
+                bytes: counted.bytes.load(Relaxed),
+                answered: counted.answered.load(Relaxed),
+                missed: counted.missed.load(Relaxed),
+                failed: counted.failed.each_ref().map(|counter| counter.load(Relaxed)),
+                refuted: counted.refuted.load(Relaxed),
+                began: counted.began.spread(),
+            };
+            (name, requests)
+        };
+        let tiers = [told(Rung::Peer, "peer"), told(Rung::Mirror, "mirror"), told(Rung::Origin, "origin")];
+        let (begun, flying) = (self.begun.load(Relaxed), self.flying.load(Relaxed));
+        Metered { cached: self.cached.load(Relaxed), tiers, begun, flying }
+    }
+
+    fn of(&self, rung: Rung) -> &Counted {
+        &self.tiers[rung as usize]
+    }
+}
+
+impl Metered {
+    /// The same as what one snapshot is told of.
+    pub fn traffic(&self) -> Traffic {
+        let [peer, mirror, origin] = self.tiers.each_ref().map(|(_, requests)| requests.bytes);
+        let requests = self.tiers.iter().map(|(_, requests)| requests.all()).sum();
+        Traffic { cache: self.cached, peer, mirror, origin, requests }
+    }
+}
+
+impl Requests {
+    /// All that have ended.
+    pub fn all(&self) -> u64 {
+        self.answered + self.missed + self.failed.iter().sum::<u64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Counters;
+    use super::*;
+    use crate::error::Error;
+
+    #[test]
+    fn what_two_snapshots_count_is_counted_together_and_outlives_them() {
+        let meter = Arc::new(Meter::default());
+        let (one, two) = (Counters::of(&meter), Counters::of(&meter));
+        one.arrived(Rung::Mirror, 7);
+        two.arrived(Rung::Mirror, 5);
+        two.cached(3);
+        one.ended(Rung::Mirror, &Ok(true));
+        two.ended(Rung::Peer, &Ok(false));
+        two.ended(Rung::Origin, &Err(Error::new(Kind::Refused, "no")));
+        two.refuted(Rung::Origin);
+        assert_eq!((one.traffic().mirror, two.traffic().mirror), (7, 5));
+        drop((one, two));
+        let flying = meter.fly();
+        assert_eq!(meter.read().flying, 1);
+        drop(flying);
+        let read = meter.read();
+        let [(_, peer), (_, mirror), (_, origin)] = &read.tiers;
+        assert_eq!((read.begun, read.flying), (1, 0));
+        assert_eq!((peer.missed, mirror.answered, origin.failed[Kind::Refused as usize]), (1, 1, 1));
+        assert_eq!(read.traffic(), Traffic { cache: 3, mirror: 12, requests: 3, ..Traffic::default() });
+        assert_eq!(origin.refuted, 1);
+    }
+}

@@ -1,0 +1,97 @@
+//! What comes with the agent: its unit for systemd, and what its image is made of.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bdnfs_tests::bdnfs::Machine;
+use bdnfs_tests::tools::{run, target, tool};
+use bdnfs_tests::tree::file;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The unit, as it stands in the documentation.
+fn unit() -> String {
+    fs::read_to_string(repository().join("docs/bdnfs-agent.service")).expect("the unit")
+}
+
+#[test]
+fn the_unit_starts_an_agent_that_says_when_it_is_ready() {
+    let unit = unit();
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("ExecStart");
+    let arguments: Vec<_> = start.split(' ').skip(1).collect();
+    assert!(unit.contains("Type=notify"));
+    let machine = Machine::new();
+    let config = machine.directory("etc").join("agent.toml");
+    fs::write(&config, format!("cache_dir = \"{}\"\n", machine.cache().display())).unwrap();
+    let place = machine.directory("run").join("notify");
+    let notified = UnixDatagram::bind(&place).unwrap();
+    notified.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let arguments = arguments.join(" ").replace("/etc/bdnfs/agent.toml", config.to_str().unwrap());
+    let mut command = machine.command(&arguments.split(' ').collect::<Vec<_>>());
+    let mut agent = command.env("NOTIFY_SOCKET", &place).spawn().unwrap();
+    let mut told = [0; 64];
+    let heard = notified.recv(&mut told);
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    assert_eq!(&told[..heard.expect("a word")], b"READY=1");
+}
+
+#[test]
+fn systemd_has_nothing_to_say_against_the_unit() {
+    // Where there is no systemd, nobody uses the unit either.
+    if !Path::new("/usr/bin/systemd-analyze").exists() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("bdnfs-agent.service");
+    let binary = target().join("bdnfs");
+    fs::write(&place, unit().replace("/usr/local/bin/bdnfs", binary.to_str().unwrap())).unwrap();
+    let output = tool("systemd-analyze").args(["verify", "--man=no"]).arg(&place).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    // It looks at all that this unit would be started with; what it says of other units is theirs.
+    assert!(!said.contains("bdnfs-agent"), "{said}");
+}
+
+#[test]
+fn the_image_has_all_that_the_agent_needs() {
+    let root = tempfile::tempdir().unwrap();
+    let image = root.path().join("image");
+    run(tool("bash").arg(repository().join("scripts/image")).arg(&image).arg(target().join("bdnfs")));
+    let recipe = fs::read_to_string(repository().join("docs/Containerfile")).unwrap();
+    let entry = recipe.lines().find_map(|line| line.strip_prefix("ENTRYPOINT [\"")).expect("ENTRYPOINT");
+    let entry = entry.trim_end_matches("\"]");
+    let version = run(tool("chroot").arg(&image).args([entry, "--version"]));
+    assert!(version.starts_with("bdnfs "), "{version}");
+
+    // In a namespace of its own, with nothing but the image, /dev and /proc: it mounts, stages and reads back.
+    let source = image.join("mnt/source");
+    let bytes = file(&source, "file", 3 << 20);
+    fs::create_dir(image.join("mnt/point")).unwrap();
+    let script = r#"
+        set -e
+        mount --rbind /dev "$1/dev" && mount -t proc proc "$1/proc"
+        chroot "$1" "$2" mount --wait /mnt/source /mnt/point >&2
+        cat "$1/mnt/point/file"
+        chroot "$1" "$2" umount /mnt/point >&2
+    "#;
+    let mut command = tool("unshare");
+    command.args([
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--propagation",
+        "private",
+        "bash",
+        "-c",
+        script,
+        "bash",
+    ]);
+    let output = command.arg(&image).arg(entry).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout == bytes, "{} bytes", output.stdout.len());
+}
