@@ -99,7 +99,11 @@ impl HttpService for Watched {
         {
             request.headers_mut().remove(AUTHORIZATION);
         }
-        let answer = self.client.execute(request).await?;
+        let mut answer = self.client.execute(request).await?;
+        if answer.status() == StatusCode::NOT_IMPLEMENTED {
+            // `object_store` would take it for a passing failure, and try for minutes.
+            *answer.status_mut() = StatusCode::BAD_REQUEST;
+        }
         if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
             && let Ok(issued) = self.keys.get().await
         {

@@ -102,11 +102,18 @@ impl Mirror {
     /// Makes the mirror if it is not there yet.
     ///
     /// # Errors
-    /// As [`exists`](Self::exists).
+    /// As [`exists`](Self::exists); [`Kind::Unsupported`] for a store that creates no object on condition that it is not
+    /// there: of two who add at once, one would undo what the other did.
     pub async fn found(&self) -> Result<()> {
-        if !self.exists().await? {
-            let text = format!("{{\"format\":\"bdnfs mirror\",\"version\":{VERSION}}}\n");
-            self.create(&Path::from("format.json"), text.into()).await?;
+        if self.exists().await? {
+            return Ok(());
+        }
+        let (key, text) =
+            (Path::from("format.json"), format!("{{\"format\":\"bdnfs mirror\",\"version\":{VERSION}}}\n"));
+        self.create(&key, text.clone().into()).await?;
+        if self.create(&key, text.into()).await? {
+            self.delete(&key).await?;
+            return Err(self.unconditional(&key));
         }
         Ok(())
     }

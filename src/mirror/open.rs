@@ -119,7 +119,10 @@ fn client(access: &Access, http: bool) -> Result<ClientOptions> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+    use crate::mirror::Mirror;
     use crate::source::{AzureAccess, GcsAccess, S3Access, Secret};
 
     #[test]
@@ -151,32 +154,71 @@ mod tests {
         open(&"s3://b".parse().expect("a URI"), &Access { allow_http: true, ..far }).expect("allowed");
     }
 
-    #[tokio::test]
-    async fn a_bucket_of_google_is_written_to_without_credentials() {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// Whether a request has arrived, with the document that it carries, if any.
+    fn is_whole(request: &[u8]) -> bool {
+        let bare = request.starts_with(b"GET") && request.ends_with(b"\r\n\r\n");
+        bare || request.ends_with(b"}\n") || request.ends_with(b"</Delete>")
+    }
 
+    /// A service that answers one request after the other with these, and then tells what it was asked, in lower case.
+    async fn service(answers: &'static [Answer]) -> (String, tokio::task::JoinHandle<Vec<String>>) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let endpoint = format!("http://{}", listener.local_addr().expect("bound"));
         let server = tokio::spawn(async move {
-            let (mut connection, _) = listener.accept().await.expect("a connection");
-            let mut request = Vec::new();
-            while !request.ends_with(b"what it holds") {
-                assert_ne!(connection.read_buf(&mut request).await.expect("read"), 0);
+            let mut requests = Vec::new();
+            for (head, body) in answers {
+                let (mut connection, _) = listener.accept().await.expect("a connection");
+                let mut request = Vec::new();
+                while !is_whole(&request) {
+                    assert_ne!(connection.read_buf(&mut request).await.expect("read"), 0);
+                }
+                let len = body.len();
+                let answer =
+                    format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n{body}");
+                connection.write_all(answer.as_bytes()).await.expect("written");
+                requests.push(String::from_utf8(request).expect("text").to_lowercase());
             }
-            let answer =
-                b"HTTP/1.1 200 OK\r\netag: \"1\"\r\nx-goog-generation: 1\r\ncontent-length: 0\r\n\r\n";
-            connection.write_all(answer).await.expect("written");
-            String::from_utf8(request).expect("text").to_lowercase()
+            requests
         });
+        (endpoint, server)
+    }
+
+    /// The head of an answer, but for its length, and its body.
+    type Answer = (&'static str, &'static str);
+    const NONE: Answer = ("404 Not Found", "");
+    const WRITTEN: Answer = ("200 OK\r\netag: \"1\"\r\nx-goog-generation: 1", "");
+    const EXISTS: Answer = ("412 Precondition Failed", "");
+    const DELETED: Answer =
+        ("200 OK", "<DeleteResult><Deleted><Key>format.json</Key></Deleted></DeleteResult>");
+    const LACKS: Answer = ("501 Not Implemented", "<Error><Code>NotImplemented</Code></Error>");
+
+    fn founded(uri: &str, access: &Access) -> Mirror {
+        Mirror::open(&uri.parse().expect("a URI"), access, "t", std::env::temp_dir()).expect("open")
+    }
+
+    #[tokio::test]
+    async fn a_bucket_of_google_is_written_to_without_credentials() {
+        let (endpoint, server) = service(&[NONE, WRITTEN, EXISTS]).await;
         let gcs = Some(GcsAccess { anonymous: true, endpoint: Some(endpoint), ..GcsAccess::default() });
         let access = Access { gcs, ..Access::default() };
-        let uri = "gs://bucket/below".parse().expect("a URI");
-        let mirror = super::super::Mirror::open(&uri, &access, "t", std::env::temp_dir()).expect("open");
-        mirror.put(&"key".into(), "what it holds".into()).await.expect("put");
-        let request = server.await.expect("served");
-        assert!(
-            request.starts_with("put /bucket/below%2fkey ") && !request.contains("authorization"),
-            "{request}"
-        );
+        founded("gs://bucket/below", &access).found().await.expect("founded");
+        let requests = server.await.expect("served");
+        assert!(requests[1].starts_with("put /bucket/below%2fformat%2ejson "), "{}", requests[1]);
+        assert!(!requests.concat().contains("authorization"), "{requests:?}");
+    }
+
+    #[tokio::test]
+    async fn a_service_that_ignores_conditions_holds_no_mirror() {
+        for answers in [&[NONE, WRITTEN, WRITTEN, DELETED][..], &[NONE, LACKS]] {
+            let (endpoint, server) = service(answers).await;
+            let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });
+            let access = Access { s3, ..Access::default() };
+            let error = founded("s3://bucket", &access).found().await.expect_err("ignored");
+            assert!(
+                error.kind() == Kind::Unsupported && error.to_string().contains("If-None-Match"),
+                "{error}"
+            );
+            assert_eq!(server.await.expect("served").len(), answers.len());
+        }
     }
 }

@@ -52,8 +52,20 @@ impl Mirror {
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 Ok(false)
             }
+            // 501, as S3's errors have it.
+            Err(e) if innermost(&e).contains("NotImplemented") => Err(self.unconditional(key)),
             Err(e) => Err(self.failure("write", key, &e)),
         }
+    }
+
+    /// The error for a store that can't do what [`create`](Self::create) asks for.
+    pub(super) fn unconditional(&self, key: &Path) -> Error {
+        let text = format!(
+            "cannot write {}: the service does not honour If-None-Match, which keeps those who write at once from undoing \
+             each other's work; use one that does",
+            self.shown(key)
+        );
+        Error::new(Kind::Unsupported, text)
     }
 
     /// Deletes the object at `key`, if there is one.

@@ -3,6 +3,11 @@
 //! A large file is a blob. Small ones are packed, neighbours together, so that few requests move many of them. Where a
 //! pack ends depends on the names of the files around that place and on nothing before it: when files come, go or grow,
 //! the packs some way off stay what they were, and are known by their recipes.
+//!
+//! What is the same is stored once by the blob: a large file, or a pack whose files are all the same. A small file whose
+//! neighbours differ is stored again with them. To refer to the old pack instead would save bytes that are few, and cost
+//! what packs are for: a stage would read other snapshots' files along with its own, and a damaged block could no longer
+//! be restored from an origin that has some of its files no more.
 
 use crate::blob::{Blob, Key};
 use crate::block::BLOCK;

@@ -69,28 +69,26 @@ fn subjects() -> [(Bytes, u64); 2] {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_copied_of_a_large_file_is_not_read_again() {
-    for (content, noted) in subjects() {
-        for local in [false, true] {
-            let directory = tempfile::tempdir().expect("directory");
-            let mirror = match local {
-                false => mirror(Arc::new(InMemory::new())),
-                true => directory_mirror(directory.path()),
-            };
-            let files = Files::from([(b"large".to_vec(), content.clone())]);
-            let held = origin(&files);
-            let short = Short::new(&held, 48 * MIB);
-            let error = add(&mirror, short.clone()).await.expect_err("it broke off");
-            assert!(error.kind() == Kind::Refused && short.sent() == 48 * MIB, "{error}");
-            let whole = Short::new(&held, u64::MAX);
-            add(&mirror, whole.clone()).await.expect("completed");
-            let again = content.len() as u64 - noted;
-            assert!(whole.sent() <= again && whole.sent() > again - 2 * MIB, "{} of {again}", whole.sent());
-            assert_eq!(faults(&mirror, true).await, [""; 0]);
-            let snapshot = mount(&node(), &mirror, None).await.expect("mounted");
-            assert!(read(&snapshot).await.expect("read") == files);
-            let left = mirror.collect(NO_GRACE, true).await.expect("counted");
-            assert_eq!(left, Collected::default(), "nothing is left over");
-        }
+    for (local, (content, noted)) in [false, true].into_iter().zip(subjects()) {
+        let directory = tempfile::tempdir().expect("directory");
+        let mirror = match local {
+            false => mirror(Arc::new(InMemory::new())),
+            true => directory_mirror(directory.path()),
+        };
+        let files = Files::from([(b"large".to_vec(), content.clone())]);
+        let held = origin(&files);
+        let short = Short::new(&held, 48 * MIB);
+        let error = add(&mirror, short.clone()).await.expect_err("it broke off");
+        assert!(error.kind() == Kind::Refused && short.sent() == 48 * MIB, "{error}");
+        let whole = Short::new(&held, u64::MAX);
+        add(&mirror, whole.clone()).await.expect("completed");
+        let again = content.len() as u64 - noted;
+        assert!(whole.sent() <= again && whole.sent() > again - 2 * MIB, "{} of {again}", whole.sent());
+        assert_eq!(faults(&mirror, true).await, [""; 0]);
+        let snapshot = mount(&node(), &mirror, None).await.expect("mounted");
+        assert!(read(&snapshot).await.expect("read") == files);
+        let left = mirror.collect(NO_GRACE, true).await.expect("counted");
+        assert_eq!(left, Collected::default(), "nothing is left over");
     }
 }
 
