@@ -144,33 +144,33 @@ fn work(name: &str, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// A group of rows.
+/// A group of rows. They are measured in this order: what users ask for first comes first, since the time of a run is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Only {
+    /// Instructions of the functions that every read passes
+    Hot,
     /// What this machine can do at the most
     Limits,
-    /// A local file, beside the disk's own file system
-    Local,
-    /// Downloads from S3, beside curl
-    Cold,
-    /// Many small files, beside the disk's own file system
-    Small,
-    /// What a tree of a million files costs
-    Memory,
+    /// Other file systems that are installed here
+    Rivals,
     /// What loads models and data sets, beside the disk's own file system
     Loaders,
     /// Making all of it local, beside aws, rclone and curl
     Staging,
-    /// Other file systems that are installed here
-    Rivals,
-    /// Copying into the mirror, and staging from it
-    Mirror,
-    /// How soon the agent is ready, and a job's data
-    Agent,
+    /// A local file, beside the disk's own file system
+    Local,
+    /// Downloads from S3, beside curl
+    Cold,
     /// Processor, memory and requests, and how they grow
     Cost,
-    /// Instructions of the functions that every read passes
-    Hot,
+    /// How soon the agent is ready, and a job's data
+    Agent,
+    /// Copying into the mirror, and staging from it
+    Mirror,
+    /// Many small files, beside the disk's own file system
+    Small,
+    /// What a tree of a million files costs
+    Memory,
 }
 
 impl Only {
