@@ -10,6 +10,7 @@ use crate::{cache, runtime};
 mod cluster;
 mod config;
 mod notify;
+mod stop;
 
 use config::Config;
 
@@ -26,15 +27,22 @@ pub struct Args {
     /// $XDG_RUNTIME_DIR/bdnfs/agent.sock
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Have the agent that runs take everything down and end
+    #[arg(long)]
+    stop: bool,
 }
 
 const EXAMPLES: &str = "Examples:
   bdnfs agent --config /etc/bdnfs/agent.toml
-  bdnfs agent --cache-dir /nvme/bdnfs --cache-size 2T";
+  bdnfs agent --cache-dir /nvme/bdnfs --cache-size 2T
+  bdnfs agent --stop";
 
-/// Serves until it is asked to end.
+/// Serves until it is asked to end; or asks the one that does.
 pub fn run(args: &Args) -> Result<()> {
     let config = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+    if args.stop {
+        return stop::run(config.reached(&args.cache, args.socket.as_deref())?);
+    }
     let setup = config.setup(&args.cache, args.socket.as_deref())?;
     runtime::daemon(serve(setup))
 }

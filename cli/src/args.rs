@@ -4,8 +4,8 @@ use anyhow::Result;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::{
-    agent, bench, cache, check, cluster, daemon, job, launch, log, ls, mirror, mount, status, top, umount,
-    wait,
+    agent, bench, cache, check, cluster, daemon, holder, job, launch, log, ls, mirror, mount, status, top,
+    umount, wait,
 };
 
 /// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
@@ -54,6 +54,9 @@ enum Command {
     /// Supervise a job's commands; the daemon starts it
     #[command(hide = true)]
     Launch,
+    /// Hold an agent's mounts while there is no agent; the agent starts it
+    #[command(hide = true)]
+    Hold,
 }
 
 const EXAMPLES: &str = "Examples:
@@ -66,7 +69,7 @@ impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let serves = match &self.command {
-            Command::Daemon(_) | Command::Agent(_) => true,
+            Command::Daemon(_) | Command::Agent(_) | Command::Hold => true,
             Command::Mount(mount) => mount.foreground(),
             _ => false,
         };
@@ -87,6 +90,7 @@ impl Cli {
             Command::Agent(args) => agent::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
+            Command::Hold => holder::process::run(),
         }
     }
 }

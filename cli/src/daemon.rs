@@ -27,6 +27,8 @@ use crate::cache::{self, Cache};
 use crate::control::api::{Failure, MirrorRequest};
 use crate::control::routes;
 use crate::control::server::Socket;
+use crate::holder::keeper::{Found, Keeper};
+use crate::signals::End;
 use crate::{control, runtime, signals};
 
 use cluster::Joined;
@@ -38,6 +40,7 @@ mod host;
 mod hosted;
 mod jobs;
 mod kept;
+mod leave;
 mod restore;
 mod snapshot;
 pub mod spawn;
@@ -116,14 +119,16 @@ pub struct Setup {
     pub listen: Option<SocketAddr>,
     /// The other nodes.
     pub cluster: Option<ClusterSetup>,
+    /// How long its mounts outlive it, if it is an agent.
+    pub hold: Duration,
 }
 
 impl Setup {
     /// A daemon that ends with its last mount.
     pub fn plain(cache: Cache) -> Self {
         let (stays, insists, secrets) = (false, false, Vec::new());
-        let (socket, mirror, listen, cluster) = (None, None, None, None);
-        Self { cache, stays, socket, insists, mirror, secrets, listen, cluster }
+        let (socket, mirror, listen, cluster, hold) = (None, None, None, None, Duration::ZERO);
+        Self { cache, stays, socket, insists, mirror, secrets, listen, cluster, hold }
     }
 }
 
@@ -136,6 +141,8 @@ pub struct Daemon {
     claim: Option<Claim>,
     /// Nothing is evicted before what was mounted is back.
     kept: Hold,
+    /// What was mounted and held.
+    held: Vec<Found>,
 }
 
 impl Daemon {
@@ -172,8 +179,9 @@ impl Daemon {
             Some(cluster) => Some(Joined::join(&engine, cluster, &setup.cache.dir, &setup.secrets).await?),
             None => None,
         };
-        let host = Arc::new(Host::new(engine, setup, joined)?);
-        Ok(Self { sockets, watched, host, claim, kept })
+        let (keeper, held) = find_holder(&setup).await?.unzip();
+        let host = Arc::new(Host::new(engine, setup, joined, keeper)?);
+        Ok(Self { sockets, watched, host, claim, kept, held: held.unwrap_or_default() })
     }
 
     /// Keeps it from ending.
@@ -188,14 +196,15 @@ impl Daemon {
     }
 
     /// Serves until it is asked to end, and if it does not stay, until nothing is mounted and nobody holds it; then it has
-    /// unmounted all.
+    /// unmounted all that is not left to the next agent.
     pub async fn serve(self) -> Result<()> {
-        let Self { sockets, watched, host, claim, kept } = self;
+        let Self { sockets, watched, host, claim, kept, held } = self;
         let back = Arc::clone(&host);
         tokio::spawn(async move {
-            back.restore(kept).await;
+            back.restore(kept, held).await;
             back.resume_jobs();
         });
+        tokio::spawn(Arc::clone(&host).watch_holder());
         let (end, ending) = watch::channel(false);
         let ended = |mut ending: watch::Receiver<bool>| async move {
             // The sender goes when this function ends, which is the same.
@@ -213,7 +222,8 @@ impl Daemon {
         end.send_replace(true);
         let served: io::Result<()> = serving.join_all().await.into_iter().collect();
         host.close().await;
-        if let Some(claim) = claim {
+        // What is mounted still uses the cache.
+        if let Some(claim) = claim.filter(|_| !host.has_left()) {
             claim.end();
         }
         tracing::info!("ended");
@@ -224,18 +234,49 @@ impl Daemon {
     async fn wait(host: &Arc<Host>) {
         tokio::select! {
             () = host.idle() => {}
-            asked = signals::asked_to_end() => match asked {
-                Ok(()) => {
-                    host.end_jobs().await;
-                    let left = host.leave_cluster();
-                    tokio::join!(left, host.unmount_all());
-                }
+            () = host.asked_to_stop() => Self::end(host, End::Stop).await,
+            asked = asked_to_end(host.stays()) => match asked {
+                Ok(how) => Self::end(host, how).await,
                 Err(error) => {
                     tracing::warn!("signals can't be received: {error}");
                     host.idle().await;
                 }
             },
         }
+    }
+
+    /// Takes leave of other nodes, and of what is mounted.
+    async fn end(host: &Arc<Host>, how: End) {
+        host.end_jobs().await;
+        let mounts = async {
+            match how {
+                End::Leave => host.leave_all().await,
+                End::Stop => host.unmount_all().await,
+            }
+        };
+        tokio::join!(host.leave_cluster(), mounts);
+    }
+}
+
+/// Who holds an agent's mounts, and what was left there.
+async fn find_holder(setup: &Setup) -> Result<Option<(Keeper, Vec<Found>)>, Failure> {
+    if !setup.stays {
+        return Ok(None);
+    }
+    let (cache, log, hold) = (setup.cache.dir.clone(), setup.cache.log(), setup.hold);
+    let find = move || {
+        let found = Keeper::find(&cache, &log, hold);
+        found.map_err(|e| Failure::new(Kind::Disk, crate::text::line(&e)))
+    };
+    host::blocking(find).await.map(Some)
+}
+
+/// Waits until the process is asked to end.
+async fn asked_to_end(stays: bool) -> io::Result<End> {
+    if stays {
+        signals::agent_asked_to_end().await
+    } else {
+        signals::asked_to_end().await.map(|()| End::Stop)
     }
 }
 

@@ -18,6 +18,7 @@ mod cluster;
 mod config;
 mod control;
 mod daemon;
+mod holder;
 mod job;
 mod launch;
 mod log;

@@ -108,6 +108,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn spans_have_units() {
+        for (text, seconds) in [("0s", 0), ("90", 90), ("5m", 300), ("24h", 86_400), ("7d", 604_800)] {
+            assert_eq!(span(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for bad in ["", "h", "1.5h", "-1s", "3w", "99999999999999999999s", "9999999999999999999d"] {
+            assert!(span(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn sizes_are_read_and_told_in_the_same_units() {
         for (text, bytes) in
             [("200G", 200_000_000_000), ("1.5 TB", 1_500_000_000_000), ("64MiB", 64 << 20), ("7", 7)]
@@ -137,16 +147,6 @@ mod tests {
     fn names_stay_on_their_line() {
         assert_eq!(name("modèle.bin".as_bytes()), "modèle.bin");
         assert_eq!(name(b"a\nb\xff"), "a\\nb\\xff");
-    }
-
-    #[test]
-    fn spans_have_units() {
-        for (text, seconds) in [("0s", 0), ("90", 90), ("5m", 300), ("24h", 86_400), ("7d", 604_800)] {
-            assert_eq!(span(text), Ok(Duration::from_secs(seconds)), "{text}");
-        }
-        for bad in ["", "h", "1.5h", "-1s", "3w", "99999999999999999999s", "9999999999999999999d"] {
-            assert!(span(bad).is_err(), "{bad}");
-        }
     }
 
     #[test]

@@ -143,12 +143,29 @@ impl Agent {
         self.kill();
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Asks it to end, and waits until it has. What is mounted is left to the next one.
     ///
     /// # Panics
     /// When it fails or does not end.
-    pub fn end(mut self) {
+    pub fn end(self) {
         kill_process(self.pid(), Signal::TERM).expect("a process");
+        self.gone();
+    }
+
+    /// Asks it to take everything down, and waits until it has ended.
+    ///
+    /// # Panics
+    /// When it fails or does not end.
+    pub fn stop(self) {
+        assert_eq!(self.ask("POST", "/v1/stop", "").code, 200);
+        self.gone();
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Panics
+    /// When it does not, or fails.
+    pub fn gone(mut self) {
         let status = wait(&mut self.child, "an agent that was asked to end");
         assert!(status.success(), "{status}: {}", self.log());
     }

@@ -152,7 +152,21 @@ impl Machine {
 
     /// The processes that hold this machine's cache: those that have its lock open.
     pub fn daemons(&self) -> Vec<Pid> {
-        let Ok(lock) = self.cache.join("lock").canonicalize() else { return Vec::new() };
+        self.having_open("lock")
+    }
+
+    /// The processes that hold the mounts of this machine's agent.
+    pub fn holders(&self) -> Vec<Pid> {
+        self.having_open("holder.lock")
+    }
+
+    /// Kills what holds the mounts of this machine's agent, and waits until it is gone.
+    pub fn lose_holder(&self) {
+        end(&self.holders());
+    }
+
+    fn having_open(&self, lock: &str) -> Vec<Pid> {
+        let Ok(lock) = self.cache.join(lock).canonicalize() else { return Vec::new() };
         let processes = fs::read_dir("/proc").expect("/proc").flatten();
         let pids =
             processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
@@ -216,6 +230,7 @@ impl Drop for Machine {
             let _ = unmount(point, UnmountFlags::DETACH);
         }
         end(&self.daemons());
+        end(&self.holders());
     }
 }
 

@@ -30,7 +30,7 @@ fn there_is_one_agent_a_cache_and_the_second_names_the_first() {
     let socket = machine.socket();
     let arguments = ["agent", "--cache-dir", text(&other), "--socket", text(&socket)];
     machine.run(&arguments).fails(&["socket", &pid]);
-    agent.end();
+    agent.stop();
     assert!(!socket.exists() && !machine.cache().join("control.sock").exists());
 }
 
@@ -51,7 +51,7 @@ fn commands_find_the_agent_and_it_stays_when_nothing_is_mounted() {
     assert_eq!(machine.daemons(), [agent.pid()]);
     let status = machine.run(&["status"]).succeeds();
     assert!(status.contains(text(&again)), "{status}");
-    agent.end();
+    agent.stop();
     assert!(!mounted(&again) && machine.daemons().is_empty());
 }
 
@@ -82,7 +82,7 @@ fn comes_back(end: impl FnOnce(bdnfs_tests::agent::Agent)) {
     agent.crash();
     let agent = world.machine.agent("");
     assert!(mounted(&staged) && !mounted(&lazy), "what was unmounted stays so");
-    agent.end();
+    agent.stop();
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn after_a_crash_all_is_back_without_the_network() {
 
 #[test]
 fn after_a_restart_all_is_back_without_the_network() {
-    comes_back(bdnfs_tests::agent::Agent::end);
+    comes_back(bdnfs_tests::agent::Agent::stop);
 }
 
 #[test]
@@ -102,6 +102,8 @@ fn credentials_are_not_kept_and_a_secret_is_found_again() {
     let agent = world.machine.agent("");
     let point = world.machine.mount("s3://bucket", "mnt");
     agent.crash();
+    // It has them in its memory.
+    world.machine.lose_holder();
     let agent = world.machine.agent("");
     let error = fs::read(point.join("file")).expect_err("its credentials are gone");
     assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{}", agent.log());
@@ -124,7 +126,7 @@ fn what_can_not_come_back_is_told_and_can_be_let_go() {
     grow(&source);
     let agent = machine.agent("");
     let point = machine.mount_with(&source, "mnt", &["--wait"]);
-    agent.end();
+    agent.stop();
     fs::remove_dir(&point).unwrap();
     let agent = machine.agent("");
     let status = agent.status();
@@ -132,18 +134,18 @@ fn what_can_not_come_back_is_told_and_can_be_let_go() {
     let id = status["lost"][0]["id"].to_string();
     assert_eq!(agent.ask("DELETE", &format!("/v1/mounts/{id}"), "").code, 200);
     assert!(agent.status().get("lost").is_none());
-    agent.end();
+    agent.stop();
     let agent = machine.agent("");
     assert!(agent.status().get("lost").is_none());
     // What comes in its place ends it, too.
     let point = machine.mount(&source, "mnt");
-    agent.end();
+    agent.stop();
     fs::remove_dir(&point).unwrap();
     let agent = machine.agent("");
     assert_eq!(agent.status()["lost"].as_array().unwrap().len(), 1);
     let point = machine.mount(&source, "mnt");
     assert!(agent.status().get("lost").is_none());
-    agent.end();
+    agent.stop();
     let agent = machine.agent("");
     assert!(mounted(&point), "{}", agent.log());
     compare(&source, &point);

@@ -23,6 +23,8 @@ fn the_agent_answers_as_the_document_says() {
     jobs(&mut api, &agent, &machine);
     cache(&mut api, &agent, &machine);
     cluster(&mut api, &agent);
+    api.ask(&agent, "POST", "/v1/stop", "", "");
+    agent.gone();
     api.all_asked();
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::tenant;
@@ -15,7 +16,7 @@ use crate::control::api::MirrorRequest;
 use crate::daemon::Setup;
 use crate::mirror::place;
 use crate::source::Source;
-use crate::{access, cache, control, secrets};
+use crate::{access, cache, control, secrets, text};
 
 /// What stands in the file. All of it may be left out.
 #[derive(Debug, Default, Deserialize)]
@@ -37,6 +38,8 @@ pub struct Config {
     socket: Option<PathBuf>,
     /// Where secrets are looked for by their names: directories, and TOML files.
     secrets: Vec<PathBuf>,
+    /// How long mounts wait for the next agent.
+    hold: Option<String>,
     /// The mirror of mounts that name none.
     mirror: Option<Mirror>,
     /// The other nodes that serve it, and are served by it.
@@ -44,6 +47,9 @@ pub struct Config {
     /// How it is watched.
     telemetry: Telemetry,
 }
+
+/// Long enough to start a service anew, also after a look at what went wrong; after it nothing should wait any more.
+const HOLD: Duration = Duration::from_secs(5 * 60);
 
 /// What is said of one tenant.
 #[derive(Debug, Default, Deserialize)]
@@ -91,6 +97,18 @@ impl Config {
         })
     }
 
+    /// The socket of the agent that has this configuration. What `cache` and `socket` say goes before what stands here.
+    pub fn reached(self, cache: &cache::Args, socket: Option<&Path>) -> Result<PathBuf> {
+        let named = socket.map(Path::to_owned).or(self.socket);
+        let cache = cache.or(&cache::Args::new(self.cache_dir, self.cache_size));
+        if cache.names_directory() && named.is_none() {
+            return Ok(control::socket(&cache.make()?.dir));
+        }
+        named
+            .or_else(control::well_known)
+            .context("there is no directory for sockets; name one with --socket")
+    }
+
     /// What the daemon is told. What `cache` and `socket` say goes before what stands here.
     pub fn setup(self, cache: &cache::Args, socket: Option<&Path>) -> Result<Setup> {
         let own = cache::Args::new(self.cache_dir, self.cache_size);
@@ -120,7 +138,10 @@ impl Config {
         let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant)).transpose()?;
         let cluster = self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), named.into_iter().collect()));
         let cluster = cluster.transpose().context("cluster")?;
+        let hold = self.hold.map(|text| text::span(&text)).transpose();
+        let hold = hold.map_err(|e| anyhow::anyhow!("hold: {e}"))?.unwrap_or(HOLD);
         Ok(Setup {
+            hold,
             cache,
             cluster,
             stays: true,
@@ -182,6 +203,7 @@ mod tests {
             ("[mirror]\nurl = \"ftp://x\"", "mirror.url"),
             ("tenant = \"a/b\"", "a/b"),
             ("[cluster]\ninsecure = true", "cluster: nodes share what a mirror has"),
+            ("hold = \"soon\"", "hold: expected a number"),
         ] {
             let error = crate::text::line(&setup(text).expect_err(text));
             assert!(error.contains(told), "{error}");

@@ -114,6 +114,11 @@ impl Client {
         self.ask(Method::GET, "/v1/cluster").await
     }
 
+    /// Has the agent take everything down and end. It ends after it has answered.
+    pub async fn stop_agent(&self) -> Result<(), Trouble> {
+        self.ask(Method::POST, "/v1/stop").await
+    }
+
     async fn ask<A: DeserializeOwned>(&self, method: Method, path: &str) -> Result<A, Trouble> {
         self.call(method, path, None::<&()>).await
     }

@@ -47,8 +47,8 @@ impl Claim {
             Err(e) => return Err(Error::disk(format!("cannot read {}", path.display()), e)),
         };
         let text = format!(
-            "the agent of the cache {} (process {}) did not end as it should, and what was mounted waits for it; start it \
-             again, or remove {} if there is to be none",
+            "the agent of the cache {} (process {}) has ended, and what was mounted waits for the next one; start one, or \
+             remove {} if there is to be none",
             cache.display(),
             pid.trim(),
             path.display()

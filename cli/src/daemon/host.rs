@@ -21,6 +21,7 @@ use super::restore::Missing;
 use super::snapshot::{self, Made};
 use crate::control::api::cluster::Cluster;
 use crate::control::api::{Daemon, Failure, MirrorRequest, MountRequest, Mounted, Staging, Status, Work};
+use crate::holder::keeper::Keeper;
 use crate::records::Records;
 use crate::{control, text};
 
@@ -46,11 +47,15 @@ pub struct Host {
     /// What is kept of mounts, where they are to come back: with an agent.
     pub(super) records: Option<Arc<Records<Kept>>>,
     jobs: Jobs,
+    /// Who holds mounts while there is no agent: with an agent.
+    pub(super) keeper: Option<Arc<Keeper>>,
     table: Mutex<Table>,
     changed: Notify,
     asked: Notify,
+    /// That everything is to be taken down.
+    stop: Notify,
     pub(super) ready: watch::Sender<bool>,
-    closing: watch::Sender<bool>,
+    pub(super) closing: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -86,7 +91,12 @@ impl Drop for Hold {
 
 impl Host {
     /// A host without mounts. Touches the local disk.
-    pub fn new(engine: Engine, setup: Setup, cluster: Option<Joined>) -> Result<Self, Failure> {
+    pub fn new(
+        engine: Engine,
+        setup: Setup,
+        cluster: Option<Joined>,
+        keeper: Option<Keeper>,
+    ) -> Result<Self, Failure> {
         let Setup { cache, stays, mirror, secrets, .. } = setup;
         let records = stays.then(|| Records::open(&cache.dir, "mounts").map(Arc::new)).transpose()?;
         Ok(Self {
@@ -99,9 +109,11 @@ impl Host {
             secrets,
             cluster,
             records,
+            keeper: keeper.map(Arc::new),
             table: Mutex::default(),
             changed: Notify::new(),
             asked: Notify::new(),
+            stop: Notify::new(),
             ready: watch::Sender::new(false),
             closing: watch::Sender::new(false),
         })
@@ -242,7 +254,7 @@ impl Host {
         };
         let mount = self.attach(&snapshot, &request).await?;
         let warnings = self.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
-        let hosted = self.register(snapshot, mount, kept).await?;
+        let hosted = self.register(snapshot, mount, kept, request).await?;
         Ok(Mounted { warnings, ..hosted.mounted() })
     }
 
@@ -272,18 +284,23 @@ impl Host {
         snapshot: &Arc<Snapshot>,
         request: &MountRequest,
     ) -> Result<Mount, Failure> {
+        let options = self.options(request);
+        let (served, place) = (Arc::clone(snapshot), request.mountpoint.clone());
+        let runtime = tokio::runtime::Handle::current();
+        blocking(move || Ok(Mount::new(served, runtime, &place, &options)?)).await
+    }
+
+    /// How what is asked for is mounted.
+    pub(super) fn options(&self, request: &MountRequest) -> Options {
         let threads = std::thread::available_parallelism().map_or(DEVICE_THREADS.0, usize::from);
-        let options = Options {
+        Options {
             allow_other: request.allow_other,
             uid: request.uid,
             gid: request.gid,
             threads: threads.clamp(DEVICE_THREADS.0, DEVICE_THREADS.1),
             control: Some(self.socket.clone()),
             served: Arc::clone(&self.served),
-        };
-        let (served, place) = (Arc::clone(snapshot), request.mountpoint.clone());
-        let runtime = tokio::runtime::Handle::current();
-        blocking(move || Ok(Mount::new(served, runtime, &place, &options)?)).await
+        }
     }
 
     /// Takes a mount into the table, and keeps a record of it; one without a number gets its number here.
@@ -292,21 +309,24 @@ impl Host {
         snapshot: Arc<Snapshot>,
         mount: Mount,
         kept: Kept,
+        request: MountRequest,
     ) -> Result<Arc<Hosted>, Failure> {
         let host = Arc::clone(self);
         // In one piece: who leaves meanwhile leaves a mount, or none.
         let hosted = blocking(move || {
             let is_new = kept.id == 0;
             let id = if is_new { host.next() } else { kept.id };
-            let hosted = Arc::new(Hosted::new(snapshot, mount, Kept { id, ..kept }));
+            let hosted = Arc::new(Hosted::new(snapshot, mount, Kept { id, ..kept }, request));
             if is_new {
                 host.keep(&hosted)?;
             }
             let mut table = host.table();
             if *host.closing.borrow() {
                 drop(table);
-                host.drop_record(id);
-                // Dropping the mount unmounts it.
+                // What is not new comes back, or is held. Dropping the mount unmounts it, unless it is left.
+                if is_new {
+                    host.drop_record(id);
+                }
                 return Err(Failure::closing());
             }
             let superseded: Vec<u64> = table.superseded(hosted.mountpoint()).collect();
@@ -314,6 +334,7 @@ impl Host {
             table.missing.retain(|id, _| !superseded.contains(id));
             drop(table);
             superseded.into_iter().for_each(|id| host.drop_record(id));
+            host.have_held(&hosted);
             Ok(hosted)
         })
         .await?;
@@ -325,7 +346,9 @@ impl Host {
         let (host, leaving) = (Arc::clone(self), Arc::clone(&hosted));
         tokio::spawn(async move {
             leaving.mount().ended().await;
-            host.forget(&leaving).await;
+            if !leaving.mount().has_left() {
+                host.forget(&leaving).await;
+            }
         });
         Ok(hosted)
     }
@@ -377,6 +400,7 @@ impl Host {
 
     async fn forget(self: &Arc<Self>, hosted: &Arc<Hosted>) {
         hosted.snapshot().release().await;
+        self.no_longer_held(hosted.id()).await;
         // What ends with the agent is to come back with it.
         if !*self.closing.borrow() {
             let (host, id) = (Arc::clone(self), hosted.id());
@@ -488,20 +512,14 @@ impl Host {
         }
     }
 
-    /// Refuses mounts from now on, and unmounts all that there are: what is held is taken out of sight.
-    pub async fn unmount_all(self: &Arc<Self>) {
-        let mounts: Vec<_> = {
-            let table = self.table();
-            self.closing.send_replace(true);
-            table.mounts.values().filter(|hosted| !hosted.is_detached()).map(|hosted| hosted.id()).collect()
-        };
-        for id in mounts {
-            let Err(failure) = self.unmount(id, false).await else { continue };
-            tracing::warn!("{failure}; detaching it");
-            if let Err(failure) = self.unmount(id, true).await {
-                tracing::warn!("{failure}");
-            }
-        }
+    /// Asks it to take everything down and to end.
+    pub fn stop(&self) {
+        self.stop.notify_one();
+    }
+
+    /// Waits until that is asked. For one waiter.
+    pub async fn asked_to_stop(&self) {
+        self.stop.notified().await;
     }
 
     /// Waits until a mount has been asked for. For one waiter.

@@ -12,7 +12,7 @@ use bdnfs_fs::{Mount, mounts};
 use tokio::sync::watch;
 
 use super::kept::Kept;
-use crate::control::api::{MountStatus, Mounted, StageState, Staging};
+use crate::control::api::{MountRequest, MountStatus, Mounted, StageState, Staging};
 
 /// Each blob costs a look at the disk; beyond so many a status would take longer than people wait.
 const COUNTED_BLOBS: u32 = 10_000;
@@ -23,21 +23,27 @@ pub struct Hosted {
     snapshot: Arc<Snapshot>,
     mount: Mount,
     kept: Kept,
+    /// What was asked for, with its secrets.
+    request: MountRequest,
     staged: AtomicBool,
     detached: AtomicBool,
+    /// Whether it outlives this process.
+    held: AtomicBool,
     gone: watch::Sender<bool>,
 }
 
 impl Hosted {
-    /// A mount of `snapshot`, and what is to be kept of it.
-    pub fn new(snapshot: Arc<Snapshot>, mount: Mount, kept: Kept) -> Self {
+    /// A mount of `snapshot` that `request` asked for, and what is to be kept of it.
+    pub fn new(snapshot: Arc<Snapshot>, mount: Mount, kept: Kept, request: MountRequest) -> Self {
         let staged = AtomicBool::new(kept.staged);
         Self {
             snapshot,
             mount,
             kept,
+            request,
             staged,
             detached: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             gone: watch::Sender::new(false),
         }
     }
@@ -55,6 +61,21 @@ impl Hosted {
     /// Its number.
     pub fn id(&self) -> u64 {
         self.kept.id
+    }
+
+    /// What was asked for, with its secrets.
+    pub fn request(&self) -> &MountRequest {
+        &self.request
+    }
+
+    /// Notes whether it outlives this process.
+    pub fn set_held(&self, held: bool) {
+        self.held.store(held, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub fn is_held(&self) -> bool {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Where it is.

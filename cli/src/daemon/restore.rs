@@ -1,20 +1,26 @@
 //! Restore: what was mounted when the agent ended comes back when it starts.
 //!
+//! What a [holder](crate::holder) has held meanwhile is not mounted again: it was never gone, and is served on.
+//!
 //! First all leases, from what the cache itself has: until then nothing is evicted. Then the mounts, each in the place of
 //! the dead one, and what was being staged goes on. Nobody outside this machine is asked. What can't be mounted again keeps
 //! its lease and its record, and is told in the status.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bdnfs::cache::evict::Hold;
 use bdnfs::snapshot::Snapshot;
+use bdnfs_fs::Mount;
+use bdnfs_fs::held::Held;
 use futures_util::{StreamExt, future, stream};
 
 use super::host::{Host, blocking};
 use super::hosted::Hosted;
 use super::kept::Kept;
 use super::snapshot;
-use crate::control::api::{Failure, Lost};
+use crate::control::api::{Failure, Lost, MountRequest};
+use crate::holder::keeper::Found;
 
 /// How many mounts are made at once: each waits for the kernel, and one whose place does not answer must not hold up all.
 const AT_ONCE: usize = 16;
@@ -40,18 +46,25 @@ impl Missing {
 }
 
 impl Host {
-    /// Brings back what was mounted; lets go of `hold` as soon as all leases are there.
-    pub async fn restore(self: &Arc<Self>, hold: Hold) {
+    /// Brings back what was mounted, `held` or not; lets go of `hold` as soon as all leases are there.
+    pub async fn restore(self: &Arc<Self>, hold: Hold, held: Vec<Found>) {
+        let mut held: HashMap<u64, Found> = held.into_iter().map(|held| (held.id, held)).collect();
         let kept = self.kept().await;
         self.table().last = kept.iter().map(|kept| kept.id).max().unwrap_or(0);
         let mut found = Vec::new();
         for kept in kept {
-            let snapshot = self.again(&kept).await;
-            found.push((kept, snapshot));
+            let (kept, request, held) = before(kept, &mut held);
+            let snapshot = self.again(&kept, &request).await;
+            found.push((kept, request, held, snapshot));
         }
         drop(hold);
+        // Nobody knows what they are: they were about to end.
+        for (id, unknown) in held {
+            drop(unknown);
+            self.no_longer_held(id).await;
+        }
         let staged: Vec<_> = stream::iter(found)
-            .map(|(kept, snapshot)| self.bring_back(kept, snapshot))
+            .map(|(kept, request, held, snapshot)| self.bring_back(kept, request, held, snapshot))
             .buffer_unordered(AT_ONCE)
             .filter_map(future::ready)
             .collect()
@@ -79,8 +92,8 @@ impl Host {
     }
 
     /// The snapshot of a mount, with its lease.
-    async fn again(&self, kept: &Kept) -> Result<Arc<Snapshot>, Failure> {
-        let request = self.equip(&kept.request);
+    async fn again(&self, kept: &Kept, request: &MountRequest) -> Result<Arc<Snapshot>, Failure> {
+        let request = self.equip(request);
         let engine = self.engine_of(&request).await?;
         let snapshot = snapshot::again(&engine, &self.cache, kept, &request).await?;
         if kept.staged {
@@ -90,19 +103,48 @@ impl Host {
         Ok(snapshot)
     }
 
-    /// Mounts what was mounted; answers with the mount if it is to be staged.
+    /// Serves a mount on that was `held`; mounts it anew where none was, or that one can't be served.
+    async fn resume(
+        &self,
+        id: u64,
+        snapshot: &Arc<Snapshot>,
+        request: &MountRequest,
+        held: Option<Held>,
+    ) -> Result<Mount, Failure> {
+        let Some(held) = held else { return self.attach(snapshot, request).await };
+        let (options, served) = (self.options(request), Arc::clone(snapshot));
+        let (runtime, place) = (tokio::runtime::Handle::current(), request.mountpoint.clone());
+        let resumed = blocking(move || Ok(Mount::resume(served, runtime, &place, &options, held)?)).await;
+        match resumed {
+            Ok(mount) => Ok(mount),
+            Err(failure) => {
+                tracing::warn!("{} can't be served on: {failure}", request.mountpoint.display());
+                // Then it ends, and gives way to a new one.
+                self.no_longer_held(id).await;
+                self.attach(snapshot, request).await
+            }
+        }
+    }
+
+    /// Has what was mounted be so; answers with the mount if it is to be staged.
     async fn bring_back(
         self: &Arc<Self>,
         kept: Kept,
+        request: MountRequest,
+        held: Option<Held>,
         snapshot: Result<Arc<Snapshot>, Failure>,
     ) -> Option<Arc<Hosted>> {
         let (staged, id) = (kept.staged, kept.id);
         let mounted = match &snapshot {
-            Ok(snapshot) => self.attach(snapshot, &kept.request).await,
-            Err(failure) => Err(failure.clone()),
+            Ok(snapshot) => self.resume(id, snapshot, &request, held).await,
+            Err(failure) => {
+                drop(held);
+                self.no_longer_held(id).await;
+                Err(failure.clone())
+            }
         };
         let why = match (mounted, snapshot.clone()) {
-            (Ok(mount), Ok(snapshot)) => match self.register(snapshot, mount, kept.clone()).await {
+            (Ok(mount), Ok(snapshot)) => match self.register(snapshot, mount, kept.clone(), request).await {
                 Ok(hosted) => return staged.then_some(hosted),
                 Err(failure) => failure,
             },
@@ -113,5 +155,19 @@ impl Host {
         let missing = Missing { kept, why, _snapshot: snapshot.ok() };
         self.table().missing.insert(id, missing);
         None
+    }
+}
+
+/// What is known of a mount from before: its record, what was asked for, and its descriptors if it was held. Then its secrets
+/// are there, too.
+fn before(kept: Kept, held: &mut HashMap<u64, Found>) -> (Kept, MountRequest, Option<Held>) {
+    let bare = kept.request.clone();
+    let Some(Found { note, held, .. }) = held.remove(&kept.id) else { return (kept, bare, None) };
+    match serde_json::from_str(&note) {
+        Ok(request) => (Kept { bereft: false, ..kept }, request, Some(held)),
+        Err(error) => {
+            tracing::warn!("the secrets of {} are lost: {error}", bare.mountpoint.display());
+            (kept, bare, Some(held))
+        }
     }
 }

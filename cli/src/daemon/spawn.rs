@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow};
@@ -43,7 +44,7 @@ pub fn spawn(cache: &Cache, verbose: u8) -> Result<Spawned> {
             command.env_remove(variable);
         }
     }
-    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log(cache)?);
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log(&cache.log())?);
     let mut child = command.spawn().context("cannot start the daemon")?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
@@ -60,10 +61,10 @@ pub fn spawn(cache: &Cache, verbose: u8) -> Result<Spawned> {
     }
 }
 
-fn log(cache: &Cache) -> Result<File> {
-    let path = cache.log();
+/// The log of what is detached, at `path`.
+pub fn log(path: &Path) -> Result<File> {
     let open = || {
-        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path)?;
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         if file.metadata()?.len() > LONGEST_LOG {
             file.set_len(0)?;
         }

@@ -22,6 +22,7 @@ pub fn routes() -> Routes {
         .post("/v1/mounts/{id}/stage", stage)
         .get("/v1/mounts/{id}/stage", staging)
         .get("/v1/status", status)
+        .post("/v1/stop", stop)
 }
 
 async fn mount(State(host): State<Arc<Host>>, Body(request): Body<MountRequest>) -> Answer<Mounted> {
@@ -56,6 +57,11 @@ async fn stage(State(host): State<Arc<Host>>, id: Id) -> Answer<Staging> {
 async fn staging(State(host): State<Arc<Host>>, id: Id) -> Answer<Staging> {
     let Path(id) = id?;
     host.staging(id).await.map(Json)
+}
+
+async fn stop(State(host): State<Arc<Host>>) -> Answer<()> {
+    host.stop();
+    Ok(Json(()))
 }
 
 async fn status(State(host): State<Arc<Host>>) -> Answer<Status> {

@@ -1,0 +1,126 @@
+//! What an agent and a holder tell each other: one message a packet, with the descriptors that belong to it.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use serde::{Deserialize, Serialize};
+
+/// The version of what is said here, which the agent tells first. Holder and agent may be of different versions of this
+/// program; a holder that does not know the agent's ends.
+pub const VERSION: u32 = 1;
+/// The longest message, in bytes: the request of a mount with its secrets, some of which are files of their own, fits.
+const LONGEST: usize = 64 << 10;
+/// The most descriptors that come with one: the queues of a mount and its ledger are fewer.
+const DESCRIPTORS: usize = 32;
+
+/// A message.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Message {
+    /// The agent's first: its version, and how long to hold without an agent, in seconds.
+    Hello { version: u32, hold: u64 },
+    /// A mount is to be kept, or is kept, under its number: its request as a text, and its descriptors.
+    Keep { id: u64, note: String },
+    /// A mount is not to be kept any more.
+    Forget { id: u64 },
+    /// What is kept is to be given: a [`Keep`](Self::Keep) for each, and then [`Done`](Self::Done).
+    Give,
+    /// That was all.
+    Done,
+}
+
+/// Sends a message.
+pub fn send(socket: BorrowedFd<'_>, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    if bytes.len() > LONGEST || descriptors.len() > DESCRIPTORS {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is too long for the holder"));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives the next message, with its descriptors; `None`: the other side has gone.
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; LONGEST];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let received = match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        Ok(received) => received,
+        Err(Errno::CONNRESET) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptors: Vec<OwnedFd> = descriptors.flatten().collect();
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message was cut off"));
+    }
+    Ok(Some((serde_json::from_slice(&bytes[..received.bytes])?, descriptors)))
+}
+
+/// Whether a process of this user, or of root, is at the other end.
+pub fn is_trusted(socket: BorrowedFd<'_>) -> bool {
+    let own = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(socket.as_fd())
+        .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("sockets")
+    }
+
+    #[test]
+    fn messages_arrive_whole_with_their_descriptors() {
+        let (ours, theirs) = pair();
+        assert!(is_trusted(ours.as_fd()));
+        let note = "n".repeat(LONGEST / 2);
+        let descriptors = [ours.as_fd(), theirs.as_fd(), ours.as_fd()];
+        send(ours.as_fd(), &Message::Keep { id: 7, note: note.clone() }, &descriptors).expect("sent");
+        send(ours.as_fd(), &Message::Done, &[]).expect("sent");
+        let (message, descriptors) = receive(theirs.as_fd()).expect("received").expect("a message");
+        assert!(matches!(message, Message::Keep { id: 7, note: arrived } if arrived == note));
+        assert_eq!(descriptors.len(), 3);
+        let (message, descriptors) = receive(theirs.as_fd()).expect("received").expect("a message");
+        assert!(matches!(message, Message::Done) && descriptors.is_empty());
+        drop(ours);
+        assert!(receive(theirs.as_fd()).expect("an end").is_none());
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_sent() {
+        let (ours, _theirs) = pair();
+        send(ours.as_fd(), &Message::Keep { id: 7, note: "n".repeat(LONGEST) }, &[]).expect_err("too long");
+        send(ours.as_fd(), &Message::Done, &[ours.as_fd(); DESCRIPTORS + 1]).expect_err("too many");
+    }
+
+    #[test]
+    fn what_is_no_message_is_an_error() {
+        let (ours, theirs) = pair();
+        for bytes in [&b"{"[..], b"{\"Keep\":{}}", b"[1]"] {
+            rustix::net::send(&ours, bytes, SendFlags::empty()).expect("sent");
+            receive(theirs.as_fd()).expect_err("no message");
+        }
+    }
+}
