@@ -173,8 +173,12 @@ impl Content {
         if self.refuted().is_some() {
             return None;
         }
-        if let Some(pieces) = self.means.recent.read(&self.blob.key, &range) {
-            return Some(pieces);
+        let recent = match whom {
+            Whom::Reader => self.means.recent.read(&self.blob.key, &range),
+            Whom::Peer(_) => self.means.recent.peek(&self.blob.key, &range),
+        };
+        if recent.is_some() {
+            return recent;
         }
         let len = (range.end - range.start) as usize;
         let bytes = match (self.whole.get(), self.part()) {
@@ -303,22 +307,24 @@ impl Content {
             return Ok(());
         }
         let patience = if urgency == Urgency::Stage { STAGE_PATIENCE } else { DEADLINE };
+        // Others come for what this node fetches directly: about now.
+        let lent = reach == Reach::Direct && self.ladder().is_shared(&self.blob);
         let accept = |arrival: Arrival| {
             // A task of its own, so that it is under way while the flight waits for what comes next.
-            let accepted =
-                self.means.runtime.spawn(self.clone().take(flight.clone(), arrival).in_current_span());
+            let taken = self.clone().take(flight.clone(), arrival, lent);
+            let accepted = self.means.runtime.spawn(taken.in_current_span());
             async move { accepted.await.map_err(lost)? }
         };
         self.ladder().fetch(&self.blob, wanted, (reach, urgency), patience, accept).await
     }
 
     /// Accepts a block as soon as there is a hand free for it.
-    async fn take(self: Arc<Self>, flight: Arc<Flight>, arrival: Arrival) -> Result<u64> {
+    async fn take(self: Arc<Self>, flight: Arc<Flight>, arrival: Arrival, lent: bool) -> Result<u64> {
         let hand = self.means.hands.clone().acquire_owned().await;
         let (runtime, span) = (self.means.runtime.clone(), tracing::Span::current());
         let accepted = runtime.spawn_blocking(move || {
             let _hand = hand;
-            span.in_scope(|| self.accept(&flight, arrival))
+            span.in_scope(|| self.accept(&flight, arrival, lent))
         });
         accepted.await.map_err(lost)?
     }
@@ -346,12 +352,12 @@ impl Content {
         missing
     }
 
-    /// Verifies a block, hands it to who waits for it, and stores it.
-    fn accept(&self, flight: &Flight, arrival: Arrival) -> Result<u64> {
+    /// Verifies a block, hands it to who waits for it, and stores it. What is `lent` other nodes want, too.
+    fn accept(&self, flight: &Flight, arrival: Arrival, lent: bool) -> Result<u64> {
         let index = arrival.index;
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
         let verified = arrival.verify(known)?;
-        if flight.urgency() > Urgency::Stage {
+        if lent || flight.urgency() > Urgency::Stage {
             self.means.recent.put(self.blob.key, index, verified.bytes().clone());
         }
         self.means.moved.fetch_add(1, Relaxed);

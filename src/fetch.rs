@@ -93,7 +93,7 @@ impl Ladder {
     }
 
     /// Whether other nodes may have `blob`: only what can be verified is asked of them.
-    fn is_shared(&self, blob: &Blob) -> bool {
+    pub(crate) fn is_shared(&self, blob: &Blob) -> bool {
         self.shared && blob.checks.is_some()
     }
 

@@ -1,8 +1,9 @@
-//! Blocks that arrived for readers, kept in memory for a while.
+//! Blocks that arrived for readers and for other nodes, kept in memory for a while.
 //!
 //! A reader comes in pieces smaller than a block, and the window brings blocks before it comes: with these it has each
 //! from memory instead of from the disk that they are just being written to, and fetches each once even while that disk
-//! is full or out of order. There is one such store for all contents, so that its bound holds for any number of files.
+//! is full or out of order. What other nodes turn to this one for they all want at about the same time: it is kept for them, too,
+//! and not read from the disk for each. There is one such store for all contents, so that its bound holds for any number of files.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -67,7 +68,15 @@ impl Recent {
     /// The bytes `range` of `key`, in order, if all of them are still kept. What was read to its end, and is in the cache
     /// too, is not kept any longer.
     pub fn read(&self, key: &Key, range: &Range<u64>) -> Option<Vec<Bytes>> {
-        let (key, mut blocks) = (&(self.tenant, *key), self.lock());
+        let pieces = self.peek(key, range)?;
+        let key = (self.tenant, *key);
+        self.lock().retain(|kept| kept.only || !kept.is_read_by(&key, range));
+        Some(pieces)
+    }
+
+    /// The same for another node: they are kept all the same, for the next one that asks.
+    pub fn peek(&self, key: &Key, range: &Range<u64>) -> Option<Vec<Bytes>> {
+        let (key, blocks) = (&(self.tenant, *key), self.lock());
         let mut pieces = Vec::new();
         let mut at = range.start;
         while at < range.end {
@@ -80,7 +89,6 @@ impl Recent {
             pieces.push(bytes.slice(start as usize..end as usize));
             at = index * BLOCK + end;
         }
-        blocks.retain(|kept| kept.only || !kept.is_read_by(key, range));
         Some(pieces)
     }
 
@@ -148,6 +156,9 @@ mod tests {
         recent.put(key(0), 1, block(1));
         recent.rescue(key(0), 2, block(2));
         let read = |range: Range<u64>| recent.read(&key(0), &range);
+        for _ in 0..2 {
+            assert_eq!(recent.peek(&key(0), &(0..BLOCK)).expect("kept for the next"), [block(0)]);
+        }
         assert_eq!(read(0..BLOCK - 1).expect("kept"), [block(0).slice(1..)]);
         assert_eq!(read(5..BLOCK + 5).expect("kept"), [block(0).slice(5..), block(1).slice(..5)]);
         assert_eq!(read(0..1), None, "it was read to its end");

@@ -260,9 +260,14 @@ impl Peers {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn asked_now(&self) -> usize {
+    /// How many answers of others are under way.
+    pub fn under_way(&self) -> usize {
         self.asked().len()
+    }
+
+    /// Of how many others something is remembered.
+    pub fn remembered(&self) -> usize {
+        self.health.remembered()
     }
 
     fn asked(&self) -> MutexGuard<'_, HashMap<u64, Asked>> {

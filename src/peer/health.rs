@@ -119,6 +119,11 @@ impl Health {
         banned.map(|(id, _)| id.clone()).collect()
     }
 
+    /// Of how many something is remembered.
+    pub fn remembered(&self) -> usize {
+        self.lock().len().max(self.lately().len())
+    }
+
     /// Forgets all but those that `known` knows: what is kept is bounded by the cluster's size.
     pub fn forget(&self, known: impl Fn(&str) -> bool) {
         let now = Instant::now();

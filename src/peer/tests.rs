@@ -13,11 +13,11 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use super::client::{Link, Peers};
-use super::health::BAN;
+use super::health::{BAN, Standing};
 use super::link::Http;
 use super::members::Listed;
 use super::server::{Caller, Server, Shelf};
-use super::wire::{Ask, Frame, Reply};
+use super::wire::{Ask, Frame, Reply, Role};
 use super::{Member, PROTOCOL, listener, token};
 use crate::blob::{Blob, Key, Stored};
 use crate::block::{self, Arrival, BLOCK, Check};
@@ -338,7 +338,7 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
         tokio::time::advance(BAN).await;
         fetch().await;
         assert!(peers.figures().asked > asked, "it may do better now");
-        assert!(peers.asked_now() == 0, "{trick:?} leaves nothing behind");
+        assert!(peers.under_way() == 0, "{trick:?} leaves nothing behind");
     }
 }
 
@@ -416,4 +416,72 @@ async fn the_first_owner_is_asked_then_the_second_and_the_node_itself_never() {
         }
     }
     assert!((20..90).contains(&ours), "a quarter of 200, not {ours}");
+}
+
+/// A request for a block of `t`'s.
+fn ask(urgency: Urgency) -> Ask {
+    let (snapshot, blob) = (Digest::of(b"snapshot"), Digest::of(b"blob"));
+    Ask { tenant: "t".into(), snapshot, blob, size: BLOCK, range: 0..BLOCK, role: Role::Owner, urgency }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_with_too_much_to_do_says_when_to_come_back_and_has_room_for_readers() {
+    /// What never ends.
+    #[derive(Debug)]
+    struct Endless;
+    impl Shelf for Endless {
+        fn lend<'a>(&'a self, _: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+            async { Ok(Some(stream::pending().boxed())) }.boxed()
+        }
+
+        fn moved(&self) -> u64 {
+            0
+        }
+    }
+    let server = Arc::new(Server::default());
+    server.host("t", Arc::new(Endless));
+    let mut held = Vec::new();
+    let mut fill = async |urgency| loop {
+        match server.answer(&Caller::ANYBODY, ask(urgency)).await {
+            Reply::Frames(frames) => held.push(frames),
+            Reply::Busy(wait) => return (held.len(), wait),
+            Reply::Miss => panic!("it has everything"),
+        }
+    };
+    let (staging, wait) = fill(Urgency::Stage).await;
+    let (all, _) = fill(Urgency::Read).await;
+    assert!(wait >= Duration::from_secs(1) && all >= staging + staging / 4, "{staging} of {all}");
+    assert_eq!(server.busy(), all);
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(listener::serve(listener, server.clone(), None));
+    let peer = Member { address, ..member("b", "z") };
+    let link = Http::plain().expect("a client");
+    let answer = link.ask(&peer, &ask(Urgency::Read)).await.expect("an answer");
+    assert!(matches!(answer, Reply::Busy(told) if told == wait), "503, with retry-after");
+    drop(held);
+    let answer = link.ask(&peer, &ask(Urgency::Stage)).await.expect("an answer");
+    assert!(matches!(answer, Reply::Frames(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn staging_comes_back_to_who_is_busy_and_a_reader_goes_on() {
+    #[derive(Debug, Default)]
+    struct Busy(AtomicU64);
+    impl Link for Arc<Busy> {
+        fn ask<'a>(&'a self, _: &'a Member, _: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+            self.0.fetch_add(1, Relaxed);
+            async { Ok(Reply::Busy(Duration::from_secs(1))) }.boxed()
+        }
+    }
+    for (urgency, tries) in [(Urgency::Read, 1), (Urgency::Ahead, 1), (Urgency::Stage, 3)] {
+        let link = Arc::new(Busy::default());
+        let (peers, seats) = asking([member("b", "z")], link.clone());
+        let blob = Things::default().put(noise(BLOCK));
+        let begin = Instant::now();
+        let error = seats[1].fetch(&blob, 0..BLOCK, urgency).await.err().expect("busy");
+        assert_eq!((error.kind(), link.0.load(Relaxed)), (Kind::Unavailable, tries), "{urgency:?}");
+        assert_eq!(begin.elapsed(), Duration::from_secs(tries - 1));
+        assert_eq!(peers.standing("b"), Standing::Well, "to be busy is no fault");
+    }
 }

@@ -12,6 +12,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::network::Host;
 use crate::s3::Keys;
 use crate::tools::{target, tool};
 
@@ -25,6 +26,8 @@ pub struct Machine {
     home: TempDir,
     cache: PathBuf,
     env: Vec<(OsString, OsString)>,
+    /// The network namespace that it is in, if it is not this process's.
+    network: Option<PathBuf>,
 }
 
 /// What a command printed, and how it ended.
@@ -42,12 +45,18 @@ impl Machine {
     /// A new machine with an empty cache.
     pub fn new() -> Self {
         let home = TempDir::with_prefix("bdnfs-test-").expect("a temporary directory");
-        Self { cache: home.path().join("cache"), home, env: Vec::new() }
+        Self { cache: home.path().join("cache"), home, env: Vec::new(), network: None }
     }
 
     /// The same, with its cache at `cache`.
     pub fn with_cache(mut self, cache: &Path) -> Self {
         self.cache = cache.to_owned();
+        self
+    }
+
+    /// The same, with the network of `host`.
+    pub fn within(mut self, host: &Host) -> Self {
+        self.network = Some(host.path());
         self
     }
 
@@ -94,7 +103,15 @@ impl Machine {
     pub fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
         let binary = target().join("bdnfs");
         assert!(binary.exists(), "{} is missing; cargo build --workspace makes it", binary.display());
-        let mut command = Command::new(binary);
+        let mut command = match &self.network {
+            // The network alone: what is mounted is to be seen from here.
+            Some(network) => {
+                let mut command = tool("nsenter");
+                command.arg(format!("--net={}", network.display())).arg("--").arg(binary);
+                command
+            }
+            None => Command::new(binary),
+        };
         command.args(arguments).env_clear().stdin(Stdio::null());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", self.home.path());
         command.env("BDNFS_SOCKET", self.socket());

@@ -23,7 +23,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::fault::Faults;
 use crate::file;
-use crate::serve::Server;
+use crate::serve::{Port, Server};
 use crate::tally::Tally;
 
 pub use sign::Keys;
@@ -49,12 +49,17 @@ impl S3 {
 
     /// The same, on a port of one's choice.
     pub fn on_port(root: &Path, keys: Option<Keys>, port: u16) -> Self {
+        Self::at(root, keys, Port::take(port))
+    }
+
+    /// The same, on any port.
+    pub fn at(root: &Path, keys: Option<Keys>, port: Port) -> Self {
         let (tally, faults) = (Tally::default(), Faults::default());
         let (open, admitted) =
             (keys.is_none(), Mutex::new(keys.map(|keys| (keys, None)).into_iter().collect()));
         let store = Arc::new(Store { root: root.to_owned(), open, admitted, ..Store::default() });
         let app = Router::new().fallback(serve).with_state(store.clone());
-        let server = Server::start(tally.around(faults.around(app)), port);
+        let server = Server::at(tally.around(faults.around(app)), port);
         Self { server, tally, faults, store }
     }
 

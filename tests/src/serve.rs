@@ -1,12 +1,15 @@
 //! A server on loopback that can be stopped and started again on the same port.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::Router;
 use axum::serve::ListenerExt;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
+
+use crate::network::{Host, inside};
 
 /// An HTTP server with threads of its own. It stops when it is dropped.
 #[derive(Debug)]
@@ -22,7 +25,15 @@ impl Server {
     /// # Panics
     /// When the port is taken.
     pub fn start(app: Router, port: u16) -> Self {
-        let mut server = Self { app, port: Port::take(port), runtime: None };
+        Self::at(app, Port::take(port))
+    }
+
+    /// Serves `app` on `port`.
+    ///
+    /// # Panics
+    /// When somebody listens there.
+    pub fn at(app: Router, port: Port) -> Self {
+        let mut server = Self { app, port, runtime: None };
         server.resume();
         server
     }
@@ -73,6 +84,8 @@ pub struct Port {
     _holder: TcpSocket,
     /// Its address.
     pub address: SocketAddr,
+    /// The network namespace whose it is, if it is another one's.
+    namespace: Option<PathBuf>,
 }
 
 impl Port {
@@ -81,20 +94,34 @@ impl Port {
     /// # Panics
     /// When somebody has it.
     pub fn take(port: u16) -> Self {
-        let holder = bind(SocketAddr::from(([127, 0, 0, 1], port)));
+        Self::bind(SocketAddr::from(([127, 0, 0, 1], port)), None)
+    }
+
+    /// The port `port` of `host`.
+    ///
+    /// # Panics
+    /// When somebody has it.
+    pub fn on(host: &Host, port: u16) -> Self {
+        Self::bind(host.at(port), Some(host.path()))
+    }
+
+    fn bind(address: SocketAddr, namespace: Option<PathBuf>) -> Self {
+        let holder = bind(address, namespace.as_deref());
         let address = holder.local_addr().expect("a bound socket has an address");
-        Self { _holder: holder, address }
+        Self { _holder: holder, address, namespace }
     }
 
     pub(crate) fn listen(&self, runtime: &Runtime) -> TcpListener {
         let _inside = runtime.enter();
-        bind(self.address).listen(1024).unwrap_or_else(|e| panic!("cannot listen on {}: {e}", self.address))
+        let socket = bind(self.address, self.namespace.as_deref());
+        socket.listen(1024).unwrap_or_else(|e| panic!("cannot listen on {}: {e}", self.address))
     }
 }
 
 /// A socket on `address` that lets others be bound there as well, as long as one of them listens.
-fn bind(address: SocketAddr) -> TcpSocket {
-    let socket = TcpSocket::new_v4().expect("a socket");
+fn bind(address: SocketAddr, namespace: Option<&Path>) -> TcpSocket {
+    let new = || TcpSocket::new_v4().expect("a socket");
+    let socket = namespace.map_or_else(new, |namespace| inside(namespace, new));
     socket.set_reuseaddr(true).expect("SO_REUSEADDR");
     socket.bind(address).unwrap_or_else(|e| panic!("cannot bind {address}: {e}"));
     socket

@@ -111,7 +111,8 @@ impl Joined {
         if let Some(identity) = identity {
             tasks.spawn(identity.follow());
         }
-        let (name, has_seeds) = (setup.name.clone(), !setup.seeds.is_empty());
+        let others = |seed: &String| seed.parse() != Ok(setup.advertise);
+        let (name, has_seeds) = (setup.name.clone(), setup.seeds.iter().any(others));
         // Each life of a node begins later than the one before.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let generation = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);

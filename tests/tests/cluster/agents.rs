@@ -2,13 +2,18 @@
 
 use std::path::Path;
 
+use bdnfs::peer::identity::Identity;
+use bdnfs::peer::link::Http;
+use bdnfs::peer::{Member, token};
 use bdnfs_tests::agent::Agent;
-use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::bdnfs::{Machine, eventually, xattr};
 use bdnfs_tests::office::Office;
 use bdnfs_tests::serve::Port;
 use bdnfs_tests::tree::compare;
 use bdnfs_tests::world::World;
 use serde_json::Value;
+
+use crate::trust;
 
 const MIB: u64 = 1 << 20;
 const MIRROR: &str = "[mirror]\nurl = \"s3://mirror\"\n[cluster]\n";
@@ -134,4 +139,54 @@ fn without_certificates_it_is_told_loudly_and_only_on_this_machine() {
     refused(&other, &["cluster.id", "is b", "it is a"]);
     let taken = format!("listen = \"{}\"\n{}", a._port.address, office.lines("a", "ca"));
     refused(&taken, &["cannot listen at", "cluster.listen"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_gives_nothing_to_strangers_and_nothing_of_other_tenants() {
+    let world = World::new();
+    let content = world.put("weights", 3 * MIB as usize + 3);
+    world.mirror();
+    let office = Office::with(&["a", "friend", "node"], "default");
+    for line in [
+        "cluster issue red --ca @ca --tenant red --out @",
+        "cluster init-ca @other",
+        "cluster issue stranger --ca @other --tenant default --out @",
+    ] {
+        office.run(line).succeeds();
+    }
+    trust::expire(office.root(), &trust::signed(&office, "node", "ca"));
+    let a = Node::start(&world, &[], &office.lines("a", "ca"));
+    a.stage(&world);
+    let snapshot = xattr(&a.machine.directory("mnt"), "user.bdnfs.digest").parse().expect("a digest");
+    let peer = || Member {
+        address: a._port.address,
+        tenants: ["default", "red"].map(|tenant| token(&[tenant.as_bytes()])).to_vec(),
+        ..trust::member("a", 0)
+    };
+    let identity =
+        |id, authority| Identity::open(trust::signed(&office, id, authority)).expect("a certificate");
+    let link = |id, authority| Http::new(identity(id, authority)).expect("a client");
+    let absent = [7; 5 * MIB as usize];
+    let get = |link, tenant, content| trust::get_of(link, peer(), tenant, snapshot, content);
+    let first = get(link("friend", "ca"), "default", &content).await.expect("served").expect("there");
+    assert!(first == content[..MIB as usize], "what a friend gets is right");
+    for (content, what) in [(&content[..], "what is there"), (&absent, "what isn't")] {
+        for tenant in ["default", "red"] {
+            let got = get(link("red", "ca"), tenant, content).await.expect("an answer");
+            assert_eq!(got, None, "red asks for {what}, of {tenant}");
+        }
+        for refused in [
+            get(link("stranger", "other"), "default", content).await,
+            get(link("stranger", "ca"), "default", content).await,
+            get(link("node", "ca"), "default", content).await,
+            get(Http::plain().expect("a client"), "default", content).await,
+        ] {
+            refused.expect_err(what);
+        }
+    }
+    assert_eq!(a.cluster()["sent"].as_u64(), Some(MIB), "nobody else got a byte");
+    // Nor does a stranger get to know who is there, or make itself known.
+    let x = Node::start(&world, &[&a], &office.lines("stranger", "other"));
+    assert_eq!(x.states(), [("stranger".to_owned(), "alive".to_owned())]);
+    assert_eq!(a.states(), [("a".to_owned(), "alive".to_owned())]);
 }

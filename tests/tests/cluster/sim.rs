@@ -46,7 +46,7 @@ pub struct Sim {
     /// Who is on the other side of a partition.
     beyond: Mutex<HashSet<String>>,
     read: AtomicU64,
-    alone: AtomicU64,
+    beset: AtomicU64,
     born: AtomicU64,
     page: Bytes,
 }
@@ -61,6 +61,13 @@ pub struct Node {
     holders: Mutex<Vec<Holder>>,
     moved: AtomicU64,
     alive: Mutex<bool>,
+}
+
+/// What is heard of a node.
+#[derive(Clone, Copy, Debug)]
+enum Sign {
+    Life,
+    Silence,
 }
 
 /// What a node has of a blob.
@@ -97,6 +104,15 @@ impl View {
         *members = list.into();
     }
 
+    /// What it says of `id`.
+    fn of(&self, id: &str) -> Option<Arc<Member>> {
+        lock(&self.members).iter().find(|member| member.id == id).cloned()
+    }
+
+    fn forget(&self, id: &str) {
+        self.change(|list| list.retain(|known| known.id != id));
+    }
+
     fn learn(&self, member: Member) {
         self.change(|list| {
             list.retain(|known| known.id != member.id);
@@ -117,11 +133,10 @@ impl Members for View {
         if !lock(&sim.nodes).contains_key(me) {
             return;
         }
-        let own = lock(&self.members).iter().find(|member| member.id == *me).cloned();
-        if let Some(own) = own {
+        if let Some(own) = self.of(me) {
             let member = Member { holds, ..(*own).clone() };
-            self.learn(member.clone());
-            sim.spread(me, NEWS, move |view| view.learn(member.clone()));
+            self.learn(member);
+            sim.spread(me, NEWS, Sign::Life);
         }
     }
 }
@@ -133,7 +148,7 @@ impl Sim {
             nodes: Mutex::default(),
             beyond: Mutex::default(),
             read: AtomicU64::new(0),
-            alone: AtomicU64::new(0),
+            beset: AtomicU64::new(0),
             born: AtomicU64::new(0),
             page: vec![7; BLOCK as usize].into(),
         })
@@ -143,9 +158,14 @@ impl Sim {
         lock(&self.dice).below(below)
     }
 
-    /// Blocks that were read of the mirror: by nodes of the cluster, and by those that were cut off from it.
-    pub fn read(&self) -> (u64, u64) {
-        (self.read.load(Relaxed), self.alone.load(Relaxed))
+    /// Blocks that were read of the mirror, by whomever.
+    pub fn read(&self) -> u64 {
+        self.read.load(Relaxed)
+    }
+
+    /// The most requests that any node had under way at once.
+    pub fn beset(&self) -> u64 {
+        self.beset.load(Relaxed)
     }
 
     pub fn nodes(&self) -> Vec<Arc<Node>> {
@@ -185,15 +205,10 @@ impl Sim {
         node.server.host(TENANT, Arc::new(Rack(Arc::downgrade(&node))));
         // It hears of the others as they hear of it.
         for other in self.nodes() {
-            let (view, after) = (node.view.clone(), NEWS.0 + self.roll(NEWS.1 - NEWS.0));
-            tokio::spawn(async move {
-                sleep(Duration::from_millis(after)).await;
-                let news = other.view.live().iter().find(|member| member.id == other.id).cloned();
-                view.learn((*news.expect("it knows itself")).clone());
-            });
+            self.tell(&node, &other.id, NEWS, Sign::Life);
         }
         lock(&self.nodes).insert(id.clone(), node.clone());
-        self.spread(&id, NEWS, move |view| view.learn(member.clone()));
+        self.spread(&id, NEWS, Sign::Life);
         node
     }
 
@@ -203,32 +218,53 @@ impl Sim {
         lock(&self.nodes).remove(&node.id);
         // What it did for others ends with it.
         lock(&node.blobs).clear();
-        let id = node.id.clone();
-        self.spread(&node.id, DEATH, move |view| view.change(|list| list.retain(|member| member.id != id)));
+        self.spread(&node.id, DEATH, Sign::Silence);
     }
 
     /// Cuts some nodes off from the others, for as long as `lasts`. Gossip is as slow to notice as for the dead.
     pub async fn partition(self: &Arc<Self>, nodes: &[Arc<Node>], lasts: Duration) {
         lock(&self.beyond).extend(nodes.iter().map(|node| node.id.clone()));
+        self.across(DEATH, Sign::Silence);
         sleep(lasts).await;
-        lock(&self.beyond).clear();
+        let beyond = std::mem::take(&mut *lock(&self.beyond));
+        for id in &beyond {
+            self.spread(id, NEWS, Sign::Life);
+        }
+        for node in nodes {
+            self.nodes().iter().for_each(|other| self.tell(node, &other.id, NEWS, Sign::Life));
+        }
     }
 
-    /// Tells every node but `from` something, each at its time.
-    fn spread(
-        self: &Arc<Self>,
-        from: &str,
-        (least, most): (u64, u64),
-        news: impl Fn(&View) + Send + Sync + 'static,
-    ) {
-        let news = Arc::new(news);
-        for node in self.nodes().into_iter().filter(|node| node.id != from) {
-            let (news, after) = (news.clone(), least + self.roll(most - least));
-            tokio::spawn(async move {
-                sleep(Duration::from_millis(after)).await;
-                news(&node.view);
-            });
+    /// Tells all nodes of those on the other side.
+    fn across(self: &Arc<Self>, delay: (u64, u64), sign: Sign) {
+        for node in self.nodes() {
+            for other in self.nodes().iter().filter(|other| !self.reachable(&node.id, &other.id)) {
+                self.tell(&node, &other.id, delay, sign);
+            }
         }
+    }
+
+    /// Tells every node but `of` of it, each at its time.
+    fn spread(self: &Arc<Self>, of: &str, delay: (u64, u64), sign: Sign) {
+        for node in self.nodes().into_iter().filter(|node| node.id != of) {
+            self.tell(&node, of, delay, sign);
+        }
+    }
+
+    /// Has `node` hear of `other` after a while: how it is by then, or that nothing has been heard of it for so long, if it
+    /// is out of reach by then.
+    fn tell(self: &Arc<Self>, node: &Arc<Node>, other: &str, (least, most): (u64, u64), sign: Sign) {
+        let (sim, node, other) = (self.clone(), node.clone(), other.to_owned());
+        let after = least + self.roll(most - least);
+        tokio::spawn(async move {
+            sleep(Duration::from_millis(after)).await;
+            let there = lock(&sim.nodes).get(&other).cloned().filter(|_| sim.reachable(&node.id, &other));
+            match (sign, there.and_then(|there| there.view.of(&other))) {
+                (Sign::Life, Some(member)) => node.view.learn((*member).clone()),
+                (Sign::Silence, None) => node.view.forget(&other),
+                _ => {}
+            }
+        });
     }
 
     fn reachable(&self, from: &str, to: &str) -> bool {
@@ -265,7 +301,7 @@ impl Node {
         let held = blobs.entry(digest).or_insert_with(|| {
             // Each blob is a snapshot of its own.
             let mut tiers: Vec<Arc<dyn Tier>> = self.peers().seats(TENANT, digest).into();
-            tiers.push(Arc::new(Store(self.sim.clone(), self.id.clone())));
+            tiers.push(Arc::new(Store(self.sim.clone())));
             Arc::new(Held {
                 blob: blob.clone(),
                 present: Mutex::new(vec![false; BLOCKS as usize]),
@@ -285,7 +321,7 @@ impl Node {
     pub async fn stage(self: &Arc<Self>, blob: &Blob) {
         let held = self.held(blob);
         let starts = (0..BLOCKS).step_by(bdnfs::peer::group(BLOCKS) as usize);
-        let flights = stream::iter(starts).for_each_concurrent(12, |index| {
+        let flights = stream::iter(starts).for_each_concurrent(STREAMS, |index| {
             let held = held.clone();
             async move {
                 while *lock(&self.alive) && !lock(&held.present)[index as usize] {
@@ -305,9 +341,15 @@ impl Node {
         }
     }
 
-    /// Requests that it makes now, for a blob that is staged.
+    /// Whether it neither makes a request nor waits for one.
     pub fn is_at_rest(&self) -> bool {
-        lock(&self.blobs).values().all(|held| held.waiting.all().is_empty() && held.direct.all().is_empty())
+        let idle = |held: &Arc<Held>| held.waiting.all().is_empty() && held.direct.all().is_empty();
+        lock(&self.blobs).values().all(idle) && self.peers().under_way() == 0 && self.server.busy() == 0
+    }
+
+    /// How many others it remembers something of, as its peers.
+    pub fn remembered(&self) -> usize {
+        self.peers().remembered()
     }
 }
 
@@ -428,8 +470,12 @@ impl Link for Wire {
                 std::future::pending::<()>().await;
             }
             let node = lock(&sim.nodes).get(&peer.id).cloned().ok_or_else(gone)?;
-            let Reply::Frames(frames) = node.server.answer(&Caller::ANYBODY, ask.clone()).await else {
-                return Ok(Reply::Miss);
+            if let Some(me) = lock(&sim.nodes).get(&self.me) {
+                sim.beset.fetch_max(me.peers().under_way() as u64, Relaxed);
+            }
+            let frames = match node.server.answer(&Caller::ANYBODY, ask.clone()).await {
+                Reply::Frames(frames) => frames,
+                other => return Ok(other),
             };
             let (me, wire) = (self.me.clone(), Arc::downgrade(&sim));
             // Blocks take their time, and what is cut off comes no more.
@@ -452,7 +498,7 @@ impl Link for Wire {
 
 /// The mirror.
 #[derive(Debug)]
-struct Store(Weak<Sim>, String);
+struct Store(Weak<Sim>);
 
 impl Tier for Store {
     fn rung(&self) -> Rung {
@@ -467,14 +513,12 @@ impl Tier for Store {
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             let Some(sim) = self.0.upgrade() else { return Ok(None) };
-            // Who is cut off has nobody to ask, and reads for itself: that is another count.
-            let alone = lock(&sim.beyond).contains(&self.1);
             sleep(MIRROR).await;
             let pages = stream::iter(range.step_by(BLOCK as usize)).then(move |_| {
                 let sim = sim.clone();
                 async move {
                     sleep(MIRROR_BLOCK).await;
-                    if alone { &sim.alone } else { &sim.read }.fetch_add(1, Relaxed);
+                    sim.read.fetch_add(1, Relaxed);
                     Ok(sim.page.clone())
                 }
             });
@@ -485,3 +529,5 @@ impl Tier for Store {
 }
 
 pub const ALL: u64 = BLOCKS;
+/// How many groups of a blob a node fetches at once.
+pub const STREAMS: usize = 12;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdnfs::blob::{Blob, Key, Stored};
-use bdnfs::block::Check;
+use bdnfs::block::{BLOCK, Check};
 use bdnfs::digest::Digest;
 use bdnfs::error::Result;
 use bdnfs::peer::client::Peers;
@@ -44,7 +44,7 @@ impl Shelf for One {
 }
 
 /// The certificate of `id`, which trusts `authority`.
-fn signed(office: &Office, id: &str, authority: &str) -> Files {
+pub fn signed(office: &Office, id: &str, authority: &str) -> Files {
     let at = |name: String| office.root().join(name);
     Files {
         certificate: at(format!("{id}.pem")),
@@ -53,7 +53,7 @@ fn signed(office: &Office, id: &str, authority: &str) -> Files {
     }
 }
 
-fn member(id: &str, port: u16) -> Member {
+pub fn member(id: &str, port: u16) -> Member {
     Member {
         id: id.into(),
         address: ([127, 0, 0, 1], port).into(),
@@ -83,15 +83,27 @@ async fn serve(identity: Option<Arc<Identity>>) -> Serving {
 
 /// What `link` gets of the blob of `blue`, asked for as `tenant`'s, from the node `id`; `None`: nothing is there.
 async fn get(link: Http, id: &str, port: u16, tenant: &str) -> Result<Option<Bytes>> {
+    get_of(link, member(id, port), tenant, Digest::of(b"snapshot"), CONTENT).await
+}
+
+/// What `link` gets of the first block of the blob with this `content`, which is in `snapshot`, from `peer`.
+pub async fn get_of(
+    link: Http,
+    peer: Member,
+    tenant: &str,
+    snapshot: Digest,
+    content: &[u8],
+) -> Result<Option<Bytes>> {
     let members = Listed::default();
-    members.set([member(id, port)]);
+    members.set([peer]);
     let peers = Peers::new(member("asking", 1), Arc::new(members), Arc::new(link));
-    let seat = peers.seats(tenant, Digest::of(b"snapshot"))[1].clone();
-    let checks = Some(vec![Check::of(CONTENT.len() as u64, 0, CONTENT)].into());
-    let (size, key) = (CONTENT.len() as u64, Key::Content(Digest::of(CONTENT)));
+    let seat = peers.seats(tenant, snapshot)[1].clone();
+    let (size, key) = (content.len() as u64, Key::Content(Digest::of(content)));
+    let blocks = content.chunks(BLOCK as usize).zip(0..);
+    let checks = Some(blocks.map(|(block, index)| Check::of(size, index, block)).collect());
     let (path, version) = Default::default();
     let blob = Blob { key, size, checks, path, version, sha256: None, stored: Stored::default() };
-    match seat.fetch(&blob, 0..size, Urgency::Read).await? {
+    match seat.fetch(&blob, 0..size.min(BLOCK), Urgency::Read).await? {
         Some(body) => Ok(Some(body.try_collect::<Vec<_>>().await?.concat().into())),
         None => Ok(None),
     }
@@ -171,7 +183,7 @@ async fn an_expired_certificate_is_worth_nothing_and_a_new_one_is_taken_up() {
 }
 
 /// Has the certificate in `files` be one that is over, signed by the authority in `root`.
-fn expire(root: &Path, files: &Files) {
+pub fn expire(root: &Path, files: &Files) {
     let key = |path: &Path| KeyPair::from_pem(&std::fs::read_to_string(path).expect("a key")).expect("a key");
     let named = |name: &str| {
         let mut params = CertificateParams::new([]).expect("no names");

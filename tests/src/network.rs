@@ -1,0 +1,195 @@
+//! A network in a machine: each host is a network namespace with an address of its own, and a cable to one switch.
+//!
+//! The switch is a bridge in a namespace of its own, so nothing of all this is to be seen, or in the way, outside. It takes
+//! root, and the program `ip` with `tc` beside it.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::tools::{run, tool};
+
+/// Where `ip` keeps the namespaces that have a name.
+const NAMES: &str = "/run/netns";
+/// What the names of ours begin with; then comes the process that made them.
+const PREFIX: &str = "bdnfs-test-";
+
+/// Tells the networks of one process apart.
+static NETWORKS: AtomicU32 = AtomicU32::new(0);
+
+/// A switch, and the hosts at it. They are gone when they are dropped.
+#[derive(Debug)]
+pub struct Network {
+    switch: Namespace,
+    last: AtomicU8,
+}
+
+/// A host.
+#[derive(Debug)]
+pub struct Host {
+    namespace: Namespace,
+    /// Where it is plugged in.
+    switch: String,
+    port: String,
+    /// Its address.
+    pub address: Ipv4Addr,
+}
+
+/// A network namespace with a name.
+#[derive(Debug)]
+struct Namespace(String);
+
+impl Network {
+    /// A switch that nobody is at yet.
+    ///
+    /// # Panics
+    /// When the kernel lacks what it takes, or this is not root.
+    pub fn new() -> Self {
+        sweep();
+        let number = NETWORKS.fetch_add(1, Relaxed);
+        let switch = Namespace::new(format!("{PREFIX}{}-{number}", std::process::id()));
+        ip(&["-n", &switch.0, "link", "add", "bridge", "type", "bridge"]);
+        ip(&["-n", &switch.0, "link", "set", "bridge", "up"]);
+        Self { switch, last: AtomicU8::new(0) }
+    }
+
+    /// A new host, whose link carries `rate` (`1gbit`) each way.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn host(&self, rate: &str) -> Host {
+        let number = self.last.fetch_add(1, Relaxed) + 1;
+        let (switch, port) = (self.switch.0.clone(), format!("port{number}"));
+        let namespace = Namespace::new(format!("{switch}-{number}"));
+        let (name, address) = (namespace.0.as_str(), Ipv4Addr::new(10, 77, 0, number));
+        ip(&["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", name]);
+        ip(&["-n", &switch, "link", "set", &port, "master", "bridge", "up"]);
+        ip(&["-n", name, "address", "add", &format!("{address}/24"), "dev", "eth0"]);
+        for device in ["eth0", "lo"] {
+            ip(&["-n", name, "link", "set", device, "up"]);
+        }
+        // What waits at a link that is full may wait for 50 ms, as in a switch with deep buffers.
+        for (namespace, device) in [(name, "eth0"), (&switch, &port)] {
+            let line = format!(
+                "-n {namespace} qdisc add dev {device} root tbf rate {rate} burst 256kb latency 50ms"
+            );
+            run(tool("tc").args(line.split(' ')));
+        }
+        Host { switch, port, address, namespace }
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Host {
+    /// The namespace, as a file.
+    pub fn path(&self) -> PathBuf {
+        Path::new(NAMES).join(&self.namespace.0)
+    }
+
+    /// `port` at its address.
+    pub fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::from((self.address, port))
+    }
+
+    /// Pulls the cable out, or puts it in again.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn plug(&self, is_in: bool) {
+        let state = if is_in { "up" } else { "down" };
+        ip(&["-n", &self.switch, "link", "set", &self.port, state]);
+    }
+
+    /// Bytes that it has sent over its link.
+    ///
+    /// # Panics
+    /// When its link is gone.
+    pub fn sent(&self) -> u64 {
+        let counted = inside(&self.path(), || fs::read_to_string("/proc/thread-self/net/dev"));
+        let table = counted.expect("the counters of devices");
+        let line = table.lines().find_map(|line| line.trim().strip_prefix("eth0:")).expect("a device");
+        line.split_whitespace()
+            .nth(8)
+            .and_then(|bytes| bytes.parse().ok())
+            .expect("the column of what was sent")
+    }
+
+    /// Threads whose sockets are this host's.
+    ///
+    /// # Panics
+    /// When there can be none.
+    pub fn runtime(&self) -> Runtime {
+        let path = self.path();
+        Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .on_thread_start(move || enter(&path))
+            .build()
+            .expect("a tokio runtime")
+    }
+}
+
+impl Namespace {
+    fn new(name: String) -> Self {
+        ip(&["netns", "add", &name]);
+        Self(name)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        delete(&self.0);
+    }
+}
+
+/// Does `work` in the network namespace at `path`: sockets made there stay there.
+///
+/// # Panics
+/// When there is none, and when `work` does.
+pub fn inside<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            enter(path);
+            work()
+        });
+        working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Has this thread be in the namespace at `path`, for good.
+fn enter(path: &Path) {
+    let file = File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network))
+        .unwrap_or_else(|e| panic!("cannot enter {}: {e}", path.display()));
+}
+
+fn ip(arguments: &[&str]) {
+    run(tool("ip").args(arguments));
+}
+
+fn delete(name: &str) {
+    let mut command: Command = tool("ip");
+    // Whatever becomes of it: the next test looks for what is left.
+    let _ = command.args(["netns", "delete", name]).output();
+}
+
+/// Deletes what processes left behind that were killed.
+fn sweep() {
+    for entry in fs::read_dir(NAMES).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            delete(&name);
+        }
+    }
+}

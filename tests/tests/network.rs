@@ -1,0 +1,191 @@
+//! Agents on hosts of their own: network namespaces, each with a link, and mutual TLS between them.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bdnfs::error::Result;
+use bdnfs::peer::gossip::{self, Gossip};
+use bdnfs::peer::identity::{Files, Identity};
+use bdnfs::peer::link::Http;
+use bdnfs::peer::server::{Server, Shelf};
+use bdnfs::peer::wire::Ask;
+use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::tier::Body;
+use bdnfs_tests::bdnfs::eventually;
+use bdnfs_tests::lab::{Lab, Node, PORT};
+use bdnfs_tests::network::Host;
+use bdnfs_tests::tree::compare;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use rustix::process::{Signal, kill_process};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+const MIB: usize = 1 << 20;
+/// A large file, of which each node owns some groups, one of less than a group, and a small one.
+const OBJECTS: [(&str, usize); 3] = [("large", 40 * MIB), ("medium", 3 * MIB + 5), ("small", 1000)];
+
+/// Stages on all of `nodes` at once.
+fn stage(nodes: &[&Node], lab: &Lab) {
+    std::thread::scope(|scope| {
+        for node in nodes {
+            scope.spawn(|| {
+                let (point, ran) = node.stage();
+                ran.succeeds();
+                compare(&lab.bucket(), &point);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_burst_reads_the_mirror_about_once_and_who_comes_late_hardly_at_all() {
+    let lab = Lab::new("1gbit");
+    lab.publish(&OBJECTS);
+    let nodes = ["n1", "n2", "n3", "n4"].map(|id| lab.node(id, "1gbit", ""));
+    nodes.iter().for_each(|node| node.knows(4));
+    stage(&nodes.each_ref(), &lab);
+    let reads = lab.reads();
+    // Without peers it is 4. On a machine with more to do than it can, some request may wait in vain for a second.
+    assert!((0.99..1.4).contains(&reads), "{reads} times");
+    let late = lab.node("n5", "1gbit", "");
+    late.knows(5);
+    stage(&[&late], &lab);
+    assert!(lab.reads() - reads < 0.2, "{} times more", lab.reads() - reads);
+    assert_eq!(late.traffic()["origin"], 0);
+}
+
+/// A member, as good as any by what it says of itself, that gives wrong bytes to whoever asks: zeros, or more than was asked
+/// for.
+#[derive(Debug)]
+struct Liar;
+
+impl Shelf for Liar {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+        let wanted = (ask.range.end - ask.range.start) as usize;
+        let body = if ask.blob.0[0].is_multiple_of(2) {
+            stream::iter([Ok(Bytes::from(vec![0; wanted]))]).boxed()
+        } else {
+            stream::repeat_with(|| Ok(Bytes::from(vec![0; MIB]))).boxed()
+        };
+        async { Ok(Some(body)) }.boxed()
+    }
+
+    fn moved(&self) -> u64 {
+        0
+    }
+}
+
+/// A member on `host` that gives what `shelf` has, and nothing where there is none.
+struct Stranger {
+    // In this order they go.
+    _gossip: Arc<Gossip>,
+    _runtime: Runtime,
+    _host: Host,
+}
+
+impl Stranger {
+    fn join(lab: &Lab, id: &'static str, protocol: u32, shelf: Option<Liar>) -> Self {
+        lab.office.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
+        let at = |name: String| lab.office.root().join(name);
+        let files = Files {
+            certificate: at(format!("{id}.pem")),
+            key: at(format!("{id}.key")),
+            authority: at("ca/ca.pem".into()),
+        };
+        let host = lab.network.host("1gbit");
+        let (runtime, address, seeds) = (host.runtime(), host.at(PORT), lab.seeds().to_vec());
+        let joining = runtime.spawn(async move {
+            let identity = Identity::open(files).expect("a certificate");
+            let listener = TcpListener::bind(address).await.expect("a port");
+            let server = Arc::new(Server::default());
+            if let Some(shelf) = shelf {
+                server.host("default", Arc::new(shelf));
+            }
+            let (letterbox, letters) = gossip::letterbox();
+            server.take_letters(letterbox);
+            tokio::spawn(listener::serve(listener, server, Some(identity.clone())));
+            let me = Member {
+                id: id.into(),
+                address,
+                zone: String::new(),
+                // As much as all others together, so that nobody gets by it.
+                capacity: 1 << 50,
+                protocol,
+                draining: false,
+                tenants: vec![token(&[b"default"])],
+                holds: Vec::new(),
+            };
+            let generation =
+                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_secs();
+            let config = gossip::Config { cluster: "bdnfs".into(), me, generation, seeds };
+            let link = Arc::new(Http::new(identity).expect("a client"));
+            Gossip::start(config, link, letters).await.expect("gossip")
+        });
+        let gossip = runtime.block_on(joining).expect("joined");
+        Self { _gossip: gossip, _runtime: runtime, _host: host }
+    }
+}
+
+#[test]
+fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
+    // Slow, so that there is a middle of it.
+    let lab = Lab::new("100mbit");
+    lab.publish(&OBJECTS);
+    let mut nodes = ["n1", "n2", "n3", "n4", "n5"].map(|id| lab.node(id, "1gbit", ""));
+    let full = lab.node("full", "1gbit", "cache_size = \"8MiB\"");
+    let _liar = Stranger::join(&lab, "liar", PROTOCOL, Some(Liar));
+    nodes.iter().chain([&full]).for_each(|node| node.knows(7));
+    let frozen = nodes[3].agent().pid();
+    std::thread::scope(|scope| {
+        let staging: Vec<_> = nodes.iter().map(|node| scope.spawn(|| node.stage())).collect();
+        let no_room = scope.spawn(|| full.stage().1);
+        eventually("it is in the middle of it", || lab.reads() > 0.2);
+        kill_process(nodes[2].agent().pid(), Signal::KILL).expect("a process");
+        kill_process(frozen, Signal::STOP).expect("a process");
+        nodes[4].host.plug(false);
+        let mut staged = staging.into_iter();
+        for staging in staged.by_ref().take(2) {
+            let (point, ran) = staging.join().expect("no panic");
+            ran.succeeds();
+            compare(&lab.bucket(), &point);
+        }
+        assert_ne!(no_room.join().expect("no panic").code, Some(0), "a cache of 8 MiB");
+        // These are back before they have given up.
+        kill_process(frozen, Signal::CONT).expect("a process");
+        nodes[4].host.plug(true);
+        let died = staged.next().expect("it was staging").join().expect("no panic");
+        assert_ne!(died.1.code, Some(0), "its agent was killed");
+        for staging in staged {
+            let (point, ran) = staging.join().expect("no panic");
+            ran.succeeds();
+            compare(&lab.bucket(), &point);
+        }
+    });
+    compare(&lab.bucket(), &full.mount());
+    // What was killed comes back with what it was doing.
+    nodes[2].start();
+    compare(&lab.bucket(), &nodes[2].machine.directory("mnt"));
+    // Everybody has asked the one that owns most.
+    let banned = |node: &&Node| node.agent().log().contains("the peer liar at");
+    assert!(nodes.iter().filter(banned).count() >= 3, "{}", nodes[0].agent().log());
+    assert_eq!(nodes[0].state("liar").as_deref(), Some("banned"), "{}", nodes[0].agent().log());
+}
+
+#[test]
+fn members_of_another_version_and_those_that_have_nothing_are_got_by() {
+    let lab = Lab::new("1gbit");
+    lab.publish(&OBJECTS[1..]);
+    let node = lab.node("n1", "1gbit", "");
+    // Had it been asked, it would be banned.
+    let _newer = Stranger::join(&lab, "newer", PROTOCOL + 1, Some(Liar));
+    // One that answers everything with 404, as if it knew no such path.
+    let _empty = Stranger::join(&lab, "empty", PROTOCOL, None);
+    node.knows(3);
+    stage(&[&node], &lab);
+    let asked = &node.agent().get("/v1/cluster").json()["asked"];
+    assert!(asked["missed"].as_u64() > Some(0) && asked["bans"] == 0, "{asked}");
+    assert_eq!(node.state("newer").as_deref(), Some("alive"));
+    assert!(node.traffic()["mirror"].as_u64() > Some(3 * MIB as u64), "{}", node.traffic());
+}
