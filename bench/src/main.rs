@@ -15,6 +15,7 @@ mod against;
 mod agent;
 mod bucket;
 mod clients;
+mod cluster;
 mod cold;
 mod cost;
 mod data;
@@ -171,6 +172,8 @@ enum Only {
     Small,
     /// What a tree of a million files costs
     Memory,
+    /// Nodes that make the same local at once, with peers and without
+    Cluster,
 }
 
 impl Only {
@@ -191,6 +194,7 @@ impl Only {
             Self::Rivals => rivals::measure(lab, report),
             Self::Mirror => mirror::measure(lab, report),
             Self::Agent => agent::measure(lab, report),
+            Self::Cluster => cluster::measure(lab, report),
             Self::Cost => cost::measure(lab, report),
             Self::Hot => instructions::measure(lab, report),
         }
