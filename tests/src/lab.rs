@@ -47,17 +47,20 @@ pub struct Node {
 }
 
 impl Lab {
-    /// An empty bucket, behind a link that carries `rate` each way.
-    pub fn new(rate: &str) -> Self {
+    /// An empty bucket, behind a link that carries `rate` each way; `None` where there can be no [`Network`].
+    ///
+    /// # Panics
+    /// When it can't be made.
+    pub fn new(rate: &str) -> Option<Self> {
+        let network = Network::new()?;
         let root = TempDir::with_prefix("bdnfs-lab-").expect("a temporary directory");
         for bucket in ["bucket", "mirror"] {
             std::fs::create_dir(root.path().join(bucket)).expect("a bucket");
         }
-        let network = Network::new();
         let store = network.host(rate);
         let s3 = S3::at(root.path(), Some(Keys::sample()), Port::on(&store, 9000));
         let keeper = Machine::new().within(&store).s3(&s3.server.url(), &Keys::sample());
-        Self { keeper, s3, office: Office::with(&[], "default"), store, network, root }
+        Some(Self { keeper, s3, office: Office::with(&[], "default"), store, network, root })
     }
 
     /// The directory with the bucket's objects.

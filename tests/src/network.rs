@@ -45,23 +45,29 @@ pub struct Host {
 struct Namespace(String);
 
 impl Network {
-    /// A switch that nobody is at yet.
+    /// A switch that nobody is at yet; `None`, and a line that says so, where the kernel or a sandbox around this does not
+    /// have what it takes.
     ///
     /// # Panics
-    /// When the kernel lacks what it takes, or this is not root.
-    pub fn new() -> Self {
+    /// When it does, and it can't be made all the same.
+    pub fn new() -> Option<Self> {
         sweep();
         let number = NETWORKS.fetch_add(1, Relaxed);
-        let switch = Namespace::new(format!("{PREFIX}{}-{number}", std::process::id()));
+        let name = format!("{PREFIX}{}-{number}", std::process::id());
+        if let Some(lacking) = lacking(&format!("{name}-probe")) {
+            eprintln!("NOTHING WAS TRIED, for want of networks here: {lacking}");
+            return None;
+        }
+        let switch = Namespace::new(name);
         ip(&["-n", &switch.0, "link", "add", "bridge", "type", "bridge"]);
         ip(&["-n", &switch.0, "link", "set", "bridge", "up"]);
-        Self { switch, last: AtomicU8::new(0) }
+        Some(Self { switch, last: AtomicU8::new(0) })
     }
 
     /// A new host, whose link carries `rate` (`1gbit`) each way.
     ///
     /// # Panics
-    /// As [`new`](Self::new).
+    /// When it can't be made.
     pub fn host(&self, rate: &str) -> Host {
         let number = self.last.fetch_add(1, Relaxed) + 1;
         let (switch, port) = (self.switch.0.clone(), format!("port{number}"));
@@ -81,12 +87,6 @@ impl Network {
             run(tool("tc").args(line.split(' ')));
         }
         Host { switch, port, address, namespace }
-    }
-}
-
-impl Default for Network {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -150,6 +150,24 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         delete(&self.0);
     }
+}
+
+/// What a network takes that there isn't here, if anything; tried in the namespace `name`.
+fn lacking(name: &str) -> Option<String> {
+    let tried = [
+        format!("ip netns add {name}"),
+        format!("ip -n {name} link add bridge type bridge"),
+        format!("ip -n {name} link add one type veth peer name other"),
+        format!("tc -n {name} qdisc add dev one root tbf rate 1gbit burst 256kb latency 50ms"),
+    ];
+    let failed = tried.iter().find_map(|line| {
+        let mut words = line.split(' ');
+        let output = tool(words.next()?).args(words).output().ok()?;
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        (!output.status.success()).then(|| format!("`{line}`: {said}"))
+    });
+    delete(name);
+    failed
 }
 
 /// Does `work` in the network namespace at `path`: sockets made there stay there.

