@@ -42,8 +42,7 @@ impl Cloud for Container {
     }
 
     fn page(&self, text: &[u8]) -> Result<Page> {
-        let page: Enumeration =
-            quick_xml::de::from_reader(strip(text)).map_err(|e| no_listing("Azure", e))?;
+        let page: Enumeration = cloud::read("Azure", "EnumerationResults", strip(text))?;
         let mut objects = Vec::with_capacity(page.blobs.blob.len());
         for Blob { name, properties } in page.blobs.blob {
             let key = match name.encoded {

@@ -6,7 +6,7 @@ use object_store::client::HttpRequest;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
-use super::cloud::{self, Cloud, Object, PAGE, Page, no_listing, query};
+use super::cloud::{self, Cloud, Object, PAGE, Page, query};
 use super::version::Tag;
 use crate::credentials::connector::failure;
 use crate::credentials::{Key, foreign};
@@ -40,7 +40,7 @@ impl Cloud for Bucket {
     }
 
     fn page(&self, text: &[u8]) -> Result<Page> {
-        let page: Contents = quick_xml::de::from_reader(text).map_err(|e| no_listing("S3", e))?;
+        let page: Contents = cloud::read("S3", "ListBucketResult", text)?;
         let encoded = page.encoding_type.as_deref() == Some("url");
         let object = |entry: Entry| Object {
             key: if encoded { decode(&entry.key) } else { entry.key.into_bytes() },

@@ -274,3 +274,23 @@ async fn a_listing_that_never_ends_or_has_to_wait() {
     });
     assert_eq!(listed(&bucket.origin, Patterns::default()).await.expect("after three seconds").len(), 1);
 }
+
+#[tokio::test]
+async fn what_is_no_listing_is_not_taken_for_one() {
+    let bucket = bucket("model").await;
+    for (text, said) in [
+        (
+            "<html><body>Sign in to the network</body></html>".to_owned(),
+            "it does not begin with ListBucketResult",
+        ),
+        (format!("<ListBucketResult>{}", "<a>".repeat(1_000_000)), "it is too deep"),
+        ("<ListBucketResult><Contents>".to_owned(), ""),
+        ("sign in".to_owned(), ""),
+    ] {
+        bucket.server.rule(move |_| Some(text.clone().into_response()));
+        let error = failed(&bucket.origin).await;
+        let none = "s3://b/model: the answer is no S3 listing; check the endpoint: ";
+        assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+        assert!(error.to_string().starts_with(&format!("{none}{said}")), "{error}");
+    }
+}
