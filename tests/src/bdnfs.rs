@@ -190,7 +190,8 @@ impl Machine {
         // The name first: what a stranger has open may be asked of a file system that does not answer.
         let named = |pid: &Pid| {
             let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
-            name.is_ok_and(|name| name.starts_with("bdnfs"))
+            // "exe" is what it is called until it has named itself, where it was started as /proc/self/exe.
+            name.is_ok_and(|name| name.starts_with("bdnfs") || name.trim_end() == "exe")
         };
         pids.filter(named)
             .filter(|pid| {
