@@ -166,7 +166,7 @@ async fn an_agent_gives_nothing_to_strangers_and_nothing_of_other_tenants() {
     let identity =
         |id, authority| Identity::open(trust::signed(&office, id, authority)).expect("a certificate");
     let link = |id, authority| Http::new(identity(id, authority)).expect("a client");
-    let absent = [7; 5 * MIB as usize];
+    let absent = vec![7; 5 * MIB as usize];
     let get = |link, tenant, content| trust::get_of(link, peer(), tenant, snapshot, content);
     let first = get(link("friend", "ca"), "default", &content).await.expect("served").expect("there");
     assert!(first == content[..MIB as usize], "what a friend gets is right");
