@@ -247,7 +247,7 @@ impl Daemon {
 
     /// Takes leave of other nodes, and of what is mounted.
     async fn end(host: &Arc<Host>, how: End) {
-        host.end_jobs().await;
+        host.end_jobs(how).await;
         let mounts = async {
             match how {
                 End::Leave => host.leave_all().await,

@@ -2,10 +2,25 @@
 //! who lives on. Requests then wait until the next process takes them up, or until the last duplicate is closed, which is
 //! the end of the mount.
 
+use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::{io, iter};
 
 use crate::device::Device;
+
+/// Tells the kernel to look names up anew, in another process than the one that serves the mount. That may have to wait for
+/// requests on the directory that are under way; and a process that waits so can't end, not even killed, while those requests
+/// wait for nobody but it. Whoever does it in its place is not in the way of the next process.
+pub trait Expire: Debug + Send + Sync {
+    /// Has it done for `name` in the directory with the node id `parent`, on `device`. False: it has to be done here.
+    fn expire(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool;
+}
+
+/// Does what [`Expire`] is for. It may wait for long, see there.
+pub fn expire(device: OwnedFd, parent: u64, name: &[u8]) {
+    // An error means that the kernel doesn't know the name, or has let the mount go: nothing is left to tell.
+    let _ = Device::from(device).forget_name(parent, name);
+}
 
 /// All descriptors of a mount: every queue that requests are taken from, since a queue whose last descriptor is closed fails
 /// what was taken from it; and the ledger of what is open.

@@ -44,13 +44,14 @@ use std::time::Instant;
 use bdnfs::cache::relief::Relief;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::snapshot::Snapshot;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::process::{getgid, getuid};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::device::Device;
 use crate::files::{Files, Opened, Unopened};
-use crate::held::Held;
+use crate::held::{Expire, Held};
 use crate::later::Later;
 use crate::ledger::{Entry, Ledger, Terms};
 use crate::ops::Filesystem;
@@ -81,6 +82,8 @@ pub struct Options {
     pub control: Option<PathBuf>,
     /// What counts the requests.
     pub served: Arc<Served>,
+    /// Who tells the kernel to look a name up anew; this process, where nobody else does.
+    pub expire: Option<Arc<dyn Expire>>,
 }
 
 /// A mounted snapshot. When it is dropped, its mount is taken out of the tree; processes that still use it
@@ -95,6 +98,8 @@ pub struct Mount {
     queues: Vec<Arc<Device>>,
     /// Whether the kernel lets another process go on.
     resend: bool,
+    /// Whether another process made it.
+    resumed: bool,
     /// How many threads still take requests.
     threads: watch::Receiver<usize>,
 }
@@ -139,10 +144,19 @@ impl Mount {
         let queues = session::queues(Arc::new(device), options.threads.max(THREADS));
         let filesystem = filesystem(snapshot, runtime, options, &queues[0], &ledger, &[]);
         let threads = session::start(&filesystem, &queues, options.threads.max(THREADS))?;
-        let device = answering(mountpoint)?;
+        let device = device_of(mountpoint)?;
         ledger.set_device(device);
         read_ahead(device);
-        Ok(Self { mountpoint: mountpoint.into(), device, filesystem, ledger, queues, resend, threads })
+        Ok(Self {
+            mountpoint: mountpoint.into(),
+            device,
+            filesystem,
+            ledger,
+            queues,
+            resend,
+            resumed: false,
+            threads,
+        })
     }
 
     /// Goes on serving what another process mounted at `mountpoint`, with the same snapshot and options: who uses it notices
@@ -168,7 +182,7 @@ impl Mount {
         let threads = session::start(&filesystem, &queues, options.threads.max(THREADS))?;
         let device = ledger.device();
         let mountpoint = mountpoint.into();
-        Ok(Self { mountpoint, device, filesystem, ledger, queues, resend: true, threads })
+        Ok(Self { mountpoint, device, filesystem, ledger, queues, resend: true, resumed: true, threads })
     }
 
     /// What keeps the mount alive without this process, for whoever is to keep it; `None` where the kernel can't go on with
@@ -192,6 +206,11 @@ impl Mount {
         self.filesystem.later.leave();
         // What is registered with the kernel must stay so.
         std::mem::forget(Arc::clone(&self.filesystem));
+    }
+
+    /// Whether another process made it, and this one [resumed](Self::resume) it.
+    pub fn was_resumed(&self) -> bool {
+        self.resumed
     }
 
     /// Whether it was left.
@@ -263,7 +282,8 @@ fn filesystem(
         Files::Unopened(Unopened::new(snapshot.clone(), runtime.clone()))
     } else {
         let (device, ledger) = (device.clone(), ledger.clone());
-        let opened = Opened::new(snapshot.clone(), runtime.clone(), device, terms.passthrough, ledger);
+        let (runtime, expire) = (runtime.clone(), options.expire.clone());
+        let opened = Opened::new(snapshot.clone(), runtime, device, terms.passthrough, ledger, expire);
         opened.inherit(entries);
         Files::Opened(opened)
     };
@@ -288,11 +308,13 @@ impl Relief for Filesystem {
     }
 }
 
-/// The device number of the mount at `mountpoint`, which thereby is known to answer.
-fn answering(mountpoint: &Path) -> Result<(u32, u32)> {
-    let root = rustix::fs::stat(mountpoint)
-        .map_err(|e| Error::with(Kind::Disk, "the new mount does not answer", std::io::Error::from(e)))?;
-    Ok((rustix::fs::major(root.st_dev), rustix::fs::minor(root.st_dev)))
+/// The device number of the mount at `mountpoint`. It is asked for without a request to this process itself: killed while it
+/// waits for its own answer, it could never end.
+fn device_of(mountpoint: &Path) -> Result<(u32, u32)> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let root = rustix::fs::statx(CWD, mountpoint, flags, StatxFlags::empty())
+        .map_err(|e| Error::with(Kind::Disk, "the new mount can't be looked at", std::io::Error::from(e)))?;
+    Ok((root.stx_dev_major, root.stx_dev_minor))
 }
 
 /// Makes the kernel read further ahead on `device` than it does of its own accord, where it lets us.

@@ -219,7 +219,16 @@ fn who_waits_for_an_agent_can_be_killed() {
         child.kill().unwrap();
         wait(&mut child, "a reader that was killed");
     }
-    world.machine.agent("").stop();
+    // Also when its request has been taken over and is under way once more.
+    let taken_over = cat(&file);
+    waits(&taken_over);
+    let agent = world.machine.agent("");
+    agent.crash();
+    let agent = world.machine.agent("");
+    let mut child = taken_over;
+    child.kill().unwrap();
+    wait(&mut child, "a reader that was killed");
+    agent.stop();
 }
 
 #[test]
@@ -247,6 +256,34 @@ fn a_lost_holder_is_replaced() {
     eventually("it has the mount", || agent.log().contains("1 of 1 mounts are held by another one"));
     agent.crash();
     let agent = world.machine.agent("");
+    let mut read = vec![0; bytes.len()];
+    open.read_exact_at(&mut read, 0).unwrap();
+    same(&bytes, &read, "what was open");
+    agent.stop();
+}
+
+#[test]
+fn a_holder_that_hangs_holds_nobody_up() {
+    let (world, agent, file, bytes) = one_file("");
+    same(&bytes, &fs::read(&file).unwrap(), "file");
+    let stuck = the_holder(&world.machine);
+    kill_process(stuck, Signal::STOP).unwrap();
+    agent.crash();
+    let agent = world.machine.agent("");
+    same(&bytes, &fs::read(&file).unwrap(), "mounted anew");
+    assert_ne!(the_holder(&world.machine), stuck);
+    agent.stop();
+}
+
+#[test]
+fn an_agent_that_is_asked_to_end_while_it_comes_up_loses_nothing() {
+    let (world, mut agent, file, bytes) = one_file("");
+    let open = File::open(&file).unwrap();
+    for _ in 0..5 {
+        agent.end();
+        agent = world.machine.agent_not_ready("");
+        eventually("it listens", || agent.try_ask("GET", "/healthz", "").is_some());
+    }
     let mut read = vec![0; bytes.len()];
     open.read_exact_at(&mut read, 0).unwrap();
     same(&bytes, &read, "what was open");

@@ -300,6 +300,7 @@ impl Host {
             threads: threads.clamp(DEVICE_THREADS.0, DEVICE_THREADS.1),
             control: Some(self.socket.clone()),
             served: Arc::clone(&self.served),
+            expire: self.keeper.clone().map(|keeper| keeper as _),
         }
     }
 
@@ -323,9 +324,12 @@ impl Host {
             let mut table = host.table();
             if *host.closing.borrow() {
                 drop(table);
-                // What is not new comes back, or is held. Dropping the mount unmounts it, unless it is left.
+                // What is not new comes back. Dropping the mount unmounts it, unless it is left.
                 if is_new {
                     host.drop_record(id);
+                }
+                if hosted.mount().was_resumed() {
+                    hosted.mount().leave();
                 }
                 return Err(Failure::closing());
             }

@@ -24,6 +24,7 @@ use crate::control::api::Failure;
 use crate::control::api::job::{Job, JobRequest, Variable};
 use crate::launch::log;
 use crate::records::Records;
+use crate::signals::End;
 
 pub use known::{KeptJob, Known};
 use mirroring::Mirrors;
@@ -222,9 +223,10 @@ impl Host {
         self.closed().await;
     }
 
-    /// Stops all jobs that can't go on without this daemon, and waits for their end.
-    pub async fn end_jobs(&self) {
-        if self.stays() {
+    /// Stops all jobs that can't go on without this daemon, and waits for their end. An agent that leaves its mounts to the
+    /// next one leaves it the jobs that read them, too.
+    pub async fn end_jobs(&self, how: End) {
+        if self.stays() && how == End::Leave {
             return;
         }
         let jobs = self.jobs().all();

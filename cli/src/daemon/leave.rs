@@ -73,8 +73,11 @@ impl Host {
         }
     }
 
-    /// Whether something is left to the next agent.
+    /// Whether something is left to the next agent, or may be.
     pub fn has_left(&self) -> bool {
+        if self.keeper.is_some() && !self.is_ready() {
+            return true;
+        }
         self.table().mounts.values().any(|hosted| hosted.mount().has_left())
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use bdnfs_fs::held::Held;
+use bdnfs_fs::held::{Expire, Held};
 use rustix::fs::FlockOperation;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -96,12 +96,15 @@ impl Keeper {
 
     /// Has the mount `id` held no more.
     pub fn forget(&self, id: u64) {
+        // Where there is no holder, nothing is held.
+        self.tell(&Message::Forget { id }, &[]);
+    }
+
+    /// Sends what can wait for no answer. False: there is no holder.
+    fn tell(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> bool {
         let link = self.link.borrow().clone();
-        if let Some(link) = link {
-            let _one_at_a_time = self.child();
-            // Where it fails, nothing is held.
-            let _ = wire::send(link.as_fd(), &Message::Forget { id }, &[]);
-        }
+        let _one_at_a_time = self.child();
+        link.is_some_and(|link| wire::send(link.as_fd(), message, descriptors).is_ok())
     }
 
     /// Waits until there was a holder and it has ended: then nothing is held.
@@ -229,6 +232,12 @@ impl Keeper {
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Expire for Keeper {
+    fn expire(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool {
+        self.tell(&Message::Expire { parent, name: name.to_owned() }, &[device])
     }
 }
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{self, SyncSender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use bdnfs_fs::held::Held;
+use bdnfs_fs::held::{self, Held};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketFlags, accept_with};
@@ -23,11 +24,27 @@ pub fn run() -> Result<()> {
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-holder").context("cannot name the process")?;
     println!("{}", std::process::id());
-    Holder { kept: BTreeMap::new(), agent: None, hold: None, alone_since: Instant::now() }.serve()
+    Holder { names: teller()?, kept: BTreeMap::new(), agent: None, hold: None, alone_since: Instant::now() }
+        .serve()
+}
+
+/// How many names may wait to be looked up anew. One that is too many is read more slowly for a while, that is all.
+const NAMES: usize = 1024;
+
+/// A name that the kernel is to look up anew: on which device, in which directory.
+type Name = (OwnedFd, u64, Vec<u8>);
+
+/// Starts what tells the kernel: by itself, since it may have to wait for an agent's answers.
+fn teller() -> Result<SyncSender<Name>> {
+    let (names, named) = mpsc::sync_channel::<Name>(NAMES);
+    let tell = move || named.iter().for_each(|(device, parent, name)| held::expire(device, parent, &name));
+    std::thread::Builder::new().name("teller".to_owned()).spawn(tell).context("cannot start a thread")?;
+    Ok(names)
 }
 
 /// What it holds, and for whom.
 struct Holder {
+    names: SyncSender<Name>,
     kept: BTreeMap<u64, Kept>,
     agent: Option<OwnedFd>,
     /// How long to hold without an agent, once the first one has told.
@@ -109,7 +126,7 @@ impl Holder {
         let Some(agent) = &self.agent else { return };
         let done = match wire::receive(agent.as_fd()) {
             Ok(Some((message, descriptors))) => {
-                obey(&mut self.kept, &mut self.hold, agent, message, descriptors)
+                obey(&mut self.kept, &mut self.hold, &self.names, agent, message, descriptors)
             }
             Ok(None) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the agent has ended")),
             Err(error) => Err(error),
@@ -143,6 +160,7 @@ impl Holder {
 fn obey(
     kept: &mut BTreeMap<u64, Kept>,
     hold: &mut Option<Duration>,
+    names: &SyncSender<Name>,
     agent: &OwnedFd,
     message: Message,
     descriptors: Vec<OwnedFd>,
@@ -164,6 +182,11 @@ fn obey(
                 wire::send(agent.as_fd(), &Message::Keep { id: *id, note: note.clone() }, &descriptors)?;
             }
             wire::send(agent.as_fd(), &Message::Done, &[])?;
+        }
+        Message::Expire { parent, name } => {
+            let device = descriptors.into_iter().next().ok_or(ErrorKind::InvalidData)?;
+            // Too many, or none can be told any more: then new opens are served like those before.
+            let _ = names.try_send((device, parent, name));
         }
         Message::Done => {}
     }

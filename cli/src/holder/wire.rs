@@ -28,6 +28,9 @@ pub enum Message {
     Keep { id: u64, note: String },
     /// A mount is not to be kept any more.
     Forget { id: u64 },
+    /// The kernel is to be told, on the one descriptor that comes along, to look up anew this name in the directory with
+    /// this node id.
+    Expire { parent: u64, name: Vec<u8> },
     /// What is kept is to be given: a [`Keep`](Self::Keep) for each, and then [`Done`](Self::Done).
     Give,
     /// That was all.

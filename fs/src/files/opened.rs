@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
 use crate::device::{Backing, Device};
+use crate::held::Expire;
 use crate::ledger::{Entry, Item, Ledger};
 use crate::opens::{Mode, Opens};
 use crate::wire::abi::OpenOut;
@@ -33,6 +34,8 @@ pub(crate) struct Opened {
     opens: Mutex<Opens<Arc<Backed>, Watch>>,
     handles: Mutex<HashMap<u64, OpenFile>>,
     ledger: Arc<Ledger>,
+    /// Who tells the kernel in this process's place.
+    expire: Option<Arc<dyn Expire>>,
     /// One notification at a time: it may wait, and the runtime's threads for such are few.
     notices: Semaphore,
 }
@@ -88,6 +91,7 @@ impl Opened {
         device: Arc<Device>,
         passthrough: bool,
         ledger: Arc<Ledger>,
+        expire: Option<Arc<dyn Expire>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             snapshot,
@@ -97,6 +101,7 @@ impl Opened {
             opens: Mutex::new(Opens::new()),
             handles: Mutex::default(),
             ledger,
+            expire,
             notices: Semaphore::new(1),
         })
     }
@@ -291,11 +296,15 @@ impl Opened {
         }
         let Ok(entry) = self.snapshot.manifest().entry(index) else { return };
         let (parent, name) = (tree::base(entry.parent), entry.name.to_vec());
-        let device = self.device.clone();
+        let (device, expire) = (self.device.clone(), self.expire.clone());
         let Ok(_turn) = self.notices.acquire().await else { return };
-        // An error means that the kernel doesn't know the name, or has let the mount go: nothing is left to
-        // tell.
-        let _ = self.runtime.spawn_blocking(move || device.forget_name(parent, &name)).await;
+        let tell = move || {
+            if !expire.is_some_and(|expire| expire.expire(device.as_fd(), parent, &name)) {
+                // An error means that the kernel doesn't know the name, or has let the mount go: nothing is left to tell.
+                let _ = device.forget_name(parent, &name);
+            }
+        };
+        let _ = self.runtime.spawn_blocking(tell).await;
     }
 }
 

@@ -79,7 +79,6 @@ fn round(dice: &mut Dice) {
 }
 
 #[test]
-#[ignore = "a mount does not outlive its agent yet"]
 fn jobs_come_through_the_death_of_their_agent() {
     let mut dice = Dice(1);
     for _ in 0..3 {
