@@ -52,6 +52,8 @@ fn twenty_jobs_of_five_sources_run_on_a_cache_that_holds_three() {
             (number % 5, id)
         })
         .collect();
+    // What is about to be stored counts before it has its room: two blocks a core.
+    let claims = 2 * std::thread::available_parallelism().unwrap().get() * MIB;
     let mut waited = 0;
     for (number, id) in &jobs {
         let job = ended(&agent, id);
@@ -61,7 +63,7 @@ fn twenty_jobs_of_five_sources_run_on_a_cache_that_holds_three() {
         assert_eq!(printed, format!("{sum}  /m/s{number}/weights{number}\n"));
         waited += usize::from(events(&job).iter().any(|event| event.starts_with("waits for room")));
         let used = agent.status()["daemon"]["usage"]["used"].as_u64().unwrap_or(0);
-        assert!(used <= 13 * MIB as u64, "{used}");
+        assert!(used <= (13 * MIB + claims) as u64, "{used}");
     }
     assert!(waited > 0, "none had to wait");
     assert!(agent.status()["daemon"]["usage"]["evicted"].as_u64().unwrap() > 0);
