@@ -16,6 +16,7 @@ use bdnfs::cache::evict::Hold;
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::source::SecretStore;
+use futures_util::{FutureExt, TryFutureExt};
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
@@ -199,6 +200,8 @@ impl Daemon {
     /// unmounted all that is not left to the next agent.
     pub async fn serve(self) -> Result<()> {
         let Self { sockets, watched, host, claim, kept, held } = self;
+        // Before anybody is answered: who then asks it to end must be heard.
+        let asked = asked_to_end(host.stays());
         let back = Arc::clone(&host);
         tokio::spawn(async move {
             back.restore(kept, held).await;
@@ -218,7 +221,7 @@ impl Daemon {
             let watched = axum::serve(listener, routes::watched(&host));
             serving.spawn(watched.with_graceful_shutdown(ended(ending)).into_future());
         }
-        Self::wait(&host).await;
+        Self::wait(&host, asked).await;
         end.send_replace(true);
         let served: io::Result<()> = serving.join_all().await.into_iter().collect();
         host.close().await;
@@ -231,11 +234,11 @@ impl Daemon {
     }
 
     /// Waits for the end, and unmounts all.
-    async fn wait(host: &Arc<Host>) {
+    async fn wait(host: &Arc<Host>, asked: impl Future<Output = io::Result<End>>) {
         tokio::select! {
             () = host.idle() => {}
             () = host.asked_to_stop() => Self::end(host, End::Stop).await,
-            asked = asked_to_end(host.stays()) => match asked {
+            asked = asked => match asked {
                 Ok(how) => Self::end(host, how).await,
                 Err(error) => {
                     tracing::warn!("signals can't be received: {error}");
@@ -272,11 +275,11 @@ async fn find_holder(setup: &Setup) -> Result<Option<(Keeper, Vec<Found>)>, Fail
 }
 
 /// Waits until the process is asked to end.
-async fn asked_to_end(stays: bool) -> io::Result<End> {
+fn asked_to_end(stays: bool) -> impl Future<Output = io::Result<End>> {
     if stays {
-        signals::agent_asked_to_end().await
+        signals::agent_asked_to_end().left_future()
     } else {
-        signals::asked_to_end().await.map(|()| End::Stop)
+        signals::asked_to_end().map_ok(|()| End::Stop).right_future()
     }
 }
 

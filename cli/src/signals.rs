@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How an agent may be asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,26 +14,33 @@ pub enum End {
 }
 
 /// Waits until an agent is asked to end: by SIGTERM, after which the next one comes, or by a person's SIGINT. SIGHUP is no
-/// reason to end: a terminal that closes is not what mounts depend on.
-pub async fn agent_asked_to_end() -> io::Result<End> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let _ignored = signal(SignalKind::hangup())?;
-    tokio::select! {
-        _ = interrupt.recv() => Ok(End::Stop),
-        _ = terminate.recv() => Ok(End::Leave),
+/// reason to end: a terminal that closes is not what mounts depend on. From the call on, not the first poll, none of them ends
+/// the process by itself.
+pub fn agent_asked_to_end() -> impl Future<Output = io::Result<End>> {
+    let caught = catch();
+    async move {
+        let [mut interrupt, mut terminate, _ignored] = caught?;
+        tokio::select! {
+            _ = interrupt.recv() => Ok(End::Stop),
+            _ = terminate.recv() => Ok(End::Leave),
+        }
     }
 }
 
-/// Waits for one of them: SIGINT, SIGTERM, SIGHUP. From the first poll on they no longer end the process by themselves.
-pub async fn asked_to_end() -> io::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-        _ = hangup.recv() => {}
+/// Waits for one of them: SIGINT, SIGTERM, SIGHUP. From the call on they no longer end the process by themselves.
+pub fn asked_to_end() -> impl Future<Output = io::Result<()>> {
+    let caught = catch();
+    async move {
+        let [mut interrupt, mut terminate, mut hangup] = caught?;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+fn catch() -> io::Result<[Signal; 3]> {
+    Ok([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?])
 }
