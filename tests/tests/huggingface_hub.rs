@@ -43,7 +43,7 @@ for repo, kwargs in [
     except HfHubHTTPError as error:
         print(type(error).__name__)
     except Exception as error:
-        print(type(error).__name__, type(error.__cause__).__name__)
+        print(type(error.__cause__).__name__)
 "#;
 
 #[test]

@@ -76,7 +76,9 @@ impl Moto {
         };
         let (reader, nobody) = (key(), key());
         // From now on it wants signatures, and looks at rights.
-        run(tool("curl").args(["-fsS", "-X", "POST", "-d", "0", &format!("{url}/moto-api/reset-auth")]));
+        // As text: what comes as a form is no body to it.
+        let text = ["-fsS", "-H", "Content-Type: text/plain", "-d", "0"];
+        run(tool("curl").args(text).arg(format!("{url}/moto-api/reset-auth")));
         Self { child, url, role, reader, nobody, bytes, _directory: directory }
     }
 

@@ -77,7 +77,13 @@ impl Asked {
         let kinds = ["models", "datasets", "spaces"];
         let kind = kinds.iter().find(|kind| parts.first().is_some_and(|part| part == *kind));
         let parts = &parts[usize::from(kind.is_some())..];
-        let (id, rest) = parts.split_at(parts.iter().position(|part| VIEWS.contains(&part.as_str()))?);
+        // A repository by itself is its main revision.
+        let whole = ["revision".to_owned(), "main".to_owned()];
+        let (id, rest) = match parts.iter().position(|part| VIEWS.contains(&part.as_str())) {
+            Some(at) => parts.split_at(at),
+            None if api => (parts, &whole[..]),
+            None => return None,
+        };
         let (view, rest) = rest.split_first()?;
         let (revision, path) = rest.split_first()?;
         let right = !id.is_empty() && api == (view != "resolve");
