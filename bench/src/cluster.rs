@@ -1,6 +1,5 @@
 //! A cluster: so many nodes that stage the same at the same time, each on a link of its own, with peers and without.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Instant;
 
@@ -10,6 +9,7 @@ use bdnfs_tests::lab;
 
 use crate::interrupt;
 use crate::lab::Lab;
+use crate::peer::tried;
 use crate::report::{Growth, Report, Rows};
 use crate::samples::Samples;
 use crate::unit::Unit;
@@ -62,8 +62,7 @@ fn burst(lab: &Lab, count: usize, peers: bool) -> Result<(f64, f64)> {
     let size = size(lab);
     let room = lab.room("cluster-", (count as u64 + 2) * size)?;
     let Some(cluster) = lab::Lab::new(RATE) else { bail!("there can be no networks here") };
-    // The kit panics where a test would fail.
-    let measured = catch_unwind(AssertUnwindSafe(|| {
+    tried(|| {
         cluster.publish(&[("weights", size as usize)]);
         let nodes: Vec<_> = (1..=count)
             .map(|number| {
@@ -83,9 +82,5 @@ fn burst(lab: &Lab, count: usize, peers: bool) -> Result<(f64, f64)> {
         });
         let seconds = begin.elapsed().as_secs_f64();
         (seconds, (cluster.sent() - before) as f64 / size as f64)
-    }));
-    match measured {
-        Ok(measured) => Ok(measured),
-        Err(_) => bail!("a cluster of {count} could not be tried; what went wrong stands above"),
-    }
+    })
 }

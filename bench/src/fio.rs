@@ -42,6 +42,13 @@ pub mod jobs {
     pub const RANDOM_DROPPED: &str = include_str!("../fio/random-dropped.fio");
 }
 
+/// What is read of a file that is not here yet. Of single pages few, since each of them brings a block.
+pub const COLD: [(&str, Job); 3] = [
+    ("sequential 1 MiB, 1 job", Job { text: jobs::SEQUENTIAL_DROPPED, jobs: 1, seconds: 0, random: 0 }),
+    ("128 KiB, 16 jobs", Job { text: jobs::MANY_DROPPED, jobs: 16, seconds: 0, random: 0 }),
+    ("random 4 KiB", Job { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: 1 << 20 }),
+];
+
 /// fio's JSON, as far as it is needed.
 #[derive(Deserialize)]
 struct Output {

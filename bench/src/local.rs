@@ -45,20 +45,6 @@ const CASES: [Case; 8] = [
     Case { name: "mmap sequential, hot", text: jobs::MMAP_HOT, jobs: 1, hot: true },
 ];
 
-/// What is read from the mirror, where the cache has nothing.
-const MIRRORED: [Case; 3] = [
-    Case {
-        name: "sequential 1 MiB, 1 job, cold from the mirror",
-        text: jobs::SEQUENTIAL_DROPPED,
-        jobs: 1,
-        hot: false,
-    },
-    Case { name: "128 KiB, 16 jobs, cold from the mirror", text: jobs::MANY_DROPPED, jobs: 16, hot: false },
-    Case { name: "random 4 KiB, cold from the mirror", text: jobs::RANDOM_DROPPED, jobs: 1, hot: false },
-];
-/// How many bytes of single pages are read from the mirror: each of them brings a block.
-const RANDOM: u64 = 1 << 20;
-
 /// Measures all of it.
 ///
 /// # Errors
@@ -81,24 +67,26 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
         Ok(Rows::default())
     })?;
     let Some(bucket) = bucket else { return Ok(()) };
-    MIRRORED.iter().try_for_each(|case| report.measure(case.name, || mirrored(lab, &bucket, case)))
+    fio::COLD.iter().try_for_each(|(what, job)| {
+        let name = format!("{what}, cold from the mirror");
+        report.measure(&name, || mirrored(lab, &bucket, &name, job))
+    })
 }
 
 /// The same from a mirror on loopback, with an empty cache each time.
-fn mirrored(lab: &Lab, bucket: &Bucket, case: &Case) -> Result<Pair> {
+fn mirrored(lab: &Lab, bucket: &Bucket, name: &str, job: &Job) -> Result<Pair> {
     let (size, file) = (lab.sizes.size / 4, cold::name(0));
-    let job = Job { text: case.text, jobs: case.jobs, seconds: 0, random: RANDOM };
     let sides = in_turn(lab.sizes.runs, |side| match side {
         Side::Baseline => {
             lab::drop_pages(&bucket.directory)?;
-            fio::read(&job, &bucket.directory.join(&file), size)
+            fio::read(job, &bucket.directory.join(&file), size)
         }
         Side::Bdnfs => bucket.in_room(lab, |room| {
             let mount = bucket.mount(lab, room, false, &bucket.mirror())?;
-            fio::read(&job, &mount.point().join(&file), size)
+            fio::read(job, &mount.point().join(&file), size)
         }),
     })?;
-    Ok(Pair::new(case.name, Unit::Megabytes, &lab.native, sides))
+    Ok(Pair::new(name, Unit::Megabytes, &lab.native, sides))
 }
 
 /// A file, and a mount through which it can be read, too.

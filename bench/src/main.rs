@@ -33,6 +33,7 @@ mod machine;
 mod memory;
 mod mirror;
 mod mount;
+mod peer;
 mod probe;
 mod process;
 mod report;
@@ -172,6 +173,8 @@ enum Only {
     Small,
     /// What a tree of a million files costs
     Memory,
+    /// What a node reads whose neighbour has it
+    Peer,
     /// Nodes that make the same local at once, with peers and without
     Cluster,
 }
@@ -194,6 +197,7 @@ impl Only {
             Self::Rivals => rivals::measure(lab, report),
             Self::Mirror => mirror::measure(lab, report),
             Self::Agent => agent::measure(lab, report),
+            Self::Peer => peer::measure(lab, report),
             Self::Cluster => cluster::measure(lab, report),
             Self::Cost => cost::measure(lab, report),
             Self::Hot => instructions::measure(lab, report),

@@ -1,0 +1,136 @@
+//! From a peer: what a node reads whose neighbour has it, over mutual TLS.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use bdnfs_tests::bdnfs::Machine;
+use bdnfs_tests::lab::{self, Node};
+
+use crate::data;
+use crate::fio::{self, Job};
+use crate::lab::{Lab, drop_pages};
+use crate::report::{Figure, Pair, Report, Rows};
+use crate::samples::{Samples, Side, in_turn};
+use crate::unit::Unit;
+
+const ABOUT: &str = "Two agents, each in a network namespace of its own; one has a file, and the other, whose cache is empty, \
+    reads it from there over mutual TLS. Beside it: the same file on the disk's own file system, and the same node without peers, \
+    which reads the mirror without TLS. All of them share the processors of one machine.";
+/// As fast as the processors are: the links are not to be what limits.
+const RATE: &str = "40gbit";
+const FILE: &str = "weights";
+const NEIGHBOUR: &str = "has-it";
+
+/// Measures it.
+///
+/// # Errors
+/// Interruption only.
+pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+    report.group("peer", "From a peer", format!("{ABOUT} {} MiB.", size(lab) >> 20));
+    report.measure("two nodes", || {
+        let place = Place::new(lab)?;
+        let mut rows = place.staged(lab)?;
+        for (what, job) in &fio::COLD {
+            rows.pairs.push(place.compare(lab, &format!("{what}, cold from a peer"), job)?);
+        }
+        Ok(rows)
+    })
+}
+
+fn size(lab: &Lab) -> u64 {
+    lab.sizes.size / 4
+}
+
+/// What the kit says when it panics where a test would fail, as an error.
+pub fn tried<T>(work: impl FnOnce() -> T) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => Ok(done),
+        Err(_) => bail!("the nodes could not be tried; what went wrong stands above"),
+    }
+}
+
+/// A mirror, and a node that has all of it.
+struct Place {
+    _neighbour: Node,
+    cluster: lab::Lab,
+    /// The same file on the disk that is measured.
+    native: PathBuf,
+    /// How many nodes there were that had nothing.
+    nodes: Cell<u32>,
+    room: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(lab: &Lab) -> Result<Self> {
+        let size = size(lab);
+        let room = lab.room("peer", 4 * size)?;
+        let native = room.path().join(FILE);
+        data::file(&native, size)?;
+        let Some(cluster) = lab::Lab::new(RATE) else { bail!("there can be no networks here") };
+        tried(move || {
+            cluster.publish(&[(FILE, size as usize)]);
+            let machine = Machine::new().with_cache(&room.path().join(NEIGHBOUR));
+            let neighbour = cluster.node_on(machine, NEIGHBOUR, RATE, "");
+            neighbour.stage().1.succeeds();
+            Self { _neighbour: neighbour, cluster, native, nodes: Cell::new(0), room }
+        })
+    }
+
+    /// Does `work` on a node that has nothing yet, with peers or without.
+    fn on_new<T>(&self, peers: bool, work: impl FnOnce(&Node) -> Result<T>) -> Result<T> {
+        let home = tempfile::tempdir_in(self.room.path()).context("cannot make a directory")?;
+        // A name of its own, since who was there before it is remembered for a while.
+        let number = self.nodes.replace(self.nodes.get() + 1);
+        tried(|| {
+            let machine = Machine::new().with_cache(&home.path().join("cache"));
+            let node = if peers {
+                let node = self.cluster.node_on(machine, &format!("new-{number}"), RATE, "");
+                node.knows(2);
+                node
+            } else {
+                self.cluster.loner(machine, RATE)
+            };
+            rustix::fs::sync();
+            work(&node)
+        })?
+    }
+
+    /// All of it made local: by peers, and from the mirror.
+    fn staged(&self, lab: &Lab) -> Result<Rows> {
+        let (size, mut mirror) = (size(lab) as f64, Samples::default());
+        let sides = in_turn(lab.sizes.runs, |side| {
+            let before = self.cluster.reads();
+            let seconds = self.on_new(side == Side::Bdnfs, |node| {
+                let begin = Instant::now();
+                node.stage().1.succeeds();
+                Ok(begin.elapsed().as_secs_f64())
+            })?;
+            if side == Side::Bdnfs {
+                mirror.push(self.cluster.reads() - before);
+            }
+            Ok(size / 1e6 / seconds)
+        })?;
+        let name = "mount --wait, from a peer";
+        Ok(Rows {
+            pairs: vec![Pair::new(name, Unit::Megabytes, "from the mirror, without TLS", sides)],
+            figures: vec![Figure::new(&format!("{name}: read of the mirror"), Unit::Fetched, mirror)],
+            ..Rows::default()
+        })
+    }
+
+    /// fio on a node that has nothing yet, and on the disk's own file system.
+    fn compare(&self, lab: &Lab, name: &str, job: &Job) -> Result<Pair> {
+        let read = |path: &Path| {
+            drop_pages(&self.native)?;
+            fio::read(job, path, size(lab))
+        };
+        let sides = in_turn(lab.sizes.runs, |side| match side {
+            Side::Baseline => read(&self.native),
+            Side::Bdnfs => self.on_new(true, |node| read(&node.mount().join(FILE))),
+        })?;
+        Ok(Pair::new(name, Unit::Megabytes, &lab.native, sides))
+    }
+}
