@@ -215,31 +215,25 @@ impl Engine {
         Ok(Arc::new(Snapshot::new(id, Arc::new(manifest), unmatched, shared, ladder)))
     }
 
-    /// Makes readable what `mirror` has of the source with this [key](crate::mirror::catalog::source_key); `None` when it
-    /// is not mirrored. What the mirror can't send right comes from the origin that `open` opens, given what that was
-    /// resolved to; it is not opened before.
+    /// Makes readable what `mirror` has `found` a source to be mirrored as. What the mirror can't send right comes from the
+    /// origin that `open` opens, which is not opened before.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] when the mirror is damaged, [`Kind::Disk`] for the cache; those of the mirror's store.
-    pub async fn mirrored(
-        &self,
-        mirror: &Mirror,
-        key: &Digest,
-        open: impl FnOnce(&Ref) -> Opener,
-    ) -> Result<Option<Arc<Snapshot>>> {
-        let Some(found) = mirror.find(key).await? else { return Ok(None) };
+    /// [`Kind::Corrupt`] when the manifest there is damaged or missing, [`Kind::Disk`] for the cache; those of the mirror's
+    /// store.
+    pub async fn mirrored(&self, mirror: &Mirror, found: &Ref, open: Opener) -> Result<Arc<Snapshot>> {
         // Who may only read has no lease, but the grace.
         let lease = mirror.lease(Purpose::Serve(found.manifest)).await;
         let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
         let manifest = Arc::new(self.manifest(mirror, &found.manifest).await?);
-        let origin = Parts::new(open(&found), manifest.clone());
+        let origin = Parts::new(open, manifest.clone());
         let mut tiers = self.seats(found.manifest);
         tiers.extend([Arc::new(mirror.clone()) as Arc<dyn Tier>, Arc::new(origin)]);
         let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
         let holder = self.holder(&found.manifest);
-        Ok(Some(Arc::new(snapshot.leased(lease).announced(holder))))
+        Ok(Arc::new(snapshot.leased(lease).announced(holder)))
     }
 
     /// Opens the snapshot `id` of `mirror` for other nodes: what it lacks comes from the mirror, and from peers that have it.

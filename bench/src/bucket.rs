@@ -57,8 +57,17 @@ impl Bucket {
             fs::create_dir(bucket).context("cannot make a bucket")?;
         }
         fill(&directory)?;
-        let server = Server::start(lab, root.path(), link.as_ref())?;
+        let server = Server::start(lab, root.path(), link.as_ref(), Duration::ZERO)?;
         Ok(Self { server, directory, link, root })
+    }
+
+    /// Has each request wait so long from now on, as if the store were elsewhere.
+    ///
+    /// # Errors
+    /// The server does not start.
+    pub fn move_away(&mut self, lab: &Lab, late: Duration) -> Result<()> {
+        self.server = Server::start(lab, self.root.path(), self.link.as_ref(), late)?;
+        Ok(())
     }
 
     /// What bdnfs calls it.

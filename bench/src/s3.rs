@@ -74,11 +74,11 @@ pub struct Download {
 }
 
 impl Server {
-    /// Serves the buckets below `root`, behind `link` where there is one.
+    /// Serves the buckets below `root`, behind `link` where there is one, each request so `late`.
     ///
     /// # Errors
     /// The server is not built or does not start.
-    pub fn start(lab: &Lab, root: &Path, link: Option<&Link>) -> Result<Self> {
+    pub fn start(lab: &Lab, root: &Path, link: Option<&Link>, late: Duration) -> Result<Self> {
         if !lab.s3_server.exists() {
             bail!("{} is missing; scripts/bench builds it", lab.s3_server.display());
         }
@@ -86,6 +86,7 @@ impl Server {
         let (asked, ask) = std::io::pipe().context("cannot make a pipe")?;
         let mut command = link::command(link, &lab.s3_server);
         command.arg("--root").arg(root).args(["--port", "0"]).stdin(asked);
+        command.arg("--late").arg(late.as_millis().to_string());
         command.env("AWS_ACCESS_KEY_ID", KEY_ID).env("AWS_SECRET_ACCESS_KEY", SECRET);
         let process = Running::start(&mut command, out.try_clone().context("cannot share a file")?)?;
         let mut server = Self { url: String::new(), out, ask, _process: process };

@@ -419,14 +419,24 @@ fn ten_million_files_take_little_memory() {
     }
     let mut out = tempfile::tempfile().expect("a file");
     listing.finish(&mut std::io::BufWriter::new(&mut out)).expect("good");
-    let status = std::fs::read_to_string("/proc/self/status").expect("status");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
-    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().expect("kB");
+    let kib = |what| {
+        let status = std::fs::read_to_string("/proc/self/status").expect("status");
+        let kib = status.lines().find_map(|line| line.strip_prefix(what)).expect("a line of it");
+        kib.trim().trim_end_matches(" kB").parse::<u64>().expect("kB")
+    };
+    let peak = kib("VmHWM:");
     assert!(peak < 128 << 10, "{peak} KiB");
+    let (heap, begun) = (kib("RssAnon:"), std::time::Instant::now());
     let manifest = Manifest::open(&out).expect("good");
+    let took = begun.elapsed();
     assert_eq!((manifest.entries(), manifest.files()), (10_010_002, 10_000_000));
     let last = manifest.entries() - 1;
     assert_eq!(manifest.path(last).expect("good"), b"train/shard-09999/image-02321999.jpg");
+    let (grown, len) = (kib("RssAnon:").saturating_sub(heap), out.metadata().expect("its size").len());
+    println!(
+        "a manifest of {len} bytes was opened in {took:?}; the heap grew by {grown} KiB, its peak was {peak} KiB"
+    );
+    assert!(grown < 1 << 10, "opening takes {grown} KiB of heap");
 }
 
 #[test]

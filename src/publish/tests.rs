@@ -82,13 +82,18 @@ fn directory_mirror(directory: &std::path::Path) -> Mirror {
 }
 
 async fn add(mirror: &Mirror, origin: Arc<dyn Origin>) -> Result<Published> {
-    let source = Source {
-        name: "memory://origin".into(),
-        identity: "memory://origin".into(),
-        patterns: Patterns::default(),
-        origin,
-    };
-    publish(mirror, &source, CONFIG, &Progress::default()).await
+    add_as("memory://origin", mirror, origin, &Progress::default()).await
+}
+
+/// Adds it as the source that is called `name`.
+async fn add_as(
+    name: &str,
+    mirror: &Mirror,
+    origin: Arc<dyn Origin>,
+    progress: &Progress,
+) -> Result<Published> {
+    let source = Source { name: name.into(), identity: name.into(), patterns: Patterns::default(), origin };
+    publish(mirror, &source, CONFIG, progress).await
 }
 
 async fn faults(mirror: &Mirror, deep: bool) -> Vec<String> {
@@ -120,13 +125,12 @@ fn node() -> Node1 {
 
 async fn mount(node: &Node1, mirror: &Mirror, origin: Option<Arc<dyn Origin>>) -> Result<Arc<Snapshot>> {
     let key = source_key("memory://origin", &Patterns::default());
-    let open = |_: &Ref| -> Opener {
-        Box::new(move || {
-            let gone = || Error::new(Kind::Refused, "the origin is gone");
-            std::future::ready(origin.clone().ok_or_else(gone)).boxed()
-        })
-    };
-    Ok(node.engine.mirrored(mirror, &key, open).await?.expect("mirrored"))
+    let open: Opener = Box::new(move || {
+        let gone = || Error::new(Kind::Refused, "the origin is gone");
+        std::future::ready(origin.clone().ok_or_else(gone)).boxed()
+    });
+    let found = mirror.find(&key).await?.expect("mirrored");
+    node.engine.mirrored(mirror, &found, open).await
 }
 
 async fn read(snapshot: &Snapshot) -> Result<Files> {
@@ -245,6 +249,27 @@ async fn adding_again_reads_what_changed() {
     assert!(new && again[&b"large.bin"[..]] == 3 * BLOCK, "{paths:?}");
     assert_eq!(paths, ["dir/07", "large.bin"]);
     assert!(faults(&mirror, true).await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_source_has_too_is_stored_once_and_once_more_for_another_tenant() {
+    let store = Arc::new(InMemory::new());
+    let written = async |tenant: &str, name: &str, files: &Files| {
+        let mirror =
+            Mirror::new(Store::service(store.clone(), ""), "memory://m", tenant, std::env::temp_dir());
+        let progress = Progress::default();
+        add_as(name, &mirror.expect("a tenant"), origin(files), &progress).await.expect("added");
+        progress.written.load(Relaxed)
+    };
+    let many: Files = (0..600).map(|i| (format!("d/{i:03}").into_bytes(), noise(90_000, i))).collect();
+    let all = written("tenant", "memory://one", &many).await;
+    assert_eq!(all, 54_000_000);
+    assert_eq!(written("tenant", "memory://other", &many).await, 0);
+    assert_eq!(written("another", "memory://one", &many).await, all);
+    // A file more is a pack more.
+    let more = many.into_iter().chain([(b"d/500x".to_vec(), noise(90_000, 1000))]).collect();
+    let again = written("tenant", "memory://one", &more).await;
+    assert!(again > 90_000 && again < all / 4, "{again}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

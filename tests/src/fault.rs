@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, future, stream};
 
-/// What a server can do wrong in answer to a GET.
+/// What a server can do wrong in answer to a GET, or [late](Fault::Late) to any request.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// It answers a request for a range with the whole file and 200.
@@ -41,6 +41,8 @@ pub enum Fault {
     Stall(u64),
     /// It sends the client elsewhere: to this URL with the request's path behind it.
     Redirect(String),
+    /// It does what it is asked for, whatever that is, so much later: as a store that is not on this machine.
+    Late(Duration),
 }
 
 /// The switch of a server's faults. Clones are handles to one and the same.
@@ -73,20 +75,22 @@ impl Faults {
         self.1.fetch_xor(true, Ordering::Relaxed)
     }
 
-    fn next(&self) -> Option<Fault> {
+    fn next(&self, method: &Method) -> Option<Fault> {
         let mut set = self.0.lock().expect("nobody panics with it");
-        let (fault, times) = set.as_mut().filter(|(_, times)| *times > 0)?;
+        let meets = |fault: &Fault| method == Method::GET || matches!(fault, Fault::Late(_));
+        let (fault, times) = set.as_mut().filter(|(fault, times)| *times > 0 && meets(fault))?;
         *times -= 1;
         Some(fault.clone())
     }
 }
 
 async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -> Response {
-    if request.method() != Method::GET {
-        return next.run(request).await;
-    }
-    match faults.next() {
+    match faults.next(request.method()) {
         None => next.run(request).await,
+        Some(Fault::Late(wait)) => {
+            tokio::time::sleep(wait).await;
+            next.run(request).await
+        }
         Some(Fault::IgnoreRange) => {
             request.headers_mut().remove(RANGE);
             next.run(request).await

@@ -178,6 +178,68 @@ fn damage_is_named_and_never_read_and_repaired_from_the_origin() {
 }
 
 #[test]
+fn a_damaged_manifest_or_ref_is_named_and_the_origin_read_in_its_stead() {
+    let world = World::new();
+    let mirror = mirror(&world);
+    grow(&world.bucket());
+    let add = "mirror add s3://bucket --mirror s3://mirror";
+    let mount = |machine: &Machine| {
+        let point = machine.directory("mnt");
+        let ran = machine.try_mount("s3://bucket", &point, &["--wait", "--mirror", "s3://mirror"]);
+        (ran, point)
+    };
+    let right = |words: &[&str]| {
+        let machine = world.machine_again();
+        let (ran, point) = mount(&machine);
+        assert!(words.iter().all(|word| ran.err.contains(word)), "{words:?} are not in: {}", ran.err);
+        assert!(!words.is_empty() || !ran.err.contains("note"), "{}", ran.err);
+        ran.succeeds();
+        compare(&world.bucket(), &point);
+        machine.umount(&point);
+    };
+    let flip = |object: &Path| {
+        let mut bytes = fs::read(object).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x80;
+        fs::write(object, bytes).unwrap();
+    };
+    let cut = |object: &Path| {
+        let object = fs::File::options().write(true).open(object).unwrap();
+        object.set_len(object.metadata().unwrap().len() / 2).unwrap();
+    };
+    let remove = |object: &Path| fs::remove_file(object).unwrap();
+    let (mirrored, other) = ("in the state that was mirrored", "which is not the one that was mirrored");
+    type Damage<'a> = &'a dyn Fn(&Path);
+    let damages: [(&str, Damage<'_>, &str); 3] = [
+        ("manifests", &flip, mirrored),
+        ("refs", &cut, "in the state that it has now"),
+        ("manifests", &remove, mirrored),
+    ];
+    for (shelf, damage, state) in damages {
+        run(&world.machine, add).succeeds();
+        let written = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
+        let object = objects(&mirror, shelf).into_iter().max_by_key(written).unwrap();
+        let name = object.file_name().unwrap().to_str().unwrap();
+        damage(&object);
+        right(&[name, state]);
+        if shelf == "refs" {
+            continue;
+        }
+        // Without the origin there is nothing to read.
+        let (bucket, away) = (world.bucket(), world.bucket().with_file_name("away"));
+        fs::rename(&bucket, &away).unwrap();
+        let (ran, _) = mount(&world.machine_again());
+        fs::rename(&away, &bucket).unwrap();
+        ran.fails(&[name, "can't be read from where it lives", "bucket"]);
+        world.put(&format!("new-{}", &name[..8]), 5000);
+        right(&[name, other]);
+    }
+    run(&world.machine, add).succeeds();
+    run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+    right(&[]);
+}
+
+#[test]
 fn two_add_at_once_and_what_is_removed_is_collected_beside_them() {
     let world = World::new();
     let mirror = mirror(&world);

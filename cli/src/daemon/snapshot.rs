@@ -30,26 +30,59 @@ pub struct Made {
 pub async fn make(engine: &Engine, scratch: &Path, request: &MountRequest) -> Result<Made, Failure> {
     let uri: Uri = request.source.expose().parse()?;
     let patterns = Patterns::filter(request.allow.as_deref(), &request.ignore)?;
-    let mut note = None;
-    if let Some(at) = &request.mirror {
-        let mirror = place::open(at, scratch.to_owned())?;
-        let key = source_key(&uri.identity(&request.access), &patterns);
-        let mut resolved = String::new();
-        let open = |found: &Ref| {
-            resolved.clone_from(&found.resolved);
-            opener(&uri, &found.resolved, &request.access)
-        };
-        if let Some(snapshot) = engine.mirrored(&mirror, &key, open).await? {
-            return Ok(Made { snapshot, resolved, note });
+    let Some(at) = &request.mirror else { return list(engine, &uri, patterns, &request.access).await };
+    let mirror = place::open(at, scratch.to_owned())?;
+    let found = match mirror.find(&source_key(&uri.identity(&request.access), &patterns)).await {
+        Ok(Some(found)) => found,
+        Ok(None) => {
+            let made = list(engine, &uri, patterns, &request.access).await?;
+            let name = mirror.name();
+            let why = format!("{uri} is not in the mirror {name}, so it is read from where it lives");
+            return Ok(Made { note: Some(format!("{why}; see `bdnfs mirror add`")), ..made });
         }
-        note = Some(format!(
-            "{uri} is not in the mirror {}, so it is read from where it lives; see `bdnfs mirror add`",
-            mirror.name()
-        ));
+        Err(damage) => return instead(engine, &uri, patterns, request, damage, None).await,
+    };
+    let open = opener(&uri, &found.resolved, &request.access);
+    match engine.mirrored(&mirror, &found, open).await {
+        Ok(snapshot) => Ok(Made { snapshot, resolved: found.resolved, note: None }),
+        Err(damage) => instead(engine, &uri, patterns, request, damage, Some(&found)).await,
     }
-    let origin = origin::open(&uri, &request.access).await?;
+}
+
+/// Takes it from its origin.
+async fn list(engine: &Engine, uri: &Uri, patterns: Patterns, access: &Access) -> Result<Made, Failure> {
+    let origin = origin::open(uri, access).await?;
     let resolved = origin.name().to_owned();
-    Ok(Made { snapshot: engine.snapshot(origin, patterns).await?, resolved, note })
+    Ok(Made { snapshot: engine.snapshot(origin, patterns).await?, resolved, note: None })
+}
+
+/// Takes it from its origin because of `damage` to the mirror, if it is that: in the state in which it was `found`, where the
+/// origin still has that.
+async fn instead(
+    engine: &Engine,
+    uri: &Uri,
+    patterns: Patterns,
+    request: &MountRequest,
+    damage: Error,
+    found: Option<&Ref>,
+) -> Result<Made, Failure> {
+    if damage.kind() != Kind::Corrupt {
+        return Err(damage.into());
+    }
+    tracing::warn!(error = %damage, "reading {uri} from where it lives");
+    let pinned = found.map_or_else(|| uri.clone(), |found| pinned(uri, &found.resolved));
+    let made = list(engine, &pinned, patterns, &request.access).await.map_err(|failure| {
+        Failure::new(damage.kind(), format!("{damage}; and it can't be read from where it lives: {failure}"))
+    })?;
+    let state = match found {
+        Some(found) if found.listing == made.snapshot.id() => "in the state that was mirrored",
+        Some(_) => "in the state that it has now, which is not the one that was mirrored",
+        None => "in the state that it has now",
+    };
+    Ok(Made {
+        note: Some(format!("{damage}; until then {uri} is read from where it lives, {state}")),
+        ..made
+    })
 }
 
 /// Finds what `kept` tells of, in the cache and without asking anybody; `request` is what was asked for, with what this
@@ -77,15 +110,19 @@ pub async fn again(
 
 /// How the origin of a source is opened: in the state in which it was listed, where its name tells that.
 fn opener(uri: &Uri, resolved: &str, access: &Access) -> Opener {
-    let uri = match (uri, resolved.parse()) {
-        (Uri::Hf { .. }, Ok(resolved)) => resolved,
-        _ => uri.clone(),
-    };
-    let access = access.clone();
+    let (uri, access) = (pinned(uri, resolved), access.clone());
     Box::new(move || {
         let (uri, access) = (uri.clone(), access.clone());
         Box::pin(async move { origin::open(&uri, &access).await })
     })
+}
+
+/// A source in the state that it was `resolved` to, where its name can tell that.
+fn pinned(uri: &Uri, resolved: &str) -> Uri {
+    match (uri, resolved.parse()) {
+        (Uri::Hf { .. }, Ok(resolved)) => resolved,
+        _ => uri.clone(),
+    }
 }
 
 /// How an origin is opened whose credentials are gone.

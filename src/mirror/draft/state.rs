@@ -180,6 +180,15 @@ mod tests {
         }
     }
 
+    /// What is written is what `docs/formats.md` says, byte for byte, and what was written stays readable.
+    #[test]
+    fn the_golden_draft_is_written_and_read() {
+        let (golden, recipe) = (include_bytes!("../../publish/testdata/draft"), Digest::of(b"recipe"));
+        assert_eq!(state(true).encode(&recipe), golden);
+        let read = State::decode(&Bytes::from_static(golden), &recipe).expect("good");
+        assert_eq!(read.encode(&recipe), golden);
+    }
+
     #[test]
     fn parts_that_are_not_its_blocks_are_refused() {
         let recipe = Digest::of(b"recipe");

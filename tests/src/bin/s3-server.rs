@@ -2,7 +2,9 @@
 
 use std::io::BufRead;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use bdnfs_tests::fault::Fault;
 use bdnfs_tests::s3::{Keys, S3};
 use clap::Parser;
 
@@ -18,6 +20,9 @@ struct Arguments {
     /// The port; 0 picks a free one.
     #[arg(long, default_value_t = 9000)]
     port: u16,
+    /// How many milliseconds each request waits, as if the store were elsewhere.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    late: u64,
 }
 
 fn main() {
@@ -27,6 +32,9 @@ fn main() {
     let keys = keys.map(|(access, secret)| Keys { access, secret, token: get("AWS_SESSION_TOKEN") });
     let open = if keys.is_some() { "signed requests only" } else { "open to everybody" };
     let s3 = S3::on_port(&arguments.root, keys, arguments.port);
+    if arguments.late > 0 {
+        s3.faults.set(Fault::Late(Duration::from_millis(arguments.late)));
+    }
     println!("{} serves {} ({open})", s3.server.url(), arguments.root.display());
     for _ in std::io::stdin().lock().lines().map_while(Result::ok) {
         let all = s3.tally.all();

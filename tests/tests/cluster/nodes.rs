@@ -13,7 +13,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::lend::Lender;
 use bdnfs::manifest::Node as Entry;
 use bdnfs::mirror::Mirror;
-use bdnfs::mirror::catalog::{Ref, source_key};
+use bdnfs::mirror::catalog::source_key;
 use bdnfs::peer::client::Peers;
 use bdnfs::peer::link::Http;
 use bdnfs::peer::members::Members;
@@ -244,11 +244,11 @@ impl Cluster {
 impl Node {
     async fn open(&self) {
         let key = source_key("memory://origin", &Patterns::default());
-        let open = |_: &Ref| -> Opener {
-            Box::new(|| async { Err(Error::new(Kind::Refused, "the origin is not for nodes")) }.boxed())
-        };
-        let opened = self.engine.mirrored(&self.mirror, &key, open).await;
-        self.snapshot.set(opened.expect("a mirror in order").expect("mirrored")).expect("once");
+        let open: Opener =
+            Box::new(|| async { Err(Error::new(Kind::Refused, "the origin is not for nodes")) }.boxed());
+        let found = self.mirror.find(&key).await.expect("a mirror in order").expect("mirrored");
+        let opened = self.engine.mirrored(&self.mirror, &found, open).await;
+        self.snapshot.set(opened.expect("a mirror in order")).expect("once");
     }
 
     pub fn snapshot(&self) -> &Arc<Snapshot> {
