@@ -113,7 +113,7 @@ impl Snapshot {
     /// The number of the blob with this digest; `None` when the snapshot has none. Looks through all blobs, the first time.
     pub(crate) fn find(&self, digest: &Digest) -> Option<u32> {
         let numbers = self.numbers.get_or_init(|| {
-            let keys = (0..self.manifest.blobs()).map(|n| (n, self.manifest.blob(n).map(|blob| blob.key)));
+            let keys = (0..self.manifest.blobs()).map(|n| (n, self.manifest.key(n)));
             let contents = keys.filter_map(|(n, key)| match key {
                 Ok(Key::Content(digest)) => Some((head(&digest), n)),
                 _ => None,
@@ -124,7 +124,7 @@ impl Snapshot {
         });
         let from = numbers.partition_point(|(key, _)| *key < head(digest));
         let alike = numbers[from..].iter().take_while(|(key, _)| *key == head(digest));
-        let named = |n: &u32| self.manifest.blob(*n).is_ok_and(|blob| blob.key == Key::Content(*digest));
+        let named = |n: &u32| self.manifest.key(*n).is_ok_and(|key| key == Key::Content(*digest));
         alike.map(|(_, n)| *n).find(named)
     }
 
@@ -142,8 +142,8 @@ impl Snapshot {
             let (manifest, cache) = (self.manifest.clone(), self.means.cache.clone());
             // What was leased may not have been opened for days, and was in use all the same.
             let touched = self.means.runtime.spawn_blocking(move || {
-                let blobs = (0..manifest.blobs()).filter_map(|blob| manifest.blob(blob).ok());
-                blobs.for_each(|blob| cache.used_blob(&blob.key));
+                let keys = (0..manifest.blobs()).filter_map(|blob| manifest.key(blob).ok());
+                keys.for_each(|key| cache.used_blob(&key));
             });
             touched.await.ok();
         }

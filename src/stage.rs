@@ -2,9 +2,10 @@
 //!
 //! A stage is a read that nobody waits for: it goes through the same flights as readers do, at the lowest urgency. The files
 //! that tell what the others are go first, then the small ones, then the rest in order of size and path; so a job's first
-//! reads find theirs at once. What is here already, whole or in part, is not asked for again.
+//! reads find theirs at once ([`plan`]). What is here already, whole or in part, is not asked for again.
 
-use std::collections::BTreeSet;
+mod plan;
+
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -12,14 +13,14 @@ use futures_util::{TryStreamExt, stream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinError, JoinSet};
 
-use crate::blob::Blob;
 use crate::block::{self, BLOCK};
 use crate::content::Content;
 use crate::error::{Error, Kind, Result};
 use crate::extent::LONGEST;
-use crate::manifest::Node;
 use crate::snapshot::Snapshot;
 use crate::tier::Urgency;
+
+use plan::Missing;
 
 /// How many flights a stage begins with, and how many it may come to. Small files need many at once, for each of them is
 /// mostly waiting; large ones are held back by the budget long before. Each that lands lets one more start, as long as
@@ -65,13 +66,6 @@ pub struct Progress {
     pub bytes_done: u64,
     /// Bytes that were local when the stage came to them.
     pub bytes_found: u64,
-}
-
-/// A blob that isn't whole yet.
-struct Missing {
-    blob: u32,
-    size: u64,
-    files: u64,
 }
 
 impl Stage {
@@ -148,37 +142,6 @@ impl Stage {
             None => Err(abandoned()),
         });
         synced.await.map_err(|e| Error::with(Kind::Disk, "a flush was lost", e))?
-    }
-
-    /// Leases everything, and finds out what is missing, in the order in which it is to come. Blocks on the local disk.
-    fn plan(&self, snapshot: &Snapshot) -> Result<Vec<Missing>> {
-        let (manifest, cache) = (snapshot.manifest(), &snapshot.means().cache);
-        let mut files = vec![0u32; manifest.blobs() as usize];
-        let mut first = BTreeSet::new();
-        for index in 0..manifest.entries() {
-            let entry = manifest.entry(index)?;
-            if let Node::File(slice) = entry.node {
-                files[slice.blob as usize] += 1;
-                if tells_of_others(entry.name) {
-                    first.insert(slice.blob);
-                }
-            }
-        }
-        snapshot.admit()?;
-        let mut missing = Vec::new();
-        for (blob, files) in (0..).zip(files) {
-            let Blob { key, size, .. } = manifest.blob(blob)?;
-            if size == 0 || cache.has(&key, size) {
-                self.files_done.fetch_add(u64::from(files), Relaxed);
-                self.bytes_done.fetch_add(size, Relaxed);
-                self.bytes_found.fetch_add(size, Relaxed);
-            } else {
-                missing.push(Missing { blob, size, files: u64::from(files) });
-            }
-        }
-        // Blobs are numbered in the order of the paths that they hold.
-        missing.sort_by_key(|missing| (!first.contains(&missing.blob), missing.size, missing.blob));
-        Ok(missing)
     }
 
     async fn make_whole(
@@ -263,14 +226,6 @@ impl Stage {
         }
         Ok(bytes)
     }
-}
-
-/// Whether a file tells what other files are: those that read a model or a dataset open it first.
-fn tells_of_others(name: &[u8]) -> bool {
-    name.ends_with(b"config.json")
-        || name.ends_with(b".index.json")
-        || name.starts_with(b"tokenizer")
-        || name.windows(8).any(|part| part.eq_ignore_ascii_case(b"manifest"))
 }
 
 fn abandoned() -> Error {

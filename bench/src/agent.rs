@@ -21,12 +21,16 @@ use crate::unit::Unit;
 use crate::{cold, interrupt};
 
 const ABOUT: &str = "An agent with a cache of its own. Restage: `bdnfs mount --wait` of what its cache has all of, listing \
-    included. Ready: from its start until `/readyz` says so, with one blob in the cache for each file. A job: `bdnfs job run` \
+    included; in packs: of the same from a mirror, where it is packed. Ready: from its start until `/readyz` says so, with one blob in the cache for each file. A job: `bdnfs job run` \
     of a command that does nothing, whose data lies in S3 on loopback, beside 8 curls that bring the same and an fsync.";
 /// The part of a parallel download that staging a job is to reach.
 const WANTED: f64 = 0.85;
 /// Seconds in which 10 files are to be here again.
 const AGAIN: f64 = 0.05;
+/// The same for a million, and seconds in which an agent with a million blobs is to be ready.
+const MANY: f64 = 2.0;
+/// What a file takes on the disk, in bytes: a block and an inode, with some to spare.
+const FILE: usize = 8 << 10;
 /// How long a command may take.
 const COMMAND: Duration = Duration::from_secs(900);
 /// How long the agent may take to be ready.
@@ -45,15 +49,21 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
     let files = lab.sizes.many / 10;
     report.group("agent", "Agent", format!("{ABOUT} The job's data: {} MiB.", size(lab) >> 20));
     report.measure("10 files", || {
-        let place = Place::stage(lab, 10)?;
+        let place = Place::stage(lab, 10, false)?;
         let again = place.again(lab, 10)?;
         let figure = Figure { limit: Some(AGAIN), ..again };
         Ok(Rows { figures: vec![figure], ..Rows::default() })
     })?;
     report.measure("many files", || {
-        let place = Place::stage(lab, files)?;
+        let place = Place::stage(lab, files, false)?;
         let figures = vec![place.again(lab, files)?, place.idle(files)?, place.ready(lab, files)?];
         Ok(Rows { figures, ..Rows::default() })
+    })?;
+    report.measure("very many files", || {
+        let place = Place::stage(lab, lab.sizes.many, true)?;
+        let again = place.again(lab, lab.sizes.many)?;
+        let figure = Figure { limit: Some(MANY), ..again };
+        Ok(Rows { figures: vec![figure], ..Rows::default() })
     })?;
     report.measure("a job", || job(lab))
 }
@@ -67,17 +77,23 @@ struct Place {
     // First, so that it ends before its directory goes.
     agent: Agent,
     source: String,
+    mirror: Option<String>,
     room: TempDir,
 }
 
 impl Place {
-    fn stage(lab: &Lab, files: usize) -> Result<Self> {
-        // A file and its blob take a block and an inode each.
-        let room = lab.room("agent", (files * (16 << 10)) as u64)?;
-        let source = room.path().join("source");
-        data::tree(&source, files, FILES_IN_DIRECTORY, 1)?;
+    /// With a source of so many files, each of which is a blob, or part of one in a mirror if they are `packed`.
+    fn stage(lab: &Lab, files: usize, packed: bool) -> Result<Self> {
+        let blobs = if packed { 0 } else { files };
+        let room = lab.room("agent", ((files + blobs) * FILE) as u64)?;
+        let url = |name: &str| format!("file://{}", room.path().join(name).display());
+        let (source, mirror) = (url("source"), packed.then(|| url("mirror")));
+        data::tree(&room.path().join("source"), files, FILES_IN_DIRECTORY, 1)?;
+        if let Some(mirror) = &mirror {
+            run::run(run::command(&lab.bdnfs).args(["mirror", "add", &source, "--mirror", mirror]), COMMAND)?;
+        }
         let agent = Agent::start(lab, room.path())?;
-        let place = Self { agent, source: format!("file://{}", source.display()), room };
+        let place = Self { agent, source, mirror, room };
         place.mount(lab)?;
         Ok(place)
     }
@@ -87,6 +103,7 @@ impl Place {
         let point = self.room.path().join("mount");
         fs::create_dir_all(&point).context("cannot make a directory")?;
         let mut mount = self.command(lab, "mount");
+        mount.args(self.mirror.iter().flat_map(|mirror| ["--mirror", mirror]));
         let took = run::run(mount.args(["--wait", &self.source]).arg(&point), COMMAND)?.seconds;
         run::run(run::command(&lab.bdnfs).arg("umount").arg(&point), COMMAND)?;
         Ok(took)
@@ -100,7 +117,12 @@ impl Place {
 
     fn again(&self, lab: &Lab, files: usize) -> Result<Figure> {
         let times = (0..lab.sizes.runs).map(|_| interrupt::check().and_then(|()| self.mount(lab)));
-        Ok(Figure::new(&format!("restage of {files} files"), Unit::Seconds, times.collect::<Result<_>>()?))
+        let packs = if self.mirror.is_some() { " in packs" } else { "" };
+        Ok(Figure::new(
+            &format!("restage of {files} files{packs}"),
+            Unit::Seconds,
+            times.collect::<Result<_>>()?,
+        ))
     }
 
     /// Seconds of CPU that the agent takes while nobody asks it for anything.
@@ -124,7 +146,8 @@ impl Place {
             self.agent = Agent::start(lab, self.room.path())?;
             times.push(self.agent.took);
         }
-        Ok(Figure::new(&format!("ready, with {files} blobs"), Unit::Seconds, times))
+        let figure = Figure::new(&format!("ready, with {files} blobs"), Unit::Seconds, times);
+        Ok(Figure { limit: Some(MANY), ..figure })
     }
 }
 

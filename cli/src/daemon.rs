@@ -199,9 +199,14 @@ impl Daemon {
     /// Serves until it is asked to end, and if it does not stay, until nothing is mounted and nobody holds it; then it has
     /// unmounted all that is not left to the next agent.
     pub async fn serve(self) -> Result<()> {
-        let Self { sockets, watched, host, claim, kept, held } = self;
         // Before anybody is answered: who then asks it to end must be heard.
-        let asked = asked_to_end(host.stays());
+        let asked = asked_to_end(self.host.stays());
+        self.serve_until(asked).await
+    }
+
+    /// The same; it is asked to end by `asked`, and by no signal.
+    pub async fn serve_until(self, asked: impl Future<Output = io::Result<End>>) -> Result<()> {
+        let Self { sockets, watched, host, claim, kept, held } = self;
         let back = Arc::clone(&host);
         tokio::spawn(async move {
             back.restore(kept, held).await;

@@ -85,6 +85,17 @@ impl Whose {
     }
 }
 
+/// Which job, and whose.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub struct Which {
+    /// The job's number
+    #[arg(value_name = "JOB")]
+    job: u64,
+    #[command(flatten)]
+    whose: Whose,
+}
+
 /// Prints a line.
 fn say(line: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{line}")?)

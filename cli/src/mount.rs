@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::error::Kind;
 
 use crate::cache::{self, Cache};
-use crate::control::api::{MountRequest, Mounted};
+use crate::control::api::{MountRequest, Mounted, Weights};
 use crate::control::client::{Client, Trouble};
 use crate::daemon::spawn::{Spawned, spawn};
 use crate::daemon::{Daemon, Setup};
@@ -119,11 +119,7 @@ impl Args {
         let options = self.options.iter().fold(Options::default(), Options::and).and(&flags);
         Ok(MountRequest {
             mirror: self.mirror.request(&self.how.access, Some(uri))?,
-            source: item.source.text().clone(),
-            mountpoint: place.path,
-            allow: item.allow,
-            ignore: item.ignore,
-            access: item.access,
+            weights: Weights { mountpoint: place.path, ..item.weights() },
             tenant: self.mirror.tenant().map(str::to_owned),
             direct: false,
             allow_other: options.allow_other,

@@ -29,15 +29,31 @@ pub fn agent_asked_to_end() -> impl Future<Output = io::Result<End>> {
 
 /// Waits for one of them: SIGINT, SIGTERM, SIGHUP. From the call on they no longer end the process by themselves.
 pub fn asked_to_end() -> impl Future<Output = io::Result<()>> {
-    let caught = catch();
+    let asked = Asked::listen();
     async move {
-        let [mut interrupt, mut terminate, mut hangup] = caught?;
+        asked?.again().await;
+        Ok(())
+    }
+}
+
+/// The same, for who may have to be asked more than once: none is missed in between.
+#[derive(Debug)]
+pub struct Asked([Signal; 3]);
+
+impl Asked {
+    /// From now on they no longer end the process by themselves.
+    pub fn listen() -> io::Result<Self> {
+        catch().map(Self)
+    }
+
+    /// Waits for the next one. Some that come at once may count as one.
+    pub async fn again(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
             _ = hangup.recv() => {}
         }
-        Ok(())
     }
 }
 

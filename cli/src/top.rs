@@ -87,8 +87,9 @@ async fn show(
     mut clock: tokio::time::Interval,
     seconds: f64,
 ) -> Result<()> {
-    let mut terminal = Terminal::take()?;
+    // Before the terminal is another: who is ended gives it back.
     let mut end = std::pin::pin!(signals::asked_to_end());
+    let mut terminal = Terminal::take()?;
     loop {
         terminal.draw(|width| screen::live(view, width, seconds))?;
         tokio::select! {

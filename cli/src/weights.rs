@@ -8,6 +8,7 @@ use bdnfs::source::{Access, Finding, Findings, Verdict};
 use serde_json::Value;
 
 use crate::config::{self, Document, Format};
+use crate::control::api::Weights;
 use crate::source::{How, Source};
 
 /// One of them.
@@ -23,6 +24,14 @@ pub struct Item {
     pub ignore: Vec<String>,
     /// How it may be read.
     pub access: Access,
+}
+
+impl Item {
+    /// The same, as a daemon is told of it.
+    pub fn weights(self) -> Weights {
+        let Self { source, location: mountpoint, allow, ignore, access } = self;
+        Weights { source: source.text().clone(), mountpoint, allow, ignore, access }
+    }
 }
 
 /// Reads a configuration. What it doesn't say of how sources are read, `how` does.

@@ -88,7 +88,7 @@ fn line(
     let (mut bytes, mut bytes_local, mut used_at) = (0, 0, None);
     let mut whole = vec![false; manifest.blobs() as usize];
     for blob in 0..manifest.blobs() {
-        let (size, key) = (manifest.blob_size(blob)?, manifest.blob(blob)?.key);
+        let (size, key) = (manifest.blob_size(blob)?, manifest.key(blob)?);
         bytes += size;
         whole[blob as usize] = size == 0;
         if let Some(here) = found.get(&key) {
@@ -134,7 +134,7 @@ pub fn evict(share: &Share, choose: impl Fn(&Digest, &str) -> bool, strays: bool
         let is_chosen = choose(&id, manifest.source());
         let blobs = if is_chosen { &mut chosen } else { &mut others };
         for blob in 0..manifest.blobs() {
-            blobs.insert(manifest.blob(blob)?.key);
+            blobs.insert(manifest.key(blob)?);
         }
         if is_chosen {
             forget.push(id);

@@ -48,9 +48,10 @@ impl Group {
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt).
     pub fn of(manifest: &Manifest) -> Result<Self> {
         let mut fault = None;
-        // One after the other: whole, the blobs of a large manifest would take a hundred megabytes.
-        let blobs = (0..manifest.blobs()).map_while(|blob| match manifest.blob(blob) {
-            Ok(blob) => Some((blob.key, blob.size)),
+        // One after the other: together the keys of a large manifest would take a hundred megabytes.
+        let sized = |blob| Ok((manifest.key(blob)?, manifest.blob_size(blob)?));
+        let blobs = (0..manifest.blobs()).map_while(|blob| match sized(blob) {
+            Ok(blob) => Some(blob),
             Err(error) => {
                 fault = Some(error);
                 None

@@ -6,17 +6,17 @@ mod crash;
 mod kit;
 #[path = "job/room.rs"]
 mod room;
+#[path = "job/stop.rs"]
+mod stop;
 
 use std::fs;
-use std::path::Path;
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
 use bdnfs_tests::proxy::Weather;
 use bdnfs_tests::tools::{python, python_path, run};
 use bdnfs_tests::world::World;
 use serde_json::Value;
 
-use kit::{MIB, events, job, mounts_of, spec, states, summed, text, toml, truss};
+use kit::{MIB, events, job, mounts_of, spec, states, submitted, summed, text, toml, truss};
 
 const GONE: Weather =
     Weather { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };
@@ -129,8 +129,7 @@ fn from_running_on_nothing_outside_is_needed() {
     let go = machine.directory("flags").join("go");
     let command = format!("while [ ! -e {} ]; do sleep 0.05; done; sha256sum /models/m/*", text(&go));
     let spec = spec(machine, "job.toml", &toml(&[("s3://bucket/model", "/models/m")], &[&command]));
-    let id = job(machine, &["submit", text(&spec), "--mirror", "s3://mirror"]).succeeds();
-    let id = id.trim().strip_prefix("job ").unwrap();
+    let id = &submitted(machine, &[text(&spec), "--mirror", "s3://mirror"]);
     machine.run(&["wait", id, "--timeout", "60s"]).succeeds();
 
     world.proxy.set(GONE);
@@ -182,36 +181,5 @@ fn what_fails_fails_the_job_before_its_commands_with_the_reason() {
     assert!(!ran.exists(), "no command ran");
     assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
     assert!(machine.supervisors().is_empty());
-    drop(agent);
-}
-
-#[test]
-fn a_stopped_job_takes_all_that_it_started_with_it() {
-    let machine = Machine::new();
-    let agent = machine.agent("");
-    let flags = machine.directory("flags");
-    let script = format!(
-        "trap '' TERM; (setsid sh -c 'trap \"\" TERM; echo $$ > {0}/escaped; sleep 1000' &) ; (trap 'echo asked > {0}/asked; exit' TERM; \
-         touch {0}/listens; while :; do sleep 0.05; done) & while :; do sleep 0.1; done",
-        text(&flags)
-    );
-    let spec = spec(&machine, "job.toml", &toml(&[], &[&script]));
-    let id = job(&machine, &["submit", "--grace", "2", text(&spec)]).succeeds();
-    let id = id.trim().strip_prefix("job ").unwrap();
-    eventually("it runs", || flags.join("escaped").exists() && flags.join("listens").exists());
-    eventually("its number is written", || !fs::read_to_string(flags.join("escaped")).unwrap().is_empty());
-    let escaped = fs::read_to_string(flags.join("escaped")).unwrap();
-    assert!(Path::new("/proc").join(escaped.trim()).exists());
-    let told = job(&machine, &["stop", id]).succeeds();
-    assert_eq!(told.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
-    assert!(flags.join("asked").exists(), "it was asked first");
-    eventually("all are gone", || !Path::new("/proc").join(escaped.trim()).exists());
-    job(&machine, &["wait", id]).fails(&["was stopped"]);
-    // What fails and what can't be is told, too.
-    let failing = kit::spec(&machine, "failing.toml", &toml(&[], &["exit 3", "echo never"]));
-    let ran = job(&machine, &["run", text(&failing)]);
-    assert!(!ran.out.contains("never"));
-    assert!(ran.code == Some(1) && ran.err.contains("exited with 3"), "{}", ran.err);
-    job(&machine, &["show", "99"]).fails(&["no job 99"]);
     drop(agent);
 }

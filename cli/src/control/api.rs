@@ -15,9 +15,9 @@ use bdnfs::source::{Access, Secret, Uri};
 use bdnfs::stage::Progress;
 use serde::{Deserialize, Serialize};
 
-/// What to mount where. All paths are absolute; all but the first two may be left out.
+/// A source, and the place where somebody is to see it. The path is absolute; all but the first two may be left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct MountRequest {
+pub struct Weights {
     /// The source's URI; a secret, since a URL may be signed.
     pub source: Secret,
     /// Where it is to appear.
@@ -31,6 +31,23 @@ pub struct MountRequest {
     /// How the source may be read.
     #[serde(default)]
     pub access: Access,
+}
+
+impl Weights {
+    /// The same without its secrets, as it may be kept on a disk, and whether it had any.
+    pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
+        let (source, signed) = bare(&self.source)?;
+        let (access, had) = self.access.without_secrets();
+        Ok((Self { source, access, ..self.clone() }, had || signed))
+    }
+}
+
+/// What to mount where. All but the weights may be left out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountRequest {
+    /// The source, and its mountpoint.
+    #[serde(flatten)]
+    pub weights: Weights,
     /// Whose data it is; where that isn't said, the agent's own tenant's.
     #[serde(default)]
     pub tenant: Option<String>,
@@ -57,11 +74,10 @@ pub struct MountRequest {
 impl MountRequest {
     /// The same without its secrets, as it may be kept on a disk, and whether it had any.
     pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
-        let (source, signed) = bare(&self.source)?;
-        let (access, had) = self.access.without_secrets();
+        let (weights, had) = self.weights.without_secrets()?;
         let mirror = self.mirror.as_ref().map(MirrorRequest::without_secrets).transpose()?;
-        let had = had || signed || mirror.as_ref().is_some_and(|(_, had)| *had);
-        Ok((Self { source, access, mirror: mirror.map(|(mirror, _)| mirror), ..self.clone() }, had))
+        let had = had || mirror.as_ref().is_some_and(|(_, had)| *had);
+        Ok((Self { weights, mirror: mirror.map(|(mirror, _)| mirror), ..self.clone() }, had))
     }
 }
 

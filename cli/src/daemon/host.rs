@@ -1,15 +1,16 @@
-//! The host: all mounts of one daemon, and whether it is still needed.
+//! The host: all mounts of one daemon, and whether it is still needed. How they are made: [`making`].
+
+mod making;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
-use bdnfs::snapshot::Snapshot;
 use bdnfs::source::SecretStore;
-use bdnfs_fs::{Mount, Options, Served};
+use bdnfs_fs::Served;
 use tokio::sync::{Notify, watch};
 
 use super::Setup;
@@ -18,15 +19,12 @@ use super::hosted::Hosted;
 use super::jobs::Jobs;
 use super::kept::Kept;
 use super::restore::Missing;
-use super::snapshot::{self, Made};
+use crate::control;
 use crate::control::api::cluster::Cluster;
-use crate::control::api::{Daemon, Failure, MirrorRequest, MountRequest, Mounted, Staging, Status, Work};
+use crate::control::api::{Daemon, Failure, MirrorRequest, Staging, Status, Work};
 use crate::holder::keeper::Keeper;
 use crate::records::Records;
-use crate::{control, text};
 
-/// Two device threads already answer twice as fast as one; beyond eight they only get in each other's way.
-const DEVICE_THREADS: (usize, usize) = (2, 8);
 /// How long the answer to how far a stage is may be held back: its end is told at once, and progress as often as is
 /// smooth to the eye.
 const NEWS: Duration = Duration::from_millis(200);
@@ -200,163 +198,6 @@ impl Host {
         self.engine.tenant()
     }
 
-    /// Mounts a source. Dropping the future, as when the client has left, gives it up.
-    pub async fn mount(self: &Arc<Self>, request: MountRequest) -> Result<Mounted, Failure> {
-        let place = &request.mountpoint;
-        if self.cache.starts_with(place) {
-            let place = place.display();
-            let text =
-                format!("the cache lies below {place}, so the mount would hide it; choose another directory");
-            return Err(Failure::new(Kind::Invalid, text));
-        }
-        let _hold = self.reserve(place)?;
-        tokio::select! {
-            biased;
-            () = self.closed() => Err(Failure::closing()),
-            mounted = self.make(request.clone()) => mounted,
-        }
-    }
-
-    fn reserve(self: &Arc<Self>, place: &Path) -> Result<Hold, Failure> {
-        let mut table = self.table();
-        if *self.closing.borrow() {
-            return Err(Failure::closing());
-        }
-        // What is mounted there already, the mount itself finds out.
-        if !table.reserved.insert(place.to_owned()) {
-            let message = format!("another mount is being made at {}", place.display());
-            return Err(Failure::new(Kind::Busy, message));
-        }
-        table.holds += 1;
-        self.asked.notify_one();
-        Ok(Hold { host: Arc::clone(self), place: Some(place.to_owned()) })
-    }
-
-    async fn make(self: &Arc<Self>, request: MountRequest) -> Result<Mounted, Failure> {
-        // Numbers and mountpoints of what comes back go first.
-        self.ready().await;
-        let (engine, equipped) = (self.engine_of(&request).await?, self.equip(&request));
-        let made = snapshot::make(&engine, &self.cache, &equipped).await?;
-        let Made { snapshot, resolved, note } = made;
-        if snapshot.manifest().files() == 0 {
-            let message = format!("{} holds no file", snapshot.manifest().source());
-            return Err(Failure::new(Kind::NotFound, message));
-        }
-        let (bare, bereft) = request.without_secrets()?;
-        let kept = Kept {
-            id: 0,
-            since: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            request: bare,
-            bereft,
-            snapshot: snapshot.id().to_string(),
-            resolved,
-            staged: false,
-        };
-        let mount = self.attach(&snapshot, &request).await?;
-        let warnings = self.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
-        let hosted = self.register(snapshot, mount, kept, request).await?;
-        Ok(Mounted { warnings, ..hosted.mounted() })
-    }
-
-    /// The engine of the tenant whose mount it is.
-    pub(super) async fn engine_of(&self, request: &MountRequest) -> Result<Engine, Failure> {
-        let Some(tenant) = request.tenant.clone() else { return Ok(self.engine.clone()) };
-        let engine = self.engine.clone();
-        blocking(move || Ok(engine.of(&tenant)?)).await
-    }
-
-    /// A request, with what this daemon adds to it.
-    pub(super) fn equip(&self, request: &MountRequest) -> MountRequest {
-        let mut request = request.clone();
-        request.access.secrets.extend_from_slice(&self.secrets);
-        if request.mirror.is_none() && !request.direct {
-            request.mirror.clone_from(&self.mirror);
-            if let (Some(mirror), Some(tenant)) = (&mut request.mirror, &request.tenant) {
-                mirror.tenant.clone_from(tenant);
-            }
-        }
-        request
-    }
-
-    /// Mounts a snapshot.
-    pub(super) async fn attach(
-        &self,
-        snapshot: &Arc<Snapshot>,
-        request: &MountRequest,
-    ) -> Result<Mount, Failure> {
-        let options = self.options(request);
-        let (served, place) = (Arc::clone(snapshot), request.mountpoint.clone());
-        let runtime = tokio::runtime::Handle::current();
-        blocking(move || Ok(Mount::new(served, runtime, &place, &options)?)).await
-    }
-
-    /// How what is asked for is mounted.
-    pub(super) fn options(&self, request: &MountRequest) -> Options {
-        let threads = std::thread::available_parallelism().map_or(DEVICE_THREADS.0, usize::from);
-        Options {
-            allow_other: request.allow_other,
-            uid: request.uid,
-            gid: request.gid,
-            threads: threads.clamp(DEVICE_THREADS.0, DEVICE_THREADS.1),
-            control: Some(self.socket.clone()),
-            served: Arc::clone(&self.served),
-            expire: self.keeper.clone().map(|keeper| keeper as _),
-        }
-    }
-
-    /// Takes a mount into the table, and keeps a record of it; one without a number gets its number here.
-    pub(super) async fn register(
-        self: &Arc<Self>,
-        snapshot: Arc<Snapshot>,
-        mount: Mount,
-        kept: Kept,
-        request: MountRequest,
-    ) -> Result<Arc<Hosted>, Failure> {
-        let host = Arc::clone(self);
-        // In one piece: who leaves meanwhile leaves a mount, or none.
-        let hosted = blocking(move || {
-            let is_new = kept.id == 0;
-            let id = if is_new { host.next() } else { kept.id };
-            let hosted = Arc::new(Hosted::new(snapshot, mount, Kept { id, ..kept }, request));
-            if is_new {
-                host.keep(&hosted)?;
-            }
-            let mut table = host.table();
-            if *host.closing.borrow() {
-                drop(table);
-                // What is not new comes back. Dropping the mount unmounts it, unless it is left.
-                if is_new {
-                    host.drop_record(id);
-                }
-                if hosted.mount().was_resumed() {
-                    hosted.mount().leave();
-                }
-                return Err(Failure::closing());
-            }
-            let superseded: Vec<u64> = table.superseded(hosted.mountpoint()).collect();
-            table.mounts.insert(id, Arc::clone(&hosted));
-            table.missing.retain(|id, _| !superseded.contains(id));
-            drop(table);
-            superseded.into_iter().for_each(|id| host.drop_record(id));
-            host.have_held(&hosted);
-            Ok(hosted)
-        })
-        .await?;
-        tracing::info!(
-            "mounted {} at {}",
-            hosted.snapshot().manifest().source(),
-            hosted.mountpoint().display()
-        );
-        let (host, leaving) = (Arc::clone(self), Arc::clone(&hosted));
-        tokio::spawn(async move {
-            leaving.mount().ended().await;
-            if !leaving.mount().has_left() {
-                host.forget(&leaving).await;
-            }
-        });
-        Ok(hosted)
-    }
-
     fn next(&self) -> u64 {
         let mut table = self.table();
         table.last += 1;
@@ -377,29 +218,6 @@ impl Host {
         {
             tracing::warn!("mount {id} will come back at the next start: {error}");
         }
-    }
-
-    fn warnings(&self, snapshot: &Snapshot, mount: &Mount, request: &MountRequest) -> Vec<String> {
-        let source = snapshot.manifest().source();
-        let unmatched = snapshot.unmatched().iter().map(|pattern| text::unmatched(pattern, source));
-        let mut warnings: Vec<_> = unmatched.collect();
-        if mount.lacks_passthrough() {
-            warnings.push(
-                "the kernel can't read local files by itself (that needs Linux 6.9 and root), so reads go \
-                 through the daemon and are slower"
-                    .to_owned(),
-            );
-        }
-        let capacity = self.engine.usage().capacity;
-        if let Some(size) = request.cache_size.filter(|&size| Some(size) != capacity) {
-            let has = capacity.map_or("no limit".to_owned(), |has| format!("a limit of {}", text::size(has)));
-            let asked = text::size(size);
-            warnings.push(format!(
-                "the daemon of this cache runs with {has}, not {asked}; it takes another limit when all its mounts \
-                 have ended"
-            ));
-        }
-        warnings
     }
 
     async fn forget(self: &Arc<Self>, hosted: &Arc<Hosted>) {
@@ -569,7 +387,7 @@ impl Table {
     fn superseded<'a>(&'a self, place: &'a Path) -> impl Iterator<Item = u64> + 'a {
         self.missing
             .iter()
-            .filter(move |(_, missing)| missing.kept.request.mountpoint == place)
+            .filter(move |(_, missing)| missing.kept.request.weights.mountpoint == place)
             .map(|(id, _)| *id)
     }
 }

@@ -39,8 +39,8 @@ pub struct Missing {
 impl Missing {
     /// What a client is told of it.
     pub fn told(&self) -> Lost {
-        let source = self.kept.request.source.expose().to_owned();
-        let mountpoint = self.kept.request.mountpoint.clone();
+        let source = self.kept.request.weights.source.expose().to_owned();
+        let mountpoint = self.kept.request.weights.mountpoint.clone();
         Lost { id: self.kept.id, source, mountpoint, why: self.why.clone() }
     }
 }
@@ -113,12 +113,12 @@ impl Host {
     ) -> Result<Mount, Failure> {
         let Some(held) = held else { return self.attach(snapshot, request).await };
         let (options, served) = (self.options(request), Arc::clone(snapshot));
-        let (runtime, place) = (tokio::runtime::Handle::current(), request.mountpoint.clone());
+        let (runtime, place) = (tokio::runtime::Handle::current(), request.weights.mountpoint.clone());
         let resumed = blocking(move || Ok(Mount::resume(served, runtime, &place, &options, held)?)).await;
         match resumed {
             Ok(mount) => Ok(mount),
             Err(failure) => {
-                tracing::warn!("{} can't be served on: {failure}", request.mountpoint.display());
+                tracing::warn!("{} can't be served on: {failure}", request.weights.mountpoint.display());
                 // Then it ends, and gives way to a new one.
                 self.no_longer_held(id).await;
                 self.attach(snapshot, request).await
@@ -150,8 +150,8 @@ impl Host {
             },
             (Err(failure), _) | (_, Err(failure)) => failure,
         };
-        let place = kept.request.mountpoint.display();
-        tracing::error!("{} can't be mounted at {place} again: {why}", kept.request.source);
+        let place = kept.request.weights.mountpoint.display();
+        tracing::error!("{} can't be mounted at {place} again: {why}", kept.request.weights.source);
         let missing = Missing { kept, why, _snapshot: snapshot.ok() };
         self.table().missing.insert(id, missing);
         None
@@ -166,7 +166,7 @@ fn before(kept: Kept, held: &mut HashMap<u64, Found>) -> (Kept, MountRequest, Op
     match serde_json::from_str(&note) {
         Ok(request) => (Kept { bereft: false, ..kept }, request, Some(held)),
         Err(error) => {
-            tracing::warn!("the secrets of {} are lost: {error}", bare.mountpoint.display());
+            tracing::warn!("the secrets of {} are lost: {error}", bare.weights.mountpoint.display());
             (kept, bare, Some(held))
         }
     }

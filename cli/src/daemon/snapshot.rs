@@ -28,21 +28,23 @@ pub struct Made {
 
 /// Finds or takes it. Files without a name may be made in the directory `scratch`.
 pub async fn make(engine: &Engine, scratch: &Path, request: &MountRequest) -> Result<Made, Failure> {
-    let uri: Uri = request.source.expose().parse()?;
-    let patterns = Patterns::filter(request.allow.as_deref(), &request.ignore)?;
-    let Some(at) = &request.mirror else { return list(engine, &uri, patterns, &request.access).await };
+    let uri: Uri = request.weights.source.expose().parse()?;
+    let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
+    let Some(at) = &request.mirror else {
+        return list(engine, &uri, patterns, &request.weights.access).await;
+    };
     let mirror = place::open(at, scratch.to_owned())?;
-    let found = match mirror.find(&source_key(&uri.identity(&request.access), &patterns)).await {
+    let found = match mirror.find(&source_key(&uri.identity(&request.weights.access), &patterns)).await {
         Ok(Some(found)) => found,
         Ok(None) => {
-            let made = list(engine, &uri, patterns, &request.access).await?;
+            let made = list(engine, &uri, patterns, &request.weights.access).await?;
             let name = mirror.name();
             let why = format!("{uri} is not in the mirror {name}, so it is read from where it lives");
             return Ok(Made { note: Some(format!("{why}; see `bdnfs mirror add`")), ..made });
         }
         Err(damage) => return instead(engine, &uri, patterns, request, damage, None).await,
     };
-    let open = opener(&uri, &found.resolved, &request.access);
+    let open = opener(&uri, &found.resolved, &request.weights.access);
     match engine.mirrored(&mirror, &found, open).await {
         Ok(snapshot) => Ok(Made { snapshot, resolved: found.resolved, note: None }),
         Err(damage) => instead(engine, &uri, patterns, request, damage, Some(&found)).await,
@@ -71,7 +73,7 @@ async fn instead(
     }
     tracing::warn!(error = %damage, "reading {uri} from where it lives");
     let pinned = found.map_or_else(|| uri.clone(), |found| pinned(uri, &found.resolved));
-    let made = list(engine, &pinned, patterns, &request.access).await.map_err(|failure| {
+    let made = list(engine, &pinned, patterns, &request.weights.access).await.map_err(|failure| {
         Failure::new(damage.kind(), format!("{damage}; and it can't be read from where it lives: {failure}"))
     })?;
     let state = match found {
@@ -93,8 +95,9 @@ pub async fn again(
     kept: &Kept,
     request: &MountRequest,
 ) -> Result<Arc<Snapshot>, Failure> {
-    let uri: Uri = request.source.expose().parse()?;
-    let open = if kept.bereft { refused(&uri) } else { opener(&uri, &kept.resolved, &request.access) };
+    let uri: Uri = request.weights.source.expose().parse()?;
+    let open =
+        if kept.bereft { refused(&uri) } else { opener(&uri, &kept.resolved, &request.weights.access) };
     // Its own credentials for the mirror went with the others.
     let at = request.mirror.as_ref().filter(|_| !kept.bereft || kept.request.mirror.is_none());
     let mirror = at.and_then(|at| {

@@ -17,7 +17,7 @@ impl Host {
         let mut mounted: HashMap<(String, String), Vec<PathBuf>> = HashMap::new();
         for kept in self.all_kept() {
             let tenant = kept.request.tenant.unwrap_or_else(|| engine.tenant().to_owned());
-            mounted.entry((tenant, kept.snapshot)).or_default().push(kept.request.mountpoint);
+            mounted.entry((tenant, kept.snapshot)).or_default().push(kept.request.weights.mountpoint);
         }
         blocking(move || {
             let at = |tenant: &str, id: &str| {

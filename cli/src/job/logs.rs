@@ -2,17 +2,15 @@
 
 use anyhow::Result;
 
-use super::Whose;
+use super::Which;
 use super::follow::{Shown, copy};
 
-/// Whose output.
+/// Which output.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job's number
-    job: u64,
     #[command(flatten)]
-    whose: Whose,
+    which: Which,
     /// Go on until the job has ended
     #[arg(short, long)]
     follow: bool,
@@ -24,12 +22,12 @@ const EXAMPLES: &str = "Examples:
 
 /// Prints it: the last 64 MiB, and with `--follow` what comes.
 pub async fn run(args: Args) -> Result<()> {
-    let client = args.whose.client()?;
+    let client = args.which.whose.client()?;
     let mut from = 0;
     loop {
         // Before the look: what it printed last is there then.
-        let more = args.follow && !client.job(args.job).await?.state.is_last();
-        while copy(&client, args.job, &mut from, more, Shown { json: false }).await? {}
+        let more = args.follow && !client.job(args.which.job).await?.state.is_last();
+        while copy(&client, args.which.job, &mut from, more, Shown { json: false }).await? {}
         if !more {
             return Ok(());
         }

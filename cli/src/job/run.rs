@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use bdnfs::error::Kind;
+use tokio::sync::oneshot;
 
 use super::follow::{self, Shown};
 use super::submit::Spec;
@@ -12,6 +13,7 @@ use crate::control::api::job::JobRequest;
 use crate::control::client::Client;
 use crate::daemon::{Daemon, Setup};
 use crate::mount::Server;
+use crate::signals::{Asked, End};
 use crate::{mountpoint, signals};
 
 /// How long a daemon may take to end before its cache is given up on.
@@ -44,20 +46,25 @@ Ctrl-C stops the job; a second one does not wait for its processes.";
 pub async fn run(args: Args) -> Result<()> {
     mountpoint::fuse()?;
     let request = args.spec.request()?;
+    // Before there is a job: from then on it is to be stopped.
+    let mut heard = Asked::listen()?;
     let begun = Instant::now();
     loop {
         let server = Server::find(&args.whose.cache)?;
         let mut busy = None;
         if let Server::Owner(cache) = &server {
             match Daemon::start(Setup::plain(cache.clone())).await {
-                Ok(daemon) => return alone(&args, request, daemon, Client::new(server.socket())).await,
+                Ok(daemon) => {
+                    let client = Client::new(server.socket());
+                    return alone(&args, request, daemon, &client, &mut heard).await;
+                }
                 Err(failure) if failure.is(Kind::Busy) => busy = Some(failure),
                 Err(failure) => return Err(failure.into()),
             }
         }
         let client = Client::new(server.socket());
         match client.submit(&request).await {
-            Ok(job) => return attend(&args, &client, job.id).await,
+            Ok(job) => return attend(&args, &client, job.id, &mut heard).await,
             Err(trouble) if trouble.is_gone() && begun.elapsed() < PATIENCE => {
                 tokio::time::sleep(PAUSE).await
             }
@@ -68,23 +75,37 @@ pub async fn run(args: Args) -> Result<()> {
 }
 
 /// Runs it as the cache's daemon.
-async fn alone(args: &Args, request: JobRequest, daemon: Daemon, client: Client) -> Result<()> {
+async fn alone(
+    args: &Args,
+    request: JobRequest,
+    daemon: Daemon,
+    client: &Client,
+    heard: &mut Asked,
+) -> Result<()> {
     let hold = daemon.hold();
+    let (done, ended) = oneshot::channel();
     let work = async {
         let request = JobRequest { attached: true, ..request };
         let worked = match client.submit(&request).await {
-            Ok(job) => attend(args, &client, job.id).await,
+            Ok(job) => attend(args, client, job.id, heard).await,
             Err(trouble) => Err(trouble.into()),
         };
         drop(hold);
+        // It may have ended by itself.
+        let _ = done.send(());
         worked
     };
-    let (served, worked) = tokio::join!(daemon.serve(), work);
+    // As long as there is the job, a signal stops that, and is told of; what others have mounted meanwhile comes after it.
+    let asked = async {
+        let _ = ended.await;
+        signals::asked_to_end().await.map(|()| End::Stop)
+    };
+    let (served, worked) = tokio::join!(daemon.serve_until(asked), work);
     worked.and(served)
 }
 
 /// Follows it to its end. A signal stops it, a second one at once.
-async fn attend(args: &Args, client: &Client, id: u64) -> Result<()> {
+async fn attend(args: &Args, client: &Client, id: u64, heard: &mut Asked) -> Result<()> {
     let shown = Shown { json: args.json };
     let following = follow::follow(client, id, shown);
     tokio::pin!(following);
@@ -92,8 +113,7 @@ async fn attend(args: &Args, client: &Client, id: u64) -> Result<()> {
     let job = loop {
         tokio::select! {
             job = &mut following => break job?,
-            signal = signals::asked_to_end() => {
-                signal?;
+            () = heard.again() => {
                 asked += 1;
                 client.stop(id, asked > 1).await?;
             }

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 use chrono::SecondsFormat;
 
-use super::{Whose, say};
+use super::{Which, say};
 use crate::control::api::job::{Came, Event, Job};
 use crate::text;
 
@@ -13,10 +13,8 @@ use crate::text;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job's number
-    job: u64,
     #[command(flatten)]
-    whose: Whose,
+    which: Which,
     /// Tell it as JSON
     #[arg(long)]
     json: bool,
@@ -28,7 +26,7 @@ const EXAMPLES: &str = "Examples:
 
 /// Shows it.
 pub async fn run(args: Args) -> Result<()> {
-    let job = args.whose.client()?.job(args.job).await?;
+    let job = args.which.whose.client()?.job(args.which.job).await?;
     if args.json {
         return say(&serde_json::to_string(&job)?);
     }

@@ -3,17 +3,15 @@
 use anyhow::Result;
 
 use super::wait::until;
-use super::{Whose, say};
+use super::{Which, say};
 use crate::wait::Until;
 
 /// Which job.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job's number
-    job: u64,
     #[command(flatten)]
-    whose: Whose,
+    which: Which,
     /// Kill its processes at once, without the time to end that they have otherwise
     #[arg(long)]
     now: bool,
@@ -25,8 +23,8 @@ const EXAMPLES: &str = "Examples:
 
 /// Stops it, and returns when it has ended.
 pub async fn run(args: Args) -> Result<()> {
-    let client = args.whose.client()?;
-    client.stop(args.job, args.now).await?;
-    let job = until(&client, args.job, Until::Ended).await?;
+    let client = args.which.whose.client()?;
+    client.stop(args.which.job, args.now).await?;
+    let job = until(&client, args.which.job, Until::Ended).await?;
     say(&format!("job {}: {}", job.id, job.state))
 }

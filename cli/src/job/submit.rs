@@ -8,7 +8,6 @@ use bdnfs::source::weights::{Variable, runs};
 use rustix::fs::Mode;
 
 use super::{Whose, say};
-use crate::control::api::MountRequest;
 use crate::control::api::job::{JobRequest, grace};
 use crate::mirror::place;
 use crate::source;
@@ -69,7 +68,7 @@ impl Spec {
         let workdir = workdir.and_then(|path| path.canonicalize()).context("the working directory")?;
         Ok(JobRequest {
             name: runs.name,
-            weights: items.into_iter().map(weights).collect(),
+            weights: items.into_iter().map(Item::weights).collect(),
             start_commands,
             environment: environment(runs.environment, |name| std::env::var(name).ok()),
             secrets,
@@ -81,24 +80,6 @@ impl Spec {
             direct: self.no_mirror,
             attached: false,
         })
-    }
-}
-
-fn weights(item: Item) -> MountRequest {
-    let Item { source, location, allow, ignore, access } = item;
-    MountRequest {
-        source: source.text().clone(),
-        mountpoint: location,
-        allow,
-        ignore,
-        access,
-        tenant: None,
-        mirror: None,
-        direct: false,
-        allow_other: false,
-        uid: None,
-        gid: None,
-        cache_size: None,
     }
 }
 

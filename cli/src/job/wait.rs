@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::{Whose, follow, say};
+use super::{Which, follow, say};
 use crate::control::api::job::Job;
 use crate::control::client::Client;
 use crate::wait::Until;
@@ -13,10 +13,8 @@ use crate::wait::Until;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job's number
-    job: u64,
     #[command(flatten)]
-    whose: Whose,
+    which: Which,
     /// Fail when it has not ended by then, such as 90s or 12h
     #[arg(long, value_name = "TIME", value_parser = crate::text::span)]
     timeout: Option<Duration>,
@@ -31,8 +29,8 @@ const EXAMPLES: &str = "Examples:
 
 /// Waits for its end, and fails unless it completed.
 pub async fn run(args: Args) -> Result<()> {
-    let client = args.whose.client()?;
-    let job = within(args.timeout, until(&client, args.job, Until::Ended)).await?;
+    let client = args.which.whose.client()?;
+    let job = within(args.timeout, until(&client, args.which.job, Until::Ended)).await?;
     if args.json {
         say(&serde_json::to_string(&job)?)?;
     }

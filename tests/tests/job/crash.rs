@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use bdnfs_tests::bdnfs::{Machine, eventually};
 use bdnfs_tests::proxy::Weather;
-use bdnfs_tests::s3::Keys;
 use bdnfs_tests::tree::{Dice, content};
 use bdnfs_tests::world::World;
 use serde_json::Value;
 
-use super::kit::{MIB, job, mounts_of, sha256, spec, text, toml};
+use super::kit::{MIB, job, mounts_of, secrets, sha256, spec, submitted, text, toml};
 
 /// The files of a source, each of another size, so that a blob tells whose it is.
 const FILES: [(&str, usize); 4] =
@@ -34,13 +33,7 @@ fn round(dice: &mut Dice) {
         world.put(&format!("model/{name}"), len);
     }
     let machine = &world.machine;
-    let keys = Keys::sample();
-    let secret = format!(
-        r#"{{"aws_access_key_id": "{}", "aws_secret_access_key": "{}", "aws_region": "us-east-1"}}"#,
-        keys.access, keys.secret
-    );
-    let secrets = machine.directory("secrets");
-    fs::write(secrets.join("s3"), secret).unwrap();
+    let secrets = secrets(machine);
     let config = format!("secrets = [\"{}\"]", text(&secrets));
     let agent = machine.agent(&config);
     world.proxy.set(Weather { rate: Some(24 * MIB as u64), ..Weather::default() });
@@ -48,9 +41,7 @@ fn round(dice: &mut Dice) {
         "[[weights]]\nsource = \"s3://bucket/model\"\nmount_location = \"/m\"\nauth_secret_name = \"s3\"\n";
     let commands = ["sha256sum /m/*", "sleep 0.3; sha256sum /m/*"];
     let file = spec(machine, "job.toml", &(toml(&[], &commands) + weights));
-    let submitted = ["submit", "--no-mirror", "--secrets", text(&secrets), text(&file)];
-    let id = job(machine, &submitted).succeeds();
-    let id = id.trim().strip_prefix("job ").unwrap().to_owned();
+    let id = submitted(machine, &["--no-mirror", "--secrets", text(&secrets), text(&file)]);
     sleep(Duration::from_millis(dice.below(1500)));
     let had = whole(machine);
     let gets = |name: &str| world.fetched(&format!("model/{name}")).requests;
@@ -96,6 +87,90 @@ fn jobs_come_through_a_hundred_deaths_of_their_agents() {
     }
 }
 
+/// How many sources there are, each of so many files of this size, for a cache that has room for three.
+const SOURCES: usize = 5;
+const SMALL: (usize, usize) = (64, 64 << 10);
+
+/// What a job prints that reads all of source `number`.
+fn sums(number: usize) -> String {
+    let line = |file: String| format!("{}  /m/s{number}/{file}\n", sha256(&content(&file, SMALL.1)));
+    (0..SMALL.0).map(|file| line(format!("{number}-{file:02}"))).collect()
+}
+
+/// Kills the agent again and again while it evicts for the sake of one job what it brought for another. Beside them one job
+/// runs all the time, and reads all of its source in each round.
+fn evicting(rounds: usize, seed: u64) {
+    let world = World::new();
+    for (number, file) in (0..SOURCES).flat_map(|number| (0..SMALL.0).map(move |file| (number, file))) {
+        world.put(&format!("s{number}/{number}-{file:02}"), SMALL.1);
+    }
+    let machine = &world.machine;
+    let secrets = secrets(machine);
+    let config = format!("cache_size = \"13MiB\"\nsecrets = [\"{}\"]", text(&secrets));
+    let mut agent = machine.agent(&config);
+    let submit = |number: usize, command: &str| {
+        let weights = format!(
+            "[[weights]]\nsource = \"s3://bucket/s{number}\"\nmount_location = \"/m/s{number}\"\nauth_secret_name = \"s3\"\n"
+        );
+        let file = spec(machine, "job.toml", &(toml(&[], &[command]) + &weights));
+        submitted(machine, &["--no-mirror", "--secrets", text(&secrets), text(&file)])
+    };
+    let flags = machine.directory("flags");
+    let (round, last) = (flags.join("round"), flags.join("last"));
+    let stays = format!(
+        "while [ ! -e {last} ]; do rm {round} && sha256sum /m/s0/*; sleep 0.05; done 2>/dev/null; sha256sum /m/s0/*",
+        last = text(&last),
+        round = text(&round)
+    );
+    let staying = submit(0, &stays);
+    machine.run(&["wait", &staying, "--timeout", "60s"]).succeeds();
+    let fetched = || world.fetched("").requests;
+    let of_first = |file: usize| world.fetched(&format!("s0/0-{file:02}")).requests;
+    let first = || (0..SMALL.0).map(of_first).sum::<u64>();
+    let before = first();
+    let mut dice = Dice(seed);
+    for number in 0..rounds {
+        fs::write(&round, "").unwrap();
+        let asked = fetched();
+        let jobs: Vec<_> = (1..SOURCES)
+            .map(|source| (source, submit(source, &format!("sha256sum /m/s{source}/*"))))
+            .collect();
+        // Once it has begun to evict, or has nothing more to do.
+        eventually("it evicts", || {
+            let evicted = agent.status()["daemon"]["usage"]["evicted"].as_u64() > Some(0);
+            let left =
+                jobs.iter().any(|(_, id)| agent.get(&format!("/v1/jobs/{id}")).json()["ended"].is_null());
+            evicted || !left
+        });
+        sleep(Duration::from_millis(dice.below(30)));
+        agent.crash();
+        agent = machine.agent(&config);
+        for (source, id) in jobs {
+            let mut job = Value::Null;
+            eventually("a job ends", || {
+                job = agent.get(&format!("/v1/jobs/{id}?seen=1000")).json();
+                !job["ended"].is_null()
+            });
+            assert_eq!(job["state"], "TRAINING_JOB_COMPLETED", "round {number}: {job:#}\n{}", agent.log());
+            assert_eq!(agent.get(&format!("/v1/jobs/{id}/log")).body, sums(source), "round {number}");
+        }
+        eventually("the job that stays has read all", || !round.exists());
+        assert!(fetched() > asked, "nothing had been evicted in round {number}");
+    }
+    fs::write(&last, "").unwrap();
+    job(machine, &["wait", &staying, "--timeout", "60s"]).succeeds();
+    let printed = agent.get(&format!("/v1/jobs/{staying}/log")).body;
+    assert_eq!(printed, sums(0).repeat(rounds + 1), "what it read each time");
+    assert_eq!(first(), before, "what is leased was fetched again");
+    agent.end();
+}
+
+#[test]
+#[ignore = "takes minutes; for a change of what is evicted: cargo nextest run --test job --run-ignored all evicts_a_hundred"]
+fn an_agent_that_dies_while_it_evicts_a_hundred_times_takes_nothing_that_is_leased() {
+    evicting(100, std::env::var("SEED").map_or(7, |seed| seed.parse().expect("a number")));
+}
+
 #[test]
 fn a_job_ends_while_there_is_no_agent_and_the_next_one_knows_how() {
     let machine = Machine::new();
@@ -106,8 +181,7 @@ fn a_job_ends_while_there_is_no_agent_and_the_next_one_knows_how() {
     };
     let submit = |name: &str, code| {
         let file = spec(&machine, name, &toml(&[], &[&wait(code)]));
-        let told = job(&machine, &["submit", text(&file)]).succeeds();
-        told.trim().strip_prefix("job ").unwrap().to_owned()
+        submitted(&machine, &[text(&file)])
     };
     let (good, bad, killed) = (submit("good.toml", 0), submit("bad.toml", 7), submit("killed.toml", 0));
     for id in [&good, &bad, &killed] {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bdnfs_tests::bdnfs::{Machine, Ran};
+use bdnfs_tests::s3::Keys;
 use bdnfs_tests::tree::total;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -17,6 +18,23 @@ pub fn text(path: &Path) -> &str {
 /// `bdnfs job`.
 pub fn job(machine: &Machine, arguments: &[&str]) -> Ran {
     machine.run(&[&["job"], arguments].concat())
+}
+
+/// Submits a job, and answers with its number.
+pub fn submitted(machine: &Machine, arguments: &[&str]) -> String {
+    let told = job(machine, &[&["submit"], arguments].concat()).succeeds();
+    told.trim().strip_prefix("job ").expect("a number").to_owned()
+}
+
+/// A directory with one secret, called `s3`: what lets its jobs read and write buckets, whoever is the agent.
+pub fn secrets(machine: &Machine) -> PathBuf {
+    let keys = Keys::sample();
+    let secret = json!({
+        "aws_access_key_id": keys.access, "aws_secret_access_key": keys.secret, "aws_region": "us-east-1",
+    });
+    let directory = machine.directory("secrets");
+    fs::write(directory.join("s3"), secret.to_string()).expect("written");
+    directory
 }
 
 /// A file with a specification.

@@ -10,7 +10,7 @@ use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, MirrorRequest, MountRequest};
+use super::{Failure, MirrorRequest, Weights};
 
 /// A job that is to run. All paths are absolute.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -18,9 +18,9 @@ pub struct JobRequest {
     /// What its user calls it.
     #[serde(default)]
     pub name: Option<String>,
-    /// What it reads. The mountpoints are where the job sees it; only sources, patterns and access are taken besides.
+    /// What it reads, each at the mountpoint where the job is to see it.
     #[serde(default)]
-    pub weights: Vec<MountRequest>,
+    pub weights: Vec<Weights>,
     /// Its commands, one after the other, each for a shell of its own.
     #[serde(default)]
     pub start_commands: Vec<String>,

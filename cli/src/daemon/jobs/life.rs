@@ -18,7 +18,7 @@ use super::launching::{Watched, launch};
 use super::room::Admitted;
 use super::staging;
 use crate::control::api::job::{Exit, Job, JobState, Phases, Variable};
-use crate::control::api::{Failure, MountRequest};
+use crate::control::api::{Failure, MountRequest, Weights};
 use crate::launch::{self, Order, Started};
 use crate::mirror::place;
 use crate::text;
@@ -131,7 +131,7 @@ impl Host {
             None => Some(place::of_machine(asked.tenant.as_deref().unwrap_or(self.tenant()))?),
         };
         let requests = asked.weights.iter().enumerate().map(|(number, weights)| MountRequest {
-            mountpoint: job.place(number),
+            weights: Weights { mountpoint: job.place(number), ..weights.clone() },
             tenant: asked.tenant.clone(),
             mirror: mirror.clone(),
             direct: asked.direct,
@@ -140,7 +140,6 @@ impl Host {
             uid: None,
             gid: None,
             cache_size: None,
-            ..weights.clone()
         });
         Ok(requests.collect())
     }
@@ -151,11 +150,11 @@ impl Host {
         job: &Arc<Known>,
         request: MountRequest,
     ) -> Result<Arc<Hosted>, Failure> {
-        if let Some(there) = self.at(&request.mountpoint) {
+        if let Some(there) = self.at(&request.weights.mountpoint) {
             return Ok(there);
         }
         let (host, guard) = (Arc::clone(self), Arc::clone(&job.mounting).read_owned().await);
-        let source = request.source.expose().parse::<bdnfs::source::Uri>()?;
+        let source = request.weights.source.expose().parse::<bdnfs::source::Uri>()?;
         // A task of its own: whoever gives up the job waits for it, and takes down what it made.
         let mounted = tokio::spawn(async move {
             let mounted = host.mount(request).await;

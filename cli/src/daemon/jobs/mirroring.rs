@@ -59,11 +59,11 @@ impl Host {
         request: &MountRequest,
     ) -> std::result::Result<(), Failure> {
         let request = self.equip(request);
-        let uri: Uri = request.source.expose().parse()?;
+        let uri: Uri = request.weights.source.expose().parse()?;
         let Some(at) = &request.mirror else { return Ok(()) };
-        let patterns = Patterns::filter(request.allow.as_deref(), &request.ignore)?;
+        let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
         let mirror = place::open(at, self.cache.clone())?;
-        let key = source_key(&uri.identity(&request.access), &patterns);
+        let key = source_key(&uri.identity(&request.weights.access), &patterns);
         let turn = self.jobs().mirrors.turn(format!("{}\0{}\0{key}", at.tenant, mirror.name()));
         let _turn = turn.lock().await;
         let _slot = self.jobs().mirrors.slots.acquire().await;
@@ -102,8 +102,8 @@ async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequ
 }
 
 async fn copy(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequest) -> Result<String> {
-    let origin = origin::open(uri, &request.access).await?;
-    let (name, identity) = (uri.to_string(), uri.identity(&request.access));
+    let origin = origin::open(uri, &request.weights.access).await?;
+    let (name, identity) = (uri.to_string(), uri.identity(&request.weights.access));
     let source = publish::Source { name, identity, patterns, origin };
     let progress = publish::Progress::default();
     let config = Config { memory: MEMORY };

@@ -1,0 +1,95 @@
+//! Jobs that are stopped, wherever they are on their way.
+
+use std::fs;
+use std::path::Path;
+
+use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::proxy::Weather;
+use bdnfs_tests::world::World;
+use serde_json::Value;
+
+use super::kit::{MIB, job, mounts_of, spec, submitted, text, toml};
+
+#[test]
+fn a_job_is_stopped_wherever_it_is_on_its_way() {
+    let world = World::new();
+    world.put("large", 9 * MIB);
+    let machine = &world.machine;
+    fs::create_dir(world.bucket().with_file_name("mirror")).unwrap();
+    let agent = machine.agent("cache_size = \"12MiB\"");
+    let file = spec(machine, "job.toml", &toml(&[("s3://bucket", "/m")], &["sleep 1000"]));
+    let told = |id: &str| -> Value { agent.get(&format!("/v1/jobs/{id}")).json() };
+    let stop = |id: &str| {
+        let said = job(machine, &["stop", id]).succeeds();
+        assert_eq!(said.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
+        job(machine, &["wait", id]).fails(&["was stopped"]);
+        assert!(machine.supervisors().is_empty());
+        assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
+    };
+    let frozen = Weather { frozen: true, ..Weather::default() };
+
+    world.proxy.set(frozen);
+    let id = submitted(machine, &["--mirror", "s3://mirror", text(&file)]);
+    assert_eq!(told(&id)["state"], "TRAINING_JOB_CREATED");
+    stop(&id);
+
+    let id = submitted(machine, &["--no-mirror", text(&file)]);
+    eventually("it is mounted", || told(&id)["state"] == "TRAINING_JOB_DEPLOYING");
+    stop(&id);
+
+    world.proxy.set(Weather { rate: Some(MIB as u64), ..Weather::default() });
+    let id = submitted(machine, &["--no-mirror", text(&file)]);
+    eventually("it is staged", || told(&id)["staging"]["bytes_done"].as_u64() > Some(0));
+    stop(&id);
+
+    world.proxy.set(Weather::default());
+    let holds = submitted(machine, &["--no-mirror", text(&file)]);
+    machine.run(&["wait", &holds, "--timeout", "60s"]).succeeds();
+    fs::create_dir(world.bucket().with_file_name("other")).unwrap();
+    bdnfs_tests::tree::file(&world.bucket().with_file_name("other"), "large", 8 * MIB);
+    let other = spec(machine, "other.toml", &toml(&[("s3://other", "/m")], &["true"]));
+    let waits = submitted(machine, &["--no-mirror", text(&other)]);
+    eventually("it waits for room", || told(&waits)["events"].to_string().contains("waits for room"));
+    let said = job(machine, &["stop", &waits]).succeeds();
+    assert_eq!(said.trim(), format!("job {waits}: TRAINING_JOB_STOPPED"));
+    assert_eq!(told(&holds)["state"], "TRAINING_JOB_RUNNING");
+    stop(&holds);
+
+    // One that has ended has ended.
+    let quick = spec(machine, "quick.toml", &toml(&[], &["true"]));
+    let id = submitted(machine, &[text(&quick)]);
+    job(machine, &["wait", &id]).succeeds();
+    let said = job(machine, &["stop", &id]).succeeds();
+    assert_eq!(said.trim(), format!("job {id}: TRAINING_JOB_COMPLETED"));
+    agent.stop();
+}
+
+#[test]
+fn a_stopped_job_takes_all_that_it_started_with_it() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flags = machine.directory("flags");
+    let script = format!(
+        "trap '' TERM; (setsid sh -c 'trap \"\" TERM; echo $$ > {0}/escaped; sleep 1000' &) ; (trap 'echo asked > {0}/asked; exit' TERM; \
+         touch {0}/listens; while :; do sleep 0.05; done) & while :; do sleep 0.1; done",
+        text(&flags)
+    );
+    let spec = spec(&machine, "job.toml", &toml(&[], &[&script]));
+    let id = &submitted(&machine, &["--grace", "2", text(&spec)]);
+    eventually("it runs", || flags.join("escaped").exists() && flags.join("listens").exists());
+    eventually("its number is written", || !fs::read_to_string(flags.join("escaped")).unwrap().is_empty());
+    let escaped = fs::read_to_string(flags.join("escaped")).unwrap();
+    assert!(Path::new("/proc").join(escaped.trim()).exists());
+    let told = job(&machine, &["stop", id]).succeeds();
+    assert_eq!(told.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
+    assert!(flags.join("asked").exists(), "it was asked first");
+    eventually("all are gone", || !Path::new("/proc").join(escaped.trim()).exists());
+    job(&machine, &["wait", id]).fails(&["was stopped"]);
+    // What fails and what can't be is told, too.
+    let failing = super::kit::spec(&machine, "failing.toml", &toml(&[], &["exit 3", "echo never"]));
+    let ran = job(&machine, &["run", text(&failing)]);
+    assert!(!ran.out.contains("never"));
+    assert!(ran.code == Some(1) && ran.err.contains("exited with 3"), "{}", ran.err);
+    job(&machine, &["show", "99"]).fails(&["no job 99"]);
+    drop(agent);
+}
