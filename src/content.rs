@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::select_ok;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
 use tokio::time::Instant;
@@ -32,6 +34,7 @@ use crate::cache::presence::State;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::{Ladder, Reach};
 use crate::flight::{Flight, Flights, Landing};
+use crate::peer::patience::within;
 use crate::tier::Urgency;
 
 use lately::Lately;
@@ -43,6 +46,10 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
 const STAGE_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long a reader waits for what other nodes are to bring before it is also looked for where no other node is waited for.
+/// However often they say that it is on its way, and whoever asked them at first.
+const HEDGE: Duration = Duration::from_secs(1);
 
 /// For whom a block is read.
 #[derive(Clone, Copy, Debug)]
@@ -244,12 +251,15 @@ impl Content {
         mut flight: Option<Arc<Flight>>,
         range: Range<u64>,
     ) -> Result<Vec<Bytes>> {
-        let within = || (range.start - index * BLOCK) as usize..(range.end - index * BLOCK) as usize;
+        let part = || (range.start - index * BLOCK) as usize..(range.end - index * BLOCK) as usize;
         loop {
-            if let Some(flight) = &flight
-                && let Landing::Bytes(block) = flight.block(index).await?
-            {
-                return Ok(vec![block.slice(within())]);
+            let landing = match (&flight, whom) {
+                (Some(flight), Whom::Reader) => self.hedged(flight, index).await?,
+                (Some(flight), Whom::Peer(_)) => flight.block(index).await?,
+                (None, _) => Landing::Stored,
+            };
+            if let Landing::Bytes(block) = landing {
+                return Ok(vec![block.slice(part())]);
             }
             let (content, wanted) = (self.clone(), range.clone());
             let local = self.means.runtime.spawn_blocking(move || content.load(whom, wanted));
@@ -264,8 +274,25 @@ impl Content {
                 Whom::Peer(urgency) => self.board_for(Reach::Direct, index, 1, urgency),
             };
             if flight.is_none() && self.is_present(index) {
-                return Ok(vec![self.rescue(index).await?.slice(within())]);
+                return Ok(vec![self.rescue(index).await?.slice(part())]);
             }
+        }
+    }
+
+    /// Waits for block `index` of `flight`, and when that takes longer than [`HEDGE`], also of one that waits for no other node.
+    async fn hedged(self: &Arc<Self>, flight: &Flight, index: u64) -> Result<Landing> {
+        if !self.ladder().is_shared(&self.blob) {
+            return flight.block(index).await;
+        }
+        if let Some(landing) = within(&mut HEDGE.clone(), flight.block(index)).await {
+            return landing;
+        }
+        match self.board_for(Reach::Direct, index, 1, Urgency::Read) {
+            Some(direct) => {
+                let both = [flight, &direct].map(|flight| flight.block(index).boxed());
+                select_ok(both).await.map(|(landing, _)| landing)
+            }
+            None => Ok(Landing::Stored),
         }
     }
 

@@ -104,7 +104,10 @@ impl Shelf for Arc<Lender> {
             let (lender, ask) = (self.clone(), ask.clone());
             let lent = async move {
                 let content = lender.content(&ask).await?;
-                Ok::<_, Error>(content.lend(ask.range, ask.urgency))
+                if ask.role == Role::Leaver && !content.brings(&ask.range) {
+                    return Err(Error::new(Kind::NotFound, "nothing new is begun by who leaves"));
+                }
+                Ok(content.lend(ask.range, ask.urgency))
             };
             Ok(Some(lent.into_stream().try_flatten().boxed()))
         }

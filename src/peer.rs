@@ -12,9 +12,9 @@
 //!
 //! # What can't happen
 //!
-//! - **Requests that circle.** There are two kinds ([`wire::Role`]): one asks an owner, who may fetch from the mirror or
-//!   ask with the other kind; that one asks a holder, who answers with what it has or not at all. A node that fetches for
-//!   others never waits for an owner.
+//! - **Requests that circle.** There are three kinds ([`wire::Role`]): one asks an owner, who may fetch from the mirror or
+//!   ask with the other kinds; those ask a holder, who answers with what it has or not at all, or one that leaves, which
+//!   finishes what it fetches, too, but begins nothing. A node that fetches for others never waits for an owner.
 //! - **Wrong bytes.** Only blobs whose checks are known beforehand are asked for: those of mirrored snapshots. What is read
 //!   straight from an origin has no digest that would tell a lie ([`crate::blob::Key::Origin`]), and so is neither asked of
 //!   peers nor given to them. A peer that sends a wrong block is left alone for [`health::BAN`].
@@ -28,7 +28,7 @@ pub mod identity;
 pub mod link;
 pub mod listener;
 pub mod members;
-mod patience;
+pub(crate) mod patience;
 pub mod rank;
 pub mod server;
 pub mod wire;

@@ -51,6 +51,11 @@ impl Content {
         blocks_of(range).all(|index| self.is_present(index))
     }
 
+    /// Whether all of `range` is here, or comes by flights that wait for no other node.
+    pub(crate) fn brings(&self, range: &Range<u64>) -> bool {
+        blocks_of(range).all(|index| self.is_present(index) || self.direct.find(index).is_some())
+    }
+
     /// The bytes `range` for another node, block by block. What isn't here is fetched, and from no one who may wait for
     /// another node in turn.
     pub(crate) fn lend(self: Arc<Self>, range: Range<u64>, urgency: Urgency) -> Body {

@@ -123,6 +123,10 @@ impl Bench {
 
     /// The engine's parts over `tiers`, on this bench's directory; drop it before the next one is made.
     fn content(&self, blob: Blob, capacity: Option<u64>, tiers: &[&Arc<Scripted>]) -> Arc<Content> {
+        self.content_of(blob, capacity, tiers.iter().map(|t| Arc::clone(t) as Arc<dyn Tier>).collect())
+    }
+
+    fn content_of(&self, blob: Blob, capacity: Option<u64>, tiers: Vec<Arc<dyn Tier>>) -> Arc<Content> {
         let limits = Limits { capacity, reserve: 0 };
         let cache = loop {
             // The one before is let go by whichever task drops it last.
@@ -145,7 +149,6 @@ impl Bench {
             recent: Recent::default(),
             runtime: Handle::current(),
         };
-        let tiers = tiers.iter().map(|t| Arc::clone(t) as Arc<dyn Tier>).collect();
         let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
         Content::open(blob, Arc::new(means), ladder)
     }
@@ -262,4 +265,34 @@ async fn content_that_is_not_what_its_origin_publishes_is_discarded() {
     content.ahead(0..SIZE);
     assert_eq!(content.became_whole().await.expect_err("not it").kind(), Kind::Corrupt);
     assert_eq!(content.read(0..10, 0).await.expect_err("not it").kind(), Kind::Corrupt);
+}
+
+/// Another node, which says that everything is on its way, and never sends any.
+#[derive(Debug)]
+struct Promises;
+
+impl Tier for Promises {
+    fn rung(&self) -> Rung {
+        Rung::Peer
+    }
+
+    fn fetch<'a>(&'a self, _: &'a Blob, _: Range<u64>, _: Urgency) -> BoxFuture<'a, Result<Option<Body>>> {
+        async { Ok(Some(stream::pending().boxed())) }.boxed()
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_does_not_wait_for_what_others_only_promise() {
+    let bench = Bench::new();
+    let mirror = Scripted::new(&bench.bytes, &[], false);
+    let content = bench.content_of(bench.blob(true), None, vec![Arc::new(Promises), mirror.clone()]);
+    // Staging waits; a reader that comes to wait for the same does not.
+    let staging = content.board(0, u64::MAX, Urgency::Stage).expect("nothing is here");
+    bench.expect(&content, BLOCK - 5..2 * BLOCK + 5).await;
+    assert_eq!(mirror.sent.load(Relaxed), 3 * BLOCK, "what it reads, and no more");
+    assert!(staging.block(3).now_or_never().is_none(), "the rest is waited for");
 }

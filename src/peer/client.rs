@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 
 use super::health::{Health, Standing};
 use super::members::Members;
@@ -32,6 +33,10 @@ pub const ANSWER: Duration = Duration::from_secs(1);
 
 /// How often staging asks again where it was told to come back later. A reader goes on to the next tier.
 const BUSY_TRIES: u32 = 3;
+
+/// For how long what nobody waits for is looked for among those that may own it, while each that is asked turns out to be gone.
+/// As long as gossip may need to notice: most nodes that are cut off together find each other by then.
+const SEARCH: Duration = Duration::from_secs(10);
 
 /// How many snapshots a node says that it has, the newest: what is said is said to all. The owners have all others, too.
 const HOLDS: usize = 64;
@@ -106,6 +111,8 @@ enum Place {
     Holder,
     /// The first owner, 0, or the second, 1.
     Owner(usize),
+    /// The one that was the first owner and is about to leave, asked by the one who is it now.
+    Leaver,
 }
 
 /// One place among the peers, as a tier of one snapshot's ladder.
@@ -137,9 +144,9 @@ impl Peers {
     }
 
     /// The tiers of the snapshot `snapshot` of `tenant`, in the order in which they are asked: somebody who has all of it,
-    /// then the owners.
-    pub fn seats(self: &Arc<Self>, tenant: &str, snapshot: Digest) -> [Arc<dyn Tier>; 3] {
-        [Place::Holder, Place::Owner(0), Place::Owner(1)].map(|place| {
+    /// then the owners, or by an owner the one that it has taken over from.
+    pub fn seats(self: &Arc<Self>, tenant: &str, snapshot: Digest) -> [Arc<dyn Tier>; 4] {
+        [Place::Holder, Place::Owner(0), Place::Owner(1), Place::Leaver].map(|place| {
             let (peers, tenant) = (self.clone(), tenant.to_owned());
             Arc::new(Seat { peers, place, tenant, snapshot }) as Arc<dyn Tier>
         })
@@ -172,11 +179,17 @@ impl Peers {
         Figures { asked, missed, busy, failed, bans }
     }
 
+    /// Those that can own what belongs to `tenant`, this node among them, also those that are about to leave.
+    fn able(&self, tenant: &str) -> Vec<Arc<Member>> {
+        let tenant = token(&[tenant.as_bytes()]);
+        let fit = |m: &&Arc<Member>| m.protocol == PROTOCOL && m.hosts(tenant);
+        self.members.live().iter().filter(fit).cloned().collect()
+    }
+
     /// Those that pass for owners of what belongs to `tenant`, this node among them: all, and those that are well.
     fn owners(&self, tenant: &str) -> (Vec<Arc<Member>>, Vec<Arc<Member>>) {
-        let tenant = token(&[tenant.as_bytes()]);
-        let fit = |m: &&Arc<Member>| !m.draining && m.protocol == PROTOCOL && m.hosts(tenant);
-        let all: Vec<_> = self.members.live().iter().filter(fit).cloned().collect();
+        let mut all = self.able(tenant);
+        all.retain(|m| !m.draining);
         let well = all.iter().filter(|m| self.is_well(m)).cloned().collect();
         (all, well)
     }
@@ -196,6 +209,13 @@ impl Peers {
                 let lost = top.is_some_and(|top| !self.is_well(top));
                 if nth == 0 || lost { first.cloned() } else { second.cloned() }
             }
+            Place::Leaver => {
+                let mut able = self.able(tenant);
+                able.retain(|m| self.is_well(m));
+                let [before, _] = rank::owners(group, &able);
+                // Whoever else lacks it turns to the new owner, and so do those that leave.
+                before.filter(|before| before.draining && self.owns(group, tenant)).cloned()
+            }
             Place::Holder => {
                 let held = held(tenant, snapshot);
                 let live = self.members.live();
@@ -206,6 +226,13 @@ impl Peers {
             }
         };
         chosen.filter(|peer| peer.id != self.me.id)
+    }
+
+    /// Whether it is this node that others turn to for `group`.
+    fn owns(&self, group: Group, tenant: &str) -> bool {
+        let (_, well) = self.owners(tenant);
+        let [first, _] = rank::owners(group, &well);
+        first.is_none_or(|first| first.id == self.me.id)
     }
 
     /// Notes a request that did not end well.
@@ -324,13 +351,24 @@ impl Tier for Seat {
         async move {
             let (Key::Content(digest), Some(_)) = (blob.key, &blob.checks) else { return Ok(None) };
             let group = self.group(&digest, blob.size, range.start / BLOCK);
-            let Some(peer) = self.peers.choose(self.place, group, &self.tenant, &self.snapshot) else {
-                return Ok(None);
+            let role = match self.place {
+                Place::Holder => Role::Holder,
+                Place::Owner(_) => Role::Owner,
+                Place::Leaver => Role::Leaver,
             };
-            let role = if self.place == Place::Holder { Role::Holder } else { Role::Owner };
             let (tenant, snapshot, size) = (self.tenant.clone(), self.snapshot, blob.size);
             let ask = Ask { tenant, snapshot, blob: digest, size, range, role, urgency };
-            self.peers.ask(self.place, peer, ask).await
+            let begin = Instant::now();
+            loop {
+                let Some(peer) = self.peers.choose(self.place, group, &self.tenant, &self.snapshot) else {
+                    return Ok(None);
+                };
+                let asked = self.peers.ask(self.place, peer.clone(), ask.clone()).await;
+                let searches = self.waits() && urgency < Urgency::Read && begin.elapsed() < SEARCH;
+                if asked.is_ok() || !searches || self.peers.is_well(&peer) {
+                    return asked;
+                }
+            }
         }
         .boxed()
     }
@@ -341,9 +379,7 @@ impl Tier for Seat {
 
     fn is_ours(&self, blob: &Blob, index: u64) -> bool {
         let (Place::Owner(0), Key::Content(digest)) = (self.place, blob.key) else { return false };
-        let (_, well) = self.peers.owners(&self.tenant);
-        let [first, _] = rank::owners(self.group(&digest, blob.size, index), &well);
-        first.is_none_or(|first| first.id == self.peers.me.id)
+        self.peers.owns(self.group(&digest, blob.size, index), &self.tenant)
     }
 
     fn refute(&self, blob: &Blob, index: u64) {

@@ -132,6 +132,11 @@ impl Gossip {
         tokio::time::timeout(patience, settled).await.ok();
     }
 
+    /// Tells the others which tenants this node hosts from now on, each by its [`token`](super::token).
+    pub async fn host(&self, tenants: &[u64]) {
+        self.handle.with_chitchat(|chitchat| chitchat.self_node_state().set(TENANTS, list(tenants))).await;
+    }
+
     /// Tells the others that this node is about to leave: from then on it owns nothing, and has nothing that they should
     /// turn to it for.
     pub async fn drain(&self) {

@@ -7,7 +7,6 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -19,6 +18,7 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -74,7 +74,7 @@ pub struct Files {
 pub struct Identity {
     files: Files,
     state: RwLock<State>,
-    version: AtomicU64,
+    version: watch::Sender<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ impl Identity {
     /// [`Kind::Invalid`] when one of them is not what it should be, [`Kind::Disk`].
     pub fn open(files: Files) -> Result<Arc<Self>> {
         let state = RwLock::new(read(&files)?);
-        Ok(Arc::new(Self { files, state, version: AtomicU64::new(1) }))
+        Ok(Arc::new(Self { files, state, version: watch::Sender::new(1) }))
     }
 
     /// Reads the files again whenever they change, until it is dropped. What can't be used leaves everything as it was.
@@ -119,7 +119,7 @@ impl Identity {
             return Ok(false);
         }
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = read(&self.files)?;
-        self.version.fetch_add(1, Relaxed);
+        self.version.send_modify(|version| *version += 1);
         Ok(true)
     }
 
@@ -130,7 +130,12 @@ impl Identity {
 
     /// Which state of the files this is.
     pub fn version(&self) -> u64 {
-        self.version.load(Relaxed)
+        *self.version.borrow()
+    }
+
+    /// What tells whenever there is another state of them.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
     }
 
     /// What a client needs, and of which version it is.

@@ -84,6 +84,11 @@ impl Server {
         self.shelves.write().unwrap_or_else(PoisonError::into_inner).insert(tenant.into(), shelf);
     }
 
+    /// From now on, nothing that belongs to `tenant` is given to anybody.
+    pub fn turn_out(&self, tenant: &str) {
+        self.shelves.write().unwrap_or_else(PoisonError::into_inner).remove(tenant);
+    }
+
     /// From now on, letters from other members are put there. Once.
     pub fn take_letters(&self, letterbox: Letterbox) {
         self.letterbox.set(letterbox).ok();

@@ -83,7 +83,7 @@ impl Shelf for Things {
 /// A node `a` that asks a node `b`, over a real connection.
 struct Pair {
     things: Arc<Things>,
-    seats: [Arc<dyn Tier>; 3],
+    seats: [Arc<dyn Tier>; 4],
     peers: Arc<Peers>,
     paths: Mutex<HashMap<String, Digest>>,
 }
@@ -99,7 +99,7 @@ async fn pair() -> Pair {
 }
 
 /// The seats of a node that owns nothing and asks `others` over `link`.
-fn asking(others: impl IntoIterator<Item = Member>, link: impl Link) -> (Arc<Peers>, [Arc<dyn Tier>; 3]) {
+fn asking(others: impl IntoIterator<Item = Member>, link: impl Link) -> (Arc<Peers>, [Arc<dyn Tier>; 4]) {
     let members = Listed::default();
     members.set(others);
     let peers = Peers::new(member("a", "z"), Arc::new(members), Arc::new(link));
@@ -401,21 +401,31 @@ async fn the_first_owner_is_asked_then_the_second_and_the_node_itself_never() {
     let newer = Member { protocol: PROTOCOL + 1, ..member("f", "z") };
     let leaving = Member { draining: true, ..member("g", "z") };
     let (_, seats) = asking(others.into_iter().chain([stranger, newer, leaving]), note.clone());
-    let mut ours = 0;
+    let (mut ours, mut handed) = (0, 0);
     for n in 0..200u64 {
         let blob = Things::default().put(Bytes::copy_from_slice(&n.to_le_bytes()));
-        for seat in &seats {
-            assert!(seat.fetch(&blob, 0..8, Urgency::Read).await.expect("answered").is_none());
-        }
-        let asked = std::mem::take(&mut *note.0.lock().expect("no panic"));
+        let ask = async |seats: &[Arc<dyn Tier>]| {
+            for seat in seats {
+                assert!(seat.fetch(&blob, 0..8, Urgency::Read).await.expect("answered").is_none());
+            }
+            std::mem::take(&mut *note.0.lock().expect("no panic"))
+        };
+        let (asked, left) = (ask(&seats[..3]).await, ask(&seats[3..]).await);
+        handed += left.len();
+        let is_ours = seats[1].is_ours(&blob, 0);
+        assert!(
+            left.is_empty() || is_ours && left == ["g"],
+            "who leaves is asked by the new owner alone: {left:?}"
+        );
         assert!(asked.iter().all(|id| ["b", "c", "d"].contains(&id.as_str())), "{asked:?}");
         assert!(asked.len() == 2 && asked[0] != asked[1] || asked.len() == 1, "{asked:?}");
-        if seats[1].is_ours(&blob, 0) {
+        if is_ours {
             ours += 1;
             assert_eq!(asked.len(), 1, "the second owner only, by who asks it");
         }
     }
     assert!((20..90).contains(&ours), "a quarter of 200, not {ours}");
+    assert!((1..ours).contains(&handed), "a fifth of them, not {handed}");
 }
 
 /// A request for a block of `t`'s.

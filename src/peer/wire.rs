@@ -7,7 +7,7 @@
 //! range: bytes=<first>-<last>                      within the blob
 //! bdnfs-size: <bytes>                              of the whole blob
 //! bdnfs-snapshot: <digest>                         a manifest that has the blob: how an owner finds it in the mirror
-//! bdnfs-role: owner | holder                       whether to fetch what it lacks
+//! bdnfs-role: owner | holder | leaver              whether to fetch what it lacks
 //! bdnfs-urgency: read | ahead | stage              who waits
 //! ```
 //!
@@ -42,6 +42,8 @@ pub enum Role {
     Owner,
     /// To give what it has, and nothing else.
     Holder,
+    /// To give what it has and what it is fetching as it leaves, to the one who owns it from now on.
+    Leaver,
 }
 
 /// A request.
@@ -85,7 +87,7 @@ impl Ask {
             ("range", format!("bytes={}-{}", self.range.start, self.range.end - 1)),
             ("bdnfs-size", self.size.to_string()),
             ("bdnfs-snapshot", self.snapshot.to_string()),
-            ("bdnfs-role", if self.role == Role::Owner { "owner" } else { "holder" }.into()),
+            ("bdnfs-role", role(self.role).into()),
             ("bdnfs-urgency", urgency(self.urgency).into()),
         ]
     }
@@ -105,11 +107,9 @@ impl Ask {
             blob: Digest::from_str(blob).ok()?,
             size,
             range,
-            role: match header("bdnfs-role")? {
-                "owner" => Role::Owner,
-                "holder" => Role::Holder,
-                _ => return None,
-            },
+            role: [Role::Owner, Role::Holder, Role::Leaver]
+                .into_iter()
+                .find(|r| header("bdnfs-role") == Some(role(*r)))?,
             urgency: [Urgency::Read, Urgency::Ahead, Urgency::Stage]
                 .into_iter()
                 .find(|u| header("bdnfs-urgency") == Some(urgency(*u)))?,
@@ -119,6 +119,14 @@ impl Ask {
 
 /// The most that one request asks for: a long extent, and what an unaligned one touches beyond it.
 pub const MOST: u64 = (crate::extent::LONGEST + 1) * BLOCK;
+
+fn role(role: Role) -> &'static str {
+    match role {
+        Role::Owner => "owner",
+        Role::Holder => "holder",
+        Role::Leaver => "leaver",
+    }
+}
 
 fn urgency(urgency: Urgency) -> &'static str {
     match urgency {
@@ -230,7 +238,7 @@ mod tests {
 
     fn ask() -> impl Strategy<Value = Ask> {
         let urgency = prop::sample::select(vec![Urgency::Read, Urgency::Ahead, Urgency::Stage]);
-        let role = prop::sample::select(vec![Role::Owner, Role::Holder]);
+        let role = prop::sample::select(vec![Role::Owner, Role::Holder, Role::Leaver]);
         ("[a-zA-Z0-9_-]{1,64}", any::<[[u8; 32]; 2]>(), 0..1u64 << 50, 1..MOST, 0..1u64 << 50, role, urgency)
             .prop_map(|(tenant, [snapshot, blob], start, len, behind, role, urgency)| Ask {
                 tenant,

@@ -28,6 +28,8 @@ pub struct Machine {
     env: Vec<(OsString, OsString)>,
     /// The network namespace that it is in, if it is not this process's.
     network: Option<PathBuf>,
+    /// What stands in its `/etc/resolv.conf`, if that is not this machine's.
+    resolver: Option<PathBuf>,
 }
 
 /// What a command printed, and how it ended.
@@ -45,7 +47,7 @@ impl Machine {
     /// A new machine with an empty cache.
     pub fn new() -> Self {
         let home = TempDir::with_prefix("bdnfs-test-").expect("a temporary directory");
-        Self { cache: home.path().join("cache"), home, env: Vec::new(), network: None }
+        Self { cache: home.path().join("cache"), home, env: Vec::new(), network: None, resolver: None }
     }
 
     /// The same, with its cache at `cache`.
@@ -57,6 +59,12 @@ impl Machine {
     /// The same, with the network of `host`.
     pub fn within(mut self, host: &Host) -> Self {
         self.network = Some(host.path());
+        self
+    }
+
+    /// The same, which looks up names as the file `resolver` says. Its mounts are not to be seen from here.
+    pub fn asks(mut self, resolver: &Path) -> Self {
+        self.resolver = Some(resolver.to_owned());
         self
     }
 
@@ -103,11 +111,20 @@ impl Machine {
     pub fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
         let binary = target().join("bdnfs");
         assert!(binary.exists(), "{} is missing; cargo build --workspace makes it", binary.display());
-        let mut command = match &self.network {
+        let mut words: Vec<OsString> = Vec::new();
+        if let Some(network) = &self.network {
             // The network alone: what is mounted is to be seen from here.
-            Some(network) => {
-                let mut command = tool("nsenter");
-                command.arg(format!("--net={}", network.display())).arg("--").arg(binary);
+            words.extend(["nsenter".into(), format!("--net={}", network.display()).into(), "--".into()]);
+        }
+        if let Some(resolver) = &self.resolver {
+            let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
+            words.extend(["unshare", "--mount", "sh", "-c", script].map(OsString::from));
+            words.push(resolver.into());
+        }
+        let mut command = match words.split_first() {
+            Some((program, words)) => {
+                let mut command = tool(program.to_str().expect("text"));
+                command.args(words).arg(binary);
                 command
             }
             None => Command::new(binary),

@@ -111,8 +111,20 @@ impl Lab {
     /// # Panics
     /// When it does not come up.
     pub fn node_on(&self, machine: Machine, id: &str, rate: &str, lines: &str) -> Node {
+        self.configured(lines, &self.seeds(), machine, id, rate)
+    }
+
+    /// The node `id` on `machine`, which finds the others at `seeds` alone.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub fn node_by(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> Node {
+        self.configured("", seeds, machine, id, rate)
+    }
+
+    fn configured(&self, lines: &str, seeds: &[String], machine: Machine, id: &str, rate: &str) -> Node {
         self.office.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
-        let (seeds, who) = (self.seeds(), self.office.lines(id, "ca"));
+        let who = self.office.lines(id, "ca");
         let config = format!("{lines}\n{MIRROR}[cluster]\nseeds = {seeds:?}\n{who}");
         self.started(machine, rate, config)
     }

@@ -3,12 +3,13 @@
 //! Servers run on loopback, each on threads of its own ([`serve`]): S3 ([`s3`]), AWS's token service ([`sts`]), a Hugging Face Hub
 //! ([`hub`]) and plain web ([`web`]). What they
 //! served can be counted ([`tally`]), and what they serve can be broken while they run ([`fault`], [`proxy`]). The
-//! program under test is the real `bdnfs` binary with real mounts ([`bdnfs`]; as an [`agent`], with certificates of an [`office`], or several of them in a [`lab`] with a [`network`]; with a bucket beside it, [`world`]), what it mounts are trees of known
+//! program under test is the real `bdnfs` binary with real mounts ([`bdnfs`]; as an [`agent`], with certificates of an [`office`], or several of them in a [`lab`] with a [`network`] and [`dns`]; with a bucket beside it, [`world`]), what it mounts are trees of known
 //! content ([`tree`]), and what reads them are programs that nobody here wrote ([`tools`]). The kit panics where a
 //! test could only fail: its messages are for the one who reads the failed test.
 
 pub mod agent;
 pub mod bdnfs;
+pub mod dns;
 pub mod fault;
 pub mod file;
 pub mod hub;

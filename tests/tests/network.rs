@@ -11,7 +11,8 @@ use bdnfs::peer::server::{Server, Shelf};
 use bdnfs::peer::wire::Ask;
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
 use bdnfs::tier::Body;
-use bdnfs_tests::bdnfs::eventually;
+use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::dns::Dns;
 use bdnfs_tests::lab::{Lab, Node, PORT};
 use bdnfs_tests::network::Host;
 use bdnfs_tests::tree::compare;
@@ -188,4 +189,63 @@ fn members_of_another_version_and_those_that_have_nothing_are_got_by() {
     assert!(asked["missed"].as_u64() > Some(0) && asked["bans"] == 0, "{asked}");
     assert_eq!(node.state("newer").as_deref(), Some("alive"));
     assert!(node.traffic()["mirror"].as_u64() > Some(3 * MIB as u64), "{}", node.traffic());
+}
+
+#[test]
+fn a_node_that_takes_its_leave_spoils_nothing_and_comes_back() {
+    let Some(lab) = Lab::new("100mbit") else { return };
+    lab.publish(&OBJECTS);
+    let mut nodes = ["n1", "n2", "n3"].map(|id| lab.node(id, "1gbit", ""));
+    nodes.iter().for_each(|node| node.knows(3));
+    let [n1, n2, n3] = nodes.each_mut();
+    std::thread::scope(|scope| {
+        let staging = scope.spawn(|| stage(&[n1, n2], &lab));
+        n3.mount();
+        eventually("it is in the middle of it", || lab.reads() > 0.2);
+        n3.agent.take().expect("it runs").end();
+        staging.join().expect("no panic");
+    });
+    let reads = lab.reads();
+    assert!((0.99..1.4).contains(&reads), "{reads} times");
+    // As after an upgrade.
+    n3.start();
+    nodes.iter().for_each(|node| node.knows(3));
+    let point = nodes[2].machine.directory("mnt");
+    compare(&lab.bucket(), &point);
+    assert!(lab.reads() - reads < 0.3, "{} times more", lab.reads() - reads);
+}
+
+/// What a headless service of Kubernetes is to those who look it up.
+const SERVICE: &str = "bdnfs.models.svc.cluster.test:7531";
+
+/// Nodes that know nothing but the name of a service.
+fn nodes_of_a_service(lab: &Lab, dns: &Dns, ids: &[&str]) -> Vec<Node> {
+    let node = |id: &&str| lab.node_by(&[SERVICE.into()], Machine::new().asks(&dns.resolver()), id, "1gbit");
+    ids.iter().map(node).collect()
+}
+
+#[test]
+fn nodes_find_each_other_by_a_name_with_several_addresses() {
+    let Some(lab) = Lab::new("1gbit") else { return };
+    let host = lab.network.host("1gbit");
+    // Those of the nodes that come next, and of one that is gone.
+    let [a, b, c, last] = host.address.octets();
+    let next = [3, 2, 1, 40].map(|n| [a, b, c, last + n].into());
+    let dns = Dns::start(host, &next);
+    let nodes = nodes_of_a_service(&lab, &dns, &["n1", "n2", "n3"]);
+    nodes.iter().for_each(|node| node.knows(3));
+}
+
+#[test]
+#[ignore = "waits for the minute after which a name is looked up again; run it by hand after a change to gossip"]
+fn a_name_is_looked_up_again_when_nodes_change() {
+    let Some(lab) = Lab::new("1gbit") else { return };
+    let host = lab.network.host("1gbit");
+    let [a, b, c, last] = host.address.octets();
+    let dns = Dns::start(host, &[]);
+    // Neither knows of the other, nor could anybody tell them.
+    let nodes = nodes_of_a_service(&lab, &dns, &["n1", "n2"]);
+    nodes.iter().for_each(|node| node.knows(1));
+    dns.set(&[1, 2].map(|n| [a, b, c, last + n].into()));
+    nodes.iter().for_each(|node| node.knows(2));
 }

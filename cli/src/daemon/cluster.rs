@@ -1,13 +1,14 @@
 //! The cluster, as an agent is part of it: what it listens at, what it tells the others, what it gives them.
 
+mod hosting;
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bdnfs::engine::Engine;
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::lend::Lender;
 use bdnfs::peer::client::Peers;
 use bdnfs::peer::gossip::{self, Gossip};
 use bdnfs::peer::health::Standing;
@@ -19,18 +20,19 @@ use bdnfs::source::SecretStore;
 use tokio::net::TcpListener;
 use tokio::task::{JoinSet, spawn_blocking};
 
+use hosting::Hosting;
+
 use crate::control::api::MirrorRequest;
 use crate::control::api::cluster::{Cluster, MemberState, MemberStatus};
-use crate::mirror::place;
 
 /// How long a node that starts waits until it has heard of the others: who asks nobody yet would fetch all by itself.
 const HEARING: Duration = Duration::from_secs(5);
 
-/// How long a node that ends goes on at least, so that the others hear of it before it is gone, and at most, to finish what
-/// it is sending. Supervisors give a process 30 seconds and more.
+/// For how long nobody has asked anything of a node that ends before it is gone, so that the others have heard of it and
+/// have fetched what is theirs from now on; and how long it goes on at most. Supervisors give a process 30 seconds and more.
 const LEAVING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// How often it is looked at whether all is sent.
+/// How often it is looked at whether anything is being sent.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// How a node is part of a cluster.
@@ -99,18 +101,15 @@ impl Joined {
             None => Http::plain()?,
         });
         let server = Arc::new(Server::default());
+        let mut hosting = Hosting::new(engine, &setup.mirror, cache, secrets, Arc::clone(&server));
         for tenant in tenants {
-            let lender = lender(engine.clone(), &setup.mirror, tenant.clone(), cache, secrets).await?;
-            server.host(&tenant, Arc::new(lender));
+            hosting.take_in(tenant).await?;
         }
         let (letterbox, letters) = gossip::letterbox();
         server.take_letters(letterbox);
         let mut tasks = JoinSet::new();
         tasks.spawn(listener::serve(listener, Arc::clone(&server), identity.clone()));
         let is_secure = identity.is_some();
-        if let Some(identity) = identity {
-            tasks.spawn(identity.follow());
-        }
         let others = |seed: &String| seed.parse() != Ok(setup.advertise);
         let (name, has_seeds) = (setup.name.clone(), setup.seeds.iter().any(others));
         // Each life of a node begins later than the one before.
@@ -118,6 +117,10 @@ impl Joined {
         let generation = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let config = gossip::Config { cluster: setup.name, me: me.clone(), generation, seeds: setup.seeds };
         let gossip = Gossip::start(config, Arc::clone(&link), letters).await?;
+        if let Some(identity) = identity {
+            tasks.spawn(hosting.follow(Arc::clone(&identity), Arc::clone(&gossip)));
+            tasks.spawn(identity.follow());
+        }
         let peers = Peers::new(me, Arc::clone(&gossip) as _, link);
         engine.join(Arc::clone(&peers));
         tracing::info!("node {} of the cluster {name} serves peers at {}", peers.me().id, setup.listen);
@@ -131,7 +134,7 @@ impl Joined {
         }
     }
 
-    /// Has others turn to others, and finishes what is being sent to them.
+    /// Has others turn to others, who fetch from here what they own from now on, and finishes what is being sent to them.
     pub async fn leave(&self) {
         self.gossip.drain().await;
         let alone = self.peers.members().len() < 2;
@@ -139,13 +142,16 @@ impl Joined {
             return;
         }
         tracing::info!("leaving the cluster");
-        tokio::time::sleep(LEAVING.0).await;
-        let sent = async {
-            while self.server.busy() > 0 {
+        let quiet = async {
+            let mut since = Instant::now();
+            while since.elapsed() < LEAVING.0 {
                 tokio::time::sleep(LOOK).await;
+                if self.server.busy() > 0 {
+                    since = Instant::now();
+                }
             }
         };
-        if tokio::time::timeout(LEAVING.1 - LEAVING.0, sent).await.is_err() {
+        if tokio::time::timeout(LEAVING.1, quiet).await.is_err() {
             tracing::warn!("{} answers to peers are broken off", self.server.busy());
         }
     }
@@ -203,22 +209,6 @@ fn named(setup: &Setup, identity: Option<&Identity>) -> Result<(String, Vec<Stri
     Ok((id, tenants))
 }
 
-/// What `tenant` has here and in its part of the mirror.
-async fn lender(
-    engine: Engine,
-    mirror: &MirrorRequest,
-    tenant: String,
-    cache: &Path,
-    secrets: &[SecretStore],
-) -> Result<Arc<Lender>> {
-    let mut at = MirrorRequest { tenant, ..mirror.clone() };
-    at.access.secrets.extend_from_slice(secrets);
-    let scratch = cache.to_owned();
-    let made =
-        spawn_blocking(move || Ok(Arc::new(Lender::new(engine.of(&at.tenant)?, place::open(&at, scratch)?))));
-    made.await.map_err(lost)?
-}
-
 /// How large the disk of `cache` is, in bytes.
 fn disk(cache: &Path) -> Result<u64> {
     let disk = rustix::fs::statvfs(cache);
@@ -226,6 +216,6 @@ fn disk(cache: &Path) -> Result<u64> {
     Ok(disk.f_blocks.saturating_mul(disk.f_frsize))
 }
 
-fn lost(error: tokio::task::JoinError) -> Error {
+pub(super) fn lost(error: tokio::task::JoinError) -> Error {
     Error::with(Kind::Unavailable, "joining the cluster failed", error)
 }

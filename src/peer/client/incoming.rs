@@ -13,7 +13,7 @@ use super::Peers;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Member;
 use crate::peer::patience::within;
-use crate::peer::wire::{Ask, Frame, Parsed, Parser};
+use crate::peer::wire::{Ask, Frame, Parsed, Parser, Role};
 use crate::tier::{Body, Urgency};
 
 /// How long a peer may be silent, and how long it may take for the next [`LEAST`] bytes once it sends.
@@ -22,9 +22,18 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// What makes a second count as sending: 64 KiB. A hundred streams that share a link of 100 Mbit/s still make it.
 const LEAST: u64 = 64 << 10;
 
-/// How long the next bytes may be on their way, whatever the peer says. A reader has time for other tiers then; a stage has
-/// more of it, for all nodes wait for the mirror's link when they stage at once.
+/// How long the next bytes may be on their way, whatever the peer says. A reader has turned to other tiers by then, too, but
+/// some more may come to wait for the same; a stage has more time, for all nodes wait for the mirror's link when they stage at
+/// once. Who has all of it waits for nobody, and has others waiting at most for its own link.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+
+fn patience(ask: &Ask) -> Duration {
+    match (ask.urgency, ask.role) {
+        (Urgency::Stage, _) => PATIENCE.1,
+        (Urgency::Read, Role::Holder) => SILENCE,
+        _ => PATIENCE.0,
+    }
+}
 
 /// One answer under way.
 pub(super) struct Incoming {
@@ -61,7 +70,7 @@ impl Incoming {
             left: SILENCE,
             fresh: 0,
             since: Instant::now(),
-            patience: if ask.urgency == Urgency::Stage { PATIENCE.1 } else { PATIENCE.0 },
+            patience: patience(ask),
         }
     }
 
@@ -82,7 +91,9 @@ impl Incoming {
                     return Err(self.error(Kind::Unavailable, "can't get the rest of it"));
                 }
                 Parsed::Sign(_) if self.since.elapsed() > self.patience => {
-                    return Err(self.error(Kind::Timeout, "has been waiting for too long"));
+                    let error = self.error(Kind::Timeout, "has been waiting for too long");
+                    self.peers.silent(&self.peer, &error);
+                    return Err(error);
                 }
                 Parsed::Sign(_) => self.heard(),
                 Parsed::More => {

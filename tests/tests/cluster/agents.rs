@@ -190,3 +190,33 @@ async fn an_agent_gives_nothing_to_strangers_and_nothing_of_other_tenants() {
     assert_eq!(x.states(), [("stranger".to_owned(), "alive".to_owned())]);
     assert_eq!(a.states(), [("a".to_owned(), "alive".to_owned())]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_hosts_those_whom_its_certificate_names_now() {
+    let world = World::new();
+    let content = world.put("weights", 3 * MIB as usize + 3);
+    world.mirror();
+    let office = Office::with(&["friend"], "default");
+    let issue = |tenants: &str| {
+        office.run(&format!("cluster issue a --ca @ca {tenants} --out @")).succeeds();
+    };
+    issue("--tenant default");
+    let a = Node::start(&world, &[], &office.lines("a", "ca"));
+    a.stage(&world);
+    let snapshot = xattr(&a.machine.directory("mnt"), "user.bdnfs.digest").parse().expect("a digest");
+    let identity = Identity::open(trust::signed(&office, "friend", "ca")).expect("a certificate");
+    let gets = async || {
+        let peer =
+            Member { address: a._port.address, tenants: vec![token(&[b"default"])], ..trust::member("a", 0) };
+        let link = Http::new(identity.clone()).expect("a client");
+        trust::get_of(link, peer, "default", snapshot, &content).await.expect("an answer").is_some()
+    };
+    assert!(gets().await);
+    let hosts = |tenants: &str| a.agent.log().matches(&format!("hosts these tenants now: {tenants}")).count();
+    issue("--tenant red");
+    eventually("its tenants are others", || hosts("{\"red\"}") == 1);
+    assert!(!gets().await, "what it hosts no more");
+    issue("--tenant default --tenant red");
+    eventually("it hosts both", || hosts("{\"default\", \"red\"}") == 1);
+    assert!(gets().await, "what it hosts again");
+}

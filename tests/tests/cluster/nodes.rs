@@ -192,6 +192,11 @@ impl Cluster {
         node
     }
 
+    /// The node `id` tells the others that it is about to leave.
+    pub fn drain(&self, id: &str) {
+        self.members.change(id, |member| (member.draining, member.holds) = (true, Vec::new()));
+    }
+
     /// Stages the snapshot on all nodes at once.
     pub async fn stage_all(&self) {
         let staged = self.nodes.iter().map(Node::stage);

@@ -1,40 +1,36 @@
 //! A cluster in virtual time: the real ranks, seats, servers and ladders; what nodes hold, their links and the mirror are
 //! models. A seed determines all of it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ops::Range;
+#[path = "sim/node.rs"]
+mod node;
+#[path = "sim/view.rs"]
+mod view;
+#[path = "sim/wire.rs"]
+mod wire;
+
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use bdnfs::blob::{Blob, Key, Stored};
-use bdnfs::block::{self, Arrival, BLOCK, Check};
+use bdnfs::blob::Blob;
+use bdnfs::block::BLOCK;
 use bdnfs::digest::Digest;
-use bdnfs::error::{Error, Kind, Result};
-use bdnfs::fetch::{Ladder, Reach};
-use bdnfs::flight::{Boarding, Flight, Flights, Landing};
-use bdnfs::metrics::Counters;
-use bdnfs::peer::client::{Holder, Link, Peers};
-use bdnfs::peer::members::Members;
-use bdnfs::peer::server::{Caller, Server, Shelf};
-use bdnfs::peer::wire::{Ask, Reply, Role};
 use bdnfs::peer::{Member, PROTOCOL, token};
-use bdnfs::tier::{Body, Rung, Tier, Urgency};
 use bdnfs_tests::tree::Dice;
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, join_all};
-use futures_util::{FutureExt, StreamExt, stream};
+use futures_util::future::join_all;
 use tokio::time::sleep;
 
-const TENANT: &str = "t";
-/// 64 groups.
-const BLOCKS: u64 = 256;
+pub use node::Node;
+use node::published;
 
-/// How fast things are: a mirror that takes its time, a network of 10 Gbit/s.
-const MIRROR: Duration = Duration::from_millis(40);
-const MIRROR_BLOCK: Duration = Duration::from_millis(10);
-const NETWORK: Duration = Duration::from_micros(300);
-const NETWORK_BLOCK: Duration = Duration::from_millis(1);
+const TENANT: &str = "t";
+/// How many blocks a blob has: 64 groups.
+pub const ALL: u64 = 256;
+/// How many groups of a blob a node fetches at once.
+pub const STREAMS: usize = 12;
+
 /// How long it takes until a member hears of another, and of its end.
 const NEWS: (u64, u64) = (300, 3000);
 const DEATH: (u64, u64) = (4000, 9000);
@@ -51,16 +47,10 @@ pub struct Sim {
     page: Bytes,
 }
 
-pub struct Node {
-    id: String,
-    sim: Weak<Sim>,
-    peers: OnceLock<Arc<Peers>>,
-    server: Arc<Server>,
-    view: Arc<View>,
-    blobs: Mutex<HashMap<Digest, Arc<Held>>>,
-    holders: Mutex<Vec<Holder>>,
-    moved: AtomicU64,
-    alive: Mutex<bool>,
+impl std::fmt::Debug for Sim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Sim")
+    }
 }
 
 /// What is heard of a node.
@@ -70,75 +60,8 @@ enum Sign {
     Silence,
 }
 
-/// What a node has of a blob.
-struct Held {
-    blob: Blob,
-    present: Mutex<Vec<bool>>,
-    waiting: Flights,
-    direct: Flights,
-    ladder: Ladder,
-}
-
-/// What a node knows of the others.
-#[derive(Default)]
-struct View {
-    members: Mutex<Arc<[Arc<Member>]>>,
-    told: OnceLock<(Weak<Sim>, String)>,
-}
-
-impl std::fmt::Debug for View {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("View")
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no panic")
-}
-
-impl View {
-    fn change(&self, change: impl FnOnce(&mut Vec<Arc<Member>>)) {
-        let mut members = lock(&self.members);
-        let mut list = members.to_vec();
-        change(&mut list);
-        *members = list.into();
-    }
-
-    /// What it says of `id`.
-    fn of(&self, id: &str) -> Option<Arc<Member>> {
-        lock(&self.members).iter().find(|member| member.id == id).cloned()
-    }
-
-    fn forget(&self, id: &str) {
-        self.change(|list| list.retain(|known| known.id != id));
-    }
-
-    fn learn(&self, member: Member) {
-        self.change(|list| {
-            list.retain(|known| known.id != member.id);
-            list.push(Arc::new(member));
-        });
-    }
-}
-
-impl Members for View {
-    fn live(&self) -> Arc<[Arc<Member>]> {
-        lock(&self.members).clone()
-    }
-
-    fn announce(&self, holds: Vec<u64>) {
-        let Some((sim, me)) = self.told.get() else { return };
-        let Some(sim) = sim.upgrade() else { return };
-        // The dead say nothing, not even that they let go of what they had.
-        if !lock(&sim.nodes).contains_key(me) {
-            return;
-        }
-        if let Some(own) = self.of(me) {
-            let member = Member { holds, ..(*own).clone() };
-            self.learn(member);
-            sim.spread(me, NEWS, Sign::Life);
-        }
-    }
 }
 
 impl Sim {
@@ -186,23 +109,7 @@ impl Sim {
             tenants: vec![token(&[TENANT.as_bytes()])],
             holds: Vec::new(),
         };
-        let view = Arc::new(View::default());
-        view.learn(member.clone());
-        view.told.set((Arc::downgrade(self), id.clone())).expect("once");
-        let node = Arc::new(Node {
-            id: id.clone(),
-            sim: Arc::downgrade(self),
-            peers: OnceLock::new(),
-            server: Arc::new(Server::default()),
-            view: view.clone(),
-            blobs: Mutex::default(),
-            holders: Mutex::default(),
-            moved: AtomicU64::new(0),
-            alive: Mutex::new(true),
-        });
-        let wire = Wire { sim: Arc::downgrade(self), me: id.clone() };
-        node.peers.set(Peers::new(member.clone(), view, Arc::new(wire))).expect("once");
-        node.server.host(TENANT, Arc::new(Rack(Arc::downgrade(&node))));
+        let node = Node::new(self, member);
         // It hears of the others as they hear of it.
         for other in self.nodes() {
             self.tell(&node, &other.id, NEWS, Sign::Life);
@@ -214,11 +121,27 @@ impl Sim {
 
     /// A node ends without a word.
     pub fn kill(self: &Arc<Self>, node: &Node) {
-        *lock(&node.alive) = false;
         lock(&self.nodes).remove(&node.id);
-        // What it did for others ends with it.
-        lock(&node.blobs).clear();
+        node.end();
         self.spread(&node.id, DEATH, Sign::Silence);
+    }
+
+    /// A node takes its leave, as `bdnfs agent` does on SIGTERM: it says so, and ends when nobody has asked anything of it for
+    /// a second, or after ten.
+    pub async fn retire(self: &Arc<Self>, node: &Node) {
+        if let Some(own) = node.view.of(&node.id) {
+            node.view.learn(Member { draining: true, holds: Vec::new(), ..(*own).clone() });
+            self.spread(&node.id, NEWS, Sign::Life);
+        }
+        let mut quiet = 0;
+        for _ in 0..100 {
+            sleep(Duration::from_millis(100)).await;
+            quiet = if node.server.busy() == 0 { quiet + 1 } else { 0 };
+            if quiet == 10 {
+                break;
+            }
+        }
+        self.kill(node);
     }
 
     /// Cuts some nodes off from the others, for as long as `lasts`. Gossip is as slow to notice as for the dead.
@@ -274,18 +197,7 @@ impl Sim {
 
     /// A blob that the mirror has.
     pub fn publish(&self, name: u64) -> Blob {
-        let (path, version) = Default::default();
-        let checks = vec![Check([0; 32]); BLOCKS as usize].into();
-        let key = Key::Content(Digest::of(&name.to_le_bytes()));
-        Blob {
-            key,
-            size: BLOCKS * BLOCK,
-            checks: Some(checks),
-            path,
-            version,
-            sha256: None,
-            stored: Stored::default(),
-        }
+        published(Digest::of(&name.to_le_bytes()))
     }
 
     /// Has every node stage `blob` at once.
@@ -293,241 +205,3 @@ impl Sim {
         join_all(self.nodes().iter().map(|node| node.stage(blob))).await;
     }
 }
-
-impl Node {
-    fn held(self: &Arc<Self>, blob: &Blob) -> Arc<Held> {
-        let Key::Content(digest) = blob.key else { panic!("by content") };
-        let mut blobs = lock(&self.blobs);
-        let held = blobs.entry(digest).or_insert_with(|| {
-            // Each blob is a snapshot of its own.
-            let mut tiers: Vec<Arc<dyn Tier>> = self.peers().seats(TENANT, digest).into();
-            tiers.push(Arc::new(Store(self.sim.clone())));
-            Arc::new(Held {
-                blob: blob.clone(),
-                present: Mutex::new(vec![false; BLOCKS as usize]),
-                waiting: Flights::default(),
-                direct: Flights::default(),
-                ladder: Ladder::new(tiers, Arc::new(Counters::default())),
-            })
-        });
-        held.clone()
-    }
-
-    fn peers(&self) -> &Arc<Peers> {
-        self.peers.get().expect("set")
-    }
-
-    /// Brings all of a blob, some groups at a time. Ends early if the node does.
-    pub async fn stage(self: &Arc<Self>, blob: &Blob) {
-        let held = self.held(blob);
-        let starts = (0..BLOCKS).step_by(bdnfs::peer::group(BLOCKS) as usize);
-        let flights = stream::iter(starts).for_each_concurrent(STREAMS, |index| {
-            let held = held.clone();
-            async move {
-                while *lock(&self.alive) && !lock(&held.present)[index as usize] {
-                    if let Some(flight) = held.board(self, None, index) {
-                        flight.stored().await.ok();
-                    }
-                }
-            }
-        });
-        flights.await;
-        if *lock(&self.alive) {
-            assert!(lock(&held.present).iter().all(|present| *present));
-            let Key::Content(digest) = blob.key else { panic!("by content") };
-            let holder = self.peers().holder(TENANT, &digest);
-            holder.announce();
-            lock(&self.holders).push(holder);
-        }
-    }
-
-    /// Whether it neither makes a request nor waits for one.
-    pub fn is_at_rest(&self) -> bool {
-        let idle = |held: &Arc<Held>| held.waiting.all().is_empty() && held.direct.all().is_empty();
-        lock(&self.blobs).values().all(idle) && self.peers().under_way() == 0 && self.server.busy() == 0
-    }
-
-    /// How many others it remembers something of, as its peers.
-    pub fn remembered(&self) -> usize {
-        self.peers().remembered()
-    }
-}
-
-impl Held {
-    /// As `Content` does it.
-    fn board(self: &Arc<Self>, node: &Arc<Node>, asked: Option<Reach>, index: u64) -> Option<Arc<Flight>> {
-        let reach = asked.unwrap_or_else(|| self.ladder.reach(&self.blob, index));
-        let most = self.ladder.blocks(&self.blob, index);
-        if let Some(flight) = self.direct.find(index) {
-            return Some(flight);
-        }
-        let flights = if reach == Reach::All { &self.waiting } else { &self.direct };
-        match flights.join(index, most, |i| i < BLOCKS && !lock(&self.present)[i as usize]) {
-            Boarding::Present => None,
-            Boarding::Joined(flight) => Some(flight),
-            Boarding::New(flight) => {
-                tokio::spawn(self.clone().fly(Arc::downgrade(node), reach, flight.clone()));
-                Some(flight)
-            }
-        }
-    }
-
-    async fn fly(self: Arc<Self>, node: Weak<Node>, reach: Reach, flight: Arc<Flight>) {
-        let accept = |arrival: Arrival| {
-            lock(&self.present)[arrival.index as usize] = true;
-            if let Some(node) = node.upgrade() {
-                node.moved.fetch_add(1, Relaxed);
-            }
-            flight.land(arrival.index, Landing::Bytes(arrival.bytes));
-            std::future::ready(Ok(arrival.index))
-        };
-        let wanted = flight.extent().range().collect();
-        let patience = Duration::from_secs(30);
-        let outcome = self.ladder.fetch(&self.blob, wanted, (reach, Urgency::Stage), patience, accept).await;
-        let flights = if reach == Reach::All { &self.waiting } else { &self.direct };
-        flights.leave(&flight);
-        flight.end(outcome);
-    }
-}
-
-/// What a node gives to others.
-struct Rack(Weak<Node>);
-
-impl std::fmt::Debug for Rack {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Rack")
-    }
-}
-
-impl Shelf for Rack {
-    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
-        async move {
-            let Some((node, sim)) =
-                self.0.upgrade().and_then(|node| Some((node.clone(), node.sim.upgrade()?)))
-            else {
-                return Ok(None);
-            };
-            let blocks = ask.range.start / BLOCK..ask.range.end / BLOCK;
-            let known = lock(&node.blobs).get(&ask.blob).cloned();
-            let has = |held: &Arc<Held>| {
-                lock(&held.present)[blocks.start as usize..blocks.end as usize].iter().all(|p| *p)
-            };
-            if ask.role == Role::Holder && !known.as_ref().is_some_and(has) {
-                return Ok(None);
-            }
-            let held = known.unwrap_or_else(|| {
-                let (path, version) = Default::default();
-                let checks = vec![Check([0; 32]); BLOCKS as usize].into();
-                let (key, size, stored) = (Key::Content(ask.blob), ask.size, Stored::default());
-                node.held(&Blob { key, size, checks: Some(checks), path, version, sha256: None, stored })
-            });
-            let boarded: Vec<_> = blocks.map(|index| (index, board_direct(&held, &node, index))).collect();
-            let body = stream::iter(boarded).then(move |(index, flight)| {
-                let (page, held, node) = (sim.page.clone(), held.clone(), node.clone());
-                async move {
-                    if let Some(flight) = flight {
-                        flight.block(index).await?;
-                    }
-                    node.moved.fetch_add(1, Relaxed);
-                    let len = block::len(held.blob.size, index) as usize;
-                    Ok(page.slice(..len))
-                }
-            });
-            Ok(Some(body.boxed()))
-        }
-        .boxed()
-    }
-
-    fn moved(&self) -> u64 {
-        self.0.upgrade().map_or(0, |node| node.moved.load(Relaxed))
-    }
-}
-
-fn board_direct(held: &Arc<Held>, node: &Arc<Node>, index: u64) -> Option<Arc<Flight>> {
-    if lock(&held.present)[index as usize] { None } else { held.board(node, Some(Reach::Direct), index) }
-}
-
-/// The way to other nodes.
-#[derive(Debug)]
-struct Wire {
-    sim: Weak<Sim>,
-    me: String,
-}
-
-impl std::fmt::Debug for Sim {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Sim")
-    }
-}
-
-impl Link for Wire {
-    fn ask<'a>(&'a self, peer: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
-        async move {
-            let gone = || Error::new(Kind::Unavailable, format!("{} refuses the connection", peer.id));
-            let sim = self.sim.upgrade().ok_or_else(gone)?;
-            sleep(NETWORK).await;
-            if !sim.reachable(&self.me, &peer.id) {
-                std::future::pending::<()>().await;
-            }
-            let node = lock(&sim.nodes).get(&peer.id).cloned().ok_or_else(gone)?;
-            if let Some(me) = lock(&sim.nodes).get(&self.me) {
-                sim.beset.fetch_max(me.peers().under_way() as u64, Relaxed);
-            }
-            let frames = match node.server.answer(&Caller::ANYBODY, ask.clone()).await {
-                Reply::Frames(frames) => frames,
-                other => return Ok(other),
-            };
-            let (me, wire) = (self.me.clone(), Arc::downgrade(&sim));
-            // Blocks take their time, and what is cut off comes no more.
-            let frames = frames.then(move |frame| {
-                let (sim, node, me) = (wire.clone(), node.clone(), me.clone());
-                async move {
-                    sleep(NETWORK_BLOCK).await;
-                    match sim.upgrade() {
-                        Some(sim) if !sim.reachable(&me, &node.id) => std::future::pending().await,
-                        Some(_) if *lock(&node.alive) => frame,
-                        _ => Err(Error::new(Kind::Unavailable, "the connection was reset")),
-                    }
-                }
-            });
-            Ok(Reply::Frames(frames.boxed()))
-        }
-        .boxed()
-    }
-}
-
-/// The mirror.
-#[derive(Debug)]
-struct Store(Weak<Sim>);
-
-impl Tier for Store {
-    fn rung(&self) -> Rung {
-        Rung::Mirror
-    }
-
-    fn fetch<'a>(
-        &'a self,
-        _: &'a Blob,
-        range: Range<u64>,
-        _: Urgency,
-    ) -> BoxFuture<'a, Result<Option<Body>>> {
-        async move {
-            let Some(sim) = self.0.upgrade() else { return Ok(None) };
-            sleep(MIRROR).await;
-            let pages = stream::iter(range.step_by(BLOCK as usize)).then(move |_| {
-                let sim = sim.clone();
-                async move {
-                    sleep(MIRROR_BLOCK).await;
-                    sim.read.fetch_add(1, Relaxed);
-                    Ok(sim.page.clone())
-                }
-            });
-            Ok(Some(pages.boxed()))
-        }
-        .boxed()
-    }
-}
-
-pub const ALL: u64 = BLOCKS;
-/// How many groups of a blob a node fetches at once.
-pub const STREAMS: usize = 12;

@@ -1,0 +1,261 @@
+//! A node: the real seats, server and ladders; what it holds is a model.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use bdnfs::blob::{Blob, Key, Stored};
+use bdnfs::block::{self, Arrival, BLOCK, Check};
+use bdnfs::digest::Digest;
+use bdnfs::error::Result;
+use bdnfs::fetch::{Ladder, Reach};
+use bdnfs::flight::{Boarding, Flight, Flights, Landing};
+use bdnfs::metrics::Counters;
+use bdnfs::peer::Member;
+use bdnfs::peer::client::{Holder, Peers};
+use bdnfs::peer::server::{Server, Shelf};
+use bdnfs::peer::wire::{Ask, Role};
+use bdnfs::tier::{Body, Tier, Urgency};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+
+use super::view::View;
+use super::wire::{Store, Wire};
+use super::{ALL, STREAMS, Sim, TENANT, lock};
+
+/// One of them.
+pub struct Node {
+    pub id: String,
+    pub server: Arc<Server>,
+    pub view: Arc<View>,
+    sim: Weak<Sim>,
+    peers: OnceLock<Arc<Peers>>,
+    blobs: Mutex<HashMap<Digest, Arc<Held>>>,
+    holders: Mutex<Vec<Holder>>,
+    moved: AtomicU64,
+    alive: Mutex<bool>,
+}
+
+/// What a node has in memory: requests to others and of others, flights, and those of whom it remembers something.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Load {
+    pub asking: usize,
+    pub answering: usize,
+    pub flights: usize,
+    pub remembered: usize,
+}
+
+/// What a node has of a blob.
+struct Held {
+    blob: Blob,
+    present: Mutex<Vec<bool>>,
+    waiting: Flights,
+    direct: Flights,
+    ladder: Ladder,
+}
+
+/// A blob that the mirror has.
+pub fn published(digest: Digest) -> Blob {
+    let (path, version) = Default::default();
+    let (checks, stored) = (vec![Check([0; 32]); ALL as usize].into(), Stored::default());
+    Blob {
+        key: Key::Content(digest),
+        size: ALL * BLOCK,
+        checks: Some(checks),
+        path,
+        version,
+        sha256: None,
+        stored,
+    }
+}
+
+impl Node {
+    /// A node that announces itself as `member`, and knows of nobody yet.
+    pub fn new(sim: &Arc<Sim>, member: Member) -> Arc<Self> {
+        let view = Arc::new(View::default());
+        view.learn(member.clone());
+        view.told.set((Arc::downgrade(sim), member.id.clone())).expect("once");
+        let node = Arc::new(Self {
+            id: member.id.clone(),
+            server: Arc::default(),
+            view: view.clone(),
+            sim: Arc::downgrade(sim),
+            peers: OnceLock::new(),
+            blobs: Mutex::default(),
+            holders: Mutex::default(),
+            moved: AtomicU64::new(0),
+            alive: Mutex::new(true),
+        });
+        let wire = Wire { sim: Arc::downgrade(sim), me: member.id.clone() };
+        node.peers.set(Peers::new(member, view, Arc::new(wire))).expect("once");
+        node.server.host(TENANT, Arc::new(Rack(Arc::downgrade(&node))));
+        node
+    }
+
+    /// Ends: what it did for others ends with it.
+    pub fn end(&self) {
+        *lock(&self.alive) = false;
+        lock(&self.blobs).clear();
+    }
+
+    pub fn is_alive(&self) -> bool {
+        *lock(&self.alive)
+    }
+
+    fn held(self: &Arc<Self>, blob: &Blob) -> Arc<Held> {
+        let Key::Content(digest) = blob.key else { panic!("by content") };
+        let mut blobs = lock(&self.blobs);
+        let held = blobs.entry(digest).or_insert_with(|| {
+            // Each blob is a snapshot of its own.
+            let mut tiers: Vec<Arc<dyn Tier>> = self.peers().seats(TENANT, digest).into();
+            tiers.push(Arc::new(Store(self.sim.clone())));
+            Arc::new(Held {
+                blob: blob.clone(),
+                present: Mutex::new(vec![false; ALL as usize]),
+                waiting: Flights::default(),
+                direct: Flights::default(),
+                ladder: Ladder::new(tiers, Arc::new(Counters::default())),
+            })
+        });
+        held.clone()
+    }
+
+    pub fn peers(&self) -> &Arc<Peers> {
+        self.peers.get().expect("set")
+    }
+
+    /// Brings all of a blob, some groups at a time. Ends early if the node does.
+    pub async fn stage(self: &Arc<Self>, blob: &Blob) {
+        let held = self.held(blob);
+        let starts = (0..ALL).step_by(bdnfs::peer::group(ALL) as usize);
+        let flights = stream::iter(starts).for_each_concurrent(STREAMS, |index| {
+            let held = held.clone();
+            async move {
+                while self.is_alive() && !lock(&held.present)[index as usize] {
+                    if let Some(flight) = held.board(self, None, index) {
+                        flight.stored().await.ok();
+                    }
+                }
+            }
+        });
+        flights.await;
+        if self.is_alive() {
+            assert!(lock(&held.present).iter().all(|present| *present));
+            let Key::Content(digest) = blob.key else { panic!("by content") };
+            let holder = self.peers().holder(TENANT, &digest);
+            holder.announce();
+            lock(&self.holders).push(holder);
+        }
+    }
+
+    /// Whether it neither makes a request nor waits for one.
+    pub fn is_at_rest(&self) -> bool {
+        let idle = |held: &Arc<Held>| held.waiting.all().is_empty() && held.direct.all().is_empty();
+        lock(&self.blobs).values().all(idle) && self.peers().under_way() == 0 && self.server.busy() == 0
+    }
+
+    /// How much it has in memory that is bounded by what it does itself, and by the cluster's size.
+    pub fn load(&self) -> Load {
+        let flights = |held: &Arc<Held>| held.waiting.all().len() + held.direct.all().len();
+        Load {
+            asking: self.peers().under_way(),
+            answering: self.server.busy(),
+            flights: lock(&self.blobs).values().map(flights).sum(),
+            remembered: self.peers().remembered(),
+        }
+    }
+}
+
+impl Held {
+    /// As `Content` does it.
+    fn board(self: &Arc<Self>, node: &Arc<Node>, asked: Option<Reach>, index: u64) -> Option<Arc<Flight>> {
+        let reach = asked.unwrap_or_else(|| self.ladder.reach(&self.blob, index));
+        let most = self.ladder.blocks(&self.blob, index);
+        if let Some(flight) = self.direct.find(index) {
+            return Some(flight);
+        }
+        let flights = if reach == Reach::All { &self.waiting } else { &self.direct };
+        match flights.join(index, most, |i| i < ALL && !lock(&self.present)[i as usize]) {
+            Boarding::Present => None,
+            Boarding::Joined(flight) => Some(flight),
+            Boarding::New(flight) => {
+                tokio::spawn(self.clone().fly(Arc::downgrade(node), reach, flight.clone()));
+                Some(flight)
+            }
+        }
+    }
+
+    async fn fly(self: Arc<Self>, node: Weak<Node>, reach: Reach, flight: Arc<Flight>) {
+        let accept = |arrival: Arrival| {
+            lock(&self.present)[arrival.index as usize] = true;
+            if let Some(node) = node.upgrade() {
+                node.moved.fetch_add(1, Relaxed);
+            }
+            flight.land(arrival.index, Landing::Bytes(arrival.bytes));
+            std::future::ready(Ok(arrival.index))
+        };
+        let wanted = flight.extent().range().collect();
+        let patience = Duration::from_secs(30);
+        let outcome = self.ladder.fetch(&self.blob, wanted, (reach, Urgency::Stage), patience, accept).await;
+        let flights = if reach == Reach::All { &self.waiting } else { &self.direct };
+        flights.leave(&flight);
+        flight.end(outcome);
+    }
+}
+
+/// What a node gives to others.
+struct Rack(Weak<Node>);
+
+impl std::fmt::Debug for Rack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Rack")
+    }
+}
+
+impl Shelf for Rack {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            let Some((node, sim)) =
+                self.0.upgrade().and_then(|node| Some((node.clone(), node.sim.upgrade()?)))
+            else {
+                return Ok(None);
+            };
+            let blocks = ask.range.start / BLOCK..ask.range.end / BLOCK;
+            let known = lock(&node.blobs).get(&ask.blob).cloned();
+            let has = |held: &Arc<Held>, index: u64| lock(&held.present)[index as usize];
+            let brings = |held: &Arc<Held>, index| has(held, index) || held.direct.find(index).is_some();
+            let gives = |held: &Arc<Held>| match ask.role {
+                Role::Owner => true,
+                Role::Holder => blocks.clone().all(|index| has(held, index)),
+                Role::Leaver => blocks.clone().all(|index| brings(held, index)),
+            };
+            if !known.as_ref().map_or(ask.role == Role::Owner, gives) {
+                return Ok(None);
+            }
+            let held = known.unwrap_or_else(|| node.held(&published(ask.blob)));
+            let boarded: Vec<_> = blocks.map(|index| (index, board_direct(&held, &node, index))).collect();
+            let body = stream::iter(boarded).then(move |(index, flight)| {
+                let (page, held, node) = (sim.page.clone(), held.clone(), node.clone());
+                async move {
+                    if let Some(flight) = flight {
+                        flight.block(index).await?;
+                    }
+                    node.moved.fetch_add(1, Relaxed);
+                    let len = block::len(held.blob.size, index) as usize;
+                    Ok(page.slice(..len))
+                }
+            });
+            Ok(Some(body.boxed()))
+        }
+        .boxed()
+    }
+
+    fn moved(&self) -> u64 {
+        self.0.upgrade().map_or(0, |node| node.moved.load(Relaxed))
+    }
+}
+
+fn board_direct(held: &Arc<Held>, node: &Arc<Node>, index: u64) -> Option<Arc<Flight>> {
+    if lock(&held.present)[index as usize] { None } else { held.board(node, Some(Reach::Direct), index) }
+}

@@ -1,0 +1,71 @@
+//! What a node knows of the others: by and by, as gossip has it.
+
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use bdnfs::peer::Member;
+use bdnfs::peer::members::Members;
+
+use super::{NEWS, Sign, Sim, lock};
+
+/// What a node knows of the others.
+#[derive(Default)]
+pub struct View {
+    members: Mutex<Arc<[Arc<Member>]>>,
+    pub told: OnceLock<(Weak<Sim>, String)>,
+}
+
+impl std::fmt::Debug for View {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("View")
+    }
+}
+
+impl View {
+    fn change(&self, change: impl FnOnce(&mut Vec<Arc<Member>>)) {
+        let mut members = lock(&self.members);
+        let mut list = members.to_vec();
+        change(&mut list);
+        *members = list.into();
+    }
+
+    /// What it says of `id`.
+    pub fn of(&self, id: &str) -> Option<Arc<Member>> {
+        lock(&self.members).iter().find(|member| member.id == id).cloned()
+    }
+
+    /// How many it tells of.
+    pub fn known(&self) -> usize {
+        lock(&self.members).len()
+    }
+
+    pub fn forget(&self, id: &str) {
+        self.change(|list| list.retain(|known| known.id != id));
+    }
+
+    pub fn learn(&self, member: Member) {
+        self.change(|list| {
+            list.retain(|known| known.id != member.id);
+            list.push(Arc::new(member));
+        });
+    }
+}
+
+impl Members for View {
+    fn live(&self) -> Arc<[Arc<Member>]> {
+        lock(&self.members).clone()
+    }
+
+    fn announce(&self, holds: Vec<u64>) {
+        let Some((sim, me)) = self.told.get() else { return };
+        let Some(sim) = sim.upgrade() else { return };
+        // The dead say nothing, not even that they let go of what they had.
+        if !lock(&sim.nodes).contains_key(me) {
+            return;
+        }
+        if let Some(own) = self.of(me).filter(|own| !own.draining) {
+            let member = Member { holds, ..(*own).clone() };
+            self.learn(member);
+            sim.spread(me, NEWS, Sign::Life);
+        }
+    }
+}

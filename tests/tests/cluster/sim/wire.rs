@@ -1,0 +1,101 @@
+//! What nodes are connected by: a network, which can be cut, and the mirror.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bdnfs::blob::Blob;
+use bdnfs::block::BLOCK;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::peer::Member;
+use bdnfs::peer::client::Link;
+use bdnfs::peer::server::Caller;
+use bdnfs::peer::wire::{Ask, Reply};
+use bdnfs::tier::{Body, Rung, Tier, Urgency};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use tokio::time::sleep;
+
+use super::{Sim, lock};
+
+/// How fast things are: a mirror that takes its time, a network of 10 Gbit/s.
+const MIRROR: Duration = Duration::from_millis(40);
+const MIRROR_BLOCK: Duration = Duration::from_millis(10);
+const NETWORK: Duration = Duration::from_micros(300);
+const NETWORK_BLOCK: Duration = Duration::from_millis(1);
+
+/// The way to other nodes.
+#[derive(Debug)]
+pub struct Wire {
+    pub sim: Weak<Sim>,
+    pub me: String,
+}
+
+impl Link for Wire {
+    fn ask<'a>(&'a self, peer: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+        async move {
+            let gone = || Error::new(Kind::Unavailable, format!("{} refuses the connection", peer.id));
+            let sim = self.sim.upgrade().ok_or_else(gone)?;
+            sleep(NETWORK).await;
+            if !sim.reachable(&self.me, &peer.id) {
+                std::future::pending::<()>().await;
+            }
+            let node = lock(&sim.nodes).get(&peer.id).cloned().ok_or_else(gone)?;
+            if let Some(me) = lock(&sim.nodes).get(&self.me) {
+                sim.beset.fetch_max(me.peers().under_way() as u64, Relaxed);
+            }
+            let frames = match node.server.answer(&Caller::ANYBODY, ask.clone()).await {
+                Reply::Frames(frames) => frames,
+                other => return Ok(other),
+            };
+            let (me, wire) = (self.me.clone(), Arc::downgrade(&sim));
+            // Blocks take their time, and what is cut off comes no more.
+            let frames = frames.then(move |frame| {
+                let (sim, node, me) = (wire.clone(), node.clone(), me.clone());
+                async move {
+                    sleep(NETWORK_BLOCK).await;
+                    match sim.upgrade() {
+                        Some(sim) if !sim.reachable(&me, &node.id) => std::future::pending().await,
+                        Some(_) if node.is_alive() => frame,
+                        _ => Err(Error::new(Kind::Unavailable, "the connection was reset")),
+                    }
+                }
+            });
+            Ok(Reply::Frames(frames.boxed()))
+        }
+        .boxed()
+    }
+}
+
+/// The mirror.
+#[derive(Debug)]
+pub struct Store(pub Weak<Sim>);
+
+impl Tier for Store {
+    fn rung(&self) -> Rung {
+        Rung::Mirror
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        _: &'a Blob,
+        range: Range<u64>,
+        _: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            let Some(sim) = self.0.upgrade() else { return Ok(None) };
+            sleep(MIRROR).await;
+            let pages = stream::iter(range.step_by(BLOCK as usize)).then(move |_| {
+                let sim = sim.clone();
+                async move {
+                    sleep(MIRROR_BLOCK).await;
+                    sim.read.fetch_add(1, Relaxed);
+                    Ok(sim.page.clone())
+                }
+            });
+            Ok(Some(pages.boxed()))
+        }
+        .boxed()
+    }
+}
