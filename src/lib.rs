@@ -79,3 +79,4 @@ pub mod snapshot;
 pub mod source;
 pub mod stage;
 pub mod tier;
+mod xml;

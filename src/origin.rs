@@ -8,6 +8,7 @@ mod file;
 mod hf;
 mod http;
 mod object;
+mod pages;
 mod range;
 #[cfg(test)]
 mod tests;

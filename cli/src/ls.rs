@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bdnfs::error::{Error, Kind};
 use bdnfs::manifest::{Listing, Manifest, Node};
 use bdnfs::origin;
 use rustix::fs::MemfdFlags;
@@ -75,18 +76,26 @@ async fn manifest(args: &Args) -> Result<Manifest> {
             _ => writeln!(std::io::stdout(), "{bad}: {why}"),
         };
     });
-    origin.list(&mut listing).await?;
+    origin.list(&mut listing).await.map_err(advise)?;
     for pattern in listing.unmatched() {
         eprintln!("note: {}", text::unmatched(pattern, &args.source.uri().to_string()));
     }
     let mut file = file(&scratch)?;
-    listing.finish(&mut file)?;
+    listing.finish(&mut file).map_err(advise)?;
     Ok(Manifest::open(&file)?)
 }
 
 /// Where what is too much for memory goes. `/tmp` is memory on many machines.
 fn scratch() -> PathBuf {
     std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+}
+
+/// Says where there could be room for what has none.
+fn advise(error: Error) -> Error {
+    match error.kind() {
+        Kind::NoSpace | Kind::Disk => error.share().advise("TMPDIR can name another directory"),
+        _ => error,
+    }
 }
 
 /// A file without a name; in memory where the directory can't have one.

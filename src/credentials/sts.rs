@@ -20,11 +20,14 @@ use crate::client::{self, Client};
 use crate::error::{Error, Kind, Result};
 use crate::secrets;
 use crate::source::{AwsMachine, Secret, endpoint};
+use crate::xml;
 
 /// The most seconds that a role taken on by another role may last.
 const LIFETIME: &str = "3600";
 /// The largest answer that is read, in bytes.
 const LARGEST: usize = 1 << 20;
+/// What an answer begins with.
+const ANSWERS: [&str; 2] = ["AssumeRoleResponse", "AssumeRoleWithWebIdentityResponse"];
 /// What a session is called where nobody names it: it stands in AWS's logs.
 const SESSION: &str = "bdnfs";
 
@@ -120,7 +123,8 @@ impl Role {
     async fn ask(&self, request: HttpRequest) -> Result<Got> {
         let answer = self.client.send(connector::plain(request).await?).await?;
         let text = client::read(answer, LARGEST).await?;
-        let answer: Answer = quick_xml::de::from_reader(&*text).map_err(|_| {
+        // Why it can't be read is not told: that could repeat a part of a key.
+        let answer: Answer = xml::read(&ANSWERS, &text).map_err(|_| {
             Error::new(Kind::Unsupported, "the answer is none of AWS's token service; check its endpoint")
         })?;
         let Temporary { access_key_id, secret_access_key, session_token, expiration } =

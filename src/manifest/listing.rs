@@ -230,7 +230,8 @@ impl Listing {
             return Err(Error::new(Kind::Invalid, format!("a source's name has {} bytes", origin.len())));
         }
         self.branch.close(&mut self.sorter);
-        let run = order(self.sorter, &self.scratch, self.escape, &mut self.bad)?;
+        let run =
+            order(self.sorter, &self.scratch, self.escape, &mut self.bad).map_err(|e| e.within(origin))?;
         self.bad.check(origin)?;
         if self.taken == 0 {
             let (told, patterns) = (self.told, self.selection.patterns());
@@ -245,7 +246,7 @@ impl Listing {
                 },
             ));
         }
-        encode(&Ordered { source: origin, run }, out)
+        encode(&Ordered { source: origin, run }, out).map_err(|e| e.within(origin))
     }
 }
 

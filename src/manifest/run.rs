@@ -6,7 +6,7 @@ use std::collections::binary_heap::PeekMut;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -93,7 +93,8 @@ pub(super) struct Writer {
 
 enum Out {
     Memory(Vec<u8>),
-    Disk(BufWriter<File>),
+    /// Into a file of this directory.
+    Disk(BufWriter<File>, PathBuf),
 }
 
 impl Writer {
@@ -105,7 +106,7 @@ impl Writer {
     /// A writer into a file of the directory `scratch`.
     pub(super) fn disk(scratch: &Path) -> Result<Self> {
         let file = tempfile::tempfile_in(scratch).map_err(|e| unkept(scratch, e))?;
-        let out = Out::Disk(BufWriter::with_capacity(PIECE, file));
+        let out = Out::Disk(BufWriter::with_capacity(PIECE, file), scratch.into());
         Ok(Self { out, last: Vec::new(), record: Vec::new() })
     }
 
@@ -151,10 +152,10 @@ impl Writer {
         }
         match &mut self.out {
             Out::Memory(bytes) => record.put(bytes),
-            Out::Disk(out) => {
+            Out::Disk(out, scratch) => {
                 self.record.clear();
                 record.put(&mut self.record);
-                out.write_all(&self.record).map_err(unwritten)?;
+                out.write_all(&self.record).map_err(|e| unkept(scratch, e))?;
             }
         }
         Ok(())
@@ -165,7 +166,10 @@ impl Writer {
         self.release(wanted)?;
         Ok(match self.out {
             Out::Memory(bytes) => Run::Memory(bytes.into()),
-            Out::Disk(out) => Run::Disk(Arc::new(out.into_inner().map_err(|e| unwritten(e.into_error()))?)),
+            Out::Disk(out, scratch) => {
+                let file = out.into_inner().map_err(|e| unkept(&scratch, e.into_error()))?;
+                Run::Disk(Arc::new(file))
+            }
         })
     }
 }
@@ -176,10 +180,6 @@ pub(super) type Wanted<'a> = dyn FnMut(&Record<'_>) -> Result<bool> + 'a;
 fn unkept(scratch: &Path, error: io::Error) -> Error {
     let text = format!("the listing is too long for memory, and can't be kept in {}", scratch.display());
     Error::disk(text, error)
-}
-
-fn unwritten(error: io::Error) -> Error {
-    Error::disk("cannot write a part of the listing, which is too long for memory", error)
 }
 
 /// Puts all records of `runs` into `out`, in their order.

@@ -72,6 +72,9 @@ impl Sorter {
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`] for the directory; once.
     pub(super) fn sound(&mut self) -> Result<()> {
+        if self.writing.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.settle();
+        }
         self.failure.take().map_or(Ok(()), Err)
     }
 

@@ -447,7 +447,7 @@ fn what_fits_nowhere_is_an_error() {
     let error = listing.sound().and_then(|()| finish(listing).map(drop)).expect_err("no room");
     assert_eq!(error.kind(), Kind::Disk);
     let text = "the listing is too long for memory, and can't be kept in /proc/no-such-directory: ";
-    assert!(error.to_string().starts_with(text), "{error}");
+    assert!(error.to_string().contains(text), "{error}");
 }
 
 #[test]

@@ -11,11 +11,10 @@ use super::version::Version;
 use crate::client::{self, header};
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Found, Listing};
+use crate::origin::pages::Pages;
 
 /// The largest page that is read, in bytes: 1,000 entries (the most that the Hub sends) at 4 KiB, and more.
 const LARGEST: usize = 16 << 20;
-/// How many pages in a row may be empty: a Hub that sends nothing else would be asked for ever.
-const EMPTY_PAGES: u32 = 1000;
 /// All below a directory, without what is slow to tell of each file.
 const QUERY: &str = "recursive=true&expand=false";
 
@@ -41,7 +40,7 @@ struct Lfs {
 pub(super) async fn list(hub: &Hub, listing: &mut Listing) -> Result<()> {
     let mut url = hub.api.tree(&hub.commit.sha, &hub.path);
     url.set_query(Some(QUERY));
-    let (mut first, mut sample, mut empty) = (true, None, 0);
+    let (mut first, mut sample, mut pages) = (true, None, Pages::of("the Hub"));
     loop {
         let (entries, next) = match client::patiently(|| page(hub, url.clone())).await {
             // The path may be that of a file, which has no tree.
@@ -50,7 +49,7 @@ pub(super) async fn list(hub: &Hub, listing: &mut Listing) -> Result<()> {
             }
             page => page?,
         };
-        empty = if entries.is_empty() { empty + 1 } else { 0 };
+        pages.take(entries.iter().map(|entry| entry.path.as_bytes()))?;
         for entry in &entries {
             take(hub, listing, entry)?;
         }
@@ -59,9 +58,6 @@ pub(super) async fn list(hub: &Hub, listing: &mut Listing) -> Result<()> {
         let Some(query) = next else { break };
         if url.query() == Some(&query) {
             return Err(unsupported("the Hub sends the same page again and again"));
-        }
-        if empty == EMPTY_PAGES {
-            return Err(unsupported(&format!("the Hub sends {EMPTY_PAGES} empty pages one after the other")));
         }
         // No more than the query is taken, so that the token goes where it went before.
         url.set_query(Some(&query));

@@ -13,6 +13,7 @@ use crate::credentials::connector::failure;
 use crate::credentials::{Key, foreign};
 use crate::error::Result;
 use crate::source::Service;
+use crate::xml;
 
 /// The version of the protocol for requests that nobody signs; the others bring their own. It is the one that has ETags
 /// with quotes, encoded names and large ranges, and that Azurite knows.
@@ -42,7 +43,8 @@ impl Cloud for Container {
     }
 
     fn page(&self, text: &[u8]) -> Result<Page> {
-        let page: Enumeration = cloud::read("Azure", "EnumerationResults", strip(text))?;
+        let page: Enumeration =
+            xml::read(&["EnumerationResults"], strip(text)).map_err(|why| no_listing("Azure", why))?;
         let mut objects = Vec::with_capacity(page.blobs.blob.len());
         for Blob { name, properties } in page.blobs.blob {
             let key = match name.encoded {

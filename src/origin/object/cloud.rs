@@ -5,10 +5,7 @@ use std::fmt;
 use chrono::{DateTime, Utc};
 use object_store::client::HttpRequest;
 use percent_encoding::{AsciiSet, utf8_percent_encode};
-use quick_xml::Reader;
-use quick_xml::events::Event;
 use reqwest::header::{CONTENT_ENCODING, ETAG, HeaderMap};
-use serde::de::DeserializeOwned;
 
 use super::version::Tag;
 use crate::client::{UNRESERVED, header};
@@ -89,34 +86,6 @@ pub(super) fn query(pairs: &[(&str, &str)]) -> String {
 /// `key` as part of a URL's path.
 pub(super) fn path(key: &str) -> String {
     utf8_percent_encode(key, KEY).to_string()
-}
-
-/// How deep elements may lie in a listing; none has more than five. To read them takes the square of the depth.
-const DEEPEST: usize = 16;
-
-/// Reads the page `text` of a listing of `service`, whose outermost element is `root`.
-///
-/// # Errors
-/// [`Kind::Unsupported`] for anything else.
-pub(super) fn read<T: DeserializeOwned>(service: &str, root: &str, text: &[u8]) -> Result<T> {
-    let (mut reader, mut depth, mut begun) = (Reader::from_reader(text), 0usize, false);
-    loop {
-        let event = reader.read_event().map_err(|e| no_listing(service, e))?;
-        if let Event::Start(tag) | Event::Empty(tag) = &event
-            && !std::mem::replace(&mut begun, true)
-            && tag.local_name().as_ref() != root.as_bytes()
-        {
-            return Err(no_listing(service, format!("it does not begin with {root}")));
-        }
-        match event {
-            Event::Start(_) if depth == DEEPEST => return Err(no_listing(service, "it is too deep")),
-            Event::Start(_) => depth += 1,
-            Event::End(_) => depth = depth.saturating_sub(1),
-            Event::Eof => break,
-            _ => {}
-        }
-    }
-    quick_xml::de::from_reader(text).map_err(|e| no_listing(service, e))
 }
 
 /// The error for a listing that is none.

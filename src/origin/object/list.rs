@@ -7,31 +7,23 @@ use super::door::Door;
 use super::version::Version;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Found, Listing};
-
-/// How many pages in a row may be empty. Services send some where much was deleted; one that sends nothing else would be
-/// asked for ever.
-const EMPTY_PAGES: u32 = 1000;
+use crate::origin::pages::Pages;
 
 /// Lists all objects whose keys begin with `prefix`. Answers whether there are any.
 pub(super) async fn below(door: &Door, prefix: &str, listing: &mut Listing) -> Result<bool> {
-    let (mut found, mut next, mut empty) = (false, None, 0);
+    let (mut pages, mut next) = (Pages::of("the service"), None);
     loop {
         let page = door.page(prefix, next.as_deref()).await?;
-        empty = if page.objects.is_empty() { empty + 1 } else { 0 };
-        found |= empty == 0;
+        pages.take(page.objects.iter().map(|object| &*object.key))?;
         for object in &page.objects {
             take(door, listing, object, prefix)?;
         }
         listing.sound()?;
         if page.next.is_none() {
-            return Ok(found);
+            return Ok(pages.any());
         }
         if page.next == next {
             return Err(Error::new(Kind::Unsupported, "the service sends the same page again and again"));
-        }
-        if empty == EMPTY_PAGES {
-            let text = format!("the service sends {EMPTY_PAGES} empty pages one after the other");
-            return Err(Error::new(Kind::Unsupported, text));
         }
         next = page.next;
     }

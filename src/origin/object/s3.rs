@@ -12,6 +12,7 @@ use crate::credentials::connector::failure;
 use crate::credentials::{Key, foreign};
 use crate::error::Result;
 use crate::source::{Access, Service};
+use crate::xml;
 
 /// A bucket.
 #[derive(Debug)]
@@ -40,7 +41,8 @@ impl Cloud for Bucket {
     }
 
     fn page(&self, text: &[u8]) -> Result<Page> {
-        let page: Contents = cloud::read("S3", "ListBucketResult", text)?;
+        let page: Contents =
+            xml::read(&["ListBucketResult"], text).map_err(|why| cloud::no_listing("S3", why))?;
         let encoded = page.encoding_type.as_deref() == Some("url");
         let object = |entry: Entry| Object {
             key: if encoded { decode(&entry.key) } else { entry.key.into_bytes() },

@@ -15,7 +15,7 @@ use super::failed;
 use super::server::Server;
 use crate::error::{Kind, Result};
 use crate::origin::object::Objects;
-use crate::source::{Access, Auth, AzureAccess, GcsAccess, SecretStore, Uri};
+use crate::source::{Access, Auth, AwsMachine, AzureAccess, GcsAccess, SecretStore, Uri};
 use crate::tier::conformance::pinned;
 use crate::tier::{Tier, Urgency};
 
@@ -176,4 +176,36 @@ async fn azures_ways_by_name() {
     let said = "azure://account/b/model: the server answers 401 Unauthorized, UNAUTHENTICATED; the secret \"s\" expired at \
                 2001-01-02T00:00:00Z; renew it";
     assert_eq!(error.to_string(), said);
+}
+
+#[tokio::test]
+async fn what_is_no_answer_of_awss_token_service_is_none() {
+    let named = Named::new().await;
+    std::fs::write(named.path("token"), "hush\n").expect("written");
+    let (sts, token_file) = (Some(named.server.url.clone()), Some(named.path("token")));
+    let auth = Auth::AwsOidc { aws_oidc_role_arn: "arn:r".into(), aws_oidc_region: "us-east-1".into() };
+    let aws = Some(AwsMachine { sts, token_file, ..AwsMachine::default() });
+    let access = Access { auth: Some(auth), aws, ..Access::default() };
+    let answer = |more: &str| {
+        format!(
+            "<AssumeRoleWithWebIdentityResponse>{more}<AssumeRoleWithWebIdentityResult><Credentials>\
+             <AccessKeyId>id</AccessKeyId><SecretAccessKey>hush</SecretAccessKey><SessionToken>hush</SessionToken>\
+             <Expiration>2096-01-02T03:04:05Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult>\
+             </AssumeRoleWithWebIdentityResponse>"
+        )
+    };
+    let (whole, deep) = (answer(""), format!("{}{}", "<a>".repeat(100), "</a>".repeat(100)));
+    named.server.rule(move |_| Some(whole.clone().into_response()));
+    open("s3://b/model", &access).await.expect("a key");
+    for text in ["<html>hush</html>".into(), answer(&deep), answer("<a>hush")] {
+        named.server.rule(move |_| Some(text.clone().into_response()));
+        let error = open("s3://b/model", &access).await.expect_err("no key");
+        let said = format!(
+            "s3://b/model: the role arn:r is not given by {}: the answer is none of AWS's token service; check its \
+             endpoint; check the web identity token in {}",
+            named.server.url,
+            named.path("token").display()
+        );
+        assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said));
+    }
 }

@@ -264,7 +264,24 @@ async fn a_listing_that_never_ends_or_has_to_wait() {
     });
     let error = failed(&bucket.origin).await;
     assert_eq!(error.kind(), Kind::Unsupported);
-    let said = "s3://b/model: the service sends 1000 empty pages one after the other";
+    let said = "s3://b/model: the service sends 1000 empty pages one after the other, so its listing may never end; it is \
+                given up";
+    assert_eq!(error.to_string(), said);
+    // The same three pages over and over, each under another token.
+    let pages = std::sync::atomic::AtomicUsize::new(0);
+    bucket.server.rule(move |_| {
+        let page = pages.fetch_add(1, Ordering::Relaxed);
+        let object = format!(
+            "<Key>model/{}</Key><Size>1</Size><LastModified>2024-01-02T03:04:05Z</LastModified><ETag>e</ETag>",
+            page % 3
+        );
+        let next = format!("<NextContinuationToken>{page}</NextContinuationToken>");
+        Some(format!("<ListBucketResult><Contents>{object}</Contents>{next}</ListBucketResult>").into_response())
+    });
+    let error = failed(&bucket.origin).await;
+    assert_eq!(error.kind(), Kind::Unsupported);
+    let said = "s3://b/model: the service lists \"model/0\" again, pages after it did so first, so its listing may never end; \
+                it is given up";
     assert_eq!(error.to_string(), said);
     // Longer than a read would wait.
     let asked = std::sync::atomic::AtomicUsize::new(0);

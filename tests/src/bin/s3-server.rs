@@ -1,9 +1,10 @@
 //! `s3-server`: the kit's S3 server by itself, for the benchmarks and for people.
 
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bdnfs_tests::crowd::{BUCKET, Crowd};
 use bdnfs_tests::fault::Fault;
 use bdnfs_tests::s3::{Keys, S3};
 use clap::Parser;
@@ -15,8 +16,11 @@ use clap::Parser;
 #[derive(Parser)]
 struct Arguments {
     /// The directory whose directories are the buckets.
-    #[arg(long, value_name = "DIR")]
-    root: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "crowd")]
+    root: Option<PathBuf>,
+    /// Instead of a directory, one bucket of so many objects that are made as they are asked for, open to everybody.
+    #[arg(long, value_name = "COUNT", conflicts_with = "root")]
+    crowd: Option<u64>,
     /// The port; 0 picks a free one.
     #[arg(long, default_value_t = 9000)]
     port: u16,
@@ -27,19 +31,35 @@ struct Arguments {
 
 fn main() {
     let arguments = Arguments::parse();
+    match (&arguments.root, arguments.crowd) {
+        (Some(root), _) => buckets(root, &arguments),
+        (None, count) => {
+            let (count, port) = (count.unwrap_or_default(), arguments.port);
+            let crowd = Crowd::on_port(count, 0, port);
+            println!("{} serves {count} objects in the bucket {BUCKET}", crowd.server.url());
+            forever()
+        }
+    }
+}
+
+fn buckets(root: &Path, arguments: &Arguments) {
     let get = |name: &str| std::env::var(name).ok();
     let keys = get("AWS_ACCESS_KEY_ID").zip(get("AWS_SECRET_ACCESS_KEY"));
     let keys = keys.map(|(access, secret)| Keys { access, secret, token: get("AWS_SESSION_TOKEN") });
     let open = if keys.is_some() { "signed requests only" } else { "open to everybody" };
-    let s3 = S3::on_port(&arguments.root, keys, arguments.port);
+    let s3 = S3::on_port(root, keys, arguments.port);
     if arguments.late > 0 {
         s3.faults.set(Fault::Late(Duration::from_millis(arguments.late)));
     }
-    println!("{} serves {} ({open})", s3.server.url(), arguments.root.display());
+    println!("{} serves {} ({open})", s3.server.url(), root.display());
     for _ in std::io::stdin().lock().lines().map_while(Result::ok) {
         let all = s3.tally.all();
         println!("served {} requests, {} bytes", all.requests, all.bytes);
     }
+    forever()
+}
+
+fn forever() {
     loop {
         std::thread::park();
     }
