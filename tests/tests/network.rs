@@ -242,8 +242,8 @@ fn a_name_is_looked_up_again_when_nodes_change() {
     let Some(lab) = Lab::new("1gbit") else { return };
     let host = lab.network.host("1gbit");
     let [a, b, c, last] = host.address.octets();
-    let dns = Dns::start(host, &[]);
-    // Neither knows of the other, nor could anybody tell them.
+    // One that is gone: neither knows of the other, nor could anybody tell them.
+    let dns = Dns::start(host, &[[a, b, c, last + 40].into()]);
     let nodes = nodes_of_a_service(&lab, &dns, &["n1", "n2"]);
     nodes.iter().for_each(|node| node.knows(1));
     dns.set(&[1, 2].map(|n| [a, b, c, last + n].into()));
