@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use bdnfs_tests::bdnfs::{Machine, drop_caches, eventually, mounted, wait};
+use bdnfs_tests::crowd::Crowd;
 use bdnfs_tests::fault::{Fault, Faults};
 use bdnfs_tests::proxy::Weather;
 use bdnfs_tests::tools::{run, tool, within};
@@ -216,10 +217,50 @@ impl Tmpfs {
     }
 }
 
+impl Tmpfs {
+    /// How many bytes of it are in use.
+    fn used(&self) -> u64 {
+        let stat = rustix::fs::statvfs(self.0.path()).unwrap();
+        (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+    }
+}
+
 impl Drop for Tmpfs {
     fn drop(&mut self) {
         let _ = unmount(self.0.path(), UnmountFlags::DETACH);
     }
+}
+
+#[test]
+fn a_disk_without_room_for_a_listing_is_told_and_left_as_it_was() {
+    // Records of 27 MB.
+    let crowd = Crowd::start(25_000, 4);
+    let says = |directory: &Path| {
+        let directory = directory.display();
+        format!(
+            "bdnfs: s3://crowd: the listing is too long for memory, and can't be kept in {directory}: No space left on device (os error 28)"
+        )
+    };
+    let machine = || Machine::new().s3(&crowd.server.url(), &bdnfs_tests::s3::Keys::sample());
+    // Full when the first part of it is put aside, and when the parts are put together.
+    for size in ["8m", "36m"] {
+        let disk = Tmpfs::new(size);
+        let listed = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://crowd"]);
+        assert_eq!(listed.out, "");
+        let line = listed.fails(&[]);
+        assert_eq!(line, format!("{}; TMPDIR can name another directory", says(disk.0.path())));
+        assert_eq!(disk.used(), 0, "{size}");
+    }
+    let disk = Tmpfs::new("8m");
+    let machine = machine().with_cache(&disk.0.path().join("cache"));
+    let point = machine.directory("mnt");
+    let line = machine.try_mount("s3://crowd", &point, &[]).fails(&[]);
+    assert_eq!(line, says(&machine.cache().join("tenants/default/manifests")));
+    assert!(!mounted(&point));
+    eventually("the room comes back", || disk.used() < MIB as u64);
+    let above = format!("{}/", "x".repeat(255)).repeat(4);
+    let few = machine.mount(format!("s3://crowd/{above}shard-000003"), "few");
+    assert_eq!(fs::read(few.join("object-000003007")).unwrap(), b"0000000000003007");
 }
 
 #[test]

@@ -1,14 +1,99 @@
-//! Jobs that are stopped, wherever they are on their way.
+//! Jobs that are stopped, by a signal or by a command, wherever they are on their way.
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::bdnfs::{Machine, eventually, wait};
 use bdnfs_tests::proxy::Weather;
 use bdnfs_tests::world::World;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::kit::{MIB, job, mounts_of, spec, submitted, text, toml};
+
+/// `bdnfs job run` of a job that ends only when it is told to, and what it is seen by.
+struct Runs {
+    child: Child,
+    flags: PathBuf,
+    said: PathBuf,
+}
+
+impl Runs {
+    fn start(machine: &Machine, name: &str, told: &str) -> Self {
+        let flags = machine.directory(name);
+        let here = text(&flags);
+        let script = format!(
+            "trap '{told}' TERM; echo $$ > {here}/pid; touch {here}/runs; while :; do sleep 0.05; done"
+        );
+        let file = spec(machine, &format!("{name}.toml"), &toml(&[], &[&script]));
+        let mut command = machine.command(&[
+            "job",
+            "run",
+            "--grace",
+            "1000",
+            "--cache-dir",
+            text(machine.cache()),
+            text(&file),
+        ]);
+        let said = flags.join("said");
+        command.stdout(Stdio::null()).stderr(File::create(&said).unwrap());
+        let child = command.spawn().expect("bdnfs");
+        eventually("it runs", || flags.join("runs").exists());
+        Self { child, flags, said }
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.said).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end, and makes sure that nothing is left.
+    fn stopped(mut self, machine: &Machine) {
+        let status = wait(&mut self.child, "bdnfs job run");
+        let said = self.said();
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.lines().last().is_some_and(|line| line.ends_with("was stopped")), "{said}");
+        let pid = fs::read_to_string(self.flags.join("pid")).unwrap();
+        eventually("its process is gone", || !Path::new("/proc").join(pid.trim()).exists());
+        eventually("its supervisor is gone", || machine.supervisors().is_empty());
+        assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+/// Signals end jobs that run in this machine, with or without an agent.
+fn signals(machine: &Machine, kind: &str) {
+    for (signal, name) in [(Signal::INT, "int"), (Signal::TERM, "term"), (Signal::HUP, "hup")] {
+        let runs = Runs::start(machine, &format!("{kind}-{name}"), "exit 0");
+        runs.signal(signal);
+        runs.stopped(machine);
+    }
+    // One that does not end by itself, for which its grace is too long.
+    let runs = Runs::start(machine, &format!("{kind}-twice"), "");
+    runs.signal(Signal::INT);
+    eventually("it was asked", || runs.said().contains("asked to end"));
+    runs.signal(Signal::INT);
+    runs.stopped(machine);
+}
+
+#[test]
+fn a_signal_to_who_runs_a_job_stops_it() {
+    let machine = Machine::new();
+    signals(&machine, "alone");
+    assert!(machine.daemons().is_empty());
+    let agent = machine.agent("");
+    signals(&machine, "agent");
+    agent.stop();
+}
 
 #[test]
 fn a_job_is_stopped_wherever_it_is_on_its_way() {

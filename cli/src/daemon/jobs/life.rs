@@ -320,8 +320,9 @@ impl Lap {
 fn outcome(job: &Known, carried: Result<Exit, Failure>) -> (JobState, Option<Exit>, Option<Failure>) {
     let failed = |text: String| Some(Failure::new(Kind::Interrupted, text));
     match carried {
-        Ok(exit) if exit.code == Some(0) && exit.why.is_none() => (JobState::Completed, Some(exit), None),
+        // Before all others: what takes its leave in order, exiting with 0, has not done what it was there for.
         Ok(exit) if job.is_to_stop() => (JobState::Stopped, Some(exit), None),
+        Ok(exit) if exit.code == Some(0) && exit.why.is_none() => (JobState::Completed, Some(exit), None),
         Err(_) if job.is_to_stop() => (JobState::Stopped, None, None),
         Ok(exit) => {
             let why = match (&exit.why, exit.code, exit.signal) {
