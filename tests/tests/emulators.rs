@@ -52,7 +52,12 @@ impl Writer {
             Self::Json(client, url) => {
                 let name = utf8_percent_encode(key, NON_ALPHANUMERIC);
                 let url = format!("{url}/upload/storage/v1/b/bucket/o?uploadType=media&name={name}");
-                let answer = client.post(url).body(content).send().await.expect("an answer");
+                let put = || client.post(&url).body(content.clone()).send();
+                // This emulator lets a connection be, now and then.
+                let answer = match put().await {
+                    Ok(answer) => answer,
+                    Err(_) => put().await.expect("an answer"),
+                };
                 answer.error_for_status().expect("put");
             }
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{Request, State as Extract};
 use axum::http::header::{AUTHORIZATION, HOST, LINK, LOCATION};
 use axum::http::request::Parts;
@@ -12,13 +13,16 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::content;
-use super::state::{Contents, Files, Guard, State};
+use super::state::{Contents, File, Files, Guard, State};
 
 /// How many entries a page of a tree has: few, so that there are several.
 const PAGE: usize = 3;
 
 /// What stands between the name of a repository and a revision.
-const VIEWS: [&str; 4] = ["revision", "tree", "resolve", "resolve-cache"];
+const VIEWS: [&str; 5] = ["revision", "tree", "paths-info", "resolve", "resolve-cache"];
+
+/// How long a list of paths may be.
+const BODY: usize = 1 << 20;
 
 /// Why a request is not answered.
 #[derive(Debug)]
@@ -97,15 +101,20 @@ impl Asked {
 }
 
 pub(super) async fn answer(Extract(state): Extract<Arc<State>>, request: Request) -> Response {
-    route(&state, &request.into_parts().0).await.unwrap_or_else(IntoResponse::into_response)
+    let (request, body) = request.into_parts();
+    route(&state, &request, body).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn route(state: &State, request: &Parts) -> Result<Response, Refusal> {
+async fn route(state: &State, request: &Parts, body: Body) -> Result<Response, Refusal> {
     let asked = Asked::parse(request.uri.path()).ok_or(NO_PAGE)?;
     let (commit, files) = state.change(|hub| look(hub, &asked, request))?;
     match asked.view.as_str() {
         "revision" => Ok(Json(describe(state, &asked, &commit, &files)).into_response()),
         "tree" => tree(&asked, &files, &request.uri, &request.headers),
+        "paths-info" => {
+            let body = axum::body::to_bytes(body, BODY).await.map_err(|_| NO_PAGE)?;
+            Ok(infos(&files, &String::from_utf8_lossy(&body)).into_response())
+        }
         view => {
             let file = files.get(&asked.path).ok_or(NO_ENTRY)?;
             Ok(content::resolve(state, &asked, &commit, file, view == "resolve-cache", request).await)
@@ -164,17 +173,30 @@ fn describe(state: &State, asked: &Asked, commit: &str, files: &Files) -> Value 
     })
 }
 
+/// What is known of the files that a form asks for, each by a field `paths`.
+fn infos(files: &Files, form: &str) -> Json<Vec<Value>> {
+    let paths = form.split('&').filter_map(|field| field.strip_prefix("paths="));
+    let paths =
+        paths.map(|path| percent_decode_str(&path.replace('+', " ")).decode_utf8_lossy().into_owned());
+    Json(paths.filter_map(|path| Some(entry(&path, files.get(&path)?))).collect())
+}
+
+/// A file, as a list of files tells it.
+fn entry(path: &str, file: &File) -> Value {
+    let mut entry = json!({ "type": "file", "path": path, "oid": file.oid, "size": file.size });
+    if let Some(sha256) = &file.sha256 {
+        entry["lfs"] = json!({ "oid": sha256, "size": file.size, "pointerSize": 134 });
+    }
+    entry
+}
+
 /// One page of a tree.
 fn tree(asked: &Asked, files: &Files, uri: &Uri, headers: &HeaderMap) -> Result<Response, Refusal> {
     let query = uri.query().unwrap_or_default();
     let below = if asked.path.is_empty() { String::new() } else { format!("{}/", asked.path) };
     let mut entries = std::collections::BTreeMap::new();
     for (path, file) in files.iter().filter(|(path, _)| path.starts_with(&below)) {
-        let mut entry = json!({ "type": "file", "path": path, "oid": file.oid, "size": file.size });
-        if let Some(sha256) = &file.sha256 {
-            entry["lfs"] = json!({ "oid": sha256, "size": file.size, "pointerSize": 134 });
-        }
-        entries.insert(path.clone(), entry);
+        entries.insert(path.clone(), entry(path, file));
         for (slash, _) in path.match_indices('/').filter(|(slash, _)| *slash >= below.len()) {
             let path = path[..slash].to_owned();
             let entry = json!({ "type": "directory", "path": path, "oid": "0".repeat(40), "size": 0 });
