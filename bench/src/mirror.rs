@@ -37,7 +37,7 @@ const RATE: &str = "1gbit";
 /// How late a store answers that is not on this machine. Amazon names 100 to 200 ms for small objects (its manual's chapter
 /// on performance), who measures from within a region finds 10 to 30: this is kind to one GET a file.
 const LATE: Duration = Duration::from_millis(10);
-/// How many files each curl fetches where not all are needed to know the rate.
+/// How many files each curl fetches at the most: enough to know the rate.
 const EACH: usize = 500;
 
 /// Measures all of it.
@@ -96,24 +96,24 @@ fn packed(lab: &Lab, name: &str, files: usize, bytes: usize) -> Result<Rows> {
         data::tree(directory, files, FILES_IN_DIRECTORY, bytes)
     })?;
     bucket.add(lab)?;
-    let curls = s3::RANGES as usize;
-    let mut pairs = beside(lab, &bucket, &format!("{name}, cold"), [(1, EACH), (curls, files)])?;
+    let mut pairs = beside(lab, &bucket, &format!("{name}, cold"))?;
     bucket.move_away(lab, LATE)?;
     let away = format!("{name}, cold, each answer after {} ms", LATE.as_millis());
-    pairs.extend(beside(lab, &bucket, &away, [(1, EACH), (curls, curls * EACH)])?);
+    pairs.extend(beside(lab, &bucket, &away)?);
     Ok(Rows { pairs, ..Rows::default() })
 }
 
-/// Staging from the mirror, beside so many curls that fetch up to so many files, and beside bdnfs without the mirror.
-fn beside(lab: &Lab, bucket: &Bucket, name: &str, others: [(usize, usize); 2]) -> Result<Vec<Pair>> {
+/// Staging from the mirror, beside one curl, beside many, and beside bdnfs without the mirror.
+fn beside(lab: &Lab, bucket: &Bucket, name: &str) -> Result<Vec<Pair>> {
+    let others = [1, s3::RANGES as usize];
     let objects = bucket.objects()?;
     let all = objects.len();
     let (mut curls, mut origin, mut mirror) =
         ([Samples::default(), Samples::default()], Samples::default(), Samples::default());
     for _ in 0..lab.sizes.runs {
         interrupt::check()?;
-        for (samples, (curls, files)) in curls.iter_mut().zip(others) {
-            let objects = &objects[..files.min(all)];
+        for (samples, curls) in curls.iter_mut().zip(others) {
+            let objects = &objects[..(curls * EACH).min(all)];
             let seconds = bucket.in_room(lab, |room| one_by_one(bucket, objects, curls, room))?;
             samples.push(objects.len() as f64 / seconds);
         }
@@ -130,7 +130,7 @@ fn beside(lab: &Lab, bucket: &Bucket, name: &str, others: [(usize, usize); 2]) -
     let [one, several] = curls;
     Ok(vec![
         pair("one GET a file, one after the other, then sync", one),
-        pair(&format!("one GET a file, {} curls, then sync", others[1].0), several),
+        pair(&format!("one GET a file, {} curls, then sync", others[1]), several),
         pair("bdnfs without the mirror", origin),
     ])
 }
