@@ -7,8 +7,8 @@ use clap::Subcommand;
 
 use crate::cache;
 use crate::control::client::Client;
-use crate::mount::Server;
 use crate::runtime;
+use crate::server::Server;
 
 pub mod follow;
 mod logs;

@@ -32,6 +32,7 @@ mod pulse;
 mod records;
 mod runtime;
 mod secrets;
+mod server;
 mod signals;
 mod source;
 mod status;

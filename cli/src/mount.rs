@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::error::Kind;
 
-use crate::cache::{self, Cache};
+use crate::cache;
 use crate::control::api::{MountRequest, Mounted, Weights};
 use crate::control::client::{Client, Trouble};
 use crate::daemon::spawn::{Spawned, spawn};
@@ -15,9 +15,10 @@ use crate::daemon::{Daemon, Setup};
 use crate::mirror::place;
 use crate::mountpoint::Made;
 use crate::options::{self, Options};
+use crate::server::Server;
 use crate::source::{self, Source};
 use crate::weights::Item;
-use crate::{control, mountpoint, progress, runtime, signals, text, weights};
+use crate::{mountpoint, progress, runtime, signals, text, weights};
 
 /// How long a daemon may take to end before its cache is given up on: it makes what it has durable first.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -148,33 +149,6 @@ struct Task {
     requests: Vec<MountRequest>,
     /// The directories that were made for them.
     made: Made,
-}
-
-/// Who is to host the mount.
-pub enum Server {
-    /// The agent that listens here, whatever its cache.
-    Agent(PathBuf),
-    /// Whoever owns this cache, or comes to own it.
-    Owner(Cache),
-}
-
-impl Server {
-    /// The node's agent where no cache is named and there is one.
-    pub fn find(cache: &cache::Args) -> Result<Self> {
-        let agent = control::well_known().filter(|_| !cache.names_directory());
-        match agent.filter(|socket| Client::new(socket).is_served()) {
-            Some(socket) => Ok(Self::Agent(socket)),
-            None => cache.make().map(Self::Owner),
-        }
-    }
-
-    /// Where it listens.
-    pub fn socket(&self) -> PathBuf {
-        match self {
-            Self::Agent(socket) => socket.clone(),
-            Self::Owner(cache) => control::socket(&cache.dir),
-        }
-    }
 }
 
 impl Task {

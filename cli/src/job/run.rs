@@ -12,7 +12,7 @@ use super::{Whose, say};
 use crate::control::api::job::JobRequest;
 use crate::control::client::Client;
 use crate::daemon::{Daemon, Setup};
-use crate::mount::Server;
+use crate::server::Server;
 use crate::signals::{Asked, End};
 use crate::{mountpoint, signals};
 
