@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -83,6 +83,7 @@ pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-launch").context("cannot name the process")?;
+    let lock = inherited()?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("cannot read the order")?;
     if !line.ends_with('\n') {
@@ -90,7 +91,7 @@ pub fn run() -> Result<()> {
     }
     let order: Order = serde_json::from_str(&line).context("the order is not one")?;
     drop(line);
-    let prepared = prepare(&order);
+    let prepared = prepare(&order, lock);
     let answer = match &prepared {
         Ok((_, started)) => Answer::Started(started.clone()),
         Err(error) => Answer::Failed(text::line(error)),
@@ -102,10 +103,18 @@ pub fn run() -> Result<()> {
     home.write(ENDED, &exit)
 }
 
-/// All that must be so before the first command: nobody else supervises, the sources are in their places, and it is
+/// The lock of the job, which came as the standard error; from here on that is nothing.
+fn inherited() -> Result<File> {
+    let lock = std::io::stderr().as_fd().try_clone_to_owned().context("cannot keep the lock")?;
+    let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
+    rustix::stdio::dup2_stderr(&null).context("cannot let stderr go")?;
+    Ok(lock.into())
+}
+
+/// All that must be so before the first command: the sources are in their places, and it is
 /// written down who this is.
-fn prepare(order: &Order) -> Result<(Home, Started)> {
-    let home = Home::open(&order.directory)?;
+fn prepare(order: &Order, lock: File) -> Result<(Home, Started)> {
+    let home = Home::open(&order.directory, lock)?;
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
         .context("cannot become the parent of orphans")?;
     rustix::process::umask(Mode::from_bits_truncate(order.umask));
@@ -126,12 +135,10 @@ pub struct Home {
 }
 
 impl Home {
-    fn open(path: &Path) -> Result<Self> {
-        let fault = || format!("cannot use the directory {}", path.display());
-        let lock = File::create(path.join(LOCK)).with_context(fault)?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .context("somebody supervises this job already")?;
-        Ok(Self { directory: File::open(path).with_context(fault)?, _lock: lock })
+    fn open(path: &Path, lock: File) -> Result<Self> {
+        let directory = File::open(path);
+        let directory = directory.with_context(|| format!("cannot use the directory {}", path.display()))?;
+        Ok(Self { directory, _lock: lock })
     }
 
     /// A path that leads there whatever is mounted where.
@@ -150,6 +157,16 @@ impl Home {
         };
         write().with_context(|| format!("cannot write {name}"))
     }
+}
+
+/// Locks the job in `directory` for the supervisor that is about to be started: whoever looks finds it supervised from then
+/// on, and never between two of its moments.
+pub fn lock(directory: &Path) -> Result<File> {
+    let path = directory.join(LOCK);
+    let lock = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
+        .context("somebody supervises this job already")?;
+    Ok(lock)
 }
 
 /// Whether a supervisor of the job in `directory` lives.

@@ -10,8 +10,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, Command};
 
+use super::super::host::blocking;
 use crate::control::api::Failure;
-use crate::launch::{Answer, Order, Started, is_supervised};
+use crate::launch::{self, Answer, Order, Started, is_supervised};
+use crate::text;
 
 /// How long it may take until the commands run: some dozens of mounts, which a broken file system among the host's may hold
 /// up.
@@ -23,8 +25,13 @@ pub async fn launch(order: &Order) -> Result<(Started, Option<ChildStdin>), Fail
     let failed = |what: String| Failure::new(Kind::Unavailable, format!("the job can't be launched: {what}"));
     let mut command = Command::new("/proc/self/exe");
     command.arg0("bdnfs").arg("launch").env_clear().current_dir("/");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let directory = order.directory.clone();
+    let lock = blocking(move || Ok(launch::lock(&directory))).await?;
+    let lock = lock.map_err(|e| failed(text::line(&e)))?;
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::from(lock));
     let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
+    // It has the lock alone from here on.
+    drop(command);
     let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(failed("it has no pipes".to_owned()));
     };
