@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 
@@ -13,6 +14,9 @@ use super::share::Share;
 
 /// One pass frees at least this share of the capacity, so that passes, each of which looks at every blob, stay rare.
 const SHARE: u64 = 50;
+
+/// How long who needs room waits while all is held. Not for ever: whoever comes back may need the very thread that waits.
+const HELD: Duration = Duration::from_secs(10);
 
 /// How many bytes are written between two looks at the file system's own free space, which others use too.
 const LOOK: i64 = 64 << 20;
@@ -144,7 +148,11 @@ impl Evictor {
             return Ok(());
         }
         let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.released.wait_while(holds, |holds| *holds > 0));
+        let waited = self.released.wait_timeout_while(holds, HELD, |holds| *holds > 0);
+        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+            let text = "the cache is full, and nothing is evicted before what was mounted is back";
+            return Err(Error::new(Kind::NoSpace, text));
+        }
         let _one_pass = self.one_pass.lock().unwrap_or_else(PoisonError::into_inner);
         // Somebody else's pass may have made the room meanwhile.
         let over = self.over_quota(share);
