@@ -23,7 +23,7 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return say(&serde_json::to_string(&jobs)?);
     }
-    let head = ["JOB", "NAME", "STATE", "CREATED", "SOURCES"].map(str::to_owned).to_vec();
+    let head = ["JOB", "NAME", "STATE", "CREATED", "SOURCES", "LATELY"].map(str::to_owned).to_vec();
     let rows = jobs.jobs.into_iter().map(|job| {
         let sources: Vec<_> = job.weights.into_iter().map(|reads| reads.source).collect();
         let created = text::minute(job.created.timestamp());
@@ -33,6 +33,7 @@ pub async fn run(args: Args) -> Result<()> {
             job.state.to_string(),
             created,
             sources.join(" "),
+            job.events.last().map_or_else(String::new, |event| text::name(event.text.as_bytes())),
         ]
     });
     let rows: Vec<_> = std::iter::once(head).chain(rows).collect();

@@ -311,7 +311,7 @@ pub struct Phases {
 /// All jobs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Jobs {
-    /// Oldest first, without their events.
+    /// Oldest first, each with the last of its events.
     pub jobs: Vec<Job>,
 }
 

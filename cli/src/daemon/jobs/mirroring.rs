@@ -65,8 +65,21 @@ impl Host {
         let mirror = place::open(at, self.cache.clone())?;
         let key = source_key(&uri.identity(&request.weights.access), &patterns);
         let turn = self.jobs().mirrors.turn(format!("{}\0{}\0{key}", at.tenant, mirror.name()));
-        let _turn = turn.lock().await;
-        let _slot = self.jobs().mirrors.slots.acquire().await;
+        let _turn = match turn.try_lock() {
+            Ok(turn) => turn,
+            Err(_) => {
+                job.note(format!("waits for another job that mirrors {uri}"), |_| ());
+                turn.lock().await
+            }
+        };
+        let slots = &self.jobs().mirrors.slots;
+        if slots.available_permits() == 0 {
+            job.note(
+                format!("waits for its turn to mirror {uri}: {AT_ONCE} sources are copied at once"),
+                |_| (),
+            );
+        }
+        let _slot = slots.acquire().await;
         match add(&mirror, &uri, patterns, &request).await {
             Ok(text) => job.note(text, |_| ()),
             Err(error) => {
