@@ -50,6 +50,20 @@ pub struct Jobs {
     mirrors: Mirrors,
 }
 
+/// Whom a mount was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// No job.
+    Other,
+    /// A job, which has its room in the cache or not.
+    Job {
+        /// Whether it does.
+        has_room: bool,
+    },
+    /// A job that has ended, or is not known any more.
+    Gone,
+}
+
 #[derive(Debug, Default)]
 struct Table {
     jobs: BTreeMap<u64, Arc<Known>>,
@@ -61,14 +75,16 @@ impl Jobs {
     /// they are [resumed](Host::resume_jobs). Touches the local disk.
     pub fn open(cache: &Path) -> bdnfs::error::Result<Self> {
         let (directory, records) = (cache.join("jobs"), Records::<KeptJob>::open(cache, "jobs")?);
-        let again = records.all()?.into_iter().map(|(_, kept)| Arc::new(Known::again(kept, &directory)));
+        let room = Arc::default();
+        let again = |kept| Arc::new(Known::again(kept, &directory, &room));
+        let again = records.all()?.into_iter().map(|(_, kept)| again(kept));
         let jobs: BTreeMap<_, _> = again.map(|job| (job.id(), job)).collect();
         let last = jobs.keys().last().copied().unwrap_or(0);
         Ok(Self {
             directory,
             records: Arc::new(records),
             table: Mutex::new(Table { jobs, last }),
-            room: Arc::default(),
+            room,
             mirrors: Mirrors::default(),
         })
     }
@@ -76,6 +92,15 @@ impl Jobs {
     fn table(&self) -> MutexGuard<'_, Table> {
         // Every change under the lock is whole, so a panic elsewhere leaves it usable.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The job that the mount at `place` was made for, and whether it is one of jobs at all.
+    pub fn reader_of(&self, place: &Path) -> Reader {
+        let Ok(below) = place.strip_prefix(&self.directory) else { return Reader::Other };
+        let id = below.iter().next().and_then(|id| id.to_str()?.parse().ok());
+        let job = id.and_then(|id: u64| self.table().jobs.get(&id).cloned());
+        job.filter(|job| !job.has_ended())
+            .map_or(Reader::Gone, |job| Reader::Job { has_room: job.has_room() })
     }
 
     fn all(&self) -> Vec<Arc<Known>> {
@@ -156,9 +181,14 @@ impl Host {
         Ok(job.told())
     }
 
-    /// All jobs, without their events.
+    /// All jobs, of their events only the last.
     pub fn jobs_told(&self) -> Vec<Job> {
-        self.jobs().all().iter().map(|job| Job { events: Vec::new(), ..job.told() }).collect()
+        let told = |job: &Arc<Known>| {
+            let mut job = job.told();
+            job.events.drain(..job.events.len().saturating_sub(1));
+            job
+        };
+        self.jobs().all().iter().map(told).collect()
     }
 
     /// Stops a job, with `now` without grace. It returns at once; the job ends when its processes have.

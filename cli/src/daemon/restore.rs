@@ -4,19 +4,22 @@
 //!
 //! First all leases, from what the cache itself has: until then nothing is evicted. Then the mounts, each in the place of
 //! the dead one, and what was being staged goes on. Nobody outside this machine is asked. What can't be mounted again keeps
-//! its lease and its record, and is told in the status.
+//! its lease and its record, and is told in the status. What was mounted for a job that has ended is cleared away: that agent
+//! died while it took it down.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bdnfs::cache::evict::Hold;
 use bdnfs::snapshot::Snapshot;
-use bdnfs_fs::Mount;
 use bdnfs_fs::held::Held;
+use bdnfs_fs::{Mount, mounts};
 use futures_util::{StreamExt, future, stream};
 
 use super::host::{Host, blocking};
 use super::hosted::Hosted;
+use super::jobs::Reader;
 use super::kept::Kept;
 use super::snapshot;
 use crate::control::api::{Failure, Lost, MountRequest};
@@ -54,6 +57,11 @@ impl Host {
         let mut found = Vec::new();
         for kept in kept {
             let (kept, request, held) = before(kept, &mut held);
+            if self.jobs().reader_of(&request.weights.mountpoint) == Reader::Gone {
+                drop(held);
+                self.clear_away(kept.id, request.weights.mountpoint).await;
+                continue;
+            }
             let snapshot = self.again(&kept, &request).await;
             found.push((kept, request, held, snapshot));
         }
@@ -96,11 +104,27 @@ impl Host {
         let request = self.equip(request);
         let engine = self.engine_of(&request).await?;
         let snapshot = snapshot::again(&engine, &self.cache, kept, &request).await?;
-        if kept.staged {
+        let reader = self.jobs().reader_of(&kept.request.weights.mountpoint);
+        if kept.staged || reader == (Reader::Job { has_room: true }) {
             let held = Arc::clone(&snapshot);
             blocking(move || Ok(held.hold()?)).await?;
         }
         Ok(snapshot)
+    }
+
+    /// Takes down what was mounted for a job that has ended.
+    async fn clear_away(self: &Arc<Self>, id: u64, place: PathBuf) {
+        tracing::info!("what was mounted at {} is not wanted any more", place.display());
+        self.no_longer_held(id).await;
+        let host = Arc::clone(self);
+        let cleared = blocking(move || {
+            // It may be gone already, and its place too.
+            let _ = mounts::detach(&place);
+            let _ = std::fs::remove_dir(&place);
+            host.drop_record(id);
+            Ok(())
+        });
+        let _ = cleared.await;
     }
 
     /// Serves a mount on that was `held`; mounts it anew where none was, or that one can't be served.

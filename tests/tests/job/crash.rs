@@ -2,16 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
+use bdnfs_tests::agent::Agent;
 use bdnfs_tests::bdnfs::{Machine, eventually};
 use bdnfs_tests::proxy::Weather;
 use bdnfs_tests::tree::{Dice, content};
 use bdnfs_tests::world::World;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::kit::{MIB, job, mounts_of, secrets, sha256, spec, submitted, text, toml};
+use super::kit::{MIB, events, job, mounts_of, secrets, sha256, spec, submitted, text, toml};
 
 /// The files of a source, each of another size, so that a blob tells whose it is.
 const FILES: [(&str, usize); 4] =
@@ -85,6 +87,109 @@ fn jobs_come_through_a_hundred_deaths_of_their_agents() {
         eprintln!("round {number}");
         round(&mut dice);
     }
+}
+
+/// Submits a job that reads the bucket of `world`, whose keys lie in `secrets`, and runs `command`.
+fn submit_of(world: &World, agent: &Agent, secrets: &Path, command: &str) -> String {
+    let access = json!({
+        "s3": {"endpoint": world.proxy.url(), "region": "us-east-1"},
+        "credentials": secrets.join("s3"),
+    });
+    let request = json!({
+        "weights": [{"source": "s3://bucket", "mountpoint": "/m", "access": access}],
+        "start_commands": [command], "workdir": "/", "direct": true,
+    });
+    let answer = agent.ask("POST", "/v1/jobs", &request.to_string());
+    assert_eq!(answer.code, 200, "{}", answer.body);
+    answer.json()["id"].to_string()
+}
+
+/// Waits until something has happened to a job whose text has these `words`.
+fn happens(agent: &Agent, id: &str, words: &str) {
+    eventually(words, || {
+        let job = agent.get(&format!("/v1/jobs/{id}")).json();
+        assert!(job["ended"].is_null(), "{job:#}");
+        events(&job).iter().any(|event| event.contains(words))
+    });
+}
+
+#[test]
+fn a_job_that_had_its_room_does_not_wait_behind_one_that_waits_for_it() {
+    let (stays, early, late) = (World::new(), World::new(), World::new());
+    stays.put("weights", 4 * MIB);
+    early.put("early", 6 * MIB);
+    late.put("late", 4 * MIB);
+    let machine = &stays.machine;
+    let (secrets, config) = (secrets(machine), "cache_size = \"13MiB\"");
+    let agent = machine.agent(config);
+    let go = machine.directory("flags").join("go");
+    let wait = format!("while [ ! -e {} ]; do sleep 0.02; done", text(&go));
+    let staying = submit_of(&stays, &agent, &secrets, &wait);
+    happens(&agent, &staying, "its commands run");
+    // The earlier job hears nothing of its source until the later one has its room, and is being staged.
+    let (frozen, fair) = (Weather { frozen: true, ..Weather::default() }, Weather::default());
+    early.proxy.set(frozen);
+    let first = submit_of(&early, &agent, &secrets, "sha256sum /m/early");
+    late.proxy.set(Weather { rate: Some(256 << 10), ..fair });
+    let second = submit_of(&late, &agent, &secrets, "sha256sum /m/late");
+    eventually("the later one is staged", || {
+        let mounts = agent.status()["mounts"].as_array().unwrap().clone();
+        mounts.iter().any(|mount| mount["stage"]["state"] == "running")
+    });
+    late.proxy.set(frozen);
+    early.proxy.set(fair);
+    happens(&agent, &first, "waits for room in the cache");
+    agent.crash();
+    late.proxy.set(fair);
+    let agent = machine.agent(config);
+    for (id, name, len) in [(&second, "late", 4 * MIB), (&first, "early", 6 * MIB)] {
+        let mut job = Value::Null;
+        eventually("both jobs end", || {
+            job = agent.get(&format!("/v1/jobs/{id}?seen=1000")).json();
+            !job["ended"].is_null()
+        });
+        assert_eq!(job["state"], "TRAINING_JOB_COMPLETED", "{job:#}\n{}", agent.log());
+        let printed = agent.get(&format!("/v1/jobs/{id}/log")).body;
+        assert_eq!(printed, format!("{}  /m/{name}\n", sha256(&content(name, len))));
+    }
+    fs::write(&go, "").unwrap();
+    job(machine, &["wait", &staying, "--timeout", "60s"]).succeeds();
+    assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
+    agent.end();
+}
+
+#[test]
+fn what_was_mounted_for_a_job_that_has_ended_is_cleared_away() {
+    let (world, other) = (World::new(), World::new());
+    world.put("weights", 4 * MIB);
+    other.put("weights", 10 * MIB);
+    let machine = &world.machine;
+    let (secrets, config) = (secrets(machine), "cache_size = \"13MiB\"");
+    let agent = machine.agent(config);
+    let go = machine.directory("flags").join("go");
+    let id =
+        submit_of(&world, &agent, &secrets, &format!("while [ ! -e {} ]; do sleep 0.02; done", text(&go)));
+    happens(&agent, &id, "its commands run");
+    let records =
+        || fs::read_dir(machine.cache().join("state/mounts")).unwrap().map(|entry| entry.unwrap().path());
+    let kept: Vec<_> = records().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    assert_eq!(kept.len(), 1);
+    fs::write(&go, "").unwrap();
+    job(machine, &["wait", &id, "--timeout", "60s"]).succeeds();
+    agent.crash();
+    // As if it had died when it had written down the end of the job, and not yet that its mount was gone.
+    for (path, record) in &kept {
+        fs::write(path, record).unwrap();
+    }
+    let agent = machine.agent(config);
+    let status = agent.status();
+    assert!(status["lost"].is_null() && status["mounts"] == json!([]), "{status:#}");
+    assert_eq!(records().count(), 0);
+    // Nor does it take any room.
+    let id = submit_of(&other, &agent, &secrets, "sha256sum /m/weights");
+    job(machine, &["wait", &id, "--timeout", "60s"]).succeeds();
+    assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
+    agent.end();
 }
 
 /// How many sources there are, each of so many files of this size, for a cache that has room for three.

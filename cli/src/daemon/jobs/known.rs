@@ -13,6 +13,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, watch};
 
+use super::room::{Admitted, Room};
 use crate::control::api::Failure;
 use crate::control::api::job::{Event, Job, JobRequest, JobState, Reads, Report};
 use crate::launch;
@@ -31,6 +32,9 @@ pub struct KeptJob {
     pub request: JobRequest,
     /// Whether it is to stop.
     pub stop: bool,
+    /// Whether it has its room in the cache: then all that is mounted for it is leased.
+    #[serde(default)]
+    pub admitted: bool,
 }
 
 /// How a job is to stop.
@@ -60,6 +64,8 @@ pub struct Known {
     pub(super) again: bool,
     /// Held by whoever makes a mount for it.
     pub(super) mounting: Arc<RwLock<()>>,
+    /// Its room in the cache, once it has it.
+    room: Mutex<Option<Admitted>>,
 }
 
 impl Known {
@@ -99,14 +105,18 @@ impl Known {
         Ok(known)
     }
 
-    /// One of an earlier time. Touches the local disk.
-    pub fn again(kept: KeptJob, jobs: &Path) -> Self {
-        let KeptJob { mut job, request, stop } = kept;
+    /// One of an earlier time; if it had its room, it has it still. Touches the local disk.
+    pub fn again(kept: KeptJob, jobs: &Path, room: &Arc<Room>) -> Self {
+        let KeptJob { mut job, request, stop, admitted } = kept;
+        let admitted = admitted && !job.state.is_last();
         let events = fs::read_to_string(jobs.join(job.id.to_string()).join(EVENTS)).unwrap_or_default();
         // The last line may have been cut off.
         job.events = events.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let known = Self::of(job, request.clone(), request, jobs, true);
         known.stop.send_replace(if stop { Stop::Asked } else { Stop::No });
+        if admitted {
+            known.takes_room(room.count());
+        }
         known
     }
 
@@ -121,6 +131,7 @@ impl Known {
             stop: watch::Sender::new(Stop::No),
             again,
             mounting: Arc::default(),
+            room: Mutex::default(),
         }
     }
 
@@ -152,7 +163,8 @@ impl Known {
     /// What is to be kept of it.
     pub fn kept(&self) -> KeptJob {
         let job = Job { events: Vec::new(), staging: None, ..self.told() };
-        KeptJob { job, request: self.bare.clone(), stop: *self.stop.borrow() > Stop::No }
+        let stop = *self.stop.borrow() > Stop::No;
+        KeptJob { job, request: self.bare.clone(), stop, admitted: self.has_room() }
     }
 
     /// What a client is told of it.
@@ -251,6 +263,26 @@ impl Known {
     /// Waits for its end.
     pub async fn end(&self) {
         let _ = self.happened.subscribe().wait_for(|_| self.has_ended()).await;
+    }
+
+    /// Gives it its room in the cache.
+    pub fn takes_room(&self, room: Admitted) {
+        *self.room() = Some(room);
+    }
+
+    /// Whether it has that.
+    pub fn has_room(&self) -> bool {
+        self.room().is_some()
+    }
+
+    /// Gives its room back: its mounts are gone.
+    pub fn leaves_room(&self) {
+        let left = self.room().take();
+        drop(left);
+    }
+
+    fn room(&self) -> MutexGuard<'_, Option<Admitted>> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes what it has on the disk, but nothing that is mounted there.

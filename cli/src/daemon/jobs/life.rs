@@ -15,7 +15,6 @@ use super::super::host::{Hold, Host, blocking};
 use super::super::hosted::Hosted;
 use super::known::{Known, Stop, now, stopped};
 use super::launching::{Watched, launch};
-use super::room::Admitted;
 use super::staging;
 use crate::control::api::job::{Exit, Job, JobState, Phases, Variable};
 use crate::control::api::{Failure, MountRequest, Weights};
@@ -32,7 +31,6 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// A job that is deployed: what it holds while it runs.
 struct Deployed {
-    _admitted: Admitted,
     started: Started,
     _attached: Option<ChildStdin>,
 }
@@ -47,6 +45,7 @@ impl Host {
             () = self.leaving() => return,
         };
         self.unmount_job(&job).await;
+        job.leaves_room();
         let (state, exit, why) = outcome(&job, carried);
         let text = match (&why, state) {
             (Some(why), JobState::Failed) => format!("failed: {why}"),
@@ -70,7 +69,9 @@ impl Host {
     async fn carry(self: &Arc<Self>, job: &Arc<Known>) -> Result<Exit, Failure> {
         if job.again {
             if let Some(started) = self.launched(job).await {
-                let _admitted = self.jobs().room.count();
+                if !job.has_room() {
+                    job.takes_room(self.jobs().room.count());
+                }
                 return self.attend(job, &started).await;
             }
             if !self.stays() {
@@ -103,7 +104,8 @@ impl Host {
         self.enter(job, JobState::Deploying, text.to_owned()).await?;
         let mounts = try_join_all(requests.into_iter().map(|request| self.mounted(job, request))).await?;
         seconds.mount = lap.seconds();
-        let admitted = self.jobs().room.admit(job, &mounts).await?;
+        self.jobs().room.admit(job, &mounts).await?;
+        self.keep_job(job).await?;
         seconds.room = lap.seconds();
         self.stage_all(job, &mounts).await?;
         seconds.stage = lap.seconds();
@@ -117,7 +119,7 @@ impl Host {
         seconds.launch = lap.seconds();
         report.seconds = seconds;
         job.reports(report);
-        Ok(Deployed { _admitted: admitted, started, _attached: attached })
+        Ok(Deployed { started, _attached: attached })
     }
 
     /// What is to be mounted for it.
@@ -275,6 +277,12 @@ impl Host {
             Ok(host.jobs().records.put(&job.name(), &job.kept())?)
         })
         .await
+    }
+
+    /// Writes its record.
+    async fn keep_job(self: &Arc<Self>, job: &Arc<Known>) -> Result<(), Failure> {
+        let (host, job) = (Arc::clone(self), Arc::clone(job));
+        blocking(move || Ok(host.jobs().records.put(&job.name(), &job.kept())?)).await
     }
 
     /// Unmounts what was mounted for it.

@@ -4,9 +4,12 @@
 //! anything, for what they hold comes back by itself; those behind it wait for it, so that a large one is not passed over for
 //! ever by small ones. What mounts and pins hold does not come back by itself: where there are no other jobs to wait for, a
 //! job is refused. One that is larger than the cache is refused at once.
+//!
+//! That a job has its room is written down, all of it in one record, and holds until the job has ended, whichever agent
+//! carries it there: one that had to queue again might wait behind another which waits for what it holds.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
 
 use bdnfs::error::Kind;
@@ -28,6 +31,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub struct Room {
     turn: Mutex<()>,
+    /// The number of the job whose turn it is.
+    first: AtomicU64,
     freed: Notify,
     admitted: AtomicUsize,
 }
@@ -50,20 +55,28 @@ impl Room {
         Admitted(Arc::clone(self))
     }
 
-    /// Leases all that is mounted by `mounts` for `job`, as soon as there is room.
-    pub async fn admit(self: &Arc<Self>, job: &Known, mounts: &[Arc<Hosted>]) -> Result<Admitted, Failure> {
+    /// Leases all that is mounted by `mounts` for `job`, as soon as there is room; at once, if it has that already.
+    pub async fn admit(self: &Arc<Self>, job: &Known, mounts: &[Arc<Hosted>]) -> Result<(), Failure> {
+        if job.has_room() {
+            return hold(mounts.to_vec()).await;
+        }
         let _turn = match self.turn.try_lock() {
             Ok(turn) => turn,
             Err(_) => {
-                job.note("waits for room in the cache behind other jobs", |_| ());
+                let first = self.first.load(Relaxed);
+                job.note(format!("waits for room in the cache behind job {first}"), |_| ());
                 self.turn.lock().await
             }
         };
+        self.first.store(job.id(), Relaxed);
         let mut waits = false;
         let mut alone_since = None;
         loop {
             let failure = match attempt(mounts.to_vec()).await? {
-                None => return Ok(self.count()),
+                None => {
+                    job.takes_room(self.count());
+                    return Ok(());
+                }
                 Some(failure) => failure,
             };
             if self.admitted.load(Acquire) > 0 {
@@ -77,6 +90,11 @@ impl Room {
             let _ = timeout(LOOK, self.freed.notified()).await;
         }
     }
+}
+
+/// Leases what a job had its room for, which may not be leased yet if its mount could not be brought back.
+async fn hold(mounts: Vec<Arc<Hosted>>) -> Result<(), Failure> {
+    blocking(move || Ok(mounts.iter().try_for_each(|mount| mount.snapshot().hold())?)).await
 }
 
 /// Tries it once: nothing, or why there is no room now.
