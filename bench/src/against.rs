@@ -31,7 +31,7 @@ impl Verdict {
         let mut verdict = Self::default();
         for before in &old.groups {
             match new.find(&before.key) {
-                Some(after) if after.sizes.same(&before.sizes) => verdict.group(before, after),
+                Some(after) if after.is_like(before) => verdict.group(before, after),
                 Some(_) => verdict.not.push(format!("{}: of another size", before.name)),
                 None => verdict.not.push(format!("{}: not measured now", before.name)),
             }
@@ -104,15 +104,13 @@ impl fmt::Display for Verdict {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::lab::Sizes;
     use crate::machine::Machine;
     use crate::report::Rows;
 
     fn report(sizes: Sizes, bdnfs: &[f64], instructions: f64) -> Report {
-        let mut report = Report::new(Machine::default(), sizes, Duration::from_secs(60));
+        let mut report = Report::new(Machine::default(), sizes);
         report.group("key", "group", "about it");
         let samples = |of: &[f64]| of.iter().copied().collect::<Samples>();
         let pair = Pair::new("row", Unit::Megabytes, "ext4", [samples(&[1.0, 1.0, 1.0]), samples(bdnfs)]);
@@ -143,9 +141,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_compared_is_told() {
-        let old = report(Sizes::QUICK, &[1.0], 1.0);
-        let verdict = Verdict::new(&old, &report(Sizes::FULL, &[0.1], 9.0));
+        let mut old = report(Sizes::QUICK, &[1.0], 1.0);
+        let mut new = report(Sizes::FULL, &[0.1], 9.0);
+        let verdict = Verdict::new(&old, &new);
         assert_eq!((verdict.compared, verdict.worse.len()), (0, 0));
         assert!(verdict.to_string().contains("not compared: group: of another size"), "{verdict}");
+        // Of instructions there are as many, whatever else is measured.
+        for report in [&mut old, &mut new] {
+            report.groups[0].pairs.clear();
+            report.groups[0].figures.remove(0);
+        }
+        let verdict = Verdict::new(&old, &new);
+        assert_eq!((verdict.compared, verdict.worse.len()), (1, 1));
     }
 }

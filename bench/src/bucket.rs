@@ -1,13 +1,14 @@
 //! A bucket on loopback: what lies in it, and who has it for how long.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::lab::Lab;
+use crate::lab::{self, Lab};
 use crate::link::{self, Link};
 use crate::mount::{Mount, Plan};
 use crate::run::{self, Running};
@@ -15,6 +16,8 @@ use crate::s3::{BUCKET, Object, Server};
 
 /// How long reading all of it once may take.
 const WARM: Duration = Duration::from_secs(300);
+/// For how long what was read counts as being in memory: kernels that look for pages to give back take them after half a minute.
+const WARM_FOR: Duration = Duration::from_secs(15);
 /// How long adding it to a mirror may take.
 const ADD: Duration = Duration::from_secs(900);
 /// The bucket of the mirror.
@@ -30,6 +33,8 @@ pub struct Bucket {
     /// What lies between it and whoever reads.
     link: Option<Link>,
     root: TempDir,
+    /// When all of it was last read, and how often caches had been dropped then.
+    warmed: Cell<Option<(u64, Instant)>>,
 }
 
 impl Bucket {
@@ -58,7 +63,7 @@ impl Bucket {
         }
         fill(&directory)?;
         let server = Server::start(lab, root.path(), link.as_ref(), Duration::ZERO)?;
-        Ok(Self { server, directory, link, root })
+        Ok(Self { server, directory, link, root, warmed: Cell::new(None) })
     }
 
     /// Has each request wait so long from now on, as if the store were elsewhere.
@@ -104,8 +109,20 @@ impl Bucket {
     /// # Errors
     /// `bdnfs mount` fails, with what it said.
     pub fn mount(&self, lab: &Lab, room: &Path, wait: bool, options: &[&str]) -> Result<Mount> {
-        let (source, env, link) = (self.source(), self.server.env(), self.link.as_ref());
-        Mount::new(lab, &Plan { source: &source, room, wait, env: &env, options, link })
+        self.mount_of(lab, &self.source(), room, wait, options)
+    }
+
+    /// Mounts what of it lies below `prefix`.
+    ///
+    /// # Errors
+    /// `bdnfs mount` fails, with what it said.
+    pub fn mount_part(&self, lab: &Lab, prefix: &str, room: &Path, wait: bool) -> Result<Mount> {
+        self.mount_of(lab, &format!("{}/{prefix}", self.source()), room, wait, &[])
+    }
+
+    fn mount_of(&self, lab: &Lab, source: &str, room: &Path, wait: bool, options: &[&str]) -> Result<Mount> {
+        let (env, link) = (self.server.env(), self.link.as_ref());
+        Mount::new(lab, &Plan { source, room, wait, env: &env, options, link })
     }
 
     /// Copies it into its mirror, and answers with the seconds that it took.
@@ -137,16 +154,20 @@ impl Bucket {
         Ok(objects.iter().map(|object| object.size).sum())
     }
 
-    /// Reads all of it and of its mirror, so that the server has it in memory, and leaves the disk at rest.
+    /// Has the server have all of it in memory, and leaves the disk at rest.
     ///
     /// # Errors
     /// It can't be read.
-    pub fn warm(&self) -> Result<()> {
-        let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
-        let mut command = run::command("sh");
-        command.args(["-c", "find \"$1\" -type f -print0 | xargs -0 -r cat", "sh"]).arg(self.root.path());
-        Running::start(&mut command, null)?.wait(WARM)?;
-        rustix::fs::sync();
+    fn warm(&self, lab: &Lab) -> Result<()> {
+        let is_warm = |(drops, when): (u64, Instant)| drops == lab.drops() && when.elapsed() < WARM_FOR;
+        if !self.warmed.get().is_some_and(is_warm) {
+            let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
+            let mut command = run::command("sh");
+            command.args(["-c", "find \"$1\" -type f -print0 | xargs -0 -r cat", "sh"]).arg(self.root.path());
+            Running::start(&mut command, null)?.wait(WARM)?;
+            self.warmed.set(Some((lab.drops(), Instant::now())));
+        }
+        lab::settle();
         Ok(())
     }
 
@@ -156,7 +177,7 @@ impl Bucket {
     /// The disk is too full, or `work` fails.
     pub fn in_room<T>(&self, lab: &Lab, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let room = lab.room("cold", self.bytes()?)?;
-        self.warm()?;
+        self.warm(lab)?;
         work(room.path())
     }
 }

@@ -10,7 +10,7 @@ use bdnfs_tests::lab;
 use crate::interrupt;
 use crate::lab::Lab;
 use crate::peer::tried;
-use crate::report::{Growth, Report, Rows};
+use crate::report::{Figure, Growth, Report, Rows};
 use crate::samples::Samples;
 use crate::unit::Unit;
 
@@ -20,8 +20,12 @@ const ABOUT: &str = "So many agents make the same large file local at the same t
     runs on the processors of one machine, and many nodes come to wait for those.";
 const RATE: &str = "1gbit";
 const NODES: [usize; 4] = [1, 2, 4, 8];
-/// Each turn takes minutes, and what is told hangs on a link's rate: two say whether it holds.
+/// How often without peers: each turn takes long, and what is told hangs on a link's rate. Two say whether it holds.
 const RUNS: usize = 2;
+/// How many times as long as one node a burst may take.
+const LONGER: f64 = 1.3;
+/// How much of the mirror a burst may read for each byte that there is.
+const MORE: f64 = 1.05;
 
 /// Measures it.
 ///
@@ -37,24 +41,50 @@ fn size(lab: &Lab) -> u64 {
 }
 
 fn nodes(lab: &Lab) -> Result<Rows> {
-    let mut growths = Vec::new();
-    for (peers, name) in [(true, "with peers"), (false, "without peers")] {
-        let (mut seconds, mut fetched) = (Vec::new(), Vec::new());
-        for count in NODES {
-            let mut bursts = Vec::new();
-            for _ in 0..lab.sizes.runs.min(RUNS) {
+    let mut rows = Rows::default();
+    for (peers, name, runs) in
+        [(true, "with peers", lab.sizes.runs), (false, "without peers", lab.sizes.runs.min(RUNS))]
+    {
+        let mut points = NODES.map(|count| (count, Samples::default(), Samples::default()));
+        for _ in 0..runs {
+            for (count, seconds, fetched) in &mut points {
                 interrupt::check()?;
-                bursts.push(burst(lab, count, peers)?);
+                let burst = burst(lab, *count, peers)?;
+                seconds.push(burst.0);
+                fetched.push(burst.1);
             }
-            let of = |figure: fn(&(f64, f64)) -> f64| bursts.iter().map(figure).collect::<Samples>();
-            seconds.push((count as f64, of(|burst| burst.0)));
-            fetched.push((count as f64, of(|burst| burst.1)));
         }
-        for (unit, points) in [(Unit::Seconds, seconds), (Unit::Fetched, fetched)] {
-            growths.push(Growth { name: name.to_owned(), unit, along: "nodes".to_owned(), points });
+        if peers {
+            rows.figures = limits(&points);
+        }
+        let at = |of: fn(&Point) -> &Samples| {
+            points.iter().map(|point| (point.0 as f64, of(point).clone())).collect()
+        };
+        for (unit, points) in [(Unit::Seconds, at(|point| &point.1)), (Unit::Fetched, at(|point| &point.2))] {
+            rows.growths.push(Growth { name: name.to_owned(), unit, along: "nodes".to_owned(), points });
         }
     }
-    Ok(Rows { growths, ..Rows::default() })
+    Ok(rows)
+}
+
+/// So many nodes, the seconds of each burst, and what it read of the mirror for each byte that there is.
+type Point = (usize, Samples, Samples);
+
+/// What a burst with peers is to take at the most: so many times what one node alone takes, and the data about once.
+fn limits(points: &[Point]) -> Vec<Figure> {
+    let Some((_, one, _)) = points.first() else { return Vec::new() };
+    let bursts = points.iter().filter(|point| point.0 > 2);
+    let figures = bursts.flat_map(|(count, seconds, fetched)| {
+        let figure = |what: &str, unit, value, limit| Figure {
+            limit: Some(limit),
+            ..Figure::new(&format!("{count} nodes with peers, {what}"), unit, value)
+        };
+        [
+            figure("beside one node", Unit::Times, seconds.beside(one), LONGER),
+            figure("read of the mirror", Unit::Fetched, fetched.clone(), MORE),
+        ]
+    });
+    figures.collect()
 }
 
 /// The seconds that a burst takes, and what it reads of the mirror for each byte that there is.

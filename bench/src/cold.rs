@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::bucket::Bucket;
+use crate::cat::cat;
 use crate::lab::Lab;
-use crate::local::cat;
 use crate::mount::Mount;
 use crate::report::{Figure, Pair, Report, Rows};
 use crate::s3::Download;

@@ -136,5 +136,10 @@ pub fn tree(directory: &Path, count: usize, per_directory: usize, size: usize) -
 
 /// The path of a tree's file `index`.
 pub fn name(index: usize, per_directory: usize) -> String {
-    format!("part-{:05}/sample-{index:08}.bin", index / per_directory)
+    format!("{}/sample-{index:08}.bin", directory(index / per_directory))
+}
+
+/// The path of a tree's directory `index`.
+pub fn directory(index: usize) -> String {
+    format!("part-{index:05}")
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! <!-- figures from ../bench/results/NAME.json -->      where the report lies, beside the text; once, first
-//! <!-- figures: KEY -->                                 a group by its key, or `machine`
+//! <!-- figures: KEY -->                                 a group by its key, `machine` or `losses`
 //! ..
 //! <!-- end of figures -->
 //! ```
@@ -87,6 +87,9 @@ fn figures(report: &Report, stem: &str, key: &str) -> Result<String> {
     if key == "machine" {
         return Ok(format!("\n{}\n\n{}\n", report.machine(), report.noise()));
     }
+    if key == "losses" {
+        return Ok(format!("\n{}\n", report.losses()));
+    }
     match report.find(key) {
         Some(group) => Ok(format!("\n{}\n", group.text(stem).trim())),
         None => Ok("\nNot measured on this machine.\n".to_owned()),
@@ -95,8 +98,6 @@ fn figures(report: &Report, stem: &str, key: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::lab::Sizes;
     use crate::machine::Machine;
@@ -105,7 +106,7 @@ mod tests {
     use crate::unit::Unit;
 
     fn report(directory: &Path, name: &str, bdnfs: f64) {
-        let mut report = Report::new(Machine::default(), Sizes::QUICK, Duration::from_secs(60));
+        let mut report = Report::new(Machine::default(), Sizes::QUICK);
         report.group("cold", "Cold", "about it");
         let side = |figure: f64| [figure].into_iter().collect::<Samples>();
         report

@@ -1,7 +1,9 @@
 //! The laboratory: where a run keeps its files, how large they are, and the programs that it measures.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::Advice;
@@ -10,10 +12,16 @@ use tempfile::TempDir;
 
 use crate::machine;
 
+/// For how long nothing may happen on a disk that is at rest.
+const REST: Duration = Duration::from_millis(30);
+/// How long that is waited for: a disk that others use never rests.
+const SETTLE: Duration = Duration::from_secs(1);
+
 /// A directory of its own, removed at the end. Whatever is mounted in it must have ended by then.
 #[derive(Debug)]
 pub struct Lab {
     directory: TempDir,
+    drops: Cell<u64>,
     /// How much is measured.
     pub sizes: Sizes,
     /// The program that is measured.
@@ -58,6 +66,10 @@ impl Sizes {
         many: 1_000_000,
     };
 
+    /// For a small machine: every row, as often.
+    pub const MEDIUM: Self =
+        Self { size: 1 << 30, random: 64 << 20, hot: 1, small: 20_000, listed: 50_000, ..Self::FULL };
+
     /// To see that everything runs.
     pub const QUICK: Self = Self {
         quick: true,
@@ -86,13 +98,11 @@ impl Lab {
         fs::create_dir_all(directory).with_context(at)?;
         let directory = directory.canonicalize().with_context(at)?;
         let directory = TempDir::with_prefix_in("bench-", &directory).with_context(at)?;
-        let here = std::env::current_exe().context("cannot find this program")?;
-        let beside = |name: &str| here.with_file_name(name);
-        let (bdnfs, s3_server) = (beside("bdnfs"), beside("s3-server"));
+        let (bdnfs, s3_server) = (beside("bdnfs")?, beside("s3-server")?);
         if !bdnfs.exists() {
             bail!("{} is missing; scripts/bench builds it", bdnfs.display());
         }
-        Ok(Self { directory, sizes, bdnfs, s3_server, native })
+        Ok(Self { directory, drops: Cell::new(0), sizes, bdnfs, s3_server, native })
     }
 
     /// The program `name` of the Python environment that scripts/bench makes, if it is there: `venv` in the directory of
@@ -115,34 +125,70 @@ impl Lab {
         let at = || format!("cannot make a directory in {}", self.directory.path().display());
         TempDir::with_prefix_in(name, self.directory.path()).with_context(at)
     }
-}
 
-/// Drops what the kernel caches of everything: pages, directories and inodes.
-///
-/// # Errors
-/// Only root may.
-pub fn drop_caches() -> Result<()> {
-    rustix::fs::sync();
-    fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the kernel's caches, which needs root")
-}
-
-/// Drops the pages of all files below `path`: as root those of everything, else by advice, file by file.
-///
-/// # Errors
-/// A file can't be opened.
-pub fn drop_pages(path: &Path) -> Result<()> {
-    if drop_caches().is_ok() {
-        return Ok(());
+    /// Drops what the kernel caches of everything: pages, directories and inodes.
+    ///
+    /// # Errors
+    /// Only root may.
+    pub fn drop_caches(&self) -> Result<()> {
+        settle();
+        self.drops.set(self.drops.get() + 1);
+        fs::write("/proc/sys/vm/drop_caches", "3")
+            .context("cannot drop the kernel's caches, which needs root")
     }
+
+    /// Drops the pages of all files below `path`: as root those of everything, else by advice, file by file.
+    ///
+    /// # Errors
+    /// A file can't be opened.
+    pub fn drop_pages(&self, path: &Path) -> Result<()> {
+        if self.drop_caches().is_ok() {
+            return Ok(());
+        }
+        advise(path)
+    }
+
+    /// How often all that was cached was dropped so far: who has brought something into memory knows whether it is still there.
+    pub fn drops(&self) -> u64 {
+        self.drops.get()
+    }
+}
+
+/// Drops the pages of all files below `path`, as anybody may.
+fn advise(path: &Path) -> Result<()> {
     let at = || format!("cannot drop the pages of {}", path.display());
     let kind = fs::symlink_metadata(path).with_context(at)?.file_type();
     if kind.is_dir() {
         let entries = fs::read_dir(path).with_context(at)?;
-        return entries.into_iter().try_for_each(|entry| drop_pages(&entry.with_context(at)?.path()));
+        return entries.into_iter().try_for_each(|entry| advise(&entry.with_context(at)?.path()));
     }
     if !kind.is_file() {
         return Ok(());
     }
     let file = fs::File::open(path).with_context(at)?;
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).with_context(at)
+}
+
+/// The program `name` that lies beside this one.
+///
+/// # Errors
+/// This one can't be found.
+pub fn beside(name: &str) -> Result<PathBuf> {
+    Ok(std::env::current_exe().context("cannot find this program")?.with_file_name(name))
+}
+
+/// Writes what is dirty, and waits until the disk is at rest: what was removed a turn ago is discarded on the disk after it
+/// has been forgotten by the file system, which would slow the next turn.
+pub fn settle() {
+    rustix::fs::sync();
+    let begin = Instant::now();
+    let mut before = machine::disks();
+    while begin.elapsed() < SETTLE {
+        std::thread::sleep(REST);
+        let now = machine::disks();
+        if now == before {
+            return;
+        }
+        before = now;
+    }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::data::Noise;
 use crate::fio::{self, Job, jobs};
 use crate::interrupt;
-use crate::lab::{self, Lab};
+use crate::lab::Lab;
 use crate::report::{Figure, Report, Rows};
 use crate::samples::Samples;
 use crate::unit::Unit;
@@ -67,7 +67,7 @@ fn disk(lab: &Lab) -> Result<Rows> {
         file.sync_all().context("cannot make a file durable")?;
         let bytes = size(lab).next_multiple_of(PIECE as u64);
         written.push(bytes as f64 / 1e6 / begin.elapsed().as_secs_f64());
-        lab::drop_pages(&path)?;
+        lab.drop_pages(&path)?;
         let job = Job { text: jobs::SEQUENTIAL_DROPPED, jobs: 2, seconds: 0, random: 0 };
         read.push(fio::read(&job, &path, bytes)?);
     }

@@ -8,9 +8,10 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use crate::bucket::Bucket;
+use crate::cat::cat;
 use crate::data::{self, FILES_IN_DIRECTORY};
 use crate::interrupt;
-use crate::lab::{self, Lab};
+use crate::lab::Lab;
 use crate::mount::{Mount, Plan};
 use crate::report::{Pair, Report, Rows};
 use crate::run;
@@ -119,7 +120,7 @@ impl Place {
             // A new mount for each turn: nothing of the last one is cached in it.
             let mount = (side == Side::Bdnfs).then(|| self.mount(lab)).transpose()?;
             let directory = mount.as_ref().map_or(self.source.as_path(), Mount::point);
-            lab::drop_caches()?;
+            lab.drop_caches()?;
             if hot {
                 (case.load)(lab, directory)?;
             }
@@ -236,5 +237,5 @@ fn head(directory: &Path) -> Result<f64> {
 
 /// Seconds that reading a shard takes.
 fn first(directory: &Path) -> Result<f64> {
-    crate::local::cat(&directory.join(SHARD))
+    cat(&directory.join(SHARD))
 }

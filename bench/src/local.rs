@@ -1,17 +1,15 @@
 //! Local: a file whose bytes all lie in the cache, beside the same file on the disk's own file system.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
 use crate::bucket::Bucket;
+use crate::cat::cat;
 use crate::fio::{self, Job, jobs};
-use crate::lab::{self, Lab};
+use crate::lab::Lab;
 use crate::mount::{Mount, Plan};
 use crate::report::{Pair, Report, Rows};
-use crate::run::{self, Running};
 use crate::samples::{Side, in_turn};
 use crate::unit::Unit;
 use crate::{cold, data};
@@ -21,8 +19,6 @@ const ABOUT: &str = "A file of the size that is named, all of it in the cache, r
     cache has nothing of it, while the disk's own file system has all of it.";
 /// The part of native speed that every row is to reach.
 const WANTED: f64 = 0.95;
-/// How long reading a file once may take.
-const ONCE: Duration = Duration::from_secs(300);
 const FILE: &str = "file.bin";
 
 /// What is read how.
@@ -78,7 +74,7 @@ fn mirrored(lab: &Lab, bucket: &Bucket, name: &str, job: &Job) -> Result<Pair> {
     let (size, file) = (lab.sizes.size / 4, cold::name(0));
     let sides = in_turn(lab.sizes.runs, |side| match side {
         Side::Baseline => {
-            lab::drop_pages(&bucket.directory)?;
+            lab.drop_pages(&bucket.directory)?;
             fio::read(job, &bucket.directory.join(&file), size)
         }
         Side::Bdnfs => bucket.in_room(lab, |room| {
@@ -121,7 +117,7 @@ impl Stage {
             };
             // Hot or not: where the pages of a file happen to lie in memory makes a tenth of a difference, which
             // would show in every run if they were left there.
-            lab::drop_pages(self.room.path())?;
+            lab.drop_pages(self.room.path())?;
             if case.hot {
                 cat(&path)?;
             }
@@ -129,13 +125,4 @@ impl Stage {
         })?;
         Ok(Pair::new(case.name, Unit::Megabytes, &lab.native, sides).wanting(WANTED))
     }
-}
-
-/// Reads a file once, as anybody would, and answers with the seconds that it took.
-///
-/// # Errors
-/// It can't be read, or takes too long.
-pub fn cat(path: &Path) -> Result<f64> {
-    let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
-    Ok(Running::start(run::command("cat").arg(path), null)?.wait(ONCE)?.seconds)
 }

@@ -5,12 +5,44 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use bdnfs::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::run;
 
 /// How long git may take to name its revision.
 const GIT: Duration = Duration::from_secs(10);
+
+/// How long this machine's processors have worked, and how long they would have if others had let them (proc_stat(5)).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ticks {
+    all: u64,
+    stolen: u64,
+}
+
+impl Ticks {
+    /// Since the machine was started.
+    pub fn now() -> Self {
+        Self::parse(&fs::read_to_string("/proc/stat").unwrap_or_default())
+    }
+
+    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal. What guests take is part of user.
+    fn parse(text: &str) -> Self {
+        let line = text.lines().next().unwrap_or_default();
+        let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).flat_map(str::parse).collect();
+        Self { all: ticks.iter().sum(), stolen: ticks.get(7).copied().unwrap_or(0) }
+    }
+
+    /// Those since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self { all: self.all - before.all, stolen: self.stolen - before.stolen }
+    }
+
+    /// The part of them that other machines on the same hardware took.
+    pub fn stolen(self) -> f64 {
+        self.stolen as f64 / self.all.max(1) as f64
+    }
+}
 
 /// What a run ran on. What can't be found out is empty or 0.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -19,6 +51,9 @@ pub struct Machine {
     revision: String,
     /// How this program was built, and so the one beside it.
     build: String,
+    /// The BLAKE3 digest of the program that is measured: whether two reports are of one build.
+    #[serde(default)]
+    program: String,
     cpu: String,
     cores: usize,
     kernel: String,
@@ -31,8 +66,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Describes this machine at the time `now`, with the disk that `directory` lies on.
-    pub fn describe(directory: &Path, now: SystemTime) -> Self {
+    /// Describes this machine at the time `now`, with the disk that `directory` lies on, and `program`, which is measured.
+    pub fn describe(directory: &Path, program: &Path, now: SystemTime) -> Self {
         let device = Device::below(directory);
         let name = rustix::system::uname();
         let kib =
@@ -42,6 +77,7 @@ impl Machine {
             date: humantime::format_rfc3339_seconds(now).to_string(),
             revision: revision(),
             build: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
+            program: fs::read(program).map(|bytes| Digest::of(&bytes).to_string()).unwrap_or_default(),
             cpu: field("/proc/cpuinfo", "model name"),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             kernel: format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy()),
@@ -52,6 +88,11 @@ impl Machine {
             disk_free_gib: free(directory).0 as f64 / f64::from(1 << 30),
             load: load(),
         }
+    }
+
+    /// Whether both measured the same build.
+    pub fn same_build(&self, other: &Self) -> bool {
+        !self.program.is_empty() && self.program == other.program
     }
 
     /// How many processors it has.
@@ -87,6 +128,11 @@ impl Machine {
 /// The time, as reports tell it.
 pub fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
+
+/// What all disks have done so far, and what they have under way, as the kernel tells it.
+pub fn disks() -> String {
+    fs::read_to_string("/proc/diskstats").unwrap_or_default()
 }
 
 /// How many processes wanted to run in the last 1, 5 and 15 minutes, as the kernel tells it (proc_loadavg(5)).
@@ -153,6 +199,15 @@ fn revision() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_took_is_a_part_of_all_time() {
+        let at = |text| Ticks::parse(text);
+        let took = at("cpu 50 0 20 130 0 0 0 10 7 0\n").since(at("cpu 10 0 10 80 0 0 0 0 0 0\n"));
+        assert_eq!(took.stolen(), 10.0 / 110.0);
+        assert_eq!(at("").stolen(), 0.0);
+        assert!(Ticks::now().all > 0);
+    }
 
     #[test]
     fn a_device_is_found_by_its_number() {

@@ -9,11 +9,13 @@ use std::process::ExitCode;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
 mod against;
 mod agent;
+mod agreement;
 mod bucket;
+mod cat;
 mod clients;
 mod cluster;
 mod cold;
@@ -21,6 +23,7 @@ mod cost;
 mod data;
 mod docs;
 mod fio;
+mod groups;
 mod instructions;
 mod interrupt;
 mod lab;
@@ -46,10 +49,12 @@ mod staging;
 mod unit;
 
 use against::Verdict;
+use agreement::Agreement;
 use bytesize::ByteSize;
+use groups::Only;
 use interrupt::Interrupted;
 use lab::{Lab, Sizes};
-use machine::Machine;
+use machine::{Machine, Ticks};
 use probe::Probe;
 use report::Report;
 
@@ -65,6 +70,9 @@ struct Cli {
     /// Small sizes and three runs: see that everything works; trust no figure
     #[arg(long)]
     quick: bool,
+    /// A quarter of the bytes and fewer files, but every row five times: for a small machine, in less than half an hour
+    #[arg(long, conflicts_with = "quick")]
+    medium: bool,
     /// Bytes of a large file, or of all files of a group; by default 4G
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteSize>,
@@ -90,8 +98,8 @@ struct Cli {
     /// Write the figures into docs/performance.md, too
     #[arg(long)]
     publish: bool,
-    /// Begin no row after so long
-    #[arg(long, value_name = "TIME", default_value = "40m")]
+    /// Begin no row after so long; each group has a share of it, and what one leaves the next ones have
+    #[arg(long, value_name = "TIME", default_value = "2h")]
     limit: humantime::Duration,
     /// Hold the result against an earlier report, and fail where it is worse; measures only groups that it has
     #[arg(long, value_name = "JSON")]
@@ -102,7 +110,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Hold a report against an earlier one, and fail where it is worse
+    /// Hold a report against an earlier one, and fail where it is worse; or two of one build, and tell where they agree
     Compare {
         /// The earlier one
         old: PathBuf,
@@ -146,65 +154,6 @@ fn work(name: &str, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// A group of rows. They are measured in this order: what users ask for first comes first, since the time of a run is limited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Only {
-    /// Instructions of the functions that every read passes
-    Hot,
-    /// What this machine can do at the most
-    Limits,
-    /// Other file systems that are installed here
-    Rivals,
-    /// What loads models and data sets, beside the disk's own file system
-    Loaders,
-    /// Making all of it local, beside aws, rclone and curl
-    Staging,
-    /// A local file, beside the disk's own file system
-    Local,
-    /// Downloads from S3, beside curl
-    Cold,
-    /// Processor, memory and requests, and how they grow
-    Cost,
-    /// How soon the agent is ready, and a job's data
-    Agent,
-    /// Copying into the mirror, and staging from it
-    Mirror,
-    /// Many small files, beside the disk's own file system
-    Small,
-    /// What a tree of a million files costs
-    Memory,
-    /// What a node reads whose neighbour has it
-    Peer,
-    /// Nodes that make the same local at once, with peers and without
-    Cluster,
-}
-
-impl Only {
-    /// What it is called on the command line, and in reports.
-    fn key(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
-
-    fn measure(self, lab: &Lab, report: &mut Report) -> Result<()> {
-        match self {
-            Self::Limits => limits::measure(lab, report),
-            Self::Local => local::measure(lab, report),
-            Self::Cold => cold::measure(lab, report),
-            Self::Small => small::measure(lab, report),
-            Self::Memory => memory::measure(lab, report),
-            Self::Loaders => loaders::measure(lab, report),
-            Self::Staging => staging::measure(lab, report),
-            Self::Rivals => rivals::measure(lab, report),
-            Self::Mirror => mirror::measure(lab, report),
-            Self::Agent => agent::measure(lab, report),
-            Self::Peer => peer::measure(lab, report),
-            Self::Cluster => cluster::measure(lab, report),
-            Self::Cost => cost::measure(lab, report),
-            Self::Hot => instructions::measure(lab, report),
-        }
-    }
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
@@ -214,7 +163,7 @@ fn main() -> ExitCode {
         Some(Command::Docs { text, from, .. }) => docs::write(text, from.as_deref()),
         Some(Command::Hot { name, times }) => work(name, *times),
         Some(Command::Compare { old, new }) => {
-            Report::read(old).and_then(|old| judge(&old, &Report::read(new)?))
+            Report::read(old).and_then(|old| compare(&old, &Report::read(new)?))
         }
         None => measure(&cli),
     };
@@ -246,19 +195,20 @@ fn measure(cli: &Cli) -> Result<()> {
     };
     let (dir, out) = (or_here(&cli.dir, "target/bench"), or_here(&cli.out, "bench/results"));
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let machine = Machine::describe(&dir, now);
+    let machine = Machine::describe(&dir, &lab::beside("bdnfs")?, now);
     let sizes = sizes(cli);
     let lab = Lab::new(&dir, sizes, machine.file_system().to_owned())?;
-    let mut report = Report::new(machine, sizes, cli.limit.into());
+    let mut report = Report::new(machine, sizes);
     let earlier = out.join(format!("{name}.json"));
     if cli.keep && earlier.exists() {
         report.keep(Report::read(&earlier)?);
     }
     let mut paths = Vec::new();
-    for group in cli.groups(old.as_ref()) {
-        let begin = Instant::now();
+    for (group, until) in groups::in_time(&cli.groups(old.as_ref()), Instant::now(), cli.limit.into()) {
+        let (begin, ticks) = (Instant::now(), Ticks::now());
+        report.until(until);
         group.measure(&lab, &mut report)?;
-        report.took(begin.elapsed());
+        report.took(begin.elapsed(), Ticks::now().since(ticks));
         // After each, so that an interruption costs no more than the group that it falls into.
         paths = report.write(&out, &name)?;
     }
@@ -279,7 +229,11 @@ fn tables(json: &Path) -> Result<()> {
 }
 
 fn sizes(cli: &Cli) -> Sizes {
-    let sizes = if cli.quick { Sizes::QUICK } else { Sizes::FULL };
+    let sizes = match (cli.quick, cli.medium) {
+        (true, _) => Sizes::QUICK,
+        (_, true) => Sizes::MEDIUM,
+        _ => Sizes::FULL,
+    };
     Sizes {
         runs: cli.runs.map_or(sizes.runs, usize::from),
         size: cli.size.map_or(sizes.size, |size| size.as_u64()),
@@ -289,12 +243,27 @@ fn sizes(cli: &Cli) -> Sizes {
 
 impl Cli {
     /// What is to be measured.
-    fn groups(&self, old: Option<&Report>) -> impl Iterator<Item = Only> {
-        Only::value_variants().iter().copied().filter(move |group| match old {
+    fn groups(&self, old: Option<&Report>) -> Vec<Only> {
+        let wanted = |group: &Only| match old {
             _ if !self.only.is_empty() => self.only.contains(group),
             Some(old) => old.find(&group.key()).is_some(),
             None => true,
-        })
+        };
+        Only::all().filter(wanted).collect()
+    }
+}
+
+/// Of one build, nothing can be worse: what moved is noise.
+fn compare(old: &Report, new: &Report) -> Result<()> {
+    if !old.same_build(new) {
+        return judge(old, new);
+    }
+    let agreement = Agreement::new(old, new);
+    print!("{agreement}");
+    match (agreement.rows(), agreement.untold()) {
+        (0, _) => bail!("the reports have no row in common"),
+        (_, 0) => Ok(()),
+        (_, untold) => bail!("{untold} medians moved by more than a tenth, and neither report says so"),
     }
 }
 

@@ -71,7 +71,7 @@ impl Figures {
         self.peak.push(daemon.memory("VmHWM")?);
         let directory = mount.point().to_owned();
         let (files, per_directory) = (lab.sizes.many, FILES_IN_DIRECTORY);
-        Probe { what: What::Walk, directory, files, per_directory, threads: 1, warm: false }.run()?;
+        Probe { what: What::Walk, directory, files, per_directory, threads: 1, hot: None }.run()?;
         self.walked.push(daemon.memory("VmRSS")?);
         Ok(())
     }

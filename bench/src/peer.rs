@@ -11,7 +11,7 @@ use bdnfs_tests::lab::{self, Node};
 
 use crate::data;
 use crate::fio::{self, Job};
-use crate::lab::{Lab, drop_pages};
+use crate::lab::{Lab, settle};
 use crate::report::{Figure, Pair, Report, Rows};
 use crate::samples::{Samples, Side, in_turn};
 use crate::unit::Unit;
@@ -93,7 +93,7 @@ impl Place {
             } else {
                 self.cluster.loner(machine, RATE)
             };
-            rustix::fs::sync();
+            settle();
             work(&node)
         })?
     }
@@ -124,7 +124,7 @@ impl Place {
     /// fio on a node that has nothing yet, and on the disk's own file system.
     fn compare(&self, lab: &Lab, name: &str, job: &Job) -> Result<Pair> {
         let read = |path: &Path| {
-            drop_pages(&self.native)?;
+            lab.drop_pages(&self.native)?;
             fio::read(job, path, size(lab))
         };
         let sides = in_turn(lab.sizes.runs, |side| match side {

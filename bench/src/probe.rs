@@ -33,9 +33,9 @@ pub struct Probe {
     /// How many threads share the work.
     #[arg(long)]
     pub threads: usize,
-    /// Do it once before the time is taken.
+    /// Do it once before the time is taken, and then again and again for so many seconds; the time is that of one pass.
     #[arg(long)]
-    pub warm: bool,
+    pub hot: Option<u64>,
 }
 
 /// What is done with each file.
@@ -60,7 +60,10 @@ impl Probe {
         let this = std::env::current_exe().context("cannot find this program")?;
         let what = self.what.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
         let mut command = run::command(this);
-        command.args(["probe", &what]).arg(&self.directory).args(self.warm.then_some("--warm"));
+        command
+            .args(["probe", &what])
+            .arg(&self.directory)
+            .args(self.hot.map(|seconds| format!("--hot={seconds}")));
         for (name, value) in
             [("--files", self.files), ("--per-directory", self.per_directory), ("--threads", self.threads)]
         {
@@ -71,19 +74,23 @@ impl Probe {
         Ok(self.files as f64 / seconds)
     }
 
-    /// Does it here, and answers with the seconds that it took.
+    /// Does it here, and answers with the seconds that a pass took.
     ///
     /// # Errors
     /// A file can't be read.
     pub fn here(&self) -> Result<f64> {
         let root = open(rustix::fs::CWD, &c_string(&self.directory)?, OFlags::DIRECTORY)?;
         let parts = self.parts()?;
-        if self.warm {
+        if self.hot.is_some() {
             self.pass(root.as_fd(), &parts)?;
         }
-        let begin = Instant::now();
-        self.pass(root.as_fd(), &parts)?;
-        Ok(begin.elapsed().as_secs_f64())
+        let (begin, least) = (Instant::now(), Duration::from_secs(self.hot.unwrap_or(0)));
+        let mut passes = 0;
+        while passes == 0 || begin.elapsed() < least {
+            self.pass(root.as_fd(), &parts)?;
+            passes += 1;
+        }
+        Ok(begin.elapsed().as_secs_f64() / f64::from(passes))
     }
 
     /// The paths that each thread takes on: of files, or for a walk of directories.
@@ -176,7 +183,8 @@ mod tests {
         data::tree(directory.path(), 25, 10, 100).unwrap();
         for what in [What::Open, What::Read, What::Stat, What::Walk] {
             let path = directory.path().to_owned();
-            let probe = Probe { what, directory: path, files: 25, per_directory: 10, threads: 2, warm: true };
+            let probe =
+                Probe { what, directory: path, files: 25, per_directory: 10, threads: 2, hot: Some(0) };
             assert!(probe.here().unwrap() > 0.0);
             let more = Probe { files: 26, ..probe };
             assert!(more.here().is_err(), "{what:?}");

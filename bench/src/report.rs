@@ -1,30 +1,33 @@
 //! The report: the rows of all groups, as JSON, as Markdown and as plots.
 
+mod losses;
 mod markdown;
 mod plot;
+mod rows;
 
-use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::interrupt::Interrupted;
 use crate::lab::Sizes;
-use crate::machine::{self, Machine};
-use crate::samples::Samples;
+use crate::machine::{self, Machine, Ticks};
 use crate::unit::Unit;
 
 pub use markdown::quantity;
+pub use rows::{Figure, Growth, Pair, Prototype, Rows};
 
 /// The version of the JSON. It changes when a reader of the old one would misread the new one.
 const FORMAT: u32 = 2;
-/// A row whose sides are spread wider than this in the middle half of their turns holds no closer than that.
+/// A row whose turns are spread wider than this in their middle half holds no closer than that.
 pub const NOISY: f64 = 0.1;
 /// A processor may have so much other work when a group begins; of what the last group left, half a minute is told.
 const BUSY: f64 = 0.5;
+/// The part of the processors' time that the machine below may take away before it is told.
+const STOLEN: f64 = 0.02;
 
 /// Everything that a run found out.
 #[derive(Debug, Deserialize, Serialize)]
@@ -36,7 +39,7 @@ pub struct Report {
     sizes: Sizes,
     /// In the order in which they were measured.
     pub groups: Vec<Group>,
-    /// When the run is to be over.
+    /// When the last row of the group under way may begin.
     #[serde(skip)]
     until: Option<Instant>,
 }
@@ -58,8 +61,14 @@ pub struct Group {
     load: String,
     /// Seconds that it took.
     took: f64,
+    /// The part of the processors' time meanwhile that the machine below this one took away.
+    #[serde(default)]
+    stolen: Option<f64>,
+    /// What each step took, what it needs to be prepared, too.
+    #[serde(default)]
+    steps: Vec<Step>,
     /// Comparisons.
-    #[serde(serialize_with = "with_ratios")]
+    #[serde(serialize_with = "rows::with_ratios")]
     pub pairs: Vec<Pair>,
     /// What bdnfs did alone.
     pub figures: Vec<Figure>,
@@ -68,60 +77,11 @@ pub struct Group {
     missed: Vec<Missed>,
 }
 
-/// bdnfs beside something else.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Pair {
-    /// What was measured.
-    pub name: String,
-    /// The unit of both sides.
-    pub unit: Unit,
-    /// What bdnfs is compared with.
-    pub against: String,
-    /// How that did.
-    pub baseline: Samples,
-    /// How bdnfs did.
-    pub bdnfs: Samples,
-    /// The ratio of the medians that bdnfs is to reach.
-    pub wanted: Option<f64>,
-    /// How prototypes did on another machine; only the ratios can be compared.
-    pub prototypes: Vec<Prototype>,
-}
-
-/// What a prototype reached on Linux 6.18 with two cores.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Prototype {
-    /// How it worked.
-    pub kind: Cow<'static, str>,
-    /// What it reached, in the unit of its row.
-    pub reached: f64,
-    /// What ext4 reached beside it.
-    pub native: f64,
-}
-
-/// A figure of bdnfs alone.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Figure {
-    /// What was measured.
-    pub name: String,
-    /// Its unit.
-    pub unit: Unit,
-    /// The measurements.
-    pub value: Samples,
-    /// The most that it is to be.
-    pub limit: Option<f64>,
-}
-
-/// How a figure of bdnfs grows along with something.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Growth {
-    /// What was measured.
-    pub name: String,
-    /// Its unit.
-    pub unit: Unit,
-    /// What grows, for example `files`.
-    pub along: String,
-    /// The measurements, by how much of it there was.
-    pub points: Vec<(f64, Samples)>,
+/// How long a row took, or what several of them need.
+#[derive(Debug, Deserialize, Serialize)]
+struct Step {
+    name: String,
+    seconds: f64,
 }
 
 /// A row that could not be measured.
@@ -131,65 +91,15 @@ struct Missed {
     why: String,
 }
 
-/// What one measurement adds to the report.
-#[derive(Debug, Default)]
-pub struct Rows {
-    /// Comparisons.
-    pub pairs: Vec<Pair>,
-    /// Figures.
-    pub figures: Vec<Figure>,
-    /// How figures grow.
-    pub growths: Vec<Growth>,
-}
-
-impl From<Pair> for Rows {
-    fn from(pair: Pair) -> Self {
-        Self { pairs: vec![pair], ..Self::default() }
-    }
-}
-
-impl Pair {
-    /// bdnfs beside `against`, where no ratio was ever asked for.
-    pub fn new(name: &str, unit: Unit, against: &str, [baseline, bdnfs]: [Samples; 2]) -> Self {
-        let (name, against) = (name.to_owned(), against.to_owned());
-        Self { name, unit, against, baseline, bdnfs, wanted: None, prototypes: Vec::new() }
-    }
-
-    /// The same, and the ratio that is to be reached.
-    pub fn wanting(self, wanted: f64) -> Self {
-        Self { wanted: Some(wanted), ..self }
-    }
-
-    /// The ratio of the medians. Above 1, bdnfs is better.
-    pub fn ratio(&self) -> f64 {
-        let [worse, better] =
-            if self.unit.is_cost() { [&self.bdnfs, &self.baseline] } else { [&self.baseline, &self.bdnfs] };
-        better.median() / worse.median()
-    }
-
-    /// The ratio in each turn.
-    pub fn ratios(&self) -> Samples {
-        if self.unit.is_cost() {
-            self.baseline.beside(&self.bdnfs)
-        } else {
-            self.bdnfs.beside(&self.baseline)
-        }
-    }
-
-    /// How far apart its turns lie, on the side that moved more.
-    pub fn spread(&self) -> f64 {
-        self.baseline.spread().max(self.bdnfs.spread())
-    }
-}
-
-impl Figure {
-    /// A figure without a limit.
-    pub fn new(name: &str, unit: Unit, value: Samples) -> Self {
-        Self { name: name.to_owned(), unit, value, limit: None }
-    }
-}
-
 impl Group {
+    /// Whether as much was measured as in `other`: instructions are the same, however much else was.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let only = |group: &Self| {
+            group.pairs.is_empty() && group.figures.iter().all(|one| one.unit == Unit::Instructions)
+        };
+        self.sizes.same(&other.sizes) || (only(self) && only(other))
+    }
+
     /// The busiest minute before it began, in processes that wanted to run.
     fn load(&self) -> f64 {
         self.load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0)
@@ -197,9 +107,14 @@ impl Group {
 }
 
 impl Report {
-    /// A report without rows. What has not begun after `limit` is not measured any more.
-    pub fn new(machine: Machine, sizes: Sizes, limit: Duration) -> Self {
-        Self { format: FORMAT, machine, sizes, groups: Vec::new(), until: Some(Instant::now() + limit) }
+    /// A report without rows.
+    pub fn new(machine: Machine, sizes: Sizes) -> Self {
+        Self { format: FORMAT, machine, sizes, groups: Vec::new(), until: None }
+    }
+
+    /// From now on no row is begun after `until`.
+    pub fn until(&mut self, until: Instant) {
+        self.until = Some(until);
     }
 
     /// Reads what [`Self::write`] wrote.
@@ -220,6 +135,11 @@ impl Report {
         serde_json::from_str(&text).with_context(other)
     }
 
+    /// Whether both are of the same build of bdnfs.
+    pub fn same_build(&self, other: &Self) -> bool {
+        self.machine.same_build(&other.machine)
+    }
+
     /// Takes over the groups of `earlier`; what is measured again replaces them.
     pub fn keep(&mut self, earlier: Self) {
         self.groups = earlier.groups;
@@ -236,8 +156,9 @@ impl Report {
         self.groups.retain(|group| group.key != key);
         let (key, name, about) = (key.to_owned(), name.to_owned(), about.into());
         let (began, load) = (machine::now(), machine::load());
-        let (contest, took, pairs, figures) = (false, 0.0, Vec::new(), Vec::new());
-        let (growths, missed, sizes) = (Vec::new(), Vec::new(), self.sizes);
+        let (contest, took, stolen, steps) = (false, 0.0, None, Vec::new());
+        let (pairs, figures, growths) = (Vec::new(), Vec::new(), Vec::new());
+        let (missed, sizes) = (Vec::new(), self.sizes);
         self.groups.push(Group {
             key,
             name,
@@ -247,6 +168,8 @@ impl Report {
             began,
             load,
             took,
+            stolen,
+            steps,
             pairs,
             figures,
             growths,
@@ -261,10 +184,10 @@ impl Report {
         }
     }
 
-    /// The group that was begun last took so long.
-    pub fn took(&mut self, time: Duration) {
+    /// The group that was begun last took so long, and so many ticks of the processors.
+    pub fn took(&mut self, time: Duration, ticks: Ticks) {
         if let Some(group) = self.groups.last_mut() {
-            group.took = time.as_secs_f64();
+            (group.took, group.stolen) = (time.as_secs_f64(), Some(ticks.stolen()));
         }
     }
 
@@ -284,11 +207,18 @@ impl Report {
     /// # Errors
     /// Interruption only.
     pub fn measure<R: Into<Rows>>(&mut self, name: &str, measure: impl FnOnce() -> Result<R>) -> Result<()> {
-        if self.until.is_some_and(|until| until < Instant::now()) {
-            self.miss(name, "the time of the run is over; --limit sets it");
+        let begin = Instant::now();
+        if self.until.is_some_and(|until| until < begin) {
+            self.miss(name, "the group's share of the time is over; --limit sets that of all");
             return Ok(());
         }
-        match measure().map(Into::into) {
+        let done = measure().map(Into::into);
+        let seconds = begin.elapsed().as_secs_f64();
+        eprintln!("  {name}: {seconds:.1} s");
+        if let Some(group) = self.groups.last_mut() {
+            group.steps.push(Step { name: name.to_owned(), seconds });
+        }
+        match done {
             Ok(rows) => self.add(rows),
             Err(error) if error.is::<Interrupted>() => return Err(error),
             Err(error) => self.miss(name, format!("{error:#}")),
@@ -341,26 +271,16 @@ impl Report {
     }
 }
 
-/// Tells the ratio of each pair, too, so that a reader of the JSON need not work it out.
-fn with_ratios<S: Serializer>(pairs: &[Pair], serializer: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Told<'a> {
-        #[serde(flatten)]
-        pair: &'a Pair,
-        ratio: f64,
-    }
-    serializer.collect_seq(pairs.iter().map(|pair| Told { pair, ratio: pair.ratio() }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::samples::Samples;
 
     #[test]
     fn a_row_that_fails_says_why_and_the_others_stay() {
-        let mut report = Report::new(Machine::default(), Sizes::FULL, Duration::from_secs(60));
+        let mut report = Report::new(Machine::default(), Sizes::FULL);
         report.group("key", "group", "about it");
-        let side = |rate: f64| [rate].into_iter().collect::<Samples>();
+        let side = |rate: f64| [rate; 2].into_iter().collect::<Samples>();
         let prototype = Prototype { kind: "kind".into(), reached: 1.0, native: 4.0 };
         let pair = Pair::new("a row", Unit::Megabytes, "ext4", [side(2000.0), side(1900.0)]).wanting(0.95);
         let pair = Pair { prototypes: vec![prototype], ..pair };
@@ -375,16 +295,9 @@ mod tests {
     }
 
     #[test]
-    fn what_costs_less_is_better() {
-        let side = |figure: f64| [figure].into_iter().collect::<Samples>();
-        let pair = |unit| Pair::new("row", unit, "other", [side(4.0), side(2.0)]).ratio();
-        assert_eq!((pair(Unit::Seconds), pair(Unit::Files)), (2.0, 0.5));
-    }
-
-    #[test]
     fn a_report_is_read_as_it_was_written() {
         let directory = tempfile::tempdir().unwrap();
-        let mut report = Report::new(Machine::default(), Sizes::QUICK, Duration::from_secs(60));
+        let mut report = Report::new(Machine::default(), Sizes::QUICK);
         report.group("key", "group", "about it");
         let side = |figure: f64| [figure].into_iter().collect::<Samples>();
         let pair = Pair::new("row", Unit::Seconds, "other", [side(4.0), side(2.0)]);
@@ -394,11 +307,12 @@ mod tests {
         report.write(directory.path(), "name").unwrap();
         let read = Report::read(&directory.path().join("name.json")).unwrap();
         assert_eq!(read.markdown("name"), report.markdown("name"));
-        let mut later = Report::new(Machine::default(), Sizes::QUICK, Duration::ZERO);
+        let mut later = Report::new(Machine::default(), Sizes::QUICK);
+        later.until(Instant::now());
         later.keep(read);
         later.group("key", "group", "measured again");
         later.measure("a row", || Ok(Rows::default())).unwrap();
-        assert!(later.markdown("name").contains("a row: the time of the run is over"));
+        assert!(later.markdown("name").contains("a row: the group's share of the time is over"));
         assert!(!later.markdown("name").contains("about it"));
     }
 }

@@ -6,9 +6,9 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::bucket::Bucket;
+use crate::cat::cat;
 use crate::fio::{self, Job, jobs};
-use crate::lab::{self, Lab};
-use crate::local::cat;
+use crate::lab::Lab;
 use crate::probe::{Probe, What};
 use crate::report::{Pair, Report, Rows};
 use crate::samples::Samples;
@@ -123,14 +123,14 @@ fn tasks(lab: &Lab, took: f64, point: &Path) -> Result<Results> {
     let (size, files) = (lab.sizes.size / 8, lab.sizes.small / FEWER);
     let rate = |seconds: f64| size as f64 / 1e6 / seconds;
     let cold = rate(cat(&large)?);
-    lab::drop_caches()?;
+    lab.drop_caches()?;
     let again = rate(cat(&large)?);
     let job = Job { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: RANDOM };
     let random = fio::read(&job, &other, size)?;
     let small = point.join("small");
     let probe = |what, threads| {
         let directory: PathBuf = small.clone();
-        Probe { what, directory, files, per_directory: data::FILES_IN_DIRECTORY, threads, warm: false }.run()
+        Probe { what, directory, files, per_directory: data::FILES_IN_DIRECTORY, threads, hot: None }.run()
     };
     Ok([first, cold, again, random, probe(What::Walk, 1)?, probe(What::Read, 8)?])
 }

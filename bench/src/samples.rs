@@ -52,14 +52,15 @@ impl Samples {
     }
 
     /// How far apart the middle half of them lies, as a part of the median: what says how well the median is known. A single
-    /// odd one of five doesn't count.
+    /// odd one of five doesn't count, and a single one alone says nothing.
     pub fn spread(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         let cut = sorted.len() / 4;
         match &sorted[cut..sorted.len() - cut] {
+            [first, .., last] if first == last => 0.0,
             [first, .., last] => (last - first) / self.median(),
-            _ => 0.0,
+            _ => f64::INFINITY,
         }
     }
 
@@ -131,7 +132,8 @@ mod tests {
         let spread = |samples: &[f64]| samples.iter().copied().collect::<Samples>().spread();
         assert_eq!(spread(&[10.0, 11.0, 9.0, 10.0, 99.0]), 0.1);
         assert_eq!(spread(&[8.0, 10.0, 12.0]), 0.4);
-        assert_eq!(spread(&[8.0]), 0.0);
+        assert_eq!(spread(&[8.0]), f64::INFINITY);
+        assert_eq!(spread(&[0.0, 0.0]), 0.0);
     }
 
     #[test]

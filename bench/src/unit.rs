@@ -24,43 +24,36 @@ pub enum Unit {
     Fetched,
     /// Bytes kept for each byte that was given.
     Kept,
+    /// How many times as much as something else.
+    Times,
     /// Instructions that the processor carried out.
     Instructions,
 }
 
 use Unit::{
     Fetched, Files, Instructions, Kept, Mebibytes, Megabytes, Requests, RequestsPerGib, Seconds,
-    SecondsPerGib,
+    SecondsPerGib, Times,
 };
 
-impl Unit {
-    const ALL: [Self; 10] = [
-        Megabytes,
-        Files,
-        Seconds,
-        SecondsPerGib,
-        Mebibytes,
-        RequestsPerGib,
-        Requests,
-        Fetched,
-        Kept,
-        Instructions,
-    ];
+/// What stands behind a number, in the order of [`Unit`].
+const NAMES: [(Unit, &str); 11] = [
+    (Megabytes, "MB/s"),
+    (Files, "files/s"),
+    (Seconds, "s"),
+    (SecondsPerGib, "s/GiB"),
+    (Mebibytes, "MiB"),
+    (RequestsPerGib, "requests/GiB"),
+    (Requests, "requests"),
+    (Fetched, "bytes fetched/byte read"),
+    (Kept, "bytes kept/byte"),
+    (Times, "times"),
+    (Instructions, "instructions"),
+];
 
+impl Unit {
     /// What stands behind a number.
     pub fn name(self) -> &'static str {
-        match self {
-            Megabytes => "MB/s",
-            Files => "files/s",
-            Seconds => "s",
-            SecondsPerGib => "s/GiB",
-            Mebibytes => "MiB",
-            RequestsPerGib => "requests/GiB",
-            Requests => "requests",
-            Fetched => "bytes fetched/byte read",
-            Kept => "bytes kept/byte",
-            Instructions => "instructions",
-        }
+        NAMES[self as usize].1
     }
 
     /// Whether less is better.
@@ -84,10 +77,8 @@ impl TryFrom<String> for Unit {
     type Error = String;
 
     fn try_from(name: String) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|unit| unit.name() == name)
-            .ok_or_else(|| format!("no unit is called {name}"))
+        let found = NAMES.into_iter().find(|(_, known)| *known == name);
+        found.map(|(unit, _)| unit).ok_or_else(|| format!("no unit is called {name}"))
     }
 }
 
@@ -97,8 +88,9 @@ mod tests {
 
     #[test]
     fn every_unit_has_a_name_of_its_own() {
-        for unit in Unit::ALL {
-            assert_eq!(Unit::try_from(unit.name().to_owned()), Ok(unit));
+        for (index, (unit, name)) in NAMES.into_iter().enumerate() {
+            assert_eq!((unit as usize, unit.name()), (index, name));
+            assert_eq!(Unit::try_from(name.to_owned()), Ok(unit));
         }
         assert!(Unit::try_from("furlongs".to_owned()).is_err());
     }

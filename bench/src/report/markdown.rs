@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{BUSY, Figure, Group, Growth, NOISY, Pair, Prototype, Report};
+use super::{BUSY, Figure, Group, Growth, NOISY, Pair, Prototype, Report, STOLEN};
 use crate::samples::Samples;
 use crate::unit::Unit;
 
@@ -29,16 +29,20 @@ impl Report {
 
     /// Whether the machine was quiet enough.
     pub fn noise(&self) -> String {
-        let pairs = || self.groups.iter().flat_map(|group| &group.pairs);
-        let (all, moved) = (pairs().count(), pairs().filter(|pair| pair.spread() > NOISY).count());
+        let spreads: Vec<f64> = self.groups.iter().flat_map(Group::spreads).collect();
+        let (all, moved) = (spreads.len(), spreads.iter().filter(|spread| **spread > NOISY).count());
         let most = (self.machine.cores() as f64 * BUSY).max(BUSY);
-        let busy = |group: &&Group| group.load() > most;
-        let busy: Vec<_> = self.groups.iter().filter(busy).map(|group| group.name.as_str()).collect();
+        let named = |which: &dyn Fn(&Group) -> bool| {
+            let groups = self.groups.iter().filter(|group| which(group));
+            groups.map(|group| group.name.as_str()).collect::<Vec<_>>()
+        };
+        let (busy, stolen) =
+            (named(&|group| group.load() > most), named(&|group| group.stolen > Some(STOLEN)));
         let mut text = match moved {
-            0 => format!("Quiet: the middle half of the turns of all {all} comparisons lies within 10 %.\n"),
+            0 => format!("Quiet: of all {all} figures, the middle half of the turns lies within 10 %.\n"),
             _ => format!(
-                "**Noisy:** in {moved} of {all} comparisons, marked with ~, the middle half of a side's turns lies further \
-                 than 10 % apart. Their ratios hold no closer than that.\n"
+                "**Too noisy** for {moved} of {all} figures, which are marked with ~: the middle half of their turns lies further \
+                 than 10 % apart, and they hold no closer than that. The others hold.\n"
             ),
         };
         if !busy.is_empty() {
@@ -49,6 +53,15 @@ impl Report {
                 busy.join(", ")
             );
         }
+        if !stolen.is_empty() {
+            let _ = writeln!(
+                text,
+                "**Stolen:** during these groups, other machines on the same hardware took more than {:.0} % of the processors' \
+                 time: {}.",
+                STOLEN * 100.0,
+                stolen.join(", ")
+            );
+        }
         text
     }
 }
@@ -57,7 +70,9 @@ impl Group {
     /// All that there is to say of it, with its plots, whose files' names begin with `stem`.
     pub fn text(&self, stem: &str) -> String {
         let mut text = format!("{}\n", self.about);
-        let _ = write!(text, "\nBegun {} at a load of {}; took {:.0} s.\n", self.began, self.load, self.took);
+        let stolen = self.stolen.map(|part| format!(", of which other machines took {:.1} %", part * 100.0));
+        let (began, load, stolen) = (&self.began, &self.load, stolen.unwrap_or_default());
+        let _ = writeln!(text, "\nBegun {began} at a load of {load}; took {:.0} s{stolen}.", self.took);
         text += &self.tables();
         if !self.missed.is_empty() {
             text += "\nNot measured:\n\n";
@@ -65,10 +80,23 @@ impl Group {
                 let _ = writeln!(text, "- {}: {}", missed.name, missed.why);
             });
         }
+        let steps = self.steps.iter().filter(|step| step.seconds >= 1.0);
+        let steps: Vec<_> = steps.map(|step| format!("{} {:.0}", step.name, step.seconds)).collect();
+        if !steps.is_empty() {
+            let _ = write!(text, "\nSeconds, with preparations: {}.\n", steps.join("; "));
+        }
         for (plot, _) in self.plots() {
             let _ = write!(text, "\n![{}]({stem}-{plot}.svg)\n", self.name);
         }
         text
+    }
+
+    /// How closely each of its figures is known.
+    fn spreads(&self) -> Vec<f64> {
+        let pairs = self.pairs.iter().map(Pair::spread);
+        let figures = self.figures.iter().map(|figure| figure.value.spread());
+        let points = self.growths.iter().flat_map(|growth| &growth.points).map(|(_, value)| value.spread());
+        pairs.chain(figures).chain(points).collect()
     }
 
     /// All tables of its rows.
@@ -140,7 +168,7 @@ impl Group {
 
 impl Pair {
     fn markdown(&self, wanted: bool, prototypes: bool) -> String {
-        let noisy = if self.spread() > NOISY { "~" } else { "" };
+        let noisy = mark(self.spread());
         let mut text = format!(
             "| {} | {} | {} | {} | {noisy}{:.3} |",
             self.name,
@@ -164,7 +192,12 @@ impl Pair {
 impl Figure {
     fn markdown(&self) -> String {
         let limit = self.limit.map(|limit| quantity(limit, self.unit)).unwrap_or_default();
-        format!("| {} | {} | {limit} |\n", self.name, spread(&self.value, self.unit))
+        format!(
+            "| {} | {}{} | {limit} |\n",
+            self.name,
+            mark(self.value.spread()),
+            spread(&self.value, self.unit)
+        )
     }
 }
 
@@ -182,10 +215,15 @@ impl Growth {
             self.unit.name()
         );
         self.points.iter().for_each(|(_, value)| {
-            let _ = write!(text, " {} |", number(value.median()));
+            let _ = write!(text, " {}{} |", mark(value.spread()), number(value.median()));
         });
         text + "\n"
     }
+}
+
+/// What stands before a figure whose turns are spread so far.
+fn mark(spread: f64) -> &'static str {
+    if spread > NOISY { "~" } else { "" }
 }
 
 fn spread(samples: &Samples, unit: Unit) -> String {

@@ -67,12 +67,14 @@ pub const RIVALS: [Rival; 10] = [
     },
 ];
 
-/// Mountpoint's manual: as much throughput as there is, and metadata that is never asked for again.
+/// Mountpoint's manual: as much throughput as there is, and metadata that is never asked for again. Nor is Amazon's service
+/// asked that tells a machine about itself: elsewhere that only costs time.
 fn mount_s3(place: &Place<'_>) -> Command {
     let mut command = run::command("mount-s3");
     command.arg(BUCKET).arg(place.point).args(["--foreground", "--read-only", "--force-path-style"]);
     command.args(["--metadata-ttl", "indefinite", "--maximum-throughput-gbps", "100", "--region", REGION]);
     command.args(["--endpoint-url", place.bucket.server.url()]).envs(place.bucket.server.env());
+    command.env("AWS_EC2_METADATA_DISABLED", "true");
     command
 }
 

@@ -1,0 +1,123 @@
+//! Groups: what is measured in which order, and the share of a run's time that each has.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::lab::Lab;
+use crate::report::Report;
+use crate::{
+    agent, cluster, cold, cost, instructions, limits, loaders, local, memory, mirror, peer, rivals, small,
+    staging,
+};
+
+/// A group of rows. They are measured in this order: what users ask for first comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Only {
+    /// Instructions of the functions that every read passes
+    Hot,
+    /// What this machine can do at the most
+    Limits,
+    /// A local file, beside the disk's own file system
+    Local,
+    /// Other file systems that are installed here
+    Rivals,
+    /// What loads models and data sets, beside the disk's own file system
+    Loaders,
+    /// Making all of it local, beside aws, rclone and curl
+    Staging,
+    /// Downloads from S3, beside curl
+    Cold,
+    /// Copying into the mirror, and staging from it
+    Mirror,
+    /// What a node reads whose neighbour has it
+    Peer,
+    /// Nodes that make the same local at once, with peers and without
+    Cluster,
+    /// How soon the agent is ready, and a job's data
+    Agent,
+    /// Processor, memory and requests, and how they grow
+    Cost,
+    /// Many small files, beside the disk's own file system
+    Small,
+    /// What a tree of a million files costs
+    Memory,
+}
+
+impl Only {
+    /// All of them, in order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::value_variants().iter().copied()
+    }
+
+    /// What it is called on the command line, and in reports.
+    pub fn key(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Its part of the time, in parts of all that are measured: as each takes with the medium sizes.
+    fn share(self) -> u32 {
+        match self {
+            Self::Hot | Self::Limits => 2,
+            Self::Cold | Self::Memory => 5,
+            Self::Staging | Self::Small | Self::Peer => 9,
+            Self::Cost => 10,
+            Self::Local | Self::Loaders | Self::Cluster => 15,
+            Self::Mirror => 16,
+            Self::Rivals | Self::Agent => 18,
+        }
+    }
+
+    /// Measures it.
+    ///
+    /// # Errors
+    /// Interruption only.
+    pub fn measure(self, lab: &Lab, report: &mut Report) -> Result<()> {
+        match self {
+            Self::Limits => limits::measure(lab, report),
+            Self::Local => local::measure(lab, report),
+            Self::Cold => cold::measure(lab, report),
+            Self::Small => small::measure(lab, report),
+            Self::Memory => memory::measure(lab, report),
+            Self::Loaders => loaders::measure(lab, report),
+            Self::Staging => staging::measure(lab, report),
+            Self::Rivals => rivals::measure(lab, report),
+            Self::Mirror => mirror::measure(lab, report),
+            Self::Agent => agent::measure(lab, report),
+            Self::Peer => peer::measure(lab, report),
+            Self::Cluster => cluster::measure(lab, report),
+            Self::Cost => cost::measure(lab, report),
+            Self::Hot => instructions::measure(lab, report),
+        }
+    }
+}
+
+/// Until when each of `groups` may begin a row, in a run that begins at `begin` and is to take `limit`. A group that is slow takes
+/// nothing from those after it but what its last row runs over; one that is fast leaves them more.
+pub fn in_time(groups: &[Only], begin: Instant, limit: Duration) -> Vec<(Only, Instant)> {
+    let all: u32 = groups.iter().map(|group| group.share()).sum();
+    let mut so_far = 0;
+    let until = |group: &Only| {
+        so_far += group.share();
+        (*group, begin + limit * so_far / all)
+    };
+    groups.iter().map(until).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_group_has_its_share_and_all_of_them_the_whole() {
+        let (begin, limit) = (Instant::now(), Duration::from_secs(1000));
+        let groups: Vec<_> = Only::all().collect();
+        let times = in_time(&groups, begin, limit);
+        assert_eq!(times.iter().map(|time| time.0).collect::<Vec<_>>(), groups);
+        assert_eq!(times.last().map(|time| time.1), Some(begin + limit));
+        let ends = std::iter::once(begin).chain(times.iter().map(|time| time.1)).collect::<Vec<_>>();
+        assert!(ends.windows(2).all(|two| two[1] - two[0] >= limit / 100), "{times:?}");
+        assert_eq!(in_time(&[Only::Cold], begin, limit), [(Only::Cold, begin + limit)]);
+    }
+}

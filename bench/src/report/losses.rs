@@ -1,0 +1,90 @@
+//! Losses: where bdnfs is worse than what stands beside it, or misses what is wanted. A page that praises must tell them, too,
+//! and none of them by hand.
+
+use std::fmt::Write;
+
+use super::markdown::quantity;
+use super::{NOISY, Report};
+
+/// From here on a ratio counts as a loss: what lies nearer to 1 is told by no run on any machine.
+const EVEN: f64 = 0.95;
+
+impl Report {
+    /// All of them in a table, the worst first, and below it the limits that are passed.
+    pub fn losses(&self) -> String {
+        let mut text = self.slower();
+        let over = self.groups.iter().flat_map(|group| {
+            let over =
+                group.figures.iter().filter(|one| one.limit.is_some_and(|most| one.value.median() > most));
+            over.map(|one| {
+                let [is, most] = [one.value.median(), one.limit.unwrap_or_default()]
+                    .map(|value| quantity(value, one.unit));
+                format!("- {}, {}: {is}, {most} wanted\n", group.name, one.name)
+            })
+        });
+        let over: Vec<_> = over.collect();
+        if !over.is_empty() {
+            text += "\nOver their limits:\n\n";
+            text += &over.concat();
+        }
+        text
+    }
+
+    fn slower(&self) -> String {
+        let pairs = self.groups.iter().flat_map(|group| group.pairs.iter().map(move |pair| (group, pair)));
+        let mut worse: Vec<_> =
+            pairs.filter(|(_, pair)| pair.ratio() < pair.wanted.unwrap_or(EVEN).max(EVEN)).collect();
+        if worse.is_empty() {
+            return "In no row was bdnfs worse.\n".to_owned();
+        }
+        worse.sort_by(|(_, one), (_, other)| one.ratio().total_cmp(&other.ratio()));
+        let mut text = String::from("| where | what | beside | ratio | wanted |\n|---|---|---|---|---|\n");
+        for (group, pair) in worse {
+            let noisy = if pair.spread() > NOISY { "~" } else { "" };
+            let wanted = pair.wanted.map(|wanted| format!("{wanted:.2}")).unwrap_or_default();
+            // Writing to a string can't fail.
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {noisy}{:.3} | {wanted} |",
+                group.name,
+                pair.name,
+                pair.against,
+                pair.ratio()
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Figure, Pair, Rows};
+    use super::*;
+    use crate::lab::Sizes;
+    use crate::machine::Machine;
+    use crate::samples::Samples;
+    use crate::unit::Unit;
+
+    #[test]
+    fn what_is_worse_is_told_the_worst_first_and_nothing_else() {
+        let mut report = Report::new(Machine::default(), Sizes::QUICK);
+        let side = |rate: f64| [rate; 3].into_iter().collect::<Samples>();
+        let pair = |name: &str, rate| Pair::new(name, Unit::Megabytes, "ext4", [side(100.0), side(rate)]);
+        report.group("key", "Group", "about it");
+        assert_eq!(report.losses(), "In no row was bdnfs worse.\n");
+        let pairs = vec![
+            pair("even", 96.0),
+            pair("slow", 90.0),
+            pair("slower", 40.0),
+            pair("not enough", 300.0).wanting(10.0),
+            pair("allowed", 96.0).wanting(0.85),
+        ];
+        let figure =
+            |limit| Figure { limit: Some(limit), ..Figure::new("memory", Unit::Mebibytes, side(7.0)) };
+        let figures = vec![figure(8.0), figure(6.0)];
+        report.measure("rows", || Ok(Rows { pairs, figures, ..Rows::default() })).unwrap();
+        let table = "| Group | slower | ext4 | 0.400 |  |\n| Group | slow | ext4 | 0.900 |  |\n\
+            | Group | not enough | ext4 | 3.000 | 10.00 |\n\nOver their limits:\n\n- Group, memory: 7.00 MiB, 6.00 MiB wanted\n";
+        assert!(report.losses().ends_with(table), "{}", report.losses());
+    }
+}

@@ -1,0 +1,147 @@
+//! Rows: what a report is made of.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::samples::Samples;
+use crate::unit::Unit;
+
+/// bdnfs beside something else.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Pair {
+    /// What was measured.
+    pub name: String,
+    /// The unit of both sides.
+    pub unit: Unit,
+    /// What bdnfs is compared with.
+    pub against: String,
+    /// How that did.
+    pub baseline: Samples,
+    /// How bdnfs did.
+    pub bdnfs: Samples,
+    /// The ratio of the medians that bdnfs is to reach.
+    pub wanted: Option<f64>,
+    /// How prototypes did on another machine; only the ratios can be compared.
+    pub prototypes: Vec<Prototype>,
+}
+
+/// What a prototype reached on Linux 6.18 with two cores.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Prototype {
+    /// How it worked.
+    pub kind: Cow<'static, str>,
+    /// What it reached, in the unit of its row.
+    pub reached: f64,
+    /// What ext4 reached beside it.
+    pub native: f64,
+}
+
+/// A figure of bdnfs alone.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Figure {
+    /// What was measured.
+    pub name: String,
+    /// Its unit.
+    pub unit: Unit,
+    /// The measurements.
+    pub value: Samples,
+    /// The most that it is to be.
+    pub limit: Option<f64>,
+}
+
+/// How a figure of bdnfs grows along with something.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Growth {
+    /// What was measured.
+    pub name: String,
+    /// Its unit.
+    pub unit: Unit,
+    /// What grows, for example `files`.
+    pub along: String,
+    /// The measurements, by how much of it there was.
+    pub points: Vec<(f64, Samples)>,
+}
+
+/// What one measurement adds to the report.
+#[derive(Debug, Default)]
+pub struct Rows {
+    /// Comparisons.
+    pub pairs: Vec<Pair>,
+    /// Figures.
+    pub figures: Vec<Figure>,
+    /// How figures grow.
+    pub growths: Vec<Growth>,
+}
+
+impl From<Pair> for Rows {
+    fn from(pair: Pair) -> Self {
+        Self { pairs: vec![pair], ..Self::default() }
+    }
+}
+
+impl Pair {
+    /// bdnfs beside `against`, where no ratio was ever asked for.
+    pub fn new(name: &str, unit: Unit, against: &str, [baseline, bdnfs]: [Samples; 2]) -> Self {
+        let (name, against) = (name.to_owned(), against.to_owned());
+        Self { name, unit, against, baseline, bdnfs, wanted: None, prototypes: Vec::new() }
+    }
+
+    /// The same, and the ratio that is to be reached.
+    pub fn wanting(self, wanted: f64) -> Self {
+        Self { wanted: Some(wanted), ..self }
+    }
+
+    /// The ratio of the medians. Above 1, bdnfs is better.
+    pub fn ratio(&self) -> f64 {
+        let [worse, better] =
+            if self.unit.is_cost() { [&self.bdnfs, &self.baseline] } else { [&self.baseline, &self.bdnfs] };
+        better.median() / worse.median()
+    }
+
+    /// The ratio in each turn.
+    pub fn ratios(&self) -> Samples {
+        if self.unit.is_cost() {
+            self.baseline.beside(&self.bdnfs)
+        } else {
+            self.bdnfs.beside(&self.baseline)
+        }
+    }
+
+    /// How closely its ratio is known: how far apart the ratios of its turns lie, or the turns of the side that moved more.
+    /// The lesser counts. What slows a whole turn touches both sides, and leaves their ratio; what slows single measurements
+    /// of many leaves the medians.
+    pub fn spread(&self) -> f64 {
+        self.ratios().spread().min(self.baseline.spread().max(self.bdnfs.spread()))
+    }
+}
+
+impl Figure {
+    /// A figure without a limit.
+    pub fn new(name: &str, unit: Unit, value: Samples) -> Self {
+        Self { name: name.to_owned(), unit, value, limit: None }
+    }
+}
+
+/// Tells the ratio of each pair, too, so that a reader of the JSON need not work it out.
+pub(super) fn with_ratios<S: Serializer>(pairs: &[Pair], serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Told<'a> {
+        #[serde(flatten)]
+        pair: &'a Pair,
+        ratio: f64,
+    }
+    serializer.collect_seq(pairs.iter().map(|pair| Told { pair, ratio: pair.ratio() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_costs_less_is_better() {
+        let side = |figure: f64| [figure].into_iter().collect::<Samples>();
+        let pair = |unit| Pair::new("row", unit, "other", [side(4.0), side(2.0)]).ratio();
+        assert_eq!((pair(Unit::Seconds), pair(Unit::Files)), (2.0, 0.5));
+    }
+}
