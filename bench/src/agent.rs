@@ -37,6 +37,8 @@ const COMMAND: Duration = Duration::from_secs(900);
 const READY: Duration = Duration::from_secs(60);
 /// How long the agent may take to end.
 const END: Duration = Duration::from_secs(60);
+/// How often it is looked for by its lock: the kernel tells locks piece by piece, and one that ends meanwhile hides another.
+const LOOKS: usize = 10;
 /// For how long it is left alone.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -184,14 +186,18 @@ impl Agent {
     }
 
     fn process(&self) -> Result<Process> {
-        Process::daemon(&self.cache).context("the agent is gone")
+        self.found().context("the agent is gone")
+    }
+
+    fn found(&self) -> Option<Process> {
+        (0..LOOKS).find_map(|_| Process::daemon(&self.cache))
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
         // It unmounts what it has, as it would not if it were killed.
-        if let Some(process) = Process::daemon(&self.cache) {
+        if let Some(process) = self.found() {
             process.end(END);
         }
     }

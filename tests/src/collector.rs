@@ -1,0 +1,118 @@
+//! A collector of traces, which speaks OTLP over HTTP.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
+use prost::Message;
+
+use crate::serve::Server;
+
+/// A collector on loopback.
+#[derive(Debug)]
+pub struct Collector {
+    /// To stop and start it.
+    pub server: Server,
+    taken: Arc<Mutex<Taken>>,
+}
+
+/// What was sent to it.
+#[derive(Debug, Default)]
+struct Taken {
+    spans: Vec<Span>,
+    bytes: Vec<u8>,
+    authorized: Vec<String>,
+}
+
+/// A span.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Its name.
+    pub name: String,
+    /// The trace that it belongs to.
+    pub trace: Vec<u8>,
+    /// Itself.
+    pub id: Vec<u8>,
+    /// The span that it is a part of; nothing for one that begins a trace.
+    pub parent: Vec<u8>,
+    /// What is known of it.
+    pub attributes: BTreeMap<String, String>,
+    /// What is known of the process that it comes from.
+    pub resource: BTreeMap<String, String>,
+    /// How many events lie within it.
+    pub events: usize,
+}
+
+impl Collector {
+    /// Starts one.
+    pub fn start() -> Self {
+        let taken = Arc::<Mutex<Taken>>::default();
+        let app = Router::new().route("/v1/traces", post(take)).with_state(Arc::clone(&taken));
+        Self { server: Server::start(app, 0), taken }
+    }
+
+    /// All spans that were sent to it.
+    pub fn spans(&self) -> Vec<Span> {
+        self.taken.lock().expect("nobody panics with it").spans.clone()
+    }
+
+    /// Whether `text` stands anywhere in what was sent to it.
+    pub fn holds(&self, text: &str) -> bool {
+        let taken = self.taken.lock().expect("nobody panics with it");
+        taken.bytes.windows(text.len()).any(|bytes| bytes == text.as_bytes())
+    }
+
+    /// The values of `Authorization` that came with it.
+    pub fn authorized(&self) -> Vec<String> {
+        self.taken.lock().expect("nobody panics with it").authorized.clone()
+    }
+}
+
+async fn take(
+    State(taken): State<Arc<Mutex<Taken>>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> (StatusCode, Vec<u8>) {
+    let Ok(sent) = ExportTraceServiceRequest::decode(body.clone()) else {
+        return (StatusCode::BAD_REQUEST, Vec::new());
+    };
+    let mut taken = taken.lock().expect("nobody panics with it");
+    taken.bytes.extend_from_slice(&body);
+    let authorized = headers.get("authorization").and_then(|value| value.to_str().ok());
+    taken.authorized.extend(authorized.map(str::to_owned));
+    for part in sent.resource_spans {
+        let resource = part.resource.map(|resource| named(resource.attributes)).unwrap_or_default();
+        for span in part.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+            taken.spans.push(Span {
+                name: span.name,
+                trace: span.trace_id,
+                id: span.span_id,
+                parent: span.parent_span_id,
+                attributes: named(span.attributes),
+                resource: resource.clone(),
+                events: span.events.len(),
+            });
+        }
+    }
+    (StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
+}
+
+fn named(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
+    let text = |value: Value| match value {
+        Value::StringValue(text) => text,
+        Value::IntValue(number) => number.to_string(),
+        other => format!("{other:?}"),
+    };
+    let value = |attribute: KeyValue| {
+        (attribute.key, attribute.value.and_then(|any| any.value).map_or_else(String::new, text))
+    };
+    attributes.into_iter().map(value).collect()
+}

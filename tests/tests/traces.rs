@@ -1,0 +1,93 @@
+//! Traces: the way of a request from the kernel to the tier that was asked, as a collector sees it.
+
+use std::fs;
+
+use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::collector::{Collector, Span};
+use bdnfs_tests::s3::Keys;
+use bdnfs_tests::world::World;
+
+const MIB: usize = 1 << 20;
+
+/// The way of one span up to where its trace begins, itself first.
+fn way(spans: &[Span], from: &Span) -> Vec<Span> {
+    let mut way = vec![from.clone()];
+    while let Some(parent) = spans.iter().find(|span| span.id == way[way.len() - 1].parent) {
+        assert_eq!(parent.trace, from.trace);
+        way.push(parent.clone());
+    }
+    way
+}
+
+/// The first way from a tier that was asked to a request of the kernel.
+fn from_tier(spans: &[Span], tier: &str) -> Option<Vec<Span>> {
+    let asked = spans.iter().filter(|span| span.name == "ask" && span.attributes["tier"] == tier);
+    asked.map(|span| way(spans, span)).find(|way| way[way.len() - 1].name == "request")
+}
+
+#[test]
+fn a_read_is_one_trace_from_the_kernel_to_the_tier() {
+    let (world, collector) = (World::new(), Collector::start());
+    let content = world.put("weights", 3 * MIB + 5);
+    let agent = world.machine.agent(&format!("[telemetry]\notlp = \"{}\"", collector.server.url()));
+    let point = world.machine.mount("s3://bucket", "mnt");
+    assert_eq!(fs::read(point.join("weights")).unwrap(), content);
+    world.machine.umount(&point);
+    // What is left is sent at the end.
+    agent.end();
+    let spans = collector.spans();
+    let way = from_tier(&spans, "origin").unwrap_or_else(|| panic!("no way from a tier: {spans:#?}"));
+    let names: Vec<_> = way.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(names, ["ask", "flight", "request"], "{way:#?}");
+    let request = &way[2];
+    assert!(
+        request.parent.is_empty() && request.attributes["operation"].eq_ignore_ascii_case("read"),
+        "{request:?}"
+    );
+    assert_eq!(way[1].attributes["first"], way[0].attributes["first"]);
+    assert_eq!(request.resource["service.name"], "bdnfs");
+    assert!(spans.iter().all(|span| span.events == 0));
+    let keys = Keys::sample();
+    assert!(!collector.holds(&keys.secret) && !collector.holds(&keys.access));
+}
+
+#[test]
+fn the_environment_names_a_collector_for_a_daemon_and_what_lets_it_in() {
+    let collector = Collector::start();
+    let machine = Machine::new();
+    let directory = machine.directory("source");
+    fs::write(directory.join("file"), vec![7; 2 * MIB]).unwrap();
+    let machine = machine
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.server.url())
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20let-me-in")
+        .env("OTEL_SERVICE_NAME", "weights");
+    let point = machine.mount(&directory, "mnt");
+    assert_eq!(fs::read(point.join("file")).unwrap(), vec![7; 2 * MIB]);
+    machine.umount(&point);
+    eventually("the daemon has sent what it had", || from_tier(&collector.spans(), "origin").is_some());
+    assert_eq!(collector.spans()[0].resource["service.name"], "weights");
+    assert_eq!(collector.authorized()[0], "Bearer let-me-in");
+    assert!(!collector.holds("let-me-in"));
+}
+
+#[test]
+fn a_collector_that_is_away_is_told_of_once_and_harms_nothing() {
+    let (world, mut collector) = (World::new(), Collector::start());
+    let names = ["a", "b"];
+    let contents = names.map(|name| world.put(name, MIB));
+    collector.server.stop();
+    let World { machine, proxy, s3, .. } = world;
+    let _still = (proxy, s3);
+    let machine = machine.env("OTEL_BSP_SCHEDULE_DELAY", "100");
+    let agent = machine.agent(&format!("[telemetry]\notlp = \"{}\"", collector.server.url()));
+    let point = machine.mount("s3://bucket", "mnt");
+    let told = || agent.log().matches("traces can't be sent").count();
+    assert_eq!(fs::read(point.join("a")).unwrap(), contents[0]);
+    eventually("it is told of", || told() == 1);
+    collector.server.resume();
+    assert_eq!(fs::read(point.join("b")).unwrap(), contents[1]);
+    eventually("traces are sent again", || agent.log().contains("again") && !collector.spans().is_empty());
+    assert_eq!(told(), 1);
+    machine.umount(&point);
+    agent.end();
+}
