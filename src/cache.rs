@@ -128,10 +128,14 @@ impl Cache {
     }
 
     fn mark(&self, file: &File, stat: &rustix::fs::Stat) {
-        let used = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_atime.max(0) as u64);
-        if (self.now)().duration_since(used).is_ok_and(|age| age > TOUCH) {
+        if self.was_used_long_ago(stat) {
             io::touch(file);
         }
+    }
+
+    fn was_used_long_ago(&self, stat: &rustix::fs::Stat) -> bool {
+        let used = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_atime.max(0) as u64);
+        (self.now)().duration_since(used).is_ok_and(|age| age > TOUCH)
     }
 
     /// Whether the whole blob is here. Cheaper than [`whole`](Self::whole), and no use of it.
@@ -158,10 +162,10 @@ impl Cache {
         Ok(Arc::new(Partial::open(self.share.layout.clone(), self.room.clone(), *key, size)?))
     }
 
-    /// The same for the blob `key`, if it is whole.
+    /// The same for the blob `key`, if it is whole. Without opening it: there may be a million of them.
     pub fn used_blob(&self, key: &Key) {
-        if let Ok(Some(file)) = self.layout().open_blob(key, Form::Whole) {
-            self.used(&file);
+        if self.layout().stat(key, Form::Whole).is_some_and(|stat| self.was_used_long_ago(&stat)) {
+            io::touch_at(self.layout().blobs(), &Layout::name(key, Form::Whole));
         }
     }
 

@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 
 use bytes::{Bytes, BytesMut};
-use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 /// Reads `len` bytes at `offset`.
 ///
@@ -58,11 +59,21 @@ pub fn begin_writeback(file: &File, offset: u64, len: u64) {
 
 /// Marks `file` as used now. Best effort: a failure makes eviction a little less fair.
 pub fn touch(file: &File) {
-    let times = Timestamps {
-        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-        last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-    };
-    if let Err(error) = rustix::fs::futimens(file, &times) {
+    told(rustix::fs::futimens(file, &USED_NOW));
+}
+
+/// The same for the file `name` in `directory`, which need not be open.
+pub fn touch_at(directory: &OwnedFd, name: &str) {
+    told(rustix::fs::utimensat(directory, name, &USED_NOW, AtFlags::SYMLINK_NOFOLLOW));
+}
+
+const USED_NOW: Timestamps = Timestamps {
+    last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+    last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+};
+
+fn told(touched: rustix::io::Result<()>) {
+    if let Err(error) = touched {
         tracing::debug!(%error, "cannot mark a blob as used");
     }
 }

@@ -135,6 +135,25 @@ fn used_long_ago(file: &File, seconds: i64) {
 }
 
 #[test]
+fn a_blob_is_marked_as_used_by_its_key_unless_it_was_a_moment_ago() {
+    let home = tempfile::tempdir().expect("a directory");
+    let cache = open(home.path(), FREE);
+    let file = fill(&cache, 1, BLOCK).expect("room");
+    let used_at = || rustix::fs::fstat(&file).expect("a file").st_atime;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time").as_secs() as i64;
+    for (before, after) in [(1000, now..i64::MAX), (now - 1, now - 1..now)] {
+        used_long_ago(&file, before);
+        let modified = rustix::fs::fstat(&file).expect("a file").st_mtime;
+        cache.used_blob(&key(1));
+        assert!(after.contains(&used_at()), "{}", used_at());
+        assert_eq!(rustix::fs::fstat(&file).expect("a file").st_mtime, modified);
+    }
+    // What is not here is not made.
+    cache.used_blob(&key(2));
+    assert!(!cache.has(&key(2), 0));
+}
+
+#[test]
 fn tenants_have_one_limit_together_and_a_quota_each() {
     let home = tempfile::tempdir().expect("a directory");
     let limits = Limits { capacity: Some(8 * BLOCK), reserve: 0 };
