@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::daemon::{Daemon, Setup};
+use crate::telemetry::traces::Collector;
 use crate::{cache, runtime};
 
 mod cluster;
@@ -37,9 +38,26 @@ const EXAMPLES: &str = "Examples:
   bdnfs agent --cache-dir /nvme/bdnfs --cache-size 2T
   bdnfs agent --stop";
 
+impl Args {
+    fn configuration(&self) -> Result<Config> {
+        Ok(self.config.as_deref().map(Config::read).transpose()?.unwrap_or_default())
+    }
+
+    /// Who takes the traces of this agent: whom its configuration names, else the environment.
+    pub fn collector(&self) -> Result<Option<Collector>> {
+        if self.stop {
+            return Ok(None);
+        }
+        match self.configuration()?.collector()? {
+            None => Collector::ambient(),
+            named => Ok(named),
+        }
+    }
+}
+
 /// Serves until it is asked to end; or asks the one that does.
 pub fn run(args: &Args) -> Result<()> {
-    let config = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+    let config = args.configuration()?;
     if args.stop {
         return stop::run(config.reached(&args.cache, args.socket.as_deref())?);
     }

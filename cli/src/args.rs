@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::{ArgAction, Parser, Subcommand};
 
+use crate::telemetry::traces::Collector;
 use crate::{
     agent, bench, cache, check, cluster, daemon, holder, job, launch, log, ls, mirror, mount, status, top,
     umount, wait,
@@ -73,7 +74,14 @@ impl Cli {
             Command::Mount(mount) => mount.foreground(),
             _ => false,
         };
-        log::start(serves, self.verbose)?;
+        let collector = match &self.command {
+            Command::Agent(agent) => agent.collector()?,
+            Command::Daemon(_) => Collector::ambient()?,
+            Command::Mount(mount) if mount.foreground() => Collector::ambient()?,
+            _ => None,
+        };
+        // To the end: it is then that the last traces are sent.
+        let _traces = log::start(serves, self.verbose, collector.as_ref())?;
         match self.command {
             Command::Mount(args) => mount::run(*args, self.verbose),
             Command::Umount(args) => umount::run(&args),

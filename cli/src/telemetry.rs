@@ -3,6 +3,7 @@
 pub mod facts;
 mod page;
 mod process;
+pub mod traces;
 
 use std::fmt;
 

@@ -16,6 +16,7 @@ use crate::control::api::MirrorRequest;
 use crate::daemon::Setup;
 use crate::mirror::place;
 use crate::source::Source;
+use crate::telemetry::traces::Collector;
 use crate::{access, cache, control, secrets, text};
 
 /// What stands in the file. All of it may be left out.
@@ -80,6 +81,8 @@ struct Mirror {
 struct Telemetry {
     /// Where metrics and health are served over TCP, too: an address of this machine's own.
     listen: Option<SocketAddr>,
+    /// The collector that takes traces over OTLP.
+    otlp: Option<String>,
 }
 
 impl Config {
@@ -95,6 +98,11 @@ impl Config {
             let line = e.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
             anyhow::anyhow!("line {line}: {}", e.message())
         })
+    }
+
+    /// The collector that takes its traces, if it names one.
+    pub fn collector(&self) -> Result<Option<Collector>> {
+        self.telemetry.otlp.as_deref().map(Collector::at).transpose().context("telemetry.otlp")
     }
 
     /// The socket of the agent that has this configuration. What `cache` and `socket` say goes before what stands here.
@@ -208,6 +216,16 @@ mod tests {
             let error = crate::text::line(&setup(text).expect_err(text));
             assert!(error.contains(told), "{error}");
         }
+    }
+
+    #[test]
+    fn a_collector_is_named_by_a_url() {
+        let collector = |text: &str| Config::parse(text).and_then(|config| config.collector());
+        assert_eq!(collector("").expect("nothing"), None);
+        let named = collector("[telemetry]\notlp = \"http://collector:4318\"").expect("a URL");
+        assert_eq!(named, Some(Collector::at("http://collector:4318").expect("a URL")));
+        let error = crate::text::line(&collector("[telemetry]\notlp = \"collector\"").expect_err("no URL"));
+        assert!(error.starts_with("telemetry.otlp: "), "{error}");
     }
 
     #[test]

@@ -51,7 +51,11 @@ impl Collector {
     }
 
     /// The one that the environment names, as is usual for all that speaks OTLP.
-    pub fn ambient(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+    pub fn ambient() -> Result<Option<Self>> {
+        Self::named(|name| std::env::var(name).ok())
+    }
+
+    fn named(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let [exact, base] = AMBIENT;
         let named = |name: &str| variable(name).filter(|value| !value.is_empty());
         if let Some(url) = named(exact) {
@@ -206,7 +210,7 @@ mod tests {
         let ambient = |pairs: &'static [(&str, &str)]| {
             let find =
                 |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-            Collector::ambient(find).map(|found| found.map(|Collector(url)| url.to_string()))
+            Collector::named(find).map(|found| found.map(|Collector(url)| url.to_string()))
         };
         assert_eq!(ambient(&[(AMBIENT[1], "")]).expect("nothing"), None);
         let both = ambient(&[(AMBIENT[1], "http://a"), (AMBIENT[0], "http://b/exact")]);
