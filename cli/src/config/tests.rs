@@ -67,8 +67,59 @@ fn what_is_broken_is_told_with_its_line() {
             "is no YAML: while parsing node, found unknown anchor; a text that begins with '*' or '&' has to be quoted",
         ),
         (Format::Yaml, "a: 1\n---\nb: 2\n", 2, "begins a second document; only one is read"),
-        (Format::Yaml, "a: b\n? [x]\n: y\n", 2, "has something else than a text for a key"),
-        (Format::Yaml, "a: !!python/name x\n", 1, "has a tag that is not known"),
+        (
+            Format::Yaml,
+            "a: b\n? [x]\n: y\n",
+            2,
+            "has something else than a text for a key; quote what is meant as one",
+        ),
+        (
+            Format::Yaml,
+            "a: b\nyes: y\n",
+            2,
+            "has something else than a text for a key; quote what is meant as one",
+        ),
+        (Format::Yaml, "a: !!python/name x\n", 1, "has a tag that is not known, or not for such a value"),
+        (Format::Yaml, "a: !!seq {b: c}\n", 1, "has a tag that is not known, or not for such a value"),
+        (Format::Yaml, "a:\n  - =\n", 2, "has \"=\" by itself, which is no text; quote it"),
+        (Format::Yaml, "a: b\nc: \td\n", 2, "has a tab outside of quotes; write spaces"),
+        (
+            Format::Yaml,
+            "a:\n  - 2024-13-45\n",
+            2,
+            "has \"2024-13-45\", which looks like a number or time and is none; quote it",
+        ),
+        (Format::Yaml, "a: [\n\"b\"\t,\n]\n", 2, "has a tab outside of quotes; write spaces"),
+        (Format::Yaml, "a: b\n\t# c\n", 2, "has a tab outside of quotes; write spaces"),
+        (Format::Yaml, "a: \"\n\u{7}\"\n", 2, "holds the character U+0007, which YAML doesn't take"),
+        (
+            Format::Yaml,
+            "a: b\u{2028}\n",
+            1,
+            "holds U+2028, a line break that editors don't show as one; replace it",
+        ),
+        (Format::Yaml, "a: b\n\u{feff}# c\n", 2, "has a byte order mark (U+FEFF) in its midst; delete it"),
+        (
+            Format::Yaml,
+            "a: b\nc: [model-?.bin]\n",
+            2,
+            "has a text with a '?', or with '|', '>' or ':' at its beginning, within brackets or braces; quote it",
+        ),
+        (Format::Yaml, "a: &x b\n# &x\nc: &x d\n", 3, "has the anchor &x twice"),
+        (
+            Format::Yaml,
+            "a: &é b\n",
+            1,
+            "has an anchor (&) whose name is not of letters, digits, '-' and '_'; a text that begins with '&' has to be quoted",
+        ),
+        (Format::Yaml, "a: [!!str]\n", 1, "has a tag (!) that no space follows"),
+        (Format::Yaml, "%YAML 2.0\n---\na: b\n", 1, "is not of version 1 of YAML"),
+        (
+            Format::Yaml,
+            "%Y.1\n---\na: b\n",
+            1,
+            "has a directive (%) whose name is not of letters, digits, '-' and '_'",
+        ),
         (Format::Yaml, "a: &a [*a]\n", 1, "repeats what is not finished yet"),
         (Format::Yaml, "<<: 1\n", 1, "merges (<<) something else than a mapping"),
         (Format::Yaml, &deep, 1, "has lists or mappings more than 64 deep in each other"),
@@ -86,4 +137,39 @@ fn what_is_broken_is_told_with_its_line() {
         let broken = parse(format, text).expect_err(text);
         assert_eq!(broken, Broken { line, what: what.to_owned() }, "{text}");
     }
+}
+
+/// Numbers as 0, as the vectors have them: no weights have any.
+fn simple(value: &Value) -> Value {
+    match value {
+        Value::Number(_) => Value::from(0),
+        Value::Array(items) => items.iter().map(simple).collect(),
+        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), simple(value))).collect(),
+        other => other.clone(),
+    }
+}
+
+#[test]
+fn yaml_is_what_truss_takes_it_for() {
+    let vectors: Value = serde_json::from_str(include_str!("testdata/yaml.json")).expect("JSON");
+    let cases = vectors["cases"].as_array().expect("cases");
+    assert!(cases.len() > 700);
+    let mut wrong = Vec::new();
+    for case in cases {
+        let text = case["text"].as_str().expect("a text");
+        let verdict = case.get("here").unwrap_or(&case["verdict"]);
+        // A document of nothing is an empty mapping.
+        let empty = case["value"].is_null().then(|| serde_json::json!({}));
+        match parse(Format::Yaml, text) {
+            Ok(document) if verdict == "accept" => {
+                if simple(&document.value) != empty.unwrap_or_else(|| case["value"].clone()) {
+                    wrong.push(format!("{text:?} is {}, not {}", document.value, case["value"]));
+                }
+            }
+            Ok(document) => wrong.push(format!("{text:?} is taken, for {}", document.value)),
+            Err(_) if verdict == "reject" => {}
+            Err(broken) => wrong.push(format!("{text:?} is refused: {}", broken.what)),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,5 +1,8 @@
-//! YAML, as Truss reads it: PyYAML's, so version 1.1, where `on` is no text and `<<` merges.
+//! YAML, as Truss reads it: PyYAML's, so version 1.1, where `on` is no text and `<<` merges. The parser here is one of version
+//! 1.2: [`margin`] gives it what only that forbids, and [`older`] finds what only 1.1 does.
 
+mod margin;
+mod older;
 mod scalar;
 
 use std::collections::HashMap;
@@ -14,6 +17,8 @@ use super::{Broken, Document, MOST, too_deep};
 const MERGE: &str = "<<";
 
 pub(super) fn parse(text: &str) -> Result<Document, Broken> {
+    let text = &*margin::widened(text)?;
+    older::judge(text)?;
     let mut reader = Reader {
         events: Parser::new_from_str(text),
         anchors: HashMap::new(),
@@ -67,10 +72,16 @@ impl<'a> Reader<'a> {
         let (anchor, value) = match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let value = scalar::value(&text, style, tag.as_deref());
-                (anchor, value.ok_or_else(|| Broken { line, what: "has a tag that is not known".into() })?)
+                (anchor, value.map_err(|what| Broken { line, what })?)
             }
-            Event::SequenceStart(anchor, _) => (anchor, self.list(line, place, depth)?),
-            Event::MappingStart(anchor, _) => (anchor, self.mapping(line, place, depth)?),
+            Event::SequenceStart(anchor, tag) => {
+                scalar::collection(tag.as_deref(), "seq").map_err(|what| Broken { line, what })?;
+                (anchor, self.list(line, place, depth)?)
+            }
+            Event::MappingStart(anchor, tag) => {
+                scalar::collection(tag.as_deref(), "map").map_err(|what| Broken { line, what })?;
+                (anchor, self.mapping(line, place, depth)?)
+            }
             Event::Alias(anchor) => (0, self.repeat(anchor, line)?),
             _ => return Err(Broken { line, what: "is not where a value can be".into() }),
         };
@@ -98,28 +109,48 @@ impl<'a> Reader<'a> {
         let mut map = Map::new();
         let mut merged = Vec::new();
         loop {
-            let (key, plain, line) = match self.inner(from)? {
-                (Event::MappingEnd, _) => break,
-                (Event::Scalar(text, style, ..), line) => (text.into_owned(), scalar::is_plain(style), line),
-                (_, line) => {
-                    return Err(Broken { line, what: "has something else than a text for a key".into() });
-                }
-            };
+            let (event, line) = self.inner(from)?;
+            if event == Event::MappingEnd {
+                break;
+            }
+            let (key, merges) = self.key(event, line)?;
             let place = place.key(&key);
             let (event, at) = self.inner(line)?;
             let value = self.node(event, at, &place, depth)?;
             // A finding is sought where its key is.
             self.document.note(&place, line)?;
-            if key == MERGE && plain {
+            if merges {
                 merged.push((value, line));
             } else if map.insert(key, value).is_some() {
                 self.document.findings.warn(&place, "is there twice; the last one counts");
             }
         }
-        for (value, line) in merged {
+        // Of several the last one counts, as everywhere; of a list of them the first.
+        for (value, line) in merged.into_iter().rev() {
             self.merge(&mut map, value, line, place)?;
         }
         Ok(Value::Object(map))
+    }
+
+    /// A key, and whether it is the one that merges.
+    fn key(&mut self, event: Event<'a>, line: usize) -> Result<(String, bool), Broken> {
+        let none = "has something else than a text for a key; quote what is meant as one";
+        let (value, anchor) = match event {
+            Event::Scalar(text, style, ..) if text == MERGE && scalar::is_plain(style) => {
+                return Ok((MERGE.into(), true));
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                let value = scalar::value(&text, style, tag.as_deref());
+                (value.map_err(|what| Broken { line, what })?, anchor)
+            }
+            Event::Alias(anchor) => (self.repeat(anchor, line)?, 0),
+            _ => return Err(Broken { line, what: none.into() }),
+        };
+        let Value::String(key) = value else { return Err(Broken { line, what: none.into() }) };
+        if anchor > 0 {
+            self.anchors.insert(anchor, Value::from(&*key));
+        }
+        Ok((key, false))
     }
 
     /// Adds what `map` doesn't say itself.
