@@ -98,7 +98,7 @@ impl Auth {
                 given.insert(key.to_owned(), Value::from(text));
             }
         }
-        let written = fields.required(METHOD, found)?.to_ascii_uppercase();
+        let written = fields.required(METHOD, found)?.to_uppercase();
         let Some((method, needed)) = METHODS.into_iter().find(|(name, _)| *name == written) else {
             let known = METHODS.map(|(name, _)| name).join(", ");
             found.reject(&fields.place.key(METHOD), format!("is no method; write one of {known}"));

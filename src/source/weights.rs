@@ -108,6 +108,9 @@ fn other(document: &Fields<'_>, weights: bool, found: &mut Findings) {
         Some(Value::Object(map)) => !map.is_empty(),
         _ => false,
     };
+    if let Some(value) = document.map.get("model_cache") {
+        fields::list(value, &document.place.key("model_cache"), found);
+    }
     if weights && filled("model_cache") {
         let text = "does not go with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
         found.reject(&document.place.key("model_cache"), text);
@@ -182,7 +185,7 @@ fn normalized(map: &Map<String, Value>) -> Value {
     if let Some(Value::Object(auth)) = map.get_mut(AUTH) {
         *auth = filled(auth, auth::keys());
         if let Some(Value::String(method)) = auth.get_mut(auth::METHOD) {
-            method.make_ascii_uppercase();
+            *method = method.to_uppercase();
         }
     }
     Value::Object(map)

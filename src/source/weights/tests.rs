@@ -196,6 +196,11 @@ fn what_stands_beside_the_weights_is_told() {
             ],
         ),
         (serde_json::json!({"model_cache": [{}], "weights": []}), true, vec![]),
+        (
+            serde_json::json!({"model_cache": null, "weights": []}),
+            true,
+            vec!["reject: model_cache: must be a list, not null"],
+        ),
     ] {
         assert_eq!(said(document, Rules { local, strict: false }), expected);
     }
