@@ -266,15 +266,16 @@ impl Engine {
         if let Some(manifest) = self.blocking(move || Ok(kept(&path, &id))).await? {
             return Ok(manifest);
         }
-        let fault = |e: std::io::Error| Error::disk("cannot keep a manifest in the cache", e);
-        let draft = NamedTempFile::new_in(&manifests).map_err(fault)?;
-        let file = Arc::new(draft.as_file().try_clone().map_err(fault)?);
-        if mirror.copy_manifest(&id, file).await?.is_none() {
+        let place = manifests.clone();
+        let fault = move |e| unkept(&place, e);
+        let draft = NamedTempFile::new_in(&manifests).map_err(&fault)?;
+        let file = Arc::new(draft.as_file().try_clone().map_err(&fault)?);
+        if mirror.copy_manifest(&id, file).await.map_err(|e| e.on_disk(&manifests))?.is_none() {
             let text = format!("the mirror {} lacks the manifest {id}; add the source again", mirror.name());
             return Err(Error::new(Kind::Corrupt, text));
         }
         self.blocking(move || {
-            draft.as_file().sync_all().map_err(fault)?;
+            draft.as_file().sync_all().map_err(&fault)?;
             let file = draft.persist(manifests.join(id.to_string())).map_err(|e| fault(e.error))?;
             Manifest::open(&file)
         })
@@ -333,7 +334,7 @@ fn kept(path: &Path, id: &Digest) -> Option<Manifest> {
 
 /// Writes a manifest under its digest, durably, and opens it.
 fn keep(listing: Listing, manifests: &Path) -> Result<(Digest, Manifest)> {
-    let fault = |e: std::io::Error| Error::disk("cannot keep a manifest in the cache", e);
+    let fault = |e| unkept(manifests, e);
     let mut draft = NamedTempFile::new_in(manifests).map_err(fault)?;
     let mut out = BufWriter::with_capacity(1 << 20, draft.as_file_mut());
     let id = listing.finish(&mut out)?;
@@ -342,4 +343,8 @@ fn keep(listing: Listing, manifests: &Path) -> Result<(Digest, Manifest)> {
     draft.as_file().sync_all().map_err(fault)?;
     let file = draft.persist(manifests.join(id.to_string())).map_err(|e| fault(e.error))?;
     Ok((id, Manifest::open(&file)?))
+}
+
+fn unkept(manifests: &Path, error: std::io::Error) -> Error {
+    Error::disk(format!("cannot keep a manifest in {}", manifests.display()), error)
 }

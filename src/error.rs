@@ -1,6 +1,7 @@
 //! What can go wrong, told by what the caller would do differently.
 
 use std::fmt;
+use std::path::Path;
 
 /// A result of the engine.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -90,6 +91,14 @@ impl Error {
     pub fn within(mut self, outer: impl fmt::Display) -> Self {
         self.context = format!("{outer}: {}", self.context);
         self
+    }
+
+    /// The same failure; if it is one of the local disk, with the directory that it happened in.
+    pub fn on_disk(self, directory: &Path) -> Self {
+        match self.kind {
+            Kind::Disk | Kind::NoSpace => self.within(directory.display()),
+            _ => self,
+        }
     }
 
     /// The same failure, with what to do about it.

@@ -223,7 +223,7 @@ impl Listing {
     ///
     /// # Errors
     /// [`Kind::Invalid`] that names what can't be an entry, [`Kind::NotFound`] when there is no file or none is
-    /// selected, [`Kind::Disk`] and [`Kind::NoSpace`] from `out`.
+    /// selected, [`Kind::Disk`] and [`Kind::NoSpace`] from `out`, which is taken to lie where the records do.
     pub fn finish(mut self, out: &mut dyn Write) -> Result<Digest> {
         let origin = &self.origin;
         if origin.len() > LONGEST_VERSION {
@@ -246,7 +246,7 @@ impl Listing {
                 },
             ));
         }
-        encode(&Ordered { source: origin, run }, out).map_err(|e| e.within(origin))
+        encode(&Ordered { source: origin, run }, out).map_err(|e| e.on_disk(&self.scratch).within(origin))
     }
 }
 

@@ -264,6 +264,35 @@ fn a_disk_without_room_for_a_listing_is_told_and_left_as_it_was() {
 }
 
 #[test]
+fn a_disk_without_room_for_a_manifest_is_told() {
+    // Few enough for memory; their manifest takes megabytes.
+    let crowd = Crowd::start(25_000, 0);
+    let machine = || Machine::new().s3(&crowd.server.url(), &bdnfs_tests::s3::Keys::sample());
+    let says = |source: &str, directory: &Path| {
+        let directory = directory.display();
+        format!(
+            "bdnfs: {source}: {directory}: cannot write the manifest: No space left on device (os error 28)"
+        )
+    };
+    let disk = Tmpfs::new("1m");
+    let line = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://crowd"]).fails(&[]);
+    assert_eq!(line, format!("{}; TMPDIR can name another directory", says("s3://crowd", disk.0.path())));
+    assert_eq!(disk.used(), 0);
+    let disk = Tmpfs::new("1m");
+    let machine = machine().with_cache(&disk.0.path().join("cache"));
+    let point = machine.directory("mnt");
+    let line = machine.try_mount("s3://crowd", &point, &[]).fails(&[]);
+    assert_eq!(
+        line,
+        says(
+            &format!("s3://crowd at {}", crowd.server.url()),
+            &machine.cache().join("tenants/default/manifests")
+        )
+    );
+    assert!(!mounted(&point));
+}
+
+#[test]
 fn a_full_cache_disk_slows_reads_and_fails_a_stage() {
     let disk = Tmpfs::new("16m");
     let mut world = World::new();
