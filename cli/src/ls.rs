@@ -55,7 +55,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let manifest = runtime::command(manifest(args))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
-    walk(&manifest, |line| print(&mut out, args.json, line))?;
+    let name = if args.json { text::exact } else { text::name };
+    walk(&manifest, name, |line| print(&mut out, args.json, line))?;
     if !args.json {
         let (files, size) = (text::files(manifest.files()), text::size(manifest.bytes()));
         writeln!(out, "total: {files}, {size} in {}", manifest.source())?;
@@ -69,7 +70,7 @@ async fn manifest(args: &Args) -> Result<Manifest> {
     let mut listing = Listing::new(origin.name(), args.source.how.patterns()?, &scratch);
     let json = args.json;
     listing.tell_bad(move |path, why| {
-        let bad = text::name(path);
+        let bad = if json { text::exact(path) } else { text::name(path) };
         // That nobody reads it is no reason to say less on the standard error.
         let _ = match serde_json::to_string(&Bad { bad: bad.clone(), why }) {
             Ok(line) if json => writeln!(std::io::stdout(), "{line}"),
@@ -106,8 +107,12 @@ fn file(scratch: &Path) -> Result<File> {
     })
 }
 
-/// Goes through a tree, each directory in the order of its names.
-fn walk(manifest: &Manifest, mut each: impl FnMut(&Line) -> Result<()>) -> Result<()> {
+/// Goes through a tree, each directory in the order of its names; these as `name` writes them.
+fn walk(
+    manifest: &Manifest,
+    name: fn(&[u8]) -> String,
+    mut each: impl FnMut(&Line) -> Result<()>,
+) -> Result<()> {
     let root = 0..1;
     let (mut ahead, mut looked) = (vec![root], 0);
     while let Some(range) = ahead.last_mut() {
@@ -126,9 +131,9 @@ fn walk(manifest: &Manifest, mut each: impl FnMut(&Line) -> Result<()>) -> Resul
                 continue;
             }
             Node::File(slice) => (slice.len, None),
-            Node::Symlink(target) => (target.len() as u64, Some(text::name(target))),
+            Node::Symlink(target) => (target.len() as u64, Some(name(target))),
         };
-        each(&Line { path: text::name(&manifest.path(index)?), size, mtime: entry.mtime.0, target })?;
+        each(&Line { path: name(&manifest.path(index)?), size, mtime: entry.mtime.0, target })?;
     }
     Ok(())
 }

@@ -47,6 +47,11 @@ pub fn name(bytes: &[u8]) -> String {
     }
 }
 
+/// The same for JSON, which has its own way to write control characters.
+pub fn exact(bytes: &[u8]) -> String {
+    std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), str::to_owned)
+}
+
 /// That a pattern is likely misspelt.
 pub fn unmatched(pattern: &str, source: &str) -> String {
     format!("the pattern {pattern:?} matches nothing in {source}")
@@ -114,6 +119,19 @@ mod tests {
         }
         for bad in ["", "h", "1.5h", "-1s", "3w", "99999999999999999999s", "9999999999999999999d"] {
             assert!(span(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_safe_on_a_line_and_exact_in_json() {
+        for (bytes, on_a_line, in_json) in [
+            (&b"a/b.bin"[..], "a/b.bin", "a/b.bin"),
+            ("é\u{2028}".as_bytes(), "é\u{2028}", "é\u{2028}"),
+            (b"a\nb", r"a\nb", "a\nb"),
+            (br"a\nb", r"a\nb", r"a\nb"),
+            (b"a\xff", r"a\xff", r"a\xff"),
+        ] {
+            assert_eq!((&*name(bytes), &*exact(bytes)), (on_a_line, in_json));
         }
     }
 
