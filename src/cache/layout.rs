@@ -5,9 +5,10 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
+use rustix::io::Errno;
 
 use crate::blob::Key;
 use crate::digest::Digest;
@@ -92,6 +93,8 @@ pub struct Layout {
     stamp: Digest,
     /// One bit a shard: names in it changed since they were last made durable.
     renamed: [AtomicU64; 4],
+    /// Shards were made since.
+    grown: AtomicBool,
 }
 
 impl Layout {
@@ -108,14 +111,12 @@ impl Layout {
             std::fs::create_dir_all(directory).map_err(fault)?;
         }
         let blobs_path = home.join("blobs");
-        for shard in 0..=255u8 {
-            std::fs::create_dir_all(blobs_path.join(format!("{shard:02x}"))).map_err(fault)?;
-        }
+        std::fs::create_dir_all(&blobs_path).map_err(fault)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let blobs = rustix::fs::open(&blobs_path, flags, Mode::empty()).map_err(|e| fault(e.into()))?;
         let stamp = stamp(&blobs).map_err(fault)?;
-        let (tenant, renamed) = (tenant.to_owned(), Default::default());
-        Ok(Self { root, tenant, manifests, pins, blobs, stamp, renamed })
+        let (tenant, renamed, grown) = (tenant.to_owned(), Default::default(), AtomicBool::new(false));
+        Ok(Self { root, tenant, manifests, pins, blobs, stamp, renamed, grown })
     }
 
     /// The cache directory.
@@ -138,7 +139,8 @@ impl Layout {
         &self.manifests
     }
 
-    /// The directory that holds the 256 shards of blobs.
+    /// The directory that holds the shards of blobs, up to 256: each is made for its first blob, since making all of them
+    /// takes as long as fetching some MiB does.
     pub fn blobs(&self) -> &OwnedFd {
         &self.blobs
     }
@@ -151,8 +153,7 @@ impl Layout {
 
     /// The path of one of a blob's files, from [`blobs`](Self::blobs).
     pub fn name(key: &Key, form: Form) -> String {
-        let (Key::Content(digest) | Key::Origin(digest)) = key;
-        format!("{:02x}/{key}{}", digest.0[0], form.suffix())
+        format!("{}/{key}{}", shard(key), form.suffix())
     }
 
     /// Opens one of a blob's files for reading; `None` when it is not there.
@@ -163,7 +164,7 @@ impl Layout {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::empty()) {
             Ok(fd) => Ok(Some(fd.into())),
-            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(self.fault("open", key, e)),
         }
     }
@@ -174,9 +175,22 @@ impl Layout {
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
     pub fn create_blob(&self, key: &Key, form: Form) -> Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::RUSR | Mode::WUSR)
-            .map(File::from)
-            .map_err(|e| self.fault("make", key, e))
+        let open = || rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::RUSR | Mode::WUSR);
+        let opened = match open() {
+            Err(Errno::NOENT) => self.make_shard(key).and_then(|()| open()),
+            opened => opened,
+        };
+        opened.map(File::from).map_err(|e| self.fault("make", key, e))
+    }
+
+    /// Makes the shard that `key` lies in, unless somebody has done so meanwhile.
+    fn make_shard(&self, key: &Key) -> rustix::io::Result<()> {
+        match rustix::fs::mkdirat(&self.blobs, shard(key), Mode::RWXU) {
+            Ok(()) => self.grown.store(true, Relaxed),
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// What the disk says of one of a blob's files; `None` when it is not there.
@@ -202,7 +216,7 @@ impl Layout {
     /// [`Kind::Disk`].
     pub fn remove(&self, key: &Key, form: Form) -> Result<()> {
         match rustix::fs::unlinkat(&self.blobs, Self::name(key, form), AtFlags::empty()) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(self.fault("remove", key, e)),
         }
     }
@@ -212,6 +226,7 @@ impl Layout {
     /// # Errors
     /// The disk's own.
     pub fn sync_names(&self) -> io::Result<()> {
+        let grown = self.grown.swap(false, Relaxed);
         let renamed = self.renamed.each_ref().map(|bits| bits.swap(0, Relaxed));
         let shards = (0..=255u8).filter(|shard| renamed[usize::from(shard / 64)] >> (shard % 64) & 1 == 1);
         if shards.clone().count() > FEW_SHARDS {
@@ -222,6 +237,9 @@ impl Layout {
             let directory = rustix::fs::openat(&self.blobs, format!("{shard:02x}"), flags, Mode::empty())?;
             rustix::fs::fsync(directory)?;
         }
+        if grown {
+            rustix::fs::fsync(&self.blobs)?;
+        }
         Ok(())
     }
 
@@ -230,6 +248,12 @@ impl Layout {
         let context = format!("cannot {action} blob {key} in the cache {}", self.root.path.display());
         Error::disk(context, error.into())
     }
+}
+
+/// The name of the directory that the files of a blob lie in.
+fn shard(key: &Key) -> String {
+    let (Key::Content(digest) | Key::Origin(digest)) = key;
+    format!("{:02x}", digest.0[0])
 }
 
 /// What `bytes` of content occupy: whole blocks of a file system. 4 KiB, which nearly all have.
