@@ -24,8 +24,8 @@ struct Arguments {
     /// The port; 0 picks a free one.
     #[arg(long, default_value_t = 9000)]
     port: u16,
-    /// How many milliseconds each request waits, as if the store were elsewhere.
-    #[arg(long, value_name = "MS", default_value_t = 0)]
+    /// How many milliseconds each request waits, as if the store were elsewhere; a crowd answers at once.
+    #[arg(long, value_name = "MS", default_value_t = 0, conflicts_with = "crowd")]
     late: u64,
 }
 
