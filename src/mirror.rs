@@ -23,7 +23,7 @@
 //!   object on condition that it is not there.
 //! - What no ref reaches is deleted ([`gc`]), but nothing younger than a grace, or than anybody at work ([`lease`]).
 //! - Nothing that is read is believed: manifests and records are held against their digests, blocks against their
-//!   checks, and refs and known recipes against their own names.
+//!   checks, refs against the check that they hold and their own names, and known recipes against those.
 
 pub mod catalog;
 pub mod draft;

@@ -5,6 +5,8 @@
 //! conditionally is something that local directories can't. Generations that were replaced stay until they are collected
 //! ([`super::gc`]), so whoever reads one has time to go on.
 
+mod text;
+
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
@@ -38,10 +40,10 @@ pub struct Ref {
     #[serde(default)]
     pub removed: bool,
     /// The snapshot: its manifest's digest.
-    #[serde(with = "text")]
+    #[serde(with = "hex")]
     pub manifest: Digest,
     /// The digest of what the origin listed, with the version of every file.
-    #[serde(with = "text")]
+    #[serde(with = "hex")]
     pub listing: Digest,
     /// How many files it has.
     pub files: u64,
@@ -153,7 +155,7 @@ impl Mirror {
     pub(super) async fn generation(&self, key: &Digest, generation: u64) -> Result<Option<Ref>> {
         let path = self.generation_key(key, generation);
         let Some(got) = self.get(&path).await? else { return Ok(None) };
-        let found: Ref = serde_json::from_slice(&got.bytes).map_err(|e| damaged(self.shown(&path), e))?;
+        let found = text::read(&got.bytes).map_err(|how| damaged(self.shown(&path), how))?;
         if found.key() == *key {
             Ok(Some(found))
         } else {
@@ -166,9 +168,8 @@ impl Mirror {
     /// # Errors
     /// Those of the store.
     pub(super) async fn succeed(&self, generation: u64, next: &Ref) -> Result<bool> {
-        let mut text = serde_json::to_vec_pretty(next)
+        let text = text::write(next)
             .map_err(|e| Error::with(Kind::Invalid, format!("{} can't be a ref", next.source), e))?;
-        text.push(b'\n');
         self.create(&self.generation_key(&next.key(), generation + 1), text.into()).await
     }
 
@@ -229,7 +230,7 @@ impl Mirror {
 }
 
 /// Digests as text.
-mod text {
+mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de};
 
     use crate::digest::Digest;
