@@ -6,7 +6,7 @@ mod resume;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -46,12 +46,23 @@ fn noise(len: u64, seed: u64) -> Bytes {
 }
 
 fn text(len: u64, seed: u64) -> Bytes {
-    let line = |i| format!("{seed} and line {i} of a text that is easily made smaller\n");
-    (0..).flat_map(|i: u64| line(i).into_bytes()).take(len as usize).collect()
+    let mut text = String::new();
+    let mut lines = 0..;
+    while text.len() < len as usize
+        && let Some(i) = lines.next()
+    {
+        text += &format!("{seed} and line {i} of a text that is easily made smaller\n");
+    }
+    Bytes::from(text).slice(..len as usize)
 }
 
-/// A source with every kind of file.
+/// A source with every kind of file. Making it takes long enough to be done once.
 fn files() -> Files {
+    static FILES: LazyLock<Files> = LazyLock::new(make_files);
+    FILES.clone()
+}
+
+fn make_files() -> Files {
     let mut files = Files::from([
         (b"large.bin".to_vec(), noise(3 * BLOCK + 77, 1)),
         (b"large.txt".to_vec(), text(3 * BLOCK + 77, 2)),
