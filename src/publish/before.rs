@@ -1,7 +1,7 @@
 //! What a source was mirrored as before: where one file of a pack has changed, the others are taken from the old pack,
 //! not from the origin.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::blob::Blob;
-use crate::block::{self, Arrival, BLOCK};
+use crate::block::{Arrival, BLOCK};
 use crate::error::Result;
 use crate::fetch::{Ladder, Reach};
 use crate::manifest::{Manifest, Node, Part};
@@ -38,11 +38,8 @@ impl Before {
         let mut content = HashMap::new();
         let packs = self.packs(listing, files).unwrap_or_default();
         for (pack, found) in packs {
-            match self.read(pack).await {
-                // Copied, so that what is not wanted of the pack doesn't stay in memory.
-                Ok(pack) => content.extend(found.into_iter().map(|(file, range)| {
-                    (file, Bytes::copy_from_slice(&pack[range.start as usize..range.end as usize]))
-                })),
+            match self.read(pack, &found).await {
+                Ok(read) => content.extend(read),
                 Err(error) => tracing::debug!(%error, "an old pack is of no use"),
             }
         }
@@ -86,20 +83,37 @@ impl Before {
         })
     }
 
-    /// All of an old pack, verified.
-    async fn read(&self, pack: u32) -> Result<Bytes> {
+    /// The files `found` in an old pack, verified. Only the blocks that they lie in are in memory meanwhile.
+    async fn read(&self, pack: u32, found: &Found) -> Result<HashMap<u32, Bytes>> {
         let blob = self.manifest.blob(pack)?;
-        let content = Mutex::new(vec![0; blob.size as usize]);
+        let blocks = Mutex::new(HashMap::new());
         let accept = async |arrival: Arrival| {
             let known = blob.checks.as_ref().and_then(|checks| checks.get(arrival.index as usize));
             let block = arrival.verify(known)?;
-            let start = (block.index() * BLOCK) as usize;
-            let mut content = content.lock().unwrap_or_else(PoisonError::into_inner);
-            content[start..start + block.bytes().len()].copy_from_slice(block.bytes());
+            let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+            blocks.insert(block.index(), block.bytes().clone());
             Ok(block.index())
         };
-        let blocks = (0..block::count(blob.size)).collect();
-        self.mirror.fetch(&blob, blocks, (Reach::All, Urgency::Stage), PATIENCE, accept).await?;
-        Ok(content.into_inner().unwrap_or_else(PoisonError::into_inner).into())
+        let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| blocks_of(range)).collect();
+        let wanted = wanted.into_iter().collect();
+        self.mirror.fetch(&blob, wanted, (Reach::All, Urgency::Stage), PATIENCE, accept).await?;
+        let blocks = blocks.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(found.iter().filter_map(|(file, range)| Some((*file, cut(&blocks, range)?))).collect())
     }
+}
+
+/// The blocks that `range` touches.
+fn blocks_of(range: &Range<u64>) -> Range<u64> {
+    range.start / BLOCK..range.end.div_ceil(BLOCK)
+}
+
+/// A copy of `range` out of `blocks`, so that what is not wanted of them doesn't stay in memory; `None` where one is missing.
+fn cut(blocks: &HashMap<u64, Bytes>, range: &Range<u64>) -> Option<Bytes> {
+    let mut content = Vec::with_capacity((range.end - range.start) as usize);
+    for index in blocks_of(range) {
+        let (start, end) =
+            (range.start.saturating_sub(index * BLOCK), (range.end - index * BLOCK).min(BLOCK));
+        content.extend_from_slice(blocks.get(&index)?.get(start as usize..end as usize)?);
+    }
+    Some(content.into())
 }

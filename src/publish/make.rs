@@ -27,7 +27,7 @@ use crate::mirror::record::Record;
 use crate::mirror::upload::PART;
 
 /// Up to this size a blob is made in memory, where its digest is known before it is sent, unless that were more than a
-/// quarter of all. It is the size of a full pack.
+/// quarter of all.
 const IN_MEMORY: u64 = 64 << 20;
 /// How many extents of a larger blob are read at once.
 const READS: usize = 4;
