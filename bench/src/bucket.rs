@@ -62,7 +62,7 @@ impl Bucket {
             fs::create_dir(bucket).context("cannot make a bucket")?;
         }
         fill(&directory)?;
-        let server = Server::start(lab, root.path(), link.as_ref(), Duration::ZERO)?;
+        let server = Server::start(lab, root.path(), link.as_ref())?;
         Ok(Self { server, directory, link, root, warmed: Cell::new(None) })
     }
 
@@ -71,8 +71,7 @@ impl Bucket {
     /// # Errors
     /// The server does not start.
     pub fn move_away(&mut self, lab: &Lab, late: Duration) -> Result<()> {
-        self.server = Server::start(lab, self.root.path(), self.link.as_ref(), late)?;
-        Ok(())
+        self.server.move_away(lab, self.root.path(), self.link.as_ref(), late)
     }
 
     /// What bdnfs calls it.

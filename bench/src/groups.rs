@@ -60,12 +60,16 @@ impl Only {
     fn share(self) -> u32 {
         match self {
             Self::Hot | Self::Limits => 2,
-            Self::Cold | Self::Memory => 5,
-            Self::Staging | Self::Small | Self::Peer => 9,
-            Self::Cost => 10,
-            Self::Local | Self::Loaders | Self::Cluster => 15,
-            Self::Mirror => 16,
-            Self::Rivals | Self::Agent => 18,
+            Self::Memory => 4,
+            Self::Cold => 6,
+            Self::Rivals | Self::Staging => 7,
+            Self::Cost => 8,
+            Self::Peer => 11,
+            Self::Small => 14,
+            Self::Local | Self::Loaders => 15,
+            Self::Mirror => 19,
+            Self::Cluster => 23,
+            Self::Agent => 25,
         }
     }
 

@@ -68,7 +68,7 @@ impl Sizes {
 
     /// For a small machine: every row, as often.
     pub const MEDIUM: Self =
-        Self { size: 1 << 30, random: 64 << 20, hot: 1, small: 20_000, listed: 50_000, ..Self::FULL };
+        Self { size: 768 << 20, random: 64 << 20, hot: 1, small: 12_000, listed: 50_000, ..Self::FULL };
 
     /// To see that everything runs.
     pub const QUICK: Self = Self {
@@ -120,7 +120,11 @@ impl Lab {
         let (free, reserve) = machine::free(self.directory.path());
         let needed = bytes + reserve;
         if free < needed {
-            bail!("it needs {} GiB of free disk, and there are {} GiB", needed >> 30, free >> 30);
+            let [needed, reserve, free] =
+                [needed, reserve, free].map(|bytes| bytes as f64 / f64::from(1 << 30));
+            bail!(
+                "it needs {needed:.1} GiB of free disk, {reserve:.1} of which a cache leaves free, and there are {free:.1} GiB"
+            );
         }
         let at = || format!("cannot make a directory in {}", self.directory.path().display());
         TempDir::with_prefix_in(name, self.directory.path()).with_context(at)

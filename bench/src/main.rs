@@ -70,7 +70,7 @@ struct Cli {
     /// Small sizes and three runs: see that everything works; trust no figure
     #[arg(long)]
     quick: bool,
-    /// A quarter of the bytes and fewer files, but every row five times: for a small machine, in less than half an hour
+    /// Less of everything, but every row five times: for a small machine, in half an hour
     #[arg(long, conflicts_with = "quick")]
     medium: bool,
     /// Bytes of a large file, or of all files of a group; by default 4G

@@ -33,7 +33,7 @@ pub struct Server {
     out: File,
     /// What it is asked with.
     ask: PipeWriter,
-    _process: Running,
+    process: Option<Running>,
 }
 
 /// What the server has served.
@@ -74,22 +74,38 @@ pub struct Download {
 }
 
 impl Server {
-    /// Serves the buckets below `root`, behind `link` where there is one, each request so `late`.
+    /// Serves the buckets below `root`, behind `link` where there is one.
     ///
     /// # Errors
     /// The server is not built or does not start.
-    pub fn start(lab: &Lab, root: &Path, link: Option<&Link>, late: Duration) -> Result<Self> {
+    pub fn start(lab: &Lab, root: &Path, link: Option<&Link>) -> Result<Self> {
+        Self::on_port(lab, root, link, Duration::ZERO, "0")
+    }
+
+    /// The same once more, at the same address, each request so `late`: what was mirrored from here is known by where it came from.
+    ///
+    /// # Errors
+    /// The server does not start.
+    pub fn move_away(&mut self, lab: &Lab, root: &Path, link: Option<&Link>, late: Duration) -> Result<()> {
+        let (_, port) = self.url.rsplit_once(':').context("a URL without a port")?;
+        let port = port.trim_end_matches('/').to_owned();
+        drop(self.process.take());
+        *self = Self::on_port(lab, root, link, late, &port)?;
+        Ok(())
+    }
+
+    fn on_port(lab: &Lab, root: &Path, link: Option<&Link>, late: Duration, port: &str) -> Result<Self> {
         if !lab.s3_server.exists() {
             bail!("{} is missing; scripts/bench builds it", lab.s3_server.display());
         }
         let out = tempfile::tempfile().context("cannot make a temporary file")?;
         let (asked, ask) = std::io::pipe().context("cannot make a pipe")?;
         let mut command = link::command(link, &lab.s3_server);
-        command.arg("--root").arg(root).args(["--port", "0"]).stdin(asked);
+        command.arg("--root").arg(root).args(["--port", port]).stdin(asked);
         command.arg("--late").arg(late.as_millis().to_string());
         command.env("AWS_ACCESS_KEY_ID", KEY_ID).env("AWS_SECRET_ACCESS_KEY", SECRET);
         let process = Running::start(&mut command, out.try_clone().context("cannot share a file")?)?;
-        let mut server = Self { url: String::new(), out, ask, _process: process };
+        let mut server = Self { url: String::new(), out, ask, process: Some(process) };
         // Its first line begins with its URL.
         server.url = server.line(0)?.split(' ').next().unwrap_or_default().to_owned();
         Ok(server)
