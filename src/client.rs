@@ -254,6 +254,10 @@ pub(crate) fn transport(error: reqwest::Error) -> Error {
         return Error::new(Kind::Timeout, format!("the server did not answer within {} s", limit.as_secs()));
     } else if is_dns(&error) {
         (Kind::Unavailable, "the server's name can't be resolved")
+    } else if error.is_connect() && is_unvouched(&error) {
+        let text = "the server's certificate is signed by nobody who is trusted here; if that is as it should be, name a \
+                    file with the authority's own certificate";
+        return Error::new(Kind::Unavailable, text);
     } else if error.is_connect() {
         (Kind::Unavailable, "the server can't be reached")
     } else if error.is_redirect() {
@@ -268,6 +272,15 @@ pub(crate) fn transport(error: reqwest::Error) -> Error {
 fn is_dns(error: &reqwest::Error) -> bool {
     let first: &(dyn std::error::Error + 'static) = error;
     std::iter::successors(Some(first), |e| e.source()).any(|layer| layer.to_string() == "dns error")
+}
+
+/// Whether the server's certificate is of no trusted authority, or of one that has only the name of a trusted one. That is
+/// told in words, too.
+fn is_unvouched(error: &reqwest::Error) -> bool {
+    let reason = innermost(error);
+    ["UnknownIssuer", "BadSignature"]
+        .iter()
+        .any(|what| reason.ends_with(&format!("peer certificate: {what}")))
 }
 
 /// What lies at the bottom of an error: the reason, without the layers that passed it on.

@@ -89,6 +89,9 @@ pub struct Args {
     bad_names: BadNames,
 }
 
+/// What a certificate begins with (PEM).
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
 /// Where a bucket's name stands in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum BucketStyle {
@@ -174,7 +177,7 @@ impl Args {
         let secret = auth.as_ref().and_then(Auth::secret);
         let access = Access {
             allow_http: self.allow_http || http,
-            authorities: self.ca_file.as_deref().map(read).transpose()?,
+            authorities: self.ca_file.as_deref().map(authorities).transpose()?,
             requester_pays: self.requester_pays,
             virtual_host: self.bucket_style.map(|style| style == BucketStyle::VirtualHost),
             escape: self.bad_names == BadNames::Escape,
@@ -266,6 +269,15 @@ pub struct Own<'a> {
     pub credentials: &'a Option<PathBuf>,
     /// Name of the secret with them.
     pub secret: &'a Option<String>,
+}
+
+/// The certificates in a file.
+fn authorities(path: &Path) -> Result<String> {
+    let text = read(path).context("--ca-file")?;
+    if !text.contains(CERTIFICATE) {
+        bail!("--ca-file: {} holds no certificate (expected {CERTIFICATE}, once or more)", shown(path));
+    }
+    Ok(text)
 }
 
 /// What `path` holds, which is not long.

@@ -188,6 +188,8 @@ pub(super) fn redirect(attempt: Attempt<'_>, allow_http: bool) -> reqwest::redir
     let from = attempt.previous();
     if from.len() > REDIRECTS {
         attempt.error("there are more than 10 redirects")
+    } else if !matches!(attempt.url().scheme(), "http" | "https") {
+        attempt.error("it leads to what is no web server")
     } else if from.iter().any(|from| exposes(from, attempt.url(), allow_http)) {
         attempt.error("it leads to plain http")
     } else {

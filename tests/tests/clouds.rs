@@ -79,7 +79,11 @@ fn what_is_missing_is_said_at_once() {
             "http://127.0.0.1:1 has no name that a bucket's could",
         ),
         (&["ls", "gs://b", "--requester-pays", "--anonymous"], "no project is given that is billed"),
-        (&["ls", "s3://b", "--ca-file", "/dev/null"], "the certificates to trust are none"),
+        (
+            &["ls", "s3://b", "--ca-file", "/dev/null"],
+            "--ca-file: file /dev/null holds no certificate (expected -----BEGIN CERTIFICATE-----, once or more)",
+        ),
+        (&["ls", "s3://b", "--ca-file", "/none"], "--ca-file: file /none: No such file or directory"),
         (
             &["ls", "azure://a/c", "--credentials", "/dev/null"],
             "the credentials in /dev/null: the Azure credentials are empty",

@@ -235,7 +235,11 @@ async fn redirects_are_followed_but_not_for_ever_nor_to_plain_http_elsewhere() {
         .rule(|request| (request.uri().path() == "/x").then(|| Redirect::temporary("/y").into_response()));
     let blob = pinned(&site.origin, "x").await.expect("pinned");
     assert_eq!(fetched(&site, &blob, 0..7).await.expect("fetch"), "weights");
-    for (to, said) in [("/x", "more than 10 redirects"), ("http://example.org/", "it leads to plain http")] {
+    for (to, said) in [
+        ("/x", "more than 10 redirects"),
+        ("http://example.org/", "it leads to plain http"),
+        ("ftp://127.0.0.1/x", "it leads to what is no web server"),
+    ] {
         site.server.rule(move |_| Some(Redirect::temporary(to).into_response()));
         let error = fetched(&site, &blob, 0..7).await.expect_err("a bad redirect");
         assert_eq!(error.kind(), Kind::Unsupported, "{error}");
