@@ -164,6 +164,11 @@ impl Content {
         self.whole.get().is_some() || self.part().is_some_and(|p| p.presence().state(index) == State::Present)
     }
 
+    /// Waits while it is not clear which node brings what: what nobody waits for should not begin then.
+    pub(crate) async fn calm(&self) {
+        self.ladder().calm(&self.blob).await;
+    }
+
     /// Reads what is local, in memory or on the disk, as pieces in order; `None` when some of it is not here.
     ///
     /// # Errors

@@ -87,6 +87,13 @@ impl Ladder {
         if self.is_shared(blob) && !ours() { Reach::All } else { Reach::Direct }
     }
 
+    /// Waits while it is not clear which node brings what of `blob`: what nobody waits for should not begin then.
+    pub async fn calm(&self, blob: &Blob) {
+        if let Some(tier) = self.tiers.iter().find(|tier| self.is_shared(blob) && tier.waits()) {
+            tier.calm().await;
+        }
+    }
+
     /// Whether it reaches down to the origin.
     pub fn has_origin(&self) -> bool {
         self.tiers.iter().any(|tier| tier.rung() == Rung::Origin)
@@ -184,7 +191,7 @@ impl Ladder {
     /// Refuses to ask `tier` for a node that has come to be the one whom others turn to: what it asks for it must fetch for
     /// all of them, and directly.
     fn check_reach(&self, descent: &Descent<'_>, tier: &dyn Tier) -> Result<()> {
-        let beyond = descent.reach == Reach::All && tier.rung() != Rung::Peer;
+        let beyond = descent.reach == Reach::All && (tier.waits() || tier.rung() != Rung::Peer);
         match descent.missing.first() {
             Some(first)
                 if beyond

@@ -191,6 +191,7 @@ impl Stage {
             if snapshot.strong_count() == 0 {
                 return Err(abandoned());
             }
+            content.calm().await;
             let Some(flight) = content.board(index, LONGEST, Urgency::Stage) else {
                 index += 1;
                 continue;

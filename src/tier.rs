@@ -82,6 +82,11 @@ pub trait Tier: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// Waits while it is not clear which node does what: what nobody waits for should not begin then.
+    fn calm(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Whether this node is the one that others turn to for block `index` of `blob`: then it waits for nobody.
     fn is_ours(&self, _blob: &Blob, _index: u64) -> bool {
         false

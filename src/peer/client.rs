@@ -1,11 +1,14 @@
 //! The client: peers as tiers of a snapshot's ladder.
 
+mod calm;
+mod holder;
 mod incoming;
+mod search;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,7 +28,9 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::tier::{Body, Rung, Tier, Urgency};
 
+pub use holder::{Holder, held};
 use incoming::Incoming;
+use search::Search;
 
 /// How long a peer may take to answer, the connection included (DESIGN, section 6). It answers at once or is out of order:
 /// what takes time comes behind the answer.
@@ -33,13 +38,6 @@ pub const ANSWER: Duration = Duration::from_secs(1);
 
 /// How often staging asks again where it was told to come back later. A reader goes on to the next tier.
 const BUSY_TRIES: u32 = 3;
-
-/// For how long what nobody waits for is looked for among those that may own it, while each that is asked turns out to be gone.
-/// As long as gossip may need to notice: most nodes that are cut off together find each other by then.
-const SEARCH: Duration = Duration::from_secs(10);
-
-/// How many snapshots a node says that it has, the newest: what is said is said to all. The owners have all others, too.
-const HOLDS: usize = 64;
 
 /// Brings requests to peers, and the answers back.
 pub trait Link: Send + Sync + fmt::Debug + 'static {
@@ -62,14 +60,8 @@ pub struct Peers {
     figures: Counts,
     /// The snapshots that this node has all of, the newest last.
     holds: Mutex<Vec<u64>>,
-}
-
-/// Announces that this node has all of a snapshot, from when it is told so until it is dropped.
-#[derive(Debug)]
-pub struct Holder {
-    peers: Arc<Peers>,
-    held: u64,
-    announced: AtomicBool,
+    /// Until when it is not waited for calm, because that was in vain.
+    tired: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -127,20 +119,8 @@ struct Seat {
 impl Peers {
     /// The peers of the node `me` among `members`, asked over `link`.
     pub fn new(me: Member, members: Arc<dyn Members>, link: Arc<dyn Link>) -> Arc<Self> {
-        let (health, asked, figures, holds) = Default::default();
-        Arc::new(Self { me, members, link, health, asked, figures, holds })
-    }
-
-    /// What announces that this node has all of the snapshot `snapshot` of `tenant`.
-    pub fn holder(self: &Arc<Self>, tenant: &str, snapshot: &Digest) -> Holder {
-        Holder { peers: self.clone(), held: held(tenant, snapshot), announced: AtomicBool::new(false) }
-    }
-
-    fn hold(&self, change: impl FnOnce(&mut Vec<u64>)) {
-        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut holds);
-        let newest = holds.iter().rev().take(HOLDS).copied();
-        self.members.announce(newest.collect());
+        let (health, asked, figures, holds, tired) = Default::default();
+        Arc::new(Self { me, members, link, health, asked, figures, holds, tired })
     }
 
     /// The tiers of the snapshot `snapshot` of `tenant`, in the order in which they are asked: somebody who has all of it,
@@ -195,7 +175,15 @@ impl Peers {
     }
 
     fn is_well(&self, member: &Member) -> bool {
-        member.id == self.me.id || self.health.is_well(&member.id)
+        let back = || {
+            self.members.roll().since(&member.id).is_some_and(|back| self.health.is_back(&member.id, back))
+        };
+        member.id == self.me.id || self.health.is_well(&member.id) || back()
+    }
+
+    /// Whether `member` is no more to be asked: others have noticed, too, or not yet.
+    fn is_lost(&self, member: &Member) -> bool {
+        !self.is_well(member) || self.members.roll().since(&member.id).is_none()
     }
 
     /// Whom `place` stands for now; `None`: nobody, or this node itself.
@@ -303,32 +291,6 @@ impl Peers {
     }
 }
 
-/// What the snapshot `snapshot` of `tenant` is announced as.
-pub fn held(tenant: &str, snapshot: &Digest) -> u64 {
-    token(&[tenant.as_bytes(), &snapshot.0])
-}
-
-impl Holder {
-    /// Announces it.
-    pub fn announce(&self) {
-        if !self.announced.swap(true, Relaxed) {
-            self.peers.hold(|holds| holds.push(self.held));
-        }
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        if self.announced.load(Relaxed) {
-            self.peers.hold(|holds| {
-                if let Some(at) = holds.iter().position(|held| *held == self.held) {
-                    holds.remove(at);
-                }
-            });
-        }
-    }
-}
-
 impl Seat {
     fn group(&self, digest: &Digest, size: u64, index: u64) -> Group {
         Group::of(&self.tenant, digest, size, index)
@@ -358,23 +320,18 @@ impl Tier for Seat {
             };
             let (tenant, snapshot, size) = (self.tenant.clone(), self.snapshot, blob.size);
             let ask = Ask { tenant, snapshot, blob: digest, size, range, role, urgency };
-            let begin = Instant::now();
-            loop {
-                let Some(peer) = self.peers.choose(self.place, group, &self.tenant, &self.snapshot) else {
-                    return Ok(None);
-                };
-                let asked = self.peers.ask(self.place, peer.clone(), ask.clone()).await;
-                let searches = self.waits() && urgency < Urgency::Read && begin.elapsed() < SEARCH;
-                if asked.is_ok() || !searches || self.peers.is_well(&peer) {
-                    return asked;
-                }
-            }
+            let (peers, place) = (self.peers.clone(), self.place);
+            Search { peers, place, group, ask, begin: Instant::now() }.body().await
         }
         .boxed()
     }
 
     fn waits(&self) -> bool {
         matches!(self.place, Place::Owner(_))
+    }
+
+    fn calm(&self) -> BoxFuture<'_, ()> {
+        self.peers.calm().boxed()
     }
 
     fn is_ours(&self, blob: &Blob, index: u64) -> bool {

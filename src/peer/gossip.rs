@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::link::Http;
-use super::members::Members;
+use super::members::{Members, Roll};
 use super::{Member, PROTOCOL};
 use crate::error::{Error, Kind, Result};
 
@@ -53,7 +53,7 @@ pub struct Config {
 /// The members, as gossip tells.
 pub struct Gossip {
     handle: ChitchatHandle,
-    live: Arc<Mutex<Arc<[Arc<Member>]>>>,
+    roll: Arc<Roll>,
     watching: JoinHandle<()>,
     runtime: Handle,
 }
@@ -107,16 +107,17 @@ impl Gossip {
             Error::with(Kind::Unavailable, "cannot talk to the cluster", e.into_boxed_dyn_error())
         };
         let handle = spawn_chitchat(config, announced, &talk).await.map_err(failed)?;
-        let live = Arc::new(Mutex::new(Arc::from([Arc::new(me)])));
+        let roll = Arc::new(Roll::default());
+        roll.set([Arc::new(me)]);
         let mut news = handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
-        let told = live.clone();
+        let told = roll.clone();
         let watching = tokio::spawn(async move {
             while news.changed().await.is_ok() {
                 let members = members(&news.borrow_and_update());
-                *told.lock().unwrap_or_else(PoisonError::into_inner) = members;
+                told.set(members);
             }
         });
-        Ok(Arc::new(Self { handle, live, watching, runtime: Handle::current() }))
+        Ok(Arc::new(Self { handle, roll, watching, runtime: Handle::current() }))
     }
 
     /// Waits until others have been heard and no more of them come, for no longer than `patience`. Who asks nobody yet would
@@ -151,8 +152,8 @@ impl Gossip {
 }
 
 impl Members for Gossip {
-    fn live(&self) -> Arc<[Arc<Member>]> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn roll(&self) -> &Roll {
+        &self.roll
     }
 
     fn announce(&self, holds: Vec<u64>) {
@@ -200,7 +201,7 @@ fn announced(member: &Member) -> Vec<(String, String)> {
 }
 
 /// The members that said enough of themselves. Of two lives of one node the later counts.
-fn members(live: &BTreeMap<ChitchatId, NodeState>) -> Arc<[Arc<Member>]> {
+fn members(live: &BTreeMap<ChitchatId, NodeState>) -> Vec<Arc<Member>> {
     let mut newest = BTreeMap::new();
     for (id, state) in live {
         if let Some(member) = member(id, state) {

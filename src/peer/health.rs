@@ -39,6 +39,7 @@ pub enum Standing {
 
 #[derive(Debug)]
 struct Ill {
+    since: Instant,
     until: Instant,
     rest: Duration,
     banned: bool,
@@ -92,13 +93,33 @@ impl Health {
             return false;
         }
         let rest = ill.get(id).map_or(REST.0, |ill| (ill.rest * 2).min(REST.1));
-        ill.insert(id.to_owned(), Ill { until: now + rest, rest, banned: false });
+        ill.insert(id.to_owned(), Ill { since: now, until: now + rest, rest, banned: false });
         true
+    }
+
+    /// Forgets that `id` did not answer, if that was before `back`: it was out of reach of all, and is there again. True when that
+    /// makes it well.
+    pub fn is_back(&self, id: &str, back: Instant) -> bool {
+        let mut ill = self.lock();
+        let over = ill.get(id).is_none_or(|ill| !ill.banned && ill.since < back);
+        if over {
+            ill.remove(id);
+        }
+        over
+    }
+
+    /// How many of those that `known` knows fell silent lately.
+    pub fn fell_silent(&self, known: impl Fn(&str) -> bool) -> usize {
+        let ill = self.lock();
+        let lately = |ill: &Ill| !ill.banned && ill.since.elapsed() < REST.0;
+        ill.iter().filter(|(id, ill)| lately(ill) && known(id)).count()
     }
 
     /// Notes that `id` sent wrong bytes.
     pub fn lied(&self, id: &str) {
-        self.lock().insert(id.to_owned(), Ill { until: Instant::now() + BAN, rest: REST.0, banned: true });
+        let now = Instant::now();
+        let ban = Ill { since: now, until: now + BAN, rest: REST.0, banned: true };
+        self.lock().insert(id.to_owned(), ban);
     }
 
     /// Notes that `id` did as it should.
@@ -158,6 +179,16 @@ mod tests {
         assert!(!health.is_well("a"), "twice as long");
         health.did_well("a");
         assert!(health.is_well("a"));
+        health.silent("a");
+        assert_eq!(health.fell_silent(|id| id == "a"), 1);
+        assert!(!health.is_back("a", Instant::now()) && !health.is_well("a"), "it was silent then");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(health.is_back("a", Instant::now()) && health.is_well("a"));
+        assert_eq!(health.fell_silent(|_| true), 0);
+        health.lied("b");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!health.is_back("b", Instant::now()), "a liar stays one");
+        tokio::time::advance(Duration::from_millis(1)).await;
         health.lied("b");
         health.did_well("b");
         tokio::time::advance(BAN - Duration::from_millis(1)).await;

@@ -1,5 +1,7 @@
 //! Peers over real connections, and what one can do to another.
 
+mod calm;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -209,6 +211,7 @@ enum Trick {
     WaitForever,
     Garbage,
     Endless,
+    Overlong,
     Swap,
     Cut,
     Refuse,
@@ -255,6 +258,9 @@ impl Link for Tricky {
                     frame(noise(BLOCK)).into_iter().map(|frame| frame.expect("right")).collect::<Vec<_>>();
                 stream::iter(endless.into_iter().cycle().map(Ok)).boxed()
             }
+            Trick::Overlong => stream::iter(frame(right))
+                .chain(stream::repeat_with(move || frame(noise(BLOCK))).flat_map(stream::iter))
+                .boxed(),
             Trick::Swap => stream::iter(frame(swapped())).boxed(),
             Trick::Cut => stream::iter(frame(right.slice(..right.len() / 2))).boxed(),
             Trick::GiveUp => stream::iter([Ok(Frame::Wait.head()), Ok(Frame::End.head())]).boxed(),
@@ -294,6 +300,7 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
         (WaitForever, 11, false),
         (Garbage, 0, true),
         (Endless, 0, true),
+        (Overlong, 0, true),
         (Swap, 0, true),
         (Cut, 0, false),
         (Refuse, 0, false),
@@ -327,6 +334,8 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
             begin.elapsed()
         };
         let took = fetch().await;
+        // Whether more comes behind the last byte is looked at when nobody waits any more.
+        tokio::time::sleep(Duration::from_millis(1)).await;
         assert!(took <= Duration::from_secs(seconds) + Duration::from_millis(1), "{trick:?} cost {took:?}");
         assert_eq!(peers.banned().is_empty(), !banned, "{trick:?}");
         let asked = peers.figures().asked;

@@ -1,6 +1,7 @@
 //! Agents on hosts of their own: network namespaces, each with a link, and mutual TLS between them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use bdnfs::error::Result;
@@ -57,18 +58,33 @@ fn a_burst_reads_the_mirror_about_once_and_who_comes_late_hardly_at_all() {
     assert_eq!(late.traffic()["origin"], 0);
 }
 
-/// A member, as good as any by what it says of itself, that gives wrong bytes to whoever asks: zeros, or more than was asked
-/// for.
-#[derive(Debug)]
-struct Liar;
+/// A member, as good as any by what it says of itself, that gives wrong bytes to whoever asks. In turn: zeros; what another blob
+/// has there; and what is right, of the one blob that it has, without an end.
+#[derive(Debug, Default)]
+struct Liar {
+    blob: Bytes,
+    asked: AtomicUsize,
+}
+
+impl Liar {
+    /// One that has the object `key`.
+    fn with(lab: &Lab, key: &str) -> Arc<Self> {
+        let blob = std::fs::read(lab.bucket().join(key)).expect("an object").into();
+        Arc::new(Self { blob, ..Self::default() })
+    }
+}
 
 impl Shelf for Liar {
     fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
         let wanted = (ask.range.end - ask.range.start) as usize;
-        let body = if ask.blob.0[0].is_multiple_of(2) {
-            stream::iter([Ok(Bytes::from(vec![0; wanted]))]).boxed()
-        } else {
-            stream::repeat_with(|| Ok(Bytes::from(vec![0; MIB]))).boxed()
+        let mine =
+            |start: usize| self.blob.slice(start.min(self.blob.len())..self.blob.len().min(start + wanted));
+        let endless = stream::repeat_with(|| Ok(Bytes::from(vec![0; MIB])));
+        let body = match self.asked.fetch_add(1, Relaxed) % 3 {
+            0 => stream::iter([Ok(Bytes::from(vec![0; wanted]))]).boxed(),
+            // Of the one that it has itself, what stands somewhere else.
+            1 => stream::iter([Ok(mine(ask.range.start as usize + 7))]).boxed(),
+            _ => stream::iter([Ok(mine(ask.range.start as usize))]).chain(endless).boxed(),
         };
         async { Ok(Some(body)) }.boxed()
     }
@@ -87,7 +103,7 @@ struct Stranger {
 }
 
 impl Stranger {
-    fn join(lab: &Lab, id: &'static str, protocol: u32, shelf: Option<Liar>) -> Self {
+    fn join(lab: &Lab, id: &'static str, protocol: u32, shelf: Option<Arc<Liar>>) -> Self {
         lab.office.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
         let at = |name: String| lab.office.root().join(name);
         let files = Files {
@@ -102,7 +118,7 @@ impl Stranger {
             let listener = TcpListener::bind(address).await.expect("a port");
             let server = Arc::new(Server::default());
             if let Some(shelf) = shelf {
-                server.host("default", Arc::new(shelf));
+                server.host("default", shelf);
             }
             let (letterbox, letters) = gossip::letterbox();
             server.take_letters(letterbox);
@@ -136,7 +152,8 @@ fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
     lab.publish(&OBJECTS);
     let mut nodes = ["n1", "n2", "n3", "n4", "n5"].map(|id| lab.node(id, "1gbit", ""));
     let full = lab.node("full", "1gbit", "cache_size = \"8MiB\"");
-    let _liar = Stranger::join(&lab, "liar", PROTOCOL, Some(Liar));
+    let lies = Liar::with(&lab, "large");
+    let _liar = Stranger::join(&lab, "liar", PROTOCOL, Some(lies.clone()));
     nodes.iter().chain([&full]).for_each(|node| node.knows(7));
     let frozen = nodes[3].agent().pid();
     std::thread::scope(|scope| {
@@ -171,6 +188,7 @@ fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
     // Everybody has asked the one that owns most.
     let banned = |node: &&Node| node.agent().log().contains("the peer liar at");
     assert!(nodes.iter().filter(banned).count() >= 3, "{}", nodes[0].agent().log());
+    assert!(lies.asked.load(Relaxed) >= 3, "it has told every lie");
     assert_eq!(nodes[0].state("liar").as_deref(), Some("banned"), "{}", nodes[0].agent().log());
 }
 
@@ -180,7 +198,7 @@ fn members_of_another_version_and_those_that_have_nothing_are_got_by() {
     lab.publish(&OBJECTS[1..]);
     let node = lab.node("n1", "1gbit", "");
     // Had it been asked, it would be banned.
-    let _newer = Stranger::join(&lab, "newer", PROTOCOL + 1, Some(Liar));
+    let _newer = Stranger::join(&lab, "newer", PROTOCOL + 1, Some(Arc::default()));
     // One that answers everything with 404, as if it knew no such path.
     let _empty = Stranger::join(&lab, "empty", PROTOCOL, None);
     node.knows(3);

@@ -151,11 +151,28 @@ impl Drop for Incoming {
     fn drop(&mut self) {
         self.peers.asked().remove(&self.number);
         // The end of the answer follows its last byte, and only who has read it can use the connection again.
-        if let (0, Some(mut frames), Ok(runtime)) = (self.due, self.frames.take(), Handle::try_current()) {
+        if let (0, Some(frames), Ok(runtime)) = (self.due, self.frames.take(), Handle::try_current()) {
+            let (peers, peer) = (self.peers.clone(), self.peer.clone());
+            let ended = ended(std::mem::take(&mut self.parser), frames);
             runtime.spawn(async move {
-                let ended = async { while let Some(Ok(_)) = frames.next().await {} };
-                timeout(SILENCE, ended).await.ok();
+                if timeout(SILENCE, ended).await == Ok(false) {
+                    peers.lied(&peer, "more than it was asked for");
+                }
             });
+        }
+    }
+}
+
+/// Whether nothing comes any more but the end of the answer.
+async fn ended(mut parser: Parser, mut frames: BoxStream<'static, Result<Bytes>>) -> bool {
+    loop {
+        match parser.parse() {
+            Ok(Parsed::Sign(_)) => {}
+            Ok(Parsed::Bytes(_)) | Err(_) => return false,
+            Ok(Parsed::More) => match frames.next().await {
+                Some(Ok(piece)) => parser.feed(piece),
+                _ => return true,
+            },
         }
     }
 }

@@ -16,7 +16,7 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::source_key;
 use bdnfs::peer::client::Peers;
 use bdnfs::peer::link::Http;
-use bdnfs::peer::members::Members;
+use bdnfs::peer::members::{Members, Roll};
 use bdnfs::peer::server::{Server, Shelf};
 use bdnfs::peer::wire::Ask;
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
@@ -62,16 +62,15 @@ pub struct Node {
 
 /// What all nodes are told of each other, at once.
 #[derive(Debug, Default)]
-struct Gossip(Mutex<Arc<[Arc<Member>]>>);
+struct Gossip(Roll);
 
 impl Gossip {
     fn change(&self, id: &str, change: impl FnOnce(&mut Member)) {
-        let mut members = self.0.lock().expect("no panic");
-        let mut list: Vec<_> = members.to_vec();
+        let mut list: Vec<_> = self.0.live().to_vec();
         if let Some(member) = list.iter_mut().find(|member| member.id == id) {
             change(Arc::make_mut(member));
         }
-        *members = list.into();
+        self.0.set(list);
     }
 }
 
@@ -83,8 +82,8 @@ struct Told {
 }
 
 impl Members for Told {
-    fn live(&self) -> Arc<[Arc<Member>]> {
-        self.gossip.0.lock().expect("no panic").clone()
+    fn roll(&self) -> &Roll {
+        &self.gossip.0
     }
 
     fn announce(&self, holds: Vec<u64>) {
@@ -172,11 +171,8 @@ impl Cluster {
             holds: Vec::new(),
         };
         let told = Told { gossip: self.members.clone(), me: id.into() };
-        {
-            let mut members = self.members.0.lock().expect("no panic");
-            let all = members.iter().cloned().chain([Arc::new(member.clone())]);
-            *members = all.collect();
-        }
+        let all = self.members.0.live();
+        self.members.0.set(all.iter().cloned().chain([Arc::new(member.clone())]));
         let peers = Peers::new(member, Arc::new(told), Arc::new(Http::plain().expect("a client")));
         let directory = TempDir::with_prefix("bdnfs-node-").expect("a directory");
         let engine = engine(directory.path(), room);

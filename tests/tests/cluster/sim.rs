@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use bdnfs::blob::Blob;
+use bdnfs::blob::{Blob, Key};
 use bdnfs::block::BLOCK;
 use bdnfs::digest::Digest;
 use bdnfs::peer::{Member, PROTOCOL, token};
@@ -23,7 +23,6 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 
 pub use node::Node;
-use node::published;
 
 const TENANT: &str = "t";
 /// How many blocks a blob has: 64 groups.
@@ -41,8 +40,11 @@ pub struct Sim {
     nodes: Mutex<BTreeMap<String, Arc<Node>>>,
     /// Who is on the other side of a partition.
     beyond: Mutex<HashSet<String>>,
-    read: AtomicU64,
+    published: Mutex<Vec<Blob>>,
+    /// Blocks that were read of the mirror, and those that had to be, of each blob in the order of their names.
+    tally: Mutex<Vec<Tally>>,
     beset: AtomicU64,
+    slowest: AtomicU64,
     born: AtomicU64,
     page: Bytes,
 }
@@ -51,6 +53,17 @@ impl std::fmt::Debug for Sim {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Sim")
     }
+}
+
+/// How often the mirror was read for one blob, in blocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Reads, by whomever.
+    pub read: u64,
+    /// Those that nobody can do without. A block is due once when it is published. While the network is cut in two, what
+    /// comes to a side that had none of it can have come from the mirror alone: so a block is due once for each side that
+    /// comes to have it during the cut. What dies with the nodes that had it, and has to be read again, is not due.
+    pub due: u64,
 }
 
 /// What is heard of a node.
@@ -70,8 +83,10 @@ impl Sim {
             dice: Mutex::new(Dice(seed)),
             nodes: Mutex::default(),
             beyond: Mutex::default(),
-            read: AtomicU64::new(0),
+            published: Mutex::default(),
+            tally: Mutex::default(),
             beset: AtomicU64::new(0),
+            slowest: AtomicU64::new(0),
             born: AtomicU64::new(0),
             page: vec![7; BLOCK as usize].into(),
         })
@@ -81,14 +96,35 @@ impl Sim {
         lock(&self.dice).below(below)
     }
 
-    /// Blocks that were read of the mirror, by whomever.
-    pub fn read(&self) -> u64 {
-        self.read.load(Relaxed)
+    /// How often the mirror was read for each of those that were published, in that order.
+    pub fn tally(&self) -> Vec<Tally> {
+        lock(&self.tally).clone()
+    }
+
+    /// Notes that a block of `blob` was read of the mirror.
+    fn read(&self, blob: &Blob) {
+        let number = lock(&self.published).iter().position(|known| known.key == blob.key).expect("published");
+        lock(&self.tally)[number].read += 1;
+    }
+
+    /// All that the mirror has.
+    pub fn published(&self) -> Vec<Blob> {
+        lock(&self.published).clone()
+    }
+
+    /// Whether the network is in two parts.
+    pub fn is_cut(&self) -> bool {
+        !lock(&self.beyond).is_empty()
     }
 
     /// The most requests that any node had under way at once.
     pub fn beset(&self) -> u64 {
         self.beset.load(Relaxed)
+    }
+
+    /// The longest that a node has taken to stage a blob, in seconds.
+    pub fn slowest(&self) -> u64 {
+        self.slowest.load(Relaxed)
     }
 
     pub fn nodes(&self) -> Vec<Arc<Node>> {
@@ -147,14 +183,41 @@ impl Sim {
     /// Cuts some nodes off from the others, for as long as `lasts`. Gossip is as slow to notice as for the dead.
     pub async fn partition(self: &Arc<Self>, nodes: &[Arc<Node>], lasts: Duration) {
         lock(&self.beyond).extend(nodes.iter().map(|node| node.id.clone()));
+        let before = self.shelves();
         self.across(DEATH, Sign::Silence);
         sleep(lasts).await;
+        self.charge(&before);
         let beyond = std::mem::take(&mut *lock(&self.beyond));
         for id in &beyond {
             self.spread(id, NEWS, Sign::Life);
         }
         for node in nodes {
             self.nodes().iter().for_each(|other| self.tell(node, &other.id, NEWS, Sign::Life));
+        }
+    }
+
+    /// Which blocks of each blob somebody has, on either side of the cut.
+    fn shelves(&self) -> Vec<[Vec<bool>; 2]> {
+        let (nodes, beyond) = (self.nodes(), lock(&self.beyond));
+        let mut shelves = vec![[(); 2].map(|()| vec![false; ALL as usize]); lock(&self.published).len()];
+        for node in nodes {
+            let side = usize::from(beyond.contains(&node.id));
+            for (blob, shelves) in self.published().iter().zip(&mut shelves) {
+                node.shelf(blob).into_iter().zip(&mut shelves[side]).for_each(|(has, known)| *known |= has);
+            }
+        }
+        shelves
+    }
+
+    /// Counts what the two sides of a cut had to read since `before`, each by itself.
+    fn charge(&self, before: &[[Vec<bool>; 2]]) {
+        for (number, now) in self.shelves().iter().enumerate() {
+            for index in 0..ALL as usize {
+                let had = |side: usize| before.get(number).is_some_and(|shelves| shelves[side][index]);
+                let came = (0..2).filter(|side| now[*side][index] && !had(*side)).count() as u64;
+                let first = !had(0) && !had(1);
+                lock(&self.tally)[number].due += came - u64::from(first && came > 0);
+            }
         }
     }
 
@@ -195,9 +258,18 @@ impl Sim {
         beyond.contains(from) == beyond.contains(to)
     }
 
-    /// A blob that the mirror has.
-    pub fn publish(&self, name: u64) -> Blob {
-        published(Digest::of(&name.to_le_bytes()))
+    /// A new blob that the mirror has.
+    pub fn publish(&self) -> Blob {
+        let mut all = lock(&self.published);
+        let blob = node::named(Digest::of(&all.len().to_le_bytes()));
+        all.push(blob.clone());
+        lock(&self.tally).push(Tally { read: 0, due: ALL });
+        blob
+    }
+
+    /// The blob with this digest.
+    fn find(&self, digest: Digest) -> Option<Blob> {
+        lock(&self.published).iter().find(|blob| blob.key == Key::Content(digest)).cloned()
     }
 
     /// Has every node stage `blob` at once.

@@ -19,10 +19,14 @@ use bdnfs::peer::wire::{Ask, Role};
 use bdnfs::tier::{Body, Tier, Urgency};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use tokio::time::{Instant, sleep_until};
 
 use super::view::View;
 use super::wire::{Store, Wire};
 use super::{ALL, STREAMS, Sim, TENANT, lock};
+
+/// How long a node waits after it has begun.
+const SETTLED: Duration = Duration::from_secs(4);
 
 /// One of them.
 pub struct Node {
@@ -35,6 +39,7 @@ pub struct Node {
     holders: Mutex<Vec<Holder>>,
     moved: AtomicU64,
     alive: Mutex<bool>,
+    born: Instant,
 }
 
 /// What a node has in memory: requests to others and of others, flights, and those of whom it remembers something.
@@ -55,8 +60,8 @@ struct Held {
     ladder: Ladder,
 }
 
-/// A blob that the mirror has.
-pub fn published(digest: Digest) -> Blob {
+/// A blob of this name.
+pub fn named(digest: Digest) -> Blob {
     let (path, version) = Default::default();
     let (checks, stored) = (vec![Check([0; 32]); ALL as usize].into(), Stored::default());
     Blob {
@@ -86,6 +91,7 @@ impl Node {
             holders: Mutex::default(),
             moved: AtomicU64::new(0),
             alive: Mutex::new(true),
+            born: Instant::now(),
         });
         let wire = Wire { sim: Arc::downgrade(sim), me: member.id.clone() };
         node.peers.set(Peers::new(member, view, Arc::new(wire))).expect("once");
@@ -127,12 +133,18 @@ impl Node {
 
     /// Brings all of a blob, some groups at a time. Ends early if the node does.
     pub async fn stage(self: &Arc<Self>, blob: &Blob) {
+        // A node that has just begun waits until it has heard of the others.
+        sleep_until(self.born + SETTLED).await;
+        let begin = Instant::now();
         let held = self.held(blob);
-        let starts = (0..ALL).step_by(bdnfs::peer::group(ALL) as usize);
-        let flights = stream::iter(starts).for_each_concurrent(STREAMS, |index| {
+        let group = bdnfs::peer::group(ALL);
+        let flights = stream::iter((0..ALL).step_by(group as usize)).for_each_concurrent(STREAMS, |start| {
             let held = held.clone();
+            let absent =
+                move |held: &Held| (start..start + group).find(|i| !lock(&held.present)[*i as usize]);
             async move {
-                while self.is_alive() && !lock(&held.present)[index as usize] {
+                while let Some(index) = absent(&held).filter(|_| self.is_alive()) {
+                    held.ladder.calm(&held.blob).await;
                     if let Some(flight) = held.board(self, None, index) {
                         flight.stored().await.ok();
                     }
@@ -142,11 +154,21 @@ impl Node {
         flights.await;
         if self.is_alive() {
             assert!(lock(&held.present).iter().all(|present| *present));
+            if let Some(sim) = self.sim.upgrade() {
+                sim.slowest.fetch_max(begin.elapsed().as_secs(), Relaxed);
+            }
             let Key::Content(digest) = blob.key else { panic!("by content") };
             let holder = self.peers().holder(TENANT, &digest);
             holder.announce();
             lock(&self.holders).push(holder);
         }
+    }
+
+    /// Which blocks of `blob` it has.
+    pub fn shelf(&self, blob: &Blob) -> Vec<bool> {
+        let Key::Content(digest) = blob.key else { panic!("by content") };
+        let held = lock(&self.blobs).get(&digest).cloned();
+        held.map_or_else(Vec::new, |held| lock(&held.present).clone())
     }
 
     /// Whether it neither makes a request nor waits for one.
@@ -233,7 +255,9 @@ impl Shelf for Rack {
             if !known.as_ref().map_or(ask.role == Role::Owner, gives) {
                 return Ok(None);
             }
-            let held = known.unwrap_or_else(|| node.held(&published(ask.blob)));
+            let Some(held) = known.or_else(|| sim.find(ask.blob).map(|blob| node.held(&blob))) else {
+                return Ok(None);
+            };
             let boarded: Vec<_> = blocks.map(|index| (index, board_direct(&held, &node, index))).collect();
             let body = stream::iter(boarded).then(move |(index, flight)| {
                 let (page, held, node) = (sim.page.clone(), held.clone(), node.clone());

@@ -1,16 +1,16 @@
 //! What a node knows of the others: by and by, as gossip has it.
 
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use bdnfs::peer::Member;
-use bdnfs::peer::members::Members;
+use bdnfs::peer::members::{Members, Roll};
 
 use super::{NEWS, Sign, Sim, lock};
 
 /// What a node knows of the others.
 #[derive(Default)]
 pub struct View {
-    members: Mutex<Arc<[Arc<Member>]>>,
+    roll: Roll,
     pub told: OnceLock<(Weak<Sim>, String)>,
 }
 
@@ -22,20 +22,19 @@ impl std::fmt::Debug for View {
 
 impl View {
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<Member>>)) {
-        let mut members = lock(&self.members);
-        let mut list = members.to_vec();
+        let mut list = self.roll.live().to_vec();
         change(&mut list);
-        *members = list.into();
+        self.roll.set(list);
     }
 
     /// What it says of `id`.
     pub fn of(&self, id: &str) -> Option<Arc<Member>> {
-        lock(&self.members).iter().find(|member| member.id == id).cloned()
+        self.roll.live().iter().find(|member| member.id == id).cloned()
     }
 
     /// How many it tells of.
     pub fn known(&self) -> usize {
-        lock(&self.members).len()
+        self.roll.live().len()
     }
 
     pub fn forget(&self, id: &str) {
@@ -51,8 +50,8 @@ impl View {
 }
 
 impl Members for View {
-    fn live(&self) -> Arc<[Arc<Member>]> {
-        lock(&self.members).clone()
+    fn roll(&self) -> &Roll {
+        &self.roll
     }
 
     fn announce(&self, holds: Vec<u64>) {

@@ -79,18 +79,19 @@ impl Tier for Store {
 
     fn fetch<'a>(
         &'a self,
-        _: &'a Blob,
+        blob: &'a Blob,
         range: Range<u64>,
         _: Urgency,
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             let Some(sim) = self.0.upgrade() else { return Ok(None) };
             sleep(MIRROR).await;
+            let blob = blob.clone();
             let pages = stream::iter(range.step_by(BLOCK as usize)).then(move |_| {
-                let sim = sim.clone();
+                let (sim, blob) = (sim.clone(), blob.clone());
                 async move {
                     sleep(MIRROR_BLOCK).await;
-                    sim.read.fetch_add(1, Relaxed);
+                    sim.read(&blob);
                     Ok(sim.page.clone())
                 }
             });
