@@ -4,6 +4,7 @@
 //! here, whole and durable under its final name.
 
 mod board;
+mod bring;
 mod finish;
 mod lately;
 mod lend;
@@ -14,7 +15,7 @@ mod tests;
 
 use std::fs::File;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +25,6 @@ use futures_util::future::select_ok;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK};
@@ -328,82 +328,6 @@ impl Content {
                 None => index + 1,
             };
         }
-    }
-
-    /// Brings the blocks of a flight: those that the disk still has after an unclean stop, then the others.
-    async fn bring(self: &Arc<Self>, flight: &Arc<Flight>, (reach, urgency): (Reach, Urgency)) -> Result<()> {
-        let (content, boarded) = (self.clone(), flight.clone());
-        let wanted = self.means.runtime.spawn_blocking(move || content.settle(&boarded));
-        let wanted = wanted.await.map_err(lost)?;
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        let patience = if urgency == Urgency::Stage { STAGE_PATIENCE } else { DEADLINE };
-        // Others come for what this node fetches directly: about now.
-        let lent = reach == Reach::Direct && self.ladder().is_shared(&self.blob);
-        let accept = |arrival: Arrival| {
-            // A task of its own, so that it is under way while the flight waits for what comes next.
-            let taken = self.clone().take(flight.clone(), arrival, lent);
-            let accepted = self.means.runtime.spawn(taken.in_current_span());
-            async move { accepted.await.map_err(lost)? }
-        };
-        self.ladder().fetch(&self.blob, wanted, (reach, urgency), patience, accept).await
-    }
-
-    /// Accepts a block as soon as there is a hand free for it.
-    async fn take(self: Arc<Self>, flight: Arc<Flight>, arrival: Arrival, lent: bool) -> Result<u64> {
-        let hand = self.means.hands.clone().acquire_owned().await;
-        let (runtime, span) = (self.means.runtime.clone(), tracing::Span::current());
-        let accepted = runtime.spawn_blocking(move || {
-            let _hand = hand;
-            span.in_scope(|| self.accept(&flight, arrival, lent))
-        });
-        accepted.await.map_err(lost)?
-    }
-
-    /// Settles the doubted blocks of a flight, and answers with those that must be fetched.
-    fn settle(&self, flight: &Flight) -> Vec<u64> {
-        let partial = match self.partial() {
-            Ok(partial) => partial,
-            Err(error) => {
-                flight.unstored(error);
-                return flight.extent().range().collect();
-            }
-        };
-        let mut missing = Vec::new();
-        for index in flight.extent().range() {
-            if partial.presence().state(index) == State::Doubted {
-                let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
-                partial.settle(index, known);
-            }
-            match partial.presence().state(index) {
-                State::Present => flight.land(index, Landing::Stored),
-                _ => missing.push(index),
-            }
-        }
-        missing
-    }
-
-    /// Verifies a block, hands it to who waits for it, and stores it. What is `lent` other nodes want, too.
-    fn accept(&self, flight: &Flight, arrival: Arrival, lent: bool) -> Result<u64> {
-        let index = arrival.index;
-        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
-        let verified = arrival.verify(known)?;
-        if lent || flight.urgency() > Urgency::Stage {
-            self.means.recent.put(self.blob.key, index, verified.bytes().clone());
-        }
-        self.means.moved.fetch_add(1, Relaxed);
-        flight.land(index, Landing::Bytes(verified.bytes().clone()));
-        match self.partial().and_then(|partial| partial.put(&verified)) {
-            Ok(()) => flight.land(index, Landing::Stored),
-            Err(error) => {
-                if self.means.recent.rescue(self.blob.key, index, verified.bytes().clone()) {
-                    tracing::warn!(%error, "a block was delivered but could not be kept; so may others be");
-                }
-                flight.unstored(error);
-            }
-        }
-        Ok(index)
     }
 
     /// The part in the cache, made on first use: a file that is opened and never read costs no disk.

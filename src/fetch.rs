@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use tracing::Instrument;
 
 use crate::blob::Blob;
-use crate::block::{self, Arrival};
+use crate::block::{self, Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, Pace};
 use crate::metrics::Counters;
@@ -323,7 +323,9 @@ impl Blocks {
                     return Ok(self.arrival(whole));
                 }
                 if bytes.is_empty() {
-                    bytes = block::buffer();
+                    // Aligned for the disk, which takes whole blocks only.
+                    bytes =
+                        if want as u64 == BLOCK { block::buffer() } else { BytesMut::with_capacity(want) };
                 }
                 let take = piece.split_to(piece.len().min(want - bytes.len()));
                 bytes.extend_from_slice(&take);

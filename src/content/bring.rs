@@ -1,0 +1,130 @@
+//! Bringing: how the blocks of a flight come to be here.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use tokio::task::JoinHandle;
+use tracing::Instrument;
+
+use crate::block::Arrival;
+use crate::cache::partial::Partial;
+use crate::cache::presence::State;
+use crate::error::Result;
+use crate::fetch::Reach;
+use crate::flight::{Flight, Landing};
+use crate::tier::Urgency;
+
+use super::{Content, DEADLINE, STAGE_PATIENCE, lost};
+
+impl Content {
+    /// Brings the blocks of a flight: those that the disk still has after an unclean stop, then the others.
+    pub(super) async fn bring(
+        self: &Arc<Self>,
+        flight: &Arc<Flight>,
+        (reach, urgency): (Reach, Urgency),
+    ) -> Result<()> {
+        let wanted = match self.part().and_then(|part| lacking(&part, flight)) {
+            Some(wanted) => wanted,
+            None => {
+                let (content, boarded) = (self.clone(), flight.clone());
+                let settled = self.means.runtime.spawn_blocking(move || content.settle(&boarded));
+                settled.await.map_err(lost)?
+            }
+        };
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let patience = if urgency == Urgency::Stage { STAGE_PATIENCE } else { DEADLINE };
+        // Others come for what this node fetches directly: about now.
+        let lent = reach == Reach::Direct && self.ladder().is_shared(&self.blob);
+        let accept = |arrival: Arrival| {
+            // Begun at once, so that it is under way while the flight waits for what comes next.
+            let accepted = match self.means.hands.clone().try_acquire_owned() {
+                Ok(hand) => self.clone().take(hand, flight.clone(), arrival, lent),
+                Err(_) => {
+                    let (content, flight) = (self.clone(), flight.clone());
+                    let waiting = async move {
+                        let hand = content.means.hands.clone().acquire_owned().await;
+                        content.take(hand, flight, arrival, lent).await.map_err(lost)?
+                    };
+                    self.means.runtime.spawn(waiting.in_current_span())
+                }
+            };
+            async move { accepted.await.map_err(lost)? }
+        };
+        self.ladder().fetch(&self.blob, wanted, (reach, urgency), patience, accept).await
+    }
+
+    /// Accepts a block, by a hand that is free for it.
+    fn take(
+        self: Arc<Self>,
+        hand: impl Send + 'static,
+        flight: Arc<Flight>,
+        arrival: Arrival,
+        lent: bool,
+    ) -> JoinHandle<Result<u64>> {
+        let (runtime, span) = (self.means.runtime.clone(), tracing::Span::current());
+        runtime.spawn_blocking(move || {
+            let _hand = hand;
+            span.in_scope(|| self.accept(&flight, arrival, lent))
+        })
+    }
+
+    /// Settles the doubted blocks of a flight, and answers with those that must be fetched.
+    fn settle(&self, flight: &Flight) -> Vec<u64> {
+        let partial = match self.partial() {
+            Ok(partial) => partial,
+            Err(error) => {
+                flight.unstored(error);
+                return flight.extent().range().collect();
+            }
+        };
+        for index in flight.extent().range() {
+            if partial.presence().state(index) == State::Doubted {
+                let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
+                partial.settle(index, known);
+            }
+        }
+        missing(&partial, flight)
+    }
+
+    /// Verifies a block, hands it to who waits for it, and stores it. What is `lent` other nodes want, too.
+    fn accept(&self, flight: &Flight, arrival: Arrival, lent: bool) -> Result<u64> {
+        let index = arrival.index;
+        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
+        let verified = arrival.verify(known)?;
+        if lent || flight.urgency() > Urgency::Stage {
+            self.means.recent.put(self.blob.key, index, verified.bytes().clone());
+        }
+        self.means.moved.fetch_add(1, Relaxed);
+        flight.land(index, Landing::Bytes(verified.bytes().clone()));
+        match self.partial().and_then(|partial| partial.put(&verified)) {
+            Ok(()) => flight.land(index, Landing::Stored),
+            Err(error) => {
+                if self.means.recent.rescue(self.blob.key, index, verified.bytes().clone()) {
+                    tracing::warn!(%error, "a block was delivered but could not be kept; so may others be");
+                }
+                flight.unstored(error);
+            }
+        }
+        Ok(index)
+    }
+}
+
+/// The blocks of a flight that must be fetched, unless some are doubted: to say so takes no disk.
+fn lacking(partial: &Partial, flight: &Flight) -> Option<Vec<u64>> {
+    let doubted = flight.extent().range().any(|index| partial.presence().state(index) == State::Doubted);
+    (!doubted).then(|| missing(partial, flight))
+}
+
+/// The blocks of a flight that are not here. Those that are have landed.
+fn missing(partial: &Partial, flight: &Flight) -> Vec<u64> {
+    let mut missing = Vec::new();
+    for index in flight.extent().range() {
+        match partial.presence().state(index) {
+            State::Present => flight.land(index, Landing::Stored),
+            _ => missing.push(index),
+        }
+    }
+    missing
+}
