@@ -22,8 +22,11 @@ use mounted::{Mounted, RIVALS, Rival};
 
 const ABOUT: &str = "The same bucket on an S3 server on loopback that checks signatures, mounted by bdnfs and by every other \
     file system that is installed here, at the settings that its manual gives for reading fast. Each begins with a mount of its \
-    own and an empty cache, and does the tasks in this order. Cold: nothing of it was read before. Once more: the page cache \
-    was dropped, so what comes back at once was kept on the disk.";
+    own and an empty cache, and does the tasks in this order. Cold: nothing of it was read before, not even \
+    the first byte, which is that of another large file. Once more: the page cache was dropped, so what comes back at once was \
+    kept on the disk.";
+/// The large files: of the first of them one byte is read, which has some file systems fetch all of it.
+const LARGE: [&str; 3] = ["first.bin", "large.bin", "other.bin"];
 /// How many bytes single pages are read from at random. Each is a request for who keeps nothing.
 const RANDOM: u64 = 1 << 20;
 
@@ -62,9 +65,9 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
     }
     let mut failed = Vec::new();
     report.measure("the bucket", || {
-        let bucket = Bucket::new(lab, 2 * size + (files * SMALL) as u64, |directory| {
+        let bucket = Bucket::new(lab, LARGE.len() as u64 * size + (files * SMALL) as u64, |directory| {
             data::tree(&directory.join("small"), files, data::FILES_IN_DIRECTORY, SMALL)?;
-            ["a.bin", "b.bin"].iter().try_for_each(|name| data::file(&directory.join(name), size))
+            LARGE.iter().try_for_each(|name| data::file(&directory.join(name), size))
         })?;
         compare(lab, &bucket, &here, &mut failed)
     })?;
@@ -116,9 +119,9 @@ fn compare(
 
 /// Does all tasks in a mount that took `took` seconds to be there.
 fn tasks(lab: &Lab, took: f64, point: &Path) -> Result<Results> {
-    let (large, other) = (point.join("a.bin"), point.join("b.bin"));
+    let [first, large, other] = LARGE.map(|name| point.join(name));
     let begin = Instant::now();
-    run::run(run::command("head").args(["-c", "1"]).arg(&large), fio::JOB)?;
+    run::run(run::command("head").args(["-c", "1"]).arg(&first), fio::JOB)?;
     let first = took + begin.elapsed().as_secs_f64();
     let (size, files) = (lab.sizes.size / 8, lab.sizes.small / FEWER);
     let rate = |seconds: f64| size as f64 / 1e6 / seconds;
