@@ -37,8 +37,6 @@ const COMMAND: Duration = Duration::from_secs(900);
 const READY: Duration = Duration::from_secs(60);
 /// How long the agent may take to end.
 const END: Duration = Duration::from_secs(60);
-/// How often it is looked for by its lock: the kernel tells locks piece by piece, and one that ends meanwhile hides another.
-const LOOKS: usize = 10;
 /// For how long it is left alone.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -129,7 +127,7 @@ impl Place {
 
     /// Seconds of CPU that the agent takes while nobody asks it for anything.
     fn idle(&self, files: usize) -> Result<Figure> {
-        let agent = self.agent.process()?;
+        let agent = self.agent.process();
         let (begin, before) = (Instant::now(), agent.cpu()?);
         while begin.elapsed() < IDLE {
             interrupt::check()?;
@@ -144,7 +142,7 @@ impl Place {
         let mut times = Samples::default();
         for _ in 0..lab.sizes.runs {
             interrupt::check()?;
-            self.agent.process()?.end(END);
+            self.agent.process().end(END);
             self.agent = Agent::start(lab, self.room.path())?;
             times.push(self.agent.took);
         }
@@ -156,7 +154,7 @@ impl Place {
 /// An agent; it ends when dropped.
 struct Agent {
     cache: PathBuf,
-    _process: Running,
+    running: Running,
     /// Seconds until it was ready.
     took: f64,
 }
@@ -170,11 +168,11 @@ impl Agent {
         let out = tempfile::tempfile().context("cannot make a temporary file")?;
         let begin = Instant::now();
         let mut command = run::command(&lab.bdnfs);
-        let process = Running::start(command.arg("agent").arg("--config").arg(&config), out)?;
+        let running = Running::start(command.arg("agent").arg("--config").arg(&config), out)?;
         while !is_ready(&socket) {
             interrupt::check()?;
-            if process.has_ended() {
-                process.wait(READY)?;
+            if running.has_ended() {
+                running.wait(READY)?;
                 bail!("the agent ended by itself");
             }
             if begin.elapsed() > READY {
@@ -182,24 +180,19 @@ impl Agent {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        Ok(Self { cache, _process: process, took: begin.elapsed().as_secs_f64() })
+        Ok(Self { cache, running, took: begin.elapsed().as_secs_f64() })
     }
 
-    fn process(&self) -> Result<Process> {
-        self.found().context("the agent is gone")
-    }
-
-    fn found(&self) -> Option<Process> {
-        (0..LOOKS).find_map(|_| Process::daemon(&self.cache))
+    /// Its process, and not whoever owns its cache: that may be the next one already.
+    fn process(&self) -> Process {
+        self.running.process()
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
         // It unmounts what it has, as it would not if it were killed.
-        if let Some(process) = self.found() {
-            process.end(END);
-        }
+        self.process().end(END);
     }
 }
 

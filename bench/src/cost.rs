@@ -151,7 +151,7 @@ fn readers(lab: &Lab) -> Result<Rows> {
         along.add(readers, "peak memory of a reader (fio)", Unit::Mebibytes, theirs);
         along.add(readers, "each its part", Unit::Fetched, fetched);
         along.add(readers, "all of them all of it", Unit::Fetched, shared);
-        along.add(readers, "each its part", Unit::RequestsPerGib, requests);
+        along.add(readers, "asked, each its part", Unit::RequestsPerGib, requests);
     }
     Ok(along.rows())
 }

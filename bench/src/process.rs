@@ -8,11 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A process that is not our child.
+/// A process, our child or not.
 #[derive(Clone, Copy, Debug)]
 pub struct Process(Pid);
 
 impl Process {
+    /// That with the number `pid`.
+    pub fn of(pid: Pid) -> Self {
+        Self(pid)
+    }
+
     /// The daemon that has the lock of `cache`, if there is one.
     pub fn daemon(cache: &Path) -> Option<Self> {
         let inode = fs::metadata(cache.join("lock")).ok()?.ino();

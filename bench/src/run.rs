@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::interrupt;
+use crate::process::Process;
 
 /// How soon a signal is noticed while a command runs. The command's own end is noticed at once.
 const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -83,6 +84,11 @@ impl Running {
             bail!("{} ended with {status}: {}", self.what, said.trim_end().replace('\n', "; "));
         }
         Ok(Ran { seconds, cpu, peak, out: self.out.as_mut().map(text).unwrap_or_default() })
+    }
+
+    /// Its process.
+    pub fn process(&self) -> Process {
+        Process::of(self.pid)
     }
 
     /// Whether it has ended.
