@@ -9,6 +9,8 @@
 //! Bytes that crossed a wire become a [`Verified`] in one place only, [`Arrival::verify`], and only a `Verified`
 //! can be stored or given to a reader.
 
+use std::ops::Range;
+
 use blake3::hazmat::{self, HasherExt, Mode};
 use bytes::{Bytes, BytesMut};
 
@@ -32,6 +34,11 @@ pub fn buffer() -> BytesMut {
 /// How many blocks a blob of `size` bytes has.
 pub fn count(size: u64) -> u64 {
     size.div_ceil(BLOCK)
+}
+
+/// The blocks that the bytes `range` of a blob lie in.
+pub fn touched(range: &Range<u64>) -> Range<u64> {
+    range.start / BLOCK..range.end.div_ceil(BLOCK)
 }
 
 /// The byte length of block `index` of a blob of `size` bytes.

@@ -196,7 +196,7 @@ impl Content {
         let bytes = match (self.whole.get(), self.part()) {
             (Some(file), _) => crate::cache::io::read(file, range.start, len)
                 .map_err(|e| Error::disk(format!("cannot read blob {}", self.blob.key), e)),
-            (None, Some(partial)) if blocks_of(&range).all(|i| self.is_present(i)) => {
+            (None, Some(partial)) if block::touched(&range).all(|i| self.is_present(i)) => {
                 partial.read(range.start, len)
             }
             _ => return None,
@@ -230,7 +230,7 @@ impl Content {
         if let Some(error) = self.refuted() {
             return Err(error);
         }
-        let blocks = blocks_of(&range);
+        let blocks = block::touched(&range);
         if let Some(error) = self.lately.failed(&blocks) {
             return Err(error);
         }
@@ -320,7 +320,7 @@ impl Content {
 
     /// Fetches ahead of a sequential reader. Waits for nothing.
     pub fn ahead(self: &Arc<Self>, range: Range<u64>) {
-        let blocks = blocks_of(&range);
+        let blocks = block::touched(&range);
         let mut index = blocks.start;
         while index < blocks.end {
             index = match self.board(index, blocks.end - index, Urgency::Ahead) {
@@ -363,9 +363,4 @@ impl Drop for Content {
 /// The error of work that ended without an answer: it panicked, or its runtime ended.
 fn lost(error: JoinError) -> Error {
     Error::with(Kind::Disk, "work on a blob was lost", error)
-}
-
-/// The blocks that `range` touches.
-fn blocks_of(range: &Range<u64>) -> Range<u64> {
-    range.start / BLOCK..range.end.div_ceil(BLOCK)
 }

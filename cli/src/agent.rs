@@ -13,7 +13,7 @@ mod config;
 mod notify;
 mod stop;
 
-use config::Config;
+pub use config::Config;
 
 /// How the agent is set up. What is said here goes before what the file says.
 #[derive(Debug, clap::Args)]
@@ -39,16 +39,17 @@ const EXAMPLES: &str = "Examples:
   bdnfs agent --stop";
 
 impl Args {
-    fn configuration(&self) -> Result<Config> {
+    /// What its configuration says. To be read once: it may come from a pipe.
+    pub fn configuration(&self) -> Result<Config> {
         Ok(self.config.as_deref().map(Config::read).transpose()?.unwrap_or_default())
     }
 
     /// Who takes the traces of this agent: whom its configuration names, else the environment.
-    pub fn collector(&self) -> Result<Option<Collector>> {
+    pub fn collector(&self, config: &Config) -> Result<Option<Collector>> {
         if self.stop {
             return Ok(None);
         }
-        match self.configuration()?.collector()? {
+        match config.collector()? {
             None => Collector::ambient(),
             named => Ok(named),
         }
@@ -56,8 +57,7 @@ impl Args {
 }
 
 /// Serves until it is asked to end; or asks the one that does.
-pub fn run(args: &Args) -> Result<()> {
-    let config = args.configuration()?;
+pub fn run(args: &Args, config: Config) -> Result<()> {
     if args.stop {
         return stop::run(config.reached(&args.cache, args.socket.as_deref())?);
     }

@@ -74,8 +74,12 @@ impl Cli {
             Command::Mount(mount) => mount.foreground(),
             _ => false,
         };
+        let config = match &self.command {
+            Command::Agent(agent) => agent.configuration()?,
+            _ => agent::Config::default(),
+        };
         let collector = match &self.command {
-            Command::Agent(agent) => agent.collector()?,
+            Command::Agent(agent) => agent.collector(&config)?,
             Command::Daemon(_) => Collector::ambient()?,
             Command::Mount(mount) if mount.foreground() => Collector::ambient()?,
             _ => None,
@@ -95,7 +99,7 @@ impl Cli {
             Command::Mirror(args) => mirror::run(args),
             Command::Cluster(args) => cluster::run(&args),
             Command::Cache(args) => cache::command::run(&args),
-            Command::Agent(args) => agent::run(&args),
+            Command::Agent(args) => agent::run(&args, config),
             Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
             Command::Hold => holder::process::run(),

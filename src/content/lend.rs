@@ -12,7 +12,7 @@ use crate::budget::Permit;
 use crate::error::{Error, Kind, Result};
 use crate::tier::{Body, Urgency};
 
-use super::{Content, Means, Whom, blocks_of};
+use super::{Content, Means, Whom};
 
 /// Bytes on their way to another node. Until they have left, they count.
 struct Lent {
@@ -48,18 +48,18 @@ impl Means {
 impl Content {
     /// Whether all of `range` is here.
     pub(crate) fn has(&self, range: &Range<u64>) -> bool {
-        blocks_of(range).all(|index| self.is_present(index))
+        block::touched(range).all(|index| self.is_present(index))
     }
 
     /// Whether all of `range` is here, or comes by flights that wait for no other node.
     pub(crate) fn brings(&self, range: &Range<u64>) -> bool {
-        blocks_of(range).all(|index| self.is_present(index) || self.direct.find(index).is_some())
+        block::touched(range).all(|index| self.is_present(index) || self.direct.find(index).is_some())
     }
 
     /// The bytes `range` for another node, block by block. What isn't here is fetched, and from no one who may wait for
     /// another node in turn.
     pub(crate) fn lend(self: Arc<Self>, range: Range<u64>, urgency: Urgency) -> Body {
-        let blocks = blocks_of(&range);
+        let blocks = block::touched(&range);
         let end = blocks.end;
         // All flights first, so that they fly beside each other.
         let boarded = blocks

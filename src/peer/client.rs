@@ -107,6 +107,12 @@ enum Place {
     Leaver,
 }
 
+impl Place {
+    fn is_owner(self) -> bool {
+        matches!(self, Place::Owner(_))
+    }
+}
+
 /// One place among the peers, as a tier of one snapshot's ladder.
 #[derive(Debug)]
 struct Seat {
@@ -327,7 +333,7 @@ impl Tier for Seat {
     }
 
     fn waits(&self) -> bool {
-        matches!(self.place, Place::Owner(_))
+        self.place.is_owner()
     }
 
     fn calm(&self) -> BoxFuture<'_, ()> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::blob::Blob;
-use crate::block::{Arrival, BLOCK};
+use crate::block::{self, Arrival, BLOCK};
 use crate::error::Result;
 use crate::fetch::{Ladder, Reach};
 use crate::manifest::{Manifest, Node, Part};
@@ -94,7 +94,7 @@ impl Before {
             blocks.insert(block.index(), block.bytes().clone());
             Ok(block.index())
         };
-        let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| blocks_of(range)).collect();
+        let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| block::touched(range)).collect();
         let wanted = wanted.into_iter().collect();
         self.mirror.fetch(&blob, wanted, (Reach::All, Urgency::Stage), PATIENCE, accept).await?;
         let blocks = blocks.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -102,15 +102,10 @@ impl Before {
     }
 }
 
-/// The blocks that `range` touches.
-fn blocks_of(range: &Range<u64>) -> Range<u64> {
-    range.start / BLOCK..range.end.div_ceil(BLOCK)
-}
-
 /// A copy of `range` out of `blocks`, so that what is not wanted of them doesn't stay in memory; `None` where one is missing.
 fn cut(blocks: &HashMap<u64, Bytes>, range: &Range<u64>) -> Option<Bytes> {
     let mut content = Vec::with_capacity((range.end - range.start) as usize);
-    for index in blocks_of(range) {
+    for index in block::touched(range) {
         let (start, end) =
             (range.start.saturating_sub(index * BLOCK), (range.end - index * BLOCK).min(BLOCK));
         content.extend_from_slice(blocks.get(&index)?.get(start as usize..end as usize)?);

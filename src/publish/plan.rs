@@ -170,26 +170,21 @@ mod tests {
     #[test]
     fn a_change_stores_few_packs_anew() {
         let before: Vec<_> = many(2000, 64 << 10).collect();
-        let at = || (0..before.len()).step_by(160);
-        let added = at().map(|at| {
-            let mut files = before.clone();
-            files.insert(at, (format!("{}x", files[at].0), 64 << 10));
-            stored(&before, files)
-        });
-        let changed = at().map(|at| {
-            let mut files = before.clone();
-            files[at].1 += 1;
-            stored(&before, files)
-        });
-        let removed = at().map(|at| {
-            let mut files = before.clone();
-            files.remove(at);
-            stored(&before, files)
-        });
-        for (what, stored) in
-            [("added", added.collect()), ("changed", changed.collect()), ("removed", removed.collect())]
-        {
-            let mut stored: Vec<u64> = stored;
+        type Change = fn(&mut Vec<(String, u64)>, usize);
+        let changes: [(&str, Change); 3] = [
+            ("added", |files, at| files.insert(at, (format!("{}x", files[at].0), 64 << 10))),
+            ("changed", |files, at| files[at].1 += 1),
+            ("removed", |files, at| drop(files.remove(at))),
+        ];
+        for (what, change) in changes {
+            let places = (0..before.len()).step_by(160);
+            let mut stored: Vec<u64> = places
+                .map(|at| {
+                    let mut files = before.clone();
+                    change(&mut files, at);
+                    stored(&before, files)
+                })
+                .collect();
             stored.sort_unstable();
             let (median, most) = (stored[stored.len() / 2], stored[stored.len() - 1]);
             assert!(

@@ -1,9 +1,11 @@
 //! The agent: one a cache, found by the other commands, and back after a restart with all it had.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::Path;
+use std::process::Stdio;
 
-use bdnfs_tests::bdnfs::{Machine, eventually, local, mounted};
+use bdnfs_tests::bdnfs::{Machine, eventually, local, mounted, wait};
 use bdnfs_tests::proxy::Weather;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::tree::{compare, compare_file, grow, same};
@@ -32,6 +34,24 @@ fn there_is_one_agent_a_cache_and_the_second_names_the_first() {
     machine.run(&arguments).fails(&["socket", &pid]);
     agent.stop();
     assert!(!socket.exists() && !machine.cache().join("control.sock").exists());
+}
+
+#[test]
+fn a_configuration_may_come_through_a_pipe_that_is_read_but_once() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let cache = text(machine.cache()).to_owned();
+    let said = machine.directory("said").join("stderr");
+    let mut command = machine.command(&["agent", "--config", "/dev/stdin"]);
+    command.stdin(Stdio::piped()).stderr(File::create(&said).expect("a file"));
+    let mut second = command.spawn().expect("a second agent");
+    let mut pipe = second.stdin.take().expect("its standard input");
+    writeln!(pipe, "cache_dir = {cache:?}").expect("it reads");
+    drop(pipe);
+    assert!(!wait(&mut second, "a second agent").success());
+    let line = fs::read_to_string(said).expect("its error");
+    assert!(line.contains("in use") && line.contains(&cache), "{line}");
+    agent.stop();
 }
 
 #[test]

@@ -42,10 +42,8 @@ pub struct Collector(Url);
 impl Collector {
     /// The collector at a URL, such as `http://collector:4318`.
     pub fn at(url: &str) -> Result<Self> {
-        let url = parse(url)?;
-        let base = url.path().trim_end_matches('/');
-        let path = format!("{base}/{PATH}");
-        let mut url = url.clone();
+        let mut url = parse(url)?;
+        let path = format!("{}/{PATH}", url.path().trim_end_matches('/'));
         url.set_path(&path);
         Ok(Self(url))
     }

@@ -54,7 +54,7 @@ impl Search {
     /// The next one who answers.
     async fn next(&self) -> Result<Option<(Arc<Member>, Body)>> {
         loop {
-            if self.is_of_owners() && self.ask.urgency == Urgency::Stage {
+            if self.place.is_owner() && self.ask.urgency == Urgency::Stage {
                 self.peers.calm().await;
             }
             let (tenant, snapshot) = (&self.ask.tenant, &self.ask.snapshot);
@@ -69,14 +69,10 @@ impl Search {
         }
     }
 
-    fn is_of_owners(&self) -> bool {
-        matches!(self.place, Place::Owner(_))
-    }
-
     /// Whether nobody else is asked, since `peer` has failed.
     fn is_over(&self, peer: &Member) -> bool {
         let goes_on =
-            self.is_of_owners() && self.ask.urgency < Urgency::Read && self.begin.elapsed() < SEARCH;
+            self.place.is_owner() && self.ask.urgency < Urgency::Read && self.begin.elapsed() < SEARCH;
         !goes_on || !self.peers.is_lost(peer)
     }
 }
