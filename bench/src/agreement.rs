@@ -3,11 +3,8 @@
 
 use std::fmt;
 
-use crate::report::{Group, NOISY, Pair, Report};
+use crate::report::{CLOSE, Group, NOISY, Pair, Report};
 use crate::samples::Samples;
-
-/// How far two medians of one thing may lie apart.
-const CLOSE: f64 = 0.1;
 
 /// What became of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +15,7 @@ enum Verdict {
     Ratio,
     /// Neither is, and a report marks the row.
     Noisy,
-    /// Neither is, and no report tells.
+    /// Neither is, and both reports claim to know it closer than that.
     Moved,
 }
 
@@ -102,9 +99,9 @@ fn is_close(moved: f64) -> bool {
 
 fn hold(name: &str, one: &Samples, other: &Samples) -> (Verdict, String) {
     let moved = moved(one.median(), other.median());
-    let verdict = match one.spread().max(other.spread()) {
+    let verdict = match one.reach().max(other.reach()) {
         _ if is_close(moved) => Verdict::Agree,
-        spread if spread > NOISY => Verdict::Noisy,
+        reach if reach > NOISY => Verdict::Noisy,
         _ => Verdict::Moved,
     };
     (verdict, format!("{name}: {:+.1} %", moved * 100.0))
@@ -114,10 +111,10 @@ fn hold_pair(name: &str, one: &Pair, other: &Pair) -> (Verdict, String) {
     let it = moved(one.baseline.median(), other.baseline.median());
     let bdnfs = moved(one.bdnfs.median(), other.bdnfs.median());
     let ratio = moved(one.ratio(), other.ratio());
-    let verdict = match one.spread().max(other.spread()) {
+    let verdict = match one.reach().max(other.reach()) {
         _ if is_close(it) && is_close(bdnfs) => Verdict::Agree,
         _ if is_close(ratio) => Verdict::Ratio,
-        spread if spread > NOISY => Verdict::Noisy,
+        reach if reach > NOISY => Verdict::Noisy,
         _ => Verdict::Moved,
     };
     let parts = [it, bdnfs, ratio].map(|moved| format!("{:+.1} %", moved * 100.0));

@@ -189,7 +189,7 @@ fn begin(lab: &Lab, size: u64) -> Result<Rows> {
     let objects: Vec<_> =
         bucket.objects()?.into_iter().filter(|object| object.key.ends_with("tensors")).collect();
     let mut times: [[Samples; 2]; 4] = Default::default();
-    for _ in 0..lab.sizes.runs {
+    for _ in 0..lab.sizes.more() {
         interrupt::check()?;
         let curl = bucket.in_room(lab, |room| {
             let done = bucket.server.download(&objects, room)?;

@@ -22,8 +22,11 @@ pub use rows::{Figure, Growth, Pair, Prototype, Rows};
 
 /// The version of the JSON. It changes when a reader of the old one would misread the new one.
 const FORMAT: u32 = 2;
-/// A row whose turns are spread wider than this in their middle half holds no closer than that.
-pub const NOISY: f64 = 0.1;
+/// How far the medians of two runs of one build may lie apart.
+pub const CLOSE: f64 = 0.1;
+/// A row whose median is known no closer than this is marked. Two medians that are known so well lie [`CLOSE`] to each other, as
+/// surely as each lies in its interval: errors that know nothing of each other add up as the sides of a right angle do.
+pub const NOISY: f64 = CLOSE * std::f64::consts::FRAC_1_SQRT_2;
 /// A processor may have so much other work when a group begins; of what the last group left, half a minute is told.
 const BUSY: f64 = 0.5;
 /// The part of the processors' time that the machine below may take away before it is told.

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::interrupt;
 
+/// How sure it is at the least, where there are five or more, that the median lies in the [`Samples::interval`].
+const SURE: f64 = 0.9;
+
 /// Measurements of one thing, in the order in which they were taken.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(from = "Told", into = "Told")]
@@ -51,16 +54,37 @@ impl Samples {
         }
     }
 
-    /// How far apart the middle half of them lies, as a part of the median: what says how well the median is known. A single
-    /// odd one of five doesn't count, and a single one alone says nothing.
-    pub fn spread(&self) -> f64 {
+    /// What the median of all that could have been measured lies between, by chance alone and however they are distributed:
+    /// each of them is as likely to lie above that median as below, so only once in 16 times do five all lie on one side of it.
+    /// Of so many, as many are left out at both ends as leaves it [`SURE`]: none of five, one of eight, two of eleven. Fewer
+    /// than five never are; theirs are the least and the greatest.
+    pub fn interval(&self) -> [f64; 2] {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
-        let cut = sorted.len() / 4;
-        match &sorted[cut..sorted.len() - cut] {
-            [first, .., last] if first == last => 0.0,
-            [first, .., last] => (last - first) / self.median(),
-            _ => f64::INFINITY,
+        let [Some(first), Some(last)] = [sorted.first(), sorted.last()] else { return [f64::NAN; 2] };
+        let (mut between, mut cut) = ([*first, *last], 0);
+        // How likely it is that exactly `cut` lie below, and that `cut` or fewer do.
+        let mut exactly = 0.5f64.powf(sorted.len() as f64);
+        let mut fewer = exactly;
+        while cut + 1 < sorted.len() / 2 {
+            cut += 1;
+            exactly *= (sorted.len() - cut + 1) as f64 / cut as f64;
+            fewer += exactly;
+            if 1.0 - 2.0 * fewer < SURE {
+                break;
+            }
+            between = [sorted[cut], sorted[sorted.len() - 1 - cut]];
+        }
+        between
+    }
+
+    /// How far the [`Self::interval`] reaches from the median, to the side where it reaches further, as a part: 0.25 where an end
+    /// is 1.25 times the median, or the median 1.25 times an end. A single one alone says nothing.
+    pub fn reach(&self) -> f64 {
+        match (self.0.len(), self.interval()) {
+            (0 | 1, _) => f64::INFINITY,
+            (_, [low, high]) if low == high => 0.0,
+            (_, [low, high]) => (high / self.median()).max(self.median() / low) - 1.0,
         }
     }
 
@@ -128,12 +152,39 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_leaves_out_one_odd_sample_of_five() {
-        let spread = |samples: &[f64]| samples.iter().copied().collect::<Samples>().spread();
-        assert_eq!(spread(&[10.0, 11.0, 9.0, 10.0, 99.0]), 0.1);
-        assert_eq!(spread(&[8.0, 10.0, 12.0]), 0.4);
-        assert_eq!(spread(&[8.0]), f64::INFINITY);
-        assert_eq!(spread(&[0.0, 0.0]), 0.0);
+    fn the_interval_leaves_out_what_so_many_samples_allow() {
+        // The count, and which of them are the ends: what tables of the sign test say for 90 %.
+        for (count, low, high) in
+            [(1, 1, 1), (2, 1, 2), (5, 1, 5), (7, 1, 7), (8, 2, 7), (10, 2, 9), (11, 3, 9), (20, 6, 15)]
+        {
+            let interval = (1..=count).rev().map(f64::from).collect::<Samples>().interval();
+            assert_eq!(interval, [f64::from(low), f64::from(high)], "of {count}");
+        }
+        assert!(Samples::default().interval()[0].is_nan());
+        let [low, high] = (0..500).map(f64::from).collect::<Samples>().interval();
+        assert!(225.0 < low && low < 240.0 && low + high == 499.0, "{low} to {high}");
+    }
+
+    #[test]
+    fn the_interval_holds_the_median_as_often_as_it_says() {
+        // Every way in which eight samples can lie below (-1) or above (1) a median of 0.
+        let held = (0u32..256).filter(|ways| {
+            let sides = (0..8).map(|index| if ways >> index & 1 == 0 { -1.0 } else { 1.0 });
+            let [low, high] = sides.collect::<Samples>().interval();
+            low < 0.0 && 0.0 < high
+        });
+        assert_eq!(held.count(), 256 - 2 * 9);
+    }
+
+    #[test]
+    fn the_reach_is_that_of_the_further_side() {
+        let reach = |samples: &[f64]| samples.iter().copied().collect::<Samples>().reach();
+        assert_eq!(reach(&[10.0, 11.0, 8.0, 10.0, 10.0]), 0.25);
+        assert_eq!(reach(&[10.0, 15.0, 8.0, 10.0, 10.0]), 0.5);
+        assert_eq!(reach(&[10.0, 10.0, 10.0, 10.0, 99.0, 10.0, 10.0, 10.0]), 0.0);
+        assert_eq!(reach(&[8.0]), f64::INFINITY);
+        assert_eq!(reach(&[0.0, 0.0]), 0.0);
+        assert_eq!(reach(&[0.0, 1.0, 1.0]), f64::INFINITY);
     }
 
     #[test]

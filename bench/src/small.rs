@@ -186,7 +186,9 @@ impl Tree {
             self.work(case, &self.source)?;
             self.work(case, self.mount(lab)?.point())?;
         }
-        let sides = in_turn(lab.sizes.runs, |side| {
+        // What is hot is repeated within each turn.
+        let turns = if case.begin == Begin::Hot { lab.sizes.runs } else { lab.sizes.more() };
+        let sides = in_turn(turns, |side| {
             // A new mount for each turn: nothing of the last one is cached in it.
             let mount = (side == Side::Bdnfs).then(|| self.mount(lab)).transpose()?;
             let directory = mount.as_ref().map_or(self.source.as_path(), Mount::point);

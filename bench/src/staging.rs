@@ -61,7 +61,7 @@ fn compare(lab: &Lab, name: &str, bucket: &Bucket) -> Result<Rows> {
     let (mut first, mut again) = (Times::new(), Times::new());
     // Many files by one curl each is not what anybody does.
     let curl = bucket.objects()?.len() <= 8;
-    for _ in 0..lab.sizes.runs {
+    for _ in 0..lab.sizes.more() {
         interrupt::check()?;
         for client in &clients {
             let [cold, warm] = bucket.in_room(lab, |room| copied(lab, *client, bucket, room))?;

@@ -3,8 +3,8 @@
 
 use std::fmt::Write;
 
-use super::markdown::quantity;
-use super::{NOISY, Report};
+use super::Report;
+use super::markdown::{mark, quantity};
 
 /// From here on a ratio counts as a loss: what lies nearer to 1 is told by no run on any machine.
 const EVEN: f64 = 0.95;
@@ -40,7 +40,7 @@ impl Report {
         worse.sort_by(|(_, one), (_, other)| one.ratio().total_cmp(&other.ratio()));
         let mut text = String::from("| where | what | beside | ratio | wanted |\n|---|---|---|---|---|\n");
         for (group, pair) in worse {
-            let noisy = if pair.spread() > NOISY { "~" } else { "" };
+            let noisy = mark(pair.reach());
             let wanted = pair.wanted.map(|wanted| format!("{wanted:.2}")).unwrap_or_default();
             // Writing to a string can't fail.
             let _ = writeln!(

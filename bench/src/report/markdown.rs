@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{BUSY, Figure, Group, Growth, NOISY, Pair, Prototype, Report, STOLEN};
+use super::{BUSY, CLOSE, Figure, Group, Growth, NOISY, Pair, Prototype, Report, STOLEN};
 use crate::samples::Samples;
 use crate::unit::Unit;
 
@@ -29,8 +29,8 @@ impl Report {
 
     /// Whether the machine was quiet enough.
     pub fn noise(&self) -> String {
-        let spreads: Vec<f64> = self.groups.iter().flat_map(Group::spreads).collect();
-        let (all, moved) = (spreads.len(), spreads.iter().filter(|spread| **spread > NOISY).count());
+        let reaches: Vec<f64> = self.groups.iter().flat_map(Group::reaches).collect();
+        let (all, noisy) = (reaches.len(), reaches.iter().filter(|reach| **reach > NOISY).count());
         let most = (self.machine.cores() as f64 * BUSY).max(BUSY);
         let named = |which: &dyn Fn(&Group) -> bool| {
             let groups = self.groups.iter().filter(|group| which(group));
@@ -38,11 +38,15 @@ impl Report {
         };
         let (busy, stolen) =
             (named(&|group| group.load() > most), named(&|group| group.stolen > Some(STOLEN)));
-        let mut text = match moved {
-            0 => format!("Quiet: of all {all} figures, the middle half of the turns lies within 10 %.\n"),
+        let [known, close] = [NOISY, CLOSE].map(|part| part * 100.0);
+        let mut text = match noisy {
+            0 => format!(
+                "Quiet: the medians of all {all} figures are known to {known:.0} %, and another run here has the same within \
+                 {close:.0} %.\n"
+            ),
             _ => format!(
-                "**Too noisy** for {moved} of {all} figures, which are marked with ~: the middle half of their turns lies further \
-                 than 10 % apart, and they hold no closer than that. The others hold.\n"
+                "**Too noisy** for {noisy} of {all} figures, which are marked with ~: their turns lie so far apart that another run \
+                 may have medians that are more than {close:.0} % away. Those of the others are known to {known:.0} %.\n"
             ),
         };
         if !busy.is_empty() {
@@ -92,10 +96,10 @@ impl Group {
     }
 
     /// How closely each of its figures is known.
-    fn spreads(&self) -> Vec<f64> {
-        let pairs = self.pairs.iter().map(Pair::spread);
-        let figures = self.figures.iter().map(|figure| figure.value.spread());
-        let points = self.growths.iter().flat_map(|growth| &growth.points).map(|(_, value)| value.spread());
+    fn reaches(&self) -> Vec<f64> {
+        let pairs = self.pairs.iter().map(Pair::reach);
+        let figures = self.figures.iter().map(|figure| figure.value.reach());
+        let points = self.growths.iter().flat_map(|growth| &growth.points).map(|(_, value)| value.reach());
         pairs.chain(figures).chain(points).collect()
     }
 
@@ -168,7 +172,7 @@ impl Group {
 
 impl Pair {
     fn markdown(&self, wanted: bool, prototypes: bool) -> String {
-        let noisy = mark(self.spread());
+        let noisy = mark(self.reach());
         let mut text = format!(
             "| {} | {} | {} | {} | {noisy}{:.3} |",
             self.name,
@@ -195,7 +199,7 @@ impl Figure {
         format!(
             "| {} | {}{} | {limit} |\n",
             self.name,
-            mark(self.value.spread()),
+            mark(self.value.reach()),
             spread(&self.value, self.unit)
         )
     }
@@ -215,15 +219,15 @@ impl Growth {
             self.unit.name()
         );
         self.points.iter().for_each(|(_, value)| {
-            let _ = write!(text, " {}{} |", mark(value.spread()), number(value.median()));
+            let _ = write!(text, " {}{} |", mark(value.reach()), number(value.median()));
         });
         text + "\n"
     }
 }
 
-/// What stands before a figure whose turns are spread so far.
-fn mark(spread: f64) -> &'static str {
-    if spread > NOISY { "~" } else { "" }
+/// What stands before a figure whose median is known no closer than that.
+pub(super) fn mark(reach: f64) -> &'static str {
+    if reach > NOISY { "~" } else { "" }
 }
 
 fn spread(samples: &Samples, unit: Unit) -> String {

@@ -108,11 +108,11 @@ impl Pair {
         }
     }
 
-    /// How closely its ratio is known: how far apart the ratios of its turns lie, or the turns of the side that moved more.
+    /// How closely its ratio is known: how far the ratios of its turns reach, or the turns of the side that reaches further.
     /// The lesser counts. What slows a whole turn touches both sides, and leaves their ratio; what slows single measurements
     /// of many leaves the medians.
-    pub fn spread(&self) -> f64 {
-        self.ratios().spread().min(self.baseline.spread().max(self.bdnfs.spread()))
+    pub fn reach(&self) -> f64 {
+        self.ratios().reach().min(self.baseline.reach().max(self.bdnfs.reach()))
     }
 }
 
