@@ -3,10 +3,13 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bdnfs::cache::evict::Hold;
 use bdnfs::cache::node::Node;
+use bdnfs::error::Kind;
 use clap::Subcommand;
 use serde::Serialize;
 
@@ -15,6 +18,11 @@ use crate::control::api::cache::{Evicted, Pinned, Selection, Summary, Verified};
 use crate::control::client::{Client, Trouble};
 use crate::daemon::Claim;
 use crate::{cache, control, runtime, text};
+
+/// How long to wait for who owns the cache and does not answer: it begins or ends.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often to look meanwhile.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What to do with a cache.
 #[derive(Debug, clap::Args)]
@@ -109,14 +117,21 @@ impl Owner {
             return Ok(Self::Daemon(agent));
         }
         let cache = args.make()?;
-        let daemon = Client::new(control::socket(&cache.dir));
-        if daemon.is_served() {
-            return Ok(Self::Daemon(daemon));
+        let begun = Instant::now();
+        loop {
+            let daemon = Client::new(control::socket(&cache.dir));
+            if daemon.is_served() {
+                return Ok(Self::Daemon(daemon));
+            }
+            Claim::of_nobody(&cache.dir)?;
+            let config = cache.config()?;
+            match Node::open(&config.cache, config.limits, config.quotas, config.now) {
+                Ok((node, hold)) => return Ok(Self::Nobody { node: Box::new(node), _hold: hold }),
+                // A daemon that begins, or one that ends because its last mount did.
+                Err(error) if error.kind() == Kind::Busy && begun.elapsed() < PATIENCE => sleep(PAUSE),
+                Err(error) => return Err(error.into()),
+            }
         }
-        Claim::of_nobody(&cache.dir)?;
-        let config = cache.config()?;
-        let (node, hold) = Node::open(&config.cache, config.limits, config.quotas, config.now)?;
-        Ok(Self::Nobody { node: Box::new(node), _hold: hold })
     }
 
     fn summarize(&self) -> Result<Summary> {
