@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
@@ -93,8 +93,8 @@ pub struct Layout {
     stamp: Digest,
     /// One bit a shard: names in it changed since they were last made durable.
     renamed: [AtomicU64; 4],
-    /// Shards were made since.
-    grown: AtomicBool,
+    /// Held by who makes them durable.
+    syncing: Mutex<()>,
 }
 
 impl Layout {
@@ -115,8 +115,8 @@ impl Layout {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let blobs = rustix::fs::open(&blobs_path, flags, Mode::empty()).map_err(|e| fault(e.into()))?;
         let stamp = stamp(&blobs).map_err(fault)?;
-        let (tenant, renamed, grown) = (tenant.to_owned(), Default::default(), AtomicBool::new(false));
-        Ok(Self { root, tenant, manifests, pins, blobs, stamp, renamed, grown })
+        let (tenant, renamed, syncing) = (tenant.to_owned(), Default::default(), Mutex::default());
+        Ok(Self { root, tenant, manifests, pins, blobs, stamp, renamed, syncing })
     }
 
     /// The cache directory.
@@ -186,11 +186,9 @@ impl Layout {
     /// Makes the shard that `key` lies in, unless somebody has done so meanwhile.
     fn make_shard(&self, key: &Key) -> rustix::io::Result<()> {
         match rustix::fs::mkdirat(&self.blobs, shard(key), Mode::RWXU) {
-            Ok(()) => self.grown.store(true, Relaxed),
-            Err(Errno::EXIST) => {}
-            Err(error) => return Err(error),
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
     /// What the disk says of one of a blob's files; `None` when it is not there.
@@ -224,23 +222,32 @@ impl Layout {
     /// Makes all names durable that blobs got since this was last done.
     ///
     /// # Errors
-    /// The disk's own.
+    /// The disk's own. What was to be made durable still is, then.
     pub fn sync_names(&self) -> io::Result<()> {
-        let grown = self.grown.swap(false, Relaxed);
+        // One at a time: who finds nothing left to do here must know that it is done, not that somebody is at it.
+        let _turn = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         let renamed = self.renamed.each_ref().map(|bits| bits.swap(0, Relaxed));
+        self.sync_shards(renamed).inspect_err(|_| {
+            for (bits, left) in self.renamed.iter().zip(renamed) {
+                bits.fetch_or(left, Relaxed);
+            }
+        })
+    }
+
+    fn sync_shards(&self, renamed: [u64; 4]) -> io::Result<()> {
         let shards = (0..=255u8).filter(|shard| renamed[usize::from(shard / 64)] >> (shard % 64) & 1 == 1);
-        if shards.clone().count() > FEW_SHARDS {
-            return Ok(rustix::fs::syncfs(&self.blobs)?);
+        match shards.clone().count() {
+            0 => return Ok(()),
+            1..=FEW_SHARDS => {}
+            _ => return Ok(rustix::fs::syncfs(&self.blobs)?),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         for shard in shards {
             let directory = rustix::fs::openat(&self.blobs, format!("{shard:02x}"), flags, Mode::empty())?;
             rustix::fs::fsync(directory)?;
         }
-        if grown {
-            rustix::fs::fsync(&self.blobs)?;
-        }
-        Ok(())
+        // The shards' own names: they may be as new as what is in them.
+        Ok(rustix::fs::fsync(&self.blobs)?)
     }
 
     /// The error of a failed `action` on `key`.
@@ -282,23 +289,35 @@ fn lock(root: &Path) -> Result<File> {
     Ok(file)
 }
 
+/// Holds the `format` file against [`FORMAT`]. A new cache gets one, and so does one whose file a power cut left empty.
 fn check_format(root: &Path) -> Result<()> {
     let path = root.join("format");
-    match std::fs::read_to_string(&path) {
-        Ok(text) if text == FORMAT => Ok(()),
-        Ok(text) => Err(Error::new(
+    let text = match std::fs::read_to_string(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read.map_err(|e| Error::disk(format!("cannot read {}", path.display()), e))?,
+    };
+    match text.as_str() {
+        FORMAT => Ok(()),
+        "" => write_format(root, &path)
+            .map_err(|e| Error::disk(format!("cannot make the cache {}", root.display()), e)),
+        other => Err(Error::new(
             Kind::Unsupported,
             format!(
                 "the cache {} has format {:?}, this version reads {:?}: name another directory",
                 root.display(),
-                text.lines().next().unwrap_or_default(),
+                other.lines().next().unwrap_or_default(),
                 FORMAT.trim()
             ),
         )),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => std::fs::write(&path, FORMAT)
-            .map_err(|e| Error::disk(format!("cannot make the cache {}", root.display()), e)),
-        Err(e) => Err(Error::disk(format!("cannot read {}", path.display()), e)),
     }
+}
+
+/// Durable before anything else is: what is staged would be of no use in a cache that nobody knows for one.
+fn write_format(root: &Path, path: &Path) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(FORMAT.as_bytes())?;
+    file.sync_all()?;
+    File::open(root)?.sync_all()
 }
 
 /// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a mount id that is never given twice while the machine is up.

@@ -244,16 +244,9 @@ impl Machine {
         assert!(!daemons.is_empty(), "no process holds {}", self.cache.display());
         end(&daemons);
     }
-}
 
-impl Default for Machine {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
+    /// Ends all that runs on it, and takes down what is mounted below its own directory, as when it is reset.
+    pub fn reset(&self) {
         // A supervisor ends its job with it.
         let supervisors = self.supervisors();
         for pid in &supervisors {
@@ -266,6 +259,18 @@ impl Drop for Machine {
         }
         end(&self.daemons());
         end(&self.holders());
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.reset();
     }
 }
 

@@ -11,6 +11,7 @@ pub mod agent;
 pub mod bdnfs;
 pub mod collector;
 pub mod crowd;
+pub mod disk;
 pub mod dns;
 pub mod fault;
 pub mod file;

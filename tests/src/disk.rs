@@ -1,0 +1,85 @@
+//! A disk of its own, whose power can be cut: ext4 in a file, on a loop device.
+//!
+//! The cut is the kernel's own way to shut a file system down at once: from then on nothing reaches the disk, what lay in
+//! memory alone is lost, and the next mount replays the journal as after a reset. What a drive keeps in a cache of its own
+//! is not lost by that. It takes root, loop devices, and the programs `mkfs.ext4` and `mount`.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{UnmountFlags, unmount};
+use tempfile::TempDir;
+
+use crate::bdnfs::eventually;
+use crate::tools::{run, tool};
+
+/// EXT4_IOC_SHUTDOWN (fs/ext4/ext4.h).
+const SHUTDOWN: libc::c_ulong = 0x8004_587d;
+/// Without writing the journal first.
+static AT_ONCE: u32 = 2;
+
+/// A disk, and where it is mounted. It is gone when it is dropped.
+#[derive(Debug)]
+pub struct Disk {
+    home: TempDir,
+}
+
+impl Disk {
+    /// An empty disk of `size` bytes, of which the file takes no more than what is written; `None`, and a line that says
+    /// so, where there are no loop devices.
+    ///
+    /// # Panics
+    /// When there are, and it can't be made all the same.
+    pub fn new(size: u64) -> Option<Self> {
+        if !Path::new("/dev/loop-control").exists() {
+            eprintln!("NOTHING WAS TRIED, for want of loop devices here");
+            return None;
+        }
+        let disk = Self { home: TempDir::with_prefix("bdnfs-disk-").expect("a temporary directory") };
+        fs::create_dir(disk.path()).expect("a directory");
+        File::create(disk.image()).and_then(|image| image.set_len(size)).expect("an image");
+        run(tool("mkfs.ext4").args(["-q", "-F"]).arg(disk.image()));
+        disk.mount();
+        Some(disk)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> PathBuf {
+        self.home.path().join("disk")
+    }
+
+    fn image(&self) -> PathBuf {
+        self.home.path().join("image")
+    }
+
+    fn mount(&self) {
+        run(tool("mount").args(["-t", "ext4", "-o", "loop"]).arg(self.image()).arg(self.path()));
+    }
+
+    /// Cuts its power: nothing more is written, and nothing can be read.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn cut(&self) {
+        let disk = File::open(self.path()).expect("the disk");
+        // SAFETY: the request reads one u32 through the pointer, which points to one that outlives the call.
+        let done = unsafe { libc::ioctl(disk.as_raw_fd(), SHUTDOWN, &raw const AT_ONCE) };
+        assert_eq!(done, 0, "cannot cut the power: {}", std::io::Error::last_os_error());
+    }
+
+    /// Brings it back as it was left, when nobody holds anything of it any more.
+    ///
+    /// # Panics
+    /// When somebody holds it for ever, or it can't be mounted.
+    pub fn restore(&self) {
+        eventually("the disk is let go", || unmount(self.path(), UnmountFlags::empty()).is_ok());
+        self.mount();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = unmount(self.path(), UnmountFlags::DETACH);
+    }
+}

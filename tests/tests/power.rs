@@ -1,0 +1,118 @@
+//! Power cuts: what was called durable is there afterwards, and what was not does no harm.
+
+use std::fs;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Instant;
+
+use bdnfs_tests::bdnfs::{Machine, wait};
+use bdnfs_tests::disk::Disk;
+use bdnfs_tests::tree::{Dice, compare, file};
+use bdnfs_tests::world::World;
+
+const MIB: usize = 1 << 20;
+/// Room for all that a test writes.
+const SIZE: u64 = 1 << 30;
+
+#[test]
+fn what_is_staged_survives() {
+    let Some(disk) = Disk::new(SIZE) else { return };
+    let world = World::new();
+    let machine = world.machine_again().with_cache(&disk.path().join("cache"));
+    // Few blobs, which are flushed one by one, and so many that the file system is.
+    for (name, blobs) in [("few", 3), ("many", 300)] {
+        for number in 0..blobs {
+            world.put(&format!("{name}/{number}"), 9000 + number);
+        }
+        world.put(&format!("{name}/large"), 5 * MIB + 7);
+        let source = format!("s3://bucket/{name}");
+        machine.mount_with(&source, "mnt", &["--wait"]);
+        disk.cut();
+        machine.reset();
+        disk.restore();
+        world.s3.tally.clear();
+        let point = machine.mount_with(&source, "mnt", &["--wait"]);
+        compare(&world.bucket().join(name), &point);
+        assert_eq!(world.fetched("").bytes, 0, "{name}: nothing is fetched again");
+        machine.umount(&point);
+    }
+}
+
+#[test]
+fn a_cut_at_any_time_leaves_no_wrong_byte_and_a_cache_that_goes_on() {
+    let Some(disk) = Disk::new(SIZE) else { return };
+    let world = World::new();
+    let machine = world.machine_again().with_cache(&disk.path().join("cache"));
+    for number in 0..200 {
+        world.put(&format!("d{}/{number}", number % 3), 3000 * number);
+    }
+    world.put("large", 70 * MIB + 7);
+    let point = machine.directory("mnt");
+    let stage = ["mount", "s3://bucket", point.to_str().unwrap(), "--wait", "--cache-dir"];
+    let stage = [&stage[..], &[machine.cache().to_str().unwrap()]].concat();
+    let begin = Instant::now();
+    machine.run(&stage).succeeds();
+    let whole = begin.elapsed();
+    machine.umount(&point);
+    let mut dice = Dice(7);
+    // More of them: CUTS=50 cargo nextest run -p bdnfs-tests a_cut_at
+    let cuts = std::env::var("CUTS").map_or(3, |cuts| cuts.parse().unwrap());
+    for cut in 0..cuts {
+        if cut % 2 == 0 {
+            fs::remove_dir_all(machine.cache()).unwrap();
+        }
+        let mut command = machine.command(&stage);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        sleep(whole * dice.below(120) as u32 / 100);
+        disk.cut();
+        child.kill().unwrap();
+        wait(&mut child, "a stage without a disk");
+        machine.reset();
+        disk.restore();
+        let ran = machine.run(&stage);
+        assert_eq!(ran.code, Some(0), "after cut {cut}: {}", ran.err);
+        compare(&world.bucket(), &point);
+        machine.umount(&point);
+    }
+}
+
+#[test]
+fn what_was_added_to_a_local_mirror_survives() {
+    let Some(disk) = Disk::new(SIZE) else { return };
+    let machine = Machine::new();
+    let (source, mirror) = (machine.directory("source"), disk.path().join("mirror"));
+    for number in 0..300 {
+        file(&source, format!("d{}/{number}", number % 3), 70 * number);
+    }
+    file(&source, "large", 70 * MIB + 7);
+    let (from, to) = (source.to_str().unwrap(), format!("file://{}", mirror.display()));
+    let add = ["mirror", "add", from, "--mirror", &to, "--memory", "32MiB"];
+    let verify = ["mirror", "verify", "--deep", "--mirror", &to];
+    let begin = Instant::now();
+    machine.run(&add).succeeds();
+    let whole = begin.elapsed();
+    disk.cut();
+    disk.restore();
+    machine.run(&verify).succeeds();
+    let told = machine.run(&[&add[..], &["--json"]].concat()).succeeds();
+    assert!(told.contains("\"read\":0"), "nothing is read again: {told}");
+
+    let mut dice = Dice(8);
+    let cuts = std::env::var("CUTS").map_or(3, |cuts| cuts.parse().unwrap());
+    for cut in 0..cuts {
+        if cut % 2 == 0 {
+            fs::remove_dir_all(&mirror).unwrap();
+        }
+        file(&source, format!("new/{cut}"), 3 * MIB);
+        let mut child = machine.command(&add).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        sleep(whole * dice.below(120) as u32 / 100);
+        disk.cut();
+        child.kill().unwrap();
+        wait(&mut child, "an add without a disk");
+        disk.restore();
+        for command in [&add[..], &verify] {
+            let ran = machine.run(command);
+            assert_eq!(ran.code, Some(0), "after cut {cut}: {}", ran.err);
+        }
+    }
+}
