@@ -6,7 +6,7 @@
 //!
 //! What is the same is stored once by the blob: a large file, or a pack whose files are all the same. So a data set that is
 //! published again under another name stores nothing, and one file more or less among 2,000 of 64 KiB stores a pack or two
-//! anew, 8 to 10 of 131 MB at a median, though it reads no more than that file. A small file whose neighbours differ is stored
+//! anew, 7 to 10 of 131 MB at a median, though it reads no more than that file. A small file whose neighbours differ is stored
 //! again with them. To refer to the old pack instead would save those bytes, and cost what packs are for: a stage would read
 //! other snapshots' files along with its own, in as many pieces as there were changes, until somebody packs anew; and a damaged
 //! block could no longer be restored from an origin that has some of its files no more. Smaller packs cost less: below 16 MiB

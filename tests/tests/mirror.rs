@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use axum::http::Method;
 use bdnfs_tests::bdnfs::{Machine, Ran, eventually, wait};
 use bdnfs_tests::proxy::Weather;
-use bdnfs_tests::tree::{Dice, compare, file, grow, grow_wild, total};
+use bdnfs_tests::tree::{Dice, compare, content, file, grow, grow_wild, total};
 use bdnfs_tests::world::World;
+use serde_json::Value;
 
 const MIB: usize = 1 << 20;
 
@@ -82,6 +83,38 @@ fn the_origin_is_not_asked_for_what_is_mirrored_and_small_files_come_in_few_requ
     file(&world.bucket(), "d1/new", 77);
     run(&world.machine, "mirror add s3://bucket --mirror s3://mirror/deep/down").succeeds();
     assert_eq!(world.fetched("").bytes, total(&world.bucket()), "only the new file is read");
+}
+
+#[test]
+fn one_file_of_many_reads_itself_and_stores_a_pack_or_two() {
+    let machine = Machine::new();
+    let (source, mirror) = (machine.directory("source"), machine.directory("mirror"));
+    let len = 64 << 10;
+    for number in 0..1000 {
+        file(&source, format!("d{}/{number:04}", number / 300), len);
+    }
+    let add = || -> (u64, u64) {
+        let line = format!("mirror add {} --mirror file://{} --json", source.display(), mirror.display());
+        let told: Value = serde_json::from_str(&run(&machine, &line).succeeds()).unwrap();
+        (told["read"].as_u64().unwrap(), told["written"].as_u64().unwrap())
+    };
+    let blobs = || objects(&mirror, "blobs").iter().map(|blob| blob.metadata().unwrap().len()).sum::<u64>();
+    assert_eq!(add(), (1000 * len as u64, 1000 * len as u64));
+    type Change<'a> = &'a dyn Fn(&Path);
+    let other: Change<'_> = &|path| fs::write(path, content("other", len)).unwrap();
+    let more: Change<'_> = &|path| fs::write(path.with_extension("more"), content("more", len)).unwrap();
+    let less: Change<'_> = &|path| fs::remove_file(path).unwrap();
+    for (change, reads, packs) in [(other, len, 1), (more, len, 2), (less, 0, 2)] {
+        for place in [7, 333, 640, 999] {
+            change(&source.join(format!("d{}/{place:04}", place / 300)));
+            let before = blobs();
+            let (read, written) = add();
+            assert_eq!(read, reads as u64, "at {place}");
+            assert_eq!(blobs() - before, written, "what is told is what is there");
+            assert!(written >= reads as u64 && written <= packs * (16 << 20), "{written} bytes at {place}");
+        }
+    }
+    run(&machine, &format!("mirror verify --deep --mirror {}", mirror.display())).succeeds();
 }
 
 #[test]
