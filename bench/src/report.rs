@@ -1,5 +1,6 @@
 //! The report: the rows of all groups, as JSON, as Markdown and as plots.
 
+mod contest;
 mod losses;
 mod markdown;
 mod plot;

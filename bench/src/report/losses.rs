@@ -3,23 +3,34 @@
 
 use std::fmt::Write;
 
-use super::Report;
 use super::markdown::{mark, quantity};
+use super::{Group, Pair, Report};
 
 /// From here on a ratio counts as a loss: what lies nearer to 1 is told by no run on any machine.
 const EVEN: f64 = 0.95;
 
 impl Report {
-    /// All of them in a table, the worst first, and below it the limits that are passed.
+    /// What is slower than what stands beside it, in a table, the worst first; in another what is faster, but less than is wanted;
+    /// and the limits that are passed.
     pub fn losses(&self) -> String {
-        let mut text = self.slower();
+        let pairs = self.groups.iter().flat_map(|group| group.pairs.iter().map(move |pair| (group, pair)));
+        let (slower, others): (Vec<_>, Vec<_>) = pairs.partition(|(_, pair)| pair.ratio() < EVEN);
+        let short: Vec<_> = others.into_iter().filter(|(_, pair)| Some(pair.ratio()) < pair.wanted).collect();
+        let mut text = match slower.len() {
+            0 => "In no row was bdnfs worse.\n".to_owned(),
+            _ => table(slower),
+        };
+        if !short.is_empty() {
+            text += "\nFaster, but not by as much as is wanted:\n\n";
+            text += &table(short);
+        }
         let over = self.groups.iter().flat_map(|group| {
             let over =
                 group.figures.iter().filter(|one| one.limit.is_some_and(|most| one.value.median() > most));
             over.map(|one| {
                 let [is, most] = [one.value.median(), one.limit.unwrap_or_default()]
                     .map(|value| quantity(value, one.unit));
-                format!("- {}, {}: {is}, {most} wanted\n", group.name, one.name)
+                format!("- {}, {}: {}{is}, {most} wanted\n", group.name, one.name, mark(one.value.reach()))
             })
         });
         let over: Vec<_> = over.collect();
@@ -29,31 +40,25 @@ impl Report {
         }
         text
     }
+}
 
-    fn slower(&self) -> String {
-        let pairs = self.groups.iter().flat_map(|group| group.pairs.iter().map(move |pair| (group, pair)));
-        let mut worse: Vec<_> =
-            pairs.filter(|(_, pair)| pair.ratio() < pair.wanted.unwrap_or(EVEN).max(EVEN)).collect();
-        if worse.is_empty() {
-            return "In no row was bdnfs worse.\n".to_owned();
-        }
-        worse.sort_by(|(_, one), (_, other)| one.ratio().total_cmp(&other.ratio()));
-        let mut text = String::from("| where | what | beside | ratio | wanted |\n|---|---|---|---|---|\n");
-        for (group, pair) in worse {
-            let noisy = mark(pair.reach());
-            let wanted = pair.wanted.map(|wanted| format!("{wanted:.2}")).unwrap_or_default();
-            // Writing to a string can't fail.
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} | {noisy}{:.3} | {wanted} |",
-                group.name,
-                pair.name,
-                pair.against,
-                pair.ratio()
-            );
-        }
-        text
+fn table(mut rows: Vec<(&Group, &Pair)>) -> String {
+    rows.sort_by(|(_, one), (_, other)| one.ratio().total_cmp(&other.ratio()));
+    let mut text = String::from("| where | what | beside | ratio | wanted |\n|---|---|---|---|---|\n");
+    for (group, pair) in rows {
+        let noisy = mark(pair.reach());
+        let wanted = pair.wanted.map(|wanted| format!("{wanted:.2}")).unwrap_or_default();
+        // Writing to a string can't fail.
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {noisy}{:.3} | {wanted} |",
+            group.name,
+            pair.name,
+            pair.against,
+            pair.ratio()
+        );
     }
+    text
 }
 
 #[cfg(test)]
@@ -83,7 +88,8 @@ mod tests {
             |limit| Figure { limit: Some(limit), ..Figure::new("memory", Unit::Mebibytes, side(7.0)) };
         let figures = vec![figure(8.0), figure(6.0)];
         report.measure("rows", || Ok(Rows { pairs, figures, ..Rows::default() })).unwrap();
-        let table = "| Group | slower | ext4 | 0.400 |  |\n| Group | slow | ext4 | 0.900 |  |\n\
+        let table = "| Group | slower | ext4 | 0.400 |  |\n| Group | slow | ext4 | 0.900 |  |\n\nFaster, but not by as much \
+            as is wanted:\n\n| where | what | beside | ratio | wanted |\n|---|---|---|---|---|\n\
             | Group | not enough | ext4 | 3.000 | 10.00 |\n\nOver their limits:\n\n- Group, memory: 7.00 MiB, 6.00 MiB wanted\n";
         assert!(report.losses().ends_with(table), "{}", report.losses());
     }

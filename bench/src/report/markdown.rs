@@ -107,7 +107,11 @@ impl Group {
     fn tables(&self) -> String {
         let mut text = String::new();
         if self.contest {
-            text += &self.matrix();
+            let _ = write!(
+                text,
+                "{}\n<details><summary>Beside each of them, with the least and the most</summary>\n",
+                self.matrix()
+            );
         }
         if !self.pairs.is_empty() {
             let prototypes = self.pairs.iter().any(|pair| !pair.prototypes.is_empty());
@@ -122,51 +126,15 @@ impl Group {
             text += "\n";
             self.pairs.iter().for_each(|pair| text += &pair.markdown(wanted, prototypes));
         }
+        if self.contest {
+            text += "\n</details>\n";
+        }
         if !self.figures.is_empty() {
             text += "\n| bdnfs alone | median (least to most) | limit |\n|---|---|---|\n";
             self.figures.iter().for_each(|figure| text += &figure.markdown());
         }
         self.growths.iter().for_each(|growth| text += &growth.markdown());
         text
-    }
-
-    /// Who did what how well: a row for each who took part, bdnfs first, a column for each task. The best is bold.
-    fn matrix(&self) -> String {
-        let mut tasks: Vec<&Pair> = Vec::new();
-        let mut others: Vec<&str> = Vec::new();
-        for pair in &self.pairs {
-            if !tasks.iter().any(|task| task.name == pair.name) {
-                tasks.push(pair);
-            }
-            if !others.contains(&pair.against.as_str()) {
-                others.push(&pair.against);
-            }
-        }
-        let of = |task: &Pair, who: &str| {
-            self.pairs.iter().find(|pair| pair.name == task.name && pair.against == who)
-        };
-        let best = |task: &Pair| {
-            let sides = others.iter().filter_map(|who| of(task, who)).map(|pair| pair.baseline.median());
-            let sides = sides.chain([task.bdnfs.median()]);
-            if task.unit.is_cost() { sides.fold(f64::NAN, f64::min) } else { sides.fold(f64::NAN, f64::max) }
-        };
-        let cell = |task: &Pair, median: f64| {
-            let text = quantity(median, task.unit);
-            if median == best(task) { format!(" **{text}** |") } else { format!(" {text} |") }
-        };
-        let mut text = String::from("\n| |");
-        tasks.iter().for_each(|task| {
-            let _ = write!(text, " {} |", task.name);
-        });
-        let _ = write!(text, "\n|---|{}\n| **bdnfs** |", "---|".repeat(tasks.len()));
-        tasks.iter().for_each(|task| text += &cell(task, task.bdnfs.median()));
-        for who in others.iter().copied() {
-            let _ = write!(text, "\n| {who} |");
-            tasks.iter().for_each(|task| {
-                text += &of(task, who).map_or(" |".to_owned(), |pair| cell(task, pair.baseline.median()));
-            });
-        }
-        text + "\n"
     }
 }
 
