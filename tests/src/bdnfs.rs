@@ -401,8 +401,11 @@ fn end(processes: &[Pid]) {
 fn gone(processes: &[Pid]) {
     eventually("the end of a killed process", || {
         processes.iter().all(|pid| {
-            let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-            stat.map_or(true, |stat| stat.contains(") Z "))
+            let process = Path::new("/proc").join(pid.as_raw_nonzero().to_string());
+            let stat = fs::read_to_string(process.join("stat"));
+            // Its files are closed when its last thread has ended, which need not be the first.
+            let alone = || fs::read_dir(process.join("task")).map_or(true, |tasks| tasks.count() <= 1);
+            stat.map_or(true, |stat| stat.contains(") Z ") && alone())
         })
     });
 }
