@@ -14,12 +14,14 @@ use super::super::kept::Kept;
 use super::super::snapshot::{self, Made};
 use super::{Hold, Host, blocking};
 use crate::control::api::{Failure, MountRequest, Mounted};
-use crate::text;
+use crate::{runtime, text};
 
 /// So many threads take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a small
 /// file is opened and read whose pages are not in memory. On two processors eight of them read a quarter more of such files than two,
 /// sixteen no more than eight. What is in memory already, but new to the mount, is answered a tenth slower; a large file is all the same.
 const DEVICE_THREADS: usize = 8;
+/// From so many files on, what a listing took is worth to be given back at once.
+const LONG: u64 = 100_000;
 
 impl Host {
     /// Mounts a source. Dropping the future, as when the client has left, gives it up.
@@ -75,6 +77,13 @@ impl Host {
             staged: false,
         };
         let mount = self.attach(&snapshot, &request).await?;
+        if snapshot.manifest().files() >= LONG {
+            blocking(|| {
+                runtime::give_back();
+                Ok(())
+            })
+            .await?;
+        }
         let warnings = self.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
         let hosted = self.register(snapshot, mount, kept, request).await?;
         Ok(Mounted { warnings, ..hosted.mounted() })
