@@ -145,9 +145,14 @@ impl Content {
         self.whole.get()
     }
 
+    /// Whether other nodes may have it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.ladder().is_shared(&self.blob)
+    }
+
     /// How much one request moves at the pace of the ladder, in bytes.
     pub fn extent(&self) -> u64 {
-        self.ladder().blocks(&self.blob, 0) * BLOCK
+        self.ladder().stride(&self.blob) * BLOCK
     }
 
     /// How many bytes are here.
@@ -286,7 +291,7 @@ impl Content {
 
     /// Waits for block `index` of `flight`, and when that takes longer than [`HEDGE`], also of one that waits for no other node.
     async fn hedged(self: &Arc<Self>, flight: &Flight, index: u64) -> Result<Landing> {
-        if !self.ladder().is_shared(&self.blob) {
+        if !self.is_shared() {
             return flight.block(index).await;
         }
         if let Some(landing) = within(&mut HEDGE.clone(), flight.block(index)).await {

@@ -36,7 +36,7 @@ impl Content {
         }
         let patience = if urgency == Urgency::Stage { STAGE_PATIENCE } else { DEADLINE };
         // Others come for what this node fetches directly: about now.
-        let lent = reach == Reach::Direct && self.ladder().is_shared(&self.blob);
+        let lent = reach == Reach::Direct && self.is_shared();
         let accept = |arrival: Arrival| {
             // Begun at once, so that it is under way while the flight waits for what comes next.
             let accepted = match self.means.hands.clone().try_acquire_owned() {
