@@ -152,7 +152,7 @@ impl Content {
 
     /// How much one request moves at the pace of the ladder, in bytes.
     pub fn extent(&self) -> u64 {
-        self.ladder().stride(&self.blob) * BLOCK
+        self.ladder().blocks(&self.blob, 0) * BLOCK
     }
 
     /// How many bytes are here.

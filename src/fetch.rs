@@ -31,10 +31,6 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from
 /// How many times a tier may send wrong bytes before they are taken to be all it has.
 const LIES: u32 = 3;
 
-/// How many blocks a request for what is shared among nodes counts for, at the least, where it is reckoned in requests: it is cut
-/// short so that the owners' shares are alike, comes from near, and many are under way at once.
-const SHARED: u64 = 4;
-
 /// How many blocks of one flight may be hashed and written at the same time as the next ones arrive.
 const PIPELINE: usize = 3;
 
@@ -83,12 +79,6 @@ impl Ladder {
             return group - index % group;
         }
         self.pace.lock().unwrap_or_else(PoisonError::into_inner).blocks()
-    }
-
-    /// How many blocks of `blob` a reader may count on for each request ahead of it.
-    pub fn stride(&self, blob: &Blob) -> u64 {
-        let blocks = self.blocks(blob, 0);
-        if self.is_shared(blob) { blocks.max(SHARED) } else { blocks }
     }
 
     /// How far a fetch of block `index` may go: directly to where others can't have it from, if they turn to this node.

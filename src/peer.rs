@@ -43,11 +43,11 @@ pub const PROTOCOL: u32 = 1;
 
 /// The shortest and the longest run of blocks that has one owner: what a request costs must not show beside what it
 /// brings, and what one owner has to send must be small beside its share of a blob.
-const GROUP: (u64, u64) = (2, crate::extent::LONGEST);
+const GROUP: (u64, u64) = (4, crate::extent::LONGEST);
 
-/// Into how many groups a blob is cut at least, unless they would get too short. An owner sends its groups to all others, so
-/// a burst ends with the one that has the most: of 1,024 groups eight nodes have 128 each, give or take a tenth.
-const SHARES: u64 = 1024;
+/// Into how many groups a blob is cut at least, unless they would get too short: so many shares differ little from node
+/// to node.
+const SHARES: u64 = 256;
 
 /// How many blocks of a blob of `blocks` blocks have one owner. All nodes must agree.
 pub fn group(blocks: u64) -> u64 {

@@ -291,8 +291,7 @@ async fn a_reader_does_not_wait_for_what_others_only_promise() {
     let mirror = Scripted::new(&bench.bytes, &[], false);
     let content = bench.content_of(bench.blob(true), None, vec![Arc::new(Promises), mirror.clone()]);
     // Staging waits; a reader that comes to wait for the same does not.
-    let board = |first| content.board(first, u64::MAX, Urgency::Stage).expect("nothing is here");
-    let (_first, staging) = (board(0), board(2));
+    let staging = content.board(0, u64::MAX, Urgency::Stage).expect("nothing is here");
     bench.expect(&content, BLOCK - 5..2 * BLOCK + 5).await;
     assert_eq!(mirror.sent.load(Relaxed), 3 * BLOCK, "what it reads, and no more");
     assert!(staging.block(3).now_or_never().is_none(), "the rest is waited for");
