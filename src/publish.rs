@@ -49,6 +49,8 @@ pub use progress::{Progress, State};
 
 /// How many blobs are looked for or made at once. What they hold in memory is bounded by itself.
 const BLOBS: usize = 32;
+/// How many faults of what was there are told one by one: who wants all of them verifies the mirror.
+const TOLD: usize = 10;
 /// How often blobs that vanish while others are made are made again: it takes somebody who deletes them.
 const ROUNDS: u32 = 3;
 
@@ -81,6 +83,27 @@ pub struct Published {
     pub new: bool,
     /// Patterns that matched nothing: most likely a slip.
     pub unmatched: Vec<String>,
+    /// What was wrong with what it was mirrored as before, and is no more.
+    pub repaired: Faults,
+}
+
+/// What is wrong with something in the mirror.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// How many there are.
+    pub count: u64,
+    /// What the first ten say.
+    pub first: Vec<String>,
+}
+
+impl Faults {
+    fn add(&mut self, fault: &Error) {
+        tracing::info!(%fault, "repairing the mirror");
+        self.count += 1;
+        if self.first.len() < TOLD {
+            self.first.push(fault.to_string());
+        }
+    }
 }
 
 /// Copies `source` into `mirror`.
@@ -129,9 +152,10 @@ impl Run<'_> {
     async fn attempt(&self) -> Result<Published> {
         self.progress.enter(State::Listing);
         let listed = self.list().await?;
-        let published = |found, new| Published { found, new, unmatched: listed.unmatched.clone() };
-        if let Some(found) = self.same(&listed).await? {
-            return Ok(published(found, false));
+        let mut repaired = Faults::default();
+        let unmatched = listed.unmatched.clone();
+        if let Some(found) = self.same(&listed, &mut repaired).await? {
+            return Ok(Published { found, new: false, unmatched, repaired });
         }
         let recipes = plan::plan(&listed.manifest, &self.source.identity)?;
         self.progress.begin(&listed.manifest);
@@ -159,7 +183,7 @@ impl Run<'_> {
         };
         let found = self.mirror.publish(&ours).await?;
         let new = found == ours;
-        Ok(published(found, new))
+        Ok(Published { found, new, unmatched, repaired })
     }
 
     async fn list(&self) -> Result<Listed> {
@@ -177,19 +201,16 @@ impl Run<'_> {
         Ok(Listed { manifest, digest, at, began, unmatched })
     }
 
-    /// What the source is mirrored as already, if that is just what was listed and all of it is there.
-    async fn same(&self, listed: &Listed) -> Result<Option<Ref>> {
+    /// What the source is mirrored as already, if that is just what was listed and all of it is there. What is wrong with it
+    /// comes to `faults`.
+    async fn same(&self, listed: &Listed, faults: &mut Faults) -> Result<Option<Ref>> {
         let found = match self.mirror.newest(&self.source.key()).await?.found {
             Ok(Some(found)) if !found.removed && found.listing == listed.digest => found,
             _ => return Ok(None),
         };
-        let mut whole = true;
-        let tell = |fault| {
-            tracing::warn!(%fault, "repairing the mirror");
-            whole = false;
-        };
+        let tell = |fault| faults.add(&fault);
         self.mirror.verify(vec![Ok(found.clone())], false, &Seen::default(), tell).await?;
-        Ok(whole.then_some(found))
+        Ok((faults.count == 0).then_some(found))
     }
 
     /// What the source was mirrored as before, if anything.

@@ -7,6 +7,12 @@ use std::os::fd::OwnedFd;
 use bytes::{Bytes, BytesMut};
 use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
+/// What marks a file as used at this moment: its content stays as old as it is.
+const USED_NOW: Timestamps = Timestamps {
+    last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+    last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+};
+
 /// Reads `len` bytes at `offset`.
 ///
 /// # Errors
@@ -66,11 +72,6 @@ pub fn touch(file: &File) {
 pub fn touch_at(directory: &OwnedFd, name: &str) {
     told(rustix::fs::utimensat(directory, name, &USED_NOW, AtFlags::SYMLINK_NOFOLLOW));
 }
-
-const USED_NOW: Timestamps = Timestamps {
-    last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-    last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-};
 
 fn told(touched: rustix::io::Result<()>) {
     if let Err(error) = touched {

@@ -205,7 +205,9 @@ fn damage_is_named_and_never_read_and_repaired_from_the_origin() {
         assert!(log.contains(name), "{name} is not in {log}");
         let told = run(&world.machine, "mirror verify --deep --mirror s3://mirror");
         assert!(told.code == Some(1) && told.err.contains(name), "{}{}", told.out, told.err);
-        run(&world.machine, "mirror add s3://bucket --mirror s3://mirror").succeeds();
+        let told = run(&world.machine, "mirror add s3://bucket --mirror s3://mirror");
+        assert!(told.err.contains("note: found and repaired: ") && told.err.contains(name), "{}", told.err);
+        assert!(told.succeeds().starts_with("repaired s3://bucket: "));
         run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
     }
 }

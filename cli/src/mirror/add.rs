@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::origin;
-use bdnfs::publish::{self, Config, Published, State, publish};
+use bdnfs::publish::{self, Config, Faults, Published, State, publish};
 use bdnfs::source::{Access, Patterns, Uri};
 use bdnfs::stage;
 use bytesize::ByteSize;
@@ -68,6 +68,8 @@ struct Outcome<'a> {
     found: &'a Ref,
     /// Whether that is a new state of it.
     new: bool,
+    /// How much of what was mirrored before was damaged, and is right again.
+    repaired: u64,
     /// Bytes read from its origin.
     read: u64,
     /// Bytes written to the mirror.
@@ -137,8 +139,15 @@ async fn add(args: &Args, mirror: &Mirror, item: &Item) -> Result<()> {
     for pattern in &published.unmatched {
         eprintln!("note: {}", text::unmatched(pattern, &uri.to_string()));
     }
+    let Faults { count: repaired, first } = &published.repaired;
+    for fault in first {
+        eprintln!("note: found and repaired: {}", text::name(fault.as_bytes()));
+    }
+    if *repaired > first.len() as u64 {
+        eprintln!("note: found and repaired: {} more", repaired - first.len() as u64);
+    }
     let (read, written) = (progress.read.load(Relaxed), progress.written.load(Relaxed));
-    let outcome = Outcome { found: &published.found, new: published.new, read, written };
+    let outcome = Outcome { found: &published.found, new: published.new, repaired: *repaired, read, written };
     say(args.json, &outcome, || line(&published, read, written))
 }
 
@@ -161,7 +170,7 @@ async fn show(progress: Arc<publish::Progress>) {
 }
 
 fn line(published: &Published, read: u64, written: u64) -> String {
-    let Published { found, new, .. } = published;
+    let Published { found, new, repaired, .. } = published;
     let id: String = found.manifest.to_string().chars().take(ID_SHOWN).collect();
     let what = format!(
         "{}: {}, {} (snapshot {id})",
@@ -169,10 +178,10 @@ fn line(published: &Published, read: u64, written: u64) -> String {
         text::files(found.files),
         text::size(found.bytes)
     );
-    if *new {
-        let (read, written) = (text::size(read), text::size(written));
-        format!("mirrored {what}; read {read}, wrote {written} in {:.1} s", found.took)
-    } else {
-        format!("unchanged {what}")
+    let moved = format!("read {}, wrote {}", text::size(read), text::size(written));
+    match (*new, repaired.count) {
+        (true, _) => format!("mirrored {what}; {moved} in {:.1} s", found.took),
+        (false, 0) => format!("unchanged {what}"),
+        (false, _) => format!("repaired {what}; {moved}"),
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_http::{HttpClient, HttpError, Request, Response};
@@ -28,6 +28,8 @@ use crate::text;
 const PATH: &str = "v1/traces";
 /// How long a collector may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// As much of an answer is read, in bytes: a status and a sentence, which need a hundredth of it.
+const ANSWER: usize = 64 << 10;
 /// How long the last spans may take to be sent when the process ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The environment's names for where traces go: exactly there, or below there.
@@ -173,11 +175,17 @@ impl Client {
     }
 
     async fn send(&self, request: Request<Bytes>) -> reqwest::Result<Response<Bytes>> {
-        let answer = self.http.execute(request.try_into()?).await?;
+        let mut answer = self.http.execute(request.try_into()?).await?;
         let mut response = Response::new(Bytes::new());
         *response.status_mut() = answer.status();
         *response.headers_mut() = answer.headers().clone();
-        *response.body_mut() = answer.bytes().await?;
+        let mut body = BytesMut::new();
+        while body.len() < ANSWER
+            && let Some(piece) = answer.chunk().await?
+        {
+            body.extend_from_slice(&piece[..piece.len().min(ANSWER - body.len())]);
+        }
+        *response.body_mut() = body.freeze();
         Ok(response)
     }
 }
