@@ -153,9 +153,8 @@ impl Run<'_> {
         self.progress.enter(State::Listing);
         let listed = self.list().await?;
         let mut repaired = Faults::default();
-        let unmatched = listed.unmatched.clone();
         if let Some(found) = self.same(&listed, &mut repaired).await? {
-            return Ok(Published { found, new: false, unmatched, repaired });
+            return Ok(Published { found, new: false, unmatched: listed.unmatched, repaired });
         }
         let recipes = plan::plan(&listed.manifest, &self.source.identity)?;
         self.progress.begin(&listed.manifest);
@@ -183,7 +182,7 @@ impl Run<'_> {
         };
         let found = self.mirror.publish(&ours).await?;
         let new = found == ours;
-        Ok(Published { found, new, unmatched, repaired })
+        Ok(Published { found, new, unmatched: listed.unmatched, repaired })
     }
 
     async fn list(&self) -> Result<Listed> {

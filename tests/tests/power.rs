@@ -1,9 +1,9 @@
 //! Power cuts: what was called durable is there afterwards, and what was not does no harm.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bdnfs_tests::bdnfs::{Machine, wait};
 use bdnfs_tests::disk::Disk;
@@ -13,6 +13,20 @@ use bdnfs_tests::world::World;
 const MIB: usize = 1 << 20;
 /// Room for all that a test writes.
 const SIZE: u64 = 1 << 30;
+
+/// How many cuts are made in the middle of something. More of them: CUTS=50 cargo nextest run -p bdnfs-tests --test power
+fn cuts() -> u32 {
+    std::env::var("CUTS").map_or(3, |cuts| cuts.parse().unwrap())
+}
+
+/// Cuts the power of `disk` while `command` runs, which takes about `whole`, or just after.
+fn cut_amid(disk: &Disk, mut command: Command, whole: Duration, dice: &mut Dice) {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    sleep(whole * dice.below(120) as u32 / 100);
+    disk.cut();
+    child.kill().unwrap();
+    wait(&mut child, "a command without a disk");
+}
 
 #[test]
 fn what_is_staged_survives() {
@@ -55,18 +69,11 @@ fn a_cut_at_any_time_leaves_no_wrong_byte_and_a_cache_that_goes_on() {
     let whole = begin.elapsed();
     machine.umount(&point);
     let mut dice = Dice(7);
-    // More of them: CUTS=50 cargo nextest run -p bdnfs-tests a_cut_at
-    let cuts = std::env::var("CUTS").map_or(3, |cuts| cuts.parse().unwrap());
-    for cut in 0..cuts {
+    for cut in 0..cuts() {
         if cut % 2 == 0 {
             fs::remove_dir_all(machine.cache()).unwrap();
         }
-        let mut command = machine.command(&stage);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        sleep(whole * dice.below(120) as u32 / 100);
-        disk.cut();
-        child.kill().unwrap();
-        wait(&mut child, "a stage without a disk");
+        cut_amid(&disk, machine.command(&stage), whole, &mut dice);
         machine.reset();
         disk.restore();
         let ran = machine.run(&stage);
@@ -98,17 +105,12 @@ fn what_was_added_to_a_local_mirror_survives() {
     assert!(told.contains("\"read\":0"), "nothing is read again: {told}");
 
     let mut dice = Dice(8);
-    let cuts = std::env::var("CUTS").map_or(3, |cuts| cuts.parse().unwrap());
-    for cut in 0..cuts {
+    for cut in 0..cuts() {
         if cut % 2 == 0 {
             fs::remove_dir_all(&mirror).unwrap();
         }
         file(&source, format!("new/{cut}"), 3 * MIB);
-        let mut child = machine.command(&add).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        sleep(whole * dice.below(120) as u32 / 100);
-        disk.cut();
-        child.kill().unwrap();
-        wait(&mut child, "an add without a disk");
+        cut_amid(&disk, machine.command(&add), whole, &mut dice);
         disk.restore();
         for command in [&add[..], &verify] {
             let ran = machine.run(command);

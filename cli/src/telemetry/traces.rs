@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_http::{HttpClient, HttpError, Request, Response};
@@ -18,7 +19,7 @@ use opentelemetry_otlp::{RetryPolicy, SpanExporter, WithExportConfig, WithHttpCo
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracer, SdkTracerProvider, SpanData};
-use reqwest::Url;
+use reqwest::{Body, Url};
 use tokio::runtime::{Builder, Runtime};
 use tracing::{Level, Metadata};
 
@@ -28,7 +29,7 @@ use crate::text;
 const PATH: &str = "v1/traces";
 /// How long a collector may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// As much of an answer is read, in bytes: a status and a sentence, which need a hundredth of it.
+/// How long an answer may be, in bytes: a status and a sentence, which need a hundredth of it.
 const ANSWER: usize = 64 << 10;
 /// How long the last spans may take to be sent when the process ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -174,27 +175,23 @@ impl Client {
         Ok(Self { http: http.build().context("cannot set up an HTTP client")?, runtime })
     }
 
-    async fn send(&self, request: Request<Bytes>) -> reqwest::Result<Response<Bytes>> {
-        let mut answer = self.http.execute(request.try_into()?).await?;
-        let mut response = Response::new(Bytes::new());
-        *response.status_mut() = answer.status();
-        *response.headers_mut() = answer.headers().clone();
-        let mut body = BytesMut::new();
-        while body.len() < ANSWER
-            && let Some(piece) = answer.chunk().await?
-        {
-            body.extend_from_slice(&piece[..piece.len().min(ANSWER - body.len())]);
-        }
-        *response.body_mut() = body.freeze();
-        Ok(response)
+    async fn send(&self, request: Request<Bytes>) -> reqwest::Result<Response<Body>> {
+        Ok(self.http.execute(request.try_into()?).await?.into())
     }
 }
 
 #[async_trait]
 impl HttpClient for Client {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let sent = self.runtime.block_on(self.send(request));
-        sent.map_err(|error| text::line(&error.without_url().into()).into())
+        self.runtime.block_on(async {
+            let sent = self.send(request).await;
+            let answer = sent.map_err(|error| text::line(&error.without_url().into()))?;
+            let (head, body) = answer.into_parts();
+            let body = Limited::new(body, ANSWER).collect().await;
+            // Its own words may name the URL, which is nobody else's business.
+            let body = body.map_err(|_| "the answer broke off, or is too long")?;
+            Ok(Response::from_parts(head, body.to_bytes()))
+        })
     }
 }
 
