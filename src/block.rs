@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use blake3::hazmat::{self, HasherExt, Mode};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -20,16 +20,6 @@ use crate::error::{Error, Kind, Result};
 /// The size of a block, in bytes: large enough that its 32-byte check costs nothing (32 ppm), small enough
 /// that a random reader of a cold file waits for little more than it asked for.
 pub const BLOCK: u64 = 1 << 20;
-
-/// Where a disk can take a block from without copying it, in bytes: a page, which no disk of today exceeds.
-pub const ALIGNMENT: usize = 4096;
-
-/// An empty buffer with room for a block, which begins where a disk can take it from.
-pub fn buffer() -> BytesMut {
-    let mut buffer = BytesMut::with_capacity(BLOCK as usize + ALIGNMENT);
-    buffer.resize(buffer.as_ptr().align_offset(ALIGNMENT), 0);
-    buffer.split_off(buffer.len())
-}
 
 /// How many blocks a blob of `size` bytes has.
 pub fn count(size: u64) -> u64 {

@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::budget::{Budget, Memory};
+use crate::buffer::Buffers;
 use crate::cache::Limits;
 use crate::cache::evict::Hold;
 use crate::cache::node::Node;
@@ -81,6 +82,7 @@ struct Shared {
     recent: Recent,
     runtime: Handle,
     meter: Arc<Meter>,
+    buffers: Arc<Buffers>,
     cluster: OnceLock<Arc<Peers>>,
     tenants: Mutex<HashMap<String, Own>>,
 }
@@ -136,6 +138,7 @@ impl Engine {
             hands: Arc::new(Semaphore::new(hands)),
             recent: Recent::default(),
             meter: Arc::default(),
+            buffers: Arc::default(),
             runtime,
             cluster: OnceLock::new(),
             tenants: Mutex::default(),
@@ -166,6 +169,10 @@ impl Engine {
     fn seats(&self, id: Digest) -> Vec<Arc<dyn Tier>> {
         let cluster = self.node.cluster.get();
         cluster.map_or_else(Vec::new, |peers| peers.seats(self.tenant(), id).into())
+    }
+
+    fn ladder(&self, tiers: Vec<Arc<dyn Tier>>) -> Arc<Ladder> {
+        Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter), self.node.buffers.clone()))
     }
 
     /// What tells the cluster, if there is one, that all of the snapshot `id` is here.
@@ -210,7 +217,7 @@ impl Engine {
         let kept = self.blocking(move || keep(listing, means.cache.layout().manifests()));
         let (id, manifest) = kept.await?;
         let tiers: Vec<Arc<dyn Tier>> = vec![origin];
-        let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
+        let ladder = self.ladder(tiers);
         let shared = (self.means.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, Arc::new(manifest), unmatched, shared, ladder)))
     }
@@ -229,7 +236,7 @@ impl Engine {
         let origin = Parts::new(open, manifest.clone());
         let mut tiers = self.seats(found.manifest);
         tiers.extend([Arc::new(mirror.clone()) as Arc<dyn Tier>, Arc::new(origin)]);
-        let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
+        let ladder = self.ladder(tiers);
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
         let holder = self.holder(&found.manifest);
@@ -244,7 +251,7 @@ impl Engine {
         let manifest = Arc::new(self.manifest(mirror, &id).await?);
         let mut tiers = self.seats(id);
         tiers.push(Arc::new(mirror.clone()));
-        let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
+        let ladder = self.ladder(tiers);
         let shared = (self.means.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder)))
     }

@@ -3,14 +3,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::time::{Instant, timeout};
 use tracing::Instrument;
 
 use crate::blob::Blob;
-use crate::block::{self, Arrival, BLOCK};
+use crate::block::{self, Arrival};
+use crate::buffer::{Buffer, Buffers};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, Pace};
 use crate::metrics::Counters;
@@ -51,6 +52,7 @@ pub struct Ladder {
     shared: bool,
     counters: Arc<Counters>,
     pace: Mutex<Pace>,
+    buffers: Arc<Buffers>,
 }
 
 /// The state of one descent: what is still missing, and what went wrong on the way.
@@ -65,10 +67,10 @@ struct Descent<'a> {
 }
 
 impl Ladder {
-    /// A ladder of `tiers`, which counts into `counters`.
-    pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<Counters>) -> Self {
+    /// A ladder of `tiers`, which counts into `counters` and puts what arrives into `buffers`.
+    pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<Counters>, buffers: Arc<Buffers>) -> Self {
         let shared = tiers.iter().any(|tier| tier.waits());
-        Self { tiers, shared, counters, pace: Mutex::default() }
+        Self { tiers, shared, counters, pace: Mutex::default(), buffers }
     }
 
     /// How many blocks of `blob` to ask for at once, from block `index` on. What is shared among nodes is cut alike in all of
@@ -226,7 +228,8 @@ impl Ladder {
         let Some(body) = within(patience, answer).await.ok_or_else(slow)?? else { return Ok(false) };
         let latency = began.elapsed();
         self.counters.began(rung, latency);
-        let mut blocks = Blocks { body, rung, size: blob.size, extent, rest: None, last };
+        let mut blocks =
+            Blocks { body, rung, size: blob.size, extent, rest: None, last, buffers: &self.buffers };
         let mut accepting = FuturesUnordered::new();
         let mut outcome = Ok(());
         while outcome.is_ok() && blocks.extent.blocks > 0 {
@@ -297,7 +300,7 @@ impl Descent<'_> {
 }
 
 /// A body, cut into blocks.
-struct Blocks {
+struct Blocks<'a> {
     body: Body,
     rung: Rung,
     size: u64,
@@ -306,33 +309,30 @@ struct Blocks {
     /// What arrived behind the end of the last block.
     rest: Option<Bytes>,
     last: bool,
+    buffers: &'a Arc<Buffers>,
 }
 
-impl Blocks {
+impl Blocks<'_> {
     /// The next block, unverified.
     async fn next(&mut self) -> Result<Arrival> {
         let index = self.extent.first;
         let want = block::len(self.size, index) as usize;
-        let mut bytes = BytesMut::new();
+        let mut buffer: Option<Buffer> = None;
         let began = Instant::now();
         loop {
             if let Some(mut piece) = self.rest.take() {
-                if bytes.is_empty() && piece.len() >= want {
+                if buffer.is_none() && piece.len() >= want {
                     let whole = piece.split_to(want);
                     self.rest = (!piece.is_empty()).then_some(piece);
                     return Ok(self.arrival(whole));
                 }
-                if bytes.is_empty() {
-                    // Aligned for the disk, which takes whole blocks only.
-                    bytes =
-                        if want as u64 == BLOCK { block::buffer() } else { BytesMut::with_capacity(want) };
-                }
-                let take = piece.split_to(piece.len().min(want - bytes.len()));
-                bytes.extend_from_slice(&take);
+                let filled = buffer.get_or_insert_with(|| self.buffers.take(want as u64));
+                let take = piece.split_to(piece.len().min(want - filled.len()));
+                filled.extend_from_slice(&take);
                 self.rest = (!piece.is_empty()).then_some(piece);
             }
-            if bytes.len() == want {
-                return Ok(self.arrival(bytes.freeze()));
+            if let Some(full) = buffer.take_if(|buffer| buffer.len() == want) {
+                return Ok(self.arrival(full.freeze()));
             }
             let left = if self.last { STALL } else { STALL.saturating_sub(began.elapsed()) };
             let left = (self.rung != Rung::Peer).then_some(left);

@@ -56,6 +56,7 @@
 pub mod blob;
 pub mod block;
 pub mod budget;
+pub mod buffer;
 pub mod cache;
 mod client;
 pub mod content;

@@ -32,14 +32,13 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
 use crate::manifest::{Kept, Manifest, Mirrored};
-use crate::metrics::Counters;
 use crate::mirror::Mirror;
 use crate::mirror::catalog::{Ref, source_key};
 use crate::mirror::lease::{Lease, Purpose};
 use crate::mirror::record::Record;
 use crate::mirror::verify::Seen;
 use crate::source::Patterns;
-use crate::tier::Origin;
+use crate::tier::{Origin, Tier};
 
 use before::Before;
 use make::Maker;
@@ -216,13 +215,13 @@ impl Run<'_> {
     async fn before(&self) -> Option<Before> {
         let found = self.mirror.newest(&self.source.key()).await.ok()?.found.ok()??;
         let manifest = self.mirror.manifest(&found.manifest).await.ok()??;
-        let mirror = Ladder::new(vec![Arc::new(self.mirror.clone())], Arc::new(Counters::default()));
+        let mirror = ladder(Arc::new(self.mirror.clone()));
         Some(Before::new(manifest, mirror))
     }
 
     /// Puts every blob into the mirror that isn't there, and answers with how each is kept.
     async fn keep(&self, listing: &Manifest, recipes: &[Recipe]) -> Result<Vec<Record>> {
-        let ladder = Ladder::new(vec![self.source.origin.clone()], Arc::new(Counters::default()));
+        let ladder = ladder(self.source.origin.clone());
         let before = self.before().await;
         let maker = Maker::new(self.mirror, listing, ladder, before, self.lease, self.config.memory);
         let mut kept: Vec<Option<Record>> = vec![None; recipes.len()];
@@ -300,6 +299,11 @@ impl Source {
     fn key(&self) -> Digest {
         source_key(&self.identity, &self.patterns)
     }
+}
+
+/// The way to what `tier` alone has.
+fn ladder(tier: Arc<dyn Tier>) -> Ladder {
+    Ladder::new(vec![tier], Arc::default(), Arc::default())
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {

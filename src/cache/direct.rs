@@ -12,7 +12,8 @@ use bytes::{Bytes, BytesMut};
 use rustix::fs::{Mode, OFlags};
 
 use crate::blob::Key;
-use crate::block::{self, ALIGNMENT, BLOCK};
+use crate::block::BLOCK;
+use crate::buffer::{self, ALIGNMENT};
 
 use super::io as positioned;
 use super::layout::{Form, Layout};
@@ -45,7 +46,7 @@ impl Direct {
         let written = if block.as_ptr().align_offset(ALIGNMENT) == 0 {
             positioned::write(&self.file, offset, block)
         } else {
-            let mut aligned = block::buffer();
+            let mut aligned = buffer::block();
             aligned.extend_from_slice(block);
             positioned::write(&self.file, offset, &aligned)
         };
@@ -60,7 +61,7 @@ impl Direct {
         if self.refused.load(Relaxed) {
             return Ok(None);
         }
-        let mut buffer = block::buffer();
+        let mut buffer = buffer::block();
         let read = positioned::fill(&self.file, offset, &mut buffer, BLOCK as usize);
         Ok(self.done(read)?.then_some(buffer))
     }

@@ -15,7 +15,6 @@ use crate::block::Check;
 use crate::budget::Budget;
 use crate::cache::{Cache, Limits};
 use crate::digest::Digest;
-use crate::metrics::Counters;
 use crate::tier::{Body, Rung, Tier};
 
 /// What the tier does with one request, where it does not simply answer.
@@ -149,7 +148,7 @@ impl Bench {
             recent: Recent::default(),
             runtime: Handle::current(),
         };
-        let ladder = Arc::new(Ladder::new(tiers, Arc::new(Counters::default())));
+        let ladder = Arc::new(Ladder::new(tiers, Arc::default(), Arc::default()));
         Content::open(blob, Arc::new(means), ladder)
     }
 

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use crate::digest::Digest;
 use crate::error::{Kind, Result};
-use crate::fetch::Ladder;
-use crate::metrics::Counters;
 use crate::mirror::Mirror;
 use crate::mirror::lease::Purpose;
 use crate::snapshot::Snapshot;
@@ -42,7 +40,7 @@ impl Engine {
             tiers.push(Arc::new(mirror));
         }
         tiers.push(origin);
-        let ladder = Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter)));
+        let ladder = self.ladder(tiers);
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder).announced(holder));
         if let Some(mirror) = mirror {

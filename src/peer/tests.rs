@@ -26,7 +26,6 @@ use crate::block::{self, Arrival, BLOCK, Check};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::{Ladder, Reach};
-use crate::metrics::Counters;
 use crate::tier::conformance::{self, Subject};
 use crate::tier::{Body, Rung, Tier, Urgency};
 
@@ -312,7 +311,7 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
         let (peers, seats) = asking([member("b", "z")], Tricky { trick, content: content.clone() });
         let mut tiers = seats.to_vec();
         tiers.push(Arc::new(Store(content)));
-        let ladder = Ladder::new(tiers, Arc::new(Counters::default()));
+        let ladder = Ladder::new(tiers, Arc::default(), Arc::default());
         assert_eq!(ladder.reach(&blob, 0), Reach::All);
         let fetch = async || {
             let checks = blob.checks.as_ref().expect("known");

@@ -8,8 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
 use crate::network::Host;
@@ -313,17 +315,18 @@ impl Ran {
 /// # Panics
 /// When it does not end; it is killed then.
 pub fn wait(child: &mut Child, what: &str) -> std::process::ExitStatus {
-    let begin = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().expect("a child can be waited for") {
-            return status;
-        }
-        if begin.elapsed() > PATIENCE {
-            let _ = child.kill();
-            panic!("{what} has not ended after {PATIENCE:?}");
-        }
-        sleep(Duration::from_millis(5));
+    if let Some(status) = child.try_wait().expect("a child can be waited for") {
+        return status;
     }
+    // Looking at it again and again would take time from what is measured.
+    let ends = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).expect("a child has a descriptor");
+    let patience = Timespec::try_from(PATIENCE).expect("minutes");
+    let ended = retry_on_intr(|| poll(&mut [PollFd::new(&ends, PollFlags::IN)], Some(&patience)));
+    if ended.expect("a descriptor can be waited for") == 0 {
+        let _ = child.kill();
+        panic!("{what} has not ended after {PATIENCE:?}");
+    }
+    child.wait().expect("a child can be waited for")
 }
 
 /// Waits until `holds`.

@@ -61,6 +61,11 @@ impl Network {
         let switch = Namespace::new(name);
         ip(&["-n", &switch.0, "link", "add", "bridge", "type", "bridge"]);
         ip(&["-n", &switch.0, "link", "set", "bridge", "up"]);
+        // A switch looks at no packet, though the kernel has bridges show each to its firewall where that is loaded.
+        let showing = Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables");
+        if inside(&switch.path(), || showing.exists()) {
+            inside(&switch.path(), || fs::write(showing, "0")).expect("a bridge's settings");
+        }
         Some(Self { switch, last: AtomicU8::new(0) })
     }
 
@@ -93,7 +98,7 @@ impl Network {
 impl Host {
     /// The namespace, as a file.
     pub fn path(&self) -> PathBuf {
-        Path::new(NAMES).join(&self.namespace.0)
+        self.namespace.path()
     }
 
     /// `port` at its address.
@@ -143,6 +148,10 @@ impl Namespace {
     fn new(name: String) -> Self {
         ip(&["netns", "add", &name]);
         Self(name)
+    }
+
+    fn path(&self) -> PathBuf {
+        Path::new(NAMES).join(&self.0)
     }
 }
 

@@ -11,7 +11,6 @@ use bdnfs::digest::Digest;
 use bdnfs::error::Result;
 use bdnfs::fetch::{Ladder, Reach};
 use bdnfs::flight::{Boarding, Flight, Flights, Landing};
-use bdnfs::metrics::Counters;
 use bdnfs::peer::Member;
 use bdnfs::peer::client::{Holder, Peers};
 use bdnfs::peer::server::{Server, Shelf};
@@ -121,7 +120,7 @@ impl Node {
                 present: Mutex::new(vec![false; ALL as usize]),
                 waiting: Flights::default(),
                 direct: Flights::default(),
-                ladder: Ladder::new(tiers, Arc::new(Counters::default())),
+                ladder: Ladder::new(tiers, Arc::default(), Arc::default()),
             })
         });
         held.clone()
