@@ -84,6 +84,8 @@ impl Network {
         for device in ["eth0", "lo"] {
             ip(&["-n", name, "link", "set", device, "up"]);
         }
+        // As Linux has it unless somebody chose otherwise for the machine: BBR, for one, would time the packets of all hosts.
+        let _ = inside(&namespace.path(), || fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "cubic"));
         // What waits at a link that is full may wait for 50 ms, as in a switch with deep buffers.
         for (namespace, device) in [(name, "eth0"), (&switch, &port)] {
             let line = format!(
