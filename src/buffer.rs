@@ -14,13 +14,20 @@ use crate::block::BLOCK;
 /// Where a disk can take a block from without copying it, in bytes: a page, which no disk of today exceeds.
 pub const ALIGNMENT: usize = 4096;
 
-/// Room for how many blocks is put aside at most: blocks come and go all the time, and their number swings by about this much.
+/// Room for how many blocks may be put aside, however few are in use: the number of those in use swings by about this much.
 const ASIDE: usize = 16;
 
-/// The room that nobody uses now.
+/// The room that nobody uses now: for as many blocks as are in use at most, or [`ASIDE`].
 #[derive(Debug, Default)]
 pub struct Buffers {
-    aside: Mutex<Vec<BytesMut>>,
+    rooms: Mutex<Rooms>,
+}
+
+#[derive(Debug, Default)]
+struct Rooms {
+    aside: Vec<BytesMut>,
+    /// How many there are besides.
+    used: usize,
 }
 
 /// Some room, at first empty.
@@ -33,16 +40,17 @@ pub struct Buffer {
 impl Buffers {
     /// Room for `len` bytes, up to a block. That for a whole block begins where a disk can take it from.
     pub fn take(self: &Arc<Self>, len: u64) -> Buffer {
-        let room = match len {
-            BLOCK => self.aside().pop().unwrap_or_else(block),
-            _ => BytesMut::with_capacity(len as usize),
-        };
-        Buffer { room, home: self.clone() }
+        let mut rooms = self.rooms();
+        rooms.used += 1;
+        let aside = if len == BLOCK { rooms.aside.pop() } else { None };
+        drop(rooms);
+        let fresh = || if len == BLOCK { block() } else { BytesMut::with_capacity(len as usize) };
+        Buffer { room: aside.unwrap_or_else(fresh), home: self.clone() }
     }
 
-    fn aside(&self) -> MutexGuard<'_, Vec<BytesMut>> {
-        // Each change is one statement.
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn rooms(&self) -> MutexGuard<'_, Rooms> {
+        // Nothing panics while it is held.
+        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -86,12 +94,14 @@ impl Drop for Buffer {
         room.clear();
         // Less was for less than a block, and what had to grow has moved.
         let fits = (BLOCK as usize..=BLOCK as usize + ALIGNMENT).contains(&room.capacity());
-        if fits && room.as_ptr().align_offset(ALIGNMENT) == 0 {
-            let mut aside = self.home.aside();
-            if aside.len() < ASIDE {
-                aside.push(room);
-            }
+        let fits = fits && room.as_ptr().align_offset(ALIGNMENT) == 0;
+        let mut rooms = self.home.rooms();
+        rooms.used -= 1;
+        if fits {
+            rooms.aside.push(room);
         }
+        let most = rooms.used.max(ASIDE);
+        rooms.aside.truncate(most);
     }
 }
 
@@ -123,9 +133,12 @@ mod tests {
         let mut grown = buffers.take(BLOCK);
         grown.extend_from_slice(&[0; 2 * BLOCK as usize]);
         drop(grown);
-        assert_eq!(buffers.aside().len(), 0);
-        let many: Vec<_> = (0..2 * ASIDE).map(|_| buffers.take(BLOCK)).collect();
+        let aside = || buffers.rooms().aside.len();
+        assert_eq!(aside(), 0);
+        let mut many: Vec<_> = (0..4 * ASIDE).map(|_| buffers.take(BLOCK)).collect();
+        many.truncate(ASIDE + 5);
+        assert_eq!(aside(), ASIDE + 5, "as much as is in use");
         drop(many);
-        assert_eq!(buffers.aside().len(), ASIDE);
+        assert_eq!(aside(), ASIDE, "but some in any case");
     }
 }
