@@ -169,6 +169,11 @@ impl Content {
         self.whole.get().is_some() || self.part().is_some_and(|p| p.presence().state(index) == State::Present)
     }
 
+    /// Blocks from `first` on in the order in which a stage had best ask for them, as [`Ladder::turns`].
+    pub(crate) fn turns(&self, first: u64) -> Vec<Range<u64>> {
+        self.ladder().turns(&self.blob, first)
+    }
+
     /// Waits while it is not clear which node brings what: what nobody waits for should not begin then.
     pub(crate) async fn calm(&self) {
         self.ladder().calm(&self.blob).await;

@@ -1,5 +1,6 @@
 //! Fetch: going down the ladder of tiers until the bytes are right.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from
 
 /// How many times a tier may send wrong bytes before they are taken to be all it has.
 const LIES: u32 = 3;
+
+/// Within how many groups the owners take turns: so many that the share of each is told by it.
+const STRETCH: usize = 256;
 
 /// How many blocks of one flight may be hashed and written at the same time as the next ones arrive.
 const PIPELINE: usize = 3;
@@ -94,6 +98,16 @@ impl Ladder {
         if let Some(tier) = self.tiers.iter().find(|tier| self.is_shared(blob) && tier.waits()) {
             tier.calm().await;
         }
+    }
+
+    /// Blocks of `blob` from `first` on, all or so many that it takes no time to tell, in the order in which a stage had best ask for
+    /// them. What is shared among nodes comes group by group, the owners taking turns.
+    pub fn turns(&self, blob: &Blob, first: u64) -> Vec<Range<u64>> {
+        let count = block::count(blob.size);
+        let group = if self.is_shared(blob) { peer::group(count) } else { count.max(1) };
+        let mut firsts: Vec<_> = (first..count).step_by(group as usize).take(STRETCH).collect();
+        self.tiers.iter().for_each(|tier| tier.turns(blob, &mut firsts));
+        firsts.into_iter().map(|first| first..count.min(first + group)).collect()
     }
 
     /// Whether it reaches down to the origin.

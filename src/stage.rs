@@ -189,26 +189,31 @@ impl Stage {
     ) -> Result<u64> {
         let size = content.blob().size;
         let mut flying = JoinSet::new();
-        let (mut index, mut arrived) = (0, 0);
-        while index < block::count(size) {
-            let slot = flights.clone().acquire_owned().await.map_err(|_| abandoned())?;
-            if snapshot.strong_count() == 0 {
-                return Err(abandoned());
-            }
-            content.calm().await;
-            let Some(flight) = content.board(index, LONGEST, Urgency::Stage) else {
-                index += 1;
-                continue;
-            };
-            index = flight.extent().range().end;
-            flying.spawn(async move {
-                let bytes = flight.extent().bytes(size);
-                let stored = flight.stored().await;
-                drop(slot);
-                stored.map(|()| bytes.end - bytes.start)
-            });
-            while let Some(landed) = flying.try_join_next() {
-                arrived += self.landed(landed, content, &flights)?;
+        let (mut begun, mut arrived) = (0, 0);
+        while begun < block::count(size) {
+            let turns = content.turns(begun);
+            begun = turns.iter().map(|run| run.end).max().unwrap_or(u64::MAX);
+            let mut boarded = 0..0;
+            for index in turns.into_iter().flatten() {
+                if boarded.contains(&index) {
+                    continue;
+                }
+                let slot = flights.clone().acquire_owned().await.map_err(|_| abandoned())?;
+                if snapshot.strong_count() == 0 {
+                    return Err(abandoned());
+                }
+                content.calm().await;
+                let Some(flight) = content.board(index, LONGEST, Urgency::Stage) else { continue };
+                boarded = flight.extent().range();
+                flying.spawn(async move {
+                    let bytes = flight.extent().bytes(size);
+                    let stored = flight.stored().await;
+                    drop(slot);
+                    stored.map(|()| bytes.end - bytes.start)
+                });
+                while let Some(landed) = flying.try_join_next() {
+                    arrived += self.landed(landed, content, &flights)?;
+                }
             }
         }
         while let Some(landed) = flying.join_next().await {

@@ -92,6 +92,9 @@ pub trait Tier: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// Puts `blocks` of `blob` into the order in which a stage had best ask for what begins with them.
+    fn turns(&self, _blob: &Blob, _blocks: &mut [u64]) {}
+
     /// Takes note that what it has just sent as block `index` of `blob` was not that. Comes before the body is dropped.
     fn refute(&self, _blob: &Blob, _index: u64) {}
 

@@ -345,6 +345,18 @@ impl Tier for Seat {
         self.peers.owns(self.group(&digest, blob.size, index), &self.tenant)
     }
 
+    fn turns(&self, blob: &Blob, blocks: &mut [u64]) {
+        let (Place::Owner(0), Key::Content(digest)) = (self.place, blob.key) else { return };
+        let (_, well) = self.peers.owners(&self.tenant);
+        let owner = |index: &u64| {
+            let [first, _] = rank::owners(self.group(&digest, blob.size, *index), &well);
+            first.map(|first| first.id.as_str())
+        };
+        let owners: Vec<_> = blocks.iter().map(owner).collect();
+        let turns: Vec<_> = rank::turns(&owners).into_iter().map(|at| blocks[at]).collect();
+        blocks.copy_from_slice(&turns);
+    }
+
     fn refute(&self, blob: &Blob, index: u64) {
         let Key::Content(digest) = blob.key else { return };
         let sent = |asked: &&Asked| {

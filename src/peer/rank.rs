@@ -8,6 +8,8 @@
 //! proportion to its weight (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005).
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use super::{Member, group, token};
@@ -41,6 +43,26 @@ pub fn holder<'a>(group: Group, me: &Member, holders: &[&'a Arc<Member>]) -> Opt
     let mine = Group(mix(group.0 ^ seed(&me.id)));
     let others = || holders.iter().copied().filter(|m| m.id != me.id);
     best(mine, others().filter(|m| m.zone == me.zone)).or_else(|| best(mine, others()))
+}
+
+/// The order in which to ask for things of which each has one of `owners`: so that at any time every owner has a part to send
+/// that is in proportion to what is its in all, and none has the rest to send when the others have done.
+pub fn turns<O: Eq + Hash>(owners: &[O]) -> Vec<usize> {
+    let mut shares: HashMap<&O, u64> = HashMap::new();
+    let numbered = owners.iter().map(|owner| {
+        let share = shares.entry(owner).or_default();
+        *share += 1;
+        *share
+    });
+    let numbered: Vec<u64> = numbered.collect();
+    // The middle of the n-th of a share of m lies at (2n - 1) / 2m of the whole.
+    let place = |at: usize| (2 * numbered[at] - 1, shares[&owners[at]]);
+    let mut order: Vec<usize> = (0..owners.len()).collect();
+    order.sort_by_key(|at| {
+        let (n, m) = place(*at);
+        (n << 32) / m
+    });
+    order
 }
 
 fn best<'a>(group: Group, members: impl Iterator<Item = &'a Arc<Member>>) -> Option<&'a Arc<Member>> {
@@ -85,7 +107,6 @@ mod tests {
     use super::*;
     use crate::peer::tests::member;
     use proptest::prelude::*;
-    use std::collections::HashMap;
 
     const GROUPS: u64 = 4000;
 
@@ -100,6 +121,31 @@ mod tests {
 
     fn owner(group: Group, members: &[Arc<Member>]) -> String {
         owners(group, members)[0].expect("somebody").id.clone()
+    }
+
+    proptest! {
+        #[test]
+        fn owners_take_turns_in_proportion_to_what_they_have(owners in proptest::collection::vec(0u8..9, 0..300)) {
+            let turns = turns(&owners);
+            let mut all = turns.clone();
+            all.sort_unstable();
+            prop_assert!(all.into_iter().eq(0..owners.len()), "each comes once");
+            let count = |owner: &u8, among: &[usize]| among.iter().filter(|at| owners[**at] == *owner).count() as f64;
+            for (n, _) in turns.iter().enumerate() {
+                for owner in 0..9 {
+                    let share = count(&owner, &turns) * n as f64 / owners.len() as f64;
+                    // Each may be half a thing before or behind its share, and the others of nine owners half a thing each.
+                    prop_assert!((count(&owner, &turns[..n]) - share).abs() <= 5.0, "{owner} after {n}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_most_is_asked_from_the_first_to_the_last() {
+        assert_eq!(turns(&["a", "a", "a", "a", "b", "b"]), [0, 4, 1, 2, 5, 3]);
+        assert_eq!(turns(&["b", "a", "b", "a"]), [0, 1, 2, 3]);
+        assert_eq!(turns::<u8>(&[]), [0; 0]);
     }
 
     proptest! {
