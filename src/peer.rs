@@ -21,6 +21,7 @@
 //! - **Waiting for the dead.** Who has nothing to send yet says so several times a second, and only as long as bytes keep
 //!   arriving from where it gets them. Silence for a second ends a request, and for a while all requests to that peer.
 
+mod answer;
 pub mod client;
 pub mod gossip;
 pub mod health;
@@ -29,8 +30,10 @@ pub mod link;
 pub mod listener;
 pub mod members;
 pub(crate) mod patience;
+mod pool;
 pub mod rank;
 pub mod server;
+mod stream;
 pub mod wire;
 
 #[cfg(test)]

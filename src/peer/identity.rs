@@ -13,20 +13,24 @@ use std::time::{Duration, SystemTime};
 use rustls::client::Resumption;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{CipherSuite, ClientConfig, RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 
 use super::server::Caller;
 use crate::error::{Error, Kind, Result};
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// How much is encrypted before it is sent, in bytes: two of the longest packets that the kernel hands to a device at once.
+const ENCRYPTED: usize = 128 << 10;
 
 /// What the URI of a node begins with, and of a tenant that it may host.
 pub const NODE: &str = "bdnfs://node/";
@@ -147,11 +151,23 @@ impl Identity {
     /// Has whoever connected prove who it is.
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<(TlsStream<TcpStream>, Caller)> {
         let refused = |e| Error::with(Kind::Refused, "no certificate of this cluster", e);
-        let stream = TlsAcceptor::from(self.state().server).accept(stream).await.map_err(refused)?;
+        let mut stream = TlsAcceptor::from(self.state().server).accept(stream).await.map_err(refused)?;
+        stream.get_mut().1.set_buffer_limit(Some(ENCRYPTED));
         let nobody = || Error::new(Kind::Refused, "a certificate that names no node");
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).ok_or_else(nobody)?;
         let caller = caller(certificate).ok_or_else(nobody)?;
         Ok((stream, caller))
+    }
+
+    /// Proves who this node is over `connection`, and has the other end prove that it is the node `id`.
+    pub(super) async fn connect<C>(&self, connection: C, id: &str) -> Result<client::TlsStream<C>>
+    where
+        C: AsyncRead + AsyncWrite + Unpin,
+    {
+        let refused = |e| Error::with(Kind::Refused, format!("nobody there proves to be {id}"), e);
+        let name = ServerName::try_from(host(id)).map_err(|e| Error::with(Kind::Invalid, host(id), e))?;
+        let connector = TlsConnector::from(Arc::new(self.state().client));
+        connector.connect(name, connection).await.map_err(refused)
     }
 
     fn state(&self) -> State {

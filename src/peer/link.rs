@@ -5,24 +5,21 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt, TryStreamExt};
-use reqwest::StatusCode;
+use hyper::StatusCode;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
-use reqwest::header::RETRY_AFTER;
 use reqwest::redirect::Policy;
 
 use super::Member;
+use super::answer::Answer;
 use super::client::{ANSWER, Link};
 use super::identity::{self, Identity};
+use super::pool::{Pool, To};
+use super::stream::{Status, Stream};
 use super::wire::{Ask, Reply};
+use crate::buffer::Buffers;
 use crate::error::{Error, Kind, Result};
-
-/// How many connections to one peer are kept while nobody uses them: as many streams as a stage has at once, at most.
-const KEPT: usize = 64;
-
-/// For how long.
-const IDLE: Duration = Duration::from_secs(60);
 
 /// How many members' addresses are remembered: more than a cluster has.
 const ADDRESSES: usize = 1 << 16;
@@ -38,9 +35,12 @@ pub(super) const FROM: &str = "bdnfs-from";
 #[derive(Debug)]
 pub struct Http {
     identity: Option<Arc<Identity>>,
-    /// The client, and of which state of the identity it is.
+    /// What takes letters, and of which state of the identity it is.
     client: Mutex<(u64, reqwest::Client)>,
     addresses: Addresses,
+    pool: Arc<Pool>,
+    /// Where answers come to lie.
+    buffers: Arc<Buffers>,
 }
 
 impl Http {
@@ -52,7 +52,7 @@ impl Http {
         let addresses = Addresses::default();
         let (version, config) = identity.client();
         let client = client(&addresses, |client| client.tls_backend_preconfigured(config).https_only(true))?;
-        Ok(Self { identity: Some(identity), client: Mutex::new((version, client)), addresses })
+        Ok(Self::of(Some(identity), (version, client), addresses))
     }
 
     /// A link that proves nothing and hides nothing.
@@ -62,7 +62,12 @@ impl Http {
     pub fn plain() -> Result<Self> {
         let addresses = Addresses::default();
         let client = client(&addresses, |client| client)?;
-        Ok(Self { identity: None, client: Mutex::new((0, client)), addresses })
+        Ok(Self::of(None, (0, client), addresses))
+    }
+
+    fn of(identity: Option<Arc<Identity>>, client: (u64, reqwest::Client), addresses: Addresses) -> Self {
+        let (pool, buffers) = Default::default();
+        Self { identity, client: Mutex::new(client), addresses, pool, buffers }
     }
 
     /// The client for the identity as it is now. With another certificate, connections are made anew.
@@ -98,50 +103,40 @@ impl Http {
         Ok(())
     }
 
-    /// The URL of `ask` at `peer`. With TLS its host is the peer's name, which its certificate must prove.
-    fn url(&self, peer: &Member, ask: &Ask) -> String {
-        match self.identity {
-            None => format!("http://{}{}", peer.address, ask.path()),
-            Some(_) => {
-                let host = identity::host(&peer.id);
-                self.addresses.learn(&host, peer.address.ip());
-                format!("https://{host}:{}{}", peer.address.port(), ask.path())
+    /// A stream to `peer` on which `ask` was sent, and what its answer begins with.
+    async fn send(&self, to: &To, peer: &Member, ask: &Ask) -> Result<(Stream, Status)> {
+        let host = identity::host(&peer.id);
+        while let Some(mut stream) = self.pool.take(to) {
+            // It fails at once when the peer has closed it while nobody used it.
+            if let Ok(status) = stream.ask(&host, ask).await {
+                return Ok((stream, status));
             }
         }
+        let mut stream = Stream::connect(self.identity.as_deref(), peer).await?;
+        let status = stream.ask(&host, ask).await?;
+        Ok((stream, status))
     }
 }
 
 impl Link for Http {
     fn ask<'a>(&'a self, peer: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
         async move {
-            let mut request = self.client()?.get(self.url(peer, ask));
-            for (name, value) in ask.headers() {
-                request = request.header(name, value);
+            let version = self.identity.as_ref().map_or(0, |identity| identity.version());
+            let to = (peer.id.clone(), peer.address, version);
+            let sent = self.send(&to, peer, ask).await;
+            let (stream, status) = sent.map_err(|e| e.within(format!("the peer {}", peer.id)))?;
+            let pool = status.kept.then(|| (self.pool.clone(), to));
+            if status.body && status.code == StatusCode::OK {
+                return Ok(Reply::Frames(Answer::new(stream, pool, self.buffers.clone()).frames()));
             }
-            let failed = |e: reqwest::Error| {
-                Error::with(
-                    Kind::Unavailable,
-                    format!("the peer {} can't be reached", peer.id),
-                    e.without_url(),
-                )
-            };
-            let answer = request.send().await.map_err(failed)?;
-            match answer.status() {
-                StatusCode::OK => {
-                    let id = peer.id.clone();
-                    let broke = move |e: reqwest::Error| {
-                        Error::with(Kind::Unavailable, format!("the peer {id} broke off"), e.without_url())
-                    };
-                    Ok(Reply::Frames(answer.bytes_stream().map_err(broke).boxed()))
-                }
+            if let Some((pool, to)) = pool.filter(|_| !status.body) {
+                pool.keep(to, stream);
+            }
+            match status.code {
                 StatusCode::NOT_FOUND => Ok(Reply::Miss),
-                StatusCode::SERVICE_UNAVAILABLE => {
-                    let wait =
-                        answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-                    Ok(Reply::Busy(wait.map_or(ANSWER, Duration::from_secs)))
-                }
-                status => {
-                    let text = format!("the peer {} answers {status}", peer.id);
+                StatusCode::SERVICE_UNAVAILABLE => Ok(Reply::Busy(status.later.unwrap_or(ANSWER))),
+                code => {
+                    let text = format!("the peer {} answers {code}", peer.id);
                     Err(Error::new(Kind::Unavailable, text))
                 }
             }
@@ -161,8 +156,6 @@ fn client(
         .redirect(Policy::none())
         .no_proxy()
         .http1_only()
-        .pool_max_idle_per_host(KEPT)
-        .pool_idle_timeout(IDLE)
         .dns_resolver(Arc::new(addresses.clone()));
     with(builder).build().map_err(|e| Error::with(Kind::Unsupported, "cannot make a client for peers", e))
 }

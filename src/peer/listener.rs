@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Limited, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::{self, Incoming};
 use hyper::header::{CONNECTION, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -22,8 +22,8 @@ use tokio::time::timeout;
 use super::identity::Identity;
 use super::link::{FROM, LETTERS};
 use super::server::{Caller, Server};
-use super::wire::{Ask, Reply};
-use crate::error::Error;
+use super::wire::{Ask, Frame, Frames, Reply};
+use crate::error::{Error, Result};
 
 /// How many connections there may be. More wait to be accepted.
 const CONNECTIONS: usize = 4096;
@@ -118,8 +118,16 @@ async fn respond(server: &Arc<Server>, caller: &Caller, request: &Request<Incomi
     match server.answer(caller, ask).await {
         Reply::Miss => empty(StatusCode::NOT_FOUND),
         Reply::Busy(wait) => with(empty(StatusCode::SERVICE_UNAVAILABLE), RETRY_AFTER, wait.as_secs().max(1)),
-        Reply::Frames(frames) => Response::new(StreamBody::new(frames.map_ok(Frame::data)).boxed_unsync()),
+        Reply::Frames(frames) => Response::new(StreamBody::new(encoded(frames)).boxed_unsync()),
     }
+}
+
+fn encoded(frames: Frames) -> impl Stream<Item = Result<body::Frame<Bytes>>> {
+    let pieces = |frame: Result<Frame>| match frame {
+        Ok(frame) => frame.encode().into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error)],
+    };
+    frames.flat_map(move |frame| stream::iter(pieces(frame))).map_ok(body::Frame::data)
 }
 
 async fn letter(server: &Server, request: Request<Incoming>) -> Response<Body> {

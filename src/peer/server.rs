@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
 use super::gossip::Letterbox;
-use super::wire::{Ask, Frame, Reply};
+use super::wire::{Ask, Frame, Frames, Reply};
 use crate::error::Result;
 use crate::tier::{Body, Urgency};
 
@@ -132,19 +131,14 @@ impl Server {
         self.slots.clone().try_acquire_owned().ok()
     }
 
-    fn frames(
-        self: &Arc<Self>,
-        shelf: Arc<dyn Shelf>,
-        body: Body,
-        slot: OwnedSemaphorePermit,
-    ) -> stream::BoxStream<'static, Result<Bytes>> {
+    fn frames(self: &Arc<Self>, shelf: Arc<dyn Shelf>, body: Body, slot: OwnedSemaphorePermit) -> Frames {
         let sending = Sending::new(self.clone(), shelf, body, slot);
         stream::unfold(Some(sending), |sending| async {
             let mut sending = sending?;
-            let (frames, more) = sending.next().await?;
-            Some((stream::iter(frames.into_iter().map(Ok)), more.then_some(sending)))
+            let frame = sending.next().await?;
+            let more = (frame != Frame::End).then_some(sending);
+            Some((Ok(frame), more))
         })
-        .flatten()
         .boxed()
     }
 }
@@ -170,8 +164,8 @@ impl Sending {
         Self { server, shelf, body, signs, moved, _slot: slot }
     }
 
-    /// The next frames, and whether more come behind them; `None` at the end.
-    async fn next(&mut self) -> Option<(Vec<Bytes>, bool)> {
+    /// The next frame; `None` when all was sent.
+    async fn next(&mut self) -> Option<Frame> {
         loop {
             tokio::select! {
                 biased;
@@ -179,17 +173,15 @@ impl Sending {
                     Ok(bytes) => {
                         self.server.sent.fetch_add(bytes.len() as u64, Relaxed);
                         self.signs.reset();
-                        // A block fits by far.
-                        let head = Frame::Data(u32::try_from(bytes.len()).unwrap_or(u32::MAX)).head();
-                        Some((vec![head, bytes], true))
+                        Some(Frame::Data(bytes))
                     }
                     Err(error) => {
                         tracing::debug!(%error, "a peer is told to look elsewhere");
-                        Some((vec![Frame::End.head()], false))
+                        Some(Frame::End)
                     }
                 },
                 _ = self.signs.tick() => if self.is_hopeful() {
-                    return Some((vec![Frame::Wait.head()], true));
+                    return Some(Frame::Wait);
                 },
             }
         }

@@ -1,6 +1,7 @@
 //! Peers over real connections, and what one can do to another.
 
 mod calm;
+mod connection;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -227,42 +228,30 @@ impl Link for Tricky {
     fn ask<'a>(&'a self, _: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
         let Range { start, end } = ask.range.clone();
         let right = self.content.slice(start as usize..end as usize);
-        let frame = |bytes: Bytes| vec![Ok(Frame::Data(bytes.len() as u32).head()), Ok(bytes)];
-        let slowly = |bytes: Bytes| {
-            stream::unfold(bytes, |mut rest| async move {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                let next = rest.split_to(rest.len().min(1000));
-                Some((Ok(next), rest))
+        let frames = |frames: Vec<Frame>| stream::iter(frames.into_iter().map(Ok));
+        let some = |bytes: Bytes| frames(vec![Frame::Data(bytes)]);
+        let every = |millis, frame| {
+            stream::unfold(frame, move |frame: Frame| async move {
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+                Some((Ok(frame.clone()), frame))
             })
         };
-        let hang = || stream::pending::<Result<Bytes>>();
-        let waits = || {
-            stream::unfold((), |()| async {
-                tokio::time::sleep(Duration::from_millis(250)).await;
-                Some((Ok(Frame::Wait.head()), ()))
-            })
-        };
+        let endless = || stream::repeat_with(|| Ok(Frame::Data(noise(BLOCK))));
         let swapped = || right.iter().map(|byte| byte ^ 1).collect::<Bytes>();
         let frames = match self.trick {
             Trick::Silence => return std::future::pending().boxed(),
             Trick::Refuse => return async { Err(Error::new(Kind::Unavailable, "refused")) }.boxed(),
-            Trick::SilenceWithin => stream::iter(frame(right.slice(..100))).chain(hang()).boxed(),
-            Trick::Trickle => {
-                stream::iter([Ok(Frame::Data(right.len() as u32).head())]).chain(slowly(right)).boxed()
+            Trick::SilenceWithin => some(right.slice(..100)).chain(stream::pending()).boxed(),
+            Trick::Trickle => every(100, Frame::Data(right.slice(..1000))).boxed(),
+            Trick::WaitForever => every(250, Frame::Wait).boxed(),
+            Trick::Garbage => {
+                stream::once(async { Err(Error::new(Kind::Corrupt, "sends what is no frame")) }).boxed()
             }
-            Trick::WaitForever => waits().boxed(),
-            Trick::Garbage => stream::iter([Ok(noise(4000))]).boxed(),
-            Trick::Endless => {
-                let endless =
-                    frame(noise(BLOCK)).into_iter().map(|frame| frame.expect("right")).collect::<Vec<_>>();
-                stream::iter(endless.into_iter().cycle().map(Ok)).boxed()
-            }
-            Trick::Overlong => stream::iter(frame(right))
-                .chain(stream::repeat_with(move || frame(noise(BLOCK))).flat_map(stream::iter))
-                .boxed(),
-            Trick::Swap => stream::iter(frame(swapped())).boxed(),
-            Trick::Cut => stream::iter(frame(right.slice(..right.len() / 2))).boxed(),
-            Trick::GiveUp => stream::iter([Ok(Frame::Wait.head()), Ok(Frame::End.head())]).boxed(),
+            Trick::Endless => endless().boxed(),
+            Trick::Overlong => some(right).chain(endless()).boxed(),
+            Trick::Swap => some(swapped()).boxed(),
+            Trick::Cut => some(right.slice(..right.len() / 2)).boxed(),
+            Trick::GiveUp => frames(vec![Frame::Wait, Frame::End]).boxed(),
         };
         async { Ok(Reply::Frames(frames)) }.boxed()
     }

@@ -16,7 +16,7 @@
 //!
 //! | kind | length, u32 little-endian | meaning |
 //! |---|---|---|
-//! | `D` | of the bytes that follow | the next bytes of the range |
+//! | `D` | of the bytes that follow, up to a block | the next bytes of the range |
 //! | `W` | 0 | nothing yet, but it is on its way |
 //! | `E` | 0 | the rest can't be had here; the last frame |
 
@@ -71,8 +71,8 @@ pub enum Reply {
     Miss,
     /// Too much to do: ask again after this long.
     Busy(Duration),
-    /// Frames, in whatever pieces.
-    Frames(BoxStream<'static, Result<Bytes>>),
+    /// Frames, until all was sent that there is.
+    Frames(Frames),
 }
 
 impl Ask {
@@ -141,9 +141,47 @@ fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// What a frame is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The frames of an answer.
+pub type Frames = BoxStream<'static, Result<Frame>>;
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
+    /// The next bytes of the range.
+    Data(Bytes),
+    /// So much as [`PART`] of the next bytes has come. It isn't sent, but noticed: they are given when they are complete.
+    Part,
+    /// It is on its way.
+    Wait,
+    /// The rest can't be had here.
+    End,
+}
+
+/// What is noticed of bytes that arrive, in bytes.
+pub const PART: usize = 64 << 10;
+
+impl Frame {
+    /// As it is sent, in pieces.
+    pub fn encode(self) -> Vec<Bytes> {
+        match self {
+            Self::Data(mut rest) => {
+                let mut pieces = Vec::new();
+                while !rest.is_empty() {
+                    let bytes = rest.split_to(rest.len().min(BLOCK as usize));
+                    pieces.extend([Head::Data(bytes.len() as u32).encode(), bytes]);
+                }
+                pieces
+            }
+            Self::Part => Vec::new(),
+            Self::Wait => vec![Head::Wait.encode()],
+            Self::End => vec![Head::End.encode()],
+        }
+    }
+}
+
+/// The head of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
     /// So many bytes of the range follow.
     Data(u32),
     /// It is on its way.
@@ -152,81 +190,32 @@ pub enum Frame {
     End,
 }
 
-impl Frame {
-    /// Its head.
-    pub fn head(self) -> Bytes {
-        let (kind, len) = match self {
+impl Head {
+    fn encode(self) -> Bytes {
+        let (letter, len) = match self {
             Self::Data(len) => (b'D', len),
             Self::Wait => (b'W', 0),
             Self::End => (b'E', 0),
         };
         let mut head = BytesMut::with_capacity(HEAD);
-        head.put_u8(kind);
+        head.put_u8(letter);
         head.put_u32_le(len);
         head.freeze()
     }
 
-    fn parse(mut head: &[u8]) -> Result<Self> {
-        match (head.get_u8(), head.get_u32_le()) {
-            (b'D', len) if len > 0 => Ok(Self::Data(len)),
-            (b'W', 0) => Ok(Self::Wait),
-            (b'E', 0) => Ok(Self::End),
-            (kind, len) => Err(Error::new(Kind::Corrupt, format!("no such frame: {kind:#x}, {len}"))),
-        }
-    }
-}
-
-/// Takes frames apart, from pieces as they arrive. Copies nothing but heads that are cut in two.
-#[derive(Debug, Default)]
-pub struct Parser {
-    head: BytesMut,
-    /// What is still to come of a frame of data.
-    due: usize,
-    piece: Bytes,
-}
-
-/// What a [`Parser`] found.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Parsed {
-    /// Bytes of the range.
-    Bytes(Bytes),
-    /// A frame without any: [`Frame::Wait`] or [`Frame::End`].
-    Sign(Frame),
-    /// Nothing; it needs the next piece.
-    More,
-}
-
-impl Parser {
-    /// Takes in what arrived. All that was taken in before must have been taken out.
-    pub fn feed(&mut self, piece: Bytes) {
-        self.piece = piece;
-    }
-
-    /// The next of what was taken in.
+    /// The head that was sent so.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] for what is no frame.
-    pub fn parse(&mut self) -> Result<Parsed> {
-        while !self.piece.is_empty() {
-            if self.due > 0 {
-                let bytes = self.piece.split_to(self.piece.len().min(self.due));
-                self.due -= bytes.len();
-                return Ok(Parsed::Bytes(bytes));
-            }
-            let wanted = HEAD - self.head.len();
-            let part = self.piece.split_to(self.piece.len().min(wanted));
-            self.head.extend_from_slice(&part);
-            if self.head.len() < HEAD {
-                continue;
-            }
-            let frame = Frame::parse(&self.head)?;
-            self.head.clear();
-            match frame {
-                Frame::Data(len) => self.due = len as usize,
-                sign => return Ok(Parsed::Sign(sign)),
-            }
+    /// [`Kind::Corrupt`] for what is none.
+    pub fn parse(mut head: &[u8]) -> Result<Self> {
+        let (letter, len) = (head.try_get_u8(), head.try_get_u32_le());
+        match (letter, len) {
+            // Room is made for it before it comes.
+            (Ok(b'D'), Ok(len)) if (1..=BLOCK).contains(&len.into()) => Ok(Self::Data(len)),
+            (Ok(b'W'), Ok(0)) => Ok(Self::Wait),
+            (Ok(b'E'), Ok(0)) => Ok(Self::End),
+            _ => Err(Error::new(Kind::Corrupt, "sends what is no frame")),
         }
-        Ok(Parsed::More)
     }
 }
 
@@ -264,39 +253,24 @@ mod tests {
         }
 
         #[test]
-        fn frames_are_the_same_however_they_are_cut(cuts in proptest::collection::vec(1usize..40, 1..60)) {
-            let parts = [&b"hello"[..], b"", b"wide", b"world"];
-            let mut sent = BytesMut::new();
-            for part in parts {
-                let frame = if part.is_empty() { Frame::Wait } else { Frame::Data(part.len() as u32) };
-                sent.extend_from_slice(&frame.head());
-                sent.extend_from_slice(part);
+        fn hostile_bytes_are_a_head_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..=HEAD)) {
+            if let Ok(head) = Head::parse(&bytes) {
+                prop_assert_eq!(&head.encode()[..], bytes);
             }
-            sent.extend_from_slice(&Frame::End.head());
-            let (mut parser, mut sent) = (Parser::default(), sent.freeze());
-            let (mut bytes, mut signs) = (Vec::new(), Vec::new());
-            for cut in cuts.iter().cycle() {
-                if sent.is_empty() {
-                    break;
-                }
-                parser.feed(sent.split_to(sent.len().min(*cut)));
-                loop {
-                    match parser.parse().expect("frames") {
-                        Parsed::Bytes(piece) => bytes.extend_from_slice(&piece),
-                        Parsed::Sign(sign) => signs.push(sign),
-                        Parsed::More => break,
-                    }
-                }
-            }
-            prop_assert_eq!(bytes, b"hellowideworld");
-            prop_assert_eq!(signs, [Frame::Wait, Frame::End]);
         }
+    }
 
-        #[test]
-        fn hostile_bytes_are_an_error_or_wait_for_more(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let mut parser = Parser::default();
-            parser.feed(bytes.into());
-            while !matches!(parser.parse(), Ok(Parsed::More) | Err(_)) {}
+    #[test]
+    fn a_frame_is_sent_with_its_head_and_one_that_is_too_long_as_several() {
+        let most = Bytes::from(vec![7; BLOCK as usize]);
+        let long = Bytes::from([&most[..], b"more"].concat());
+        let frames = [Frame::Data(long), Frame::Part, Frame::Wait, Frame::End];
+        let sent: Vec<_> = frames.into_iter().flat_map(Frame::encode).collect();
+        let heads = [&sent[0], &sent[2], &sent[4], &sent[5]].map(|head| Head::parse(head).expect("a head"));
+        assert_eq!(heads, [Head::Data(BLOCK as u32), Head::Data(4), Head::Wait, Head::End]);
+        assert!(sent.len() == 6 && sent[1] == most && sent[3] == "more"[..]);
+        for none in [Head::Data(0), Head::Data(BLOCK as u32 + 1)] {
+            assert_eq!(Head::parse(&none.encode()).expect_err("none").kind(), Kind::Corrupt);
         }
     }
 

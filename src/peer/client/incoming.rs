@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
@@ -13,14 +12,14 @@ use super::Peers;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Member;
 use crate::peer::patience::within;
-use crate::peer::wire::{Ask, Frame, Parsed, Parser, Role};
+use crate::peer::wire::{Ask, Frame, Frames, PART, Role};
 use crate::tier::{Body, Urgency};
 
 /// How long a peer may be silent, and how long it may take for the next [`LEAST`] bytes once it sends.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// What makes a second count as sending: 64 KiB. A hundred streams that share a link of 100 Mbit/s still make it.
-const LEAST: u64 = 64 << 10;
+/// What makes a second count as sending. A hundred streams that share a link of 100 Mbit/s still make it.
+const LEAST: u64 = PART as u64;
 
 /// How long the next bytes may be on their way, whatever the peer says. A reader has turned to other tiers by then, too, but
 /// some more may come to wait for the same; a stage has more time, for all nodes wait for the mirror's link when they stage at
@@ -40,8 +39,7 @@ pub(super) struct Incoming {
     peers: Arc<Peers>,
     number: u64,
     peer: Arc<Member>,
-    frames: Option<BoxStream<'static, Result<Bytes>>>,
-    parser: Parser,
+    frames: Option<Frames>,
     /// Bytes of the range that are still to come.
     due: u64,
     /// How much longer the peer may be silent, and how many bytes came since that was last set.
@@ -53,19 +51,12 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(
-        peers: Arc<Peers>,
-        number: u64,
-        peer: Arc<Member>,
-        ask: &Ask,
-        frames: BoxStream<'static, Result<Bytes>>,
-    ) -> Self {
+    pub(super) fn new(peers: Arc<Peers>, number: u64, peer: Arc<Member>, ask: &Ask, frames: Frames) -> Self {
         Self {
             peers,
             number,
             peer,
             frames: Some(frames),
-            parser: Parser::default(),
             due: ask.range.end - ask.range.start,
             left: SILENCE,
             fresh: 0,
@@ -85,20 +76,16 @@ impl Incoming {
 
     async fn next(&mut self) -> Result<Option<Bytes>> {
         while self.due > 0 {
-            match self.parser.parse().inspect_err(|e| self.peers.lied(&self.peer, &e.to_string()))? {
-                Parsed::Bytes(bytes) => return self.arrived(bytes).map(Some),
-                Parsed::Sign(Frame::End) => {
-                    return Err(self.error(Kind::Unavailable, "can't get the rest of it"));
-                }
-                Parsed::Sign(_) if self.since.elapsed() > self.patience => {
+            match self.receive().await.inspect_err(|error| self.blame(error))? {
+                Frame::Data(bytes) => return self.arrived(bytes).map(Some),
+                Frame::Part => self.moved(LEAST),
+                Frame::End => return Err(self.error(Kind::Unavailable, "can't get the rest of it")),
+                Frame::Wait if self.since.elapsed() > self.patience => {
                     let error = self.error(Kind::Timeout, "has been waiting for too long");
                     self.peers.silent(&self.peer, &error);
                     return Err(error);
                 }
-                Parsed::Sign(_) => self.heard(),
-                Parsed::More => {
-                    self.receive().await.inspect_err(|error| self.peers.silent(&self.peer, error))?
-                }
+                Frame::Wait => self.heard(),
             }
         }
         Ok(None)
@@ -111,29 +98,41 @@ impl Incoming {
             return Err(self.error(Kind::Corrupt, "sends more than it was asked for"));
         };
         self.due = due;
-        self.since = Instant::now();
-        self.fresh += len;
-        if self.fresh >= LEAST {
-            self.heard();
-        }
+        self.moved(len);
         if due == 0 {
             self.peers.health.did_well(&self.peer.id);
         }
         Ok(bytes)
     }
 
-    /// Waits for the next piece. Only that time counts: while nobody asks for more, the peer can't send any.
-    async fn receive(&mut self) -> Result<()> {
+    /// Waits for the next frame. Only that time counts: while nobody asks for more, the peer can't send any.
+    async fn receive(&mut self) -> Result<Frame> {
         let next = match &mut self.frames {
             Some(frames) => within(&mut self.left, frames.next()).await,
             None => Some(None),
         };
         match next {
-            Some(Some(piece)) => self.parser.feed(piece?),
-            Some(None) => return Err(self.error(Kind::Unavailable, "broke off")),
-            None => return Err(self.error(Kind::Timeout, "stopped sending")),
+            Some(Some(frame)) => frame,
+            Some(None) => Err(self.error(Kind::Unavailable, "broke off")),
+            None => Err(self.error(Kind::Timeout, "stopped sending")),
         }
-        Ok(())
+    }
+
+    /// Notes that so many bytes have come.
+    fn moved(&mut self, len: u64) {
+        self.since = Instant::now();
+        self.fresh += len;
+        if self.fresh >= LEAST {
+            self.heard();
+        }
+    }
+
+    /// Notes that nothing came, or what is no answer.
+    fn blame(&self, error: &Error) {
+        match error.kind() {
+            Kind::Corrupt => self.peers.lied(&self.peer, &error.to_string()),
+            _ => self.peers.silent(&self.peer, error),
+        }
     }
 
     /// Notes that the peer is there and gets on.
@@ -153,9 +152,8 @@ impl Drop for Incoming {
         // The end of the answer follows its last byte, and only who has read it can use the connection again.
         if let (0, Some(frames), Ok(runtime)) = (self.due, self.frames.take(), Handle::try_current()) {
             let (peers, peer) = (self.peers.clone(), self.peer.clone());
-            let ended = ended(std::mem::take(&mut self.parser), frames);
             runtime.spawn(async move {
-                if timeout(SILENCE, ended).await == Ok(false) {
+                if timeout(SILENCE, ended(frames)).await == Ok(false) {
                     peers.lied(&peer, "more than it was asked for");
                 }
             });
@@ -164,15 +162,13 @@ impl Drop for Incoming {
 }
 
 /// Whether nothing comes any more but the end of the answer.
-async fn ended(mut parser: Parser, mut frames: BoxStream<'static, Result<Bytes>>) -> bool {
+async fn ended(mut frames: Frames) -> bool {
     loop {
-        match parser.parse() {
-            Ok(Parsed::Sign(_)) => {}
-            Ok(Parsed::Bytes(_)) | Err(_) => return false,
-            Ok(Parsed::More) => match frames.next().await {
-                Some(Ok(piece)) => parser.feed(piece),
-                _ => return true,
-            },
+        match frames.next().await {
+            Some(Ok(Frame::Data(_) | Frame::Part)) => return false,
+            Some(Ok(Frame::Wait | Frame::End)) => {}
+            Some(Err(error)) => return error.kind() != Kind::Corrupt,
+            None => return true,
         }
     }
 }

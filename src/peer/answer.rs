@@ -1,0 +1,106 @@
+//! Answers: the frames that come on a stream.
+
+use std::sync::Arc;
+
+use bytes::BufMut;
+use futures_util::{StreamExt, stream};
+
+use super::pool::{Pool, To};
+use super::stream::Stream;
+use super::wire::{Frame, Frames, HEAD, Head, PART};
+use crate::buffer::{Buffer, Buffers};
+use crate::error::{Error, Kind, Result};
+
+/// An answer under way.
+pub(super) struct Answer {
+    stream: Stream,
+    /// Where the stream goes when all was read.
+    pool: Option<(Arc<Pool>, To)>,
+    buffers: Arc<Buffers>,
+    /// Bytes that are to be given when so many are there.
+    data: Option<(Buffer, usize)>,
+}
+
+impl Answer {
+    /// What comes on `stream`, which goes to `pool` then, if anywhere. It comes to lie in `buffers`.
+    pub(super) fn new(stream: Stream, pool: Option<(Arc<Pool>, To)>, buffers: Arc<Buffers>) -> Self {
+        Self { stream, pool, buffers, data: None }
+    }
+
+    /// What comes, frame by frame.
+    pub(super) fn frames(self) -> Frames {
+        stream::try_unfold(Some(self), |answer| async {
+            let Some(mut answer) = answer else { return Ok(None) };
+            match answer.next().await? {
+                Some(Frame::End) => {
+                    if answer.next().await?.is_none() {
+                        answer.keep();
+                    }
+                    Ok(Some((Frame::End, None)))
+                }
+                Some(frame) => Ok(Some((frame, Some(answer)))),
+                None => {
+                    answer.keep();
+                    Ok(None)
+                }
+            }
+        })
+        .boxed()
+    }
+
+    async fn next(&mut self) -> Result<Option<Frame>> {
+        if let Some((room, due)) = self.data.take() {
+            return self.fill(room, due).await.map(Some);
+        }
+        let mut head = [0; HEAD];
+        match self.read_exact(&mut head).await? {
+            0 => return Ok(None),
+            HEAD => {}
+            _ => return Err(Error::new(Kind::Unavailable, "broke off")),
+        }
+        match Head::parse(&head)? {
+            Head::Data(len) => {
+                let room = self.buffers.take(len.into());
+                self.fill(room, len as usize).await.map(Some)
+            }
+            Head::Wait => Ok(Some(Frame::Wait)),
+            Head::End => Ok(Some(Frame::End)),
+        }
+    }
+
+    /// Reads on until `room` holds `due` bytes, or a [`PART`] more.
+    async fn fill(&mut self, mut room: Buffer, due: usize) -> Result<Frame> {
+        let until = due.min(room.len() + PART);
+        while room.len() < until {
+            let most = until - room.len();
+            if self.stream.read(&mut *room, most).await? == 0 {
+                return Err(Error::new(Kind::Unavailable, "broke off"));
+            }
+        }
+        if until == due {
+            return Ok(Frame::Data(room.freeze()));
+        }
+        self.data = Some((room, due));
+        Ok(Frame::Part)
+    }
+
+    /// Fills `room` unless the body ends before. How much came.
+    async fn read_exact(&mut self, mut room: &mut [u8]) -> Result<usize> {
+        let mut all = 0;
+        while room.has_remaining_mut() {
+            let most = room.remaining_mut();
+            match self.stream.read(&mut room, most).await? {
+                0 => break,
+                got => all += got,
+            }
+        }
+        Ok(all)
+    }
+
+    /// Gives the stream back, when all was read.
+    fn keep(self) {
+        if let Some((pool, to)) = self.pool {
+            pool.keep(to, self.stream);
+        }
+    }
+}
