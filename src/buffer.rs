@@ -14,10 +14,11 @@ use crate::block::BLOCK;
 /// Where a disk can take a block from without copying it, in bytes: a page, which no disk of today exceeds.
 pub const ALIGNMENT: usize = 4096;
 
-/// Room for how many blocks may be put aside, however few are in use: the number of those in use swings by about this much.
-const ASIDE: usize = 16;
+/// Room for how many blocks may be put aside: as many as are in use, for their number swings by about as much; but this many in
+/// any case, and no more than a node has under way that stages from its peers.
+const ASIDE: (usize, usize) = (16, 48);
 
-/// The room that nobody uses now: for as many blocks as are in use at most, or [`ASIDE`].
+/// The room that nobody uses now.
 #[derive(Debug, Default)]
 pub struct Buffers {
     rooms: Mutex<Rooms>,
@@ -26,7 +27,7 @@ pub struct Buffers {
 #[derive(Debug, Default)]
 struct Rooms {
     aside: Vec<BytesMut>,
-    /// How many there are besides.
+    /// How many blocks have the others.
     used: usize,
 }
 
@@ -34,18 +35,21 @@ struct Rooms {
 #[derive(Debug)]
 pub struct Buffer {
     room: BytesMut,
-    home: Arc<Buffers>,
+    /// Where it goes, if it is for a block.
+    home: Option<Arc<Buffers>>,
 }
 
 impl Buffers {
     /// Room for `len` bytes, up to a block. That for a whole block begins where a disk can take it from.
     pub fn take(self: &Arc<Self>, len: u64) -> Buffer {
+        if len != BLOCK {
+            return Buffer { room: BytesMut::with_capacity(len as usize), home: None };
+        }
         let mut rooms = self.rooms();
         rooms.used += 1;
-        let aside = if len == BLOCK { rooms.aside.pop() } else { None };
+        let aside = rooms.aside.pop();
         drop(rooms);
-        let fresh = || if len == BLOCK { block() } else { BytesMut::with_capacity(len as usize) };
-        Buffer { room: aside.unwrap_or_else(fresh), home: self.clone() }
+        Buffer { room: aside.unwrap_or_else(block), home: Some(self.clone()) }
     }
 
     fn rooms(&self) -> MutexGuard<'_, Rooms> {
@@ -90,18 +94,22 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        let Some(home) = self.home.take() else { return };
         let mut room = std::mem::take(&mut self.room);
         room.clear();
-        // Less was for less than a block, and what had to grow has moved.
-        let fits = (BLOCK as usize..=BLOCK as usize + ALIGNMENT).contains(&room.capacity());
-        let fits = fits && room.as_ptr().align_offset(ALIGNMENT) == 0;
-        let mut rooms = self.home.rooms();
+        // What had to grow has moved.
+        let fits =
+            room.capacity() <= BLOCK as usize + ALIGNMENT && room.as_ptr().align_offset(ALIGNMENT) == 0;
+        let mut rooms = home.rooms();
         rooms.used -= 1;
         if fits {
             rooms.aside.push(room);
         }
-        let most = rooms.used.max(ASIDE);
-        rooms.aside.truncate(most);
+        let most = rooms.used.clamp(ASIDE.0, ASIDE.1).min(rooms.aside.len());
+        let beyond = rooms.aside.split_off(most);
+        // It takes a while to give back room.
+        drop(rooms);
+        drop(beyond);
     }
 }
 
@@ -135,10 +143,16 @@ mod tests {
         drop(grown);
         let aside = || buffers.rooms().aside.len();
         assert_eq!(aside(), 0);
-        let mut many: Vec<_> = (0..4 * ASIDE).map(|_| buffers.take(BLOCK)).collect();
-        many.truncate(ASIDE + 5);
-        assert_eq!(aside(), ASIDE + 5, "as much as is in use");
+        let (some, most) = ASIDE;
+        let mut many: Vec<_> = (0..4 * most).map(|_| buffers.take(BLOCK)).collect();
+        let small: Vec<_> = (0..4 * most).map(|_| buffers.take(1)).collect();
+        many.truncate(2 * most);
+        assert_eq!(aside(), most);
+        many.truncate(some + 5);
+        assert_eq!(aside(), some + 5, "as much as is in use");
         drop(many);
-        assert_eq!(aside(), ASIDE, "but some in any case");
+        assert_eq!(aside(), some, "but some in any case");
+        drop(small);
+        assert_eq!(aside(), some);
     }
 }

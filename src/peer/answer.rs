@@ -32,15 +32,12 @@ impl Answer {
         stream::try_unfold(Some(self), |answer| async {
             let Some(mut answer) = answer else { return Ok(None) };
             match answer.next().await? {
-                Some(Frame::End) => {
-                    if answer.next().await?.is_none() {
-                        answer.keep();
-                    }
-                    Ok(Some((Frame::End, None)))
-                }
+                Some(Frame::End) => Ok(Some((Frame::End, None))),
                 Some(frame) => Ok(Some((frame, Some(answer)))),
                 None => {
-                    answer.keep();
+                    if let Some((pool, to)) = answer.pool {
+                        pool.keep(to, answer.stream);
+                    }
                     Ok(None)
                 }
             }
@@ -95,12 +92,5 @@ impl Answer {
             }
         }
         Ok(all)
-    }
-
-    /// Gives the stream back, when all was read.
-    fn keep(self) {
-        if let Some((pool, to)) = self.pool {
-            pool.keep(to, self.stream);
-        }
     }
 }

@@ -29,9 +29,6 @@ use crate::error::{Error, Kind, Result};
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How much is encrypted before it is sent, in bytes: two of the longest packets that the kernel hands to a device at once.
-const ENCRYPTED: usize = 128 << 10;
-
 /// What the URI of a node begins with, and of a tenant that it may host.
 pub const NODE: &str = "bdnfs://node/";
 /// What the URI of a tenant begins with that a node may host.
@@ -151,8 +148,7 @@ impl Identity {
     /// Has whoever connected prove who it is.
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<(TlsStream<TcpStream>, Caller)> {
         let refused = |e| Error::with(Kind::Refused, "no certificate of this cluster", e);
-        let mut stream = TlsAcceptor::from(self.state().server).accept(stream).await.map_err(refused)?;
-        stream.get_mut().1.set_buffer_limit(Some(ENCRYPTED));
+        let stream = TlsAcceptor::from(self.state().server).accept(stream).await.map_err(refused)?;
         let nobody = || Error::new(Kind::Refused, "a certificate that names no node");
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).ok_or_else(nobody)?;
         let caller = caller(certificate).ok_or_else(nobody)?;
@@ -164,10 +160,10 @@ impl Identity {
     where
         C: AsyncRead + AsyncWrite + Unpin,
     {
-        let refused = |e| Error::with(Kind::Refused, format!("nobody there proves to be {id}"), e);
+        let failed = |e| Error::with(Kind::Unavailable, format!("nobody there proves to be {id}"), e);
         let name = ServerName::try_from(host(id)).map_err(|e| Error::with(Kind::Invalid, host(id), e))?;
         let connector = TlsConnector::from(Arc::new(self.state().client));
-        connector.connect(name, connection).await.map_err(refused)
+        connector.connect(name, connection).await.map_err(failed)
     }
 
     fn state(&self) -> State {

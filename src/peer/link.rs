@@ -15,7 +15,7 @@ use super::Member;
 use super::answer::Answer;
 use super::client::{ANSWER, Link};
 use super::identity::{self, Identity};
-use super::pool::{Pool, To};
+use super::pool::{IDLE, Pool, To};
 use super::stream::{Status, Stream};
 use super::wire::{Ask, Reply};
 use crate::buffer::Buffers;
@@ -151,11 +151,12 @@ fn client(
 ) -> Result<reqwest::Client> {
     let builder = reqwest::Client::builder()
         .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
-        // Requests have a limit of their own, which knows when it was this process that was late.
         .connect_timeout(LETTER)
         .redirect(Policy::none())
         .no_proxy()
         .http1_only()
+        .pool_max_idle_per_host(1)
+        .pool_idle_timeout(IDLE)
         .dns_resolver(Arc::new(addresses.clone()));
     with(builder).build().map_err(|e| Error::with(Kind::Unsupported, "cannot make a client for peers", e))
 }

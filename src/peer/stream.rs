@@ -1,4 +1,4 @@
-//! Streams: connections to a peer, as its client uses them. What comes is read straight into the room where it will stay.
+//! Streams: connections to a peer, as its client uses them. Bodies are read straight into the room where they stay.
 
 use std::fmt;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Stream {
     /// Connects to `peer` as `identity`, if there is one. Then both prove who they are.
     ///
     /// # Errors
-    /// [`Kind::Unavailable`], [`Kind::Refused`] when it is somebody else.
+    /// [`Kind::Unavailable`] when nobody is there, or somebody else.
     pub(super) async fn connect(identity: Option<&Identity>, peer: &Member) -> Result<Self> {
         let failed = |e| Error::with(Kind::Unavailable, "can't be reached", e);
         let tcp = TcpStream::connect(peer.address).await.map_err(failed)?;
@@ -109,6 +109,11 @@ impl Stream {
         }
     }
 
+    /// Whether nothing has come that nobody has read.
+    pub(super) fn is_clear(&self) -> bool {
+        self.chunk == 0 && self.connection.buffer().is_empty()
+    }
+
     /// How long the next chunk is.
     async fn next(&mut self) -> Result<u64> {
         let mut line = Vec::new();
@@ -144,12 +149,13 @@ impl Status {
         };
         let body = header("transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked"));
         let closes = header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
+        let code = StatusCode::from_u16(response.code?).ok()?;
         Some(Self {
-            code: StatusCode::from_u16(response.code?).ok()?,
+            code,
             later: header("retry-after").and_then(|value| value.parse().ok()).map(Duration::from_secs),
             body,
-            // What has another body than one in chunks is not read.
-            kept: !closes && (body || header("content-length") == Some("0")),
+            // What has another body than one in chunks is not read, nor what comes behind an answer that is none yet.
+            kept: !closes && !code.is_informational() && (body || header("content-length") == Some("0")),
         })
     }
 }

@@ -209,6 +209,7 @@ enum Trick {
     SilenceWithin,
     Trickle,
     WaitForever,
+    Dawdle,
     Garbage,
     Endless,
     Overlong,
@@ -244,6 +245,9 @@ impl Link for Tricky {
             Trick::SilenceWithin => some(right.slice(..100)).chain(stream::pending()).boxed(),
             Trick::Trickle => every(100, Frame::Data(right.slice(..1000))).boxed(),
             Trick::WaitForever => every(250, Frame::Wait).boxed(),
+            Trick::Dawdle => every(250, Frame::Wait)
+                .flat_map(move |wait| stream::iter([wait, Ok(Frame::Data(right.slice(..1)))]))
+                .boxed(),
             Trick::Garbage => {
                 stream::once(async { Err(Error::new(Kind::Corrupt, "sends what is no frame")) }).boxed()
             }
@@ -286,6 +290,7 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
         (SilenceWithin, 1, false),
         (Trickle, 1, false),
         (WaitForever, 11, false),
+        (Dawdle, 11, false),
         (Garbage, 0, true),
         (Endless, 0, true),
         (Overlong, 0, true),
@@ -328,7 +333,7 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
         assert_eq!(peers.banned().is_empty(), !banned, "{trick:?}");
         let asked = peers.figures().asked;
         let took = fetch().await;
-        if !matches!(trick, GiveUp | WaitForever) {
+        if !matches!(trick, GiveUp | WaitForever | Dawdle) {
             assert_eq!(peers.figures().asked, asked, "after {trick:?} it is left alone");
             assert_eq!(took, Duration::ZERO);
         }

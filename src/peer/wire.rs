@@ -33,7 +33,7 @@ use crate::error::{Error, Kind, Result};
 use crate::tier::Urgency;
 
 /// The length of a frame's head.
-pub const HEAD: usize = 5;
+pub(super) const HEAD: usize = 5;
 
 /// What is asked of the one that a request goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +181,7 @@ impl Frame {
 
 /// The head of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Head {
+pub(super) enum Head {
     /// So many bytes of the range follow.
     Data(u32),
     /// It is on its way.
@@ -207,14 +207,14 @@ impl Head {
     ///
     /// # Errors
     /// [`Kind::Corrupt`] for what is none.
-    pub fn parse(mut head: &[u8]) -> Result<Self> {
+    pub(super) fn parse(mut head: &[u8]) -> Result<Self> {
         let (letter, len) = (head.try_get_u8(), head.try_get_u32_le());
         match (letter, len) {
             // Room is made for it before it comes.
             (Ok(b'D'), Ok(len)) if (1..=BLOCK).contains(&len.into()) => Ok(Self::Data(len)),
             (Ok(b'W'), Ok(0)) => Ok(Self::Wait),
             (Ok(b'E'), Ok(0)) => Ok(Self::End),
-            _ => Err(Error::new(Kind::Corrupt, "sends what is no frame")),
+            _ => Err(Error::new(Kind::Corrupt, "what is no frame")),
         }
     }
 }

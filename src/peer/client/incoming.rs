@@ -45,7 +45,7 @@ pub(super) struct Incoming {
     /// How much longer the peer may be silent, and how many bytes came since that was last set.
     left: Duration,
     fresh: u64,
-    /// When the last bytes arrived, and how long the next may take.
+    /// When the last [`LEAST`] bytes arrived, and how long the next may take.
     since: Instant,
     patience: Duration,
 }
@@ -112,7 +112,7 @@ impl Incoming {
             None => Some(None),
         };
         match next {
-            Some(Some(frame)) => frame,
+            Some(Some(frame)) => frame.map_err(|e| e.within(format!("the peer {}", self.peer.id))),
             Some(None) => Err(self.error(Kind::Unavailable, "broke off")),
             None => Err(self.error(Kind::Timeout, "stopped sending")),
         }
@@ -120,9 +120,9 @@ impl Incoming {
 
     /// Notes that so many bytes have come.
     fn moved(&mut self, len: u64) {
-        self.since = Instant::now();
         self.fresh += len;
         if self.fresh >= LEAST {
+            self.since = Instant::now();
             self.heard();
         }
     }
@@ -130,7 +130,7 @@ impl Incoming {
     /// Notes that nothing came, or what is no answer.
     fn blame(&self, error: &Error) {
         match error.kind() {
-            Kind::Corrupt => self.peers.lied(&self.peer, &error.to_string()),
+            Kind::Corrupt => self.peers.lied(&self.peer, "what is no frame"),
             _ => self.peers.silent(&self.peer, error),
         }
     }

@@ -98,16 +98,20 @@ async fn frames_arrive_as_they_were_sent_however_they_are_cut_and_on_one_connect
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_was_closed_is_made_anew() {
-    let end = vec![Frame::Wait, Frame::End];
-    let silent = body(end.clone(), 100);
+    let (whole, end) = (vec![Frame::Data(noise(5))], vec![Frame::Wait, Frame::End]);
+    let ended = body(end.clone(), 100);
     let text = String::from_utf8_lossy(HEAD).replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n");
-    let said = [text.as_bytes(), &silent[HEAD.len()..]].concat();
-    // Without a word, and with one.
-    for (answer, closes) in [(silent, true), (said, false)] {
+    let said = [text.as_bytes(), &body(whole.clone(), 100)[HEAD.len()..]].concat();
+    let behind = [body(whole.clone(), 100), HEAD.to_vec()].concat();
+    // Without a word, with one, because the rest of such an answer is not waited for, and because nobody asked for what follows.
+    let silent = (body(whole.clone(), 100), true, whole.clone());
+    for (answer, closes, sent) in
+        [silent, (said, false, whole.clone()), (ended, false, end), (behind, false, whole)]
+    {
         let (peer, connections) = peer(answer, 1000, closes).await;
         let link = Http::plain().expect("a client");
         for number in 1..=3 {
-            assert_eq!(frames(&link, &peer).await.expect("an answer"), (end.clone(), 0));
+            assert_eq!(frames(&link, &peer).await.expect("an answer"), (sent.clone(), 0));
             assert_eq!(connections.load(Relaxed), number);
         }
     }

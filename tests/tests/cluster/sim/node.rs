@@ -136,11 +136,9 @@ impl Node {
         sleep_until(self.born + SETTLED).await;
         let begin = Instant::now();
         let held = self.held(blob);
-        let group = bdnfs::peer::group(ALL);
-        let flights = stream::iter((0..ALL).step_by(group as usize)).for_each_concurrent(STREAMS, |start| {
+        let flights = stream::iter(held.ladder.turns(blob, 0)).for_each_concurrent(STREAMS, |run| {
             let held = held.clone();
-            let absent =
-                move |held: &Held| (start..start + group).find(|i| !lock(&held.present)[*i as usize]);
+            let absent = move |held: &Held| run.clone().find(|i| !lock(&held.present)[*i as usize]);
             async move {
                 while let Some(index) = absent(&held).filter(|_| self.is_alive()) {
                     held.ladder.calm(&held.blob).await;
