@@ -29,6 +29,10 @@ use crate::error::{Error, Kind, Result};
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// How much of an answer is encrypted before it is sent, in bytes, beside the block that it is taken from. With half of that, as
+/// the library has it, the kernel sends shorter packets, and eight nodes on two cores took a tenth longer.
+const ENCRYPTED: usize = 128 << 10;
+
 /// What the URI of a node begins with, and of a tenant that it may host.
 pub const NODE: &str = "bdnfs://node/";
 /// What the URI of a tenant begins with that a node may host.
@@ -148,7 +152,8 @@ impl Identity {
     /// Has whoever connected prove who it is.
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<(TlsStream<TcpStream>, Caller)> {
         let refused = |e| Error::with(Kind::Refused, "no certificate of this cluster", e);
-        let stream = TlsAcceptor::from(self.state().server).accept(stream).await.map_err(refused)?;
+        let mut stream = TlsAcceptor::from(self.state().server).accept(stream).await.map_err(refused)?;
+        stream.get_mut().1.set_buffer_limit(Some(ENCRYPTED));
         let nobody = || Error::new(Kind::Refused, "a certificate that names no node");
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).ok_or_else(nobody)?;
         let caller = caller(certificate).ok_or_else(nobody)?;
