@@ -169,9 +169,15 @@ impl Content {
         self.whole.get().is_some() || self.part().is_some_and(|p| p.presence().state(index) == State::Present)
     }
 
-    /// Blocks from `first` on in the order in which a stage had best ask for them, as [`Ladder::turns`].
-    pub(crate) fn turns(&self, first: u64) -> Vec<Range<u64>> {
-        self.ladder().turns(&self.blob, first)
+    /// All blocks in the order in which a stage had best ask for them, as [`Ladder::turns`] has it when they are due.
+    pub(crate) fn turns(self: &Arc<Self>) -> impl Iterator<Item = u64> + use<> {
+        let (content, mut told) = (self.clone(), 0);
+        let stretches = std::iter::from_fn(move || {
+            let runs = content.ladder().turns(&content.blob, told);
+            told = runs.iter().map(|run| run.end).max()?;
+            Some(runs)
+        });
+        stretches.flatten().flatten()
     }
 
     /// Waits while it is not clear which node brings what: what nobody waits for should not begin then.

@@ -13,7 +13,7 @@ use futures_util::{TryStreamExt, stream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinError, JoinSet};
 
-use crate::block::{self, BLOCK};
+use crate::block::BLOCK;
 use crate::content::Content;
 use crate::error::{Error, Kind, Result};
 use crate::extent::LONGEST;
@@ -189,31 +189,26 @@ impl Stage {
     ) -> Result<u64> {
         let size = content.blob().size;
         let mut flying = JoinSet::new();
-        let (mut begun, mut arrived) = (0, 0);
-        while begun < block::count(size) {
-            let turns = content.turns(begun);
-            begun = turns.iter().map(|run| run.end).max().unwrap_or(u64::MAX);
-            let mut boarded = 0..0;
-            for index in turns.into_iter().flatten() {
-                if boarded.contains(&index) {
-                    continue;
-                }
-                let slot = flights.clone().acquire_owned().await.map_err(|_| abandoned())?;
-                if snapshot.strong_count() == 0 {
-                    return Err(abandoned());
-                }
-                content.calm().await;
-                let Some(flight) = content.board(index, LONGEST, Urgency::Stage) else { continue };
-                boarded = flight.extent().range();
-                flying.spawn(async move {
-                    let bytes = flight.extent().bytes(size);
-                    let stored = flight.stored().await;
-                    drop(slot);
-                    stored.map(|()| bytes.end - bytes.start)
-                });
-                while let Some(landed) = flying.try_join_next() {
-                    arrived += self.landed(landed, content, &flights)?;
-                }
+        let (mut boarded, mut arrived) = (0..0, 0);
+        for index in content.turns() {
+            if boarded.contains(&index) {
+                continue;
+            }
+            let slot = flights.clone().acquire_owned().await.map_err(|_| abandoned())?;
+            if snapshot.strong_count() == 0 {
+                return Err(abandoned());
+            }
+            content.calm().await;
+            let Some(flight) = content.board(index, LONGEST, Urgency::Stage) else { continue };
+            boarded = flight.extent().range();
+            flying.spawn(async move {
+                let bytes = flight.extent().bytes(size);
+                let stored = flight.stored().await;
+                drop(slot);
+                stored.map(|()| bytes.end - bytes.start)
+            });
+            while let Some(landed) = flying.try_join_next() {
+                arrived += self.landed(landed, content, &flights)?;
             }
         }
         while let Some(landed) = flying.join_next().await {

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use bytes::BufMut;
 use futures_util::{StreamExt, stream};
 
 use super::pool::{Pool, To};
-use super::stream::Stream;
+use super::stream::{Stream, ended};
 use super::wire::{Frame, Frames, HEAD, Head, PART};
 use crate::buffer::{Buffer, Buffers};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 
 /// An answer under way.
 pub(super) struct Answer {
@@ -50,10 +49,10 @@ impl Answer {
             return self.fill(room, due).await.map(Some);
         }
         let mut head = [0; HEAD];
-        match self.read_exact(&mut head).await? {
+        match self.stream.fill(&mut &mut head[..], HEAD).await? {
             0 => return Ok(None),
             HEAD => {}
-            _ => return Err(Error::new(Kind::Unavailable, "broke off")),
+            _ => return Err(ended()),
         }
         match Head::parse(&head)? {
             Head::Data(len) => {
@@ -68,29 +67,14 @@ impl Answer {
     /// Reads on until `room` holds `due` bytes, or a [`PART`] more.
     async fn fill(&mut self, mut room: Buffer, due: usize) -> Result<Frame> {
         let until = due.min(room.len() + PART);
-        while room.len() < until {
-            let most = until - room.len();
-            if self.stream.read(&mut *room, most).await? == 0 {
-                return Err(Error::new(Kind::Unavailable, "broke off"));
-            }
+        let len = until - room.len();
+        if self.stream.fill(&mut *room, len).await? < len {
+            return Err(ended());
         }
         if until == due {
             return Ok(Frame::Data(room.freeze()));
         }
         self.data = Some((room, due));
         Ok(Frame::Part)
-    }
-
-    /// Fills `room` unless the body ends before. How much came.
-    async fn read_exact(&mut self, mut room: &mut [u8]) -> Result<usize> {
-        let mut all = 0;
-        while room.has_remaining_mut() {
-            let most = room.remaining_mut();
-            match self.stream.read(&mut room, most).await? {
-                0 => break,
-                got => all += got,
-            }
-        }
-        Ok(all)
     }
 }

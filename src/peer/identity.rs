@@ -45,7 +45,14 @@ pub fn host(id: &str) -> String {
 
 /// The host name that stands for whichever member is at `address`.
 pub(super) fn anybody(address: IpAddr) -> String {
-    format!("{}.{ANYBODY}", address.to_string().replace(['.', ':'], "-"))
+    format!("{}.{ANYBODY}", address.to_canonical().to_string().replace(['.', ':'], "-"))
+}
+
+/// The address of the member for whom the host name `host` stands, whichever it is.
+pub(super) fn address(host: &str) -> Option<IpAddr> {
+    let name = host.strip_suffix(ANYBODY)?.strip_suffix('.')?;
+    let parsed = [".", ":"].map(|separator| name.replace('-', separator).parse().ok());
+    parsed.into_iter().flatten().next()
 }
 
 /// What the host names of members end in whose own name isn't known yet.

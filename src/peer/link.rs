@@ -1,8 +1,7 @@
 //! The link: requests to peers over HTTP, on connections that are kept.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -21,9 +20,6 @@ use super::wire::{Ask, Reply};
 use crate::buffer::Buffers;
 use crate::error::{Error, Kind, Result};
 
-/// How many members' addresses are remembered: more than a cluster has.
-const ADDRESSES: usize = 1 << 16;
-
 /// How long a letter may take.
 const LETTER: Duration = Duration::from_secs(3);
 
@@ -37,7 +33,6 @@ pub struct Http {
     identity: Option<Arc<Identity>>,
     /// What takes letters, and of which state of the identity it is.
     client: Mutex<(u64, reqwest::Client)>,
-    addresses: Addresses,
     pool: Arc<Pool>,
     /// Where answers come to lie.
     buffers: Arc<Buffers>,
@@ -49,10 +44,9 @@ impl Http {
     /// # Errors
     /// [`Kind::Unsupported`] when no client can be made.
     pub fn new(identity: Arc<Identity>) -> Result<Self> {
-        let addresses = Addresses::default();
         let (version, config) = identity.client();
-        let client = client(&addresses, |client| client.tls_backend_preconfigured(config).https_only(true))?;
-        Ok(Self::of(Some(identity), (version, client), addresses))
+        let client = client(|client| client.tls_backend_preconfigured(config).https_only(true))?;
+        Ok(Self::of(Some(identity), (version, client)))
     }
 
     /// A link that proves nothing and hides nothing.
@@ -60,14 +54,13 @@ impl Http {
     /// # Errors
     /// [`Kind::Unsupported`] when no client can be made.
     pub fn plain() -> Result<Self> {
-        let addresses = Addresses::default();
-        let client = client(&addresses, |client| client)?;
-        Ok(Self::of(None, (0, client), addresses))
+        let client = client(|client| client)?;
+        Ok(Self::of(None, (0, client)))
     }
 
-    fn of(identity: Option<Arc<Identity>>, client: (u64, reqwest::Client), addresses: Addresses) -> Self {
+    fn of(identity: Option<Arc<Identity>>, client: (u64, reqwest::Client)) -> Self {
         let (pool, buffers) = Default::default();
-        Self { identity, client: Mutex::new(client), addresses, pool, buffers }
+        Self { identity, client: Mutex::new(client), pool, buffers }
     }
 
     /// The client for the identity as it is now. With another certificate, connections are made anew.
@@ -75,8 +68,7 @@ impl Http {
         let mut present = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(identity) = self.identity.as_ref().filter(|identity| identity.version() != present.0) {
             let (version, config) = identity.client();
-            let made =
-                client(&self.addresses, |client| client.tls_backend_preconfigured(config).https_only(true))?;
+            let made = client(|client| client.tls_backend_preconfigured(config).https_only(true))?;
             *present = (version, made);
         }
         Ok(present.1.clone())
@@ -90,9 +82,7 @@ impl Http {
         let url = match self.identity {
             None => format!("http://{to}{LETTERS}"),
             Some(_) => {
-                let host = identity::anybody(to.ip());
-                self.addresses.learn(&host, to.ip());
-                format!("https://{host}:{}{LETTERS}", to.port())
+                format!("https://{}:{}{LETTERS}", identity::anybody(to.ip()), to.port())
             }
         };
         let failed = |e: reqwest::Error| {
@@ -145,10 +135,7 @@ impl Link for Http {
     }
 }
 
-fn client(
-    addresses: &Addresses,
-    with: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
-) -> Result<reqwest::Client> {
+fn client(with: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder) -> Result<reqwest::Client> {
     let builder = reqwest::Client::builder()
         .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(LETTER)
@@ -157,35 +144,17 @@ fn client(
         .http1_only()
         .pool_max_idle_per_host(1)
         .pool_idle_timeout(IDLE)
-        .dns_resolver(Arc::new(addresses.clone()));
+        .dns_resolver(Arc::new(Addresses));
     with(builder).build().map_err(|e| Error::with(Kind::Unsupported, "cannot make a client for peers", e))
 }
 
-/// Where the members are, by the host names that stand for them.
-#[derive(Clone, Debug, Default)]
-struct Addresses(Arc<Mutex<HashMap<String, IpAddr>>>);
-
-impl Addresses {
-    fn learn(&self, host: &str, address: IpAddr) {
-        let mut known = self.lock();
-        if known.get(host) != Some(&address) {
-            if known.len() >= ADDRESSES {
-                known.clear();
-            }
-            known.insert(host.to_owned(), address);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, IpAddr>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+/// Finds members by the host names that stand for whoever is at an address.
+struct Addresses;
 
 impl Resolve for Addresses {
     fn resolve(&self, name: Name) -> Resolving {
-        let found = self.lock().get(name.as_str()).copied();
         async move {
-            let address = found.ok_or("no such member")?;
+            let address = identity::address(name.as_str()).ok_or("no such member")?;
             // The port is the URL's.
             Ok(Box::new(std::iter::once(SocketAddr::new(address, 0))) as Addrs)
         }

@@ -55,13 +55,9 @@ pub fn turns<O: Eq + Hash>(owners: &[O]) -> Vec<usize> {
         *share
     });
     let numbered: Vec<u64> = numbered.collect();
-    // The middle of the n-th of a share of m lies at (2n - 1) / 2m of the whole.
-    let place = |at: usize| (2 * numbered[at] - 1, shares[&owners[at]]);
     let mut order: Vec<usize> = (0..owners.len()).collect();
-    order.sort_by_key(|at| {
-        let (n, m) = place(*at);
-        (n << 32) / m
-    });
+    // The middle of the n-th of a share of m lies at (2n - 1) / 2m of the whole; this is it in halves of 2^32nds.
+    order.sort_by_key(|at| ((2 * numbered[*at] - 1) << 32) / shares[&owners[*at]]);
     order
 }
 

@@ -84,11 +84,23 @@ impl Stream {
         Status::parse(&head).ok_or_else(|| Error::new(Kind::Unavailable, "answers with what is no HTTP"))
     }
 
-    /// Reads the next bytes of the body into `room`, up to `most`. 0 at its end.
+    /// Reads `len` bytes of the body into `room`, or all that are left of it. How many these are.
     ///
     /// # Errors
     /// [`Kind::Unavailable`] when the connection breaks or what comes is no body.
-    pub(super) async fn read(&mut self, room: &mut impl BufMut, most: usize) -> Result<usize> {
+    pub(super) async fn fill(&mut self, room: &mut impl BufMut, len: usize) -> Result<usize> {
+        let mut filled = 0;
+        while filled < len {
+            match self.read(room, len - filled).await? {
+                0 => break,
+                got => filled += got,
+            }
+        }
+        Ok(filled)
+    }
+
+    /// Reads the next bytes of the body into `room`, up to `most`. 0 at its end.
+    async fn read(&mut self, room: &mut impl BufMut, most: usize) -> Result<usize> {
         if self.chunk == 0 {
             self.chunk = self.next().await?;
             if self.chunk == 0 {
@@ -120,14 +132,14 @@ impl Stream {
         self.line(&mut line, LINE).await?;
         match httparse::parse_chunk_size(&line) {
             Ok(httparse::Status::Complete((_, len))) => Ok(len),
-            _ => Err(Error::new(Kind::Unavailable, "sends what is no body")),
+            _ => Err(no_body()),
         }
     }
 
     async fn empty_line(&mut self) -> Result<()> {
         let mut line = Vec::new();
         self.line(&mut line, LINE).await?;
-        if line == b"\r\n" { Ok(()) } else { Err(Error::new(Kind::Unavailable, "sends what is no body")) }
+        if line == b"\r\n" { Ok(()) } else { Err(no_body()) }
     }
 
     /// Adds the next line to `line`, which may be so long with it.
@@ -170,6 +182,11 @@ fn broke(error: std::io::Error) -> Error {
     Error::with(Kind::Unavailable, "broke off", error)
 }
 
-fn ended() -> Error {
+/// What comes of an end where there should be more.
+pub(super) fn ended() -> Error {
     Error::new(Kind::Unavailable, "broke off")
+}
+
+fn no_body() -> Error {
+    Error::new(Kind::Unavailable, "sends what is no body")
 }

@@ -3,7 +3,7 @@
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,7 +15,6 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
-use rustix::buffer::spare_capacity;
 use tokio::task::spawn_blocking;
 
 /// How much is read from the disk at once: large enough that the cost of a hop to another thread does not show.
@@ -107,15 +106,8 @@ fn pieces(file: File, range: Range<u64>) -> impl Stream<Item = io::Result<Bytes>
 }
 
 fn read(file: &File, range: Range<u64>) -> io::Result<Bytes> {
-    let len = (range.end - range.start) as usize;
-    let mut piece = Vec::with_capacity(len);
-    while piece.len() < len {
-        let at = range.start + piece.len() as u64;
-        if rustix::io::pread(file, spare_capacity(&mut piece), at)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-    piece.truncate(len);
+    let mut piece = vec![0; (range.end - range.start) as usize];
+    file.read_exact_at(&mut piece, range.start)?;
     Ok(piece.into())
 }
 
