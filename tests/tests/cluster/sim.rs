@@ -1,11 +1,8 @@
 //! A cluster in virtual time: the real ranks, seats, servers and ladders; what nodes hold, their links and the mirror are
 //! models. A seed determines all of it.
 
-#[path = "sim/node.rs"]
 mod node;
-#[path = "sim/view.rs"]
 mod view;
-#[path = "sim/wire.rs"]
 mod wire;
 
 use std::collections::{BTreeMap, HashSet};

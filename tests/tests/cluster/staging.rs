@@ -1,19 +1,8 @@
 //! Nodes that serve each other.
 
-#[path = "cluster/agents.rs"]
-mod agents;
-#[path = "cluster/life.rs"]
-mod life;
-#[path = "cluster/nodes.rs"]
-mod nodes;
-#[path = "cluster/sim.rs"]
-mod sim;
-#[path = "cluster/trust.rs"]
-mod trust;
-
 use std::time::Duration;
 
-use nodes::{Cluster, MIB};
+use crate::nodes::{Cluster, MIB};
 
 /// What a cluster may read of the mirror, as a part of what there is: no more than once, and some for what is begun anew
 /// where a loaded machine keeps somebody waiting for over a second. Without peers it is as much as there are nodes.

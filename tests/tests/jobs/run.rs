@@ -1,14 +1,5 @@
 //! Jobs: what they read is local before their commands run, and stays so whatever happens elsewhere.
 
-#[path = "job/crash.rs"]
-mod crash;
-#[path = "job/kit.rs"]
-mod kit;
-#[path = "job/room.rs"]
-mod room;
-#[path = "job/stop.rs"]
-mod stop;
-
 use std::fs;
 
 use bdnfs_tests::proxy::Weather;
@@ -16,7 +7,7 @@ use bdnfs_tests::tools::{python, python_path, run};
 use bdnfs_tests::world::World;
 use serde_json::Value;
 
-use kit::{MIB, events, job, mounts_of, spec, states, submitted, summed, text, toml, truss};
+use crate::kit::{MIB, events, job, mounts_of, spec, states, submitted, summed, text, toml, truss};
 
 const GONE: Weather =
     Weather { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };
@@ -140,7 +131,7 @@ fn from_running_on_nothing_outside_is_needed() {
     job(machine, &["wait", id, "--timeout", "60s"]).succeeds();
     let printed = job(machine, &["logs", id]).succeeds();
     for (name, len) in [("large", 9 * MIB + 5), ("config.json", 700)] {
-        let sum = kit::sha256(&bdnfs_tests::tree::content(name, len));
+        let sum = crate::kit::sha256(&bdnfs_tests::tree::content(name, len));
         assert!(printed.contains(&format!("{sum}  /models/m/{name}")), "{printed}");
     }
     let shown = job(machine, &["show", id]).succeeds();

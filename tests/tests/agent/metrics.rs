@@ -1,8 +1,5 @@
 //! Metrics: they can be scraped, they are well-formed, and they tell what happened.
 
-#[path = "metrics/top.rs"]
-mod top;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};

@@ -1,0 +1,123 @@
+//! A disk without room: what fails says so, and what can be read is read.
+
+use std::fs;
+use std::path::Path;
+
+use bdnfs_tests::bdnfs::{Machine, eventually, mounted};
+use bdnfs_tests::crowd::Crowd;
+use bdnfs_tests::tree::compare;
+use bdnfs_tests::world::World;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tempfile::TempDir;
+
+const MIB: usize = 1 << 20;
+
+/// A small disk. It goes when it is dropped.
+struct Tmpfs(TempDir);
+
+impl Tmpfs {
+    fn new(size: &str) -> Self {
+        let directory = TempDir::with_prefix("bdnfs-tmpfs-").unwrap();
+        let size = std::ffi::CString::new(format!("size={size}")).unwrap();
+        mount("tmpfs", directory.path(), "tmpfs", MountFlags::empty(), Some(size.as_c_str())).unwrap();
+        Self(directory)
+    }
+}
+
+impl Tmpfs {
+    /// How many bytes of it are in use.
+    fn used(&self) -> u64 {
+        let stat = rustix::fs::statvfs(self.0.path()).unwrap();
+        (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = unmount(self.0.path(), UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_disk_without_room_for_a_listing_is_told_and_left_as_it_was() {
+    // Records of 27 MB.
+    let crowd = Crowd::start(25_000, 4);
+    let says = |directory: &Path| {
+        let directory = directory.display();
+        format!(
+            "bdnfs: s3://crowd: the listing is too long for memory, and can't be kept in {directory}: No space left on device (os error 28)"
+        )
+    };
+    let machine = || Machine::new().s3(&crowd.server.url(), &bdnfs_tests::s3::Keys::sample());
+    // Full when the first part of it is put aside, and when the parts are put together.
+    for size in ["8m", "36m"] {
+        let disk = Tmpfs::new(size);
+        let listed = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://crowd"]);
+        assert_eq!(listed.out, "");
+        let line = listed.fails(&[]);
+        assert_eq!(line, format!("{}; TMPDIR can name another directory", says(disk.0.path())));
+        assert_eq!(disk.used(), 0, "{size}");
+    }
+    let disk = Tmpfs::new("8m");
+    let machine = machine().with_cache(&disk.0.path().join("cache"));
+    let point = machine.directory("mnt");
+    let line = machine.try_mount("s3://crowd", &point, &[]).fails(&[]);
+    assert_eq!(line, says(&machine.cache().join("tenants/default/manifests")));
+    assert!(!mounted(&point));
+    eventually("the room comes back", || disk.used() < MIB as u64);
+    let above = format!("{}/", "x".repeat(255)).repeat(4);
+    let few = machine.mount(format!("s3://crowd/{above}shard-000003"), "few");
+    assert_eq!(fs::read(few.join("object-000003007")).unwrap(), b"0000000000003007");
+}
+
+#[test]
+fn a_disk_without_room_for_a_manifest_is_told() {
+    // Few enough for memory; their manifest takes megabytes.
+    let crowd = Crowd::start(25_000, 0);
+    let machine = || Machine::new().s3(&crowd.server.url(), &bdnfs_tests::s3::Keys::sample());
+    let says = |source: &str, directory: &Path| {
+        let directory = directory.display();
+        format!(
+            "bdnfs: {source}: {directory}: cannot write the manifest: No space left on device (os error 28)"
+        )
+    };
+    let disk = Tmpfs::new("1m");
+    let line = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://crowd"]).fails(&[]);
+    assert_eq!(line, format!("{}; TMPDIR can name another directory", says("s3://crowd", disk.0.path())));
+    assert_eq!(disk.used(), 0);
+    let disk = Tmpfs::new("1m");
+    let machine = machine().with_cache(&disk.0.path().join("cache"));
+    let point = machine.directory("mnt");
+    let line = machine.try_mount("s3://crowd", &point, &[]).fails(&[]);
+    assert_eq!(
+        line,
+        says(
+            &format!("s3://crowd at {}", crowd.server.url()),
+            &machine.cache().join("tenants/default/manifests")
+        )
+    );
+    assert!(!mounted(&point));
+}
+
+#[test]
+fn a_full_cache_disk_slows_reads_and_fails_a_stage() {
+    let disk = Tmpfs::new("16m");
+    let mut world = World::new();
+    for name in ["one", "two"] {
+        world.put(name, 24 * MIB);
+    }
+    world.machine = Machine::new()
+        .s3(&world.s3.server.url(), &bdnfs_tests::s3::Keys::sample())
+        .with_cache(&disk.0.path().join("cache"));
+    let point = world.machine.mount("s3://bucket", "mnt");
+    compare(&world.bucket(), &point);
+    // Not only bdnfs fills disks.
+    let _ = fs::write(disk.0.path().join("somebody else's"), vec![1; 16 * MIB]);
+    compare(&world.bucket(), &point);
+    world.machine.umount(&point);
+    fs::remove_file(disk.0.path().join("somebody else's")).unwrap();
+
+    let point = world.machine.directory("staged");
+    let line = world.machine.try_mount("s3://bucket", &point, &["--wait"]).fails(&[]);
+    assert!(["space", "room", "full"].iter().any(|word| line.contains(word)), "{line}");
+}

@@ -1,0 +1,15 @@
+//! Programs and servers that nobody here wrote: what reads a mount, and what a mount reads from.
+
+mod programs;
+
+// The servers that scripts/test-emulators installs.
+#[cfg(feature = "emulators")]
+mod emulators;
+#[cfg(feature = "emulators")]
+mod huggingface_hub;
+#[cfg(feature = "emulators")]
+mod moto;
+#[cfg(feature = "emulators")]
+mod nginx;
+#[cfg(feature = "emulators")]
+mod olah;

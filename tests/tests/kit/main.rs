@@ -1,0 +1,4 @@
+//! The test kit and the benchmark, tried themselves.
+
+mod bench;
+mod servers;

@@ -1,0 +1,3 @@
+//! Mirrors: adding sources, reading from them, damage and collection.
+
+mod publish;

@@ -1,0 +1,72 @@
+//! Sources that change under a mount: an error, and never a mixture of two states.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use bdnfs_tests::bdnfs::{Machine, drop_caches};
+use bdnfs_tests::tools::within;
+use bdnfs_tests::tree::{compare, content, file, same};
+use bdnfs_tests::world::World;
+
+const MIB: usize = 1 << 20;
+
+/// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
+const LONG: Duration = Duration::from_secs(100);
+
+/// Reads `path` in the middle and then all of it while its source is another one.
+fn changed(original: &[u8], path: &Path, change: impl FnOnce()) {
+    let mut page = vec![0; 4096];
+    let file = File::open(path).unwrap();
+    file.read_exact_at(&mut page, 1000).unwrap();
+    same(&original[1000..5096], &page, "before the change");
+    change();
+    drop_caches();
+    let mut right = 0;
+    for at in (0..original.len() - page.len()).step_by(MIB) {
+        match file.read_exact_at(&mut page, at as u64) {
+            Ok(()) => same(&original[at..at + page.len()], &page, "what was still there"),
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "at {at}: {error}");
+                right += 1;
+            }
+        }
+    }
+    assert!(right > 0, "no read met the change");
+}
+
+#[test]
+fn a_changed_object_is_an_error_and_never_a_mixture() {
+    let world = World::new();
+    let bytes = world.put("file", 64 * MIB);
+    let point = world.machine.mount("s3://bucket", "mnt");
+    let object = world.bucket().join("file");
+    changed(&bytes, &point.join("file"), || fs::write(object, content("changed", 64 * MIB)).unwrap());
+
+    // A new mount is a new snapshot; the old one stays what it was.
+    let again = world.machine.mount("s3://bucket", "again");
+    compare(&world.bucket(), &again);
+}
+
+#[test]
+fn a_changed_local_file_is_an_error_and_never_a_mixture() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    let bytes = file(&source, "file", 64 * MIB);
+    let point = machine.mount(&source, "mnt");
+    changed(&bytes, &point.join("file"), || {
+        fs::write(source.join("new"), content("changed", 64 * MIB)).unwrap();
+        fs::rename(source.join("new"), source.join("file")).unwrap();
+    });
+}
+
+#[test]
+fn a_removed_object_is_an_error() {
+    let world = World::new();
+    world.put("file", 2 * MIB);
+    let point = world.machine.mount("s3://bucket", "mnt");
+    fs::remove_file(world.bucket().join("file")).unwrap();
+    let error = within(LONG, move || fs::read(point.join("file"))).unwrap_err();
+    assert!([libc::EBADMSG, libc::EIO].contains(&error.raw_os_error().unwrap()), "{error}");
+}

@@ -1,0 +1,103 @@
+//! Secrets are in no output, no process list, no file.
+
+use std::fs;
+use std::path::Path;
+
+use bdnfs_tests::bdnfs::Machine;
+use bdnfs_tests::s3::Keys;
+use bdnfs_tests::sts::{MARK, Sts};
+use bdnfs_tests::tools::tool;
+use bdnfs_tests::tree::file;
+use bdnfs_tests::web::Web;
+use tempfile::TempDir;
+
+use super::{MIB, Shut, TOKEN, json};
+
+/// All processes that came of `pid`, itself included.
+fn family(pid: i32) -> Vec<i32> {
+    let mut all = vec![pid];
+    let mut next = 0;
+    while let Some(parent) = all.get(next).copied() {
+        let tasks = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+        for task in tasks {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            all.extend(children.split_whitespace().map(|pid| pid.parse::<i32>().unwrap()));
+        }
+        next += 1;
+    }
+    all
+}
+
+#[test]
+fn no_secret_is_seen_anywhere() {
+    let shut = Shut::new();
+    shut.put("w", 3 * MIB);
+    let sts = Sts::start(&shut.s3, Keys::sample(), TOKEN);
+    let root = TempDir::new().unwrap();
+    file(root.path(), "w", MIB);
+    let web = Web::start(root.path());
+    web.admit(&[(&format!("Bearer {TOKEN}"), None)]);
+    let (s3, keys) = (shut.s3.server.url(), Keys::sample());
+    let machine = Machine::new()
+        .env("AWS_ENDPOINT_URL", &s3)
+        .env("AWS_ENDPOINT_URL_STS", sts.url())
+        .env("AWS_ACCESS_KEY_ID", &keys.access)
+        .env("AWS_SECRET_ACCESS_KEY", &keys.secret)
+        .env("BDNFS_SECRET_WEB", TOKEN)
+        .env("BDNFS_SECRET_AWS", json(&keys, &s3));
+    let mut said = Vec::new();
+    for (uri, name, options) in [
+        ("s3://bucket", "a", &["--secret", "aws", "--wait"][..]),
+        ("s3://bucket", "b", &["--auth", "AWS_ASSUME_ROLE", "--role", "arn"]),
+        ("s3://bucket", "c", &[]),
+        (&web.url("w"), "d", &["--secret", "web"]),
+    ] {
+        let point = machine.directory(name);
+        let ran = machine.try_mount(uri, &point, &[options, &["-vvv"]].concat());
+        said.extend([ran.out.clone(), ran.err.clone()]);
+        ran.succeeds();
+        compare_names(&point);
+    }
+    let daemons: Vec<_> = machine.daemons().iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+    assert_eq!(daemons.len(), 1);
+    let planted = [TOKEN, &keys.secret, MARK];
+    let holds = |text: &[u8]| planted.iter().find(|secret| String::from_utf8_lossy(text).contains(**secret));
+    for pid in daemons.into_iter().flat_map(family) {
+        for what in ["cmdline", "environ"] {
+            let text = fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
+            assert_eq!(holds(&text), None, "the {what} of {pid}");
+        }
+    }
+    // Whatever is refused is told without them.
+    shut.s3.door().close();
+    web.admit(&[]);
+    sts.server.url();
+    for line in [
+        &["ls", "s3://bucket", "--secret", "aws", "-vvv"][..],
+        &["ls", "s3://bucket", "-vvv"],
+        &["ls", &web.url("w"), "--secret", "web", "-vvv"],
+        &["ls", "gs://bucket", "--secret", "web"],
+        &["ls", "azure://a/c", "--secret", "aws"],
+        &["ls", "hf://o/r", "--secret", "aws"],
+        &["check", "-", "--json"],
+        &["status", "--json"],
+    ] {
+        let ran = machine.run(line);
+        said.extend([ran.out, ran.err]);
+    }
+    for text in said {
+        assert_eq!(holds(text.as_bytes()), None, "{text}");
+    }
+    let mut grep = tool("grep");
+    grep.args(["-r", "-a", "-s", "-l", "-F"]);
+    planted.iter().for_each(|secret| _ = grep.args(["-e", secret]));
+    let output = grep.arg(machine.cache()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files of the cache that hold a secret");
+}
+
+/// Reads all that is there.
+fn compare_names(point: &Path) {
+    for entry in fs::read_dir(point).unwrap().flatten() {
+        assert!(!fs::read(entry.path()).unwrap().is_empty());
+    }
+}

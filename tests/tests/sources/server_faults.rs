@@ -1,0 +1,143 @@
+//! Servers that stop, lie, stall or crawl: the right bytes, or an error in time; never wrong bytes.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::fault::{Fault, Faults};
+use bdnfs_tests::proxy::Weather;
+use bdnfs_tests::tools::within;
+use bdnfs_tests::tree::{file, same};
+use bdnfs_tests::web::Web;
+use bdnfs_tests::world::World;
+use tempfile::TempDir;
+
+const MIB: usize = 1 << 20;
+
+/// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
+const LONG: Duration = Duration::from_secs(100);
+
+#[test]
+fn a_server_stopped_and_started_again_in_mid_read() {
+    let mut world = World::new();
+    let bytes = world.put("large", 48 * MIB);
+    let point = world.machine.mount("s3://bucket", "mnt");
+    world.proxy.set(Weather { rate: Some(16 << 20), ..Weather::default() });
+    let reader = thread::spawn(move || fs::read(point.join("large")));
+    for quarter in 1..4 {
+        eventually("some of it has passed", || world.proxy.passed() > (quarter * 8) << 20);
+        world.s3.server.stop();
+        sleep(Duration::from_millis(700));
+        world.s3.server.resume();
+    }
+    same(&bytes, &reader.join().unwrap().unwrap(), "what was read across three restarts");
+}
+
+#[test]
+fn answers_that_are_wrong_for_a_while_do_no_harm() {
+    let faults = [
+        Fault::IgnoreRange,
+        Fault::WrongRange,
+        Fault::Truncate(300_000),
+        Fault::Stall(300_000),
+        Fault::Status(StatusCode::SERVICE_UNAVAILABLE, Some(1)),
+        Fault::Status(StatusCode::TOO_MANY_REQUESTS, Some(1)),
+        Fault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
+    ];
+    at_once(faults, |fault| {
+        let world = World::new();
+        let bytes = world.put("file", 3 * MIB + 9);
+        let point = world.machine.mount("s3://bucket", "mnt");
+        world.s3.faults.times(fault.clone(), 2);
+        let read = within(LONG, move || fs::read(point.join("file")));
+        let read = read.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        same(&bytes, &read, &format!("{fault:?}"));
+    });
+}
+
+#[test]
+fn objects_that_stay_wrong_are_never_read() {
+    let faults = [Fault::WrongRange, Fault::Truncate(1000), Fault::Status(StatusCode::FORBIDDEN, None)];
+    at_once(faults, |fault| {
+        let world = World::new();
+        let bytes = world.put("file", 3 * MIB + 9);
+        let point = world.machine.mount("s3://bucket", "mnt");
+        never_wrong(&world.s3.faults, fault, &bytes, &point.join("file"));
+    });
+}
+
+#[test]
+fn files_of_a_web_server_that_stay_wrong_are_never_read() {
+    let faults = [
+        Fault::IgnoreRange,
+        Fault::WrongRange,
+        Fault::Truncate(1000),
+        Fault::Gzip,
+        Fault::Status(StatusCode::FORBIDDEN, None),
+        Fault::Redirect("http://127.0.0.1:1".into()),
+    ];
+    at_once(faults, |fault| {
+        let root = TempDir::new().unwrap();
+        let bytes = file(root.path(), "file", 3 * MIB + 9);
+        let (web, machine) = (Web::start(root.path()), Machine::new());
+        let point = machine.mount(web.url("file"), "mnt");
+        never_wrong(&web.faults, fault, &bytes, &point.join("file"));
+    });
+}
+
+/// Tries each fault in a thread of its own: some take as long as the deadline.
+fn at_once(faults: impl IntoIterator<Item = Fault>, attempt: fn(Fault)) {
+    let threads: Vec<_> = faults.into_iter().map(|fault| thread::spawn(move || attempt(fault))).collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+/// Reads from a server that always meets `fault`, and once more from one that has recovered.
+fn never_wrong(faults: &Faults, fault: Fault, bytes: &[u8], path: &Path) {
+    faults.set(fault.clone());
+    let (reader, mut read) = (File::open(path).unwrap(), vec![0; 100_000]);
+    let (read, result) = within(LONG, move || {
+        let result = reader.read_exact_at(&mut read, 1_500_000);
+        (read, result)
+    });
+    // Some of it may come through in spite of the fault, if anybody is so patient; then it must be right.
+    match result {
+        Ok(()) => same(&bytes[1_500_000..1_600_000], &read, &format!("{fault:?}")),
+        Err(error) => {
+            let expected = [libc::EIO, libc::EBADMSG, libc::EACCES, libc::ETIMEDOUT];
+            assert!(expected.contains(&error.raw_os_error().unwrap()), "{fault:?}: {error}");
+        }
+    }
+    faults.clear();
+    same(bytes, &fs::read(path).unwrap(), &format!("after {fault:?}"));
+}
+
+#[test]
+fn a_slow_server_is_not_a_dead_one() {
+    let world = World::new();
+    let bytes = world.put("file", 12 * MIB);
+    let point = world.machine.mount("s3://bucket", "mnt");
+    world.proxy.set(Weather {
+        rate: Some(MIB as u64),
+        delay: Duration::from_millis(5),
+        ..Weather::default()
+    });
+    let read = within(LONG, move || fs::read(point.join("file")));
+    same(&bytes, &read.unwrap(), "what came slowly");
+}
+
+#[test]
+fn connections_that_break_again_and_again() {
+    let world = World::new();
+    let bytes = world.put("file", 24 * MIB);
+    let point = world.machine.mount("s3://bucket", "mnt");
+    world.proxy.set(Weather { cut: Some(3 << 20), ..Weather::default() });
+    let read: io::Result<Vec<u8>> = within(LONG, move || fs::read(point.join("file")));
+    same(&bytes, &read.unwrap(), "what came in pieces");
+}
