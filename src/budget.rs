@@ -5,8 +5,9 @@
 //! urgent, so that a reader finds room at once however much staging is under way.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::tier::Urgency;
@@ -71,7 +72,7 @@ impl Budget {
     /// Queues for `bytes`. More than the whole budget counts as the share that `urgency` may have.
     pub fn queue(self: &Arc<Self>, bytes: u64, urgency: Urgency) -> Ticket {
         let (grant, granted) = oneshot::channel();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let ticket = state.next;
         state.next += 1;
         let waiter = Waiter { ticket, bytes: bytes.min(self.total - self.kept(urgency)), grant };
@@ -82,7 +83,7 @@ impl Budget {
 
     /// Moves a ticket that still waits to the end of a more urgent queue.
     pub fn promote(self: &Arc<Self>, ticket: u64, urgency: Urgency) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for queue in 0..urgency as usize {
             if let Some(at) = state.queues[queue].iter().position(|w| w.ticket == ticket) {
                 if let Some(waiter) = state.queues[queue].remove(at) {
@@ -96,7 +97,7 @@ impl Budget {
 
     /// How it is used now.
     pub fn memory(&self) -> Memory {
-        let state = self.lock();
+        let state = self.state.lock();
         let waiting = state.queues.iter().flatten().map(|waiter| waiter.bytes).sum();
         Memory { total: self.total, used: self.total - state.free, waiting }
     }
@@ -111,7 +112,7 @@ impl Budget {
     }
 
     /// Grants what can be granted: the most urgent first, none out of order within one queue.
-    fn serve(self: &Arc<Self>, mut state: std::sync::MutexGuard<'_, State>) {
+    fn serve(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let mut grants = Vec::new();
         for urgency in [Urgency::Read, Urgency::Ahead, Urgency::Stage] {
             let kept = self.kept(urgency);
@@ -130,11 +131,6 @@ impl Budget {
             drop(grant.send(permit));
         }
     }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // The state is consistent between any two statements that could panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Ticket {
@@ -151,7 +147,7 @@ impl Ticket {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut state = self.budget.lock();
+        let mut state = self.budget.state.lock();
         state.free += self.bytes;
         self.budget.serve(state);
     }

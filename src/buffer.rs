@@ -5,9 +5,10 @@
 //! one that comes.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::block::BLOCK;
 
@@ -54,7 +55,7 @@ impl Buffers {
 
     fn rooms(&self) -> MutexGuard<'_, Rooms> {
         // Nothing panics while it is held.
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rooms.lock()
     }
 }
 

@@ -3,11 +3,12 @@
 //! The errors made here say what the server did, not what was asked of it: that the caller adds
 //! ([`Error::within`]). None of them holds a URL, since a query may hold a signature.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt, stream};
+use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use reqwest::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 use reqwest::redirect::Policy;
@@ -84,8 +85,7 @@ impl Client {
         let again = request.try_clone();
         let response = self.http.execute(request).await.map_err(transport)?;
         let Some(hold) = retry_after(&response) else { return Ok(response) };
-        *self.hold.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Instant::now() + hold.min(LONGEST_HOLD));
+        *self.hold.lock() = Some(Instant::now() + hold.min(LONGEST_HOLD));
         match again {
             Some(request) if hold <= PATIENCE => {
                 self.wait().await?;
@@ -106,7 +106,7 @@ impl Client {
 
     /// How long the server is still to be left alone.
     fn left(&self) -> Duration {
-        let hold = *self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        let hold = *self.hold.lock();
         hold.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 

@@ -16,14 +16,14 @@ mod tests;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::select_ok;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
-use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use crate::blob::Blob;
@@ -35,6 +35,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fetch::{Ladder, Reach};
 use crate::flight::{Flight, Flights, Landing};
 use crate::peer::patience::within;
+use crate::task::lost;
 use crate::tier::Urgency;
 
 use lately::Lately;
@@ -124,12 +125,12 @@ impl Content {
 
     /// Where what is missing comes from.
     fn ladder(&self) -> Arc<Ladder> {
-        self.ladder.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.ladder.lock().clone()
     }
 
     /// Has what is missing come from `ladder` from now on, if that reaches the origin and the present one does not.
     pub(crate) fn come_from(&self, ladder: &Arc<Ladder>) {
-        let mut present = self.ladder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut present = self.ladder.lock();
         if ladder.has_origin() && !present.has_origin() {
             *present = ladder.clone();
         }
@@ -323,13 +324,13 @@ impl Content {
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
         let accept = async |arrival: Arrival| {
             let verified = arrival.verify(known)?;
-            *rescued.lock().unwrap_or_else(PoisonError::into_inner) = verified.bytes().clone();
+            *rescued.lock() = verified.bytes().clone();
             Ok(index)
         };
         self.ladder()
             .fetch(&self.blob, vec![index], (Reach::Direct, Urgency::Read), DEADLINE, accept)
             .await?;
-        let bytes = rescued.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let bytes = rescued.into_inner();
         self.means.recent.rescue(self.blob.key, index, bytes.clone());
         Ok(bytes)
     }
@@ -348,7 +349,7 @@ impl Content {
 
     /// The part in the cache, made on first use: a file that is opened and never read costs no disk.
     fn partial(&self) -> Result<Arc<Partial>> {
-        let _one = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.making.lock();
         if let Some(partial) = self.part() {
             return Ok(partial);
         }
@@ -362,7 +363,7 @@ impl Content {
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<Partial>>> {
-        self.partial.lock().unwrap_or_else(PoisonError::into_inner)
+        self.partial.lock()
     }
 }
 
@@ -374,9 +375,4 @@ impl Drop for Content {
             self.means.cache.used(file);
         }
     }
-}
-
-/// The error of work that ended without an answer: it panicked, or its runtime ended.
-fn lost(error: JoinError) -> Error {
-    Error::with(Kind::Disk, "work on a blob was lost", error)
 }

@@ -17,7 +17,7 @@ mod sts;
 mod tests;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -26,6 +26,7 @@ use base64::prelude::BASE64_STANDARD;
 use chrono::{DateTime, SecondsFormat, Utc};
 use object_store::aws::AwsCredential;
 use object_store::azure::AzureCredential;
+use parking_lot::Mutex;
 use reqwest::header::HeaderValue;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -221,7 +222,7 @@ impl Keys {
     /// The key as it is now.
     pub(crate) async fn get(&self) -> Result<Arc<Issued>> {
         let slot = {
-            let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut current = self.current.lock();
             let before = match current.issued.get() {
                 None => None,
                 Some(Ok(issued)) if issued.renew.is_none_or(|at| at > Instant::now()) => None,
@@ -249,7 +250,7 @@ impl Keys {
 
     /// Has the next request get another key than `refused`, unless somebody saw to that before.
     pub(crate) fn doubt(&self, refused: &Arc<Issued>) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         if matches!(current.issued.get(), Some(Ok(issued)) if Arc::ptr_eq(issued, refused)) {
             let before = Some(refused.clone());
             *current = Arc::new(Slot { before, refused: true, ..Slot::default() });
@@ -258,7 +259,7 @@ impl Keys {
 
     /// `error`, and where it is a refusal of the key what to do about it.
     pub(crate) fn blame(&self, error: Error) -> Error {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.current.lock();
         let known = current.issued.get().and_then(|issued| issued.as_ref().ok()).or(current.before.as_ref());
         match known {
             Some(issued) => issued.blame(error),

@@ -7,10 +7,11 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tempfile::NamedTempFile;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -32,6 +33,7 @@ use crate::mirror::lease::Purpose;
 use crate::peer::client::{Holder, Peers};
 use crate::snapshot::{Contents, Snapshot};
 use crate::source::Patterns;
+use crate::task::blocking;
 use crate::tier::parts::{Opener, Parts};
 use crate::tier::{Origin, Tier};
 
@@ -181,7 +183,7 @@ impl Engine {
     }
 
     fn for_tenant(node: Arc<Shared>, tenant: &str) -> Result<Self> {
-        let mut tenants = node.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = node.tenants.lock();
         let (means, contents) = match tenants.get(tenant) {
             Some(known) => known.clone(),
             None => {
@@ -214,7 +216,7 @@ impl Engine {
         origin.list(&mut listing).await?;
         let unmatched = listing.unmatched().into_iter().map(String::from).collect();
         let means = self.means.clone();
-        let kept = self.blocking(move || keep(listing, means.cache.layout().manifests()));
+        let kept = blocking(move || keep(listing, means.cache.layout().manifests()));
         let (id, manifest) = kept.await?;
         let tiers: Vec<Arc<dyn Tier>> = vec![origin];
         let ladder = self.ladder(tiers);
@@ -270,7 +272,7 @@ impl Engine {
     async fn manifest(&self, mirror: &Mirror, id: &Digest) -> Result<Manifest> {
         let (manifests, id) = (self.means.cache.layout().manifests().to_owned(), *id);
         let path = manifests.join(id.to_string());
-        if let Some(manifest) = self.blocking(move || Ok(kept(&path, &id))).await? {
+        if let Some(manifest) = blocking(move || Ok(kept(&path, &id))).await? {
             return Ok(manifest);
         }
         let place = manifests.clone();
@@ -281,7 +283,7 @@ impl Engine {
             let text = format!("the mirror {} lacks the manifest {id}; add the source again", mirror.name());
             return Err(Error::new(Kind::Corrupt, text));
         }
-        self.blocking(move || {
+        blocking(move || {
             draft.as_file().sync_all().map_err(&fault)?;
             let file = draft.persist(manifests.join(id.to_string())).map_err(|e| fault(e.error))?;
             Manifest::open(&file)
@@ -289,19 +291,11 @@ impl Engine {
         .await
     }
 
-    async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let done = self.means.runtime.spawn_blocking(work).await;
-        done.unwrap_or_else(|e| Err(Error::with(Kind::Disk, "a manifest was lost", e)))
-    }
-
     /// Waits until what has arrived is durable, so that nothing of it is fetched again by the next process. What is
     /// partly here stays so; flights under way are given up with the process.
     pub async fn close(&self) {
         let all: Vec<_> = {
-            let tenants = self.node.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+            let tenants = self.node.tenants.lock();
             tenants.values().map(|(_, contents)| contents.clone()).collect()
         };
         join_all(all.iter().map(|contents| contents.settled(LAST_FLIGHTS))).await;

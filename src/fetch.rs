@@ -1,12 +1,13 @@
 //! Fetch: going down the ladder of tiers until the bytes are right.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::Instrument;
 
@@ -84,7 +85,7 @@ impl Ladder {
             let group = peer::group(block::count(blob.size));
             return group - index % group;
         }
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner).blocks()
+        self.pace.lock().blocks()
     }
 
     /// How far a fetch of block `index` may go: directly to where others can't have it from, if they turn to this node.
@@ -268,7 +269,7 @@ impl Ladder {
         let bytes = extent.bytes(blob.size);
         let arrived = (bytes.end - bytes.start) * u64::from(outcome.is_ok());
         if rung != Rung::Peer {
-            self.pace.lock().unwrap_or_else(PoisonError::into_inner).observe(latency, arrived, flow);
+            self.pace.lock().observe(latency, arrived, flow);
         }
         outcome.map(|()| true).map_err(|e| match e.kind() {
             Kind::Corrupt => e.within(tier.locate(blob)),

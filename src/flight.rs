@@ -1,9 +1,10 @@
 //! Flights: one fetch under way, however many wait for it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::budget::Ticket;
@@ -67,7 +68,7 @@ impl Flight {
             // Enrolled before the state is looked at, so no news can slip between the two.
             news.as_mut().enable();
             {
-                let state = self.lock();
+                let state = self.state.lock();
                 match (&state.slots[slot], &state.ended) {
                     (Slot::Landed(landing), _) => return Ok(landing.clone()),
                     (Slot::Pending, Some(Err(error))) => return Err(error.share()),
@@ -92,7 +93,7 @@ impl Flight {
             tokio::pin!(news);
             news.as_mut().enable();
             {
-                let state = self.lock();
+                let state = self.state.lock();
                 match (&state.ended, &state.unstored) {
                     (Some(Err(error)), _) | (Some(_), Some(error)) => return Err(error.share()),
                     (Some(Ok(())), None) => return Ok(()),
@@ -106,38 +107,38 @@ impl Flight {
     /// Gives a verified block to all who wait for it.
     pub fn land(&self, index: u64, landing: Landing) {
         let slot = (index - self.extent.first) as usize;
-        self.lock().slots[slot] = Slot::Landed(landing);
+        self.state.lock().slots[slot] = Slot::Landed(landing);
         self.news.notify_waiters();
     }
 
     /// Notes that a block could not be stored: readers have it all the same, a stage has failed.
     pub fn unstored(&self, error: Error) {
-        self.lock().unstored.get_or_insert(error);
+        self.state.lock().unstored.get_or_insert(error);
     }
 
     /// Ends the flight.
     pub fn end(&self, outcome: Result<()>) {
-        self.lock().ended = Some(outcome);
+        self.state.lock().ended = Some(outcome);
         self.news.notify_waiters();
     }
 
     /// Makes it at least as urgent as `urgency`, and answers with its place in the budget's queue, while it has one: that
     /// must be made as urgent, too.
     pub fn raise(&self, urgency: Urgency) -> Option<u64> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.urgency = state.urgency.max(urgency);
         state.ticket
     }
 
     /// How urgent it is now.
     pub fn urgency(&self) -> Urgency {
-        self.lock().urgency
+        self.state.lock().urgency
     }
 
     /// Takes a place in the budget's queue by `queue`, at the urgency that the flight has. Nobody can raise it between
     /// the two: either `queue` sees it, or who raised it sees the place.
     pub fn queue(&self, queue: impl FnOnce(Urgency) -> Ticket) -> Ticket {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let ticket = queue(state.urgency);
         state.ticket = Some(ticket.number());
         ticket
@@ -145,14 +146,9 @@ impl Flight {
 
     /// Leaves the queue to take off, and answers with how urgent the flight is.
     pub fn off(&self) -> Urgency {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.ticket = None;
         state.urgency
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change of the state is one statement: a panic can't leave half of one.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -177,7 +173,7 @@ impl Flights {
     /// Joins the flight that brings block `index`, or plans one of up to `most` blocks from there, as far as `absent`
     /// says that they lack and no other flight brings them.
     pub fn join(&self, index: u64, most: u64, absent: impl Fn(u64) -> bool) -> Boarding {
-        let mut flights = self.by_first.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = self.by_first.lock();
         if let Some((_, flight)) = flights.range(..=index).next_back()
             && flight.extent.range().contains(&index)
         {
@@ -196,19 +192,19 @@ impl Flights {
 
     /// The flight that brings block `index`.
     pub fn find(&self, index: u64) -> Option<Arc<Flight>> {
-        let flights = self.by_first.lock().unwrap_or_else(PoisonError::into_inner);
+        let flights = self.by_first.lock();
         let (_, flight) = flights.range(..=index).next_back()?;
         flight.extent.range().contains(&index).then(|| flight.clone())
     }
 
     /// All that are under way.
     pub fn all(&self) -> Vec<Arc<Flight>> {
-        self.by_first.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.by_first.lock().values().cloned().collect()
     }
 
     /// Takes a flight off the table.
     pub fn leave(&self, flight: &Flight) {
-        self.by_first.lock().unwrap_or_else(PoisonError::into_inner).remove(&flight.extent.first);
+        self.by_first.lock().remove(&flight.extent.first);
     }
 }
 

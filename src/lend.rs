@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::blob::Key;
 use crate::block::BLOCK;
@@ -19,6 +20,7 @@ use crate::mirror::Mirror;
 use crate::peer::server::Shelf;
 use crate::peer::wire::{Ask, Role};
 use crate::snapshot::Snapshot;
+use crate::task::blocking;
 use crate::tier::Body;
 
 /// How many snapshots stay open for other nodes: as many as a cluster deploys at the same time. Each is a mapped manifest,
@@ -57,9 +59,7 @@ impl Lender {
             }
         };
         let digest = ask.blob;
-        let content = blocking(self.means(), move || {
-            snapshot.find(&digest).map(|blob| snapshot.content(blob)).transpose()
-        });
+        let content = blocking(move || snapshot.find(&digest).map(|blob| snapshot.content(blob)).transpose());
         let fit = |content: &Arc<Content>| content.blob().size == ask.size && content.blob().checks.is_some();
         content.await?.filter(fit).ok_or_else(|| {
             Error::new(Kind::NotFound, format!("blob {digest} is not in the snapshot {}", ask.snapshot))
@@ -69,7 +69,7 @@ impl Lender {
     /// The whole blob, if it is here.
     async fn whole(&self, ask: &Ask) -> Result<Option<File>> {
         let (means, key, size) = (self.means().clone(), Key::Content(ask.blob), ask.size);
-        blocking(self.means(), move || {
+        blocking(move || {
             // Asked first: a peer's idea of its size is no reason to take a blob for damaged.
             if means.cache.has(&key, size) { means.cache.whole(&key, size) } else { Ok(None) }
         })
@@ -82,7 +82,7 @@ impl Lender {
 
     fn open(&self) -> MutexGuard<'_, VecDeque<Arc<Snapshot>>> {
         // What a panic may leave is a list all the same.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 }
 
@@ -132,18 +132,10 @@ fn body(means: Arc<Means>, file: Arc<File>, ask: &Ask) -> Body {
                     let fault = |e| Error::disk("cannot read a blob in the cache", e);
                     Ok(vec![cache::io::read(&file, start, len as usize).map_err(fault)?])
                 };
-                means.lend(len, urgency, blocking(&means, read)).await
+                means.lend(len, urgency, blocking(read)).await
             }
         })
         .boxed()
-}
-
-async fn blocking<T: Send + 'static>(
-    means: &Means,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = means.runtime.spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(Error::with(Kind::Disk, "work on a blob was lost", e)))
 }
 
 impl fmt::Debug for Lender {

@@ -79,5 +79,6 @@ pub mod secrets;
 pub mod snapshot;
 pub mod source;
 pub mod stage;
+pub mod task;
 pub mod tier;
 mod xml;

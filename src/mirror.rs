@@ -112,12 +112,6 @@ impl Mirror {
     pub(crate) fn listing(&self, origin: &str, patterns: Patterns) -> Listing {
         Listing::new(origin, patterns, &self.scratch)
     }
-
-    /// Runs `work`, which keeps a processor or the disk busy, where it holds up nobody.
-    async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-        let done = tokio::task::spawn_blocking(work).await;
-        done.unwrap_or_else(|e| Err(Error::with(Kind::Interrupted, "work on the mirror was given up", e)))
-    }
 }
 
 impl fmt::Debug for Mirror {

@@ -38,6 +38,7 @@ use crate::mirror::lease::{Lease, Purpose};
 use crate::mirror::record::Record;
 use crate::mirror::verify::Seen;
 use crate::source::Patterns;
+use crate::task::blocking;
 use crate::tier::{Origin, Tier};
 
 use before::Before;
@@ -304,11 +305,6 @@ impl Source {
 /// The way to what `tier` alone has.
 fn ladder(tier: Arc<dyn Tier>) -> Ladder {
     Ladder::new(vec![tier], Arc::default(), Arc::default())
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(Error::with(Kind::Interrupted, "a publication was given up", e)))
 }
 
 impl Progress {

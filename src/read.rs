@@ -4,9 +4,10 @@ pub mod window;
 
 use std::fs::File;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::block::BLOCK;
 use crate::content::Content;
@@ -82,11 +83,7 @@ impl Reader {
     /// Starts what a sequential reader will want next, and answers with how much that is, in bytes.
     fn lead(&self, range: &Range<u64>) -> u64 {
         let end = self.slice.offset + self.slice.len;
-        let ahead = self.window.lock().unwrap_or_else(PoisonError::into_inner).advance(
-            range,
-            end,
-            self.content.extent(),
-        );
+        let ahead = self.window.lock().advance(range, end, self.content.extent());
         let wanted = ahead.end - ahead.start;
         if wanted > 0 {
             self.content.ahead(ahead);

@@ -1,10 +1,11 @@
 //! Snapshots: one immutable state of a source, ready to be read.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 
 use crate::blob::{Blob, Key};
 use crate::cache::commit::DIGEST_XATTR;
@@ -84,7 +85,7 @@ impl Snapshot {
     /// The same, for one that is served already. If it has been [released](Self::release) meanwhile, so is the promise.
     pub(crate) async fn lease_with(&self, lease: Lease) {
         let spare = {
-            let mut held = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = self.lease.lock();
             match *held {
                 Promise::None => {
                     *held = Promise::Lease(lease);
@@ -132,7 +133,7 @@ impl Snapshot {
     /// not local yet may be gone from then on.
     pub async fn release(&self) {
         let lease = {
-            let mut held = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = self.lease.lock();
             std::mem::replace(&mut *held, Promise::Released)
         };
         if let Promise::Lease(lease) = lease {
@@ -313,7 +314,7 @@ impl Contents {
     /// more is whole: durable, under its final name.
     pub(crate) async fn settled(&self, patience: Duration) {
         let live: Vec<_> = {
-            let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+            let live = self.live.lock();
             live.by_key.values().filter_map(Weak::upgrade).collect()
         };
         let flying = live.iter().map(|content| content.landed());
@@ -327,11 +328,11 @@ impl Contents {
 
     /// The content of `key`, if it is in use.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Content>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner).by_key.get(key).and_then(Weak::upgrade)
+        self.live.lock().by_key.get(key).and_then(Weak::upgrade)
     }
 
     fn open(&self, blob: Blob, means: &Arc<Means>, ladder: &Arc<Ladder>) -> Arc<Content> {
-        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut live = self.live.lock();
         if let Some(content) = live.by_key.get(&blob.key).and_then(Weak::upgrade) {
             // It may have been opened for other nodes, who have no origin to turn to.
             content.come_from(ladder);

@@ -18,6 +18,7 @@ use crate::content::Content;
 use crate::error::{Error, Kind, Result};
 use crate::extent::LONGEST;
 use crate::snapshot::Snapshot;
+use crate::task::{blocking, lost};
 use crate::tier::Urgency;
 
 use plan::Missing;
@@ -93,8 +94,7 @@ impl Stage {
             let work = running.clone();
             let outcome = runtime.spawn(async move { work.run(weak).await }).await;
             // Who waits for it must hear of its end, whatever that is.
-            let lost = |e| Err(Error::with(Kind::Disk, "a stage was lost", e));
-            running.outcome.set(outcome.unwrap_or_else(lost)).ok();
+            running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
             running.news.notify_waiters();
         });
         stage
@@ -134,18 +134,17 @@ impl Stage {
 
     async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>) -> Result<()> {
         let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
-        let (stage, runtime) = (self.clone(), held.means().runtime.clone());
-        let planned = runtime.spawn_blocking(move || stage.plan(&held)).await;
-        let missing = planned.map_err(|e| Error::with(Kind::Disk, "a plan was lost", e))??;
+        let stage = self.clone();
+        let missing = blocking(move || stage.plan(&held)).await?;
         let flights = Arc::new(Semaphore::new(FLIGHTS.0));
         stream::iter(missing.into_iter().map(Ok))
             .try_for_each_concurrent(BLOBS, |missing| self.make_whole(&snapshot, missing, flights.clone()))
             .await?;
-        let synced = runtime.spawn_blocking(move || match snapshot.upgrade() {
+        blocking(move || match snapshot.upgrade() {
             Some(held) => held.means().cache.sync_names().inspect(|()| held.announce()),
             None => Err(abandoned()),
-        });
-        synced.await.map_err(|e| Error::with(Kind::Disk, "a flush was lost", e))?
+        })
+        .await
     }
 
     async fn make_whole(
@@ -157,9 +156,7 @@ impl Stage {
         let large = missing.size > LONGEST * BLOCK;
         let lane = if large { self.lanes.acquire().await.ok() } else { None };
         let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
-        let runtime = held.means().runtime.clone();
-        let opened = runtime.spawn_blocking(move || held.content(missing.blob)).await;
-        let content = opened.map_err(|e| Error::with(Kind::Disk, "an open was lost", e))??;
+        let content = blocking(move || held.content(missing.blob)).await?;
         let found = content.local();
         self.bytes_found.fetch_add(found, Relaxed);
         self.bytes_done.fetch_add(found, Relaxed);
@@ -223,7 +220,7 @@ impl Stage {
         content: &Content,
         flights: &Semaphore,
     ) -> Result<u64> {
-        let bytes = landed.map_err(|e| Error::with(Kind::Disk, "a flight was lost", e))??;
+        let bytes = landed.map_err(lost)??;
         self.bytes_done.fetch_add(bytes, Relaxed);
         let swift = content.extent() > BLOCK;
         let most = if content.is_shared() { SHARED } else { FLIGHTS.1 };

@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 
 use crate::data::{self, FILES_IN_DIRECTORY};
 
@@ -41,7 +42,7 @@ impl Server {
         let seen = state.clone();
         let serve = move || {
             for stream in listener.incoming().flatten() {
-                if lock(&seen).ended {
+                if seen.lock().ended {
                     return;
                 }
                 // A client that breaks off sees that by itself.
@@ -58,24 +59,19 @@ impl Server {
 
     /// When it was last sent as a whole.
     pub fn sent(&self) -> Option<Instant> {
-        lock(&self.state).sent
+        self.state.lock().sent
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        lock(&self.state).ended = true;
+        self.state.lock().ended = true;
         // Wakes it; where that fails it has ended already.
         let _ = TcpStream::connect(self.address);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
-}
-
-fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
-    // No change of it can be left half done.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Answers one request and closes: the index is asked for once.
@@ -92,7 +88,7 @@ fn answer(stream: &TcpStream, index: &str, state: &Mutex<State>) -> std::io::Res
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", index.len());
     out.write_all(head.as_bytes())?;
     out.write_all(index.as_bytes())?;
-    lock(state).sent = Some(Instant::now());
+    state.lock().sent = Some(Instant::now());
     Ok(())
 }
 

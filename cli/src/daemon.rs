@@ -16,6 +16,7 @@ use bdnfs::cache::evict::Hold;
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::source::SecretStore;
+use bdnfs::task::blocking;
 use futures_util::{FutureExt, TryFutureExt};
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -155,9 +156,7 @@ impl Daemon {
         let cache = &setup.cache.dir;
         let config = setup.cache.config().map_err(|e| Failure::new(Kind::Disk, crate::text::line(&e)))?;
         let runtime = Handle::current();
-        let (engine, kept) = tokio::task::spawn_blocking(move || Engine::open_held(&config, runtime))
-            .await
-            .map_err(|e| Failure::new(Kind::Disk, format!("opening the cache failed: {e}")))??;
+        let (engine, kept) = blocking(move || Engine::open_held(&config, runtime)).await?;
         if !setup.stays {
             Claim::of_nobody(cache)?;
         }

@@ -1,19 +1,20 @@
 //! Files: opened, read and closed, by one of two ways that a mount keeps to.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use bdnfs::error::Result;
 use bdnfs::manifest::{Entry, Node, Slice};
 use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::ahead::Ahead;
 use crate::idle::Idle;
 use crate::opens::IDLE_TIME;
+use crate::tree;
 use crate::wire::abi::OpenOut;
-use crate::{lock, tree};
 
 mod opened;
 
@@ -97,7 +98,7 @@ impl Files {
             Self::Opened(opened) => opened.expire(now),
             Self::Unopened(unopened) => {
                 // Bound first and dropped at the end, so that files are closed without the lock.
-                let _old = lock(&unopened.readers).expire(now);
+                let _old = unopened.readers.lock().expire(now);
             }
         }
     }
@@ -120,19 +121,19 @@ impl Unopened {
     }
 
     fn reader(&self, index: u32, slice: Slice) -> Result<Arc<Reader>> {
-        let known = lock(&self.readers).get(index, Instant::now());
+        let known = self.readers.lock().get(index, Instant::now());
         if let Some(reader) = known {
             return Ok(reader);
         }
         let reader = Arc::new(self.snapshot.open(slice)?);
-        let evicted = lock(&self.readers).put(index, reader.clone(), Instant::now());
+        let evicted = self.readers.lock().put(index, reader.clone(), Instant::now());
         drop(evicted);
         Ok(reader)
     }
 
     /// Brings the files that whoever reads file `index` will read next, if they are local.
     fn lead(self: &Arc<Self>, index: u32) {
-        let wanted = lock(&self.ahead).advance(index);
+        let wanted = self.ahead.lock().advance(index);
         for from in wanted.clone().step_by(TURN as usize) {
             let (unopened, to) = (self.clone(), wanted.end.min(from + TURN));
             self.runtime.spawn_blocking(move || (from..to).for_each(|index| unopened.bring(index)));

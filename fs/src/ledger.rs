@@ -9,14 +9,12 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdnfs::error::{Error, Kind, Result};
 use memmap2::{MmapOptions, MmapRaw};
+use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags};
-
-use crate::lock;
 
 /// Says what it is and how it is laid out: "bdnfs" and a version. To be raised with every change of what stands below,
 /// and of the limits that the kernel is told at the beginning (`session`): a mount keeps to those it began with.
@@ -184,7 +182,7 @@ impl Ledger {
 
     /// Enters what the request `unique` brings about on `node`. The answer is its number; `None`: no slot is left.
     pub(crate) fn enter(&self, node: u64, unique: u64, item: Item) -> Option<u64> {
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots.lock();
         let slot = match slots.vacant.pop() {
             Some(slot) => slot,
             None if slots.fresh < SLOTS => {
@@ -211,7 +209,7 @@ impl Ledger {
         let slot = (number & u64::from(SLOTS - 1)) as u32;
         let words = self.slot(slot);
         if words[0].load(Ordering::Relaxed) == number && words[3].swap(0, Ordering::AcqRel) != 0 {
-            lock(&self.slots).vacant.push(slot);
+            self.slots.lock().vacant.push(slot);
         }
     }
 

@@ -38,7 +38,7 @@ mod xattr;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use bdnfs::cache::relief::Relief;
@@ -323,9 +323,4 @@ fn read_ahead((major, minor): (u32, u32)) {
     if let Err(error) = fs::write(&knob, READ_AHEAD.to_string()) {
         tracing::debug!(%error, knob, "the kernel's readahead stays as it is");
     }
-}
-
-/// Locks. What a panic elsewhere left behind is used all the same: no table here is ever half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

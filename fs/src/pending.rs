@@ -2,9 +2,8 @@
 //! first.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Mutex;
 
-use crate::lock;
+use parking_lot::Mutex;
 
 /// How many interruptions are remembered that came before their request was entered here. Between the moment
 /// when one device thread takes a request and the moment when it enters it, another may take its
@@ -34,7 +33,7 @@ impl<T> Pending<T> {
     /// answered with EINTR now.
     #[must_use]
     pub(crate) fn begin(&self, unique: u64, request: T) -> bool {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         if table.early.contains(&unique) {
             return false;
         }
@@ -45,7 +44,7 @@ impl<T> Pending<T> {
     /// Takes the request `unique` out: whoever gets it answers it.
     #[must_use]
     pub(crate) fn take(&self, unique: u64) -> Option<T> {
-        lock(&self.table).requests.remove(&unique)
+        self.table.lock().requests.remove(&unique)
     }
 
     /// The request `unique` is interrupted: takes it out, so that the caller gives it up and answers it.
@@ -54,7 +53,7 @@ impl<T> Pending<T> {
     /// from, which nobody knows before it has begun.)
     #[must_use]
     pub(crate) fn interrupt(&self, unique: u64) -> Option<T> {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let request = table.requests.remove(&unique);
         if request.is_none() {
             if table.early.len() == EARLY {
@@ -93,7 +92,7 @@ mod tests {
             assert_eq!(pending.interrupt(1000 + other), None);
         }
         assert!(pending.begin(2, 'a'));
-        assert_eq!(lock(&pending.table).early.len(), EARLY);
+        assert_eq!(pending.table.lock().early.len(), EARLY);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Evict: keeping the cache within its limits by removing what was not used for longest, whose ever it is.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::{Error, Kind, Result};
 
@@ -46,7 +48,7 @@ pub struct Hold(Arc<Evictor>);
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        *self.0.holds.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *self.0.holds.lock() -= 1;
         self.0.released.notify_all();
     }
 }
@@ -80,12 +82,12 @@ impl Evictor {
     }
 
     fn shares_mut(&self) -> MutexGuard<'_, Vec<Arc<Share>>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.lock()
     }
 
     /// Has nothing evicted until the answer is dropped.
     pub fn hold(self: &Arc<Self>) -> Hold {
-        *self.holds.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.holds.lock() += 1;
         Hold(self.clone())
     }
 
@@ -147,13 +149,13 @@ impl Evictor {
         if self.lacking() == 0 && self.over_quota(share) == 0 {
             return Ok(());
         }
-        let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.released.wait_timeout_while(holds, HELD, |holds| *holds > 0);
-        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+        let mut holds = self.holds.lock();
+        if self.released.wait_while_for(&mut holds, |holds| *holds > 0, HELD).timed_out() {
             let text = "the cache is full, and nothing is evicted before what was mounted is back";
             return Err(Error::new(Kind::NoSpace, text));
         }
-        let _one_pass = self.one_pass.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(holds);
+        let _one_pass = self.one_pass.lock();
         // Somebody else's pass may have made the room meanwhile.
         let over = self.over_quota(share);
         self.free_up(over, share.quota, |other| std::ptr::eq(other, share), || self.full_quota(share))?;
@@ -166,7 +168,7 @@ impl Evictor {
     /// [`Kind::NoSpace`], with what is needed, what there is and who holds it.
     pub fn admit(&self, share: &Share, groups: Vec<Group>) -> Result<Vec<LeaseSet>> {
         // Who comes second sees the lease of who comes first.
-        let _one = self.admitting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.admitting.lock();
         let own = share.leases.bytes_with(&groups);
         let others: u64 = self
             .shares()

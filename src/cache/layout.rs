@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
@@ -225,7 +226,7 @@ impl Layout {
     /// The disk's own. What was to be made durable still is, then.
     pub fn sync_names(&self) -> io::Result<()> {
         // One at a time: who finds nothing left to do here must know that it is done, not that somebody is at it.
-        let _turn = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.syncing.lock();
         let renamed = self.renamed.each_ref().map(|bits| bits.swap(0, Relaxed));
         self.sync_shards(renamed).inspect_err(|_| {
             for (bits, left) in self.renamed.iter().zip(renamed) {

@@ -1,7 +1,9 @@
 //! Leases: promises that a blob is not evicted.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::blob::Key;
 use crate::digest::Digest;
@@ -103,26 +105,26 @@ fn short(key: &Key) -> u64 {
 impl Leases {
     /// Leases one blob.
     pub fn lease(self: &Arc<Self>, key: Key) -> Lease {
-        *self.lock().single.entry(key).or_default() += 1;
+        *self.held.lock().single.entry(key).or_default() += 1;
         Lease { leases: self.clone(), key }
     }
 
     /// Leases many blobs at once.
     pub fn lease_all(self: &Arc<Self>, group: Group) -> LeaseSet {
         let group = Arc::new(group);
-        self.lock().sets.push(group.clone());
+        self.held.lock().sets.push(group.clone());
         LeaseSet { leases: self.clone(), group }
     }
 
     /// Keeps a manifest as long as the answer lives.
     pub fn lease_manifest(self: &Arc<Self>, manifest: Digest) -> ManifestLease {
-        *self.lock().manifests.entry(manifest).or_default() += 1;
+        *self.held.lock().manifests.entry(manifest).or_default() += 1;
         ManifestLease { leases: self.clone(), manifest }
     }
 
     /// All that are held together.
     pub fn groups(&self) -> Vec<Arc<Group>> {
-        self.lock().sets.clone()
+        self.held.lock().sets.clone()
     }
 
     /// The bytes that all groups occupy together with `more`, each blob counted once.
@@ -132,7 +134,7 @@ impl Leases {
 
     /// How many blobs are leased by themselves: those that somebody reads or fetches.
     pub fn singles(&self) -> usize {
-        self.lock().single.len()
+        self.held.lock().single.len()
     }
 
     /// Whether somebody holds `key`.
@@ -142,21 +144,16 @@ impl Leases {
 
     /// Runs `remove` if nobody holds the manifest, and nobody gets to hold it before `remove` is done.
     pub fn unless_manifest_held<T>(&self, manifest: &Digest, remove: impl FnOnce() -> T) -> Option<T> {
-        let held = self.lock();
+        let held = self.held.lock();
         (!held.manifests.contains_key(manifest)).then(remove)
     }
 
     /// Runs `remove` if nobody holds `key`, and nobody gets to hold it before `remove` is done.
     pub fn unless_held<T>(&self, key: &Key, remove: impl FnOnce() -> T) -> Option<T> {
-        let held = self.lock();
+        let held = self.held.lock();
         let name = short(key);
         let leased = held.single.contains_key(key) || held.sets.iter().any(|set| set.has(name));
         (!leased).then(remove)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Held> {
-        // A panic elsewhere leaves counts that are at worst too high: nothing is evicted wrongly.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -169,7 +166,7 @@ pub struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut held = self.leases.lock();
+        let mut held = self.leases.held.lock();
         if let Some(count) = held.single.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {
@@ -188,7 +185,7 @@ pub struct LeaseSet {
 
 impl Drop for LeaseSet {
     fn drop(&mut self) {
-        let mut held = self.leases.lock();
+        let mut held = self.leases.held.lock();
         if let Some(at) = held.sets.iter().position(|set| Arc::ptr_eq(set, &self.group)) {
             held.sets.swap_remove(at);
         }
@@ -204,7 +201,7 @@ pub struct ManifestLease {
 
 impl Drop for ManifestLease {
     fn drop(&mut self) {
-        let mut held = self.leases.lock();
+        let mut held = self.leases.held.lock();
         if let Some(count) = held.manifests.get_mut(&self.manifest) {
             *count -= 1;
             if *count == 0 {

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
+
+use parking_lot::Mutex;
 
 use crate::error::Result;
 
@@ -83,7 +85,7 @@ impl Node {
     }
 
     fn share(&self, tenant: &str) -> Result<Arc<Share>> {
-        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = self.tenants.lock();
         if let Some(share) = tenants.get(tenant) {
             return Ok(share.clone());
         }

@@ -1,10 +1,11 @@
 //! Parts: blobs of which the cache has some blocks.
 
 use std::fs::File;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use memmap2::Mmap;
+use parking_lot::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::blob::Key;
@@ -99,7 +100,7 @@ impl Partial {
             return Ok(());
         };
         // One writer at a time: an older value of a shared word must not overwrite a newer one.
-        let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = map.lock();
         io::write(&map, presence::check_at(self.presence.blocks(), index), check.as_bytes())?;
         self.presence.settle(index, true);
         let (at, pair) = self.presence.pair(index);
@@ -124,7 +125,7 @@ impl Partial {
             tracing::debug!(key = %self.key, index, %error, "a block did not survive an unclean stop");
         }
         let Some(map) = &self.map else { return };
-        let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = map.lock();
         self.presence.settle(index, verified.is_ok());
         let (at, pair) = self.presence.pair(index);
         if let Err(error) = io::write(&map, at, &pair) {
@@ -138,7 +139,7 @@ impl Partial {
         let Some(map) = &self.map else {
             return Err(Error::new(Kind::Corrupt, "no map"));
         };
-        let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = map.lock();
         let bytes = io::read(&map, presence::check_at(self.presence.blocks(), index), 32)
             .map_err(|e| self.layout.fault("read the map of", &self.key, e))?;
         Check::read_from_bytes(&bytes).map_err(|_| Error::new(Kind::Corrupt, "a short check"))
@@ -172,7 +173,7 @@ impl Partial {
             (Key::Content(digest), _) => Some(*digest),
             (_, None) => Some(Digest::of(&self.read(0, self.size as usize).ok()?)),
             (_, Some(map)) => {
-                let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+                let map = map.lock();
                 // SAFETY: the file is this cache's own, under its lock; it is only written under the mutex that is
                 // held here, and never cut shorter, so the mapped bytes neither change nor vanish.
                 let bytes = unsafe { Mmap::map(&*map) }.ok()?;

@@ -1,7 +1,9 @@
 //! Relief: asking those who keep blobs in use for convenience to let them go.
 
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 /// Somebody who keeps blobs open because they may be wanted again.
 pub trait Relief: Send + Sync + Debug {
@@ -18,14 +20,14 @@ pub struct Reliefs {
 impl Reliefs {
     /// Has `relief` asked when room is short, for as long as it lives.
     pub fn add(&self, relief: Weak<dyn Relief>) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = self.asked.lock();
         asked.retain(|other| other.strong_count() > 0);
         asked.push(relief);
     }
 
     /// Asks everybody.
     pub fn ask(&self) {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let asked = self.asked.lock().clone();
         // Without the lock: letting go closes files.
         asked.iter().filter_map(Weak::upgrade).for_each(|relief: Arc<dyn Relief>| relief.relieve());
     }

@@ -1,9 +1,10 @@
 //! Shares: what one tenant has of a node's cache.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
 
 use crate::blob::Key;
@@ -54,12 +55,12 @@ impl Share {
 
     /// Keeps what a pin holds.
     pub(super) fn keep(&self, id: Digest, held: (LeaseSet, ManifestLease)) {
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).insert(id, held);
+        self.pinned.lock().insert(id, held);
     }
 
     /// Lets go what a pin held.
     pub(super) fn let_go(&self, id: &Digest) {
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.pinned.lock().remove(id);
     }
 
     /// Bytes that its blobs occupy, or will.

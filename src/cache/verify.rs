@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
+
+use parking_lot::Mutex;
 
 use crate::blob::Key;
 use crate::block::BLOCK;
@@ -53,7 +54,7 @@ pub fn verify(cache: &Cache, give_up: &AtomicBool) -> Result<Verified> {
                 return;
             }
             let verdict = judge(cache, found);
-            let (sum, wrong) = &mut *verified.lock().unwrap_or_else(PoisonError::into_inner);
+            let (sum, wrong) = &mut *verified.lock();
             match verdict {
                 Ok(Verdict::Unknown) => sum.unknown += 1,
                 Ok(Verdict::Right(bytes)) => (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + bytes),
@@ -62,7 +63,7 @@ pub fn verify(cache: &Cache, give_up: &AtomicBool) -> Result<Verified> {
                     wrong.push(found.key);
                 }
                 Err(error) => {
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    failed.lock().get_or_insert(error);
                 }
             }
         }
@@ -74,10 +75,10 @@ pub fn verify(cache: &Cache, give_up: &AtomicBool) -> Result<Verified> {
     if give_up.load(Relaxed) {
         return Err(Error::new(Kind::Interrupted, "the verification was given up"));
     }
-    if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(error) = failed.into_inner() {
         return Err(error);
     }
-    let (sum, wrong) = verified.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (sum, wrong) = verified.into_inner();
     Ok(Verified { damaged: names(&cache.share, &wrong)?, ..sum })
 }
 

@@ -12,9 +12,10 @@ use crate::cache::presence::State;
 use crate::error::Result;
 use crate::fetch::Reach;
 use crate::flight::{Flight, Landing};
+use crate::task::lost;
 use crate::tier::Urgency;
 
-use super::{Content, DEADLINE, STAGE_PATIENCE, lost};
+use super::{Content, DEADLINE, STAGE_PATIENCE};
 
 impl Content {
     /// Brings the blocks of a flight: those that the disk still has after an unclean stop, then the others.

@@ -1,9 +1,10 @@
 //! The end of a content: proved, durable, whole.
 
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
 
+use parking_lot::MutexGuard;
 use sha2::{Digest as _, Sha256};
 
 use crate::block;
@@ -90,7 +91,7 @@ impl Content {
     }
 
     fn broken(&self) -> MutexGuard<'_, Option<Error>> {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.broken.lock()
     }
 
     /// Waits until the blob is whole and durable.

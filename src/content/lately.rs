@@ -1,9 +1,9 @@
 //! What went wrong lately, kept for who asks again at once.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::error::Error;
@@ -24,13 +24,13 @@ impl Lately {
     pub(super) fn fail(&self, index: u64, took: Duration, error: &Error) {
         if took >= LONG {
             let failed = Some((index, Instant::now(), error.share()));
-            *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
+            *self.failed.lock() = failed;
         }
     }
 
     /// Why one of `blocks` could not be had a moment ago. Told once: who asks a third time means it.
     pub(super) fn failed(&self, blocks: &Range<u64>) -> Option<Error> {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = self.failed.lock();
         let told = failed.take_if(|(index, ..)| blocks.contains(index));
         told.filter(|(_, since, _)| since.elapsed() < AGAIN).map(|(.., error)| error)
     }

@@ -7,9 +7,10 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::blob::Key;
 use crate::block::BLOCK;
@@ -46,7 +47,7 @@ impl Recent {
 
     /// Keeps block `index` of `key`, in the place of the oldest.
     pub fn put(&self, key: Key, index: u64, bytes: Bytes) {
-        let (key, mut blocks) = ((self.tenant, key), self.lock());
+        let (key, mut blocks) = ((self.tenant, key), self.blocks.lock());
         blocks.retain(|kept| !kept.is(&key, index));
         if blocks.len() == MOST {
             blocks.pop_front();
@@ -57,7 +58,7 @@ impl Recent {
     /// Keeps a block that the cache could not take. True when it is the only one of its blob.
     pub fn rescue(&self, key: Key, index: u64, bytes: Bytes) -> bool {
         self.put(key, index, bytes);
-        let (key, mut blocks) = ((self.tenant, key), self.lock());
+        let (key, mut blocks) = ((self.tenant, key), self.blocks.lock());
         let first = !blocks.iter().any(|kept| kept.key == key && kept.only);
         if let Some(kept) = blocks.iter_mut().find(|kept| kept.is(&key, index)) {
             kept.only = true;
@@ -70,13 +71,13 @@ impl Recent {
     pub fn read(&self, key: &Key, range: &Range<u64>) -> Option<Vec<Bytes>> {
         let pieces = self.peek(key, range)?;
         let key = (self.tenant, *key);
-        self.lock().retain(|kept| kept.only || !kept.is_read_by(&key, range));
+        self.blocks.lock().retain(|kept| kept.only || !kept.is_read_by(&key, range));
         Some(pieces)
     }
 
     /// The same for another node: they are kept all the same, for the next one that asks.
     pub fn peek(&self, key: &Key, range: &Range<u64>) -> Option<Vec<Bytes>> {
-        let (key, blocks) = (&(self.tenant, *key), self.lock());
+        let (key, blocks) = (&(self.tenant, *key), self.blocks.lock());
         let mut pieces = Vec::new();
         let mut at = range.start;
         while at < range.end {
@@ -95,12 +96,7 @@ impl Recent {
     /// Forgets the blocks of `key`.
     pub fn forget(&self, key: &Key) {
         let key = (self.tenant, *key);
-        self.lock().retain(|kept| kept.key != key);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Kept>> {
-        // A panic in between leaves whole entries.
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.blocks.lock().retain(|kept| kept.key != key);
     }
 }
 
@@ -134,7 +130,7 @@ mod tests {
         assert!(!recent.rescue(key(99), 0, Bytes::from_static(b"new")));
         assert_eq!(recent.read(&key(99), &(0..3)), Some(vec![Bytes::from_static(b"new")]));
         assert_eq!(recent.read(&key(10), &(0..3)), None);
-        assert_eq!(recent.lock().len(), MOST);
+        assert_eq!(recent.blocks.lock().len(), MOST);
     }
 
     #[test]

@@ -54,7 +54,7 @@ impl Scripted {
     }
 
     fn fault(&self) -> Option<Fault> {
-        let mut faults = self.faults.lock().expect("no panic");
+        let mut faults = self.faults.lock();
         if self.sticky && faults.len() == 1 { faults.front().copied() } else { faults.pop_front() }
     }
 }

@@ -6,13 +6,14 @@ use async_trait::async_trait;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, AwsCredentialProvider};
 
 use super::connector::{Service, no_credentials, retry};
-use super::issue::{Found, Got, How, Source, blocking};
+use super::issue::{Found, Got, How, Source};
 use super::sts::{self, By, Role};
 use super::{Key, machine};
 use crate::client::Client;
 use crate::error::{Error, Kind, Result};
 use crate::secrets::profile;
 use crate::source::{Access, AwsMachine, AwsRole, S3Access, Uri};
+use crate::task::blocking;
 
 /// AWS's region where nobody names another.
 const REGION: &str = "us-east-1";

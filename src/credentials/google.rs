@@ -16,12 +16,13 @@ use serde_json::{Value, json};
 use url::{Url, form_urlencoded};
 
 use super::connector::{Service, no_credentials, retry};
-use super::issue::{Found, Got, How, Source, blocking, told};
+use super::issue::{Found, Got, How, Source, told};
 use super::{Key, machine, shown};
 use crate::client::{self, Client};
 use crate::error::{Error, Kind, Result};
 use crate::secrets;
 use crate::source::{Access, Credentials, External, Gcp, GcsAccess, Secret, Subject, endpoint};
+use crate::task::blocking;
 
 /// Google's STS (<https://cloud.google.com/iam/docs/reference/sts/rest/v1/TopLevel/token>).
 const STS: &str = "https://sts.googleapis.com";
@@ -97,10 +98,9 @@ async fn kept(builder: GoogleCloudStorageBuilder, client: &Client, wrong: &str) 
     let builder = builder.with_bucket_name("none").with_retry(retry());
     let builder = builder.with_http_connector(Service(client.clone()));
     // It reads files.
-    let store = tokio::task::spawn_blocking(|| builder.build()).await;
-    match store {
-        Ok(Ok(store)) => Ok(Arc::new(Kept(store.credentials().clone()))),
-        _ => Err(Error::new(Kind::Invalid, wrong)),
+    match blocking(|| Ok(builder.build())).await? {
+        Ok(store) => Ok(Arc::new(Kept(store.credentials().clone()))),
+        Err(_) => Err(Error::new(Kind::Invalid, wrong)),
     }
 }
 

@@ -1,19 +1,21 @@
 //! Getting a key: out of what [`crate::secrets`] finds, or else of what was given for the scheme and of the machine.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::{Issued, Issuer, Key, MARGIN, aws, azure, google};
 use crate::client::Client;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::secrets;
 use crate::source::{Access, Credentials, Provider, Secret, Uri};
+use crate::task::blocking;
 
 /// How often a service that keeps its own tokens fresh is asked for the one that it has now.
 const GLANCE: Duration = Duration::from_secs(30);
@@ -107,13 +109,13 @@ impl Desk {
             return Ok(source);
         }
         let source = self.open(&found).await?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, source.clone()));
+        *self.last.lock() = Some((found, source.clone()));
         Ok(source)
     }
 
     /// Where `found` led the last time.
     fn known(&self, found: &Credentials) -> Option<Arc<dyn Source>> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last.lock();
         last.as_ref().filter(|(known, _)| known == found).map(|(_, source)| source.clone())
     }
 
@@ -150,14 +152,6 @@ impl Issuer for Desk {
         let got = async { self.source(refused).await?.key().await }.await?;
         Ok(got.issued(name))
     }
-}
-
-/// Runs `work`, which reads files, where it holds up nobody.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(Error::with(Kind::Interrupted, "reading the credentials was given up", e)))
 }
 
 /// Until when a token is good that says so itself: one in three parts, a JWT (RFC 7519, section 4.1.4).

@@ -14,12 +14,13 @@ use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::connector::{self, failure};
-use super::issue::{Got, How, Source, blocking, told};
+use super::issue::{Got, How, Source, told};
 use super::{Key, shown};
 use crate::client::{self, Client};
 use crate::error::{Error, Kind, Result};
 use crate::secrets;
 use crate::source::{AwsMachine, Secret, endpoint};
+use crate::task::blocking;
 use crate::xml;
 
 /// The most seconds that a role taken on by another role may last.

@@ -8,6 +8,7 @@ use crate::error::{Kind, Result};
 use crate::mirror::Mirror;
 use crate::mirror::lease::Purpose;
 use crate::snapshot::Snapshot;
+use crate::task::blocking;
 use crate::tier::Tier;
 use crate::tier::parts::{Opener, Parts};
 
@@ -30,7 +31,7 @@ impl Engine {
         open: Opener,
     ) -> Result<Option<Arc<Snapshot>>> {
         let (path, id) = (self.means.cache.layout().manifests().join(id.to_string()), *id);
-        let Some(manifest) = self.blocking(move || Ok(kept(&path, &id))).await? else { return Ok(None) };
+        let Some(manifest) = blocking(move || Ok(kept(&path, &id))).await? else { return Ok(None) };
         let manifest = Arc::new(manifest);
         let origin: Arc<dyn Tier> = Arc::new(Parts::new(open, manifest.clone()));
         // Peers are told of what a mirror has, and of nothing else.

@@ -27,6 +27,7 @@ use super::{Mirror, damaged, digest_of, local};
 use crate::blob::Key;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
+use crate::task::blocking;
 
 /// How many objects are looked into or deleted at once.
 const AT_ONCE: usize = 32;
@@ -284,7 +285,7 @@ impl Sweeper<'_> {
         let Some(root) = &self.mirror.local else { return Ok(()) };
         let tenant = root.join("tenants").join(&*self.mirror.tenant);
         let (before, dry, mut collected) = (self.before.into(), self.dry, self.collected);
-        self.collected = Mirror::blocking(move || {
+        self.collected = blocking(move || {
             let fault = |e| Error::disk(format!("cannot look through {}", tenant.display()), e);
             local::collect(&tenant, before, dry, &mut collected).map_err(fault)?;
             Ok(collected)

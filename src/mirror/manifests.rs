@@ -15,6 +15,7 @@ use super::{Mirror, damaged};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
+use crate::task::blocking;
 
 /// How much of a manifest one request moves, in bytes.
 const PIECE: u64 = 8 << 20;
@@ -53,7 +54,7 @@ impl Mirror {
         let mut hasher = blake3::Hasher::new();
         while let Some(piece) = pieces.try_next().await? {
             let file = file.clone();
-            hasher = Self::blocking(move || {
+            hasher = blocking(move || {
                 hasher.update(&piece);
                 (&*file).write_all(&piece).map_err(|e| Error::disk("cannot write a manifest", e))?;
                 Ok(hasher)
@@ -76,7 +77,7 @@ impl Mirror {
         let file = Arc::new(file);
         let piece = |start: u64| {
             let (file, len) = (file.clone(), PIECE.min(size - start) as usize);
-            Self::blocking(move || {
+            blocking(move || {
                 let mut piece = vec![0; len];
                 file.read_exact_at(&mut piece, start).map_err(fault)?;
                 Ok(Bytes::from(piece))

@@ -15,6 +15,8 @@ use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, PutPayload, Result};
 
+use crate::task;
+
 use super::layout::fresh;
 
 /// What a mirror lies in: its objects, and its uploads.
@@ -151,7 +153,9 @@ fn unfinished(root: &std::path::Path, key: &Path, number: &str) -> PathBuf {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await?;
+    let done = task::blocking(move || Ok(work()))
+        .await
+        .map_err(|e| object_store::Error::Generic { store: "a directory", source: e.into() })?;
     done.map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => object_store::Error::NotFound { path: String::new(), source: e.into() },
         _ => object_store::Error::Generic { store: "a directory", source: e.into() },

@@ -14,6 +14,7 @@ use super::{Mirror, damaged, frames};
 use crate::blob::{Blob, Key};
 use crate::block::{self, BLOCK};
 use crate::error::{Error, Kind, Result};
+use crate::task::blocking;
 use crate::tier::{Body, Rung, Tier, Urgency};
 
 impl Tier for Mirror {
@@ -89,7 +90,7 @@ impl Mirror {
             async move {
                 let Some(((stored, len), index)) = lens.next() else { return Ok(None) };
                 let frame = frames.next(stored as usize).await?;
-                let block = Self::blocking(move || frames::restore(&frame, len as usize)).await;
+                let block = blocking(move || frames::restore(&frame, len as usize)).await;
                 let block = block.map_err(|e| e.within(shown))?;
                 let start = range.start.saturating_sub(index * BLOCK);
                 let end = (range.end - index * BLOCK).min(len);

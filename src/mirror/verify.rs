@@ -14,6 +14,7 @@ use crate::block::{self, Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, LONGEST};
 use crate::manifest::Manifest;
+use crate::task::blocking;
 use crate::tier::{Tier, Urgency};
 
 /// How many blobs are looked at, and how many are read, at once.
@@ -143,7 +144,7 @@ impl Mirror {
                 });
             let (blob, bytes) = (blob.clone(), bytes.await?.freeze());
             let shown = self.locate(&blob);
-            Self::blocking(move || check(&blob, extent, &bytes)).await.map_err(|e| e.within(shown))?;
+            blocking(move || check(&blob, extent, &bytes)).await.map_err(|e| e.within(shown))?;
             first = extent.range().end;
         }
         Ok(())

@@ -23,6 +23,7 @@ use crate::blob::Blob;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Listing;
 use crate::source::Uri;
+use crate::task::blocking;
 use crate::tier::{Body, Origin, Rung, Tier, Urgency};
 
 /// A directory of this machine, or a single file of it.
@@ -129,10 +130,4 @@ fn failure(what: &str, error: Errno) -> Error {
         _ => (Kind::Unavailable, format!("cannot read {what}")),
     };
     Error::with(kind, text, std::io::Error::from(error))
-}
-
-/// Runs what blocks on the disk where it holds up nobody.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(Error::with(Kind::Interrupted, "a read of local files was given up", e)))
 }

@@ -8,12 +8,13 @@ mod search;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::health::{Health, Standing};
@@ -293,7 +294,7 @@ impl Peers {
 
     fn asked(&self) -> MutexGuard<'_, HashMap<u64, Asked>> {
         // Each change is one statement.
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.asked.lock()
     }
 }
 

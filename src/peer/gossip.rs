@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,6 +16,7 @@ use chitchat::{
     Chitchat, ChitchatConfig, ChitchatHandle, ChitchatId, ChitchatMessage, Deserializable,
     FailureDetectorConfig, NodeState, Serializable, spawn_chitchat,
 };
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -250,7 +251,7 @@ struct Mail {
 #[async_trait]
 impl Transport for Talk {
     async fn open(&self, _: SocketAddr) -> anyhow::Result<Box<dyn Socket>> {
-        let letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let letters = self.letters.lock().take();
         let letters = letters.ok_or_else(|| anyhow::anyhow!("the letterbox is in use"))?;
         let sending = Arc::new(tokio::sync::Semaphore::new(MESSAGES));
         Ok(Box::new(Mail { link: self.link.clone(), me: self.me, letters, sending }))

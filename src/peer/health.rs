@@ -1,9 +1,9 @@
 //! Health: who is left alone for a while, and why.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// How long a peer that sent wrong bytes is left alone.
@@ -48,12 +48,12 @@ struct Ill {
 impl Health {
     /// Whether `id` may be asked.
     pub fn is_well(&self, id: &str) -> bool {
-        self.lock().get(id).is_none_or(|ill| Instant::now() >= ill.until)
+        self.ill.lock().get(id).is_none_or(|ill| Instant::now() >= ill.until)
     }
 
     /// How `id` is doing.
     pub fn standing(&self, id: &str) -> Standing {
-        let (ill, now) = (self.lock(), Instant::now());
+        let (ill, now) = (self.ill.lock(), Instant::now());
         match ill.get(id).map(|ill| (ill.until.saturating_duration_since(now), ill.banned)) {
             Some((left, banned)) if !left.is_zero() => {
                 if banned {
@@ -86,7 +86,7 @@ impl Health {
 
     /// Notes that `id` did not answer. True when that is news.
     pub fn silent(&self, id: &str) -> bool {
-        let mut ill = self.lock();
+        let mut ill = self.ill.lock();
         let now = Instant::now();
         // Requests that were under way together fail together: that is one failure.
         if ill.get(id).is_some_and(|ill| now < ill.until) {
@@ -100,7 +100,7 @@ impl Health {
     /// Forgets that `id` did not answer, if that was before `back`: it was out of reach of all, and is there again. True when that
     /// makes it well.
     pub fn is_back(&self, id: &str, back: Instant) -> bool {
-        let mut ill = self.lock();
+        let mut ill = self.ill.lock();
         let over = ill.get(id).is_none_or(|ill| !ill.banned && ill.since < back);
         if over {
             ill.remove(id);
@@ -110,7 +110,7 @@ impl Health {
 
     /// How many of those that `known` knows fell silent lately.
     pub fn fell_silent(&self, known: impl Fn(&str) -> bool) -> usize {
-        let ill = self.lock();
+        let ill = self.ill.lock();
         let lately = |ill: &Ill| !ill.banned && ill.since.elapsed() < REST.0;
         ill.iter().filter(|(id, ill)| lately(ill) && known(id)).count()
     }
@@ -119,7 +119,7 @@ impl Health {
     pub fn lied(&self, id: &str) {
         let now = Instant::now();
         let ban = Ill { since: now, until: now + BAN, rest: REST.0, banned: true };
-        self.lock().insert(id.to_owned(), ban);
+        self.ill.lock().insert(id.to_owned(), ban);
     }
 
     /// Notes that `id` did as it should.
@@ -127,7 +127,7 @@ impl Health {
         let now = Instant::now();
         self.lately().insert(id.to_owned(), (now, now));
         // Not what was under way when it was found to lie.
-        let mut ill = self.lock();
+        let mut ill = self.ill.lock();
         if ill.get(id).is_some_and(|ill| !ill.banned || Instant::now() >= ill.until) {
             ill.remove(id);
         }
@@ -135,30 +135,25 @@ impl Health {
 
     /// Who is banned now.
     pub fn banned(&self) -> Vec<String> {
-        let (ill, now) = (self.lock(), Instant::now());
+        let (ill, now) = (self.ill.lock(), Instant::now());
         let banned = ill.iter().filter(|(_, ill)| ill.banned && now < ill.until);
         banned.map(|(id, _)| id.clone()).collect()
     }
 
     /// Of how many something is remembered.
     pub fn remembered(&self) -> usize {
-        self.lock().len().max(self.lately().len())
+        self.ill.lock().len().max(self.lately().len())
     }
 
     /// Forgets all but those that `known` knows: what is kept is bounded by the cluster's size.
     pub fn forget(&self, known: impl Fn(&str) -> bool) {
         let now = Instant::now();
-        self.lock().retain(|id, ill| known(id) || ill.banned && now < ill.until);
+        self.ill.lock().retain(|id, ill| known(id) || ill.banned && now < ill.until);
         self.lately().retain(|id, _| known(id));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Ill>> {
-        // Each change is one statement; here and below.
-        self.ill.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn lately(&self) -> MutexGuard<'_, HashMap<String, (Instant, Instant)>> {
-        self.lately.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lately.lock()
     }
 }
 

@@ -7,9 +7,10 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::RwLock;
 use rustls::client::Resumption;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
@@ -130,7 +131,7 @@ impl Identity {
         if stamps(&self.files) == self.state().stamps {
             return Ok(false);
         }
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = read(&self.files)?;
+        *self.state.write() = read(&self.files)?;
         self.version.send_modify(|version| *version += 1);
         Ok(true)
     }
@@ -179,7 +180,7 @@ impl Identity {
     }
 
     fn state(&self) -> State {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.read().clone()
     }
 }
 

@@ -1,12 +1,13 @@
 //! The link: requests to peers over HTTP, on connections that are kept.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use hyper::StatusCode;
+use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 
@@ -65,7 +66,7 @@ impl Http {
 
     /// The client for the identity as it is now. With another certificate, connections are made anew.
     fn client(&self) -> Result<reqwest::Client> {
-        let mut present = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut present = self.client.lock();
         if let Some(identity) = self.identity.as_ref().filter(|identity| identity.version() != present.0) {
             let (version, config) = identity.client();
             let made = client(|client| client.tls_backend_preconfigured(config).https_only(true))?;

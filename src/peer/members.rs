@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Member;
@@ -46,7 +47,7 @@ struct Called {
 impl Roll {
     /// These are the members from now on.
     pub fn set(&self, members: impl IntoIterator<Item = Arc<Member>>) {
-        let (mut called, now) = (self.lock(), Instant::now());
+        let (mut called, now) = (self.0.lock(), Instant::now());
         called.live = members.into_iter().collect();
         let Called { live, since, news } = &mut *called;
         // There is no news for somebody who knew nothing.
@@ -67,24 +68,19 @@ impl Roll {
 
     /// All that are there.
     pub fn live(&self) -> Arc<[Arc<Member>]> {
-        self.lock().live.clone()
+        self.0.lock().live.clone()
     }
 
     /// Since when the member `id` has been there; `None`: it is not.
     pub fn since(&self, id: &str) -> Option<Instant> {
-        self.lock().since.get(id).copied()
+        self.0.lock().since.get(id).copied()
     }
 
     /// How many have come or gone lately.
     pub fn news(&self) -> usize {
-        let (mut called, now) = (self.lock(), Instant::now());
+        let (mut called, now) = (self.0.lock(), Instant::now());
         called.news.retain(|until| now < *until);
         called.news.len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Called> {
-        // What a panic may leave is a list all the same.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

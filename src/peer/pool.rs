@@ -1,9 +1,10 @@
 //! Pool: streams that are kept while nobody uses them.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
 use super::stream::Stream;
@@ -63,7 +64,7 @@ impl Pool {
 
     fn idle(&self) -> MutexGuard<'_, Idle> {
         // What a panic may leave is a list all the same.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
+use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
@@ -80,12 +81,12 @@ impl Default for Server {
 impl Server {
     /// From now on, what belongs to `tenant` is taken from `shelf`.
     pub fn host(&self, tenant: &str, shelf: Arc<dyn Shelf>) {
-        self.shelves.write().unwrap_or_else(PoisonError::into_inner).insert(tenant.into(), shelf);
+        self.shelves.write().insert(tenant.into(), shelf);
     }
 
     /// From now on, nothing that belongs to `tenant` is given to anybody.
     pub fn turn_out(&self, tenant: &str) {
-        self.shelves.write().unwrap_or_else(PoisonError::into_inner).remove(tenant);
+        self.shelves.write().remove(tenant);
     }
 
     /// From now on, letters from other members are put there. Once.
@@ -111,7 +112,7 @@ impl Server {
     /// Answers `ask`. Whether something is there is looked up only for who may have it: nobody else learns it, not even
     /// from how long the answer takes.
     pub async fn answer(self: &Arc<Self>, caller: &Caller, ask: Ask) -> Reply {
-        let shelf = || self.shelves.read().unwrap_or_else(PoisonError::into_inner).get(&ask.tenant).cloned();
+        let shelf = || self.shelves.read().get(&ask.tenant).cloned();
         let Some(shelf) = caller.may_have(&ask.tenant).then(shelf).flatten() else { return Reply::Miss };
         let Some(slot) = self.slot(ask.urgency) else { return Reply::Busy(LATER) };
         match shelf.lend(&ask).await {

@@ -5,13 +5,14 @@ mod connection;
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
@@ -57,7 +58,7 @@ impl Things {
         let block = |i: u64| &content[(i * BLOCK) as usize..(i * BLOCK + block::len(size, i)) as usize];
         let checks = (0..block::count(size)).map(|i| Check::of(size, i, block(i))).collect();
         let digest = Digest::of(&content);
-        self.blobs.lock().expect("no panic").insert(digest, content);
+        self.blobs.lock().insert(digest, content);
         let (path, version) = Default::default();
         let stored = Stored::default();
         Blob { key: Key::Content(digest), size, checks: Some(checks), path, version, sha256: None, stored }
@@ -66,7 +67,7 @@ impl Things {
 
 impl Shelf for Things {
     fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
-        let found = self.blobs.lock().expect("no panic").get(&ask.blob).cloned();
+        let found = self.blobs.lock().get(&ask.blob).cloned();
         let wanted = found.filter(|bytes| bytes.len() as u64 == ask.size);
         let wanted = wanted.map(|bytes| bytes.slice(ask.range.start as usize..ask.range.end as usize));
         // In odd pieces.
@@ -123,16 +124,16 @@ impl Subject for Pair {
             self.remove(path).await;
             let blob = self.things.put(content);
             let Key::Content(digest) = blob.key else { panic!("by content") };
-            self.paths.lock().expect("no panic").insert(path.into(), digest);
+            self.paths.lock().insert(path.into(), digest);
             blob
         }
         .boxed()
     }
 
     fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()> {
-        let mut paths = self.paths.lock().expect("no panic");
+        let mut paths = self.paths.lock();
         if let Some(digest) = paths.remove(path) {
-            self.things.blobs.lock().expect("no panic").remove(&digest);
+            self.things.blobs.lock().remove(&digest);
         }
         async {}.boxed()
     }
@@ -393,7 +394,7 @@ async fn the_first_owner_is_asked_then_the_second_and_the_node_itself_never() {
     struct Note(Mutex<Vec<String>>);
     impl Link for Arc<Note> {
         fn ask<'a>(&'a self, peer: &'a Member, _: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
-            self.0.lock().expect("no panic").push(peer.id.clone());
+            self.0.lock().push(peer.id.clone());
             async { Ok(Reply::Miss) }.boxed()
         }
     }
@@ -410,7 +411,7 @@ async fn the_first_owner_is_asked_then_the_second_and_the_node_itself_never() {
             for seat in seats {
                 assert!(seat.fetch(&blob, 0..8, Urgency::Read).await.expect("answered").is_none());
             }
-            std::mem::take(&mut *note.0.lock().expect("no panic"))
+            std::mem::take(&mut *note.0.lock())
         };
         let (asked, left) = (ask(&seats[..3]).await, ask(&seats[3..]).await);
         handed += left.len();

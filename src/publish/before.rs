@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK};
@@ -90,14 +90,14 @@ impl Before {
         let accept = async |arrival: Arrival| {
             let known = blob.checks.as_ref().and_then(|checks| checks.get(arrival.index as usize));
             let block = arrival.verify(known)?;
-            let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut blocks = blocks.lock();
             blocks.insert(block.index(), block.bytes().clone());
             Ok(block.index())
         };
         let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| block::touched(range)).collect();
         let wanted = wanted.into_iter().collect();
         self.mirror.fetch(&blob, wanted, (Reach::All, Urgency::Stage), PATIENCE, accept).await?;
-        let blocks = blocks.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let blocks = blocks.into_inner();
         Ok(found.iter().filter_map(|(file, range)| Some((*file, cut(&blocks, range)?))).collect())
     }
 }

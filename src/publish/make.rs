@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use super::before::Before;
 use super::plan::Recipe;
 use super::progress::Progress;
-use super::{blocking, read::read};
+use super::read::read;
 use crate::blob::{Blob, Stored};
 use crate::block::{self, BLOCK, Check};
 use crate::error::{Error, Kind, Result};
@@ -25,6 +25,7 @@ use crate::mirror::frames;
 use crate::mirror::lease::Lease;
 use crate::mirror::record::Record;
 use crate::mirror::upload::PART;
+use crate::task::blocking;
 
 /// Up to this size a blob is made in memory, where its digest is known before it is sent, unless that were more than a
 /// quarter of all.

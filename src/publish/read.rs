@@ -1,9 +1,9 @@
 //! Reading from the origin, with the patience of who has time.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::blob::Blob;
 use crate::block::Arrival;
@@ -19,12 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(super) async fn read(origin: &Ladder, blob: &Blob, extent: Extent) -> Result<Vec<Bytes>> {
     let blocks = Mutex::new(vec![None; extent.blocks as usize]);
     let accept = async |arrival: Arrival| {
-        let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = blocks.lock();
         blocks[(arrival.index - extent.first) as usize] = Some(arrival.bytes);
         Ok(arrival.index)
     };
     origin.fetch(blob, extent.range().collect(), (Reach::All, Urgency::Stage), PATIENCE, accept).await?;
-    let blocks = blocks.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter();
+    let blocks = blocks.into_inner().into_iter();
     let all: Option<Vec<Bytes>> = blocks.collect();
     all.ok_or_else(|| Error::new(Kind::Unavailable, format!("{blob} did not arrive whole")))
 }

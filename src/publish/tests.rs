@@ -6,7 +6,7 @@ mod resume;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::*;
@@ -230,7 +231,7 @@ impl Tier for Counted {
         range: std::ops::Range<u64>,
         urgency: Urgency,
     ) -> BoxFuture<'a, Result<Option<Body>>> {
-        *self.1.lock().expect("lock").entry(blob.path.to_vec()).or_default() += range.end - range.start;
+        *self.1.lock().entry(blob.path.to_vec()).or_default() += range.end - range.start;
         self.0.fetch(blob, range, urgency)
     }
 }
@@ -251,7 +252,7 @@ async fn adding_again_reads_what_changed() {
     let sent = async || {
         let counted = Arc::new(Counted(held.clone(), Mutex::default()));
         let published = add(&mirror, counted.clone()).await.expect("added");
-        (std::mem::take(&mut *counted.1.lock().expect("lock")), published.new)
+        (std::mem::take(&mut *counted.1.lock()), published.new)
     };
     let (first, _) = sent().await;
     assert!(first.values().sum::<u64>() == files().values().map(|f| f.len() as u64).sum::<u64>());

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Body, Origin, Rung, Tier, Urgency};
 use crate::blob::{Blob, Key, Stored};
@@ -65,7 +65,7 @@ impl Memory {
 
     fn files(&self) -> MutexGuard<'_, Files> {
         // Every change is a single step, so a panic elsewhere leaves nothing half done.
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        self.files.lock()
     }
 
     fn get(&self, blob: &Blob, range: Range<u64>) -> Result<Body> {

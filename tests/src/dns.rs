@@ -3,8 +3,9 @@
 use std::fmt;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -35,7 +36,7 @@ impl Dns {
             let socket = tokio::net::UdpSocket::from_std(socket).expect("a socket");
             let mut question = [0; 512];
             while let Ok((len, from)) = socket.recv_from(&mut question).await {
-                let known = known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let known = known.lock().clone();
                 if let Some(answer) = answer(&question[..len], &known) {
                     let _ = socket.send_to(&answer, from).await;
                 }
@@ -46,7 +47,7 @@ impl Dns {
 
     /// These are the name's addresses from now on.
     pub fn set(&self, addresses: &[Ipv4Addr]) {
-        *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses.to_vec();
+        *self.addresses.lock() = addresses.to_vec();
     }
 
     /// What stands in the `/etc/resolv.conf` of those who ask it.

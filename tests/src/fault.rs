@@ -2,8 +2,8 @@
 
 use std::future::pending;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,6 +15,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, future, stream};
+use parking_lot::Mutex;
 
 /// What a server can do wrong in answer to a GET, or [late](Fault::Late) to any request.
 #[derive(Clone, Debug)]
@@ -62,12 +63,12 @@ impl Faults {
 
     /// The next `times` GETs meet `fault`.
     pub fn times(&self, fault: Fault, times: u64) {
-        *self.0.lock().expect("nobody panics with it") = Some((fault, times));
+        *self.0.lock() = Some((fault, times));
     }
 
     /// No fault from now on, for new requests.
     pub fn clear(&self) {
-        *self.0.lock().expect("nobody panics with it") = None;
+        *self.0.lock() = None;
     }
 
     /// Whether it is every other time.
@@ -76,7 +77,7 @@ impl Faults {
     }
 
     fn next(&self, method: &Method) -> Option<Fault> {
-        let mut set = self.0.lock().expect("nobody panics with it");
+        let mut set = self.0.lock();
         let meets = |fault: &Fault| method == Method::GET || matches!(fault, Fault::Late(_));
         let (fault, times) = set.as_mut().filter(|(fault, times)| *times > 0 && meets(fault))?;
         *times -= 1;

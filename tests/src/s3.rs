@@ -11,7 +11,7 @@ mod write;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::Router;
@@ -19,6 +19,7 @@ use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 
 use crate::fault::Faults;
@@ -70,7 +71,7 @@ impl S3 {
 
     /// Puts an object whose key no file can have (`a//b`, `../c`, `dir/`): it is served from `file`.
     pub fn odd(&self, bucket: &str, key: &str, file: &Path) {
-        let mut odd = self.store.odd.lock().expect("nobody panics with it");
+        let mut odd = self.store.odd.lock();
         odd.insert((bucket.to_owned(), key.to_owned()), file.to_owned());
     }
 }
@@ -82,12 +83,12 @@ pub struct Door(Arc<Store>);
 impl Door {
     /// Lets in who signs with `keys`, until `until` where that is told, beside all others.
     pub fn admit(&self, keys: Keys, until: Option<SystemTime>) {
-        self.0.admitted.lock().expect("nobody panics with it").push((keys, until));
+        self.0.admitted.lock().push((keys, until));
     }
 
     /// Lets nobody in any more.
     pub fn close(&self) {
-        self.0.admitted.lock().expect("nobody panics with it").clear();
+        self.0.admitted.lock().clear();
     }
 }
 
@@ -108,7 +109,7 @@ struct Store {
 impl Store {
     /// Whether a request is signed by somebody who is let in.
     fn verify(&self, request: &Parts) -> Result<(), Refusal> {
-        let admitted = self.admitted.lock().expect("nobody panics with it");
+        let admitted = self.admitted.lock();
         let mut refusal = Refusal(StatusCode::FORBIDDEN, "InvalidAccessKeyId");
         for (keys, until) in &*admitted {
             match sign::verify(keys, request) {
@@ -126,7 +127,7 @@ impl Store {
 
     /// The file of an object.
     fn path(&self, bucket: &str, key: &str) -> Result<PathBuf, Refusal> {
-        let odd = self.odd.lock().expect("nobody panics with it");
+        let odd = self.odd.lock();
         if let Some(file) = odd.get(&(bucket.to_owned(), key.to_owned())) {
             return Ok(file.clone());
         }

@@ -1,6 +1,6 @@
 //! AWS's token service (STS): gives keys for a while, to who shows the right token or signs with the right key.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::Router;
@@ -8,6 +8,7 @@ use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 
@@ -67,17 +68,17 @@ impl Sts {
 
     /// How long the keys are good that it gives from now on.
     pub fn lasts(&self, lifetime: Duration) {
-        *self.state.lifetime.lock().expect("nobody panics with it") = lifetime;
+        *self.state.lifetime.lock() = lifetime;
     }
 
     /// The web identity token that counts from now on.
     pub fn expects(&self, token: &str) {
-        *self.state.token.lock().expect("nobody panics with it") = token.to_owned();
+        *self.state.token.lock() = token.to_owned();
     }
 
     /// How many keys it has given.
     pub fn given(&self) -> u64 {
-        *self.state.given.lock().expect("nobody panics with it")
+        *self.state.given.lock()
     }
 }
 
@@ -108,7 +109,7 @@ impl Office {
                 verify_for("sts", &self.base, &head)?;
             }
             "AssumeRoleWithWebIdentity" => {
-                if field("WebIdentityToken").as_deref() != Some(&*self.token.lock().expect("no panic")) {
+                if field("WebIdentityToken").as_deref() != Some(&*self.token.lock()) {
                     return Err(bad("ExpiredTokenException"));
                 }
             }
@@ -120,11 +121,11 @@ impl Office {
     /// New keys, which the S3 server knows from now on.
     fn keys(&self, action: &str) -> String {
         let number = {
-            let mut given = self.given.lock().expect("nobody panics with it");
+            let mut given = self.given.lock();
             *given += 1;
             *given
         };
-        let lifetime = *self.lifetime.lock().expect("nobody panics with it");
+        let lifetime = *self.lifetime.lock();
         let until = SystemTime::now() + lifetime;
         let keys = Keys {
             access: format!("ASIATESTKIT{number}"),

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::Router;
@@ -11,6 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 
 use crate::fault::Faults;
@@ -50,12 +51,12 @@ impl Web {
     /// From now on only these values of `Authorization` are let in, each until its time.
     pub fn admit(&self, admitted: &[(&str, Option<SystemTime>)]) {
         let admitted = admitted.iter().map(|(value, until)| ((*value).to_owned(), *until)).collect();
-        self.guard.lock().expect("nobody panics with it").admitted = Some(admitted);
+        self.guard.lock().admitted = Some(admitted);
     }
 
     /// How many requests have told who asks.
     pub fn told(&self) -> u64 {
-        self.guard.lock().expect("nobody panics with it").told
+        self.guard.lock().told
     }
 
     /// The URL of the file at `path` below the root; `path` is encoded already.
@@ -75,7 +76,7 @@ impl Guard {
 
 async fn serve(State((root, guard)): State<(PathBuf, Arc<Mutex<Guard>>)>, request: Request) -> Response {
     let value = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    if !guard.lock().expect("nobody panics with it").admits(value) {
+    if !guard.lock().admits(value) {
         return (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")]).into_response();
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {

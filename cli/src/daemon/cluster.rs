@@ -17,8 +17,9 @@ use bdnfs::peer::link::Http;
 use bdnfs::peer::server::Server;
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
 use bdnfs::source::SecretStore;
+use bdnfs::task::blocking;
 use tokio::net::TcpListener;
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::JoinSet;
 
 use hosting::Hosting;
 
@@ -77,7 +78,7 @@ impl Joined {
     /// mirror names are looked for in `secrets`.
     pub async fn join(engine: &Engine, setup: Setup, cache: &Path, secrets: &[SecretStore]) -> Result<Self> {
         let identity = match setup.files.clone() {
-            Some(files) => Some(spawn_blocking(|| Identity::open(files)).await.map_err(lost)??),
+            Some(files) => Some(blocking(|| Identity::open(files)).await?),
             None => None,
         };
         let (id, tenants) = named(&setup, identity.as_deref())?;
@@ -214,8 +215,4 @@ fn disk(cache: &Path) -> Result<u64> {
     let disk = rustix::fs::statvfs(cache);
     let disk = disk.map_err(|e| Error::disk("cannot see how large the cache's disk is", e.into()))?;
     Ok(disk.f_blocks.saturating_mul(disk.f_frsize))
-}
-
-pub(super) fn lost(error: tokio::task::JoinError) -> Error {
-    Error::with(Kind::Unavailable, "joining the cluster failed", error)
 }

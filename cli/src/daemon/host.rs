@@ -4,13 +4,15 @@ mod making;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::source::SecretStore;
+use bdnfs::task;
 use bdnfs_fs::Served;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
 use super::Setup;
@@ -378,7 +380,7 @@ impl Host {
 
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         // Every change under the lock is whole, so a panic elsewhere leaves it usable.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 
@@ -395,6 +397,5 @@ impl Table {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
-    let failed = |e| Failure::new(Kind::Unavailable, format!("the daemon failed: {e}"));
-    tokio::task::spawn_blocking(work).await.map_err(failed)?
+    task::blocking(move || Ok(work())).await?
 }

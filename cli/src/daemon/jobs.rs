@@ -13,11 +13,12 @@ mod staging;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::error::Kind;
 use bdnfs::secrets;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::host::{Host, blocking};
 use crate::control::api::Failure;
@@ -91,7 +92,7 @@ impl Jobs {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // Every change under the lock is whole, so a panic elsewhere leaves it usable.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// The job that the mount at `place` was made for, and whether it is one of jobs at all.

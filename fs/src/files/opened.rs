@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::manifest::{Node, Slice};
 use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
@@ -19,9 +20,9 @@ use crate::device::{Backing, Device};
 use crate::held::Expire;
 use crate::ledger::{Entry, Item, Ledger};
 use crate::opens::{Mode, Opens};
+use crate::tree;
 use crate::wire::abi::OpenOut;
 use crate::wire::flags::{RESENT, open};
-use crate::{lock, tree};
 
 /// The files of a mount that has opens.
 #[derive(Debug)]
@@ -108,12 +109,12 @@ impl Opened {
 
     /// What reads for the handle `fh`.
     pub(crate) fn reader(&self, fh: u64) -> Option<Arc<Reader>> {
-        lock(&self.handles).get(&fh).map(|handle| handle.reader.clone())
+        self.handles.lock().get(&fh).map(|handle| handle.reader.clone())
     }
 
     /// The node that a lookup of file `index` is answered with.
     pub(crate) fn prefer(&self, index: u32) -> u64 {
-        lock(&self.opens).prefer(index)
+        self.opens.lock().prefer(index)
     }
 
     /// Whether whole files are read by the kernel itself.
@@ -124,7 +125,7 @@ impl Opened {
     /// Lets go what has been idle for long at `now`.
     pub(crate) fn expire(&self, now: Instant) {
         // Bound first and dropped at the end, so that files are closed without the lock.
-        let _old = lock(&self.opens).expire(now);
+        let _old = self.opens.lock().expire(now);
     }
 
     /// Takes over what `entries` tell of: what the process before this one had open.
@@ -148,8 +149,8 @@ impl Opened {
                 _ => Mode::Cached,
             };
             let watch = || self.watch(node, index, reader.clone());
-            lock(&self.opens).inherit(node, mode, watch);
-            lock(&self.handles).insert(number, OpenFile { reader, unique, item });
+            self.opens.lock().inherit(node, mode, watch);
+            self.handles.lock().insert(number, OpenFile { reader, unique, item });
         }
         // No handle is left that needs them.
         for (id, number) in registered {
@@ -202,30 +203,30 @@ impl Opened {
             return Ok(answer);
         }
         // On its own line: the lock must be gone before the second one.
-        let again = lock(&self.opens).reopen(node);
+        let again = self.opens.lock().reopen(node);
         if let Some(backed) = again {
             return self.handle(unique, node, backed.reader.clone(), Mode::Passthrough(backed));
         }
         let reader = Arc::new(self.snapshot.open(slice)?);
         let back = || self.back(node, &reader);
         let watch = || self.watch(node, index, reader.clone());
-        let mode = lock(&self.opens).open(node, back, watch);
+        let mode = self.opens.lock().open(node, back, watch);
         self.handle(unique, node, reader, mode)
     }
 
     /// The answer to the request `unique`, if it was made out before and did not get through.
     fn answered(&self, unique: u64) -> Option<OpenOut> {
-        let handles = lock(&self.handles);
+        let handles = self.handles.lock();
         let (fh, handle) = handles.iter().find(|(_, handle)| handle.unique == unique)?;
         Some(answer(*fh, handle.item))
     }
 
     /// Closes the handle `fh` of `node`.
     pub(crate) fn close(&self, node: u64, fh: u64) {
-        if lock(&self.handles).remove(&fh).is_some() {
+        if self.handles.lock().remove(&fh).is_some() {
             // First: as soon as the node is free it may be opened in another mode.
             self.ledger.strike(fh);
-            let _evicted = lock(&self.opens).close(node, Instant::now());
+            let _evicted = self.opens.lock().close(node, Instant::now());
         }
     }
 
@@ -243,11 +244,11 @@ impl Opened {
         };
         let unique = unique & !RESENT;
         let Some(fh) = self.ledger.enter(node, unique, item) else {
-            let _evicted = lock(&self.opens).close(node, Instant::now());
+            let _evicted = self.opens.lock().close(node, Instant::now());
             return Err(Error::new(Kind::Busy, "too many files of this mount are open"));
         };
         // With passthrough too: readahead(2) and fadvise(2) still ask the daemon.
-        lock(&self.handles).insert(fh, OpenFile { reader, unique, item });
+        self.handles.lock().insert(fh, OpenFile { reader, unique, item });
         Ok(answer(fh, item))
     }
 
@@ -291,7 +292,7 @@ impl Opened {
 
     /// The file `index` has become whole: its name leads to its other node from now on.
     async fn complete(&self, node: u64, index: u32) {
-        if !lock(&self.opens).complete(node) {
+        if !self.opens.lock().complete(node) {
             return;
         }
         let Ok(entry) = self.snapshot.manifest().entry(index) else { return };

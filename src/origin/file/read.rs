@@ -10,7 +10,9 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::{Root, blocking, failure, version};
+use crate::task::blocking;
+
+use super::{Root, failure, version};
 use crate::block::BLOCK;
 use crate::error::Result;
 use crate::origin::changed;

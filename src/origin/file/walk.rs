@@ -7,7 +7,9 @@ use rustix::fs::{AtFlags, Dir, FileType, OFlags, Stat};
 use rustix::io::Errno;
 use tokio::sync::mpsc::{Sender, channel};
 
-use super::{Root, blocking, failure, version};
+use crate::task::blocking;
+
+use super::{Root, failure, version};
 use crate::error::Result;
 use crate::manifest::{Found, Listing};
 use crate::origin::shown;

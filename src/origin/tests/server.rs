@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Body;
@@ -12,6 +12,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use percent_encoding::{percent_decode_str, utf8_percent_encode};
 
 use crate::client::UNRESERVED;
@@ -50,21 +51,21 @@ impl Server {
     /// Puts a file; `path` has no slash before it and is not encoded.
     pub fn put(&self, path: &str, content: impl Into<Bytes>) {
         let version = self.puts.fetch_add(1, Ordering::Relaxed);
-        self.files.lock().expect("files").insert(path.into(), (version, content.into()));
+        self.files.lock().insert(path.into(), (version, content.into()));
     }
 
     pub fn remove(&self, path: &str) {
-        self.files.lock().expect("files").remove(path);
+        self.files.lock().remove(path);
     }
 
     /// Has `rule` look at every request first.
     pub fn rule(&self, rule: impl Fn(&Request) -> Option<Response> + Send + 'static) {
-        *self.rule.lock().expect("rule") = Some(Box::new(rule));
+        *self.rule.lock() = Some(Box::new(rule));
     }
 
     fn file(&self, path: &str, head: bool, headers: &HeaderMap) -> Response {
         let asked = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
-        let Some((version, content)) = self.files.lock().expect("files").get(path).cloned() else {
+        let Some((version, content)) = self.files.lock().get(path).cloned() else {
             return (StatusCode::NOT_FOUND, "<Error><Code>NoSuchKey</Code></Error>").into_response();
         };
         let etag = format!("\"v{version}\"");
@@ -102,7 +103,7 @@ impl Server {
     /// A page of the keys that begin with `prefix` and come after `after`: with the number of their version and their
     /// size; and what the next page comes after.
     fn page(&self, bucket: &str, prefix: &str, after: &str) -> (Vec<(String, usize, usize)>, Option<String>) {
-        let files = self.files.lock().expect("files");
+        let files = self.files.lock();
         let all = files.iter().filter_map(|(path, (version, content))| {
             let key = path.strip_prefix(bucket)?.strip_prefix('/')?;
             (key.starts_with(prefix) && key > after).then(|| (key.to_owned(), *version, content.len()))
@@ -133,7 +134,7 @@ impl Server {
 
     /// An object of Google's; of a generation that is no more there is nothing.
     fn generation(&self, path: &str, generation: &str, headers: &HeaderMap) -> Response {
-        let version = self.files.lock().expect("files").get(path).map(|(version, _)| version.to_string());
+        let version = self.files.lock().get(path).map(|(version, _)| version.to_string());
         if version.as_deref() != Some(generation) {
             return StatusCode::NOT_FOUND.into_response();
         }
@@ -186,7 +187,7 @@ impl Server {
 
 async fn answer(State(server): State<Arc<Server>>, request: Request) -> Response {
     server.requests.fetch_add(1, Ordering::Relaxed);
-    if let Some(response) = server.rule.lock().expect("rule").as_ref().and_then(|rule| rule(&request)) {
+    if let Some(response) = server.rule.lock().as_ref().and_then(|rule| rule(&request)) {
         return response;
     }
     let path = percent_decode_str(&request.uri().path()[1..]).decode_utf8().expect("UTF-8").into_owned();

@@ -4,7 +4,6 @@
 //! who owns what, several take themselves for the owner of the same group, and each of them would read it from the mirror. It is
 //! over in seconds; so staging begins nothing meanwhile. Readers, and those who ask for readers, go on.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -30,7 +29,7 @@ impl Peers {
         while self.is_restless() && !self.is_tired() {
             if begin.elapsed() >= PATIENCE {
                 tracing::warn!("members come and go all the time: it is staged all the same");
-                *self.tired.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + REST);
+                *self.tired.lock() = Some(Instant::now() + REST);
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -45,7 +44,7 @@ impl Peers {
     }
 
     fn is_tired(&self) -> bool {
-        let until = *self.tired.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *self.tired.lock();
         until.is_some_and(|until| Instant::now() < until)
     }
 }

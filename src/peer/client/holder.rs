@@ -1,7 +1,7 @@
 //! Holders: what a node says that it has all of.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError};
 
 use super::Peers;
 use crate::digest::Digest;
@@ -30,7 +30,7 @@ impl Peers {
     }
 
     fn hold(&self, change: impl FnOnce(&mut Vec<u64>)) {
-        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holds = self.holds.lock();
         change(&mut holds);
         let newest = holds.iter().rev().take(HOLDS).copied();
         self.members.announce(newest.collect());

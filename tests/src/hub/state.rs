@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 /// Files from this size on are large: kept in the storage under their SHA-256 (Git LFS).
@@ -135,7 +135,7 @@ impl State {
 
     /// Looks at the contents, or changes them.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
-        change(&mut self.contents.lock().expect("nobody panics with it"))
+        change(&mut self.contents.lock())
     }
 
     /// Keeps a file's content.

@@ -5,11 +5,12 @@ use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
+use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::task::spawn_blocking;
 
@@ -35,7 +36,7 @@ struct Kept {
 
 impl Listings {
     fn keep(&self, items: Arc<[Item]>) -> u64 {
-        let mut kept = self.0.lock().expect("nobody panics with it");
+        let mut kept = self.0.lock();
         kept.last += 1;
         let number = kept.last;
         kept.listings.insert(number, items);
@@ -49,7 +50,7 @@ impl Listings {
     fn resume(&self, token: &str) -> Option<(u64, usize, Arc<[Item]>)> {
         let (number, at) = token.split_once('-')?;
         let (number, at) = (number.parse().ok()?, at.parse().ok()?);
-        let kept = self.0.lock().expect("nobody panics with it");
+        let kept = self.0.lock();
         Some((number, at, kept.listings.get(&number)?.clone()))
     }
 }
@@ -90,9 +91,7 @@ fn page(store: &Store, bucket: &str, query: &Query) -> Answer {
 fn items(store: &Store, bucket: &str, query: &Query) -> Result<Vec<Item>, Refusal> {
     let mut found = Vec::new();
     walk(&store.root.join(bucket), "", &mut found)?;
-    for ((_, key), file) in
-        store.odd.lock().expect("nobody panics with it").iter().filter(|((b, _), _)| b == bucket)
-    {
+    for ((_, key), file) in store.odd.lock().iter().filter(|((b, _), _)| b == bucket) {
         found.push(object(key.clone(), &fs::metadata(file)?)?);
     }
     found.sort();

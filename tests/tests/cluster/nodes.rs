@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use axum::http::Method;
@@ -30,6 +30,7 @@ use bdnfs_tests::s3::{Keys, S3};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -272,7 +273,7 @@ impl Node {
 
     /// Others can't reach it any more, and what they were being sent breaks off.
     pub fn cut_off(&self) {
-        if let Some(listening) = self.listening.lock().expect("no panic").take() {
+        if let Some(listening) = self.listening.lock().take() {
             listening.abort();
         }
     }

@@ -6,8 +6,8 @@ mod view;
 mod wire;
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bdnfs::blob::{Blob, Key};
@@ -17,6 +17,7 @@ use bdnfs::peer::{Member, PROTOCOL, token};
 use bdnfs_tests::tree::Dice;
 use bytes::Bytes;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::time::sleep;
 
 pub use node::Node;
@@ -70,10 +71,6 @@ enum Sign {
     Silence,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no panic")
-}
-
 impl Sim {
     pub fn new(seed: u64) -> Arc<Self> {
         Arc::new(Self {
@@ -90,28 +87,28 @@ impl Sim {
     }
 
     pub fn roll(&self, below: u64) -> u64 {
-        lock(&self.dice).below(below)
+        self.dice.lock().below(below)
     }
 
     /// How often the mirror was read for each of those that were published, in that order.
     pub fn tally(&self) -> Vec<Tally> {
-        lock(&self.tally).clone()
+        self.tally.lock().clone()
     }
 
     /// Notes that a block of `blob` was read of the mirror.
     fn read(&self, blob: &Blob) {
-        let number = lock(&self.published).iter().position(|known| known.key == blob.key).expect("published");
-        lock(&self.tally)[number].read += 1;
+        let number = self.published.lock().iter().position(|known| known.key == blob.key).expect("published");
+        self.tally.lock()[number].read += 1;
     }
 
     /// All that the mirror has.
     pub fn published(&self) -> Vec<Blob> {
-        lock(&self.published).clone()
+        self.published.lock().clone()
     }
 
     /// Whether the network is in two parts.
     pub fn is_cut(&self) -> bool {
-        !lock(&self.beyond).is_empty()
+        !self.beyond.lock().is_empty()
     }
 
     /// The most requests that any node had under way at once.
@@ -125,7 +122,7 @@ impl Sim {
     }
 
     pub fn nodes(&self) -> Vec<Arc<Node>> {
-        lock(&self.nodes).values().cloned().collect()
+        self.nodes.lock().values().cloned().collect()
     }
 
     /// A new node, which hears of the others, and they of it, by and by.
@@ -147,14 +144,14 @@ impl Sim {
         for other in self.nodes() {
             self.tell(&node, &other.id, NEWS, Sign::Life);
         }
-        lock(&self.nodes).insert(id.clone(), node.clone());
+        self.nodes.lock().insert(id.clone(), node.clone());
         self.spread(&id, NEWS, Sign::Life);
         node
     }
 
     /// A node ends without a word.
     pub fn kill(self: &Arc<Self>, node: &Node) {
-        lock(&self.nodes).remove(&node.id);
+        self.nodes.lock().remove(&node.id);
         node.end();
         self.spread(&node.id, DEATH, Sign::Silence);
     }
@@ -179,12 +176,12 @@ impl Sim {
 
     /// Cuts some nodes off from the others, for as long as `lasts`. Gossip is as slow to notice as for the dead.
     pub async fn partition(self: &Arc<Self>, nodes: &[Arc<Node>], lasts: Duration) {
-        lock(&self.beyond).extend(nodes.iter().map(|node| node.id.clone()));
+        self.beyond.lock().extend(nodes.iter().map(|node| node.id.clone()));
         let before = self.shelves();
         self.across(DEATH, Sign::Silence);
         sleep(lasts).await;
         self.charge(&before);
-        let beyond = std::mem::take(&mut *lock(&self.beyond));
+        let beyond = std::mem::take(&mut *self.beyond.lock());
         for id in &beyond {
             self.spread(id, NEWS, Sign::Life);
         }
@@ -195,8 +192,8 @@ impl Sim {
 
     /// Which blocks of each blob somebody has, on either side of the cut.
     fn shelves(&self) -> Vec<[Vec<bool>; 2]> {
-        let (nodes, beyond) = (self.nodes(), lock(&self.beyond));
-        let mut shelves = vec![[(); 2].map(|()| vec![false; ALL as usize]); lock(&self.published).len()];
+        let (nodes, beyond) = (self.nodes(), self.beyond.lock());
+        let mut shelves = vec![[(); 2].map(|()| vec![false; ALL as usize]); self.published.lock().len()];
         for node in nodes {
             let side = usize::from(beyond.contains(&node.id));
             for (blob, shelves) in self.published().iter().zip(&mut shelves) {
@@ -213,7 +210,7 @@ impl Sim {
                 let had = |side: usize| before.get(number).is_some_and(|shelves| shelves[side][index]);
                 let came = (0..2).filter(|side| now[*side][index] && !had(*side)).count() as u64;
                 let first = !had(0) && !had(1);
-                lock(&self.tally)[number].due += came - u64::from(first && came > 0);
+                self.tally.lock()[number].due += came - u64::from(first && came > 0);
             }
         }
     }
@@ -241,7 +238,7 @@ impl Sim {
         let after = least + self.roll(most - least);
         tokio::spawn(async move {
             sleep(Duration::from_millis(after)).await;
-            let there = lock(&sim.nodes).get(&other).cloned().filter(|_| sim.reachable(&node.id, &other));
+            let there = sim.nodes.lock().get(&other).cloned().filter(|_| sim.reachable(&node.id, &other));
             match (sign, there.and_then(|there| there.view.of(&other))) {
                 (Sign::Life, Some(member)) => node.view.learn((*member).clone()),
                 (Sign::Silence, None) => node.view.forget(&other),
@@ -251,22 +248,22 @@ impl Sim {
     }
 
     fn reachable(&self, from: &str, to: &str) -> bool {
-        let beyond = lock(&self.beyond);
+        let beyond = self.beyond.lock();
         beyond.contains(from) == beyond.contains(to)
     }
 
     /// A new blob that the mirror has.
     pub fn publish(&self) -> Blob {
-        let mut all = lock(&self.published);
+        let mut all = self.published.lock();
         let blob = node::named(Digest::of(&all.len().to_le_bytes()));
         all.push(blob.clone());
-        lock(&self.tally).push(Tally { read: 0, due: ALL });
+        self.tally.lock().push(Tally { read: 0, due: ALL });
         blob
     }
 
     /// The blob with this digest.
     fn find(&self, digest: Digest) -> Option<Blob> {
-        lock(&self.published).iter().find(|blob| blob.key == Key::Content(digest)).cloned()
+        self.published.lock().iter().find(|blob| blob.key == Key::Content(digest)).cloned()
     }
 
     /// Has every node stage `blob` at once.

@@ -12,9 +12,8 @@ use bdnfs::peer::identity::Identity;
 use bdnfs::peer::server::Server;
 use bdnfs::peer::token;
 use bdnfs::source::SecretStore;
-use tokio::task::spawn_blocking;
+use bdnfs::task::blocking;
 
-use super::lost;
 use crate::control::api::MirrorRequest;
 use crate::mirror::place;
 
@@ -45,10 +44,9 @@ impl Hosting {
     pub async fn take_in(&mut self, tenant: String) -> Result<()> {
         let at = MirrorRequest { tenant: tenant.clone(), ..self.mirror.clone() };
         let (engine, scratch) = (self.engine.clone(), self.cache.clone());
-        let made = spawn_blocking(move || {
-            Ok(Arc::new(Lender::new(engine.of(&at.tenant)?, place::open(&at, scratch)?)))
-        });
-        self.server.host(&tenant, Arc::new(made.await.map_err(lost)??));
+        let made =
+            blocking(move || Ok(Arc::new(Lender::new(engine.of(&at.tenant)?, place::open(&at, scratch)?))));
+        self.server.host(&tenant, Arc::new(made.await?));
         self.tenants.insert(tenant);
         Ok(())
     }

@@ -4,12 +4,13 @@ use std::fs::{self, DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bdnfs::error::Error;
 use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, watch};
 
@@ -282,7 +283,7 @@ impl Known {
     }
 
     fn room(&self) -> MutexGuard<'_, Option<Admitted>> {
-        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+        self.room.lock()
     }
 
     /// Removes what it has on the disk, but nothing that is mounted there.
@@ -301,7 +302,7 @@ impl Known {
 
     fn job(&self) -> MutexGuard<'_, Job> {
         // Every change under the lock is whole, so a panic elsewhere leaves it usable.
-        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+        self.job.lock()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
@@ -10,6 +10,8 @@ use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::origin;
 use bdnfs::publish::{self, Config, publish};
 use bdnfs::source::{Patterns, Uri};
+use bdnfs::task::blocking;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex as Turn, Semaphore, oneshot};
 
@@ -40,7 +42,7 @@ impl Default for Mirrors {
 impl Mirrors {
     /// The turn of those who copy what has this key: who comes second finds it copied.
     fn turn(&self, key: String) -> Arc<Turn<()>> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self.turns.lock();
         turns.retain(|_, turn| turn.strong_count() > 0);
         if let Some(turn) = turns.get(&key).and_then(Weak::upgrade) {
             return turn;
@@ -101,7 +103,7 @@ async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequ
     let (stay, gone) = oneshot::channel::<()>();
     let (mirror, uri, request, runtime) = (mirror.clone(), uri.clone(), request.clone(), Handle::current());
     // On a thread of its own: the compiler can't see that it may move between threads.
-    let added = tokio::task::spawn_blocking(move || {
+    let added = blocking(move || {
         runtime.block_on(async {
             tokio::select! {
                 added = copy(&mirror, &uri, patterns, &request) => added,
@@ -111,7 +113,7 @@ async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequ
     });
     let added = added.await;
     drop(stay);
-    added.unwrap_or_else(|e| Err(Error::with(Kind::Interrupted, "the copying was lost", e)))
+    added
 }
 
 async fn copy(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequest) -> Result<String> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bdnfs::blob::{Blob, Key, Stored};
@@ -18,11 +18,12 @@ use bdnfs::peer::wire::{Ask, Role};
 use bdnfs::tier::{Body, Tier, Urgency};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 use super::view::View;
 use super::wire::{Store, Wire};
-use super::{ALL, STREAMS, Sim, TENANT, lock};
+use super::{ALL, STREAMS, Sim, TENANT};
 
 /// How long a node waits after it has begun.
 const SETTLED: Duration = Duration::from_secs(4);
@@ -100,17 +101,17 @@ impl Node {
 
     /// Ends: what it did for others ends with it.
     pub fn end(&self) {
-        *lock(&self.alive) = false;
-        lock(&self.blobs).clear();
+        *self.alive.lock() = false;
+        self.blobs.lock().clear();
     }
 
     pub fn is_alive(&self) -> bool {
-        *lock(&self.alive)
+        *self.alive.lock()
     }
 
     fn held(self: &Arc<Self>, blob: &Blob) -> Arc<Held> {
         let Key::Content(digest) = blob.key else { panic!("by content") };
-        let mut blobs = lock(&self.blobs);
+        let mut blobs = self.blobs.lock();
         let held = blobs.entry(digest).or_insert_with(|| {
             // Each blob is a snapshot of its own.
             let mut tiers: Vec<Arc<dyn Tier>> = self.peers().seats(TENANT, digest).into();
@@ -138,7 +139,7 @@ impl Node {
         let held = self.held(blob);
         let flights = stream::iter(held.ladder.turns(blob, 0)).for_each_concurrent(STREAMS, |run| {
             let held = held.clone();
-            let absent = move |held: &Held| run.clone().find(|i| !lock(&held.present)[*i as usize]);
+            let absent = move |held: &Held| run.clone().find(|i| !held.present.lock()[*i as usize]);
             async move {
                 while let Some(index) = absent(&held).filter(|_| self.is_alive()) {
                     held.ladder.calm(&held.blob).await;
@@ -150,28 +151,28 @@ impl Node {
         });
         flights.await;
         if self.is_alive() {
-            assert!(lock(&held.present).iter().all(|present| *present));
+            assert!(held.present.lock().iter().all(|present| *present));
             if let Some(sim) = self.sim.upgrade() {
                 sim.slowest.fetch_max(begin.elapsed().as_secs(), Relaxed);
             }
             let Key::Content(digest) = blob.key else { panic!("by content") };
             let holder = self.peers().holder(TENANT, &digest);
             holder.announce();
-            lock(&self.holders).push(holder);
+            self.holders.lock().push(holder);
         }
     }
 
     /// Which blocks of `blob` it has.
     pub fn shelf(&self, blob: &Blob) -> Vec<bool> {
         let Key::Content(digest) = blob.key else { panic!("by content") };
-        let held = lock(&self.blobs).get(&digest).cloned();
-        held.map_or_else(Vec::new, |held| lock(&held.present).clone())
+        let held = self.blobs.lock().get(&digest).cloned();
+        held.map_or_else(Vec::new, |held| held.present.lock().clone())
     }
 
     /// Whether it neither makes a request nor waits for one.
     pub fn is_at_rest(&self) -> bool {
         let idle = |held: &Arc<Held>| held.waiting.all().is_empty() && held.direct.all().is_empty();
-        lock(&self.blobs).values().all(idle) && self.peers().under_way() == 0 && self.server.busy() == 0
+        self.blobs.lock().values().all(idle) && self.peers().under_way() == 0 && self.server.busy() == 0
     }
 
     /// How much it has in memory that is bounded by what it does itself, and by the cluster's size.
@@ -180,7 +181,7 @@ impl Node {
         Load {
             asking: self.peers().under_way(),
             answering: self.server.busy(),
-            flights: lock(&self.blobs).values().map(flights).sum(),
+            flights: self.blobs.lock().values().map(flights).sum(),
             remembered: self.peers().remembered(),
         }
     }
@@ -195,7 +196,7 @@ impl Held {
             return Some(flight);
         }
         let flights = if reach == Reach::All { &self.waiting } else { &self.direct };
-        match flights.join(index, most, |i| i < ALL && !lock(&self.present)[i as usize]) {
+        match flights.join(index, most, |i| i < ALL && !self.present.lock()[i as usize]) {
             Boarding::Present => None,
             Boarding::Joined(flight) => Some(flight),
             Boarding::New(flight) => {
@@ -207,7 +208,7 @@ impl Held {
 
     async fn fly(self: Arc<Self>, node: Weak<Node>, reach: Reach, flight: Arc<Flight>) {
         let accept = |arrival: Arrival| {
-            lock(&self.present)[arrival.index as usize] = true;
+            self.present.lock()[arrival.index as usize] = true;
             if let Some(node) = node.upgrade() {
                 node.moved.fetch_add(1, Relaxed);
             }
@@ -241,8 +242,8 @@ impl Shelf for Rack {
                 return Ok(None);
             };
             let blocks = ask.range.start / BLOCK..ask.range.end / BLOCK;
-            let known = lock(&node.blobs).get(&ask.blob).cloned();
-            let has = |held: &Arc<Held>, index: u64| lock(&held.present)[index as usize];
+            let known = node.blobs.lock().get(&ask.blob).cloned();
+            let has = |held: &Arc<Held>, index: u64| held.present.lock()[index as usize];
             let brings = |held: &Arc<Held>, index| has(held, index) || held.direct.find(index).is_some();
             let gives = |held: &Arc<Held>| match ask.role {
                 Role::Owner => true,
@@ -278,5 +279,5 @@ impl Shelf for Rack {
 }
 
 fn board_direct(held: &Arc<Held>, node: &Arc<Node>, index: u64) -> Option<Arc<Flight>> {
-    if lock(&held.present)[index as usize] { None } else { held.board(node, Some(Reach::Direct), index) }
+    if held.present.lock()[index as usize] { None } else { held.board(node, Some(Reach::Direct), index) }
 }

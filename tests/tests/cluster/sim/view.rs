@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use bdnfs::peer::Member;
 use bdnfs::peer::members::{Members, Roll};
 
-use super::{NEWS, Sign, Sim, lock};
+use super::{NEWS, Sign, Sim};
 
 /// What a node knows of the others.
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl Members for View {
         let Some((sim, me)) = self.told.get() else { return };
         let Some(sim) = sim.upgrade() else { return };
         // The dead say nothing, not even that they let go of what they had.
-        if !lock(&sim.nodes).contains_key(me) {
+        if !sim.nodes.lock().contains_key(me) {
             return;
         }
         if let Some(own) = self.of(me).filter(|own| !own.draining) {

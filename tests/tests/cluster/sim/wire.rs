@@ -17,7 +17,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use tokio::time::sleep;
 
-use super::{Sim, lock};
+use super::Sim;
 
 /// How fast things are: a mirror that takes its time, a network of 10 Gbit/s.
 const MIRROR: Duration = Duration::from_millis(40);
@@ -41,8 +41,8 @@ impl Link for Wire {
             if !sim.reachable(&self.me, &peer.id) {
                 std::future::pending::<()>().await;
             }
-            let node = lock(&sim.nodes).get(&peer.id).cloned().ok_or_else(gone)?;
-            if let Some(me) = lock(&sim.nodes).get(&self.me) {
+            let node = sim.nodes.lock().get(&peer.id).cloned().ok_or_else(gone)?;
+            if let Some(me) = sim.nodes.lock().get(&self.me) {
                 sim.beset.fetch_max(me.peers().under_way() as u64, Relaxed);
             }
             let frames = match node.server.answer(&Caller::ANYBODY, ask.clone()).await {
