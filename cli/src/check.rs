@@ -99,10 +99,10 @@ fn check(
 ) -> Report {
     let document = match config::parse(format, text) {
         Ok(document) => document,
-        Err(broken) => {
+        Err(error) => {
             let place = Place::default();
-            let finding = Finding { place, verdict: Verdict::Reject, text: broken.what };
-            return Report { findings: vec![Said { line: broken.line, finding }], ..Report::default() };
+            let finding = Finding { place, verdict: Verdict::Reject, text: error.message };
+            return Report { findings: vec![Said { line: error.line, finding }], ..Report::default() };
         }
     };
     let (accepted, mut found) = weights::read(&document.value, rules);

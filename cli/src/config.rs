@@ -1,4 +1,4 @@
-//! A configuration file, with the lines that its parts stand on.
+//! Configuration files: YAML, JSON or TOML, parsed into one tree that knows the line of each value.
 
 mod json;
 mod toml;
@@ -14,35 +14,37 @@ use bdnfs::source::{Findings, Place};
 use serde_json::Value;
 
 /// The largest configuration that is read, in bytes. People write thousands; what is larger is something else.
-const LARGEST: u64 = 4 << 20;
-/// How deep lists and mappings may lie in each other. The model of Truss goes six deep.
-const DEEPEST: usize = 64;
-/// How many values a document may have once what it repeats by reference is written out.
-const MOST: usize = 1 << 18;
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
+/// How deep lists and mappings may be nested. The model of Truss goes six deep.
+const MAX_DEPTH: usize = 64;
+/// How many values a document may have, those that aliases repeat counted each time.
+const MAX_VALUES: usize = 1 << 18;
+/// The warning about a key that one mapping has twice, as Truss warns.
+const DUPLICATE_KEY: &str = "duplicate key; the last one counts";
 
-/// What a configuration is written in.
+/// The language of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// A `config.yaml` of Truss.
+    /// YAML: a `config.yaml` of Truss.
     Yaml,
-    /// A training job of Truss, dumped.
+    /// JSON: a training job of Truss, dumped.
     Json,
-    /// Our own.
+    /// TOML: a configuration of bdnfs itself.
     Toml,
 }
 
 /// A parsed configuration.
 #[derive(Debug, Default)]
 pub struct Document {
-    /// What it says.
+    /// The root value.
     pub value: Value,
-    /// What the parser has to say of it.
+    /// The parser's warnings.
     pub findings: Findings,
     lines: BTreeMap<Place, usize>,
 }
 
 impl Document {
-    /// The line of what stands at `place`, from 1; where nothing does, that of what should have held it.
+    /// The line of the value at `place`, from 1; where there is none, that of its nearest ancestor.
     pub fn line(&self, place: &Place) -> usize {
         let mut place = Some(place.clone());
         while let Some(at) = place {
@@ -54,37 +56,47 @@ impl Document {
         1
     }
 
-    /// Remembers the line of a place, unless there are too many of them.
-    fn note(&mut self, place: &Place, line: usize) -> Result<(), Broken> {
+    /// Records the line of a value.
+    ///
+    /// # Errors
+    /// For more than [`MAX_VALUES`].
+    fn record_line(&mut self, place: &Place, line: usize) -> Result<(), ParseError> {
         self.lines.insert(place.clone(), line);
-        if self.lines.len() > MOST {
-            return Err(Broken { line, what: format!("has more than {MOST} values") });
+        if self.lines.len() > MAX_VALUES {
+            return Err(ParseError::new(line, format!("more than {MAX_VALUES} values")));
         }
         Ok(())
     }
 }
 
-/// Why a text is no document, and on which line.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Broken {
+/// A syntax error in a configuration.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct ParseError {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong with it.
-    pub what: String,
+    /// What is wrong there.
+    pub message: String,
 }
 
-/// Reads a file, or standard input for `-`, as what its name says it is.
+impl ParseError {
+    fn new(line: usize, message: impl Into<String>) -> Self {
+        Self { line, message: message.into() }
+    }
+}
+
+/// Reads a file, or standard input for `-`, and tells its format by its name or content.
 pub fn read(path: &Path) -> Result<(Format, String)> {
     let mut text = String::new();
     let size = if path == Path::new("-") {
-        std::io::stdin().take(LARGEST + 1).read_to_string(&mut text)
+        std::io::stdin().take(MAX_CONFIG_BYTES + 1).read_to_string(&mut text)
     } else {
-        File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_string(&mut text))
+        File::open(path).and_then(|file| file.take(MAX_CONFIG_BYTES + 1).read_to_string(&mut text))
     };
-    if size.with_context(|| path.display().to_string())? as u64 > LARGEST {
-        bail!("{}: larger than {LARGEST} bytes, so it is no configuration", path.display());
+    if size.with_context(|| format!("cannot read {}", path.display()))? as u64 > MAX_CONFIG_BYTES {
+        bail!("{}: file too large for a configuration: more than {MAX_CONFIG_BYTES} bytes", path.display());
     }
-    // Some editors mark UTF-8 so, and not every parser passes over it.
+    // Some editors begin UTF-8 with a byte order mark, which not every parser skips.
     let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
     let format = match path.extension().and_then(|e| e.to_str()) {
         Some("json") => Format::Json,
@@ -97,8 +109,8 @@ pub fn read(path: &Path) -> Result<(Format, String)> {
     Ok((format, text))
 }
 
-/// Parses a text.
-pub fn parse(format: Format, text: &str) -> Result<Document, Broken> {
+/// Parses a configuration.
+pub fn parse(format: Format, text: &str) -> Result<Document, ParseError> {
     match format {
         Format::Yaml => yaml::parse(text),
         Format::Json => json::parse(text),
@@ -106,20 +118,21 @@ pub fn parse(format: Format, text: &str) -> Result<Document, Broken> {
     }
 }
 
-/// The line of the byte at `offset`, from 1. Knows where lines begin, so that asking for many of them is cheap.
-struct Lines(Vec<usize>);
+/// The line breaks of a text, by which an offset's line is found in logarithmic time.
+struct LineIndex(Vec<usize>);
 
-impl Lines {
-    fn of(text: &str) -> Self {
+impl LineIndex {
+    fn new(text: &str) -> Self {
         Self(text.match_indices('\n').map(|(at, _)| at).collect())
     }
 
+    /// The line of the byte at `offset`, from 1.
     fn line(&self, offset: usize) -> usize {
         1 + self.0.partition_point(|end| *end < offset)
     }
 }
 
-/// A number. Where it is none of JSON's its value is lost; weights have none, so only that it is one matters.
+/// A number as JSON has it; 0 for one that JSON has not: weights have no numbers, so only the type matters.
 fn number(text: &str) -> Value {
     let whole = text.parse::<i64>().map(Value::from);
     whole
@@ -129,8 +142,8 @@ fn number(text: &str) -> Value {
         .unwrap_or_else(|| 0.into())
 }
 
-fn too_deep(line: usize) -> Broken {
-    Broken { line, what: format!("has lists or mappings more than {DEEPEST} deep in each other") }
+fn too_deep(line: usize) -> ParseError {
+    ParseError::new(line, format!("lists or mappings nested more than {MAX_DEPTH} deep"))
 }
 
 #[cfg(test)]

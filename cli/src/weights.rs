@@ -60,7 +60,7 @@ impl Configuration {
         let (format, text) = config::read(file)?;
         match config::parse(format, &text) {
             Ok(document) => Ok(Self { name, format, document }),
-            Err(broken) => bail!("{name}:{}: {}", broken.line, broken.what),
+            Err(error) => bail!("{name}:{}: {}", error.line, error.message),
         }
     }
 

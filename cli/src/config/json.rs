@@ -1,4 +1,4 @@
-//! JSON, as Truss dumps training jobs. Each value is taken as the piece of text that it is, which tells its line.
+//! JSON, as Truss dumps training jobs. Each value is taken as the slice of text that it is, which tells its line.
 
 use std::fmt;
 
@@ -7,53 +7,49 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::{Broken, Document, Lines, too_deep};
+use super::{DUPLICATE_KEY, Document, LineIndex, ParseError, too_deep};
 
-pub(super) fn parse(text: &str) -> Result<Document, Broken> {
-    let mut reader = Reader { text, lines: Lines::of(text), document: Document::default() };
-    let whole = serde_json::from_str::<&RawValue>(text).map_err(|e| Broken {
-        line: e.line().max(1),
-        what: format!("is no JSON at column {}", e.column()),
-    })?;
-    let value = reader.read(whole, &Place::default(), super::DEEPEST)?;
+pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
+    let mut reader = Reader { text, lines: LineIndex::new(text), document: Document::default() };
+    let whole = serde_json::from_str::<&RawValue>(text)
+        .map_err(|e| ParseError::new(e.line().max(1), format!("invalid JSON at column {}", e.column())))?;
+    let value = reader.read(whole, &Place::default(), super::MAX_DEPTH)?;
     Ok(Document { value, ..reader.document })
 }
 
 struct Reader<'a> {
     text: &'a str,
-    lines: Lines,
+    lines: LineIndex,
     document: Document,
 }
 
 impl<'a> Reader<'a> {
-    fn read(&mut self, raw: &'a RawValue, place: &Place, depth: usize) -> Result<Value, Broken> {
+    fn read(&mut self, raw: &'a RawValue, place: &Place, depth: usize) -> Result<Value, ParseError> {
         // A raw value is a piece of the text that is being read.
         let line = self.lines.line(raw.get().as_ptr() as usize - self.text.as_ptr() as usize);
-        let broken = |e: serde_json::Error| Broken {
-            line: line + e.line().saturating_sub(1),
-            what: "is no JSON".into(),
-        };
+        let invalid =
+            |e: serde_json::Error| ParseError::new(line + e.line().saturating_sub(1), "invalid JSON");
         let depth = depth.checked_sub(1).ok_or_else(|| too_deep(line))?;
-        self.document.note(place, line)?;
+        self.document.record_line(place, line)?;
         match raw.get().as_bytes().first() {
             Some(b'{') => {
-                let Pairs(pairs) = serde_json::from_str(raw.get()).map_err(broken)?;
+                let Pairs(pairs) = serde_json::from_str(raw.get()).map_err(invalid)?;
                 let mut map = Map::new();
                 for (key, value) in pairs {
                     let place = place.key(&key);
                     if map.contains_key(&key) {
-                        self.document.findings.warn(&place, "is there twice; the last one counts");
+                        self.document.findings.warn(&place, DUPLICATE_KEY);
                     }
                     map.insert(key, self.read(value, &place, depth)?);
                 }
                 Ok(Value::Object(map))
             }
             Some(b'[') => {
-                let items: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(broken)?;
+                let items: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(invalid)?;
                 let each = |(i, item)| self.read(item, &place.index(i), depth);
                 Ok(Value::Array(items.into_iter().enumerate().map(each).collect::<Result<_, _>>()?))
             }
-            _ => serde_json::from_str(raw.get()).map_err(broken),
+            _ => serde_json::from_str(raw.get()).map_err(invalid),
         }
     }
 }

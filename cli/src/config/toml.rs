@@ -1,34 +1,34 @@
-//! TOML, our own configuration.
+//! TOML, the language of configurations of bdnfs itself.
 
 use bdnfs::source::Place;
 use serde_json::{Map, Value};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{Broken, Document, Lines, number, too_deep};
+use super::{Document, LineIndex, ParseError, number, too_deep};
 
-pub(super) fn parse(text: &str) -> Result<Document, Broken> {
-    let lines = Lines::of(text);
+pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
+    let lines = LineIndex::new(text);
     let table = DeTable::parse(text).map_err(|e| {
         let line = e.span().map_or(1, |span| lines.line(span.start));
-        Broken { line, what: format!("is no TOML: {}", e.message()) }
+        ParseError::new(line, format!("invalid TOML: {}", e.message()))
     })?;
     let mut document = Document::default();
-    document.value = tree(table.get_ref(), &Place::default(), &lines, &mut document, super::DEEPEST)?;
+    document.value = tree(table.get_ref(), &Place::default(), &lines, &mut document, super::MAX_DEPTH)?;
     Ok(document)
 }
 
 fn tree(
     table: &DeTable<'_>,
     place: &Place,
-    lines: &Lines,
+    lines: &LineIndex,
     document: &mut Document,
     depth: usize,
-) -> Result<Value, Broken> {
+) -> Result<Value, ParseError> {
     let mut map = Map::new();
     for (key, value) in table {
         let place = place.key(key.get_ref());
-        document.note(&place, lines.line(key.span().start))?;
+        document.record_line(&place, lines.line(key.span().start))?;
         map.insert(key.get_ref().to_string(), value_of(value, &place, lines, document, depth)?);
     }
     Ok(Value::Object(map))
@@ -37,10 +37,10 @@ fn tree(
 fn value_of(
     value: &Spanned<DeValue<'_>>,
     place: &Place,
-    lines: &Lines,
+    lines: &LineIndex,
     document: &mut Document,
     depth: usize,
-) -> Result<Value, Broken> {
+) -> Result<Value, ParseError> {
     let line = lines.line(value.span().start);
     let depth = depth.checked_sub(1).ok_or_else(|| too_deep(line))?;
     Ok(match value.get_ref() {
@@ -54,7 +54,7 @@ fn value_of(
             let mut list = Vec::new();
             for (i, item) in items.iter().enumerate() {
                 let place = place.index(i);
-                document.note(&place, lines.line(item.span().start))?;
+                document.record_line(&place, lines.line(item.span().start))?;
                 list.push(value_of(item, &place, lines, document, depth)?);
             }
             Value::Array(list)

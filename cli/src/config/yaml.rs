@@ -1,24 +1,26 @@
-//! YAML, as Truss reads it: PyYAML's, so version 1.1, where `on` is no text and `<<` merges. The parser here is one of version
-//! 1.2: [`margin`] gives it what only that forbids, and [`older`] finds what only 1.1 does.
+//! YAML, in the subset that Truss configurations use. Truss reads YAML 1.1 (PyYAML) and the parser here is one of YAML 1.2:
+//! a scalar that the two read differently is refused.
 
-mod margin;
-mod older;
 mod scalar;
 
 use std::collections::HashMap;
 
 use bdnfs::source::Place;
-use saphyr_parser::{Event, Parser, ScanError, Span, StrInput};
+use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, StrInput, Tag};
 use serde_json::{Map, Value};
 
-use super::{Broken, Document, MOST, too_deep};
+use super::{DUPLICATE_KEY, Document, MAX_VALUES, ParseError, too_deep};
 
-/// The key that merges other mappings into its own.
-const MERGE: &str = "<<";
+/// The key whose mappings are merged into its own.
+const MERGE_KEY: &str = "<<";
 
-pub(super) fn parse(text: &str) -> Result<Document, Broken> {
-    let text = &*margin::widened(text)?;
-    older::judge(text)?;
+pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
+    // The parser takes a NUL for the end of the text, and other line breaks than editors do.
+    let control = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r');
+    if let Some((at, c)) = text.char_indices().find(|(_, c)| control(*c)) {
+        let line = 1 + text[..at].matches('\n').count();
+        return Err(ParseError::new(line, format!("control character U+{:04X}; delete it", u32::from(c))));
+    }
     let mut reader = Reader {
         events: Parser::new_from_str(text),
         anchors: HashMap::new(),
@@ -30,11 +32,11 @@ pub(super) fn parse(text: &str) -> Result<Document, Broken> {
     while let Some((event, line)) = reader.next()? {
         match event {
             Event::DocumentStart(_) if documents > 0 => {
-                return Err(Broken { line, what: "begins a second document; only one is read".into() });
+                return Err(ParseError::new(line, "a second document; only one is allowed"));
             }
             Event::DocumentStart(_) => documents += 1,
             Event::StreamStart | Event::StreamEnd | Event::DocumentEnd | Event::Nothing => {}
-            event => value = reader.node(event, line, &Place::default(), super::DEEPEST)?,
+            event => value = reader.node(event, line, &Place::default(), super::MAX_DEPTH)?,
         }
     }
     if value.is_null() {
@@ -45,57 +47,76 @@ pub(super) fn parse(text: &str) -> Result<Document, Broken> {
 
 struct Reader<'a> {
     events: Parser<'a, StrInput<'a>>,
-    /// What can be repeated, by the parser's numbers.
+    /// What aliases repeat, by the parser's numbers.
     anchors: HashMap<usize, Value>,
-    /// How many values were repeated: a few lines could ask for billions.
+    /// How many values aliases repeated: a few lines could ask for billions.
     repeated: usize,
     document: Document,
 }
 
 impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<Option<(Event<'a>, usize)>, Broken> {
+    fn next(&mut self) -> Result<Option<(Event<'a>, usize)>, ParseError> {
         match self.events.next() {
-            Some(Ok((event, span))) => Ok(Some((event, line(&span)))),
-            Some(Err(error)) => Err(broken(&error)),
+            Some(Ok((event, span))) => Ok(Some((event, span.start.line().max(1)))),
+            Some(Err(error)) => Err(invalid(&error)),
             None => Ok(None),
         }
     }
 
-    /// The next event of what is not finished yet.
-    fn inner(&mut self, from: usize) -> Result<(Event<'a>, usize), Broken> {
-        self.next()?.ok_or_else(|| Broken { line: from, what: "does not end".into() })
+    /// The next event of a list or mapping that began on the line `start`.
+    fn inner(&mut self, start: usize) -> Result<(Event<'a>, usize), ParseError> {
+        self.next()?.ok_or_else(|| ParseError::new(start, "a list or mapping without an end"))
     }
 
-    fn node(&mut self, event: Event<'a>, line: usize, place: &Place, depth: usize) -> Result<Value, Broken> {
-        self.document.note(place, line)?;
+    fn node(
+        &mut self,
+        event: Event<'a>,
+        line: usize,
+        place: &Place,
+        depth: usize,
+    ) -> Result<Value, ParseError> {
+        self.document.record_line(place, line)?;
         let depth = depth.checked_sub(1).ok_or_else(|| too_deep(line))?;
         let (anchor, value) = match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let value = scalar::value(&text, style, tag.as_deref());
-                (anchor, value.map_err(|what| Broken { line, what })?)
+                return self.scalar(&text, style, anchor, tag.as_deref(), line);
             }
-            Event::SequenceStart(anchor, tag) => {
-                scalar::collection(tag.as_deref(), "seq").map_err(|what| Broken { line, what })?;
-                (anchor, self.list(line, place, depth)?)
+            Event::SequenceStart(_, Some(tag)) | Event::MappingStart(_, Some(tag)) => {
+                return Err(ParseError::new(line, scalar::unsupported(&tag)));
             }
-            Event::MappingStart(anchor, tag) => {
-                scalar::collection(tag.as_deref(), "map").map_err(|what| Broken { line, what })?;
-                (anchor, self.mapping(line, place, depth)?)
-            }
-            Event::Alias(anchor) => (0, self.repeat(anchor, line)?),
-            _ => return Err(Broken { line, what: "is not where a value can be".into() }),
+            Event::SequenceStart(anchor, None) => (anchor, self.list(line, place, depth)?),
+            Event::MappingStart(anchor, None) => (anchor, self.mapping(line, place, depth)?),
+            Event::Alias(anchor) => (0, self.alias(anchor, line)?),
+            _ => return Err(ParseError::new(line, "a value was expected")),
         };
+        self.record_anchor(anchor, &value);
+        Ok(value)
+    }
+
+    fn scalar(
+        &mut self,
+        text: &str,
+        style: ScalarStyle,
+        anchor: usize,
+        tag: Option<&Tag>,
+        line: usize,
+    ) -> Result<Value, ParseError> {
+        let value = scalar::value(text, style, tag).map_err(|message| ParseError::new(line, message))?;
+        self.record_anchor(anchor, &value);
+        Ok(value)
+    }
+
+    fn record_anchor(&mut self, anchor: usize, value: &Value) {
         // The parser counts anchors from 1.
         if anchor > 0 {
             self.anchors.insert(anchor, value.clone());
         }
-        Ok(value)
     }
 
-    fn list(&mut self, from: usize, place: &Place, depth: usize) -> Result<Value, Broken> {
+    fn list(&mut self, start: usize, place: &Place, depth: usize) -> Result<Value, ParseError> {
         let mut items = Vec::new();
         loop {
-            match self.inner(from)? {
+            match self.inner(start)? {
                 (Event::SequenceEnd, _) => return Ok(Value::Array(items)),
                 (event, line) => {
                     let place = place.index(items.len());
@@ -105,87 +126,84 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn mapping(&mut self, from: usize, place: &Place, depth: usize) -> Result<Value, Broken> {
+    fn mapping(&mut self, start: usize, place: &Place, depth: usize) -> Result<Value, ParseError> {
         let mut map = Map::new();
         let mut merged = Vec::new();
         loop {
-            let (event, line) = self.inner(from)?;
+            let (event, line) = self.inner(start)?;
             if event == Event::MappingEnd {
                 break;
             }
-            let (key, merges) = self.key(event, line)?;
-            let place = place.key(&key);
-            let (event, at) = self.inner(line)?;
-            let value = self.node(event, at, &place, depth)?;
+            let key = self.key(event, line)?;
+            let place = place.key(key.as_deref().unwrap_or(MERGE_KEY));
+            let (event, value_line) = self.inner(line)?;
+            let value = self.node(event, value_line, &place, depth)?;
             // A finding is sought where its key is.
-            self.document.note(&place, line)?;
-            if merges {
-                merged.push((value, line));
-            } else if map.insert(key, value).is_some() {
-                self.document.findings.warn(&place, "is there twice; the last one counts");
+            self.document.record_line(&place, line)?;
+            match key {
+                None => merged.push((value, line)),
+                Some(key) => {
+                    if map.insert(key, value).is_some() {
+                        self.document.findings.warn(&place, DUPLICATE_KEY);
+                    }
+                }
             }
         }
-        // Of several the last one counts, as everywhere; of a list of them the first.
+        // Of several merge keys the last one counts, as everywhere; of a list of mappings the first.
         for (value, line) in merged.into_iter().rev() {
             self.merge(&mut map, value, line, place)?;
         }
         Ok(Value::Object(map))
     }
 
-    /// A key, and whether it is the one that merges.
-    fn key(&mut self, event: Event<'a>, line: usize) -> Result<(String, bool), Broken> {
-        let none = "has something else than a text for a key; quote what is meant as one";
-        let (value, anchor) = match event {
-            Event::Scalar(text, style, ..) if text == MERGE && scalar::is_plain(style) => {
-                return Ok((MERGE.into(), true));
-            }
+    /// The text of a key; `None` for the merge key.
+    fn key(&mut self, event: Event<'a>, line: usize) -> Result<Option<String>, ParseError> {
+        let value = match event {
+            Event::Scalar(text, ScalarStyle::Plain, _, None) if text == MERGE_KEY => return Ok(None),
             Event::Scalar(text, style, anchor, tag) => {
-                let value = scalar::value(&text, style, tag.as_deref());
-                (value.map_err(|what| Broken { line, what })?, anchor)
+                self.scalar(&text, style, anchor, tag.as_deref(), line)?
             }
-            Event::Alias(anchor) => (self.repeat(anchor, line)?, 0),
-            _ => return Err(Broken { line, what: none.into() }),
+            Event::Alias(anchor) => self.alias(anchor, line)?,
+            _ => Value::Null,
         };
-        let Value::String(key) = value else { return Err(Broken { line, what: none.into() }) };
-        if anchor > 0 {
-            self.anchors.insert(anchor, Value::from(&*key));
+        match value {
+            Value::String(key) => Ok(Some(key)),
+            _ => Err(ParseError::new(line, "a key that is not text; quote it")),
         }
-        Ok((key, false))
     }
 
-    /// Adds what `map` doesn't say itself.
+    /// Adds what `map` does not have itself.
     fn merge(
         &mut self,
         map: &mut Map<String, Value>,
         value: Value,
         line: usize,
         place: &Place,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ParseError> {
         match value {
-            Value::Array(items) => items.into_iter().try_for_each(|item| match item {
-                Value::Array(_) => Err(Broken { line, what: "merges a list of lists".into() }),
-                item => self.merge(map, item, line, place),
-            }),
+            Value::Array(items) if !items.iter().any(Value::is_array) => {
+                items.into_iter().try_for_each(|item| self.merge(map, item, line, place))
+            }
             Value::Object(other) => {
                 for (key, value) in other {
                     if !map.contains_key(&key) {
-                        self.document.note(&place.key(&key), line)?;
+                        self.document.record_line(&place.key(&key), line)?;
                         map.insert(key, value);
                     }
                 }
                 Ok(())
             }
-            _ => Err(Broken { line, what: "merges (<<) something else than a mapping".into() }),
+            _ => Err(ParseError::new(line, "the merge key (<<) needs a mapping, or a list of them")),
         }
     }
 
-    fn repeat(&mut self, anchor: usize, line: usize) -> Result<Value, Broken> {
+    fn alias(&mut self, anchor: usize, line: usize) -> Result<Value, ParseError> {
         let Some(value) = self.anchors.get(&anchor) else {
-            return Err(Broken { line, what: "repeats what is not finished yet".into() });
+            return Err(ParseError::new(line, "an alias within the value that it repeats"));
         };
         self.repeated += count(value);
-        if self.repeated > MOST {
-            return Err(Broken { line, what: format!("repeats more than {MOST} values") });
+        if self.repeated > MAX_VALUES {
+            return Err(ParseError::new(line, format!("aliases repeat more than {MAX_VALUES} values")));
         }
         Ok(value.clone())
     }
@@ -199,13 +217,11 @@ fn count(value: &Value) -> usize {
     }
 }
 
-fn line(span: &Span) -> usize {
-    span.start.line().max(1)
-}
-
-fn broken(error: &ScanError) -> Broken {
-    let why = error.info();
-    let hint =
-        if why.contains("anchor") { "; a text that begins with '*' or '&' has to be quoted" } else { "" };
-    Broken { line: error.marker().line().max(1), what: format!("is no YAML: {why}{hint}") }
+fn invalid(error: &ScanError) -> ParseError {
+    let hint = match error.info() {
+        why if why.contains("anchor") => "; quote text that begins with '*' or '&'",
+        why if why.contains("indentation") => "; indent a list, mapping or text further than its key",
+        _ => "",
+    };
+    ParseError::new(error.marker().line().max(1), format!("invalid YAML: {}{hint}", error.info()))
 }
