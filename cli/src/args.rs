@@ -1,13 +1,14 @@
 //! The command line as a whole: its commands and what they share.
 
 use anyhow::Result;
+use bdnfs_agent::telemetry::traces::Collector;
+use bdnfs_agent::{fdstore, jobs::supervisor};
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::telemetry::traces::Collector;
-use crate::{
-    agent, bench, cache, check, cluster, daemon, holder, job, launch, log, ls, mirror, mount, status, top,
-    umount, wait,
+use crate::commands::{
+    agent, bench, cache, check, cluster, daemon, job, ls, mirror, mount, status, top, umount, wait,
 };
+use crate::log;
 
 /// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
 #[derive(Debug, Parser)]
@@ -44,7 +45,7 @@ enum Command {
     /// Nodes that serve each other: their certificates, and who is there
     Cluster(cluster::Args),
     /// Tell what a cache holds, and decide what becomes of it
-    Cache(cache::command::Args),
+    Cache(cache::Args),
     /// Own this node's cache and host its mounts, for as long as it runs
     Agent(agent::Args),
     /// Measure this machine, beside its own file system and other ways to read the same
@@ -91,18 +92,18 @@ impl Cli {
             Command::Umount(args) => umount::run(&args),
             Command::Job(args) => job::run(args),
             Command::Wait(args) => wait::run(&args),
-            Command::Launch => launch::run(),
+            Command::Launch => supervisor::run(),
             Command::Status(args) => status::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
             Command::Check(args) => check::run(&args),
             Command::Mirror(args) => mirror::run(args),
             Command::Cluster(args) => cluster::run(&args),
-            Command::Cache(args) => cache::command::run(&args),
+            Command::Cache(args) => cache::run(&args),
             Command::Agent(args) => agent::run(&args, config),
             Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
-            Command::Hold => holder::process::run(),
+            Command::Hold => fdstore::process::run(),
         }
     }
 }

@@ -1,32 +1,17 @@
-//! The cache directory: where it is, how large it may grow, and what the engine is told of it.
-
-pub mod command;
-pub mod stock;
+//! The cache directory, as the command line names it.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::cache::Limits;
-use bdnfs::engine::Config;
+use bdnfs_agent::api::socket;
+use bdnfs_agent::cache::{Cache, TENANT};
 use bytesize::ByteSize;
 
-use crate::control;
-
-/// Of a disk that others use too, this part stays free...
-const RESERVE_PERCENT: u64 = 5;
-/// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
-const RESERVE_MOST: u64 = 20 << 30;
-/// Fetches under way may hold half of the 512 MiB that a daemon may use in all; the rest is for manifests, presence
-/// maps and the blocks that readers hold.
-const MEMORY: u64 = 256 << 20;
 /// The longest path that a unix socket can have on Linux (`sun_path`, less its NUL).
 const LONGEST_SOCKET: usize = 107;
-/// Whose data it is where nobody says.
-pub const TENANT: &str = "default";
 
 /// Where the cache is and how large it may grow, as asked for.
 #[derive(Clone, Debug, clap::Args)]
@@ -38,23 +23,6 @@ pub struct Args {
     /// The most that the cache may hold (200G, 1.5T); by default all but a twentieth of its disk
     #[arg(long, value_name = "SIZE")]
     cache_size: Option<ByteSize>,
-}
-
-/// A cache directory that exists.
-#[derive(Clone, Debug)]
-pub struct Cache {
-    /// Its path, absolute and without links.
-    pub dir: PathBuf,
-    /// The most that it may hold, in bytes.
-    pub size: Option<u64>,
-    /// What stays free on its disk, in bytes; a part of that disk, where it isn't said.
-    pub reserve: Option<u64>,
-    /// The most memory that fetches under way may hold, in bytes.
-    pub memory: Option<u64>,
-    /// Whose the mounts are that name no tenant.
-    pub tenant: String,
-    /// The most that the blobs of single tenants may occupy, in bytes.
-    pub quotas: BTreeMap<String, u64>,
 }
 
 impl Args {
@@ -92,7 +60,7 @@ impl Args {
         let dir = made.and_then(|()| dir.canonicalize()).with_context(|| {
             format!("cannot use {} as the cache directory; choose another with --cache-dir", dir.display())
         })?;
-        if control::socket(&dir).as_os_str().len() > LONGEST_SOCKET {
+        if socket::of_cache(&dir).as_os_str().len() > LONGEST_SOCKET {
             bail!(
                 "the path {} is too long to have a control socket; shorten it with --cache-dir",
                 dir.display()
@@ -101,24 +69,6 @@ impl Args {
         let tenant = TENANT.to_owned();
         let quotas = BTreeMap::new();
         Ok(Cache { dir, size: self.size(), reserve: None, memory: None, tenant, quotas })
-    }
-}
-
-impl Cache {
-    /// What the engine is told.
-    pub fn config(&self) -> Result<Config> {
-        let disk = rustix::fs::statvfs(&self.dir)
-            .with_context(|| format!("cannot see how large the disk of {} is", self.dir.display()))?;
-        let usual = reserve(disk.f_blocks.saturating_mul(disk.f_frsize));
-        let limits = Limits { capacity: self.size, reserve: self.reserve.unwrap_or(usual) };
-        let (cache, tenant) = (self.dir.clone(), self.tenant.clone());
-        let (memory, quotas) = (self.memory.unwrap_or(MEMORY), self.quotas.clone());
-        Ok(Config { cache, tenant, limits, quotas, memory, now: SystemTime::now })
-    }
-
-    /// Where a detached daemon logs.
-    pub fn log(&self) -> PathBuf {
-        self.dir.join("daemon.log")
     }
 }
 
@@ -133,19 +83,9 @@ fn default_dir(env: impl Fn(&str) -> Option<PathBuf>, root: bool) -> Option<Path
     caches.map(|dir| dir.join("bdnfs"))
 }
 
-fn reserve(disk: u64) -> u64 {
-    (disk / 100 * RESERVE_PERCENT).min(RESERVE_MOST)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_twentieth_stays_free_up_to_a_limit() {
-        assert_eq!(reserve(100 << 30), 5 << 30);
-        assert_eq!(reserve(10 << 40), 20 << 30);
-    }
 
     #[test]
     fn the_default_directory_is_the_users_own() {

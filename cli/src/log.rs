@@ -6,7 +6,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, registry};
 
-use crate::telemetry::traces::{self, Collector, Traces};
+use bdnfs_agent::telemetry::traces::{self, Collector, Traces};
 
 /// Starts it: a daemon tells what it does, a command only what is wrong. `verbose` raises that, and the environment's
 /// BDNFS_LOG, the one thing that is read from it here, takes the place of both. Where there is a `collector`, what happens is

@@ -1,87 +1,76 @@
-//! `bdnfs mirror`: sources copied once into object storage.
+//! Where a mirror is.
 
-use std::io::Write;
+use std::path::PathBuf;
 
-use anyhow::{Result, bail};
-use clap::Subcommand;
+use anyhow::Result;
+use bdnfs::source::Uri;
+use bdnfs_agent::api::MirrorRequest;
+use bdnfs_agent::cache::TENANT;
+use bdnfs_agent::mirror;
 
-use crate::{access, runtime};
+use crate::access::{self, Own};
+use crate::source::{Parser, Source};
 
-mod add;
-mod find;
-mod gc;
-mod ls;
-pub mod place;
-mod rm;
-mod show;
-mod verify;
-
-/// What to do with a mirror.
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Copy sources into the mirror; what is there already is not copied again
-    Add(add::Args),
-    /// List what is mirrored
-    Ls(ls::Args),
-    /// Show one snapshot: from what it was made, and when
-    Show(show::Args),
-    /// Find out whether all that is mirrored is there
-    Verify(verify::Args),
-    /// Delete what no source needs any more
-    Gc(gc::Args),
-    /// Remove a source from the mirror; `gc` frees its space
-    Rm(rm::Args),
-}
-
-const EXAMPLES: &str = "Examples:
-  bdnfs mirror add s3://models/llama-3-8b --mirror s3://mirror
-  bdnfs mirror ls --mirror s3://mirror
-  bdnfs mirror verify --deep --mirror s3://mirror
-  bdnfs mount s3://models/llama-3-8b /mnt/model --mirror s3://mirror";
-
-/// The mirror that a command is about, and how it may be used.
+/// Which mirror.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-struct At {
-    #[command(flatten)]
-    place: place::Args,
-    #[command(flatten)]
-    access: access::Args,
+pub struct Args {
+    /// URL of the mirror: s3://bucket/prefix, gs://, azure://, r2://, cw://, or file:///directory
+    #[arg(long, value_name = "URL", value_parser = Parser)]
+    mirror: Option<Source>,
+    /// Whose data it is: whose part of the mirror, and of the cache
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// URL of the mirror's S3 service, where it is not the source's
+    #[arg(long, value_name = "URL")]
+    mirror_endpoint: Option<String>,
+    /// Region of the mirror's bucket, where it is not the source's
+    #[arg(long, value_name = "REGION")]
+    mirror_region: Option<String>,
+    /// File with the mirror's credentials, where they are not the source's
+    #[arg(long, value_name = "FILE")]
+    mirror_credentials: Option<PathBuf>,
+    /// Name of the secret with the mirror's credentials, where they are not the source's
+    #[arg(long, value_name = "NAME", conflicts_with = "mirror_credentials")]
+    mirror_secret: Option<String>,
 }
 
-impl At {
-    /// Opens the mirror, which must be there.
-    async fn open(&self) -> Result<bdnfs::mirror::Mirror> {
-        let at = self.place.request_or_default(&self.access, None)?;
-        let mirror = place::open(&at, std::env::temp_dir())?;
-        if !mirror.exists().await? {
-            bail!("there is no mirror at {}; `bdnfs mirror add` makes one", mirror.name());
+impl Args {
+    /// The mirror that was named, if any. What is not said of its access is as `access` says of `source`.
+    pub fn request(&self, access: &access::Args, source: Option<&Uri>) -> Result<Option<MirrorRequest>> {
+        self.mirror.as_ref().map(|mirror| self.of(mirror, access, source)).transpose()
+    }
+
+    /// The same; where none was named, this machine's own.
+    pub fn request_or_default(&self, access: &access::Args, source: Option<&Uri>) -> Result<MirrorRequest> {
+        match &self.mirror {
+            Some(mirror) => self.of(mirror, access, source),
+            None => self.of(&mirror::of_host()?.into(), access, source),
         }
-        Ok(mirror)
+    }
+
+    fn of(&self, mirror: &Source, access: &access::Args, source: Option<&Uri>) -> Result<MirrorRequest> {
+        let own = access.of_mirror(
+            &Own {
+                uri: mirror.uri(),
+                endpoint: &self.mirror_endpoint,
+                region: &self.mirror_region,
+                credentials: &self.mirror_credentials,
+                secret: &self.mirror_secret,
+            },
+            source,
+        );
+        at(mirror, self.tenant().unwrap_or(TENANT), &own)
+    }
+
+    /// Whose data it is, where that was said.
+    pub fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
     }
 }
 
-/// Does it.
-pub fn run(args: Args) -> Result<()> {
-    match args.command {
-        Command::Add(args) => runtime::daemon(add::run(args)),
-        Command::Ls(args) => runtime::daemon(ls::run(args)),
-        Command::Show(args) => runtime::daemon(show::run(args)),
-        Command::Verify(args) => runtime::daemon(verify::run(args)),
-        Command::Gc(args) => runtime::daemon(gc::run(args)),
-        Command::Rm(args) => runtime::daemon(rm::run(args)),
-    }
-}
-
-/// Says it on stdout: as JSON on one line, or as `text`.
-fn say(json: bool, value: &impl serde::Serialize, text: impl FnOnce() -> String) -> Result<()> {
-    let line = if json { serde_json::to_string(value)? } else { text() };
-    Ok(writeln!(std::io::stdout().lock(), "{line}")?)
+/// The part of `tenant` of the mirror at `url`, used as `access` and the environment say.
+pub fn at(url: &Source, tenant: &str, access: &access::Args) -> Result<MirrorRequest> {
+    let access = access.gather(url.uri())?;
+    Ok(MirrorRequest { url: url.text().clone(), tenant: tenant.to_owned(), access })
 }

@@ -4,10 +4,10 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use bdnfs::stage::Progress;
+use bdnfs_agent::api::client::{Client, Trouble};
+use bdnfs_agent::api::{StageState, Staging};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::control::api::{StageState, Staging};
-use crate::control::client::{Client, Trouble};
 use crate::text;
 
 /// The least time that a rate is told of: shorter ones are mostly chance.

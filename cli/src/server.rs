@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use bdnfs_agent::api::client::Client;
+use bdnfs_agent::api::socket;
+use bdnfs_agent::cache::Cache;
 
-use crate::cache::{self, Cache};
-use crate::control;
-use crate::control::client::Client;
+use crate::cache;
 
 /// Who is asked.
 pub enum Server {
@@ -19,7 +20,7 @@ pub enum Server {
 impl Server {
     /// The node's agent where no cache is named and there is one.
     pub fn find(cache: &cache::Args) -> Result<Self> {
-        let agent = control::well_known().filter(|_| !cache.names_directory());
+        let agent = socket::well_known().filter(|_| !cache.names_directory());
         match agent.filter(|socket| Client::new(socket).is_served()) {
             Some(socket) => Ok(Self::Agent(socket)),
             None => cache.make().map(Self::Owner),
@@ -30,7 +31,7 @@ impl Server {
     pub fn socket(&self) -> PathBuf {
         match self {
             Self::Agent(socket) => socket.clone(),
-            Self::Owner(cache) => control::socket(&cache.dir),
+            Self::Owner(cache) => socket::of_cache(&cache.dir),
         }
     }
 }

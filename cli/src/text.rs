@@ -3,35 +3,12 @@
 use std::io;
 use std::time::Duration;
 
-use bytesize::ByteSize;
-
-/// A number of bytes with its unit, in powers of 1000 as disks and object stores count: `13.5 GB`.
-pub fn size(bytes: u64) -> String {
-    ByteSize(bytes).display().si().to_string()
-}
-
-/// A number of files: `12 files`.
-pub fn files(count: u64) -> String {
-    if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
-}
-
-/// A number of things, each of them a `one`: `12 blobs`.
-pub fn count(number: u64, one: &str) -> String {
-    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
-}
+pub use bdnfs_agent::text::{count, files, minute, size, unmatched};
 
 /// How much of `whole` is there. Rounded down, so that 100 % means all.
 pub fn percent(part: u64, whole: u64) -> String {
     let ratio = if whole == 0 { 100 } else { u128::from(part) * 100 / u128::from(whole) };
     format!("{ratio} %")
-}
-
-/// A time in seconds since 1970, to the minute, in UTC.
-pub fn minute(seconds: i64) -> String {
-    match chrono::DateTime::from_timestamp(seconds, 0) {
-        Some(time) => time.format("%Y-%m-%d %H:%M").to_string(),
-        None => "-".to_owned(),
-    }
 }
 
 /// A time of the day in seconds since 1970, to the second, in UTC; `None` for what is no time.
@@ -52,22 +29,9 @@ pub fn exact(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), str::to_owned)
 }
 
-/// That a pattern is likely misspelt.
-pub fn unmatched(pattern: &str, source: &str) -> String {
-    format!("the pattern {pattern:?} matches nothing in {source}")
-}
-
 /// An error in one line: each cause that adds something to what stands before it.
 pub fn line(error: &anyhow::Error) -> String {
-    let mut line = error.to_string();
-    for cause in error.chain().skip(1) {
-        let text = cause.to_string();
-        if !line.contains(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-    }
-    line.replace('\n', " ")
+    bdnfs_agent::text::line(error.as_ref())
 }
 
 /// Whether the error is only that nobody reads our output any more, as under `| head`.
@@ -110,6 +74,8 @@ pub fn table(rows: &[Vec<String>], right: &[usize]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bytesize::ByteSize;
+
     use super::*;
 
     #[test]

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use bdnfs::source::weights::{self, Rules, WeightsSource};
 use bdnfs::source::{Access, Finding, Findings, Verdict};
+use bdnfs_agent::api::Weights;
 use serde_json::Value;
 
 use crate::config::{self, Document, Format};
-use crate::control::api::Weights;
 use crate::source::{How, Source};
 
 /// One of them.

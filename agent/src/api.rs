@@ -1,0 +1,320 @@
+//! The control API: HTTP with JSON over a unix socket in the cache directory, between the daemon and its clients.
+//!
+//! What is asked and answered stands in `docs/openapi.json`, which the tests hold against real answers. A failure is a
+//! [`Failure`] with a fitting status code. Whoever may connect may mount as the daemon's user, so only that user and root
+//! are let in ([`socket`]).
+
+pub mod cache;
+pub mod client;
+pub mod cluster;
+pub mod job;
+pub mod socket;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use bdnfs::budget::Memory;
+use bdnfs::engine::{Engine, Usage};
+use bdnfs::error::Kind;
+use bdnfs::metrics::Traffic;
+use bdnfs::source::{Access, Secret, Uri};
+use bdnfs::stage::Progress;
+use serde::{Deserialize, Serialize};
+
+/// A source, and the place where somebody is to see it. The path is absolute; all but the first two may be left out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Weights {
+    /// The source's URI; a secret, since a URL may be signed.
+    pub source: Secret,
+    /// Where it is to appear.
+    pub mountpoint: PathBuf,
+    /// Patterns of the files to take; `None`: all.
+    #[serde(default)]
+    pub allow: Option<Vec<String>>,
+    /// Patterns of the files to leave out.
+    #[serde(default)]
+    pub ignore: Vec<String>,
+    /// How the source may be read.
+    #[serde(default)]
+    pub access: Access,
+}
+
+impl Weights {
+    /// The same without its secrets, as it may be kept on a disk, and whether it had any.
+    pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
+        let (source, signed) = bare(&self.source)?;
+        let (access, had) = self.access.without_secrets();
+        Ok((Self { source, access, ..self.clone() }, had || signed))
+    }
+}
+
+/// What to mount where. All but the weights may be left out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountRequest {
+    /// The source, and its mountpoint.
+    #[serde(flatten)]
+    pub weights: Weights,
+    /// Whose data it is; where that isn't said, the agent's own tenant's.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// The mirror to look for it first; where none is named, the agent's own.
+    #[serde(default)]
+    pub mirror: Option<MirrorRequest>,
+    /// Whether no mirror is looked into, not even the agent's own.
+    #[serde(default)]
+    pub direct: bool,
+    /// Whether other users may see the tree.
+    #[serde(default)]
+    pub allow_other: bool,
+    /// Who is to own the files.
+    #[serde(default)]
+    pub uid: Option<u32>,
+    /// Their group.
+    #[serde(default)]
+    pub gid: Option<u32>,
+    /// The size that the cache was asked to have, in bytes; the daemon warns when it has another.
+    #[serde(default)]
+    pub cache_size: Option<u64>,
+}
+
+impl MountRequest {
+    /// The same without its secrets, as it may be kept on a disk, and whether it had any.
+    pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
+        let (weights, had) = self.weights.without_secrets()?;
+        let mirror = self.mirror.as_ref().map(MirrorRequest::without_secrets).transpose()?;
+        let had = had || mirror.as_ref().is_some_and(|(_, had)| *had);
+        Ok((Self { weights, mirror: mirror.map(|(mirror, _)| mirror), ..self.clone() }, had))
+    }
+}
+
+/// A URI without its query, which may be a signature, and whether it had one.
+fn bare(text: &Secret) -> Result<(Secret, bool), bdnfs::error::Error> {
+    let uri: Uri = text.expose().parse()?;
+    let signed = matches!(&uri, Uri::Http(url) if url.query().is_some());
+    Ok((if signed { Secret::new(uri.to_string()) } else { text.clone() }, signed))
+}
+
+/// A tenant's part of a mirror.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MirrorRequest {
+    /// Its URL.
+    pub url: Secret,
+    /// Whose part it is.
+    pub tenant: String,
+    /// How it may be used.
+    pub access: Access,
+}
+
+impl MirrorRequest {
+    fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
+        let (url, signed) = bare(&self.url)?;
+        let (access, had) = self.access.without_secrets();
+        Ok((Self { url, access, tenant: self.tenant.clone() }, had || signed))
+    }
+}
+
+/// A source that is mounted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Mounted {
+    /// Its number: for as long as the daemon lives, and with an agent as long as the mount does.
+    pub id: u64,
+    /// Its source, as the origin names it.
+    pub source: String,
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// The snapshot's id, in hexadecimal.
+    pub snapshot: String,
+    /// How many regular files it has.
+    pub files: u64,
+    /// Their sizes together, in bytes.
+    pub bytes: u64,
+    /// Whether the kernel reads whole files by itself.
+    pub passthrough: bool,
+    /// What the user should know, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// How a mount is doing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountStatus {
+    /// What it is.
+    #[serde(flatten)]
+    pub mounted: Mounted,
+    /// Bytes of it that are local; `None` where it has too many files to count them each time.
+    pub local: Option<u64>,
+    /// When it was mounted, in seconds since 1970.
+    pub since: u64,
+    /// What came from where.
+    pub traffic: Traffic,
+    /// How far it is staged, once that was asked for.
+    pub stage: Option<Staging>,
+}
+
+/// How far a stage is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Staging {
+    /// The figures.
+    #[serde(flatten)]
+    pub progress: Progress,
+    /// Whether it goes on.
+    pub state: StageState,
+}
+
+/// Whether a stage goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StageState {
+    /// It does.
+    Running,
+    /// All is local, verified and leased.
+    Done,
+    /// It gave up.
+    Failed(Failure),
+}
+
+/// A daemon and all that it hosts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Itself.
+    pub daemon: Daemon,
+    /// Its mounts, oldest first.
+    pub mounts: Vec<MountStatus>,
+    /// What was mounted before it started, and could not be again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<Lost>,
+}
+
+/// A mount of an earlier time that could not be made again. It is tried anew at the next start, until it is unmounted or
+/// something else is mounted in its place.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Lost {
+    /// Its number.
+    pub id: u64,
+    /// Its source.
+    pub source: String,
+    /// Where it was mounted.
+    pub mountpoint: PathBuf,
+    /// Why it isn't any more.
+    pub why: Failure,
+}
+
+/// Whether a daemon lives.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Health {
+    /// Whether what was mounted before it started is back, if that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
+}
+
+impl Status {
+    /// The mount at `mountpoint`: the last, since earlier ones may have been detached from there and live on.
+    pub fn at(&self, mountpoint: &Path) -> Option<&MountStatus> {
+        self.mounts.iter().rfind(|mount| mount.mounted.mountpoint == mountpoint)
+    }
+}
+
+/// A daemon and its cache.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Daemon {
+    /// The version of bdnfs that it is.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Its cache directory.
+    pub cache: PathBuf,
+    /// Whether it is an agent: it stays when nothing is mounted.
+    pub agent: bool,
+    /// Whether what was mounted before it started is back.
+    pub ready: bool,
+    /// How full that is.
+    pub usage: Usage,
+    /// What it does.
+    #[serde(default)]
+    pub work: Work,
+}
+
+/// What a daemon does, for all its mounts and since it started, those too that are gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// What came from where.
+    pub traffic: Traffic,
+    /// Fetches under way now.
+    pub flights: u64,
+    /// How the memory for them is used.
+    pub memory: Memory,
+}
+
+impl Work {
+    /// What `engine` does.
+    pub fn of(engine: &Engine) -> Self {
+        let (metered, [own, waiting, _]) = (engine.metered(), engine.memory());
+        let memory = Memory {
+            total: own.total + waiting.total,
+            used: own.used + waiting.used,
+            waiting: own.waiting + waiting.waiting,
+        };
+        Self { traffic: metered.traffic(), flights: metered.flying, memory }
+    }
+}
+
+/// Why something could not be done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What the caller would do differently: a [`Kind`] in lower case, or [`Failure::CLOSING`].
+    pub kind: String,
+    /// One line for a person.
+    pub message: String,
+}
+
+impl Failure {
+    /// The daemon is about to end: ask the next one.
+    pub const CLOSING: &str = "closing";
+
+    /// A failure of this kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind: word(kind).to_owned(), message: message.into() }
+    }
+
+    /// The daemon is about to end.
+    pub fn closing() -> Self {
+        Self { kind: Self::CLOSING.to_owned(), message: "the daemon is ending; try again".to_owned() }
+    }
+
+    /// Whether it is of this kind.
+    pub fn is(&self, kind: Kind) -> bool {
+        self.kind == word(kind)
+    }
+}
+
+impl From<bdnfs::error::Error> for Failure {
+    fn from(error: bdnfs::error::Error) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// The word for a kind.
+pub fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Invalid => "invalid",
+        Kind::NotFound => "notfound",
+        Kind::Refused => "refused",
+        Kind::Timeout => "timeout",
+        Kind::Unavailable => "unavailable",
+        Kind::Changed => "changed",
+        Kind::Corrupt => "corrupt",
+        Kind::Disk => "disk",
+        Kind::NoSpace => "nospace",
+        Kind::Busy => "busy",
+        Kind::Interrupted => "interrupted",
+        Kind::Unsupported => "unsupported",
+    }
+}

@@ -1,0 +1,184 @@
+//! The commands' end of the control socket. One connection a request: requests are few, and a daemon that ends is
+//! noticed at once.
+
+mod cache;
+mod jobs;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bdnfs::error::Kind;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{HeaderMap, Method, Request};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use super::cluster::Cluster;
+use super::{Failure, MountRequest, Mounted, Staging, Status};
+
+/// Status is answered from memory and the local disk; a daemon that takes longer is stuck.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// A status of ten thousand mounts is far below this.
+const LARGEST_ANSWER: usize = 64 << 20;
+
+/// Speaks to the daemon behind one socket.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// Nobody listens.
+    #[error("no daemon listens at {}", .0.display())]
+    Absent(PathBuf),
+    /// The daemon ended, or hung up, before it answered.
+    #[error("the daemon at {} ended before it answered", .0.display())]
+    Lost(PathBuf),
+    /// It answered that it can't.
+    #[error("{0}")]
+    Failed(Failure),
+    /// The socket can't be used.
+    #[error("cannot use the control socket {}", .0.display())]
+    Socket(PathBuf, #[source] io::Error),
+}
+
+impl Trouble {
+    /// Whether the daemon is gone, or about to go, and another one can be asked. What it did has gone with it.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::Absent(_) | Self::Lost(_) => true,
+            Self::Failed(failure) => failure.kind == Failure::CLOSING,
+            Self::Socket(..) => false,
+        }
+    }
+
+    /// Whether the daemon answered with a failure of this kind.
+    pub fn is(&self, kind: Kind) -> bool {
+        matches!(self, Self::Failed(failure) if failure.is(kind))
+    }
+}
+
+impl Client {
+    /// Will speak to whoever listens at `socket`.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+
+    /// Whether anybody listens. Blocks for as long as the kernel takes to tell.
+    pub fn is_served(&self) -> bool {
+        std::os::unix::net::UnixStream::connect(&self.socket).is_ok()
+    }
+
+    /// Mounts a source. Giving up the wait gives up the mount.
+    pub async fn mount(&self, request: &MountRequest) -> Result<Mounted, Trouble> {
+        self.call(Method::POST, "/v1/mounts", Some(request)).await
+    }
+
+    /// Unmounts a mount, and waits until the daemon has let it go; `lazy`: takes it out of sight at once, even while
+    /// processes hold it.
+    pub async fn unmount(&self, id: u64, lazy: bool) -> Result<(), Trouble> {
+        self.ask(Method::DELETE, &format!("/v1/mounts/{id}?lazy={lazy}")).await
+    }
+
+    /// Waits until a mount is no longer mounted, whoever unmounted it.
+    pub async fn ended(&self, id: u64) -> Result<(), Trouble> {
+        self.ask(Method::GET, &format!("/v1/mounts/{id}/ended")).await
+    }
+
+    /// Begins to make all of a mount local.
+    pub async fn stage(&self, id: u64) -> Result<Staging, Trouble> {
+        self.ask(Method::POST, &format!("/v1/mounts/{id}/stage")).await
+    }
+
+    /// How far that is. The daemon answers at its end, or after a moment.
+    pub async fn staging(&self, id: u64) -> Result<Staging, Trouble> {
+        self.ask(Method::GET, &format!("/v1/mounts/{id}/stage")).await
+    }
+
+    /// How the daemon and its mounts are doing.
+    pub async fn status(&self) -> Result<Status, Trouble> {
+        let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"));
+        let answer = tokio::time::timeout(STATUS_TIMEOUT, self.ask(Method::GET, "/v1/status"));
+        answer.await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Who is in the daemon's cluster.
+    pub async fn cluster(&self) -> Result<Cluster, Trouble> {
+        self.ask(Method::GET, "/v1/cluster").await
+    }
+
+    /// Has the agent take everything down and end. It ends after it has answered.
+    pub async fn stop_agent(&self) -> Result<(), Trouble> {
+        self.ask(Method::POST, "/v1/stop").await
+    }
+
+    async fn ask<A: DeserializeOwned>(&self, method: Method, path: &str) -> Result<A, Trouble> {
+        self.call(method, path, None::<&()>).await
+    }
+
+    async fn call<Q, A>(&self, method: Method, path: &str, body: Option<&Q>) -> Result<A, Trouble>
+    where
+        Q: Serialize,
+        A: DeserializeOwned,
+    {
+        let (_, answer) = self.exchange(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|e| self.broken(e.into()))
+    }
+
+    /// An answer as it came, if it is not a failure.
+    async fn exchange<Q: Serialize>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Q>,
+    ) -> Result<(HeaderMap, Bytes), Trouble> {
+        let stream = self.connect().await?;
+        let lost = |_| Trouble::Lost(self.socket.clone());
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
+        tokio::spawn(connection);
+        let body = body.map(serde_json::to_vec).transpose().map_err(|e| self.broken(e.into()))?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, "bdnfs")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|e| self.broken(io::Error::other(e)))?;
+        let (head, body) = sender.send_request(request).await.map_err(lost)?.into_parts();
+        let body = Limited::new(body, LARGEST_ANSWER).collect().await;
+        let body = body.map_err(|_| Trouble::Lost(self.socket.clone()))?.to_bytes();
+        if head.status.is_success() {
+            return Ok((head.headers, body));
+        }
+        let unreadable = || io::Error::other(format!("{}: {}", head.status, String::from_utf8_lossy(&body)));
+        Err(serde_json::from_slice(&body).map_or_else(|_| self.broken(unreadable()), Trouble::Failed))
+    }
+
+    async fn connect(&self) -> Result<UnixStream, Trouble> {
+        let stream = match UnixStream::connect(&self.socket).await {
+            Ok(stream) => stream,
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                return Err(Trouble::Absent(self.socket.clone()));
+            }
+            Err(e) => return Err(self.broken(e)),
+        };
+        // Credentials are about to be sent: not to somebody who merely put a socket there.
+        let owner = stream.peer_cred().map_err(|e| self.broken(e))?.uid();
+        if !crate::api::socket::trusted(owner) {
+            return Err(self.broken(io::Error::other(format!("it belongs to another user, {owner}"))));
+        }
+        Ok(stream)
+    }
+
+    fn broken(&self, error: io::Error) -> Trouble {
+        Trouble::Socket(self.socket.clone(), error)
+    }
+}

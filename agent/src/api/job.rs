@@ -1,0 +1,328 @@
+//! Jobs, as they travel over the control socket.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use bdnfs::source::SecretStore;
+pub use bdnfs::source::weights::Variable;
+use bdnfs::stage::Progress;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use super::{Failure, MirrorRequest, Weights};
+
+/// A job that is to run. All paths are absolute.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobRequest {
+    /// What its user calls it.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// What it reads, each at the mountpoint where the job is to see it.
+    #[serde(default)]
+    pub weights: Vec<Weights>,
+    /// Its commands, one after the other, each for a shell of its own.
+    #[serde(default)]
+    pub start_commands: Vec<String>,
+    /// Their environment.
+    #[serde(default)]
+    pub environment: BTreeMap<String, Variable>,
+    /// Where the secrets of the environment are looked for, before the agent's own places.
+    #[serde(default)]
+    pub secrets: Vec<SecretStore>,
+    /// The directory that the commands run in.
+    pub workdir: PathBuf,
+    /// The permissions that their files lack.
+    #[serde(default = "umask")]
+    pub umask: u32,
+    /// How long they may take to end when the job is stopped, in seconds.
+    #[serde(default = "grace")]
+    pub grace: u64,
+    /// Whose job it is; where that isn't said, the agent's own tenant's.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// The mirror that its sources are copied to first; where none is named, the agent's own, or this machine's.
+    #[serde(default)]
+    pub mirror: Option<MirrorRequest>,
+    /// Whether no mirror is used at all.
+    #[serde(default)]
+    pub direct: bool,
+    /// Whether it is to end when the daemon does, in whatever way.
+    #[serde(default)]
+    pub attached: bool,
+}
+
+fn umask() -> u32 {
+    0o022
+}
+
+/// What a job's processes get to end, in seconds, as of container runtimes.
+pub fn grace() -> u64 {
+    30
+}
+
+impl JobRequest {
+    /// The same without its secrets, as it may be kept on a disk, and whether it had any.
+    pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
+        let is_place = |store: &SecretStore| !matches!(store, SecretStore::Environment { .. });
+        let mut bare = self.clone();
+        bare.secrets.retain(is_place);
+        let mut had = self.secrets.iter().any(SecretStore::holds_secrets);
+        for weights in &mut bare.weights {
+            let (without, lost) = weights.without_secrets()?;
+            *weights = without;
+            had |= lost;
+        }
+        if let Some(mirror) = &mut bare.mirror {
+            let (without, lost) = mirror.without_secrets()?;
+            *mirror = without;
+            had |= lost;
+        }
+        Ok((bare, had))
+    }
+}
+
+/// Where a job is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum JobState {
+    /// Its sources are being mirrored.
+    #[serde(rename = "TRAINING_JOB_CREATED")]
+    Created,
+    /// They are being mounted and staged.
+    #[serde(rename = "TRAINING_JOB_DEPLOYING")]
+    Deploying,
+    /// Its commands run: all that it reads is local, verified and leased.
+    #[serde(rename = "TRAINING_JOB_RUNNING")]
+    Running,
+    /// All commands succeeded.
+    #[serde(rename = "TRAINING_JOB_COMPLETED")]
+    Completed,
+    /// Something failed.
+    #[serde(rename = "TRAINING_JOB_FAILED")]
+    Failed,
+    /// It was stopped.
+    #[serde(rename = "TRAINING_JOB_STOPPED")]
+    Stopped,
+}
+
+impl JobState {
+    /// Whether nothing comes after it.
+    pub fn is_last(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Stopped)
+    }
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Created => "TRAINING_JOB_CREATED",
+            Self::Deploying => "TRAINING_JOB_DEPLOYING",
+            Self::Running => "TRAINING_JOB_RUNNING",
+            Self::Completed => "TRAINING_JOB_COMPLETED",
+            Self::Failed => "TRAINING_JOB_FAILED",
+            Self::Stopped => "TRAINING_JOB_STOPPED",
+        })
+    }
+}
+
+/// How a job's commands ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    /// The exit code of the last one that ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// Why it could not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// A job and all that is known of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// Its number.
+    pub id: u64,
+    /// What its user calls it.
+    pub name: Option<String>,
+    /// Where it is on its way.
+    pub state: JobState,
+    /// When it was submitted.
+    pub created: DateTime<Utc>,
+    /// When its commands began to run.
+    pub started: Option<DateTime<Utc>>,
+    /// When it ended.
+    pub ended: Option<DateTime<Utc>>,
+    /// How its commands ended.
+    pub exit: Option<Exit>,
+    /// Why it failed.
+    pub why: Option<Failure>,
+    /// Whose it is.
+    pub tenant: Option<String>,
+    /// What it reads, and where it sees that.
+    pub weights: Vec<Reads>,
+    /// Its commands.
+    pub start_commands: Vec<String>,
+    /// What its deployment came to, once it is deployed.
+    pub report: Option<Report>,
+    /// How far staging is, while it is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Progress>,
+    /// What happened so far.
+    #[serde(default)]
+    pub events: Vec<Event>,
+}
+
+/// A source of a job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reads {
+    /// Its source, as its origin names it.
+    pub source: String,
+    /// Where the job sees it.
+    pub mount_location: PathBuf,
+}
+
+/// Something that happened to a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When.
+    pub at: DateTime<Utc>,
+    /// Where the job was on its way then.
+    pub state: JobState,
+    /// What, in one line.
+    pub text: String,
+}
+
+/// What a deployment came to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Source by source.
+    pub sources: Vec<Deployed>,
+    /// All of it.
+    pub total: Came,
+    /// Where it came from.
+    pub verdict: Verdict,
+    /// Seconds that it took, phase by phase.
+    pub seconds: Phases,
+}
+
+/// What became of one source.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Deployed {
+    /// The source.
+    pub source: String,
+    /// Where the job sees it.
+    pub mount_location: PathBuf,
+    /// The snapshot's id, in hexadecimal.
+    pub snapshot: String,
+    /// What came from where.
+    #[serde(flatten)]
+    pub came: Came,
+    /// Where it came from.
+    pub verdict: Verdict,
+}
+
+/// Bytes, and where they came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Came {
+    /// Regular files.
+    pub files: u64,
+    /// Bytes of their content. What files have in common counts once.
+    pub bytes: u64,
+    /// Bytes that were in the node's cache before.
+    pub cache: u64,
+    /// Bytes that came from other nodes.
+    pub peers: u64,
+    /// Bytes that came from the mirror.
+    pub mirror: u64,
+    /// Bytes that came from the origin.
+    pub origin: u64,
+    /// Bytes that another job or mount on this node brought at the same time.
+    pub shared: u64,
+}
+
+/// Where a deployment came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// All was in the node's cache.
+    #[default]
+    #[serde(rename = "node-local hit")]
+    Node,
+    /// All was in the cluster.
+    #[serde(rename = "cluster-local hit")]
+    Cluster,
+    /// Some came from further away.
+    #[serde(rename = "full miss")]
+    Miss,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Node => "node-local hit",
+            Self::Cluster => "cluster-local hit",
+            Self::Miss => "full miss",
+        })
+    }
+}
+
+impl Came {
+    /// What it is called.
+    pub fn verdict(&self) -> Verdict {
+        if self.mirror + self.origin + self.shared > 0 {
+            Verdict::Miss
+        } else if self.peers > 0 {
+            Verdict::Cluster
+        } else {
+            Verdict::Node
+        }
+    }
+
+    /// Both together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            files: self.files + other.files,
+            bytes: self.bytes + other.bytes,
+            cache: self.cache + other.cache,
+            peers: self.peers + other.peers,
+            mirror: self.mirror + other.mirror,
+            origin: self.origin + other.origin,
+            shared: self.shared + other.shared,
+        }
+    }
+}
+
+/// How long the parts of a deployment took, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Phases {
+    /// Mirroring.
+    pub mirror: f64,
+    /// Mounting.
+    pub mount: f64,
+    /// Waiting for room in the cache.
+    pub room: f64,
+    /// Staging.
+    pub stage: f64,
+    /// Launching the commands.
+    pub launch: f64,
+}
+
+/// All jobs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Jobs {
+    /// Oldest first, each with the last of its events.
+    pub jobs: Vec<Job>,
+}
+
+/// The header that says with which byte of all that a job printed an answer begins.
+pub const FROM: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");
+
+/// A piece of what a job printed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it begins.
+    pub from: u64,
+    /// What was printed there. Empty at the end.
+    pub bytes: Vec<u8>,
+}

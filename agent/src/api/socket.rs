@@ -1,0 +1,30 @@
+//! Where a daemon listens, and whom it and its clients trust.
+
+use std::path::{Path, PathBuf};
+
+/// The variable that names another socket than the usual one for an agent, whatever its cache.
+const SOCKET: &str = "BDNFS_SOCKET";
+/// Its usual name, below the directory of what lasts until the next boot.
+const WELL_KNOWN: &str = "bdnfs/agent.sock";
+
+/// Where the daemon of the cache in `dir` listens.
+pub fn of_cache(dir: &Path) -> PathBuf {
+    dir.join("control.sock")
+}
+
+/// Where an agent listens whatever its cache; `None` for a user without a directory for that.
+pub fn well_known() -> Option<PathBuf> {
+    let env = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(path) = env(SOCKET) {
+        return Some(path);
+    }
+    if rustix::process::geteuid().is_root() {
+        return Some(Path::new("/run").join(WELL_KNOWN));
+    }
+    env("XDG_RUNTIME_DIR").map(|directory| directory.join(WELL_KNOWN))
+}
+
+/// Whether a peer of this user is one to talk to: the same user, or root.
+pub fn trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}

@@ -1,0 +1,87 @@
+//! The cache directory of a daemon: how large it may grow, and what the engine is told of it.
+
+pub mod inventory;
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+use bdnfs::cache::Limits;
+use bdnfs::engine::Config;
+
+/// Of a disk that others use too, this part stays free...
+const RESERVE_PERCENT: u64 = 5;
+/// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
+const RESERVE_MOST: u64 = 20 << 30;
+/// Fetches under way may hold half of the 512 MiB that a daemon may use in all; the rest is for manifests, presence
+/// maps and the blocks that readers hold.
+const MEMORY: u64 = 256 << 20;
+/// Whose data it is where nobody says.
+pub const TENANT: &str = "default";
+/// The log starts anew beyond this: weeks of what a daemon normally says, and quick to look through.
+const LONGEST_LOG: u64 = 10 << 20;
+
+/// A cache directory that exists.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    /// Its path, absolute and without links.
+    pub dir: PathBuf,
+    /// The most that it may hold, in bytes.
+    pub size: Option<u64>,
+    /// What stays free on its disk, in bytes; a part of that disk, where it isn't said.
+    pub reserve: Option<u64>,
+    /// The most memory that fetches under way may hold, in bytes.
+    pub memory: Option<u64>,
+    /// Whose the mounts are that name no tenant.
+    pub tenant: String,
+    /// The most that the blobs of single tenants may occupy, in bytes.
+    pub quotas: BTreeMap<String, u64>,
+}
+
+impl Cache {
+    /// What the engine is told.
+    pub fn config(&self) -> Result<Config> {
+        let disk = rustix::fs::statvfs(&self.dir)
+            .with_context(|| format!("cannot see how large the disk of {} is", self.dir.display()))?;
+        let usual = reserve(disk.f_blocks.saturating_mul(disk.f_frsize));
+        let limits = Limits { capacity: self.size, reserve: self.reserve.unwrap_or(usual) };
+        let (cache, tenant) = (self.dir.clone(), self.tenant.clone());
+        let (memory, quotas) = (self.memory.unwrap_or(MEMORY), self.quotas.clone());
+        Ok(Config { cache, tenant, limits, quotas, memory, now: SystemTime::now })
+    }
+
+    /// Where a detached daemon logs.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("daemon.log")
+    }
+}
+
+/// The log of what is detached, at `path`.
+pub fn open_log(path: &Path) -> Result<File> {
+    let open = || {
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+        if file.metadata()?.len() > LONGEST_LOG {
+            file.set_len(0)?;
+        }
+        Ok::<_, std::io::Error>(file)
+    };
+    open().with_context(|| format!("cannot write the daemon's log {}", path.display()))
+}
+
+fn reserve(disk: u64) -> u64 {
+    (disk / 100 * RESERVE_PERCENT).min(RESERVE_MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_twentieth_stays_free_up_to_a_limit() {
+        assert_eq!(reserve(100 << 30), 5 << 30);
+        assert_eq!(reserve(10 << 40), 20 << 30);
+    }
+}

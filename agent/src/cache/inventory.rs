@@ -1,0 +1,164 @@
+//! Stock: what is done with all that a cache holds, by an agent or on a cache that nobody owns.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use bdnfs::cache::inventory::{self, Line};
+use bdnfs::cache::node::Node;
+use bdnfs::cache::share::Share;
+use bdnfs::cache::{pins, verify};
+use bdnfs::engine::Usage;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::Uri;
+
+use crate::api::cache::{Evicted, Pinned, Selection, Snapshot, Summary, Tenant, Verified};
+
+/// The fewest digits of an id that are taken for one.
+const FEWEST: usize = 6;
+
+/// Tells what `node` holds. `mounted` tells where a snapshot of a tenant is mounted, given its id.
+pub fn summarize(node: &Node, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Result<Summary> {
+    let (mut tenants, mut snapshots) = (Vec::new(), Vec::new());
+    for share in node.shares() {
+        let tenant = share.layout.tenant();
+        let mut stock = inventory::take(&share)?;
+        stock.lines.sort_by_key(|line| std::cmp::Reverse((line.used_at, line.bytes)));
+        snapshots.extend(stock.lines.into_iter().map(|line| told(tenant, line, &mounted)));
+        let (quota, tenant) = (share.quota, tenant.to_owned());
+        tenants.push(Tenant { tenant, bytes: stock.bytes, quota, others: stock.others });
+    }
+    tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
+    snapshots.sort_by(|a, b| a.tenant.cmp(&b.tenant));
+    Ok(Summary { cache: node.root().to_owned(), usage: Usage::of(node), tenants, snapshots })
+}
+
+fn told(tenant: &str, line: Line, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Snapshot {
+    let Line { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned } = line;
+    let (snapshot, tenant) = (snapshot.to_string(), tenant.to_owned());
+    let in_use_by = mounted(&tenant, &snapshot);
+    Snapshot { tenant, source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned, in_use_by }
+}
+
+/// Removes what is selected and not in use.
+pub fn evict(node: &Node, selection: &Selection) -> Result<Evicted> {
+    let mut sum = Evicted::default();
+    for (share, chosen) in choose(node, selection)? {
+        let takes = |id: &bdnfs::digest::Digest, _: &str| chosen.iter().any(|line| line.snapshot == *id);
+        let one = inventory::evict(&share, takes, selection.all)?;
+        sum.snapshots += one.snapshots;
+        sum.blobs += one.blobs;
+        sum.bytes += one.bytes;
+        sum.held += one.held;
+    }
+    Ok(sum)
+}
+
+/// Pins what is selected, or with `pin` false unpins it.
+pub fn pin(node: &Node, selection: &Selection, pin: bool) -> Result<Pinned> {
+    let mut sum = Pinned::default();
+    for (share, chosen) in choose(node, selection)? {
+        for line in chosen {
+            let done = if pin {
+                pins::pin(&share, &line.snapshot).map(|()| true)
+            } else {
+                pins::unpin(&share, &line.snapshot)
+            };
+            if done? {
+                sum.snapshots.push(line.snapshot.to_string());
+                sum.bytes += line.bytes;
+                sum.bytes_local += line.bytes_local;
+            }
+        }
+    }
+    Ok(sum)
+}
+
+/// Reads everything, and removes what is not right. Ends early when `give_up` is set.
+pub fn verify(node: &Node, give_up: &AtomicBool) -> Result<Verified> {
+    let mut sum = Verified::default();
+    for share in node.shares() {
+        let one = verify::verify(&node.tenant(share.layout.tenant())?, give_up)?;
+        sum.blobs += one.blobs;
+        sum.bytes += one.bytes;
+        sum.unknown += one.unknown;
+        sum.damaged.extend(one.damaged);
+    }
+    Ok(sum)
+}
+
+/// What is selected, by tenant. Each name must have chosen something.
+fn choose(node: &Node, selection: &Selection) -> Result<Vec<(std::sync::Arc<Share>, Vec<Line>)>> {
+    if selection.which.is_empty() && !selection.all {
+        return Err(Error::new(Kind::Invalid, "nothing is named; name sources or ids of snapshots, or all"));
+    }
+    let named: Vec<_> = selection.which.iter().map(|text| Name::new(text)).collect();
+    let mut hits = vec![false; named.len()];
+    let mut chosen = Vec::new();
+    for share in node.shares() {
+        if selection.tenant.as_ref().is_some_and(|tenant| tenant != share.layout.tenant()) {
+            continue;
+        }
+        let mut lines = inventory::take(&share)?.lines;
+        lines.retain(|line| {
+            let mut takes = selection.all;
+            for (name, hit) in named.iter().zip(&mut hits) {
+                let matches = name.matches(&line.snapshot.to_string(), &line.source);
+                takes |= matches;
+                *hit |= matches;
+            }
+            takes
+        });
+        chosen.push((share, lines));
+    }
+    match selection.which.iter().zip(hits).find(|(_, hit)| !hit) {
+        Some((name, _)) => {
+            let text = format!("the cache has nothing of {name}; `bdnfs cache summarize` tells what it has");
+            Err(Error::new(Kind::NotFound, text))
+        }
+        None => Ok(chosen),
+    }
+}
+
+/// What a person calls snapshots.
+struct Name {
+    text: String,
+    source: Option<String>,
+}
+
+impl Name {
+    fn new(text: &str) -> Self {
+        let uri = match text.parse::<Uri>() {
+            Ok(Uri::File(path)) => Some(Uri::File(std::path::absolute(&path).unwrap_or(path))),
+            other => other.ok(),
+        };
+        Self { text: text.to_owned(), source: uri.map(|uri| uri.to_string()) }
+    }
+
+    /// Whether it means the snapshot `id` of `source`. A source without a revision means all of them.
+    fn matches(&self, id: &str, source: &str) -> bool {
+        if self.text.len() >= FEWEST && id.starts_with(&self.text) {
+            return true;
+        }
+        let rest = self.source.as_ref().and_then(|own| source.strip_prefix(own.as_str()));
+        // A revision; an endpoint; the hash of a query.
+        rest.is_some_and(|rest| {
+            rest.is_empty() || ["@", " at ", "#"].iter().any(|next| rest.starts_with(next))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_are_named_by_source_or_by_id() {
+        let means = |name: &str, source: &str| Name::new(name).matches("0123456789abcdef", source);
+        assert!(means("s3://b/p/", "s3://b/p") && means("s3://b/p", "s3://b/p at http://h:1"));
+        assert!(!means("s3://b/p", "s3://b/pq") && !means("s3://b", "s3://b/p"));
+        assert!(means("hf://a/b", "hf://models/a/b@0123") && means("hf://a/b@0123", "hf://models/a/b@0123"));
+        assert!(!means("hf://a/b@main", "hf://models/a/b@0123"));
+        assert!(means("012345", "s3://x") && !means("01234", "s3://x"));
+        assert!(means("https://h/x", "https://h/x#0123"));
+    }
+}

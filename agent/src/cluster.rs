@@ -1,0 +1,218 @@
+//! The cluster, as an agent is part of it: what it listens at, what it tells the others, what it gives them.
+
+mod hosting;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bdnfs::engine::Engine;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::peer::client::Peers;
+use bdnfs::peer::gossip::{self, Gossip};
+use bdnfs::peer::health::Standing;
+use bdnfs::peer::identity::{Files, Identity};
+use bdnfs::peer::link::Http;
+use bdnfs::peer::server::Server;
+use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::source::SecretStore;
+use bdnfs::task::blocking;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use hosting::Hosting;
+
+use crate::api::MirrorRequest;
+use crate::api::cluster::{Cluster, MemberState, MemberStatus};
+
+/// How long a node that starts waits until it has heard of the others: who asks nobody yet would fetch all by itself.
+const HEARING: Duration = Duration::from_secs(5);
+
+/// For how long nobody has asked anything of a node that ends before it is gone, so that the others have heard of it and
+/// have fetched what is theirs from now on; and how long it goes on at most. Supervisors give a process 30 seconds and more.
+const LEAVING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+
+/// How often it is looked at whether anything is being sent.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How a node is part of a cluster.
+#[derive(Debug)]
+pub struct Setup {
+    /// The cluster's name.
+    pub name: String,
+    /// The node's; where none is named, that of its certificate.
+    pub id: Option<String>,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Where the others reach it.
+    pub advertise: SocketAddr,
+    /// What fails together with it.
+    pub zone: String,
+    /// How much it should own, in bytes; where that isn't said, as much as its cache holds.
+    pub capacity: Option<u64>,
+    /// Where others may be.
+    pub seeds: Vec<String>,
+    /// Its certificate; without one anybody is trusted.
+    pub files: Option<Files>,
+    /// What the nodes share: each tenant's part of this mirror.
+    pub mirror: MirrorRequest,
+    /// The tenants that it hosts, where no certificate names them.
+    pub tenants: Vec<String>,
+}
+
+/// A node that is part of a cluster, until it is dropped.
+#[derive(Debug)]
+pub struct Joined {
+    name: String,
+    is_secure: bool,
+    has_seeds: bool,
+    peers: Arc<Peers>,
+    gossip: Arc<Gossip>,
+    server: Arc<Server>,
+    _tasks: JoinSet<()>,
+}
+
+impl Joined {
+    /// Joins. From then on what `engine` opens is asked of the others, and what it has is theirs, too. Secrets that the
+    /// mirror names are looked for in `secrets`.
+    pub async fn join(engine: &Engine, setup: Setup, cache: &Path, secrets: &[SecretStore]) -> Result<Self> {
+        let identity = match setup.files.clone() {
+            Some(files) => Some(blocking(|| Identity::open(files)).await?),
+            None => None,
+        };
+        let (id, tenants) = named(&setup, identity.as_deref())?;
+        let listener = TcpListener::bind(setup.listen).await.map_err(|e| {
+            let text = format!("cannot listen at {} for peers (cluster.listen)", setup.listen);
+            Error::with(Kind::Unavailable, text, e)
+        })?;
+        let capacity = setup.capacity.or(engine.usage().capacity);
+        let me = Member {
+            id,
+            address: setup.advertise,
+            zone: setup.zone,
+            capacity: capacity.map_or_else(|| disk(cache), Ok)?,
+            protocol: PROTOCOL,
+            draining: false,
+            tenants: tenants.iter().map(|tenant| token(&[tenant.as_bytes()])).collect(),
+            holds: Vec::new(),
+        };
+        let link = Arc::new(match &identity {
+            Some(identity) => Http::new(Arc::clone(identity))?,
+            None => Http::plain()?,
+        });
+        let server = Arc::new(Server::default());
+        let mut hosting = Hosting::new(engine, &setup.mirror, cache, secrets, Arc::clone(&server));
+        for tenant in tenants {
+            hosting.take_in(tenant).await?;
+        }
+        let (letterbox, letters) = gossip::letterbox();
+        server.take_letters(letterbox);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(listener::serve(listener, Arc::clone(&server), identity.clone()));
+        let is_secure = identity.is_some();
+        let others = |seed: &String| seed.parse() != Ok(setup.advertise);
+        let (name, has_seeds) = (setup.name.clone(), setup.seeds.iter().any(others));
+        // Each life of a node begins later than the one before.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let generation = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let config = gossip::Config { cluster: setup.name, me: me.clone(), generation, seeds: setup.seeds };
+        let gossip = Gossip::start(config, Arc::clone(&link), letters).await?;
+        if let Some(identity) = identity {
+            tasks.spawn(hosting.follow(Arc::clone(&identity), Arc::clone(&gossip)));
+            tasks.spawn(identity.follow());
+        }
+        let peers = Peers::new(me, Arc::clone(&gossip) as _, link);
+        engine.join(Arc::clone(&peers));
+        tracing::info!("node {} of the cluster {name} serves peers at {}", peers.me().id, setup.listen);
+        Ok(Self { name, is_secure, has_seeds, peers, gossip, server, _tasks: tasks })
+    }
+
+    /// Waits until somebody else has been heard of, if anybody is to be, for no longer than a moment.
+    pub async fn settled(&self) {
+        if self.has_seeds {
+            self.gossip.settled(HEARING).await;
+        }
+    }
+
+    /// Has others turn to others, who fetch from here what they own from now on, and finishes what is being sent to them.
+    pub async fn leave(&self) {
+        self.gossip.drain().await;
+        let alone = self.peers.members().len() < 2;
+        if alone {
+            return;
+        }
+        tracing::info!("leaving the cluster");
+        let quiet = async {
+            let mut since = Instant::now();
+            while since.elapsed() < LEAVING.0 {
+                tokio::time::sleep(LOOK).await;
+                if self.server.busy() > 0 {
+                    since = Instant::now();
+                }
+            }
+        };
+        if tokio::time::timeout(LEAVING.1, quiet).await.is_err() {
+            tracing::warn!("{} answers to peers are broken off", self.server.busy());
+        }
+    }
+
+    /// Who is there, and how they are doing.
+    pub fn told(&self) -> Cluster {
+        let me = self.peers.me();
+        let members = self.peers.members();
+        let mut members: Vec<_> = members.iter().map(|member| self.member(member)).collect();
+        members.sort_by(|a, b| a.id.cmp(&b.id));
+        Cluster {
+            name: self.name.clone(),
+            id: me.id.clone(),
+            secure: self.is_secure,
+            members,
+            sent: self.server.sent(),
+            asked: self.peers.figures(),
+        }
+    }
+
+    fn member(&self, member: &Member) -> MemberStatus {
+        let (state, left) = match self.peers.standing(&member.id) {
+            Standing::Banned(left) => (MemberState::Banned, Some(left)),
+            _ if member.draining => (MemberState::Draining, None),
+            Standing::Silent(left) => (MemberState::Suspected, Some(left)),
+            Standing::Well => (MemberState::Alive, None),
+        };
+        let until = left.and_then(|left| (SystemTime::now() + left).duration_since(UNIX_EPOCH).ok());
+        MemberStatus {
+            id: member.id.clone(),
+            address: member.address,
+            zone: member.zone.clone(),
+            capacity: member.capacity,
+            protocol: member.protocol,
+            state,
+            until: until.map(|until| until.as_secs()),
+        }
+    }
+}
+
+/// The node's name and its tenants: those of its certificate, if it has one.
+fn named(setup: &Setup, identity: Option<&Identity>) -> Result<(String, Vec<String>)> {
+    let Some(own) = identity.map(Identity::own) else {
+        let id = setup
+            .id
+            .clone()
+            .unwrap_or_else(|| setup.advertise.to_string().replace(['.', ':', '[', ']'], "-"));
+        return Ok((id, setup.tenants.clone()));
+    };
+    let (id, tenants) = (own.id.unwrap_or_default(), own.tenants.unwrap_or_default());
+    if let Some(other) = setup.id.as_ref().filter(|named| **named != id) {
+        let text = format!("cluster.id says that this node is {other}, and its certificate that it is {id}");
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    Ok((id, tenants))
+}
+
+/// How large the disk of `cache` is, in bytes.
+fn disk(cache: &Path) -> Result<u64> {
+    let disk = rustix::fs::statvfs(cache);
+    let disk = disk.map_err(|e| Error::disk("cannot see how large the cache's disk is", e.into()))?;
+    Ok(disk.f_blocks.saturating_mul(disk.f_frsize))
+}

@@ -1,0 +1,36 @@
+//! Where a mirror is.
+
+use std::path::PathBuf;
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::mirror::Mirror;
+use bdnfs::source::{Access, Secret, Uri};
+
+use crate::api::MirrorRequest;
+
+/// The part of `tenant` of this machine's own mirror.
+pub fn of_machine(tenant: &str) -> Result<MirrorRequest> {
+    let url = Secret::new(of_host()?.to_string());
+    Ok(MirrorRequest { url, tenant: tenant.to_owned(), access: Access::default() })
+}
+
+/// This machine's own mirror, a directory.
+pub fn of_host() -> Result<Uri> {
+    let directory = if rustix::process::geteuid().is_root() {
+        PathBuf::from("/var/lib/bdnfs/mirror")
+    } else {
+        // The XDG base directory specification: a relative path is to be ignored.
+        let env = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let data = env("XDG_DATA_HOME").or_else(|| env("HOME").map(|home| home.join(".local/share")));
+        let none =
+            || Error::new(Kind::Invalid, "no home directory to keep a mirror in; name one with --mirror");
+        data.ok_or_else(none)?.join("bdnfs/mirror")
+    };
+    Ok(Uri::File(directory))
+}
+
+/// Opens a mirror. Manifests lie in the directory `scratch` while they are looked through.
+pub fn open(at: &MirrorRequest, scratch: PathBuf) -> Result<Mirror> {
+    let uri: Uri = at.url.expose().parse()?;
+    Mirror::open(&uri, &at.access, &at.tenant, scratch)
+}

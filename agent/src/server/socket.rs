@@ -1,0 +1,201 @@
+//! The daemon's end of the control socket.
+
+use std::fs::{File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path as FilePath, PathBuf};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use bdnfs::error::{Error, Kind, Result as Outcome};
+use rustix::fs::FlockOperation;
+use tokio::net::unix::SocketAddr;
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::api::Failure;
+
+/// After a failed accept (no free descriptor, say), others get this long to recover.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let code = match self.kind.as_str() {
+            "invalid" => StatusCode::BAD_REQUEST,
+            "notfound" => StatusCode::NOT_FOUND,
+            "refused" => StatusCode::FORBIDDEN,
+            "busy" | "changed" => StatusCode::CONFLICT,
+            "timeout" => StatusCode::GATEWAY_TIMEOUT,
+            "corrupt" => StatusCode::BAD_GATEWAY,
+            "unavailable" | Self::CLOSING => StatusCode::SERVICE_UNAVAILABLE,
+            "nospace" => StatusCode::INSUFFICIENT_STORAGE,
+            "unsupported" => StatusCode::NOT_IMPLEMENTED,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (code, Json(self)).into_response()
+    }
+}
+
+/// A bound control socket; it lets in whom it trusts. Its file goes when it is dropped.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Says that it is ours, where no cache's lock does.
+    lock: Option<File>,
+}
+
+impl Socket {
+    /// Listens at `path`. The caller holds the cache's lock, so a socket that is there was left behind by a crash.
+    pub fn bind(path: &FilePath) -> Outcome<Self> {
+        let bind = || {
+            match std::fs::remove_file(path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            let listener = UnixListener::bind(path)?;
+            std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+            Ok(listener)
+        };
+        let listener = bind().map_err(|e| Error::disk(format!("cannot listen at {}", path.display()), e))?;
+        Ok(Self { listener, path: path.to_owned(), lock: None })
+    }
+
+    /// Listens at `path`, which belongs to no cache: a lock file beside it tells whose it is.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when another process has it, which the message names; [`Kind::Disk`].
+    pub fn bind_beside(path: &FilePath) -> Outcome<Self> {
+        let fault = |e| Error::disk(format!("cannot listen at {}", path.display()), e);
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).map_err(fault)?;
+        }
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut lock = options.open(path.with_added_extension("lock")).map_err(fault)?;
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let mut owner = String::new();
+            lock.read_to_string(&mut owner).map_err(fault)?;
+            let (path, owner) = (path.display(), owner.trim());
+            let text = format!("the socket {path} is that of process {owner}; name another with --socket");
+            return Err(Error::new(Kind::Busy, text));
+        }
+        lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(fault)?;
+        let mut socket = Self::bind(path)?;
+        socket.lock = Some(lock);
+        Ok(socket)
+    }
+
+    /// Serves `routes` until `end` is there, then lets the requests under way finish.
+    pub async fn serve(
+        self,
+        routes: Router,
+        end: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<()> {
+        axum::serve(self, routes).with_graceful_shutdown(end).await
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!("cannot remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+impl axum::serve::Listener for Socket {
+    type Io = UnixStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, address)) => match stream.peer_cred() {
+                    Ok(peer) if crate::api::socket::trusted(peer.uid()) => return (stream, address),
+                    Ok(peer) => tracing::warn!("user {} was turned away", peer.uid()),
+                    Err(error) => tracing::warn!("a peer of unknown identity was turned away: {error}"),
+                },
+                Err(error) => {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::extract::{Path, Query};
+    use axum::routing::{delete, get};
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::api::client::{Client, Trouble};
+
+    #[derive(Deserialize)]
+    struct Unmount {
+        lazy: bool,
+    }
+
+    #[tokio::test]
+    async fn a_socket_beside_has_one_owner() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("below/agent.sock");
+        let first = Socket::bind_beside(&path).expect("bound");
+        let refused = Socket::bind_beside(&path).expect_err("bound already");
+        assert!(refused.to_string().contains(&std::process::id().to_string()), "{refused}");
+        drop(first);
+        assert!(!path.exists());
+        Socket::bind_beside(&path).expect("free again");
+    }
+
+    #[tokio::test]
+    async fn answers_and_failures_cross_the_socket() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("control.sock");
+        let client = Client::new(&path);
+        assert!(matches!(client.ended(1).await, Err(Trouble::Absent(_))));
+
+        let echo = |Path(id): Path<u64>, Query(how): Query<Unmount>| async move {
+            if how.lazy { Ok(Json(())) } else { Err(Failure::new(Kind::Busy, format!("mount {id} is held"))) }
+        };
+        let routes = Router::new()
+            .route("/v1/mounts/{id}", delete(echo))
+            .route("/v1/mounts/{id}/ended", get(|| async { Err::<(), _>(Failure::closing()) }));
+        let (end, ending) = tokio::sync::oneshot::channel::<()>();
+        let socket = Socket::bind(&path).expect("bound");
+        let server = tokio::spawn(socket.serve(routes, async { ending.await.unwrap_or(()) }));
+
+        client.unmount(7, true).await.expect("an answer");
+        match client.unmount(7, false).await {
+            Err(Trouble::Failed(failure)) => {
+                assert!(failure.is(Kind::Busy));
+                assert_eq!(failure.message, "mount 7 is held");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(client.ended(7).await.expect_err("closing").is_gone());
+        assert!(matches!(client.status().await, Err(Trouble::Socket(..))), "no such route");
+
+        end.send(()).expect("serving");
+        server.await.expect("joined").expect("served");
+        assert!(!path.exists());
+        assert!(client.ended(7).await.expect_err("gone").is_gone());
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_hangs_up_is_lost() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("control.sock");
+        let listener = UnixListener::bind(&path).expect("bound");
+        tokio::spawn(async move { drop(listener.accept().await) });
+        assert!(matches!(Client::new(&path).ended(1).await, Err(Trouble::Lost(_))));
+    }
+}

@@ -1,0 +1,48 @@
+//! How things are told to people: sizes, counts, times, errors.
+
+use std::error::Error;
+
+use bytesize::ByteSize;
+
+/// A number of bytes with its unit, in powers of 1000 as disks and object stores count: `13.5 GB`.
+pub fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().si().to_string()
+}
+
+/// A number of files: `12 files`.
+pub fn files(count: u64) -> String {
+    if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
+}
+
+/// A number of things, each of them a `one`: `12 blobs`.
+pub fn count(number: u64, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+}
+
+/// A time in seconds since 1970, to the minute, in UTC.
+pub fn minute(seconds: i64) -> String {
+    match chrono::DateTime::from_timestamp(seconds, 0) {
+        Some(time) => time.format("%Y-%m-%d %H:%M").to_string(),
+        None => "-".to_owned(),
+    }
+}
+
+/// That a pattern is likely misspelt.
+pub fn unmatched(pattern: &str, source: &str) -> String {
+    format!("the pattern {pattern:?} matches nothing in {source}")
+}
+
+/// An error in one line: each cause that adds something to what stands before it.
+pub fn line(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        next = cause.source();
+        let text = cause.to_string();
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+    }
+    line.replace('\n', " ")
+}

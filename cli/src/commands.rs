@@ -1,0 +1,16 @@
+//! The commands, a file for each.
+
+pub mod agent;
+pub mod bench;
+pub mod cache;
+pub mod check;
+pub mod cluster;
+pub mod daemon;
+pub mod job;
+pub mod ls;
+pub mod mirror;
+pub mod mount;
+pub mod status;
+pub mod top;
+pub mod umount;
+pub mod wait;
