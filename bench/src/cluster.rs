@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use bdnfs_tests::bdnfs::Machine;
-use bdnfs_tests::lab;
+use bdnfs_tests::cluster::TestCluster;
+use bdnfs_tests::machine::Machine;
 
 use crate::interrupt;
 use crate::lab::Lab;
@@ -94,14 +94,18 @@ fn limits(points: &[Point]) -> Vec<Figure> {
 fn burst(lab: &Lab, count: usize, peers: bool) -> Result<(f64, f64)> {
     let size = size(lab);
     let room = lab.room("cluster-", (count as u64 + 2) * size)?;
-    let Some(cluster) = lab::Lab::new(RATE) else { bail!("there can be no networks here") };
+    let Some(cluster) = TestCluster::new(RATE) else { bail!("there can be no networks here") };
     tried(|| {
         cluster.publish(&[("weights", size as usize)]);
         let nodes: Vec<_> = (1..=count)
             .map(|number| {
                 let machine = Machine::new().with_cache(&room.path().join(number.to_string()));
                 let id = format!("n{number}");
-                if peers { cluster.node_on(machine, &id, RATE, "") } else { cluster.loner(machine, RATE) }
+                if peers {
+                    cluster.node_on(machine, &id, RATE, "")
+                } else {
+                    cluster.standalone_node(machine, RATE)
+                }
             })
             .collect();
         if peers {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use bdnfs_tests::bdnfs::Machine;
-use bdnfs_tests::lab::{self, Node};
+use bdnfs_tests::cluster::{ClusterNode, TestCluster};
+use bdnfs_tests::machine::Machine;
 
 use crate::data;
 use crate::fio::{self, Job};
@@ -54,8 +54,8 @@ pub fn tried<T>(work: impl FnOnce() -> T) -> Result<T> {
 
 /// A mirror, and a node that has all of it.
 struct Place {
-    _neighbour: Node,
-    cluster: lab::Lab,
+    _neighbour: ClusterNode,
+    cluster: TestCluster,
     /// The same file on the disk that is measured.
     native: PathBuf,
     /// How many nodes there were that had nothing.
@@ -69,7 +69,7 @@ impl Place {
         let room = lab.room("peer", 4 * size)?;
         let native = room.path().join(FILE);
         data::file(&native, size)?;
-        let Some(cluster) = lab::Lab::new(RATE) else { bail!("there can be no networks here") };
+        let Some(cluster) = TestCluster::new(RATE) else { bail!("there can be no networks here") };
         tried(move || {
             cluster.publish(&[(FILE, size as usize)]);
             let machine = Machine::new().with_cache(&room.path().join(NEIGHBOUR));
@@ -80,7 +80,7 @@ impl Place {
     }
 
     /// Does `work` on a node that has nothing yet, with peers or without.
-    fn on_new<T>(&self, peers: bool, work: impl FnOnce(&Node) -> Result<T>) -> Result<T> {
+    fn on_new<T>(&self, peers: bool, work: impl FnOnce(&ClusterNode) -> Result<T>) -> Result<T> {
         let home = tempfile::tempdir_in(self.room.path()).context("cannot make a directory")?;
         // A name of its own, since who was there before it is remembered for a while.
         let number = self.nodes.replace(self.nodes.get() + 1);
@@ -91,7 +91,7 @@ impl Place {
                 node.knows(2);
                 node
             } else {
-                self.cluster.loner(machine, RATE)
+                self.cluster.standalone_node(machine, RATE)
             };
             settle();
             work(&node)

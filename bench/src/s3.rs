@@ -102,7 +102,7 @@ impl Server {
         let (asked, ask) = std::io::pipe().context("cannot make a pipe")?;
         let mut command = link::command(link, &lab.s3_server);
         command.arg("--root").arg(root).args(["--port", port]).stdin(asked);
-        command.arg("--late").arg(late.as_millis().to_string());
+        command.arg("--latency").arg(late.as_millis().to_string());
         command.env("AWS_ACCESS_KEY_ID", KEY_ID).env("AWS_SECRET_ACCESS_KEY", SECRET);
         let process = Running::start(&mut command, out.try_clone().context("cannot share a file")?)?;
         let mut server = Self { url: String::new(), out, ask, process: Some(process) };

@@ -10,14 +10,15 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::bdnfs::{Machine, eventually, wait};
+use crate::machine::Machine;
+use crate::process::{eventually, wait_for_exit};
 
 /// How long an answer may take before the test fails instead of hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An agent that owns the cache of a machine. Dropping it kills it.
 #[derive(Debug)]
-pub struct Agent {
+pub struct AgentProcess {
     child: Child,
     socket: PathBuf,
     log: PathBuf,
@@ -25,7 +26,7 @@ pub struct Agent {
 
 /// An answer of the control socket.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ApiResponse {
     /// The status code.
     pub code: u16,
     /// What the body is said to be: its Content-Type.
@@ -34,7 +35,7 @@ pub struct Answer {
     pub body: String,
 }
 
-impl Answer {
+impl ApiResponse {
     /// The body as JSON.
     ///
     /// # Panics
@@ -50,7 +51,7 @@ impl Machine {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn agent(&self, config: &str) -> Agent {
+    pub fn agent(&self, config: &str) -> AgentProcess {
         let mut agent = self.agent_not_ready(config);
         eventually("the agent is ready", || {
             if let Some(status) = agent.child.try_wait().expect("a child can be asked") {
@@ -65,7 +66,7 @@ impl Machine {
     ///
     /// # Panics
     /// When it can't be started.
-    pub fn agent_not_ready(&self, config: &str) -> Agent {
+    pub fn agent_not_ready(&self, config: &str) -> AgentProcess {
         let path = self.directory("etc").join("agent.toml");
         let cache = self.cache().display();
         fs::write(&path, format!("cache_dir = \"{cache}\"\n{config}\n")).expect("a configuration");
@@ -74,11 +75,11 @@ impl Machine {
         let file = File::options().create(true).append(true).open(&log).expect("a log");
         command.stdout(file.try_clone().expect("a descriptor")).stderr(file);
         let child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
-        Agent { child, socket: self.cache().join("control.sock"), log }
+        AgentProcess { child, socket: self.cache().join("control.sock"), log }
     }
 }
 
-impl Agent {
+impl AgentProcess {
     /// Its process.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
@@ -98,7 +99,7 @@ impl Agent {
     ///
     /// # Panics
     /// When there is no answer.
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> ApiResponse {
         self.ask("GET", path, "")
     }
 
@@ -106,15 +107,15 @@ impl Agent {
     ///
     /// # Panics
     /// When there is no answer.
-    pub fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub fn ask(&self, method: &str, path: &str, body: &str) -> ApiResponse {
         self.try_ask(method, path, body)
             .unwrap_or_else(|| panic!("no answer to {method} {path}: {}", self.log()))
     }
 
     /// The same; `None` when there is no answer.
-    pub fn try_ask(&self, method: &str, path: &str, body: &str) -> Option<Answer> {
+    pub fn try_ask(&self, method: &str, path: &str, body: &str) -> Option<ApiResponse> {
         let mut stream = UnixStream::connect(&self.socket).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: bdnfs\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
@@ -127,7 +128,7 @@ impl Agent {
         let mut fields = head.lines().filter_map(|line| line.split_once(':'));
         let kind = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
         let kind = kind.map_or_else(String::new, |(_, kind)| kind.trim().to_owned());
-        Some(Answer { code, kind, body: body.to_owned() })
+        Some(ApiResponse { code, kind, body: body.to_owned() })
     }
 
     /// Its status.
@@ -166,7 +167,7 @@ impl Agent {
     /// # Panics
     /// When it does not, or fails.
     pub fn gone(mut self) {
-        let status = wait(&mut self.child, "an agent that was asked to end");
+        let status = wait_for_exit(&mut self.child, "an agent that was asked to end");
         assert!(status.success(), "{status}: {}", self.log());
     }
 
@@ -177,7 +178,7 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for AgentProcess {
     fn drop(&mut self) {
         self.kill();
     }

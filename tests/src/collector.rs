@@ -15,27 +15,27 @@ use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use parking_lot::Mutex;
 use prost::Message;
 
-use crate::serve::Server;
+use crate::serve::HttpServer;
 
 /// A collector on loopback.
 #[derive(Debug)]
-pub struct Collector {
+pub struct TraceCollector {
     /// To stop and start it.
-    pub server: Server,
-    taken: Arc<Mutex<Taken>>,
+    pub server: HttpServer,
+    taken: Arc<Mutex<CollectorState>>,
 }
 
 /// What was sent to it.
 #[derive(Debug, Default)]
-struct Taken {
-    spans: Vec<Span>,
+struct CollectorState {
+    spans: Vec<CollectedSpan>,
     bytes: Vec<u8>,
     authorized: Vec<String>,
 }
 
 /// A span.
 #[derive(Clone, Debug)]
-pub struct Span {
+pub struct CollectedSpan {
     /// Its name.
     pub name: String,
     /// The trace that it belongs to.
@@ -52,16 +52,16 @@ pub struct Span {
     pub events: usize,
 }
 
-impl Collector {
+impl TraceCollector {
     /// Starts one.
     pub fn start() -> Self {
-        let taken = Arc::<Mutex<Taken>>::default();
+        let taken = Arc::<Mutex<CollectorState>>::default();
         let app = Router::new().route("/v1/traces", post(take)).with_state(Arc::clone(&taken));
-        Self { server: Server::start(app, 0), taken }
+        Self { server: HttpServer::start(app, 0), taken }
     }
 
     /// All spans that were sent to it.
-    pub fn spans(&self) -> Vec<Span> {
+    pub fn spans(&self) -> Vec<CollectedSpan> {
         self.taken.lock().spans.clone()
     }
 
@@ -78,7 +78,7 @@ impl Collector {
 }
 
 async fn take(
-    State(taken): State<Arc<Mutex<Taken>>>,
+    State(taken): State<Arc<Mutex<CollectorState>>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> (StatusCode, Vec<u8>) {
@@ -92,7 +92,7 @@ async fn take(
     for part in sent.resource_spans {
         let resource = part.resource.map(|resource| named(resource.attributes)).unwrap_or_default();
         for span in part.scope_spans.into_iter().flat_map(|scope| scope.spans) {
-            taken.spans.push(Span {
+            taken.spans.push(CollectedSpan {
                 name: span.name,
                 trace: span.trace_id,
                 id: span.span_id,

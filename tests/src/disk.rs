@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
-use crate::bdnfs::eventually;
-use crate::tools::{run, tool};
+use crate::process::eventually;
+use crate::tools::{cannot_run, program, run};
 
 /// EXT4_IOC_SHUTDOWN (fs/ext4/ext4.h).
 const SHUTDOWN: libc::c_ulong = 0x8004_587d;
@@ -21,25 +21,25 @@ static AT_ONCE: u32 = 2;
 
 /// A disk, and where it is mounted. It is gone when it is dropped.
 #[derive(Debug)]
-pub struct Disk {
+pub struct LoopDisk {
     home: TempDir,
 }
 
-impl Disk {
-    /// An empty disk of `size` bytes, of which the file takes no more than what is written; `None`, and a line that says
-    /// so, where there are no loop devices.
+impl LoopDisk {
+    /// An empty disk of `size` bytes, of which the file takes no more than what is written; `None` where there are no
+    /// loop devices.
     ///
     /// # Panics
-    /// When there are, and it can't be made all the same.
+    /// When it can't be made, and in CI also where there are no loop devices.
     pub fn new(size: u64) -> Option<Self> {
         if !Path::new("/dev/loop-control").exists() {
-            eprintln!("NOTHING WAS TRIED, for want of loop devices here");
+            cannot_run("there is no /dev/loop-control; load the module loop, or start the container with it");
             return None;
         }
         let disk = Self { home: TempDir::with_prefix("bdnfs-disk-").expect("a temporary directory") };
         fs::create_dir(disk.path()).expect("a directory");
         File::create(disk.image()).and_then(|image| image.set_len(size)).expect("an image");
-        run(tool("mkfs.ext4").args(["-q", "-F"]).arg(disk.image()));
+        run(program("mkfs.ext4").args(["-q", "-F"]).arg(disk.image()));
         disk.mount();
         Some(disk)
     }
@@ -54,7 +54,7 @@ impl Disk {
     }
 
     fn mount(&self) {
-        run(tool("mount").args(["-t", "ext4", "-o", "loop"]).arg(self.image()).arg(self.path()));
+        run(program("mount").args(["-t", "ext4", "-o", "loop"]).arg(self.image()).arg(self.path()));
     }
 
     /// Cuts its power: nothing more is written, and nothing can be read.
@@ -78,7 +78,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for LoopDisk {
     fn drop(&mut self) {
         let _ = unmount(self.path(), UnmountFlags::DETACH);
     }

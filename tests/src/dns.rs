@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::network::{Host, inside};
+use crate::network::{NetworkHost, inside};
 
 /// A name server on a host of its own. It is gone when it is dropped.
 pub struct Dns {
     addresses: Arc<Mutex<Vec<Ipv4Addr>>>,
     home: TempDir,
     _runtime: Runtime,
-    _host: Host,
+    _host: NetworkHost,
 }
 
 impl Dns {
@@ -24,7 +24,7 @@ impl Dns {
     ///
     /// # Panics
     /// When it can't be made.
-    pub fn start(host: Host, addresses: &[Ipv4Addr]) -> Self {
+    pub fn start(host: NetworkHost, addresses: &[Ipv4Addr]) -> Self {
         let socket = inside(&host.path(), || UdpSocket::bind(host.at(53)).expect("the port of name servers"));
         let home = TempDir::with_prefix("bdnfs-dns-").expect("a temporary directory");
         let line = format!("nameserver {}\noptions timeout:1 attempts:5\n", host.address);

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, future, stream};
 use parking_lot::Mutex;
 
-/// What a server can do wrong in answer to a GET, or [late](Fault::Late) to any request.
+/// What a server can do wrong in answer to a GET, or with [latency](Fault::Latency) to any request.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// It answers a request for a range with the whole file and 200.
@@ -42,8 +42,8 @@ pub enum Fault {
     Stall(u64),
     /// It sends the client elsewhere: to this URL with the request's path behind it.
     Redirect(String),
-    /// It does what it is asked for, whatever that is, so much later: as a store that is not on this machine.
-    Late(Duration),
+    /// It answers any request after this latency, as a store that is not on this machine.
+    Latency(Duration),
 }
 
 /// The switch of a server's faults. Clones are handles to one and the same.
@@ -78,7 +78,7 @@ impl Faults {
 
     fn next(&self, method: &Method) -> Option<Fault> {
         let mut set = self.0.lock();
-        let meets = |fault: &Fault| method == Method::GET || matches!(fault, Fault::Late(_));
+        let meets = |fault: &Fault| method == Method::GET || matches!(fault, Fault::Latency(_));
         let (fault, times) = set.as_mut().filter(|(fault, times)| *times > 0 && meets(fault))?;
         *times -= 1;
         Some(fault.clone())
@@ -88,7 +88,7 @@ impl Faults {
 async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -> Response {
     match faults.next(request.method()) {
         None => next.run(request).await,
-        Some(Fault::Late(wait)) => {
+        Some(Fault::Latency(wait)) => {
             tokio::time::sleep(wait).await;
             next.run(request).await
         }

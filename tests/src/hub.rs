@@ -13,49 +13,49 @@ use std::sync::Arc;
 use axum::Router;
 use tempfile::TempDir;
 
-use self::state::State;
-pub use self::state::{Guard, LARGE};
+use self::state::HubState;
+pub use self::state::{LARGE, RepositoryAccess};
 use crate::fault::Faults;
-use crate::serve::Server;
-use crate::tally::Tally;
+use crate::requests::RequestCounter;
+use crate::serve::HttpServer;
 
 /// A Hub on loopback. Repositories are named by their kind too: `models/owner/name`.
 #[derive(Debug)]
-pub struct Hub {
+pub struct HubServer {
     /// The Hub, to stop and start it.
-    pub server: Server,
+    pub server: HttpServer,
     /// What the Hub served.
-    pub tally: Tally,
+    pub requests: RequestCounter,
     /// What the Hub does wrong.
     pub faults: Faults,
     /// The storage behind it.
-    pub storage: Storage,
-    state: Arc<State>,
+    pub storage: HubStorage,
+    state: Arc<HubState>,
     _objects: TempDir,
 }
 
 /// The storage that a Hub leads to.
 #[derive(Debug)]
-pub struct Storage {
+pub struct HubStorage {
     /// To stop and start it.
-    pub server: Server,
+    pub server: HttpServer,
     /// What it served.
-    pub tally: Tally,
+    pub requests: RequestCounter,
     /// What it does wrong.
     pub faults: Faults,
 }
 
-impl Hub {
+impl HubServer {
     /// A Hub without repositories.
     pub fn start() -> Self {
         let objects = TempDir::with_prefix("bdnfs-hub-").expect("a temporary directory");
-        let state = Arc::new(State::new(objects.path()));
-        let (server, tally, faults) =
+        let state = Arc::new(HubState::new(objects.path()));
+        let (server, requests, faults) =
             serve(Router::new().fallback(content::stored).with_state(state.clone()));
-        let storage = Storage { server, tally, faults };
+        let storage = HubStorage { server, requests, faults };
         state.change(|hub| hub.storage = storage.server.url());
-        let (server, tally, faults) = serve(Router::new().fallback(api::answer).with_state(state.clone()));
-        Self { server, tally, faults, storage, state, _objects: objects }
+        let (server, requests, faults) = serve(Router::new().fallback(api::answer).with_state(state.clone()));
+        Self { server, requests, faults, storage, state, _objects: objects }
     }
 
     /// The URL, what `HF_ENDPOINT` is set to.
@@ -83,7 +83,7 @@ impl Hub {
     }
 
     /// Sets who may see a repository.
-    pub fn guard(&self, repository: &str, guard: Guard) {
+    pub fn guard(&self, repository: &str, guard: RepositoryAccess) {
         self.state.change(|hub| hub.repository(repository).guard = guard);
     }
 
@@ -124,7 +124,7 @@ impl Hub {
     }
 }
 
-impl Drop for Hub {
+impl Drop for HubServer {
     fn drop(&mut self) {
         let leaks = self.state.change(|hub| hub.leaks);
         assert!(
@@ -134,7 +134,7 @@ impl Drop for Hub {
     }
 }
 
-fn serve(app: Router) -> (Server, Tally, Faults) {
-    let (tally, faults) = (Tally::default(), Faults::default());
-    (Server::start(tally.around(faults.around(app)), 0), tally, faults)
+fn serve(app: Router) -> (HttpServer, RequestCounter, Faults) {
+    let (requests, faults) = (RequestCounter::default(), Faults::default());
+    (HttpServer::start(requests.around(faults.around(app)), 0), requests, faults)
 }

@@ -1,31 +1,34 @@
 //! The test kit: the outside world, in the process of a test.
 //!
-//! Servers run on loopback, each on threads of its own ([`serve`]): S3 ([`s3`]; of more objects than anybody could put there, [`crowd`]), AWS's token service ([`sts`]), a Hugging Face Hub
+//! Servers run on loopback, each on threads of its own ([`serve`]): S3 ([`s3`]; of more objects than anybody could put there, [`large_bucket`]), AWS's token service ([`sts`]), a Hugging Face Hub
 //! ([`hub`]), plain web ([`web`]) and a collector of traces ([`collector`]). What they
-//! served can be counted ([`tally`]), and what they serve can be broken while they run ([`fault`], [`proxy`]). The
-//! program under test is the real `bdnfs` binary with real mounts ([`bdnfs`]; as an [`agent`], with certificates of an [`office`], or several of them in a [`lab`] with a [`network`] and [`dns`]; with a bucket beside it, [`world`]), what it mounts are trees of known
+//! served can be counted ([`requests`]), and what they serve can be broken while they run ([`fault`], [`proxy`]). The
+//! program under test is the real `machine` binary with real mounts ([`machine`]; as an [`agent`], with certificates of an [`ca`], or several of them in a [`cluster`] with a [`network`] and [`dns`]; with a bucket beside it, [`test_env`]), what it mounts are trees of known
 //! content ([`tree`]), and what reads them are programs that nobody here wrote ([`tools`]). The kit panics where a
 //! test could only fail: its messages are for the one who reads the failed test.
 
 pub mod agent;
-pub mod bdnfs;
+pub mod ca;
+pub mod cluster;
 pub mod collector;
-pub mod crowd;
+pub mod command_output;
 pub mod disk;
 pub mod dns;
 pub mod fault;
 pub mod file;
 pub mod hub;
-pub mod lab;
+pub mod large_bucket;
+pub mod machine;
+pub mod mounts;
 pub mod network;
-pub mod office;
 pub mod openapi;
+pub mod process;
 pub mod proxy;
+pub mod requests;
 pub mod s3;
 pub mod serve;
 pub mod sts;
-pub mod tally;
+pub mod test_env;
 pub mod tools;
 pub mod tree;
 pub mod web;
-pub mod world;

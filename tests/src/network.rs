@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::tools::{run, tool};
+use crate::tools::{cannot_run, program, run};
 
 /// Where `ip` keeps the namespaces that have a name.
 const NAMES: &str = "/run/netns";
@@ -24,15 +24,15 @@ static NETWORKS: AtomicU32 = AtomicU32::new(0);
 
 /// A switch, and the hosts at it. They are gone when they are dropped.
 #[derive(Debug)]
-pub struct Network {
-    switch: Namespace,
+pub struct TestNetwork {
+    switch: NetworkNamespace,
     last: AtomicU8,
 }
 
 /// A host.
 #[derive(Debug)]
-pub struct Host {
-    namespace: Namespace,
+pub struct NetworkHost {
+    namespace: NetworkNamespace,
     /// Where it is plugged in.
     switch: String,
     port: String,
@@ -42,23 +42,24 @@ pub struct Host {
 
 /// A network namespace with a name.
 #[derive(Debug)]
-struct Namespace(String);
+struct NetworkNamespace(String);
 
-impl Network {
-    /// A switch that nobody is at yet; `None`, and a line that says so, where the kernel or a sandbox around this does not
-    /// have what it takes.
+impl TestNetwork {
+    /// A switch that nobody is at yet; `None` where the kernel or a sandbox around this does not have what it takes.
     ///
     /// # Panics
-    /// When it does, and it can't be made all the same.
+    /// When it can't be made, and in CI also where the kernel lacks something.
     pub fn new() -> Option<Self> {
         sweep();
         let number = NETWORKS.fetch_add(1, Relaxed);
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         if let Some(lacking) = lacking(&format!("{name}-probe")) {
-            eprintln!("NOTHING WAS TRIED, for want of networks here: {lacking}");
+            cannot_run(&format!(
+                "network namespaces with bridges and shaped links are needed, and {lacking}"
+            ));
             return None;
         }
-        let switch = Namespace::new(name);
+        let switch = NetworkNamespace::new(name);
         ip(&["-n", &switch.0, "link", "add", "bridge", "type", "bridge"]);
         ip(&["-n", &switch.0, "link", "set", "bridge", "up"]);
         // A switch looks at no packet, though the kernel has bridges show each to its firewall where that is loaded.
@@ -73,10 +74,10 @@ impl Network {
     ///
     /// # Panics
     /// When it can't be made.
-    pub fn host(&self, rate: &str) -> Host {
+    pub fn host(&self, rate: &str) -> NetworkHost {
         let number = self.last.fetch_add(1, Relaxed) + 1;
         let (switch, port) = (self.switch.0.clone(), format!("port{number}"));
-        let namespace = Namespace::new(format!("{switch}-{number}"));
+        let namespace = NetworkNamespace::new(format!("{switch}-{number}"));
         let (name, address) = (namespace.0.as_str(), Ipv4Addr::new(10, 77, 0, number));
         ip(&["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", name]);
         ip(&["-n", &switch, "link", "set", &port, "master", "bridge", "up"]);
@@ -91,13 +92,13 @@ impl Network {
             let line = format!(
                 "-n {namespace} qdisc add dev {device} root tbf rate {rate} burst 256kb latency 50ms"
             );
-            run(tool("tc").args(line.split(' ')));
+            run(program("tc").args(line.split(' ')));
         }
-        Host { switch, port, address, namespace }
+        NetworkHost { switch, port, address, namespace }
     }
 }
 
-impl Host {
+impl NetworkHost {
     /// The namespace, as a file.
     pub fn path(&self) -> PathBuf {
         self.namespace.path()
@@ -146,7 +147,7 @@ impl Host {
     }
 }
 
-impl Namespace {
+impl NetworkNamespace {
     fn new(name: String) -> Self {
         ip(&["netns", "add", &name]);
         Self(name)
@@ -157,7 +158,7 @@ impl Namespace {
     }
 }
 
-impl Drop for Namespace {
+impl Drop for NetworkNamespace {
     fn drop(&mut self) {
         delete(&self.0);
     }
@@ -173,7 +174,7 @@ fn lacking(name: &str) -> Option<String> {
     ];
     let failed = tried.iter().find_map(|line| {
         let mut words = line.split(' ');
-        let output = tool(words.next()?).args(words).output().ok()?;
+        let output = program(words.next()?).args(words).output().ok()?;
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         (!output.status.success()).then(|| format!("`{line}`: {said}"))
     });
@@ -203,11 +204,11 @@ fn enter(path: &Path) {
 }
 
 fn ip(arguments: &[&str]) {
-    run(tool("ip").args(arguments));
+    run(program("ip").args(arguments));
 }
 
 fn delete(name: &str) {
-    let mut command: Command = tool("ip");
+    let mut command: Command = program("ip");
     // Whatever becomes of it: the next test looks for what is left.
     let _ = command.args(["netns", "delete", name]).output();
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use boon::{Compiler, Schemas};
 use serde_json::Value;
 
-use crate::agent::{Agent, Answer};
+use crate::agent::{AgentProcess, ApiResponse};
 
 /// What the document is known as to the validator.
 const NAME: &str = "http://bdnfs/openapi.json";
@@ -36,7 +36,14 @@ impl OpenApi {
     ///
     /// # Panics
     /// When something is otherwise.
-    pub fn ask(&mut self, agent: &Agent, method: &str, path: &str, fill: &str, body: &str) -> Answer {
+    pub fn ask(
+        &mut self,
+        agent: &AgentProcess,
+        method: &str,
+        path: &str,
+        fill: &str,
+        body: &str,
+    ) -> ApiResponse {
         let answer = self.try_ask(agent, method, path, fill, body);
         assert!((200..300).contains(&answer.code), "{method} {path}: {} {}", answer.code, answer.body);
         answer
@@ -46,7 +53,14 @@ impl OpenApi {
     ///
     /// # Panics
     /// When something is not as described.
-    pub fn try_ask(&mut self, agent: &Agent, method: &str, path: &str, fill: &str, body: &str) -> Answer {
+    pub fn try_ask(
+        &mut self,
+        agent: &AgentProcess,
+        method: &str,
+        path: &str,
+        fill: &str,
+        body: &str,
+    ) -> ApiResponse {
         let operation = format!("{} {path}", method.to_lowercase());
         let described = self.document.pointer(&format!("{}/requestBody", pointer(method, path))).is_some();
         assert_eq!(described, !body.is_empty(), "{operation}: one of document and test has a body");
@@ -71,7 +85,13 @@ impl OpenApi {
     ///
     /// # Panics
     /// When something is otherwise.
-    pub fn fails(&self, agent: &Agent, (method, path, fill): (&str, &str, &str), body: &str, code: u16) {
+    pub fn fails(
+        &self,
+        agent: &AgentProcess,
+        (method, path, fill): (&str, &str, &str),
+        body: &str,
+        code: u16,
+    ) {
         let answer = self.answer(agent, method, path, fill, body);
         assert_eq!(answer.code, code, "{method} {path} ({fill}): {}", answer.body);
     }
@@ -90,7 +110,7 @@ impl OpenApi {
         assert!(left.is_empty(), "docs/openapi.json describes what this suite does not ask: {left:?}");
     }
 
-    fn answer(&self, agent: &Agent, method: &str, path: &str, fill: &str, body: &str) -> Answer {
+    fn answer(&self, agent: &AgentProcess, method: &str, path: &str, fill: &str, body: &str) -> ApiResponse {
         let answer = agent.ask(method, &filled(path, fill), body);
         let operation = pointer(method, path);
         let found = |code: &str| self.document.pointer(&format!("{operation}/responses/{code}"));

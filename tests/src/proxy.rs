@@ -1,4 +1,4 @@
-//! A TCP proxy that spoils the connections through it, while it runs.
+//! A TCP proxy that injects network faults into the connections through it, while it runs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::serve::{Port, threads};
+use crate::serve::{ReservedPort, threads};
 
-/// What happens to the bytes that pass. The default is fair weather: nothing.
+/// What happens to the bytes that pass. The default is no fault.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Weather {
+pub struct NetworkFault {
     /// Each piece waits so long.
     pub delay: Duration,
     /// Nothing passes, connections stay open.
@@ -30,9 +30,9 @@ pub struct Weather {
 
 /// A proxy on loopback in front of one server. It stops when it is dropped.
 #[derive(Debug)]
-pub struct Proxy {
-    port: Port,
-    weather: watch::Sender<Weather>,
+pub struct TcpProxy {
+    port: ReservedPort,
+    fault: watch::Sender<NetworkFault>,
     passed: Arc<AtomicU64>,
     runtime: Option<Runtime>,
 }
@@ -40,11 +40,11 @@ pub struct Proxy {
 /// The most that passes in one piece.
 const PIECE: usize = 64 << 10;
 
-impl Proxy {
+impl TcpProxy {
     /// Passes connections on to `server`.
     pub fn start(server: SocketAddr) -> Self {
-        let (port, runtime) = (Port::take(0), threads());
-        let (weather, now) = watch::channel(Weather::default());
+        let (port, runtime) = (ReservedPort::take(0), threads());
+        let (fault, now) = watch::channel(NetworkFault::default());
         let passed = Arc::<AtomicU64>::default();
         let (listener, count) = (port.listen(&runtime), passed.clone());
         runtime.spawn(async move {
@@ -52,12 +52,12 @@ impl Proxy {
                 tokio::spawn(connect(client, server, now.clone(), count.clone()));
             }
         });
-        Self { port, weather, passed, runtime: Some(runtime) }
+        Self { port, fault, passed, runtime: Some(runtime) }
     }
 
-    /// The weather from now on, for old connections as well.
-    pub fn set(&self, weather: Weather) {
-        self.weather.send_replace(weather);
+    /// The fault from now on, for open connections as well.
+    pub fn set(&self, fault: NetworkFault) {
+        self.fault.send_replace(fault);
     }
 
     /// Bytes that came back from the server so far.
@@ -71,7 +71,7 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for TcpProxy {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -82,7 +82,7 @@ impl Drop for Proxy {
 async fn connect(
     client: TcpStream,
     server: SocketAddr,
-    now: watch::Receiver<Weather>,
+    now: watch::Receiver<NetworkFault>,
     count: Arc<AtomicU64>,
 ) {
     if now.borrow().refuse {
@@ -96,7 +96,7 @@ async fn connect(
     tokio::select! {
         () = pump(from_client, to_server, now.clone(), None) => {}
         () = pump(from_server, to_client, now, Some(count)) => {}
-        _ = until.wait_for(|weather| weather.refuse) => {}
+        _ = until.wait_for(|fault| fault.refuse) => {}
     }
 }
 
@@ -104,16 +104,16 @@ async fn connect(
 async fn pump(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut now: watch::Receiver<Weather>,
+    mut now: watch::Receiver<NetworkFault>,
     count: Option<Arc<AtomicU64>>,
 ) {
     let (mut piece, mut passed) = (vec![0; PIECE], 0);
     while let Ok(len @ 1..) = from.read(&mut piece).await {
-        let Ok(weather) = now.wait_for(|weather| !weather.frozen).await.map(|weather| *weather) else {
+        let Ok(fault) = now.wait_for(|fault| !fault.frozen).await.map(|fault| *fault) else {
             return;
         };
-        tokio::time::sleep(weather.delay + time_for(len, weather.rate)).await;
-        let left = count.as_ref().and(weather.cut).map_or(len as u64, |cut| cut.saturating_sub(passed));
+        tokio::time::sleep(fault.delay + time_for(len, fault.rate)).await;
+        let left = count.as_ref().and(fault.cut).map_or(len as u64, |cut| cut.saturating_sub(passed));
         let len = len.min(left as usize);
         if len == 0 || to.write_all(&piece[..len]).await.is_err() {
             return;

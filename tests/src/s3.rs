@@ -24,25 +24,25 @@ use percent_encoding::percent_decode_str;
 
 use crate::fault::Faults;
 use crate::file;
-use crate::serve::{Port, Server};
-use crate::tally::Tally;
+use crate::requests::RequestCounter;
+use crate::serve::{HttpServer, ReservedPort};
 
 pub use sign::Keys;
 pub(crate) use sign::{hex, verify_for};
 
 /// An S3 server on loopback.
 #[derive(Debug)]
-pub struct S3 {
+pub struct S3Server {
     /// To stop and start it.
-    pub server: Server,
+    pub server: HttpServer,
     /// What it served.
-    pub tally: Tally,
+    pub requests: RequestCounter,
     /// What it does wrong.
     pub faults: Faults,
-    store: Arc<Store>,
+    store: Arc<BucketStore>,
 }
 
-impl S3 {
+impl S3Server {
     /// Serves the buckets below `root`, to those who sign with `keys`; to everybody where there are none.
     pub fn start(root: &Path, keys: Option<Keys>) -> Self {
         Self::on_port(root, keys, 0)
@@ -50,71 +50,71 @@ impl S3 {
 
     /// The same, on a port of one's choice.
     pub fn on_port(root: &Path, keys: Option<Keys>, port: u16) -> Self {
-        Self::at(root, keys, Port::take(port))
+        Self::at(root, keys, ReservedPort::take(port))
     }
 
     /// The same, on any port.
-    pub fn at(root: &Path, keys: Option<Keys>, port: Port) -> Self {
-        let (tally, faults) = (Tally::default(), Faults::default());
+    pub fn at(root: &Path, keys: Option<Keys>, port: ReservedPort) -> Self {
+        let (requests, faults) = (RequestCounter::default(), Faults::default());
         let (open, admitted) =
             (keys.is_none(), Mutex::new(keys.map(|keys| (keys, None)).into_iter().collect()));
-        let store = Arc::new(Store { root: root.to_owned(), open, admitted, ..Store::default() });
+        let store = Arc::new(BucketStore { root: root.to_owned(), open, admitted, ..BucketStore::default() });
         let app = Router::new().fallback(serve).with_state(store.clone());
-        let server = Server::at(tally.around(faults.around(app)), port);
-        Self { server, tally, faults, store }
+        let server = HttpServer::at(requests.around(faults.around(app)), port);
+        Self { server, requests, faults, store }
     }
 
-    /// Who is let in.
-    pub fn door(&self) -> Door {
-        Door(self.store.clone())
+    /// The keys that it accepts.
+    pub fn allowed_keys(&self) -> AllowedKeys {
+        AllowedKeys(self.store.clone())
     }
 
     /// Puts an object whose key no file can have (`a//b`, `../c`, `dir/`): it is served from `file`.
-    pub fn odd(&self, bucket: &str, key: &str, file: &Path) {
+    pub fn put_odd_key(&self, bucket: &str, key: &str, file: &Path) {
         let mut odd = self.store.odd.lock();
         odd.insert((bucket.to_owned(), key.to_owned()), file.to_owned());
     }
 }
 
-/// Who is let in to a server, to be changed while it runs.
+/// The keys that a server accepts, to be changed while it runs.
 #[derive(Clone, Debug)]
-pub struct Door(Arc<Store>);
+pub struct AllowedKeys(Arc<BucketStore>);
 
-impl Door {
-    /// Lets in who signs with `keys`, until `until` where that is told, beside all others.
-    pub fn admit(&self, keys: Keys, until: Option<SystemTime>) {
+impl AllowedKeys {
+    /// Accepts `keys` beside those that it accepts already; until `until`, if that is given.
+    pub fn allow(&self, keys: Keys, until: Option<SystemTime>) {
         self.0.admitted.lock().push((keys, until));
     }
 
-    /// Lets nobody in any more.
-    pub fn close(&self) {
+    /// Accepts no key any more.
+    pub fn revoke_all(&self) {
         self.0.admitted.lock().clear();
     }
 }
 
 /// The buckets, and what is under way in them.
 #[derive(Debug, Default)]
-struct Store {
+struct BucketStore {
     root: PathBuf,
     /// Whether everybody is let in.
     open: bool,
     /// Who is let in, and until when.
     admitted: Mutex<Vec<(Keys, Option<SystemTime>)>>,
     odd: Mutex<BTreeMap<(String, String), PathBuf>>,
-    listings: list::Listings,
+    listings: list::ListingPages,
     /// Held while an object is published, so that its condition and its rename are one.
     publish: Mutex<()>,
 }
 
-impl Store {
+impl BucketStore {
     /// Whether a request is signed by somebody who is let in.
-    fn verify(&self, request: &Parts) -> Result<(), Refusal> {
+    fn verify(&self, request: &Parts) -> Result<(), S3Error> {
         let admitted = self.admitted.lock();
-        let mut refusal = Refusal(StatusCode::FORBIDDEN, "InvalidAccessKeyId");
+        let mut refusal = S3Error(StatusCode::FORBIDDEN, "InvalidAccessKeyId");
         for (keys, until) in &*admitted {
             match sign::verify(keys, request) {
                 Ok(()) if until.is_some_and(|until| until <= SystemTime::now()) => {
-                    return Err(Refusal(StatusCode::BAD_REQUEST, "ExpiredToken"));
+                    return Err(S3Error(StatusCode::BAD_REQUEST, "ExpiredToken"));
                 }
                 Ok(()) => return Ok(()),
                 // The key is known, so that is what's wrong.
@@ -126,14 +126,14 @@ impl Store {
     }
 
     /// The file of an object.
-    fn path(&self, bucket: &str, key: &str) -> Result<PathBuf, Refusal> {
+    fn path(&self, bucket: &str, key: &str) -> Result<PathBuf, S3Error> {
         let odd = self.odd.lock();
         if let Some(file) = odd.get(&(bucket.to_owned(), key.to_owned())) {
             return Ok(file.clone());
         }
         let strange = |part: &str| matches!(part, "" | "." | "..") || part.starts_with(write::PREFIX);
         if strange(bucket) || key.split('/').any(strange) {
-            return Err(Refusal(StatusCode::BAD_REQUEST, "InvalidArgument"));
+            return Err(S3Error(StatusCode::BAD_REQUEST, "InvalidArgument"));
         }
         Ok(self.root.join(bucket).join(key))
     }
@@ -141,9 +141,9 @@ impl Store {
 
 /// Why a request is not answered: status and code of the error document.
 #[derive(Debug)]
-pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) &'static str);
+pub(crate) struct S3Error(pub(crate) StatusCode, pub(crate) &'static str);
 
-impl IntoResponse for Refusal {
+impl IntoResponse for S3Error {
     fn into_response(self) -> Response {
         let text = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{}</Code><Message>{}</Message></Error>",
@@ -154,7 +154,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-impl From<StatusCode> for Refusal {
+impl From<StatusCode> for S3Error {
     fn from(status: StatusCode) -> Self {
         let code = match status {
             StatusCode::NOT_FOUND => "NoSuchKey",
@@ -167,7 +167,7 @@ impl From<StatusCode> for Refusal {
     }
 }
 
-impl From<std::io::Error> for Refusal {
+impl From<std::io::Error> for S3Error {
     fn from(error: std::io::Error) -> Self {
         match error.kind() {
             std::io::ErrorKind::NotFound => StatusCode::NOT_FOUND.into(),
@@ -176,30 +176,30 @@ impl From<std::io::Error> for Refusal {
     }
 }
 
-type Answer = Result<Response, Refusal>;
+type S3Result = Result<Response, S3Error>;
 
-async fn serve(State(store): State<Arc<Store>>, request: Request) -> Response {
+async fn serve(State(store): State<Arc<BucketStore>>, request: Request) -> Response {
     route(&store, request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn route(store: &Arc<Store>, request: Request) -> Answer {
+async fn route(store: &Arc<BucketStore>, request: Request) -> S3Result {
     let (head, body) = request.into_parts();
     if !store.open {
         store.verify(&head)?;
     }
     let path = percent_decode_str(head.uri.path().trim_start_matches('/')).decode_utf8();
-    let path = path.map_err(|_| Refusal(StatusCode::BAD_REQUEST, "InvalidURI"))?.into_owned();
+    let path = path.map_err(|_| S3Error(StatusCode::BAD_REQUEST, "InvalidURI"))?.into_owned();
     let (bucket, key) = path.split_once('/').unwrap_or((&path, ""));
-    let query = Query::new(head.uri.query().unwrap_or_default());
+    let query = S3Query::new(head.uri.query().unwrap_or_default());
     if !store.root.join(bucket).is_dir() {
-        return Err(Refusal(StatusCode::NOT_FOUND, "NoSuchBucket"));
+        return Err(S3Error(StatusCode::NOT_FOUND, "NoSuchBucket"));
     }
     if key.is_empty() {
         return match head.method {
             Method::GET => list::answer(store, bucket.to_owned(), query).await,
             Method::HEAD => Ok(StatusCode::OK.into_response()),
             Method::POST if query.get("delete").is_some() => write::delete(store, bucket, body).await,
-            _ => Err(Refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented")),
+            _ => Err(S3Error(StatusCode::NOT_IMPLEMENTED, "NotImplemented")),
         };
     }
     let path = store.path(bucket, key)?;
@@ -211,9 +211,9 @@ async fn route(store: &Arc<Store>, request: Request) -> Answer {
 
 /// A request's query, decoded.
 #[derive(Debug)]
-struct Query(BTreeMap<String, String>);
+struct S3Query(BTreeMap<String, String>);
 
-impl Query {
+impl S3Query {
     fn new(text: &str) -> Self {
         let decode =
             |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();

@@ -9,30 +9,30 @@ use axum::serve::ListenerExt;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 
-use crate::network::{Host, inside};
+use crate::network::{NetworkHost, inside};
 
 /// An HTTP server with threads of its own. It stops when it is dropped.
 #[derive(Debug)]
-pub struct Server {
+pub struct HttpServer {
     app: Router,
-    port: Port,
+    port: ReservedPort,
     runtime: Option<Runtime>,
 }
 
-impl Server {
+impl HttpServer {
     /// Serves `app` on `port` of loopback; 0 picks a free one.
     ///
     /// # Panics
     /// When the port is taken.
     pub fn start(app: Router, port: u16) -> Self {
-        Self::at(app, Port::take(port))
+        Self::at(app, ReservedPort::take(port))
     }
 
     /// Serves `app` on `port`.
     ///
     /// # Panics
     /// When somebody listens there.
-    pub fn at(app: Router, port: Port) -> Self {
+    pub fn at(app: Router, port: ReservedPort) -> Self {
         let mut server = Self { app, port, runtime: None };
         server.resume();
         server
@@ -71,7 +71,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for HttpServer {
     fn drop(&mut self) {
         self.stop();
     }
@@ -80,7 +80,7 @@ impl Drop for Server {
 /// A port of loopback that is ours even while nobody listens: a bound socket that never listens keeps the kernel
 /// from giving it to anybody else, and `connect` to it is refused.
 #[derive(Debug)]
-pub struct Port {
+pub struct ReservedPort {
     _holder: TcpSocket,
     /// Its address.
     pub address: SocketAddr,
@@ -88,7 +88,7 @@ pub struct Port {
     namespace: Option<PathBuf>,
 }
 
-impl Port {
+impl ReservedPort {
     /// Takes this one; 0: any that is free.
     ///
     /// # Panics
@@ -101,7 +101,7 @@ impl Port {
     ///
     /// # Panics
     /// When somebody has it.
-    pub fn on(host: &Host, port: u16) -> Self {
+    pub fn on(host: &NetworkHost, port: u16) -> Self {
         Self::bind(host.at(port), Some(host.path()))
     }
 

@@ -13,26 +13,26 @@ use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 
 use crate::fault::Faults;
-use crate::s3::{Door, Keys, Refusal, S3, hex, verify_for};
-use crate::serve::Server;
-use crate::tally::Tally;
+use crate::requests::RequestCounter;
+use crate::s3::{AllowedKeys, Keys, S3Error, S3Server, hex, verify_for};
+use crate::serve::HttpServer;
 
 /// A token service on loopback, for one S3 server.
 #[derive(Debug)]
-pub struct Sts {
+pub struct StsServer {
     /// To stop and start it.
-    pub server: Server,
+    pub server: HttpServer,
     /// What it served.
-    pub tally: Tally,
+    pub requests: RequestCounter,
     /// What it does wrong.
     pub faults: Faults,
-    state: Arc<Office>,
+    state: Arc<StsState>,
 }
 
 /// What it goes by.
 #[derive(Debug)]
-struct Office {
-    door: Door,
+struct StsState {
+    allowed: AllowedKeys,
     /// The keys that a role is given for.
     base: Keys,
     /// The web identity token that a role is given for.
@@ -44,21 +44,21 @@ struct Office {
 }
 
 /// What is part of each secret key that it gives, so that a test can look for it where no secret may be.
-pub const MARK: &str = "tellNobodyOfThisEither";
+pub const STS_SECRET: &str = "tellNobodyOfThisEither";
 
-impl Sts {
+impl StsServer {
     /// A service whose keys open `s3`; it gives them for `base`, and for the web identity token `token`.
-    pub fn start(s3: &S3, base: Keys, token: &str) -> Self {
-        let (tally, faults) = (Tally::default(), Faults::default());
-        let state = Arc::new(Office {
-            door: s3.door(),
+    pub fn start(s3: &S3Server, base: Keys, token: &str) -> Self {
+        let (requests, faults) = (RequestCounter::default(), Faults::default());
+        let state = Arc::new(StsState {
+            allowed: s3.allowed_keys(),
             base,
             token: Mutex::new(token.to_owned()),
             lifetime: Mutex::new(Duration::from_secs(3600)),
             given: Mutex::new(0),
         });
         let app = Router::new().fallback(answer).with_state(state.clone());
-        Self { server: Server::start(tally.around(faults.around(app)), 0), tally, faults, state }
+        Self { server: HttpServer::start(requests.around(faults.around(app)), 0), requests, faults, state }
     }
 
     /// Its URL.
@@ -82,12 +82,12 @@ impl Sts {
     }
 }
 
-async fn answer(State(office): State<Arc<Office>>, request: Request) -> Response {
-    office.give(request).await.unwrap_or_else(IntoResponse::into_response)
+async fn answer(State(state): State<Arc<StsState>>, request: Request) -> Response {
+    state.give(request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-impl Office {
-    async fn give(&self, request: Request) -> Result<Response, Refusal> {
+impl StsState {
+    async fn give(&self, request: Request) -> Result<Response, S3Error> {
         let (head, body) = request.into_parts();
         let body = to_bytes(body, 1 << 20).await.map_err(|_| bad("IncompleteBody"))?;
         let form = String::from_utf8(body.to_vec()).map_err(|_| bad("MalformedInput"))?;
@@ -129,8 +129,8 @@ impl Office {
         let until = SystemTime::now() + lifetime;
         let keys = Keys {
             access: format!("ASIATESTKIT{number}"),
-            secret: format!("{MARK}{number}"),
-            token: Some(format!("session-{MARK}-{number}")),
+            secret: format!("{STS_SECRET}{number}"),
+            token: Some(format!("session-{STS_SECRET}-{number}")),
         };
         let token = keys.token.clone().unwrap_or_default();
         let text = format!(
@@ -141,11 +141,11 @@ impl Office {
             keys.secret,
             humantime::format_rfc3339_millis(until)
         );
-        self.door.admit(keys, Some(until));
+        self.allowed.allow(keys, Some(until));
         text
     }
 }
 
-fn bad(code: &'static str) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, code)
+fn bad(code: &'static str) -> S3Error {
+    S3Error(StatusCode::BAD_REQUEST, code)
 }

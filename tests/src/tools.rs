@@ -11,7 +11,7 @@ use std::time::Duration;
 ///
 /// # Panics
 /// When it is not installed: a suite that skips what it can't run proves nothing.
-pub fn tool(name: &str) -> Command {
+pub fn program(name: &str) -> Command {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file());
     Command::new(
@@ -65,7 +65,7 @@ pub fn target() -> PathBuf {
 ///
 /// # Panics
 /// When `work` does, and when it has not ended within `limit`.
-pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn with_timeout<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     let worker = thread::spawn(move || done.send(work()));
     match result.recv_timeout(limit) {
@@ -76,4 +76,13 @@ pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Sen
             Ok(_) => unreachable!("the result was sent"),
         },
     }
+}
+
+/// Says that this machine lacks `what`, so that a test can't run here.
+///
+/// # Panics
+/// Where the variable CI is set: there, a test that tries nothing must not pass.
+pub fn cannot_run(what: &str) {
+    assert!(env::var_os("CI").is_none(), "this test cannot run here: {what}");
+    eprintln!("NOT TRIED: {what}");
 }

@@ -42,7 +42,7 @@ pub fn content(seed: &str, len: usize) -> Vec<u8> {
 }
 
 /// Writes a file of `len` bytes that its path determines, with the directories above it, and answers with the bytes.
-pub fn file(root: &Path, path: impl AsRef<OsStr>, len: usize) -> Vec<u8> {
+pub fn write_file(root: &Path, path: impl AsRef<OsStr>, len: usize) -> Vec<u8> {
     let path = root.join(path.as_ref());
     let bytes = content(&path.file_name().expect("a name").to_string_lossy(), len);
     fs::create_dir_all(path.parent().expect("a parent")).expect("directories");
@@ -51,29 +51,29 @@ pub fn file(root: &Path, path: impl AsRef<OsStr>, len: usize) -> Vec<u8> {
 }
 
 /// Grows a tree that any source can hold: all of [`SIZES`] and [`NAMES`], and directories.
-pub fn grow(root: &Path) {
+pub fn write_tree(root: &Path) {
     for (name, len) in SIZES {
-        file(root, format!("sizes/{name}"), len);
+        write_file(root, format!("sizes/{name}"), len);
     }
     for (number, name) in NAMES.iter().enumerate() {
-        file(root, format!("names/{name}"), 100 + number);
-        file(root, format!("in {name}/file"), 200 + number);
+        write_file(root, format!("names/{name}"), 100 + number);
+        write_file(root, format!("in {name}/file"), 200 + number);
     }
-    file(root, format!("names/{}", "n".repeat(255)), 300);
-    file(root, "a/b/c/d/e/f/g/h/deep", 400);
-    file(root, "config.json", 500);
+    write_file(root, format!("names/{}", "n".repeat(255)), 300);
+    write_file(root, "a/b/c/d/e/f/g/h/deep", 400);
+    write_file(root, "config.json", 500);
 }
 
 /// Adds what only a file system can hold: control characters and bytes that are no text, links, empty directories, executables.
-pub fn grow_wild(root: &Path) {
-    file(root, "new\nline/tab\tand\x01", 599);
-    file(root, OsStr::from_bytes(b"names/\xff\xfe\x80"), 600);
-    file(root, OsStr::from_bytes(b"\xc3\x28/file"), 601);
+pub fn write_odd_tree(root: &Path) {
+    write_file(root, "new\nline/tab\tand\x01", 599);
+    write_file(root, OsStr::from_bytes(b"names/\xff\xfe\x80"), 600);
+    write_file(root, OsStr::from_bytes(b"\xc3\x28/file"), 601);
     fs::create_dir_all(root.join("nothing/in/here")).expect("directories");
     symlink("../sizes/blocks", root.join("names/link")).expect("a link");
     symlink("nowhere/at all", root.join("dangling")).expect("a link");
     symlink("names", root.join("to-directory")).expect("a link");
-    file(root, "run", 700);
+    write_file(root, "run", 700);
     fs::set_permissions(root.join("run"), fs::Permissions::from_mode(0o755)).expect("chmod");
 }
 
@@ -81,20 +81,20 @@ pub fn grow_wild(root: &Path) {
 ///
 /// # Panics
 /// When some of it can't be read.
-pub fn files(root: &Path) -> Vec<(PathBuf, Metadata)> {
+pub fn regular_files(root: &Path) -> Vec<(PathBuf, Metadata)> {
     let stat = |path| (root.join(&path).symlink_metadata().expect("a file that was there"), path);
-    let all = walk(root).into_iter().filter(|(_, kind)| matches!(kind, Kind::File(_)));
+    let all = walk(root).into_iter().filter(|(_, kind)| matches!(kind, TreeEntry::File(_)));
     all.map(|(path, _)| stat(path)).map(|(meta, path)| (path, meta)).collect()
 }
 
 /// The sum of the sizes of the regular files below `root`.
-pub fn total(root: &Path) -> u64 {
-    files(root).iter().map(|(_, meta)| meta.len()).sum()
+pub fn total_bytes(root: &Path) -> u64 {
+    regular_files(root).iter().map(|(_, meta)| meta.len()).sum()
 }
 
 /// What is at a path of a tree.
 #[derive(Debug, PartialEq, Eq)]
-enum Kind {
+enum TreeEntry {
     Directory,
     File(u64),
     Link(PathBuf),
@@ -104,7 +104,7 @@ enum Kind {
 ///
 /// # Panics
 /// At the first difference, with its path and offset.
-pub fn compare(original: &Path, mounted: &Path) {
+pub fn assert_same_tree(original: &Path, mounted: &Path) {
     let (expected, found) = (walk(original), walk(mounted));
     for (path, kind) in &expected {
         assert_eq!(found.get(path), Some(kind), "at {path:?} (left: in the mount, right: in the original)");
@@ -112,8 +112,8 @@ pub fn compare(original: &Path, mounted: &Path) {
     for path in found.keys() {
         assert!(expected.contains_key(path), "the mount has {path:?}, the original does not");
     }
-    for (path, _) in expected.iter().filter(|(_, kind)| matches!(kind, Kind::File(_))) {
-        compare_file(&original.join(path), &mounted.join(path));
+    for (path, _) in expected.iter().filter(|(_, kind)| matches!(kind, TreeEntry::File(_))) {
+        assert_same_file(&original.join(path), &mounted.join(path));
     }
 }
 
@@ -121,21 +121,21 @@ pub fn compare(original: &Path, mounted: &Path) {
 ///
 /// # Panics
 /// At the first byte that differs, or when one can't be read.
-pub fn compare_file(original: &Path, mounted: &Path) {
+pub fn assert_same_file(original: &Path, mounted: &Path) {
     let read = |path: &Path| {
         let mut bytes = Vec::new();
         let done = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
         done.unwrap_or_else(|e| panic!("cannot read {}: {e}", path.display()));
         bytes
     };
-    same(&read(original), &read(mounted), &mounted.display().to_string());
+    assert_same(&read(original), &read(mounted), &mounted.display().to_string());
 }
 
 /// Asserts that `found` is `expected`, and says where it is not rather than printing both.
 ///
 /// # Panics
 /// When they differ.
-pub fn same(expected: &[u8], found: &[u8], what: &str) {
+pub fn assert_same(expected: &[u8], found: &[u8], what: &str) {
     assert_eq!(found.len(), expected.len(), "length of {what}");
     if let Some(at) = expected.iter().zip(found).position(|(a, b)| a != b) {
         let zeros = found[at..].iter().take_while(|byte| **byte == 0).count();
@@ -143,7 +143,7 @@ pub fn same(expected: &[u8], found: &[u8], what: &str) {
     }
 }
 
-fn walk(root: &Path) -> BTreeMap<PathBuf, Kind> {
+fn walk(root: &Path) -> BTreeMap<PathBuf, TreeEntry> {
     let (mut found, mut open) = (BTreeMap::new(), vec![root.to_owned()]);
     while let Some(directory) = open.pop() {
         let entries =
@@ -154,13 +154,13 @@ fn walk(root: &Path) -> BTreeMap<PathBuf, Kind> {
                 fs::symlink_metadata(&path).unwrap_or_else(|e| panic!("cannot stat {}: {e}", path.display()));
             let kind = if meta.is_dir() {
                 open.push(path.clone());
-                Kind::Directory
+                TreeEntry::Directory
             } else if meta.is_symlink() {
-                Kind::Link(
+                TreeEntry::Link(
                     fs::read_link(&path).unwrap_or_else(|e| panic!("cannot read {}: {e}", path.display())),
                 )
             } else {
-                Kind::File(meta.len())
+                TreeEntry::File(meta.len())
             };
             found.insert(path.strip_prefix(root).expect("below the root").to_owned(), kind);
         }
@@ -170,9 +170,9 @@ fn walk(root: &Path) -> BTreeMap<PathBuf, Kind> {
 
 /// Numbers that a seed determines (splitmix64), for tests that try things at random and can be run again.
 #[derive(Debug)]
-pub struct Dice(pub u64);
+pub struct Rng(pub u64);
 
-impl Dice {
+impl Rng {
     /// A number below `limit`, which is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

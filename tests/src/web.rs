@@ -16,36 +16,37 @@ use percent_encoding::percent_decode_str;
 
 use crate::fault::Faults;
 use crate::file;
-use crate::serve::Server;
-use crate::tally::Tally;
+use crate::requests::RequestCounter;
+use crate::serve::HttpServer;
 
 /// A web server over a directory: GET and HEAD, ranges, ETag and Last-Modified.
 #[derive(Debug)]
-pub struct Web {
+pub struct WebServer {
     /// To stop and start it.
-    pub server: Server,
+    pub server: HttpServer,
     /// What it served.
-    pub tally: Tally,
+    pub requests: RequestCounter,
     /// What it does wrong.
     pub faults: Faults,
-    guard: Arc<Mutex<Guard>>,
+    guard: Arc<Mutex<WebAccess>>,
 }
 
 /// Who is let in: nobody has to say so, or with one of these values of `Authorization`, until then.
 #[derive(Debug, Default)]
-struct Guard {
+struct WebAccess {
     admitted: Option<Vec<(String, Option<SystemTime>)>>,
     /// Requests that had an `Authorization`.
     told: u64,
 }
 
-impl Web {
+impl WebServer {
     /// Serves the files below `root`.
     pub fn start(root: &Path) -> Self {
-        let (tally, faults, guard) = (Tally::default(), Faults::default(), Arc::<Mutex<Guard>>::default());
+        let (requests, faults, guard) =
+            (RequestCounter::default(), Faults::default(), Arc::<Mutex<WebAccess>>::default());
         let app = Router::new().fallback(serve).with_state((root.to_owned(), guard.clone()));
-        let server = Server::start(tally.around(faults.around(app)), 0);
-        Self { server, tally, faults, guard }
+        let server = HttpServer::start(requests.around(faults.around(app)), 0);
+        Self { server, requests, faults, guard }
     }
 
     /// From now on only these values of `Authorization` are let in, each until its time.
@@ -54,8 +55,8 @@ impl Web {
         self.guard.lock().admitted = Some(admitted);
     }
 
-    /// How many requests have told who asks.
-    pub fn told(&self) -> u64 {
+    /// How many requests had an `Authorization` header.
+    pub fn authorized_requests(&self) -> u64 {
         self.guard.lock().told
     }
 
@@ -65,7 +66,7 @@ impl Web {
     }
 }
 
-impl Guard {
+impl WebAccess {
     fn admits(&mut self, value: Option<&str>) -> bool {
         self.told += u64::from(value.is_some());
         let Some(admitted) = &self.admitted else { return true };
@@ -74,7 +75,7 @@ impl Guard {
     }
 }
 
-async fn serve(State((root, guard)): State<(PathBuf, Arc<Mutex<Guard>>)>, request: Request) -> Response {
+async fn serve(State((root, guard)): State<(PathBuf, Arc<Mutex<WebAccess>>)>, request: Request) -> Response {
     let value = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     if !guard.lock().admits(value) {
         return (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")]).into_response();

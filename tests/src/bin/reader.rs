@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bdnfs_tests::tree::{Dice, files};
+use bdnfs_tests::tree::{Rng, regular_files};
 use clap::Parser;
 use memmap2::Mmap;
 
@@ -21,7 +21,7 @@ const ALIGNED: usize = 4096;
 /// Reads the mount at MOUNT, which ORIGINAL was mounted at, until the file STOP is there; ends with 1 at the first thing that
 /// is not as it should be.
 #[derive(Parser)]
-struct Arguments {
+struct ReaderArgs {
     original: PathBuf,
     mount: PathBuf,
     /// Told here how many times something was done.
@@ -31,12 +31,12 @@ struct Arguments {
 }
 
 fn main() {
-    let arguments = Arguments::parse();
+    let arguments = ReaderArgs::parse();
     let progress = OpenOptions::new().write(true).open(&arguments.progress).expect("a file");
-    let names: Vec<PathBuf> = files(&arguments.original).into_iter().map(|(path, _)| path).collect();
-    let mut reader = Reader {
+    let names: Vec<PathBuf> = regular_files(&arguments.original).into_iter().map(|(path, _)| path).collect();
+    let mut reader = RandomReader {
         names,
-        dice: Dice(arguments.seed),
+        rng: Rng(arguments.seed),
         open: Vec::new(),
         mapped: Vec::new(),
         listing: None,
@@ -52,19 +52,19 @@ fn main() {
     }
 }
 
-struct Reader {
-    arguments: Arguments,
+struct RandomReader {
+    arguments: ReaderArgs,
     names: Vec<PathBuf>,
-    dice: Dice,
+    rng: Rng,
     open: Vec<(File, PathBuf)>,
     mapped: Vec<(Mmap, PathBuf)>,
     /// A listing in the middle, of which directory, and what it gave.
     listing: Option<(ReadDir, PathBuf, usize)>,
 }
 
-impl Reader {
+impl RandomReader {
     fn turn(&mut self) {
-        match self.dice.below(20) {
+        match self.rng.below(20) {
             0..4 => self.read_shortly(),
             4..8 => self.open_and_keep(),
             8..12 => self.read_kept(),
@@ -74,7 +74,7 @@ impl Reader {
             16 => self.read_direct(),
             17 => self.list(),
             18 => self.look(),
-            _ => std::thread::sleep(Duration::from_millis(self.dice.below(10))),
+            _ => std::thread::sleep(Duration::from_millis(self.rng.below(10))),
         }
     }
 
@@ -90,7 +90,7 @@ impl Reader {
     }
 
     fn name(&mut self) -> PathBuf {
-        self.names[self.dice.below(self.names.len() as u64) as usize].clone()
+        self.names[self.rng.below(self.names.len() as u64) as usize].clone()
     }
 
     fn opened(&self, name: &Path) -> File {
@@ -107,7 +107,7 @@ impl Reader {
         let file = self.opened(&name);
         self.read(&file, &name);
         if self.open.len() == OPEN {
-            let which = self.dice.below(OPEN as u64) as usize;
+            let which = self.rng.below(OPEN as u64) as usize;
             self.open.swap_remove(which);
         }
         self.open.push((file, name));
@@ -128,7 +128,7 @@ impl Reader {
     }
 
     fn kept(&mut self) -> Option<(File, PathBuf)> {
-        let which = self.dice.below(self.open.len().max(1) as u64) as usize;
+        let which = self.rng.below(self.open.len().max(1) as u64) as usize;
         self.open.get(which).map(|(file, name)| (file.try_clone().expect("a descriptor"), name.clone()))
     }
 
@@ -138,9 +138,9 @@ impl Reader {
     }
 
     fn range(&mut self, len: u64) -> (u64, usize) {
-        let offset = self.dice.below(len.max(1));
+        let offset = self.rng.below(len.max(1));
         let most = LONGEST.min(len - offset);
-        (offset, (1 + self.dice.below(most.max(1))).min(most) as usize)
+        (offset, (1 + self.rng.below(most.max(1))).min(most) as usize)
     }
 
     fn map(&mut self) {
@@ -152,7 +152,7 @@ impl Reader {
         // SAFETY: nothing in the mount ever changes; that it doesn't is what is tested.
         let mapped = unsafe { Mmap::map(&file) }.unwrap_or_else(|e| panic!("map {}: {e}", name.display()));
         if self.mapped.len() == OPEN {
-            let which = self.dice.below(OPEN as u64) as usize;
+            let which = self.rng.below(OPEN as u64) as usize;
             self.mapped.swap_remove(which);
         }
         self.mapped.push((mapped, name));
@@ -160,7 +160,7 @@ impl Reader {
     }
 
     fn read_mapped(&mut self) {
-        let which = self.dice.below(self.mapped.len().max(1) as u64) as usize;
+        let which = self.rng.below(self.mapped.len().max(1) as u64) as usize;
         let Some(len) = self.mapped.get(which).map(|(mapped, _)| mapped.len()) else { return };
         let (offset, len) = self.range(len as u64);
         let (mapped, name) = &self.mapped[which];
@@ -190,7 +190,7 @@ impl Reader {
             let listing = fs::read_dir(self.arguments.mount.join(&directory));
             (listing.unwrap_or_else(|e| panic!("list {}: {e}", directory.display())), directory, 0)
         });
-        for _ in 0..self.dice.below(200) {
+        for _ in 0..self.rng.below(200) {
             match listing.next() {
                 Some(entry) => {
                     entry.unwrap_or_else(|e| panic!("list {}: {e}", directory.display()));
@@ -213,7 +213,7 @@ impl Reader {
             fs::metadata(root.join(&name)).unwrap_or_else(|e| panic!("stat {}: {e}", name.display()))
         };
         assert_eq!(of(&self.arguments.mount).len(), of(&self.arguments.original).len(), "{}", name.display());
-        let missing = self.arguments.mount.join(format!("missing-{}", self.dice.below(1 << 40)));
+        let missing = self.arguments.mount.join(format!("missing-{}", self.rng.below(1 << 40)));
         let error = fs::metadata(missing).expect_err("missing");
         assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     }

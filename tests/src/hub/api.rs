@@ -13,7 +13,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::content;
-use super::state::{Contents, File, Files, Guard, State};
+use super::state::{HubContents, HubFile, HubFiles, HubState, RepositoryAccess};
 
 /// How many entries a page of a tree has: few, so that there are several.
 const PAGE: usize = 3;
@@ -26,7 +26,7 @@ const BODY: usize = 1 << 20;
 
 /// Why a request is not answered.
 #[derive(Debug)]
-enum Refusal {
+enum HubError {
     /// An error: status, code and message.
     Error(StatusCode, &'static str, &'static str),
     /// A limit is used up; the header says which.
@@ -35,7 +35,7 @@ enum Refusal {
     Moved(String),
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for HubError {
     fn into_response(self) -> Response {
         match self {
             Self::Limited(limit) => (StatusCode::TOO_MANY_REQUESTS, [("RateLimit", limit)]).into_response(),
@@ -52,16 +52,16 @@ impl IntoResponse for Refusal {
     }
 }
 
-const NO_PAGE: Refusal = Refusal::Error(StatusCode::NOT_FOUND, "", "no such page");
-const NO_REVISION: Refusal = Refusal::Error(StatusCode::NOT_FOUND, "RevisionNotFound", "Invalid rev id");
-const NO_ENTRY: Refusal = Refusal::Error(StatusCode::NOT_FOUND, "EntryNotFound", "Entry not found");
-const BAD_TOKEN: Refusal =
-    Refusal::Error(StatusCode::UNAUTHORIZED, "", "Invalid credentials in Authorization header");
-const DISABLED: Refusal = Refusal::Error(StatusCode::FORBIDDEN, "", "Access to this resource is disabled.");
+const NO_PAGE: HubError = HubError::Error(StatusCode::NOT_FOUND, "", "no such page");
+const NO_REVISION: HubError = HubError::Error(StatusCode::NOT_FOUND, "RevisionNotFound", "Invalid rev id");
+const NO_ENTRY: HubError = HubError::Error(StatusCode::NOT_FOUND, "EntryNotFound", "Entry not found");
+const BAD_TOKEN: HubError =
+    HubError::Error(StatusCode::UNAUTHORIZED, "", "Invalid credentials in Authorization header");
+const DISABLED: HubError = HubError::Error(StatusCode::FORBIDDEN, "", "Access to this resource is disabled.");
 
 /// What a request is about.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct HubRequest {
     /// `models/owner/name`.
     pub repository: String,
     view: String,
@@ -70,7 +70,7 @@ pub(super) struct Asked {
     pub path: String,
 }
 
-impl Asked {
+impl HubRequest {
     fn parse(path: &str) -> Option<Self> {
         let decode = |part: &str| percent_decode_str(part).decode_utf8_lossy().into_owned();
         let parts: Vec<String> = path.trim_matches('/').split('/').map(decode).collect();
@@ -100,81 +100,84 @@ impl Asked {
     }
 }
 
-pub(super) async fn answer(Extract(state): Extract<Arc<State>>, request: Request) -> Response {
+pub(super) async fn answer(Extract(state): Extract<Arc<HubState>>, request: Request) -> Response {
     let (request, body) = request.into_parts();
     route(&state, &request, body).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn route(state: &State, request: &Parts, body: Body) -> Result<Response, Refusal> {
-    let asked = Asked::parse(request.uri.path()).ok_or(NO_PAGE)?;
-    let (commit, files) = state.change(|hub| look(hub, &asked, request))?;
-    match asked.view.as_str() {
-        "revision" => Ok(Json(describe(state, &asked, &commit, &files)).into_response()),
-        "tree" => tree(&asked, &files, &request.uri, &request.headers),
+async fn route(state: &HubState, request: &Parts, body: Body) -> Result<Response, HubError> {
+    let target = HubRequest::parse(request.uri.path()).ok_or(NO_PAGE)?;
+    let (commit, files) = state.change(|hub| look(hub, &target, request))?;
+    match target.view.as_str() {
+        "revision" => Ok(Json(describe(state, &target, &commit, &files)).into_response()),
+        "tree" => tree(&target, &files, &request.uri, &request.headers),
         "paths-info" => {
             let body = axum::body::to_bytes(body, BODY).await.map_err(|_| NO_PAGE)?;
             Ok(infos(&files, &String::from_utf8_lossy(&body)).into_response())
         }
         view => {
-            let file = files.get(&asked.path).ok_or(NO_ENTRY)?;
-            Ok(content::resolve(state, &asked, &commit, file, view == "resolve-cache", request).await)
+            let file = files.get(&target.path).ok_or(NO_ENTRY)?;
+            Ok(content::resolve(state, &target, &commit, file, view == "resolve-cache", request).await)
         }
     }
 }
 
 /// Finds the commit that is asked for, if the request may see it.
-fn look(hub: &mut Contents, asked: &Asked, request: &Parts) -> Result<(String, Files), Refusal> {
+fn look(hub: &mut HubContents, target: &HubRequest, request: &Parts) -> Result<(String, HubFiles), HubError> {
     if hub.limit.0 > 0 {
         hub.limit.0 -= 1;
-        return Err(Refusal::Limited(hub.limit.1.clone()));
+        return Err(HubError::Limited(hub.limit.1.clone()));
     }
-    if let Some(new) = hub.renamed.get(&asked.repository) {
+    if let Some(new) = hub.renamed.get(&target.repository) {
         let page = |name: &str| name.strip_prefix("models/").unwrap_or(name).to_owned();
-        let to = request.uri.to_string().replacen(&page(&asked.repository), &page(new), 1);
-        return Err(Refusal::Moved(to));
+        let to = request.uri.to_string().replacen(&page(&target.repository), &page(new), 1);
+        return Err(HubError::Moved(to));
     }
-    admit(hub, asked, &request.headers)?;
-    let repository = hub.repository(&asked.repository);
-    let commit = repository.commit(&asked.revision).ok_or(NO_REVISION)?.to_owned();
+    admit(hub, target, &request.headers)?;
+    let repository = hub.repository(&target.repository);
+    let commit = repository.commit(&target.revision).ok_or(NO_REVISION)?.to_owned();
     let files = repository.files(&commit).ok_or(NO_REVISION)?.clone();
     Ok((commit, files))
 }
 
 /// Whether the request may see what it asks for.
-fn admit(hub: &Contents, asked: &Asked, headers: &HeaderMap) -> Result<(), Refusal> {
+fn admit(hub: &HubContents, target: &HubRequest, headers: &HeaderMap) -> Result<(), HubError> {
     let token = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let rights = token.map(|token| hub.tokens.get(token).ok_or(BAD_TOKEN)).transpose()?;
-    let may = rights.is_some_and(|rights| rights.contains(&asked.repository));
+    let may = rights.is_some_and(|rights| rights.contains(&target.repository));
     let stranger = |known| if token.is_some() { known } else { StatusCode::UNAUTHORIZED };
-    let gated = Refusal::Error(stranger(StatusCode::FORBIDDEN), "GatedRepo", "Access to it is restricted.");
-    match hub.repositories.get(&asked.repository).map(|repository| repository.guard) {
-        Some(Guard::Disabled) => Err(DISABLED),
-        Some(Guard::Gated) if !may => Err(gated),
-        Some(Guard::GatedContent) if !may && asked.view.starts_with("resolve") => Err(gated),
-        Some(guard) if may || guard != Guard::Private => Ok(()),
-        _ => Err(Refusal::Error(stranger(StatusCode::NOT_FOUND), "RepoNotFound", "Repository not found")),
+    let gated = HubError::Error(stranger(StatusCode::FORBIDDEN), "GatedRepo", "Access to it is restricted.");
+    match hub.repositories.get(&target.repository).map(|repository| repository.guard) {
+        Some(RepositoryAccess::Disabled) => Err(DISABLED),
+        Some(RepositoryAccess::Gated) if !may => Err(gated),
+        Some(RepositoryAccess::GatedContent) if !may && target.view.starts_with("resolve") => Err(gated),
+        Some(guard) if may || guard != RepositoryAccess::Private => Ok(()),
+        _ => Err(HubError::Error(stranger(StatusCode::NOT_FOUND), "RepoNotFound", "Repository not found")),
     }
 }
 
 /// The description of a revision.
-fn describe(state: &State, asked: &Asked, commit: &str, files: &Files) -> Value {
+fn describe(state: &HubState, target: &HubRequest, commit: &str, files: &HubFiles) -> Value {
     let (date, guard) = state.change(|hub| {
-        let repository = hub.repository(&asked.repository);
+        let repository = hub.repository(&target.repository);
         (repository.date(), repository.guard)
     });
-    let id = asked.repository.split_once('/').map_or("", |(_, id)| id);
-    let gated =
-        if matches!(guard, Guard::Gated | Guard::GatedContent) { json!("auto") } else { json!(false) };
+    let id = target.repository.split_once('/').map_or("", |(_, id)| id);
+    let gated = if matches!(guard, RepositoryAccess::Gated | RepositoryAccess::GatedContent) {
+        json!("auto")
+    } else {
+        json!(false)
+    };
     let siblings: Vec<_> = files.keys().map(|path| json!({ "rfilename": path })).collect();
     json!({
         "_id": "0123456789abcdef01234567", "id": id, "modelId": id, "sha": commit, "lastModified": date,
-        "private": guard == Guard::Private, "gated": gated, "disabled": false, "downloads": 0, "likes": 0,
+        "private": guard == RepositoryAccess::Private, "gated": gated, "disabled": false, "downloads": 0, "likes": 0,
         "tags": [], "siblings": siblings,
     })
 }
 
 /// What is known of the files that a form asks for, each by a field `paths`.
-fn infos(files: &Files, form: &str) -> Json<Vec<Value>> {
+fn infos(files: &HubFiles, form: &str) -> Json<Vec<Value>> {
     let paths = form.split('&').filter_map(|field| field.strip_prefix("paths="));
     let paths =
         paths.map(|path| percent_decode_str(&path.replace('+', " ")).decode_utf8_lossy().into_owned());
@@ -182,7 +185,7 @@ fn infos(files: &Files, form: &str) -> Json<Vec<Value>> {
 }
 
 /// A file, as a list of files tells it.
-fn entry(path: &str, file: &File) -> Value {
+fn entry(path: &str, file: &HubFile) -> Value {
     let mut entry = json!({ "type": "file", "path": path, "oid": file.oid, "size": file.size });
     if let Some(sha256) = &file.sha256 {
         entry["lfs"] = json!({ "oid": sha256, "size": file.size, "pointerSize": 134 });
@@ -191,9 +194,9 @@ fn entry(path: &str, file: &File) -> Value {
 }
 
 /// One page of a tree.
-fn tree(asked: &Asked, files: &Files, uri: &Uri, headers: &HeaderMap) -> Result<Response, Refusal> {
+fn tree(target: &HubRequest, files: &HubFiles, uri: &Uri, headers: &HeaderMap) -> Result<Response, HubError> {
     let query = uri.query().unwrap_or_default();
-    let below = if asked.path.is_empty() { String::new() } else { format!("{}/", asked.path) };
+    let below = if target.path.is_empty() { String::new() } else { format!("{}/", target.path) };
     let mut entries = std::collections::BTreeMap::new();
     for (path, file) in files.iter().filter(|(path, _)| path.starts_with(&below)) {
         entries.insert(path.clone(), entry(path, file));

@@ -8,16 +8,16 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
-use super::api::Asked;
-use super::state::{File, State};
+use super::api::HubRequest;
+use super::state::{HubFile, HubState};
 use crate::file;
 
 /// Answers for a file of a commit. `cached`: by the Hub's own cache, which sends what is small.
 pub(super) async fn resolve(
-    state: &State,
-    asked: &Asked,
+    state: &HubState,
+    target: &HubRequest,
     commit: &str,
-    file: &File,
+    file: &HubFile,
     cached: bool,
     request: &Parts,
 ) -> Response {
@@ -34,7 +34,7 @@ pub(super) async fn resolve(
         (None, false) => {
             let rest = request.uri.path().split_once("/resolve/").map_or("", |(_, rest)| rest);
             let path = rest.split_once('/').map_or("", |(_, path)| path);
-            let to = format!("/api/{}/resolve-cache/{commit}/{path}", asked.repository);
+            let to = format!("/api/{}/resolve-cache/{commit}/{path}", target.repository);
             (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, to)], "Temporary Redirect").into_response()
         }
         (Some(sha256), _) => {
@@ -57,7 +57,7 @@ pub(super) async fn resolve(
 }
 
 /// The storage: sends what a signed address names, and holds nothing of tokens.
-pub(super) async fn stored(Extract(state): Extract<Arc<State>>, request: Request) -> Response {
+pub(super) async fn stored(Extract(state): Extract<Arc<HubState>>, request: Request) -> Response {
     if request.headers().contains_key(AUTHORIZATION) {
         state.change(|hub| hub.leaks += 1);
         return StatusCode::BAD_REQUEST.into_response();

@@ -17,7 +17,7 @@ const FAR: u64 = 4_000_000_000;
 
 /// Who may see a repository.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Guard {
+pub enum RepositoryAccess {
     /// Everybody.
     #[default]
     Public,
@@ -33,7 +33,7 @@ pub enum Guard {
 
 /// A file of a commit.
 #[derive(Clone, Debug)]
-pub(super) struct File {
+pub(super) struct HubFile {
     /// What git calls it. No client can tell that it is no SHA-1.
     pub oid: String,
     /// The SHA-256 of a large one.
@@ -41,36 +41,36 @@ pub(super) struct File {
     pub size: usize,
 }
 
-impl File {
+impl HubFile {
     /// What its content is known by.
     pub(super) fn id(&self) -> &str {
         self.sha256.as_ref().unwrap_or(&self.oid)
     }
 }
 
-pub(super) type Files = BTreeMap<String, File>;
+pub(super) type HubFiles = BTreeMap<String, HubFile>;
 
 #[derive(Debug, Default)]
-pub(super) struct Repository {
-    pub guard: Guard,
+pub(super) struct HubRepository {
+    pub guard: RepositoryAccess,
     revisions: BTreeMap<String, String>,
-    commits: BTreeMap<String, Files>,
+    commits: BTreeMap<String, HubFiles>,
 }
 
-impl Repository {
+impl HubRepository {
     /// The commit that a revision is.
     pub(super) fn commit(&self, revision: &str) -> Option<&str> {
         let commit = self.revisions.get(revision).map_or(revision, String::as_str);
         self.commits.get_key_value(commit).map(|(commit, _)| commit.as_str())
     }
 
-    pub(super) fn files(&mut self, revision: &str) -> Option<&mut Files> {
+    pub(super) fn files(&mut self, revision: &str) -> Option<&mut HubFiles> {
         let commit = self.commit(revision)?.to_owned();
         self.commits.get_mut(&commit)
     }
 
-    pub(super) fn publish(&mut self, name: &str, revision: &str, files: &[(&str, File)]) -> String {
-        let files: Files = files.iter().map(|(path, file)| ((*path).to_owned(), file.clone())).collect();
+    pub(super) fn publish(&mut self, name: &str, revision: &str, files: &[(&str, HubFile)]) -> String {
+        let files: HubFiles = files.iter().map(|(path, file)| ((*path).to_owned(), file.clone())).collect();
         let commit = hex(blake3::hash(format!("{name} {files:?}").as_bytes()).as_bytes(), 40);
         self.revisions.insert(revision.to_owned(), commit.clone());
         self.commits.insert(commit.clone(), files);
@@ -85,10 +85,10 @@ impl Repository {
 
 /// What changes while a Hub runs.
 #[derive(Debug)]
-pub(super) struct Contents {
+pub(super) struct HubContents {
     /// The storage's URL.
     pub storage: String,
-    pub repositories: BTreeMap<String, Repository>,
+    pub repositories: BTreeMap<String, HubRepository>,
     pub renamed: BTreeMap<String, String>,
     /// Each token with what it may read.
     pub tokens: BTreeMap<String, BTreeSet<String>>,
@@ -104,22 +104,22 @@ pub(super) struct Contents {
     pub leaks: u64,
 }
 
-impl Contents {
-    pub(super) fn repository(&mut self, name: &str) -> &mut Repository {
+impl HubContents {
+    pub(super) fn repository(&mut self, name: &str) -> &mut HubRepository {
         self.repositories.entry(name.to_owned()).or_default()
     }
 }
 
 /// A Hub's contents, and where those of its files lie.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct HubState {
     objects: PathBuf,
-    contents: Mutex<Contents>,
+    contents: Mutex<HubContents>,
 }
 
-impl State {
+impl HubState {
     pub(super) fn new(objects: &Path) -> Self {
-        let contents = Contents {
+        let contents = HubContents {
             storage: String::new(),
             repositories: BTreeMap::new(),
             renamed: BTreeMap::new(),
@@ -134,15 +134,15 @@ impl State {
     }
 
     /// Looks at the contents, or changes them.
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut HubContents) -> T) -> T {
         change(&mut self.contents.lock())
     }
 
     /// Keeps a file's content.
-    pub(super) fn store(&self, bytes: &[u8]) -> File {
+    pub(super) fn store(&self, bytes: &[u8]) -> HubFile {
         let oid = hex(blake3::hash(bytes).as_bytes(), 40);
         let sha256 = (bytes.len() >= LARGE).then(|| hex(&Sha256::digest(bytes), 64));
-        let file = File { oid, sha256, size: bytes.len() };
+        let file = HubFile { oid, sha256, size: bytes.len() };
         fs::write(self.object(file.id()), bytes).expect("an object");
         file
     }

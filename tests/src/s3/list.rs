@@ -14,40 +14,40 @@ use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::task::spawn_blocking;
 
-use super::{Answer, Query, Refusal, Store, write};
+use super::{BucketStore, S3Error, S3Query, S3Result, write};
 use crate::file::etag;
 
 /// The most keys on a page, as S3 has it.
 const PAGE: usize = 1000;
 
 /// How many listings under way are kept; the oldest is forgotten first.
-const KEPT: usize = 16;
+const CACHED_LISTINGS: usize = 16;
 
 /// Listings under way, by the number in their continuation tokens. A listing is made once and then paged through,
 /// so that a large bucket is not walked again for each page.
 #[derive(Debug, Default)]
-pub(super) struct Listings(Mutex<Kept>);
+pub(super) struct ListingPages(Mutex<ListingCache>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct ListingCache {
     last: u64,
-    listings: BTreeMap<u64, Arc<[Item]>>,
+    listings: BTreeMap<u64, Arc<[ListingItem]>>,
 }
 
-impl Listings {
-    fn keep(&self, items: Arc<[Item]>) -> u64 {
+impl ListingPages {
+    fn keep(&self, items: Arc<[ListingItem]>) -> u64 {
         let mut kept = self.0.lock();
         kept.last += 1;
         let number = kept.last;
         kept.listings.insert(number, items);
-        if kept.listings.len() > KEPT {
+        if kept.listings.len() > CACHED_LISTINGS {
             kept.listings.pop_first();
         }
         number
     }
 
     /// The listing that `token` belongs to, its number, and where to go on in it.
-    fn resume(&self, token: &str) -> Option<(u64, usize, Arc<[Item]>)> {
+    fn resume(&self, token: &str) -> Option<(u64, usize, Arc<[ListingItem]>)> {
         let (number, at) = token.split_once('-')?;
         let (number, at) = (number.parse().ok()?, at.parse().ok()?);
         let kept = self.0.lock();
@@ -57,26 +57,26 @@ impl Listings {
 
 /// One line of a listing.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Item {
+enum ListingItem {
     Object { key: String, size: u64, changed: SystemTime, etag: String },
     Prefix(String),
 }
 
-pub(super) async fn answer(store: &Arc<Store>, bucket: String, query: Query) -> Answer {
+pub(super) async fn answer(store: &Arc<BucketStore>, bucket: String, query: S3Query) -> S3Result {
     let store = store.clone();
     spawn_blocking(move || page(&store, &bucket, &query)).await.expect("listing does not panic")
 }
 
-fn page(store: &Store, bucket: &str, query: &Query) -> Answer {
+fn page(store: &BucketStore, bucket: &str, query: &S3Query) -> S3Result {
     if query.get("list-type") != Some("2") {
-        return Err(Refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented"));
+        return Err(S3Error(StatusCode::NOT_IMPLEMENTED, "NotImplemented"));
     }
-    let invalid = || Refusal(StatusCode::BAD_REQUEST, "InvalidArgument");
+    let invalid = || S3Error(StatusCode::BAD_REQUEST, "InvalidArgument");
     let most = query.get("max-keys").map_or(Ok(PAGE), str::parse).map_err(|_| invalid())?.min(PAGE);
     let (number, from, items) = match query.get("continuation-token") {
         Some(token) => store.listings.resume(token).ok_or_else(invalid)?,
         None => {
-            let items: Arc<[Item]> = items(store, bucket, query)?.into();
+            let items: Arc<[ListingItem]> = items(store, bucket, query)?.into();
             let number = if items.len() > most { store.listings.keep(items.clone()) } else { 0 };
             (number, 0, items)
         }
@@ -88,7 +88,7 @@ fn page(store: &Store, bucket: &str, query: &Query) -> Answer {
 }
 
 /// Everything that the query asks for, in the order of keys.
-fn items(store: &Store, bucket: &str, query: &Query) -> Result<Vec<Item>, Refusal> {
+fn items(store: &BucketStore, bucket: &str, query: &S3Query) -> Result<Vec<ListingItem>, S3Error> {
     let mut found = Vec::new();
     walk(&store.root.join(bucket), "", &mut found)?;
     for ((_, key), file) in store.odd.lock().iter().filter(|((b, _), _)| b == bucket) {
@@ -96,9 +96,9 @@ fn items(store: &Store, bucket: &str, query: &Query) -> Result<Vec<Item>, Refusa
     }
     found.sort();
     let (prefix, after) = (query.get("prefix").unwrap_or(""), query.get("start-after").unwrap_or(""));
-    let mut items: Vec<Item> = Vec::new();
+    let mut items: Vec<ListingItem> = Vec::new();
     for item in found {
-        let Item::Object { key, .. } = &item else { continue };
+        let ListingItem::Object { key, .. } = &item else { continue };
         let Some(rest) = key.strip_prefix(prefix) else { continue };
         if key.as_str() <= after {
             continue;
@@ -107,7 +107,7 @@ fn items(store: &Store, bucket: &str, query: &Query) -> Result<Vec<Item>, Refusa
         match delimiter.and_then(|delimiter| Some(rest.find(delimiter)? + delimiter.len())) {
             None => items.push(item),
             Some(end) => {
-                let common = Item::Prefix(key[..prefix.len() + end].to_owned());
+                let common = ListingItem::Prefix(key[..prefix.len() + end].to_owned());
                 if items.last() != Some(&common) {
                     items.push(common);
                 }
@@ -117,7 +117,7 @@ fn items(store: &Store, bucket: &str, query: &Query) -> Result<Vec<Item>, Refusa
     Ok(items)
 }
 
-fn walk(directory: &Path, prefix: &str, found: &mut Vec<Item>) -> io::Result<()> {
+fn walk(directory: &Path, prefix: &str, found: &mut Vec<ListingItem>) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry
@@ -137,11 +137,11 @@ fn walk(directory: &Path, prefix: &str, found: &mut Vec<Item>) -> io::Result<()>
     Ok(())
 }
 
-fn object(key: String, meta: &fs::Metadata) -> io::Result<Item> {
-    Ok(Item::Object { key, size: meta.len(), changed: meta.modified()?, etag: etag(meta) })
+fn object(key: String, meta: &fs::Metadata) -> io::Result<ListingItem> {
+    Ok(ListingItem::Object { key, size: meta.len(), changed: meta.modified()?, etag: etag(meta) })
 }
 
-fn xml(bucket: &str, query: &Query, items: &[Item], next: Option<String>) -> String {
+fn xml(bucket: &str, query: &S3Query, items: &[ListingItem], next: Option<String>) -> String {
     let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult>");
     let mut field = |name: &str, value: &str| {
         let _ = write!(text, "<{name}>{}</{name}>", escape(value));
@@ -161,10 +161,10 @@ fn xml(bucket: &str, query: &Query, items: &[Item], next: Option<String>) -> Str
     }
     for item in items {
         let _ = match item {
-            Item::Prefix(prefix) => {
+            ListingItem::Prefix(prefix) => {
                 write!(text, "<CommonPrefixes><Prefix>{}</Prefix></CommonPrefixes>", written(prefix))
             }
-            Item::Object { key, size, changed, etag } => write!(
+            ListingItem::Object { key, size, changed, etag } => write!(
                 text,
                 "<Contents><Key>{}</Key><LastModified>{}</LastModified><ETag>{}</ETag><Size>{size}</Size>\
                  <StorageClass>STANDARD</StorageClass></Contents>",

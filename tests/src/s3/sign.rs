@@ -9,7 +9,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use sha2::{Digest, Sha256};
 
-use super::Refusal;
+use super::S3Error;
 
 /// What clients sign with.
 #[derive(Clone)]
@@ -40,14 +40,14 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b
 const IN_PATH: &AsciiSet = &RESERVED.remove(b'/');
 
 /// Whether `request` is signed by the holder of `keys`, for S3.
-pub(super) fn verify(keys: &Keys, request: &Parts) -> Result<(), Refusal> {
+pub(super) fn verify(keys: &Keys, request: &Parts) -> Result<(), S3Error> {
     verify_for("s3", keys, request)
 }
 
 /// The same, for another service of AWS's.
-pub(crate) fn verify_for(service: &str, keys: &Keys, request: &Parts) -> Result<(), Refusal> {
-    let denied = |code| Refusal(StatusCode::FORBIDDEN, code);
-    let claim = Claim::of(request, service).ok_or(denied("AccessDenied"))?;
+pub(crate) fn verify_for(service: &str, keys: &Keys, request: &Parts) -> Result<(), S3Error> {
+    let denied = |code| S3Error(StatusCode::FORBIDDEN, code);
+    let claim = SignatureFields::of(request, service).ok_or(denied("AccessDenied"))?;
     if claim.access != keys.access {
         return Err(denied("InvalidAccessKeyId"));
     }
@@ -71,7 +71,7 @@ pub(crate) fn verify_for(service: &str, keys: &Keys, request: &Parts) -> Result<
 }
 
 /// What the `Authorization` header says.
-struct Claim<'a> {
+struct SignatureFields<'a> {
     access: &'a str,
     date: &'a str,
     region: &'a str,
@@ -79,7 +79,7 @@ struct Claim<'a> {
     signature: &'a str,
 }
 
-impl<'a> Claim<'a> {
+impl<'a> SignatureFields<'a> {
     fn of(request: &'a Parts, service: &str) -> Option<Self> {
         let fields = header(request, "authorization")?.strip_prefix("AWS4-HMAC-SHA256 ")?;
         let field =

@@ -13,7 +13,7 @@ use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 use tokio::task::block_in_place;
 
-use super::{Answer, Query, Refusal, Store, list::escape, sign::hex};
+use super::{BucketStore, S3Error, S3Query, S3Result, list::escape, sign::hex};
 use crate::file::etag;
 
 /// How the names of files that are no objects begin: uploads under way.
@@ -25,7 +25,13 @@ const COPY_SOURCE: &str = "x-amz-copy-source";
 /// Numbers uploads, so that no two share a file.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-pub(super) async fn answer(store: &Store, head: &Parts, body: Body, query: &Query, path: &Path) -> Answer {
+pub(super) async fn answer(
+    store: &BucketStore,
+    head: &Parts,
+    body: Body,
+    query: &S3Query,
+    path: &Path,
+) -> S3Result {
     match (&head.method, query.get("uploadId")) {
         (&Method::PUT, None) if head.headers.contains_key(COPY_SOURCE) => {
             block_in_place(|| copy(store, head, path))
@@ -59,12 +65,12 @@ pub(super) async fn answer(store: &Store, head: &Parts, body: Body, query: &Quer
             remove(path)?;
             Ok(StatusCode::NO_CONTENT.into_response())
         }
-        _ => Err(Refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented")),
+        _ => Err(S3Error(StatusCode::NOT_IMPLEMENTED, "NotImplemented")),
     }
 }
 
 /// Removes the objects that the body lists.
-pub(super) async fn delete(store: &Store, bucket: &str, body: Body) -> Answer {
+pub(super) async fn delete(store: &BucketStore, bucket: &str, body: Body) -> S3Result {
     let mut result = String::from("<DeleteResult>");
     for key in fields(&text(body).await?, "Key") {
         remove(&store.path(bucket, &key)?)?;
@@ -80,7 +86,7 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// A document that a client sent; S3 allows no longer one.
-async fn text(body: Body) -> Result<String, Refusal> {
+async fn text(body: Body) -> Result<String, S3Error> {
     let bytes = axum::body::to_bytes(body, 2 << 20).await.map_err(|_| StatusCode::BAD_REQUEST)?;
     String::from_utf8(bytes.into()).map_err(|_| StatusCode::BAD_REQUEST.into())
 }
@@ -98,34 +104,34 @@ fn scratch(root: &Path) -> PathBuf {
 }
 
 /// The directory of an upload under way.
-fn upload(store: &Store, id: &str) -> Result<PathBuf, Refusal> {
+fn upload(store: &BucketStore, id: &str) -> Result<PathBuf, S3Error> {
     let path = store.root.join(format!("{PREFIX}{id}"));
     let known = !id.contains('/') && path.is_dir();
-    if known { Ok(path) } else { Err(Refusal(StatusCode::NOT_FOUND, "NoSuchUpload")) }
+    if known { Ok(path) } else { Err(S3Error(StatusCode::NOT_FOUND, "NoSuchUpload")) }
 }
 
 /// The file of a part.
-fn part(upload: &Path, number: &str) -> Result<PathBuf, Refusal> {
+fn part(upload: &Path, number: &str) -> Result<PathBuf, S3Error> {
     match number.parse() {
         Ok(number @ 1..=10_000_u32) => Ok(upload.join(number.to_string())),
-        _ => Err(Refusal(StatusCode::BAD_REQUEST, "InvalidArgument")),
+        _ => Err(S3Error(StatusCode::BAD_REQUEST, "InvalidArgument")),
     }
 }
 
 /// Writes a body to a file, and holds it against the hash that was signed with it.
-async fn receive(head: &Parts, body: Body, path: &Path) -> Result<(), Refusal> {
+async fn receive(head: &Parts, body: Body, path: &Path) -> Result<(), S3Error> {
     let (mut file, mut hash) = (File::create(path)?, Sha256::new());
     let claimed = head.headers.get("x-amz-content-sha256").and_then(|value| value.to_str().ok());
     let checked = match claimed {
         None | Some("UNSIGNED-PAYLOAD") => None,
         Some(streaming) if streaming.starts_with("STREAMING-") => {
-            return Err(Refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented"));
+            return Err(S3Error(StatusCode::NOT_IMPLEMENTED, "NotImplemented"));
         }
         Some(hash) => Some(hash),
     };
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        let piece = piece.map_err(|_| Refusal(StatusCode::BAD_REQUEST, "IncompleteBody"))?;
+        let piece = piece.map_err(|_| S3Error(StatusCode::BAD_REQUEST, "IncompleteBody"))?;
         block_in_place(|| {
             if checked.is_some() {
                 hash.update(&piece);
@@ -135,20 +141,20 @@ async fn receive(head: &Parts, body: Body, path: &Path) -> Result<(), Refusal> {
     }
     if checked.is_some_and(|claimed| claimed != hex(&hash.finalize())) {
         fs::remove_file(path)?;
-        return Err(Refusal(StatusCode::BAD_REQUEST, "XAmzContentSHA256Mismatch"));
+        return Err(S3Error(StatusCode::BAD_REQUEST, "XAmzContentSHA256Mismatch"));
     }
     Ok(())
 }
 
 /// Joins the parts that the request lists, in its order.
-async fn complete(store: &Store, head: &Parts, body: Body, upload: &Path, path: &Path) -> Answer {
+async fn complete(store: &BucketStore, head: &Parts, body: Body, upload: &Path, path: &Path) -> S3Result {
     let list = text(body).await?;
     block_in_place(|| {
         let whole = upload.join("whole");
         let mut file = File::create(&whole)?;
         for number in fields(&list, "PartNumber") {
             let mut part = File::open(part(upload, &number)?)
-                .map_err(|_| Refusal(StatusCode::BAD_REQUEST, "InvalidPart"))?;
+                .map_err(|_| S3Error(StatusCode::BAD_REQUEST, "InvalidPart"))?;
             io::copy(&mut part, &mut file)?;
         }
         let tag =
@@ -161,10 +167,10 @@ async fn complete(store: &Store, head: &Parts, body: Body, upload: &Path, path: 
 }
 
 /// Copies an object: the copy is another name of the same file, for objects are replaced and never written to.
-fn copy(store: &Store, head: &Parts, path: &Path) -> Answer {
+fn copy(store: &BucketStore, head: &Parts, path: &Path) -> S3Result {
     let source = head.headers[COPY_SOURCE].to_str().unwrap_or_default();
     let source = percent_decode_str(source.trim_start_matches('/')).decode_utf8_lossy();
-    let wrong = Refusal(StatusCode::BAD_REQUEST, "InvalidArgument");
+    let wrong = S3Error(StatusCode::BAD_REQUEST, "InvalidArgument");
     let (bucket, key) = source.split_once('/').ok_or(wrong)?;
     let upload = scratch(&store.root);
     fs::hard_link(store.path(bucket, key)?, &upload)?;
@@ -176,7 +182,7 @@ fn copy(store: &Store, head: &Parts, path: &Path) -> Answer {
 }
 
 /// Gives `upload` its name, where the request's condition holds.
-fn publish(store: &Store, head: &Parts, upload: &Path, path: &Path) -> Answer {
+fn publish(store: &BucketStore, head: &Parts, upload: &Path, path: &Path) -> S3Result {
     let _one_at_a_time = store.publish.lock();
     let now = fs::metadata(path).ok().map(|meta| etag(&meta));
     let holds = match (head.headers.get("if-match"), head.headers.get("if-none-match")) {

@@ -6,23 +6,24 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use axum::http::StatusCode;
-use bdnfs_tests::agent::Agent;
-use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::fault::Fault;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::world::World;
+use bdnfs_tests::test_env::TestEnv;
 
 const MIB: usize = 1 << 20;
 
 /// A page of metrics: the value of each sample by its name and labels, as they are written.
-struct Page {
+struct MetricsPage {
     text: String,
     samples: BTreeMap<String, f64>,
 }
 
-impl Page {
+impl MetricsPage {
     /// Scrapes `agent`. What is not as OpenMetrics has it panics.
-    fn of(agent: &Agent) -> Self {
+    fn of(agent: &AgentProcess) -> Self {
         let answer = agent.get("/metrics");
         assert_eq!(answer.code, 200, "{}", answer.body);
         assert!(answer.kind.starts_with("application/openmetrics-text; version=1.0.0"), "{}", answer.kind);
@@ -74,28 +75,30 @@ impl Page {
 
 #[test]
 fn metrics_tell_what_happened() {
-    let world = World::new();
-    let large = world.put("large", 20 * MIB);
-    world.put("small", 5);
-    let agent = world.machine.agent("");
-    let before = Page::of(&agent);
+    let env = TestEnv::new();
+    let large = env.put("large", 20 * MIB);
+    env.put("small", 5);
+    let agent = env.machine.agent("");
+    let before = MetricsPage::of(&agent);
     assert_eq!(before.get("bdnfs_tier_bytes_total{tier=\"origin\"}"), 0.0);
     assert_eq!(before.get("bdnfs_mounts{state=\"ready\"}"), 0.0);
     assert_eq!(before.get("bdnfs_ready"), 1.0);
 
     let name = "a \"quoted\" name";
-    let point = world.machine.mount("s3://bucket", name);
+    let point = env.machine.mount("s3://bucket", name);
     fs::read(point.join("large")).unwrap();
-    eventually("all of it is whole", || bdnfs_tests::bdnfs::local(&point.join("large")));
+    eventually("all of it is whole", || bdnfs_tests::mounts::is_local(&point.join("large")));
     assert_eq!(fs::read(point.join("large")).unwrap().len(), large.len());
     // A blob is whole a moment before its last fetch lets go of its memory.
-    eventually("no fetch is under way", || Page::of(&agent).get("bdnfs_flights") == 0.0);
-    eventually("no memory is held", || Page::of(&agent).get("bdnfs_memory_used_bytes{use=\"fetch\"}") == 0.0);
-    let after = Page::of(&agent);
+    eventually("no fetch is under way", || MetricsPage::of(&agent).get("bdnfs_flights") == 0.0);
+    eventually("no memory is held", || {
+        MetricsPage::of(&agent).get("bdnfs_memory_used_bytes{use=\"fetch\"}") == 0.0
+    });
+    let after = MetricsPage::of(&agent);
     assert_eq!(after.get("bdnfs_tier_bytes_total{tier=\"origin\"}"), large.len() as f64);
     assert_eq!(after.get("bdnfs_tier_bytes_total{tier=\"mirror\"}"), 0.0);
     let requests = after.get("bdnfs_tier_requests_total{tier=\"origin\",outcome=\"answered\"}");
-    assert_eq!(requests, world.fetched("large").requests as f64);
+    assert_eq!(requests, env.fetched("large").requests as f64);
     assert_eq!(after.get("bdnfs_tier_first_byte_seconds_count{tier=\"origin\"}"), requests);
     assert!(after.get("bdnfs_flights_begun_total") >= requests);
     assert!(after.get("bdnfs_fuse_request_seconds_count{operation=\"read\"}") > 0.0);
@@ -108,7 +111,10 @@ fn metrics_tell_what_happened() {
     assert_eq!(after.get("bdnfs_mounts{state=\"ready\"}"), 1.0);
     assert_eq!(after.get("bdnfs_memory_limit_bytes{use=\"fetch\"}"), (256 * MIB) as f64);
     eventually("what it holds is counted", || {
-        Page::of(&agent).samples.get("bdnfs_cache_used_bytes").is_some_and(|used| *used >= large.len() as f64)
+        MetricsPage::of(&agent)
+            .samples
+            .get("bdnfs_cache_used_bytes")
+            .is_some_and(|used| *used >= large.len() as f64)
     });
     let escaped = point.display().to_string().replace('"', "\\\"");
     let source = agent.status()["mounts"][0]["source"].as_str().unwrap().to_owned();
@@ -121,8 +127,8 @@ fn metrics_tell_what_happened() {
     }
 
     // What counters told does not go with the mount; what is said of the mount does.
-    world.machine.umount(&point);
-    let gone = Page::of(&agent);
+    env.machine.umount(&point);
+    let gone = MetricsPage::of(&agent);
     for (sample, value) in after.samples.iter().filter(|(sample, _)| sample.contains("_total")) {
         if !sample.starts_with("bdnfs_mount_") {
             assert!(gone.get(sample) >= *value, "{sample} went down");
@@ -134,13 +140,13 @@ fn metrics_tell_what_happened() {
 
 #[test]
 fn what_goes_wrong_is_counted_by_why() {
-    let world = World::new();
-    world.put("file", 2 * MIB);
-    let agent = world.machine.agent("");
-    let point = world.machine.mount("s3://bucket", "mnt");
-    world.s3.faults.set(Fault::Status(StatusCode::FORBIDDEN, None));
+    let env = TestEnv::new();
+    env.put("file", 2 * MIB);
+    let agent = env.machine.agent("");
+    let point = env.machine.mount("s3://bucket", "mnt");
+    env.s3.faults.set(Fault::Status(StatusCode::FORBIDDEN, None));
     fs::read(point.join("file")).expect_err("it is refused");
-    let page = Page::of(&agent);
+    let page = MetricsPage::of(&agent);
     let failed = page.get("bdnfs_tier_requests_total{tier=\"origin\",outcome=\"failed\"}");
     assert!(failed > 0.0);
     assert_eq!(page.get("bdnfs_tier_errors_total{tier=\"origin\",kind=\"refused\"}"), failed);
@@ -168,7 +174,7 @@ fn who_watches_over_tcp_sees_health_and_metrics_and_nothing_else() {
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
     let answer = get(address, "/metrics").expect("an answer");
-    Page::parse(answer.split_once("\r\n\r\n").expect("a body").1.to_owned());
+    MetricsPage::parse(answer.split_once("\r\n\r\n").expect("a body").1.to_owned());
     for path in ["/v1/status", "/v1/cache", "/"] {
         let answer = get(address, path).expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
@@ -179,9 +185,9 @@ fn who_watches_over_tcp_sees_health_and_metrics_and_nothing_else() {
 
 #[test]
 fn a_request_can_be_followed_from_the_kernel_to_the_tier() {
-    let world = World::new();
-    world.put("file", 3 * MIB);
-    let machine = Machine::new().s3(&world.proxy.url(), &Keys::sample()).env("BDNFS_LOG", "bdnfs=debug");
+    let env = TestEnv::new();
+    env.put("file", 3 * MIB);
+    let machine = Machine::new().s3(&env.proxy.url(), &Keys::sample()).env("BDNFS_LOG", "bdnfs=debug");
     let agent = machine.agent("");
     let point = machine.mount("s3://bucket", "mnt");
     fs::read(point.join("file")).unwrap();

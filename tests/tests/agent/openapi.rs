@@ -6,11 +6,12 @@
 use std::fs;
 use std::path::Path;
 
-use bdnfs_tests::agent::Agent;
-use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::openapi::OpenApi;
-use bdnfs_tests::serve::Port;
-use bdnfs_tests::tree::file;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::serve::ReservedPort;
+use bdnfs_tests::tree::write_file;
 use serde_json::{Value, json};
 
 #[test]
@@ -30,8 +31,8 @@ fn the_agent_answers_as_the_document_says() {
 
 fn source(machine: &Machine, name: &str) -> Value {
     let source = machine.directory(name);
-    file(&source, "large", 3 << 20);
-    file(&source, "small", 5);
+    write_file(&source, "large", 3 << 20);
+    write_file(&source, "small", 5);
     source.to_str().expect("ours are text").into()
 }
 
@@ -39,14 +40,14 @@ fn place(path: &Path) -> &str {
     path.to_str().expect("ours are text")
 }
 
-fn health(api: &mut OpenApi, agent: &Agent) {
+fn health(api: &mut OpenApi, agent: &AgentProcess) {
     api.ask(agent, "GET", "/healthz", "", "");
     let ready = api.ask(agent, "GET", "/readyz", "", "").json();
     assert_eq!(ready["ready"], true);
     api.ask(agent, "GET", "/metrics", "", "");
 }
 
-fn mounts(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
+fn mounts(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     let point = machine.directory("mnt");
     let request = json!({
         "source": source(machine, "source"), "mountpoint": place(&point), "allow": ["*"], "ignore": ["none"],
@@ -78,7 +79,7 @@ fn mounts(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
 }
 
 /// Mounts what `request` asks for, waits for the end of the mount, and ends it. False: it had ended before anybody waited.
-fn ended(api: &mut OpenApi, agent: &Agent, request: &str) -> bool {
+fn ended(api: &mut OpenApi, agent: &AgentProcess, request: &str) -> bool {
     let id = api.ask(agent, "POST", "/v1/mounts", "", request).json()["id"].to_string();
     let waited = std::thread::scope(|scope| {
         let wait = || {
@@ -93,7 +94,7 @@ fn ended(api: &mut OpenApi, agent: &Agent, request: &str) -> bool {
     waited.map(|waited| api.merge(waited)).is_some()
 }
 
-fn jobs(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
+fn jobs(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     let weights = json!([{"source": source(machine, "read"), "mountpoint": "/models/read"}]);
     let request = json!({
         "name": "job", "weights": weights, "start_commands": ["printf hello; test -s /models/read/small && exit 3"],
@@ -117,7 +118,7 @@ fn jobs(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
     api.fails(agent, ("POST", "/v1/jobs/{id}/stop", "99"), "", 404);
 }
 
-fn cache(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
+fn cache(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     let point = machine.directory("cached");
     let request = json!({"source": source(machine, "other"), "mountpoint": place(&point)}).to_string();
     let mounted = api.ask(agent, "POST", "/v1/mounts", "", &request).json();
@@ -133,9 +134,9 @@ fn cache(api: &mut OpenApi, agent: &Agent, machine: &Machine) {
     api.ask(agent, "POST", "/v1/cache/verify", "", "");
 }
 
-fn cluster(api: &mut OpenApi, alone: &Agent) {
+fn cluster(api: &mut OpenApi, alone: &AgentProcess) {
     api.fails(alone, ("GET", "/v1/cluster", ""), "", 404);
-    let (machine, port) = (Machine::new(), Port::take(0));
+    let (machine, port) = (Machine::new(), ReservedPort::take(0));
     let (mirror, listen) = (machine.directory("mirror"), port.address);
     let config = format!(
         "[mirror]\nurl = \"file://{}\"\n[cluster]\nlisten = \"{listen}\"\ninsecure = true",

@@ -5,9 +5,9 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bdnfs_tests::bdnfs::Machine;
-use bdnfs_tests::tools::{run, target, tool};
-use bdnfs_tests::tree::file;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::tools::{cannot_run, program, run, target};
+use bdnfs_tests::tree::write_file;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -42,15 +42,14 @@ fn the_unit_starts_an_agent_that_says_when_it_is_ready() {
 
 #[test]
 fn systemd_has_nothing_to_say_against_the_unit() {
-    // Where there is no systemd, nobody uses the unit either.
     if !Path::new("/usr/bin/systemd-analyze").exists() {
-        return;
+        return cannot_run("systemd-analyze is missing; scripts/test installs the package systemd");
     }
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("bdnfs-agent.service");
     let binary = target().join("bdnfs");
     fs::write(&place, unit().replace("/usr/local/bin/bdnfs", binary.to_str().unwrap())).unwrap();
-    let output = tool("systemd-analyze").args(["verify", "--man=no"]).arg(&place).output().unwrap();
+    let output = program("systemd-analyze").args(["verify", "--man=no"]).arg(&place).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     // It looks at all that this unit would be started with; what it says of other units is theirs.
     assert!(!said.contains("bdnfs-agent"), "{said}");
@@ -60,16 +59,16 @@ fn systemd_has_nothing_to_say_against_the_unit() {
 fn the_image_has_all_that_the_agent_needs() {
     let root = tempfile::tempdir().unwrap();
     let image = root.path().join("image");
-    run(tool("bash").arg(repository().join("scripts/image")).arg(&image).arg(target().join("bdnfs")));
+    run(program("bash").arg(repository().join("scripts/image")).arg(&image).arg(target().join("bdnfs")));
     let recipe = fs::read_to_string(repository().join("docs/Containerfile")).unwrap();
     let entry = recipe.lines().find_map(|line| line.strip_prefix("ENTRYPOINT [\"")).expect("ENTRYPOINT");
     let entry = entry.trim_end_matches("\"]");
-    let version = run(tool("chroot").arg(&image).args([entry, "--version"]));
+    let version = run(program("chroot").arg(&image).args([entry, "--version"]));
     assert!(version.starts_with("bdnfs "), "{version}");
 
     // In a namespace of its own, with nothing but the image, /dev and /proc: it mounts, stages and reads back.
     let source = image.join("mnt/source");
-    let bytes = file(&source, "file", 3 << 20);
+    let bytes = write_file(&source, "file", 3 << 20);
     fs::create_dir(image.join("mnt/point")).unwrap();
     let script = r#"
         set -e
@@ -78,7 +77,7 @@ fn the_image_has_all_that_the_agent_needs() {
         cat "$1/mnt/point/file"
         chroot "$1" "$2" umount /mnt/point >&2
     "#;
-    let mut command = tool("unshare");
+    let mut command = program("unshare");
     command.args([
         "--mount",
         "--pid",

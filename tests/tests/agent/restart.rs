@@ -5,16 +5,18 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
-use bdnfs_tests::bdnfs::{Machine, eventually, local, mounted, wait};
-use bdnfs_tests::proxy::Weather;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::{is_local, is_mounted};
+use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::tree::{compare, compare_file, grow, same};
-use bdnfs_tests::world::World;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::{assert_same, assert_same_file, assert_same_tree, write_tree};
 
 const MIB: usize = 1 << 20;
 
-const GONE: Weather =
-    Weather { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };
+const GONE: NetworkFault =
+    NetworkFault { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("ours are text")
@@ -48,7 +50,7 @@ fn a_configuration_may_come_through_a_pipe_that_is_read_but_once() {
     let mut pipe = second.stdin.take().expect("its standard input");
     writeln!(pipe, "cache_dir = {cache:?}").expect("it reads");
     drop(pipe);
-    assert!(!wait(&mut second, "a second agent").success());
+    assert!(!wait_for_exit(&mut second, "a second agent").success());
     let line = fs::read_to_string(said).expect("its error");
     assert!(line.contains("in use") && line.contains(&cache), "{line}");
     agent.stop();
@@ -56,15 +58,15 @@ fn a_configuration_may_come_through_a_pipe_that_is_read_but_once() {
 
 #[test]
 fn commands_find_the_agent_and_it_stays_when_nothing_is_mounted() {
-    let (world, machine) = (World::new(), Machine::new());
-    grow(&world.bucket());
-    let machine = machine.s3(&world.proxy.url(), &Keys::sample());
+    let (env, machine) = (TestEnv::new(), Machine::new());
+    write_tree(&env.bucket());
+    let machine = machine.s3(&env.proxy.url(), &Keys::sample());
     let agent = machine.agent("");
     let point = machine.directory("mnt");
     // No cache is named.
     machine.run(&["mount", "s3://bucket", text(&point)]).succeeds();
     assert_eq!(machine.daemons(), [agent.pid()]);
-    compare(&world.bucket(), &point);
+    assert_same_tree(&env.bucket(), &point);
     machine.umount(&point);
     assert_eq!(agent.status()["mounts"].as_array().unwrap().len(), 0);
     let again = machine.mount("s3://bucket", "again");
@@ -72,68 +74,68 @@ fn commands_find_the_agent_and_it_stays_when_nothing_is_mounted() {
     let status = machine.run(&["status"]).succeeds();
     assert!(status.contains(text(&again)), "{status}");
     agent.stop();
-    assert!(!mounted(&again) && machine.daemons().is_empty());
+    assert!(!is_mounted(&again) && machine.daemons().is_empty());
 }
 
 /// Mounts two trees, one of them staged, lets `end` end the agent, and finds all back with the network gone.
-fn comes_back(end: impl FnOnce(bdnfs_tests::agent::Agent)) {
-    let world = World::new();
-    let large = world.put("large", 9 * MIB + 5);
-    grow(&world.bucket());
-    let agent = world.machine.agent("");
-    let staged = world.machine.mount_with("s3://bucket", "staged", &["--wait"]);
-    let lazy = world.machine.mount_with("s3://bucket", "lazy", &["--allow", "sizes/*"]);
+fn comes_back(end: impl FnOnce(bdnfs_tests::agent::AgentProcess)) {
+    let env = TestEnv::new();
+    let large = env.put("large", 9 * MIB + 5);
+    write_tree(&env.bucket());
+    let agent = env.machine.agent("");
+    let staged = env.machine.mount_with("s3://bucket", "staged", &["--wait"]);
+    let lazy = env.machine.mount_with("s3://bucket", "lazy", &["--allow", "sizes/*"]);
     let ids: Vec<_> = agent.status()["mounts"].as_array().unwrap().iter().map(|m| m["id"].clone()).collect();
     end(agent);
 
-    world.proxy.set(GONE);
-    world.s3.tally.clear();
-    let agent = world.machine.agent("");
+    env.proxy.set(GONE);
+    env.s3.requests.clear();
+    let agent = env.machine.agent("");
     let status = agent.status();
     let again: Vec<_> = status["mounts"].as_array().unwrap().iter().map(|m| m["id"].clone()).collect();
     assert_eq!(again, ids, "{status}");
-    compare(&world.bucket(), &staged);
-    assert!(local(&staged.join("large")));
-    same(&large, &fs::read(staged.join("large")).unwrap(), "what was staged");
-    compare_file(&world.bucket().join("sizes/blocks"), &lazy.join("sizes/blocks"));
+    assert_same_tree(&env.bucket(), &staged);
+    assert!(is_local(&staged.join("large")));
+    assert_same(&large, &fs::read(staged.join("large")).unwrap(), "what was staged");
+    assert_same_file(&env.bucket().join("sizes/blocks"), &lazy.join("sizes/blocks"));
     eventually("the stage is known to be done", || agent.status()["mounts"][0]["stage"]["state"] == "done");
-    assert_eq!(world.fetched("").requests, 0);
-    world.machine.umount(&lazy);
+    assert_eq!(env.fetched("").requests, 0);
+    env.machine.umount(&lazy);
     agent.crash();
-    let agent = world.machine.agent("");
-    assert!(mounted(&staged) && !mounted(&lazy), "what was unmounted stays so");
+    let agent = env.machine.agent("");
+    assert!(is_mounted(&staged) && !is_mounted(&lazy), "what was unmounted stays so");
     agent.stop();
 }
 
 #[test]
 fn after_a_crash_all_is_back_without_the_network() {
-    comes_back(bdnfs_tests::agent::Agent::crash);
+    comes_back(bdnfs_tests::agent::AgentProcess::crash);
 }
 
 #[test]
 fn after_a_restart_all_is_back_without_the_network() {
-    comes_back(bdnfs_tests::agent::Agent::stop);
+    comes_back(bdnfs_tests::agent::AgentProcess::stop);
 }
 
 #[test]
 fn credentials_are_not_kept_and_a_secret_is_found_again() {
-    let world = World::new();
-    let bytes = world.put("file", 3 * MIB);
-    let agent = world.machine.agent("");
-    let point = world.machine.mount("s3://bucket", "mnt");
+    let env = TestEnv::new();
+    let bytes = env.put("file", 3 * MIB);
+    let agent = env.machine.agent("");
+    let point = env.machine.mount("s3://bucket", "mnt");
     agent.crash();
     // It has them in its memory.
-    world.machine.lose_holder();
-    let agent = world.machine.agent("");
+    env.machine.kill_fdstore();
+    let agent = env.machine.agent("");
     let error = fs::read(point.join("file")).expect_err("its credentials are gone");
     assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{}", agent.log());
-    world.machine.umount(&point);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    same(&bytes, &fs::read(point.join("file")).unwrap(), "with credentials again");
+    env.machine.umount(&point);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "with credentials again");
     let secret = Keys::sample().secret;
-    let output = bdnfs_tests::tools::tool("grep")
+    let output = bdnfs_tests::tools::program("grep")
         .args(["-r", "-a", "-s", "-l", "-F", "-e", &secret])
-        .arg(world.machine.cache())
+        .arg(env.machine.cache())
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files that hold the secret");
@@ -143,7 +145,7 @@ fn credentials_are_not_kept_and_a_secret_is_found_again() {
 fn what_can_not_come_back_is_told_and_can_be_let_go() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
+    write_tree(&source);
     let agent = machine.agent("");
     let point = machine.mount_with(&source, "mnt", &["--wait"]);
     agent.stop();
@@ -167,6 +169,6 @@ fn what_can_not_come_back_is_told_and_can_be_let_go() {
     assert!(agent.status().get("lost").is_none());
     agent.stop();
     let agent = machine.agent("");
-    assert!(mounted(&point), "{}", agent.log());
-    compare(&source, &point);
+    assert!(is_mounted(&point), "{}", agent.log());
+    assert_same_tree(&source, &point);
 }

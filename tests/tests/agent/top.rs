@@ -1,8 +1,8 @@
 //! `bdnfs top`, as a person at a terminal has it, and as a script.
 
-use bdnfs_tests::bdnfs::Machine;
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::tools::{python, run};
-use bdnfs_tests::tree::file;
+use bdnfs_tests::tree::write_file;
 use serde_json::Value;
 
 /// Runs a command on a terminal of its own of 80 by 24, makes that narrower, and ends the command as the first argument says:
@@ -65,7 +65,7 @@ fn the_view_of_a_terminal_follows_its_size_and_leaves_it_as_it_was() {
 fn a_script_is_told_once_or_line_by_line() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    file(&source, "file", 70_000);
+    write_file(&source, "file", 70_000);
     let agent = machine.agent("");
     let point = machine.mount_with(&source, "mnt", &["--wait"]);
     let cache = machine.cache().to_str().expect("text").to_owned();

@@ -2,15 +2,16 @@
 
 use std::fs;
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
-use bdnfs_tests::collector::{Collector, Span};
+use bdnfs_tests::collector::{CollectedSpan, TraceCollector};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::world::World;
+use bdnfs_tests::test_env::TestEnv;
 
 const MIB: usize = 1 << 20;
 
 /// The way of one span up to where its trace begins, itself first.
-fn way(spans: &[Span], from: &Span) -> Vec<Span> {
+fn way(spans: &[CollectedSpan], from: &CollectedSpan) -> Vec<CollectedSpan> {
     let mut way = vec![from.clone()];
     while let Some(parent) = spans.iter().find(|span| span.id == way[way.len() - 1].parent) {
         assert_eq!(parent.trace, from.trace);
@@ -20,19 +21,19 @@ fn way(spans: &[Span], from: &Span) -> Vec<Span> {
 }
 
 /// The first way from a tier that was asked to a request of the kernel.
-fn from_tier(spans: &[Span], tier: &str) -> Option<Vec<Span>> {
+fn from_tier(spans: &[CollectedSpan], tier: &str) -> Option<Vec<CollectedSpan>> {
     let asked = spans.iter().filter(|span| span.name == "ask" && span.attributes["tier"] == tier);
     asked.map(|span| way(spans, span)).find(|way| way[way.len() - 1].name == "request")
 }
 
 #[test]
 fn a_read_is_one_trace_from_the_kernel_to_the_tier() {
-    let (world, collector) = (World::new(), Collector::start());
-    let content = world.put("weights", 3 * MIB + 5);
-    let agent = world.machine.agent(&format!("[telemetry]\notlp = \"{}\"", collector.server.url()));
-    let point = world.machine.mount("s3://bucket", "mnt");
+    let (env, collector) = (TestEnv::new(), TraceCollector::start());
+    let content = env.put("weights", 3 * MIB + 5);
+    let agent = env.machine.agent(&format!("[telemetry]\notlp = \"{}\"", collector.server.url()));
+    let point = env.machine.mount("s3://bucket", "mnt");
     assert_eq!(fs::read(point.join("weights")).unwrap(), content);
-    world.machine.umount(&point);
+    env.machine.umount(&point);
     // What is left is sent at the end.
     agent.end();
     let spans = collector.spans();
@@ -53,7 +54,7 @@ fn a_read_is_one_trace_from_the_kernel_to_the_tier() {
 
 #[test]
 fn the_environment_names_a_collector_for_a_daemon_and_what_lets_it_in() {
-    let collector = Collector::start();
+    let collector = TraceCollector::start();
     let machine = Machine::new();
     let directory = machine.directory("source");
     fs::write(directory.join("file"), vec![7; 2 * MIB]).unwrap();
@@ -72,11 +73,11 @@ fn the_environment_names_a_collector_for_a_daemon_and_what_lets_it_in() {
 
 #[test]
 fn a_collector_that_is_away_is_told_of_once_and_harms_nothing() {
-    let (world, mut collector) = (World::new(), Collector::start());
+    let (env, mut collector) = (TestEnv::new(), TraceCollector::start());
     let names = ["a", "b"];
-    let contents = names.map(|name| world.put(name, MIB));
+    let contents = names.map(|name| env.put(name, MIB));
     collector.server.stop();
-    let World { machine, proxy, s3, .. } = world;
+    let TestEnv { machine, proxy, s3, .. } = env;
     let _still = (proxy, s3);
     let machine = machine.env("OTEL_BSP_SCHEDULE_DELAY", "100");
     let agent = machine.agent(&format!("[telemetry]\notlp = \"{}\"", collector.server.url()));

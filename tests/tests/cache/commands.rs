@@ -4,9 +4,10 @@ use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use bdnfs_tests::bdnfs::{Machine, local};
-use bdnfs_tests::tree::{compare, file, same, total};
-use bdnfs_tests::world::World;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_local;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::{assert_same, assert_same_tree, total_bytes, write_file};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
@@ -16,7 +17,7 @@ fn text(path: &Path) -> &str {
 }
 
 /// `bdnfs cache`, on the cache of `machine`.
-fn cache(machine: &Machine, arguments: &[&str]) -> bdnfs_tests::bdnfs::Ran {
+fn cache(machine: &Machine, arguments: &[&str]) -> bdnfs_tests::command_output::CommandOutput {
     let mut all = vec!["cache"];
     all.extend(arguments);
     all.extend(["--cache-dir", text(machine.cache())]);
@@ -44,7 +45,7 @@ fn a_cache_is_told_by_source_with_and_without_an_owner() {
     let (one, two) = (machine.directory("one"), machine.directory("two"));
     for (source, sizes) in [(&one, [3 * MIB, 5]), (&two, [2 * MIB, 7])] {
         for (number, size) in sizes.into_iter().enumerate() {
-            file(source, format!("{}/{number}", source.file_name().unwrap().to_str().unwrap()), size);
+            write_file(source, format!("{}/{number}", source.file_name().unwrap().to_str().unwrap()), size);
         }
     }
     let point = machine.mount_with(&one, "mnt1", &["--wait"]);
@@ -73,9 +74,9 @@ fn a_cache_is_told_by_source_with_and_without_an_owner() {
     // What is staged stays; of what is only mounted, what is not open goes.
     let told = cache(&machine, &["evict", "--all"]).succeeds();
     assert!(told.contains("stay"), "{told}");
-    compare(&one, &point);
-    assert!(local(&point.join("one/0")));
-    compare(&two, &lazy);
+    assert_same_tree(&one, &point);
+    assert!(is_local(&point.join("one/0")));
+    assert_same_tree(&two, &lazy);
     machine.umount(&point);
     machine.umount(&lazy);
 
@@ -95,7 +96,7 @@ fn a_cache_is_told_by_source_with_and_without_an_owner() {
 fn what_is_pinned_stays() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    file(&source, "file", 3 * MIB);
+    write_file(&source, "file", 3 * MIB);
     machine.umount(&machine.mount_with(&source, "mnt", &["--wait"]));
     let told = cache(&machine, &["pin", text(&source)]).succeeds();
     assert!(told.starts_with("1 snapshot pinned"), "{told}");
@@ -111,10 +112,10 @@ fn what_is_pinned_stays() {
 
 #[test]
 fn what_rotted_is_found_and_fetched_again() {
-    let world = World::new();
-    let bytes = world.put("dir/rotten", 3 * MIB + 9);
-    world.put("sound", 2 * MIB);
-    let machine = &world.machine;
+    let env = TestEnv::new();
+    let bytes = env.put("dir/rotten", 3 * MIB + 9);
+    env.put("sound", 2 * MIB);
+    let machine = &env.machine;
     machine.umount(&machine.mount_with("s3://bucket", "mnt", &["--wait"]));
     let told = cache(machine, &["verify"]).succeeds();
     assert!(told.starts_with("2 blobs read"), "{told}");
@@ -126,34 +127,34 @@ fn what_rotted_is_found_and_fetched_again() {
     assert!(ran.out.contains("damaged: s3://bucket") && ran.out.contains("dir/rotten"), "{}", ran.out);
     ran.fails(&["1 blob damaged"]);
     assert!(!rotten.exists());
-    world.s3.tally.clear();
+    env.s3.requests.clear();
     let point = machine.mount_with("s3://bucket", "mnt", &["--wait"]);
-    same(&bytes, &fs::read(point.join("dir/rotten")).unwrap(), "what was fetched again");
-    assert_eq!(world.fetched("sound").requests, 0);
+    assert_same(&bytes, &fs::read(point.join("dir/rotten")).unwrap(), "what was fetched again");
+    assert_eq!(env.fetched("sound").requests, 0);
 }
 
 #[test]
 fn a_quota_bounds_one_tenant_alone() {
-    let world = World::new();
+    let env = TestEnv::new();
     for name in ["a/1", "a/2", "b/1", "b/2"] {
-        world.put(name, 3 * MIB);
+        env.put(name, 3 * MIB);
     }
-    let agent = world.machine.agent("[tenants.bob]\nquota = \"7MiB\"");
+    let agent = env.machine.agent("[tenants.bob]\nquota = \"7MiB\"");
     let staged = |prefix: &str, tenant: &str, name: &str| {
-        let point = world.machine.directory(name);
+        let point = env.machine.directory(name);
         let source = format!("s3://bucket/{prefix}");
-        world.machine.try_mount(source, &point, &["--wait", "--tenant", tenant])
+        env.machine.try_mount(source, &point, &["--wait", "--tenant", tenant])
     };
     staged("a", "alice", "alice-a").succeeds();
     staged("b", "alice", "alice-b").succeeds();
     staged("a", "bob", "bob-a").succeeds();
     // Nothing is shared: what alice has was fetched once more.
-    assert_eq!(world.fetched("a/1").bytes, 2 * 3 * MIB as u64);
+    assert_eq!(env.fetched("a/1").bytes, 2 * 3 * MIB as u64);
     let line = staged("b", "bob", "bob-b").fails(&["s3://bucket/b", "needs", "s3://bucket/a"]);
     assert!(!line.contains("tenants"), "{line}");
-    world.machine.umount(&world.machine.directory("bob-a"));
+    env.machine.umount(&env.machine.directory("bob-a"));
     staged("b", "bob", "bob-b").succeeds();
-    let summary = summary(&world.machine);
+    let summary = summary(&env.machine);
     let tenants = summary["tenants"].as_array().unwrap();
     let bob = tenants.iter().find(|tenant| tenant["tenant"] == "bob").unwrap();
     assert_eq!(bob["quota"], 7 << 20);
@@ -163,26 +164,26 @@ fn a_quota_bounds_one_tenant_alone() {
 
 #[test]
 fn a_stage_that_has_no_room_is_refused_with_who_holds_it() {
-    let world = World::new();
+    let env = TestEnv::new();
     for name in ["one", "two", "three"] {
-        world.put(&format!("{name}/weights"), 4 * MIB);
+        env.put(&format!("{name}/weights"), 4 * MIB);
     }
-    let agent = world.machine.agent("cache_size = \"9MiB\"");
-    let point = |name: &str| world.machine.directory(name);
+    let agent = env.machine.agent("cache_size = \"9MiB\"");
+    let point = |name: &str| env.machine.directory(name);
     let stage = |name: &str, place: &str| {
-        world.machine.try_mount(format!("s3://bucket/{name}"), &point(place), &["--wait"])
+        env.machine.try_mount(format!("s3://bucket/{name}"), &point(place), &["--wait"])
     };
     stage("one", "1").succeeds();
     stage("one", "again").succeeds();
     stage("two", "2").succeeds();
-    world.s3.tally.clear();
+    env.s3.requests.clear();
     stage("three", "3").fails(&["needs", "s3://bucket/one", "s3://bucket/two", "--cache-size"]);
-    assert_eq!(world.fetched("").bytes, 0, "refused before anything was fetched");
+    assert_eq!(env.fetched("").bytes, 0, "refused before anything was fetched");
     for place in ["1", "again"] {
-        world.machine.umount(&point(place));
+        env.machine.umount(&point(place));
     }
     stage("three", "3").succeeds();
-    assert_eq!(total(&point("3")), 4 * MIB as u64);
-    assert!(local(&point("2").join("weights")), "what is leased was not evicted");
+    assert_eq!(total_bytes(&point("3")), 4 * MIB as u64);
+    assert!(is_local(&point("2").join("weights")), "what is leased was not evicted");
     drop(agent);
 }

@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use bdnfs_tests::bdnfs::{Machine, eventually, mounted};
-use bdnfs_tests::crowd::Crowd;
-use bdnfs_tests::tree::compare;
-use bdnfs_tests::world::World;
+use bdnfs_tests::large_bucket::LargeBucket;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::assert_same_tree;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
@@ -41,18 +43,18 @@ impl Drop for Tmpfs {
 #[test]
 fn a_disk_without_room_for_a_listing_is_told_and_left_as_it_was() {
     // Records of 27 MB.
-    let crowd = Crowd::start(25_000, 4);
+    let bucket = LargeBucket::start(25_000, 4);
     let says = |directory: &Path| {
         let directory = directory.display();
         format!(
-            "bdnfs: s3://crowd: the listing is too long for memory, and can't be kept in {directory}: No space left on device (os error 28)"
+            "bdnfs: s3://large-bucket: the listing is too long for memory, and can't be kept in {directory}: No space left on device (os error 28)"
         )
     };
-    let machine = || Machine::new().s3(&crowd.server.url(), &bdnfs_tests::s3::Keys::sample());
+    let machine = || Machine::new().s3(&bucket.server.url(), &bdnfs_tests::s3::Keys::sample());
     // Full when the first part of it is put aside, and when the parts are put together.
     for size in ["8m", "36m"] {
         let disk = Tmpfs::new(size);
-        let listed = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://crowd"]);
+        let listed = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://large-bucket"]);
         assert_eq!(listed.out, "");
         let line = listed.fails(&[]);
         assert_eq!(line, format!("{}; TMPDIR can name another directory", says(disk.0.path())));
@@ -61,20 +63,20 @@ fn a_disk_without_room_for_a_listing_is_told_and_left_as_it_was() {
     let disk = Tmpfs::new("8m");
     let machine = machine().with_cache(&disk.0.path().join("cache"));
     let point = machine.directory("mnt");
-    let line = machine.try_mount("s3://crowd", &point, &[]).fails(&[]);
+    let line = machine.try_mount("s3://large-bucket", &point, &[]).fails(&[]);
     assert_eq!(line, says(&machine.cache().join("tenants/default/manifests")));
-    assert!(!mounted(&point));
+    assert!(!is_mounted(&point));
     eventually("the room comes back", || disk.used() < MIB as u64);
     let above = format!("{}/", "x".repeat(255)).repeat(4);
-    let few = machine.mount(format!("s3://crowd/{above}shard-000003"), "few");
+    let few = machine.mount(format!("s3://large-bucket/{above}shard-000003"), "few");
     assert_eq!(fs::read(few.join("object-000003007")).unwrap(), b"0000000000003007");
 }
 
 #[test]
 fn a_disk_without_room_for_a_manifest_is_told() {
     // Few enough for memory; their manifest takes megabytes.
-    let crowd = Crowd::start(25_000, 0);
-    let machine = || Machine::new().s3(&crowd.server.url(), &bdnfs_tests::s3::Keys::sample());
+    let bucket = LargeBucket::start(25_000, 0);
+    let machine = || Machine::new().s3(&bucket.server.url(), &bdnfs_tests::s3::Keys::sample());
     let says = |source: &str, directory: &Path| {
         let directory = directory.display();
         format!(
@@ -82,42 +84,45 @@ fn a_disk_without_room_for_a_manifest_is_told() {
         )
     };
     let disk = Tmpfs::new("1m");
-    let line = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://crowd"]).fails(&[]);
-    assert_eq!(line, format!("{}; TMPDIR can name another directory", says("s3://crowd", disk.0.path())));
+    let line = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://large-bucket"]).fails(&[]);
+    assert_eq!(
+        line,
+        format!("{}; TMPDIR can name another directory", says("s3://large-bucket", disk.0.path()))
+    );
     assert_eq!(disk.used(), 0);
     let disk = Tmpfs::new("1m");
     let machine = machine().with_cache(&disk.0.path().join("cache"));
     let point = machine.directory("mnt");
-    let line = machine.try_mount("s3://crowd", &point, &[]).fails(&[]);
+    let line = machine.try_mount("s3://large-bucket", &point, &[]).fails(&[]);
     assert_eq!(
         line,
         says(
-            &format!("s3://crowd at {}", crowd.server.url()),
+            &format!("s3://large-bucket at {}", bucket.server.url()),
             &machine.cache().join("tenants/default/manifests")
         )
     );
-    assert!(!mounted(&point));
+    assert!(!is_mounted(&point));
 }
 
 #[test]
 fn a_full_cache_disk_slows_reads_and_fails_a_stage() {
     let disk = Tmpfs::new("16m");
-    let mut world = World::new();
+    let mut env = TestEnv::new();
     for name in ["one", "two"] {
-        world.put(name, 24 * MIB);
+        env.put(name, 24 * MIB);
     }
-    world.machine = Machine::new()
-        .s3(&world.s3.server.url(), &bdnfs_tests::s3::Keys::sample())
+    env.machine = Machine::new()
+        .s3(&env.s3.server.url(), &bdnfs_tests::s3::Keys::sample())
         .with_cache(&disk.0.path().join("cache"));
-    let point = world.machine.mount("s3://bucket", "mnt");
-    compare(&world.bucket(), &point);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    assert_same_tree(&env.bucket(), &point);
     // Not only bdnfs fills disks.
     let _ = fs::write(disk.0.path().join("somebody else's"), vec![1; 16 * MIB]);
-    compare(&world.bucket(), &point);
-    world.machine.umount(&point);
+    assert_same_tree(&env.bucket(), &point);
+    env.machine.umount(&point);
     fs::remove_file(disk.0.path().join("somebody else's")).unwrap();
 
-    let point = world.machine.directory("staged");
-    let line = world.machine.try_mount("s3://bucket", &point, &["--wait"]).fails(&[]);
+    let point = env.machine.directory("staged");
+    let line = env.machine.try_mount("s3://bucket", &point, &["--wait"]).fails(&[]);
     assert!(["space", "room", "full"].iter().any(|word| line.contains(word)), "{line}");
 }

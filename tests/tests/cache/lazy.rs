@@ -5,130 +5,131 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use bdnfs_tests::bdnfs::{drop_caches, eventually, local};
-use bdnfs_tests::tools::{run, tool};
-use bdnfs_tests::tree::{compare, files, grow, same, total};
-use bdnfs_tests::world::World;
+use bdnfs_tests::mounts::{drop_caches, is_local};
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::{program, run};
+use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, total_bytes, write_tree};
 
 const MIB: usize = 1 << 20;
 
 #[test]
 fn what_is_never_opened_is_never_fetched() {
-    let world = World::new();
-    grow(&world.bucket());
-    let point = world.machine.mount("s3://bucket", "mnt");
-    run(tool("find").arg(&point).args(["-type", "f", "-size", "+0", "-ls"]));
-    run(tool("du").arg("-a").arg(&point));
+    let env = TestEnv::new();
+    write_tree(&env.bucket());
+    let point = env.machine.mount("s3://bucket", "mnt");
+    run(program("find").arg(&point).args(["-type", "f", "-size", "+0", "-ls"]));
+    run(program("du").arg("-a").arg(&point));
     drop(File::open(point.join("config.json")).unwrap());
-    assert_eq!(world.fetched("").bytes, 0);
+    assert_eq!(env.fetched("").bytes, 0);
     fs::read(point.join("sizes/block")).unwrap();
-    assert_eq!(world.fetched("").bytes, MIB as u64);
+    assert_eq!(env.fetched("").bytes, MIB as u64);
 }
 
 #[test]
 fn a_part_of_a_large_file_costs_a_part() {
-    let world = World::new();
-    let bytes = world.put("large", 64 * MIB);
-    let point = world.machine.mount("s3://bucket", "mnt");
+    let env = TestEnv::new();
+    let bytes = env.put("large", 64 * MIB);
+    let point = env.machine.mount("s3://bucket", "mnt");
     let mut read = vec![0; 4096];
     for at in [60 * MIB, 30 * MIB, 5] {
         File::open(point.join("large")).unwrap().read_exact_at(&mut read, at as u64).unwrap();
-        same(&bytes[at..at + 4096], &read, "4 KiB");
+        assert_same(&bytes[at..at + 4096], &read, "4 KiB");
     }
-    let fetched = world.fetched("large").bytes;
+    let fetched = env.fetched("large").bytes;
     assert!(fetched < 32 * MIB as u64, "{fetched} bytes for three pages");
 }
 
 #[test]
 fn a_second_mount_and_a_restart_download_nothing_that_is_there() {
-    let world = World::new();
-    grow(&world.bucket());
-    let point = world.machine.mount("s3://bucket", "mnt");
-    compare(&world.bucket(), &point);
-    assert_eq!(world.fetched("").bytes, total(&world.bucket()));
-    eventually("all is local", || files(&point).iter().all(|(path, _)| local(&point.join(path))));
+    let env = TestEnv::new();
+    write_tree(&env.bucket());
+    let point = env.machine.mount("s3://bucket", "mnt");
+    assert_same_tree(&env.bucket(), &point);
+    assert_eq!(env.fetched("").bytes, total_bytes(&env.bucket()));
+    eventually("all is local", || regular_files(&point).iter().all(|(path, _)| is_local(&point.join(path))));
 
-    let second = world.machine.mount("s3://bucket", "second");
-    compare(&world.bucket(), &second);
-    world.machine.umount(&point);
-    world.machine.umount(&second);
-    let again = world.machine.mount("s3://bucket", "again");
-    compare(&world.bucket(), &again);
-    assert_eq!(world.fetched("").bytes, total(&world.bucket()), "after mounting again");
+    let second = env.machine.mount("s3://bucket", "second");
+    assert_same_tree(&env.bucket(), &second);
+    env.machine.umount(&point);
+    env.machine.umount(&second);
+    let again = env.machine.mount("s3://bucket", "again");
+    assert_same_tree(&env.bucket(), &again);
+    assert_eq!(env.fetched("").bytes, total_bytes(&env.bucket()), "after mounting again");
 
-    world.machine.crash();
-    let after = world.machine.mount("s3://bucket", "after");
-    compare(&world.bucket(), &after);
-    assert_eq!(world.fetched("").bytes, total(&world.bucket()), "after a crash");
+    env.machine.crash();
+    let after = env.machine.mount("s3://bucket", "after");
+    assert_same_tree(&env.bucket(), &after);
+    assert_eq!(env.fetched("").bytes, total_bytes(&env.bucket()), "after a crash");
 }
 
 #[test]
 fn a_prefix_and_its_bucket_share_nothing_but_work_side_by_side() {
-    let world = World::new();
-    grow(&world.bucket());
-    let all = world.machine.mount("s3://bucket", "all");
-    let part = world.machine.mount("s3://bucket/sizes", "part");
-    compare(&world.bucket().join("sizes"), &part);
-    compare(&world.bucket(), &all);
+    let env = TestEnv::new();
+    write_tree(&env.bucket());
+    let all = env.machine.mount("s3://bucket", "all");
+    let part = env.machine.mount("s3://bucket/sizes", "part");
+    assert_same_tree(&env.bucket().join("sizes"), &part);
+    assert_same_tree(&env.bucket(), &all);
 }
 
 #[test]
 fn many_readers_and_two_mounts_fetch_each_byte_once() {
-    let world = World::new();
+    let env = TestEnv::new();
     for name in ["one", "two"] {
-        world.put(name, 24 * MIB + 5);
+        env.put(name, 24 * MIB + 5);
     }
-    let points = ["first", "second"].map(|name| world.machine.mount("s3://bucket", name));
+    let points = ["first", "second"].map(|name| env.machine.mount("s3://bucket", name));
     let readers: Vec<_> = (0..16)
         .map(|number| {
-            let (bucket, point): (PathBuf, PathBuf) = (world.bucket(), points[number % 2].clone());
-            thread::spawn(move || compare(&bucket, &point))
+            let (bucket, point): (PathBuf, PathBuf) = (env.bucket(), points[number % 2].clone());
+            thread::spawn(move || assert_same_tree(&bucket, &point))
         })
         .collect();
     for reader in readers {
         reader.join().unwrap();
     }
-    assert_eq!(world.fetched("").bytes, total(&world.bucket()));
+    assert_eq!(env.fetched("").bytes, total_bytes(&env.bucket()));
 }
 
 #[test]
 fn staged_means_local() {
-    let mut world = World::new();
-    grow(&world.bucket());
-    let point = world.machine.mount_with("s3://bucket", "mnt", &["--wait"]);
-    assert_eq!(world.fetched("").bytes, total(&world.bucket()));
-    world.s3.server.stop();
+    let mut env = TestEnv::new();
+    write_tree(&env.bucket());
+    let point = env.machine.mount_with("s3://bucket", "mnt", &["--wait"]);
+    assert_eq!(env.fetched("").bytes, total_bytes(&env.bucket()));
+    env.s3.server.stop();
     drop_caches();
-    compare(&world.bucket(), &point);
-    assert!(files(&point).iter().all(|(path, _)| local(&point.join(path))));
+    assert_same_tree(&env.bucket(), &point);
+    assert!(regular_files(&point).iter().all(|(path, _)| is_local(&point.join(path))));
 }
 
 #[test]
 fn patterns_say_what_is_mounted_and_staged() {
-    let world = World::new();
-    grow(&world.bucket());
+    let env = TestEnv::new();
+    write_tree(&env.bucket());
     let options = ["--allow", "sizes/*", "--allow", "*.json", "--ignore", "*blocks", "--wait"];
-    let point = world.machine.mount_with("s3://bucket", "mnt", &options);
+    let point = env.machine.mount_with("s3://bucket", "mnt", &options);
     let names = |path: &Path| fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
     let mut top = names(&point);
     top.sort();
     assert_eq!(top, ["config.json", "sizes"]);
     assert!(!names(&point.join("sizes")).contains(&"blocks".into()));
-    assert_eq!(world.fetched("blocks").requests, 0);
-    assert_eq!(world.fetched("").bytes, total(&point));
+    assert_eq!(env.fetched("blocks").requests, 0);
+    assert_eq!(env.fetched("").bytes, total_bytes(&point));
 }
 
 #[test]
 fn the_cache_keeps_its_limit() {
-    let world = World::new();
+    let env = TestEnv::new();
     for number in 0..8 {
-        world.put(&format!("file-{number}"), 4 * MIB);
+        env.put(&format!("file-{number}"), 4 * MIB);
     }
-    let point = world.machine.mount_with("s3://bucket", "mnt", &["--cache-size", "13MiB"]);
-    compare(&world.bucket(), &point);
-    compare(&world.bucket(), &point);
+    let point = env.machine.mount_with("s3://bucket", "mnt", &["--cache-size", "13MiB"]);
+    assert_same_tree(&env.bucket(), &point);
+    assert_same_tree(&env.bucket(), &point);
     // A MiB more for what keeps account of the blobs.
-    let blobs = world.machine.cache().join("tenants");
-    let used = || files(&blobs).iter().map(|(_, meta)| meta.blocks() * 512).sum::<u64>();
+    let blobs = env.machine.cache().join("tenants");
+    let used = || regular_files(&blobs).iter().map(|(_, meta)| meta.blocks() * 512).sum::<u64>();
     eventually("the cache is below its limit", || used() <= 14 << 20);
 }

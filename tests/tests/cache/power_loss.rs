@@ -5,10 +5,11 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bdnfs_tests::bdnfs::{Machine, wait};
-use bdnfs_tests::disk::Disk;
-use bdnfs_tests::tree::{Dice, compare, file};
-use bdnfs_tests::world::World;
+use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::wait_for_exit;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::{Rng, assert_same_tree, write_file};
 
 const MIB: usize = 1 << 20;
 /// Room for all that a test writes.
@@ -20,47 +21,47 @@ fn cuts() -> u32 {
 }
 
 /// Cuts the power of `disk` while `command` runs, which takes about `whole`, or just after.
-fn cut_amid(disk: &Disk, mut command: Command, whole: Duration, dice: &mut Dice) {
+fn cut_amid(disk: &LoopDisk, mut command: Command, whole: Duration, rng: &mut Rng) {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    sleep(whole * dice.below(120) as u32 / 100);
+    sleep(whole * rng.below(120) as u32 / 100);
     disk.cut();
     child.kill().unwrap();
-    wait(&mut child, "a command without a disk");
+    wait_for_exit(&mut child, "a command without a disk");
 }
 
 #[test]
 fn what_is_staged_survives() {
-    let Some(disk) = Disk::new(SIZE) else { return };
-    let world = World::new();
-    let machine = world.machine_again().with_cache(&disk.path().join("cache"));
+    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let env = TestEnv::new();
+    let machine = env.second_machine().with_cache(&disk.path().join("cache"));
     // Few blobs, which are flushed one by one, and so many that the file system is.
     for (name, blobs) in [("few", 3), ("many", 300)] {
         for number in 0..blobs {
-            world.put(&format!("{name}/{number}"), 9000 + number);
+            env.put(&format!("{name}/{number}"), 9000 + number);
         }
-        world.put(&format!("{name}/large"), 5 * MIB + 7);
+        env.put(&format!("{name}/large"), 5 * MIB + 7);
         let source = format!("s3://bucket/{name}");
         machine.mount_with(&source, "mnt", &["--wait"]);
         disk.cut();
         machine.reset();
         disk.restore();
-        world.s3.tally.clear();
+        env.s3.requests.clear();
         let point = machine.mount_with(&source, "mnt", &["--wait"]);
-        compare(&world.bucket().join(name), &point);
-        assert_eq!(world.fetched("").bytes, 0, "{name}: nothing is fetched again");
+        assert_same_tree(&env.bucket().join(name), &point);
+        assert_eq!(env.fetched("").bytes, 0, "{name}: nothing is fetched again");
         machine.umount(&point);
     }
 }
 
 #[test]
 fn a_cut_at_any_time_leaves_no_wrong_byte_and_a_cache_that_goes_on() {
-    let Some(disk) = Disk::new(SIZE) else { return };
-    let world = World::new();
-    let machine = world.machine_again().with_cache(&disk.path().join("cache"));
+    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let env = TestEnv::new();
+    let machine = env.second_machine().with_cache(&disk.path().join("cache"));
     for number in 0..200 {
-        world.put(&format!("d{}/{number}", number % 3), 3000 * number);
+        env.put(&format!("d{}/{number}", number % 3), 3000 * number);
     }
-    world.put("large", 70 * MIB + 7);
+    env.put("large", 70 * MIB + 7);
     let point = machine.directory("mnt");
     let stage = ["mount", "s3://bucket", point.to_str().unwrap(), "--wait", "--cache-dir"];
     let stage = [&stage[..], &[machine.cache().to_str().unwrap()]].concat();
@@ -68,30 +69,30 @@ fn a_cut_at_any_time_leaves_no_wrong_byte_and_a_cache_that_goes_on() {
     machine.run(&stage).succeeds();
     let whole = begin.elapsed();
     machine.umount(&point);
-    let mut dice = Dice(7);
+    let mut rng = Rng(7);
     for cut in 0..cuts() {
         if cut % 2 == 0 {
             fs::remove_dir_all(machine.cache()).unwrap();
         }
-        cut_amid(&disk, machine.command(&stage), whole, &mut dice);
+        cut_amid(&disk, machine.command(&stage), whole, &mut rng);
         machine.reset();
         disk.restore();
         let ran = machine.run(&stage);
         assert_eq!(ran.code, Some(0), "after cut {cut}: {}", ran.err);
-        compare(&world.bucket(), &point);
+        assert_same_tree(&env.bucket(), &point);
         machine.umount(&point);
     }
 }
 
 #[test]
 fn what_was_added_to_a_local_mirror_survives() {
-    let Some(disk) = Disk::new(SIZE) else { return };
+    let Some(disk) = LoopDisk::new(SIZE) else { return };
     let machine = Machine::new();
     let (source, mirror) = (machine.directory("source"), disk.path().join("mirror"));
     for number in 0..300 {
-        file(&source, format!("d{}/{number}", number % 3), 70 * number);
+        write_file(&source, format!("d{}/{number}", number % 3), 70 * number);
     }
-    file(&source, "large", 70 * MIB + 7);
+    write_file(&source, "large", 70 * MIB + 7);
     let (from, to) = (source.to_str().unwrap(), format!("file://{}", mirror.display()));
     let add = ["mirror", "add", from, "--mirror", &to, "--memory", "32MiB"];
     let verify = ["mirror", "verify", "--deep", "--mirror", &to];
@@ -104,13 +105,13 @@ fn what_was_added_to_a_local_mirror_survives() {
     let told = machine.run(&[&add[..], &["--json"]].concat()).succeeds();
     assert!(told.contains("\"read\":0"), "nothing is read again: {told}");
 
-    let mut dice = Dice(8);
+    let mut rng = Rng(8);
     for cut in 0..cuts() {
         if cut % 2 == 0 {
             fs::remove_dir_all(&mirror).unwrap();
         }
-        file(&source, format!("new/{cut}"), 3 * MIB);
-        cut_amid(&disk, machine.command(&add), whole, &mut dice);
+        write_file(&source, format!("new/{cut}"), 3 * MIB);
+        cut_amid(&disk, machine.command(&add), whole, &mut rng);
         disk.restore();
         for command in [&add[..], &verify] {
             let ran = machine.run(command);

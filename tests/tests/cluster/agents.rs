@@ -5,12 +5,14 @@ use std::path::Path;
 use bdnfs::peer::identity::Identity;
 use bdnfs::peer::link::Http;
 use bdnfs::peer::{Member, token};
-use bdnfs_tests::agent::Agent;
-use bdnfs_tests::bdnfs::{Machine, eventually, xattr};
-use bdnfs_tests::office::Office;
-use bdnfs_tests::serve::Port;
-use bdnfs_tests::tree::compare;
-use bdnfs_tests::world::World;
+use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::ca::TestCa;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::xattr;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::serve::ReservedPort;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::assert_same_tree;
 use serde_json::Value;
 
 use crate::trust;
@@ -19,27 +21,27 @@ const MIB: u64 = 1 << 20;
 const MIRROR: &str = "[mirror]\nurl = \"s3://mirror\"\n[cluster]\n";
 
 /// An agent on a machine of its own.
-struct Node {
+struct AgentNode {
     // First, so that it ends before its files go.
-    agent: Agent,
+    agent: AgentProcess,
     machine: Machine,
-    _port: Port,
+    _port: ReservedPort,
 }
 
-impl Node {
+impl AgentNode {
     /// A node that finds the others at `seeds`; `who` are the lines that tell who it is.
-    fn start(world: &World, seeds: &[&Node], who: &str) -> Self {
-        let port = Port::take(0);
+    fn start(env: &TestEnv, seeds: &[&AgentNode], who: &str) -> Self {
+        let port = ReservedPort::take(0);
         let seeds: Vec<_> = seeds.iter().map(|node| format!("\"{}\"", node._port.address)).collect();
-        let machine = world.machine_again();
+        let machine = env.second_machine();
         let seeds = seeds.join(", ");
         let lines = format!("{MIRROR}listen = \"{}\"\nseeds = [{seeds}]\n{who}", port.address);
         Self { agent: machine.agent(&lines), machine, _port: port }
     }
 
-    fn stage(&self, world: &World) {
+    fn stage(&self, env: &TestEnv) {
         let point = self.machine.mount_with("s3://bucket", "mnt", &["--wait"]);
-        compare(&world.bucket(), &point);
+        assert_same_tree(&env.bucket(), &point);
     }
 
     fn cluster(&self) -> Value {
@@ -69,13 +71,13 @@ impl Node {
 
 #[test]
 fn agents_find_each_other_share_what_the_mirror_has_and_take_their_leave() {
-    let world = World::new();
-    world.put("weights", 20 * MIB as usize + 3);
-    world.put("config", 1000);
-    world.mirror();
-    let office = Office::with(&["a", "b"], "default");
-    let a = Node::start(&world, &[], &(office.lines("a", "ca") + "zone = \"left\"\ncapacity = \"2T\""));
-    let b = Node::start(&world, &[&a], &office.lines("b", "ca"));
+    let env = TestEnv::new();
+    env.put("weights", 20 * MIB as usize + 3);
+    env.put("config", 1000);
+    env.mirror();
+    let ca = TestCa::with(&["a", "b"], "default");
+    let a = AgentNode::start(&env, &[], &(ca.lines("a", "ca") + "zone = \"left\"\ncapacity = \"2T\""));
+    let b = AgentNode::start(&env, &[&a], &ca.lines("b", "ca"));
     a.sees(&["a", "b"]);
     b.sees(&["a", "b"]);
     let listed = b.machine.run(&["cluster", "ls"]).succeeds();
@@ -87,17 +89,17 @@ fn agents_find_each_other_share_what_the_mirror_has_and_take_their_leave() {
     assert_eq!(row("b")[2..3], ["-"]);
     assert!(row("b").ends_with(&["this", "node"]) && !listed.contains("WITHOUT TLS"), "{listed}");
 
-    world.s3.tally.clear();
-    a.stage(&world);
-    b.stage(&world);
-    let read = world.mirrored().bytes;
+    env.s3.requests.clear();
+    a.stage(&env);
+    b.stage(&env);
+    let read = env.mirrored().bytes;
     assert!((20 * MIB..25 * MIB).contains(&read), "the second has it of the first: {read}");
     // But for what it had fetched for the first.
     assert!(b.traffic("peer") > 0 && b.traffic("mirror") == 0, "{}", b.agent.status());
     assert!(b.cluster()["asked"]["asked"].as_u64().expect("a number") > 0);
     assert_eq!(a.cluster()["sent"].as_u64(), Some(b.traffic("peer")));
 
-    let Node { agent, machine: _machine, _port } = b;
+    let AgentNode { agent, machine: _machine, _port } = b;
     agent.end();
     eventually("it is known that b leaves or is gone", || {
         !a.states().contains(&("b".to_owned(), "alive".to_owned()))
@@ -106,10 +108,10 @@ fn agents_find_each_other_share_what_the_mirror_has_and_take_their_leave() {
 
 #[test]
 fn without_certificates_it_is_told_loudly_and_only_on_this_machine() {
-    let world = World::new();
-    world.put("weights", 3 * MIB as usize);
-    world.mirror();
-    let a = Node::start(&world, &[], "id = \"a\"\ninsecure = true");
+    let env = TestEnv::new();
+    env.put("weights", 3 * MIB as usize);
+    env.mirror();
+    let a = AgentNode::start(&env, &[], "id = \"a\"\ninsecure = true");
     a.sees(&["a"]);
     assert!(a.agent.log().contains("PEERS ARE SERVED WITHOUT TLS"), "{}", a.agent.log());
     let listed = a.machine.run(&["cluster", "ls"]).succeeds();
@@ -123,7 +125,7 @@ fn without_certificates_it_is_told_loudly_and_only_on_this_machine() {
     alone.run(&["cluster", "ls"]).fails(&["in no cluster", "[cluster]"]);
     agent.end();
     let config = alone.directory("etc").join("wrong.toml");
-    let office = Office::with(&["a"], "default");
+    let ca = TestCa::with(&["a"], "default");
     let refused = |lines: &str, words: &[&str]| {
         std::fs::write(&config, format!("{MIRROR}{lines}")).expect("a file");
         let cache = alone.directory("cache");
@@ -135,36 +137,35 @@ fn without_certificates_it_is_told_loudly_and_only_on_this_machine() {
         &["can be reached by others"],
     );
     refused("listen = \"127.0.0.1:0\"", &["certificate", "bdnfs cluster init-ca"]);
-    let other = format!("listen = \"127.0.0.1:0\"\nid = \"b\"\n{}", office.lines("a", "ca"));
+    let other = format!("listen = \"127.0.0.1:0\"\nid = \"b\"\n{}", ca.lines("a", "ca"));
     refused(&other, &["cluster.id", "is b", "it is a"]);
-    let taken = format!("listen = \"{}\"\n{}", a._port.address, office.lines("a", "ca"));
+    let taken = format!("listen = \"{}\"\n{}", a._port.address, ca.lines("a", "ca"));
     refused(&taken, &["cannot listen at", "cluster.listen"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_gives_nothing_to_strangers_and_nothing_of_other_tenants() {
-    let world = World::new();
-    let content = world.put("weights", 3 * MIB as usize + 3);
-    world.mirror();
-    let office = Office::with(&["a", "friend", "node"], "default");
+    let env = TestEnv::new();
+    let content = env.put("weights", 3 * MIB as usize + 3);
+    env.mirror();
+    let ca = TestCa::with(&["a", "friend", "node"], "default");
     for line in [
         "cluster issue red --ca @ca --tenant red --out @",
         "cluster init-ca @other",
         "cluster issue stranger --ca @other --tenant default --out @",
     ] {
-        office.run(line).succeeds();
+        ca.run(line).succeeds();
     }
-    trust::expire(office.root(), &trust::signed(&office, "node", "ca"));
-    let a = Node::start(&world, &[], &office.lines("a", "ca"));
-    a.stage(&world);
+    trust::expire(ca.root(), &trust::signed(&ca, "node", "ca"));
+    let a = AgentNode::start(&env, &[], &ca.lines("a", "ca"));
+    a.stage(&env);
     let snapshot = xattr(&a.machine.directory("mnt"), "user.bdnfs.digest").parse().expect("a digest");
     let peer = || Member {
         address: a._port.address,
         tenants: ["default", "red"].map(|tenant| token(&[tenant.as_bytes()])).to_vec(),
         ..trust::member("a", 0)
     };
-    let identity =
-        |id, authority| Identity::open(trust::signed(&office, id, authority)).expect("a certificate");
+    let identity = |id, authority| Identity::open(trust::signed(&ca, id, authority)).expect("a certificate");
     let link = |id, authority| Http::new(identity(id, authority)).expect("a client");
     let absent = vec![7; 5 * MIB as usize];
     let get = |link, tenant, content| trust::get_of(link, peer(), tenant, snapshot, content);
@@ -186,25 +187,25 @@ async fn an_agent_gives_nothing_to_strangers_and_nothing_of_other_tenants() {
     }
     assert_eq!(a.cluster()["sent"].as_u64(), Some(MIB), "nobody else got a byte");
     // Nor does a stranger get to know who is there, or make itself known.
-    let x = Node::start(&world, &[&a], &office.lines("stranger", "other"));
+    let x = AgentNode::start(&env, &[&a], &ca.lines("stranger", "other"));
     assert_eq!(x.states(), [("stranger".to_owned(), "alive".to_owned())]);
     assert_eq!(a.states(), [("a".to_owned(), "alive".to_owned())]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_hosts_those_whom_its_certificate_names_now() {
-    let world = World::new();
-    let content = world.put("weights", 3 * MIB as usize + 3);
-    world.mirror();
-    let office = Office::with(&["friend"], "default");
+    let env = TestEnv::new();
+    let content = env.put("weights", 3 * MIB as usize + 3);
+    env.mirror();
+    let ca = TestCa::with(&["friend"], "default");
     let issue = |tenants: &str| {
-        office.run(&format!("cluster issue a --ca @ca {tenants} --out @")).succeeds();
+        ca.run(&format!("cluster issue a --ca @ca {tenants} --out @")).succeeds();
     };
     issue("--tenant default");
-    let a = Node::start(&world, &[], &office.lines("a", "ca"));
-    a.stage(&world);
+    let a = AgentNode::start(&env, &[], &ca.lines("a", "ca"));
+    a.stage(&env);
     let snapshot = xattr(&a.machine.directory("mnt"), "user.bdnfs.digest").parse().expect("a digest");
-    let identity = Identity::open(trust::signed(&office, "friend", "ca")).expect("a certificate");
+    let identity = Identity::open(trust::signed(&ca, "friend", "ca")).expect("a certificate");
     let gets = async || {
         let peer =
             Member { address: a._port.address, tenants: vec![token(&[b"default"])], ..trust::member("a", 0) };

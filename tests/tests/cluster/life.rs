@@ -6,40 +6,40 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::sim::{ALL, Node, STREAMS, Sim, Tally};
+use super::sim::{ALL, STREAMS, Sim, SimNode, SimStats};
 
 /// What a cluster may read of the mirror for each block that is due: the bound.
-const ONCE: f64 = 1.05;
+const MIRROR_READS_LIMIT: f64 = 1.05;
 
 /// A job begins once in so long, at a time of its own in the first third of it.
-const JOB: Duration = Duration::from_secs(180);
+const JOB_DURATION: Duration = Duration::from_secs(180);
 
 /// How long it takes on average until the next node comes, the next one goes, and the network is cut again; and how long it
 /// is in two parts then.
-const COME: Duration = Duration::from_secs(15);
-const GO: Duration = Duration::from_secs(20);
-const CUT: (Duration, Duration) = (Duration::from_secs(40), Duration::from_secs(20));
+const JOIN_INTERVAL: Duration = Duration::from_secs(15);
+const LEAVE_INTERVAL: Duration = Duration::from_secs(20);
+const PARTITION: (Duration, Duration) = (Duration::from_secs(40), Duration::from_secs(20));
 
 /// How many die in the middle of a burst, beside one that takes its leave; in every so manyth the network is cut, too.
-const LOST: usize = 2;
-const TORN: usize = 3;
+const LOST_NODES: usize = 2;
+const TORN_NODES: usize = 3;
 
 /// How many groups a blob has, each of which a node may fetch twice at the same time, for itself and for others; and how many
 /// requests a server answers at once.
 const GROUPS: usize = ALL as usize / 4;
-const MOST: usize = 1024;
+const READ_LIMIT: usize = 1024;
 
 /// The longest that a node may take for a blob, whatever happens around it.
-const STUCK: Duration = Duration::from_secs(60);
+const STALL_LIMIT: Duration = Duration::from_secs(60);
 
-struct Life {
+struct ClusterLife {
     seed: u64,
     nodes: usize,
     sim: Arc<Sim>,
     end: Instant,
 }
 
-impl Life {
+impl ClusterLife {
     async fn begin(seed: u64, nodes: usize, lasts: Duration) -> Self {
         let sim = Sim::new(seed);
         for _ in 0..nodes {
@@ -66,18 +66,18 @@ impl Life {
 
     async fn jobs(&self) {
         for job in 0.. {
-            let next = sleep(JOB);
-            if !self.wait(JOB / 6).await {
+            let next = sleep(JOB_DURATION);
+            if !self.wait(JOB_DURATION / 6).await {
                 break;
             }
             let (blob, cut) = (self.sim.publish(), self.sim.is_cut());
             tokio::join!(self.sim.burst(&blob), self.lose_some(), async {
-                if job % TORN == TORN - 1 {
+                if job % TORN_NODES == TORN_NODES - 1 {
                     self.cut_some().await;
                 }
             });
             next.await;
-            let Tally { read, due } = self.sim.tally()[job];
+            let SimStats { read, due } = self.sim.stats()[job];
             let times = read as f64 / ALL as f64;
             println!(
                 "seed {}: job {job}: read {times:.3} times, due {:.3}; cut before: {cut}",
@@ -90,11 +90,11 @@ impl Life {
     /// In the middle of a burst, some die and one takes its leave.
     async fn lose_some(&self) {
         sleep(Duration::from_millis(self.sim.roll(400))).await;
-        (0..LOST).for_each(|_| self.sim.kill(&self.any()));
+        (0..LOST_NODES).for_each(|_| self.sim.kill(&self.any()));
         self.sim.retire(&self.any()).await;
     }
 
-    fn any(&self) -> Arc<Node> {
+    fn any(&self) -> Arc<SimNode> {
         let all = self.sim.nodes();
         all[self.sim.roll(all.len() as u64) as usize].clone()
     }
@@ -105,12 +105,12 @@ impl Life {
         if !self.sim.is_cut() {
             let part = 2 + self.sim.roll(19);
             let cut: Vec<_> = self.sim.nodes().into_iter().filter(|_| self.sim.roll(part) == 0).collect();
-            self.sim.partition(&cut, CUT.1).await;
+            self.sim.partition(&cut, PARTITION.1).await;
         }
     }
 
     async fn cuts(&self) {
-        while self.wait(CUT.0).await {
+        while self.wait(PARTITION.0).await {
             self.cut_some().await;
         }
     }
@@ -118,7 +118,7 @@ impl Life {
     /// Nodes come, and want all there is.
     async fn arrivals(&self) {
         let mut staging = JoinSet::new();
-        while self.wait(COME).await {
+        while self.wait(JOIN_INTERVAL).await {
             let (node, blobs) = (self.sim.join(), self.sim.published());
             staging.spawn(async move {
                 for blob in blobs {
@@ -131,7 +131,7 @@ impl Life {
 
     /// Every third that goes takes its leave, the others just die.
     async fn departures(&self) {
-        while self.wait(GO).await {
+        while self.wait(LEAVE_INTERVAL).await {
             match self.sim.roll(3) {
                 0 => self.sim.retire(&self.any()).await,
                 _ => self.sim.kill(&self.any()),
@@ -147,7 +147,7 @@ impl Life {
             for node in self.sim.nodes() {
                 let (load, known) = (node.load(), node.view.known());
                 let all = [load.asking, load.flights, load.answering];
-                let most = [2 * STREAMS, 2 * GROUPS, MOST];
+                let most = [2 * STREAMS, 2 * GROUPS, READ_LIMIT];
                 assert!(
                     all.iter().zip(most).all(|(n, most)| *n <= most),
                     "seed {seed}: {} {load:?}",
@@ -161,9 +161,9 @@ impl Life {
 
     /// Checks what has become of it.
     fn judge(&self) {
-        let tally = self.sim.tally();
-        let sum = |of: fn(&Tally) -> u64| tally.iter().map(of).sum::<u64>() as f64;
-        let (read, due, all) = (sum(|t| t.read), sum(|t| t.due), tally.len() as f64 * ALL as f64);
+        let stats = self.sim.stats();
+        let sum = |of: fn(&SimStats) -> u64| stats.iter().map(of).sum::<u64>() as f64;
+        let (read, due, all) = (sum(|t| t.read), sum(|t| t.due), stats.len() as f64 * ALL as f64);
         let (seed, slowest, peak) = (self.seed, self.sim.slowest(), peak());
         println!(
             "seed {seed}: read {:.3} times, due {:.3}, {:.3} of it; a node took {slowest} s at most; {} MiB at most",
@@ -172,8 +172,12 @@ impl Life {
             read / due,
             peak >> 20
         );
-        assert!((1.0..ONCE).contains(&(read / due)), "seed {seed}: {} times what is due", read / due);
-        assert!(slowest <= STUCK.as_secs(), "seed {seed}: {slowest} s");
+        assert!(
+            (1.0..MIRROR_READS_LIMIT).contains(&(read / due)),
+            "seed {seed}: {} times what is due",
+            read / due
+        );
+        assert!(slowest <= STALL_LIMIT.as_secs(), "seed {seed}: {slowest} s");
         // All nodes and what models the rest, a MiB each.
         assert!(peak < (self.nodes as u64) << 20, "seed {seed}: {} MiB", peak >> 20);
     }
@@ -188,7 +192,7 @@ fn peak() -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn simulated_nodes_for_some_minutes() {
-    let life = Life::begin(1, 60, Duration::from_secs(15 * 60)).await;
+    let life = ClusterLife::begin(1, 60, Duration::from_secs(15 * 60)).await;
     life.live().await;
     life.judge();
 }
@@ -199,7 +203,7 @@ async fn simulated_nodes_for_some_minutes() {
 async fn simulated_nodes_for_an_hour() {
     let seeds = std::env::var("BDNFS_SEEDS").map_or(2, |seeds| seeds.parse().expect("a number"));
     for seed in 1..=seeds {
-        let life = Life::begin(seed, 200, Duration::from_secs(3600)).await;
+        let life = ClusterLife::begin(seed, 200, Duration::from_secs(3600)).await;
         life.live().await;
         life.judge();
     }

@@ -12,11 +12,12 @@ use bdnfs::peer::server::{Server, Shelf};
 use bdnfs::peer::wire::Ask;
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
 use bdnfs::tier::Body;
-use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::cluster::{ClusterNode, PORT, TestCluster};
 use bdnfs_tests::dns::Dns;
-use bdnfs_tests::lab::{Lab, Node, PORT};
-use bdnfs_tests::network::Host;
-use bdnfs_tests::tree::compare;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::network::NetworkHost;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::tree::assert_same_tree;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -29,13 +30,13 @@ const MIB: usize = 1 << 20;
 const OBJECTS: [(&str, usize); 3] = [("large", 24 * MIB), ("medium", 3 * MIB + 5), ("small", 1000)];
 
 /// Stages on all of `nodes` at once.
-fn stage(nodes: &[&Node], lab: &Lab) {
+fn stage(nodes: &[&ClusterNode], cluster: &TestCluster) {
     std::thread::scope(|scope| {
         for node in nodes {
             scope.spawn(|| {
                 let (point, ran) = node.stage();
                 ran.succeeds();
-                compare(&lab.bucket(), &point);
+                assert_same_tree(&cluster.bucket(), &point);
             });
         }
     });
@@ -43,38 +44,38 @@ fn stage(nodes: &[&Node], lab: &Lab) {
 
 #[test]
 fn a_burst_reads_the_mirror_about_once_and_who_comes_late_hardly_at_all() {
-    let Some(lab) = Lab::new("1gbit") else { return };
-    lab.publish(&OBJECTS);
-    let nodes = ["n1", "n2", "n3", "n4"].map(|id| lab.node(id, "1gbit", ""));
+    let Some(cluster) = TestCluster::new("1gbit") else { return };
+    cluster.publish(&OBJECTS);
+    let nodes = ["n1", "n2", "n3", "n4"].map(|id| cluster.node(id, "1gbit", ""));
     nodes.iter().for_each(|node| node.knows(4));
-    stage(&nodes.each_ref(), &lab);
-    let reads = lab.reads();
+    stage(&nodes.each_ref(), &cluster);
+    let reads = cluster.reads();
     // Without peers it is 4. On a machine with more to do than it can, some request may wait in vain for a second.
     assert!((0.99..1.4).contains(&reads), "{reads} times");
-    let late = lab.node("n5", "1gbit", "");
+    let late = cluster.node("n5", "1gbit", "");
     late.knows(5);
-    stage(&[&late], &lab);
-    assert!(lab.reads() - reads < 0.2, "{} times more", lab.reads() - reads);
+    stage(&[&late], &cluster);
+    assert!(cluster.reads() - reads < 0.2, "{} times more", cluster.reads() - reads);
     assert_eq!(late.traffic()["origin"], 0);
 }
 
 /// A member, as good as any by what it says of itself, that gives wrong bytes to whoever asks. In turn: zeros; what another blob
 /// has there; and what is right, of the one blob that it has, without an end.
 #[derive(Debug, Default)]
-struct Liar {
+struct LyingPeer {
     blob: Bytes,
     asked: AtomicUsize,
 }
 
-impl Liar {
+impl LyingPeer {
     /// One that has the object `key`.
-    fn with(lab: &Lab, key: &str) -> Arc<Self> {
-        let blob = std::fs::read(lab.bucket().join(key)).expect("an object").into();
+    fn with(cluster: &TestCluster, key: &str) -> Arc<Self> {
+        let blob = std::fs::read(cluster.bucket().join(key)).expect("an object").into();
         Arc::new(Self { blob, ..Self::default() })
     }
 }
 
-impl Shelf for Liar {
+impl Shelf for LyingPeer {
     fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
         let wanted = (ask.range.end - ask.range.start) as usize;
         let mine =
@@ -95,24 +96,24 @@ impl Shelf for Liar {
 }
 
 /// A member on `host` that gives what `shelf` has, and nothing where there is none.
-struct Stranger {
+struct ForeignPeer {
     // In this order they go.
     _gossip: Arc<Gossip>,
     _runtime: Runtime,
-    _host: Host,
+    _host: NetworkHost,
 }
 
-impl Stranger {
-    fn join(lab: &Lab, id: &'static str, protocol: u32, shelf: Option<Arc<Liar>>) -> Self {
-        lab.office.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
-        let at = |name: String| lab.office.root().join(name);
+impl ForeignPeer {
+    fn join(cluster: &TestCluster, id: &'static str, protocol: u32, shelf: Option<Arc<LyingPeer>>) -> Self {
+        cluster.ca.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
+        let at = |name: String| cluster.ca.root().join(name);
         let files = Files {
             certificate: at(format!("{id}.pem")),
             key: at(format!("{id}.key")),
             authority: at("ca/ca.pem".into()),
         };
-        let host = lab.network.host("1gbit");
-        let (runtime, address, seeds) = (host.runtime(), host.at(PORT), lab.seeds().to_vec());
+        let host = cluster.network.host("1gbit");
+        let (runtime, address, seeds) = (host.runtime(), host.at(PORT), cluster.seeds().to_vec());
         let joining = runtime.spawn(async move {
             let identity = Identity::open(files).expect("a certificate");
             let listener = TcpListener::bind(address).await.expect("a port");
@@ -148,18 +149,18 @@ impl Stranger {
 #[test]
 fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
     // Slow, so that there is a middle of it.
-    let Some(lab) = Lab::new("100mbit") else { return };
-    lab.publish(&OBJECTS);
-    let mut nodes = ["n1", "n2", "n3", "n4", "n5"].map(|id| lab.node(id, "1gbit", ""));
-    let full = lab.node("full", "1gbit", "cache_size = \"8MiB\"");
-    let lies = Liar::with(&lab, "large");
-    let _liar = Stranger::join(&lab, "liar", PROTOCOL, Some(lies.clone()));
+    let Some(cluster) = TestCluster::new("100mbit") else { return };
+    cluster.publish(&OBJECTS);
+    let mut nodes = ["n1", "n2", "n3", "n4", "n5"].map(|id| cluster.node(id, "1gbit", ""));
+    let full = cluster.node("full", "1gbit", "cache_size = \"8MiB\"");
+    let lies = LyingPeer::with(&cluster, "large");
+    let _liar = ForeignPeer::join(&cluster, "liar", PROTOCOL, Some(lies.clone()));
     nodes.iter().chain([&full]).for_each(|node| node.knows(7));
     let frozen = nodes[3].agent().pid();
     std::thread::scope(|scope| {
         let staging: Vec<_> = nodes.iter().map(|node| scope.spawn(|| node.stage())).collect();
         let no_room = scope.spawn(|| full.stage().1);
-        eventually("it is in the middle of it", || lab.reads() > 0.2);
+        eventually("it is in the middle of it", || cluster.reads() > 0.2);
         kill_process(nodes[2].agent().pid(), Signal::KILL).expect("a process");
         kill_process(frozen, Signal::STOP).expect("a process");
         nodes[4].host.plug(false);
@@ -167,7 +168,7 @@ fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
         for staging in staged.by_ref().take(2) {
             let (point, ran) = staging.join().expect("no panic");
             ran.succeeds();
-            compare(&lab.bucket(), &point);
+            assert_same_tree(&cluster.bucket(), &point);
         }
         assert_ne!(no_room.join().expect("no panic").code, Some(0), "a cache of 8 MiB");
         // These are back before they have given up.
@@ -178,15 +179,15 @@ fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
         for staging in staged {
             let (point, ran) = staging.join().expect("no panic");
             ran.succeeds();
-            compare(&lab.bucket(), &point);
+            assert_same_tree(&cluster.bucket(), &point);
         }
     });
-    compare(&lab.bucket(), &full.mount());
+    assert_same_tree(&cluster.bucket(), &full.mount());
     // What was killed comes back with what it was doing.
     nodes[2].start();
-    compare(&lab.bucket(), &nodes[2].machine.directory("mnt"));
+    assert_same_tree(&cluster.bucket(), &nodes[2].machine.directory("mnt"));
     // Everybody has asked the one that owns most.
-    let banned = |node: &&Node| node.agent().log().contains("the peer liar at");
+    let banned = |node: &&ClusterNode| node.agent().log().contains("the peer liar at");
     assert!(nodes.iter().filter(banned).count() >= 3, "{}", nodes[0].agent().log());
     assert!(lies.asked.load(Relaxed) >= 3, "it has told every lie");
     assert_eq!(nodes[0].state("liar").as_deref(), Some("banned"), "{}", nodes[0].agent().log());
@@ -194,15 +195,15 @@ fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
 
 #[test]
 fn members_of_another_version_and_those_that_have_nothing_are_got_by() {
-    let Some(lab) = Lab::new("1gbit") else { return };
-    lab.publish(&OBJECTS[1..]);
-    let node = lab.node("n1", "1gbit", "");
+    let Some(cluster) = TestCluster::new("1gbit") else { return };
+    cluster.publish(&OBJECTS[1..]);
+    let node = cluster.node("n1", "1gbit", "");
     // Had it been asked, it would be banned.
-    let _newer = Stranger::join(&lab, "newer", PROTOCOL + 1, Some(Arc::default()));
+    let _newer = ForeignPeer::join(&cluster, "newer", PROTOCOL + 1, Some(Arc::default()));
     // One that answers everything with 404, as if it knew no such path.
-    let _empty = Stranger::join(&lab, "empty", PROTOCOL, None);
+    let _empty = ForeignPeer::join(&cluster, "empty", PROTOCOL, None);
     node.knows(3);
-    stage(&[&node], &lab);
+    stage(&[&node], &cluster);
     let asked = &node.agent().get("/v1/cluster").json()["asked"];
     assert!(asked["missed"].as_u64() > Some(0) && asked["bans"] == 0, "{asked}");
     assert_eq!(node.state("newer").as_deref(), Some("alive"));
@@ -211,58 +212,60 @@ fn members_of_another_version_and_those_that_have_nothing_are_got_by() {
 
 #[test]
 fn a_node_that_takes_its_leave_spoils_nothing_and_comes_back() {
-    let Some(lab) = Lab::new("100mbit") else { return };
-    lab.publish(&OBJECTS);
-    let mut nodes = ["n1", "n2", "n3"].map(|id| lab.node(id, "1gbit", ""));
+    let Some(cluster) = TestCluster::new("100mbit") else { return };
+    cluster.publish(&OBJECTS);
+    let mut nodes = ["n1", "n2", "n3"].map(|id| cluster.node(id, "1gbit", ""));
     nodes.iter().for_each(|node| node.knows(3));
     let [n1, n2, n3] = nodes.each_mut();
     std::thread::scope(|scope| {
-        let staging = scope.spawn(|| stage(&[n1, n2], &lab));
+        let staging = scope.spawn(|| stage(&[n1, n2], &cluster));
         n3.mount();
-        eventually("it is in the middle of it", || lab.reads() > 0.2);
+        eventually("it is in the middle of it", || cluster.reads() > 0.2);
         n3.agent.take().expect("it runs").end();
         staging.join().expect("no panic");
     });
-    let reads = lab.reads();
+    let reads = cluster.reads();
     assert!((0.99..1.4).contains(&reads), "{reads} times");
     // As after an upgrade.
     n3.start();
     nodes.iter().for_each(|node| node.knows(3));
     let point = nodes[2].machine.directory("mnt");
-    compare(&lab.bucket(), &point);
-    assert!(lab.reads() - reads < 0.3, "{} times more", lab.reads() - reads);
+    assert_same_tree(&cluster.bucket(), &point);
+    assert!(cluster.reads() - reads < 0.3, "{} times more", cluster.reads() - reads);
 }
 
 /// What a headless service of Kubernetes is to those who look it up.
 const SERVICE: &str = "bdnfs.models.svc.cluster.test:7531";
 
 /// Nodes that know nothing but the name of a service.
-fn nodes_of_a_service(lab: &Lab, dns: &Dns, ids: &[&str]) -> Vec<Node> {
-    let node = |id: &&str| lab.node_by(&[SERVICE.into()], Machine::new().asks(&dns.resolver()), id, "1gbit");
+fn nodes_of_a_service(cluster: &TestCluster, dns: &Dns, ids: &[&str]) -> Vec<ClusterNode> {
+    let node = |id: &&str| {
+        cluster.node_by(&[SERVICE.into()], Machine::new().with_resolver(&dns.resolver()), id, "1gbit")
+    };
     ids.iter().map(node).collect()
 }
 
 #[test]
 fn nodes_find_each_other_by_a_name_with_several_addresses() {
-    let Some(lab) = Lab::new("1gbit") else { return };
-    let host = lab.network.host("1gbit");
+    let Some(cluster) = TestCluster::new("1gbit") else { return };
+    let host = cluster.network.host("1gbit");
     // Those of the nodes that come next, and of one that is gone.
     let [a, b, c, last] = host.address.octets();
     let next = [3, 2, 1, 40].map(|n| [a, b, c, last + n].into());
     let dns = Dns::start(host, &next);
-    let nodes = nodes_of_a_service(&lab, &dns, &["n1", "n2", "n3"]);
+    let nodes = nodes_of_a_service(&cluster, &dns, &["n1", "n2", "n3"]);
     nodes.iter().for_each(|node| node.knows(3));
 }
 
 #[test]
 #[ignore = "waits for the minute after which a name is looked up again; run it by hand after a change to gossip"]
 fn a_name_is_looked_up_again_when_nodes_change() {
-    let Some(lab) = Lab::new("1gbit") else { return };
-    let host = lab.network.host("1gbit");
+    let Some(cluster) = TestCluster::new("1gbit") else { return };
+    let host = cluster.network.host("1gbit");
     let [a, b, c, last] = host.address.octets();
     // One that is gone: neither knows of the other, nor could anybody tell them.
     let dns = Dns::start(host, &[[a, b, c, last + 40].into()]);
-    let nodes = nodes_of_a_service(&lab, &dns, &["n1", "n2"]);
+    let nodes = nodes_of_a_service(&cluster, &dns, &["n1", "n2"]);
     nodes.iter().for_each(|node| node.knows(1));
     dns.set(&[1, 2].map(|n| [a, b, c, last + n].into()));
     nodes.iter().for_each(|node| node.knows(2));

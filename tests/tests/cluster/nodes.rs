@@ -26,7 +26,7 @@ use bdnfs::source::{Access, Patterns, S3Access, Secret};
 use bdnfs::tier::Body;
 use bdnfs::tier::memory::Memory;
 use bdnfs::tier::parts::Opener;
-use bdnfs_tests::s3::{Keys, S3};
+use bdnfs_tests::s3::{Keys, S3Server};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt};
@@ -40,32 +40,32 @@ pub const MIB: usize = 1 << 20;
 const TENANT: &str = "tenant";
 
 /// Some nodes, and the mirror with one snapshot that they share.
-pub struct Cluster {
-    pub nodes: Vec<Node>,
-    members: Arc<Gossip>,
+pub struct InProcessCluster {
+    pub nodes: Vec<InProcessNode>,
+    members: Arc<FixedMembership>,
     mirror: Mirror,
-    s3: S3,
+    s3: S3Server,
     files: BTreeMap<Vec<u8>, Bytes>,
     _root: TempDir,
 }
 
 /// One node.
-pub struct Node {
+pub struct InProcessNode {
     pub id: String,
     pub peers: Arc<Peers>,
     snapshot: OnceLock<Arc<Snapshot>>,
     engine: Engine,
     mirror: Mirror,
-    shelf: Arc<Faulty>,
+    shelf: Arc<FaultyProvider>,
     listening: Mutex<Option<JoinHandle<()>>>,
     _directory: TempDir,
 }
 
-/// What all nodes are told of each other, at once.
+/// The members of the cluster, known to all nodes at once.
 #[derive(Debug, Default)]
-struct Gossip(Roll);
+struct FixedMembership(Roll);
 
-impl Gossip {
+impl FixedMembership {
     fn change(&self, id: &str, change: impl FnOnce(&mut Member)) {
         let mut list: Vec<_> = self.0.live().to_vec();
         if let Some(member) = list.iter_mut().find(|member| member.id == id) {
@@ -75,14 +75,14 @@ impl Gossip {
     }
 }
 
-/// What one node is told.
+/// The membership as one node sees it.
 #[derive(Debug)]
-struct Told {
-    gossip: Arc<Gossip>,
+struct NodeMembership {
+    gossip: Arc<FixedMembership>,
     me: String,
 }
 
-impl Members for Told {
+impl Members for NodeMembership {
     fn roll(&self) -> &Roll {
         &self.gossip.0
     }
@@ -92,15 +92,15 @@ impl Members for Told {
     }
 }
 
-/// A shelf that may lie or freeze.
+/// Serves blocks to peers, and may corrupt them or freeze.
 #[derive(Debug)]
-struct Faulty {
+struct FaultyProvider {
     inner: Arc<Lender>,
     /// 1: it lies, 2: it sends nothing more.
     fault: AtomicU64,
 }
 
-impl Shelf for Faulty {
+impl Shelf for FaultyProvider {
     fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             if self.fault.load(Relaxed) == 2 {
@@ -121,7 +121,7 @@ impl Shelf for Faulty {
     }
 }
 
-impl Cluster {
+impl InProcessCluster {
     /// `count` nodes, and a mirror with files of these names and sizes.
     pub async fn start(count: usize, files: &[(&str, usize)]) -> Self {
         let mut cluster = Self::empty(files).await;
@@ -135,7 +135,7 @@ impl Cluster {
     pub async fn empty(files: &[(&str, usize)]) -> Self {
         let root = TempDir::with_prefix("bdnfs-cluster-").expect("a directory");
         std::fs::create_dir(root.path().join("mirror")).expect("a bucket");
-        let s3 = S3::start(root.path(), Some(Keys::sample()));
+        let s3 = S3Server::start(root.path(), Some(Keys::sample()));
         let mirror = mirror(&s3, root.path());
         let origin = Arc::new(Memory::new("memory://origin"));
         let noise = |name: &str, len| {
@@ -154,12 +154,12 @@ impl Cluster {
     }
 
     /// One more node.
-    pub async fn join(&self, id: &str) -> Node {
+    pub async fn join(&self, id: &str) -> InProcessNode {
         self.join_with(id, None).await
     }
 
     /// The same, whose disk has no more room than that.
-    pub async fn join_with(&self, id: &str, room: Option<u64>) -> Node {
+    pub async fn join_with(&self, id: &str, room: Option<u64>) -> InProcessNode {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let member = Member {
             id: id.into(),
@@ -171,7 +171,7 @@ impl Cluster {
             tenants: vec![token(&[TENANT.as_bytes()])],
             holds: Vec::new(),
         };
-        let told = Told { gossip: self.members.clone(), me: id.into() };
+        let told = NodeMembership { gossip: self.members.clone(), me: id.into() };
         let all = self.members.0.live();
         self.members.0.set(all.iter().cloned().chain([Arc::new(member.clone())]));
         let peers = Peers::new(member, Arc::new(told), Arc::new(Http::plain().expect("a client")));
@@ -179,12 +179,13 @@ impl Cluster {
         let engine = engine(directory.path(), room);
         engine.join(peers.clone());
         let inner = Arc::new(Lender::new(engine.clone(), self.mirror.clone()));
-        let shelf = Arc::new(Faulty { inner, fault: AtomicU64::new(0) });
+        let shelf = Arc::new(FaultyProvider { inner, fault: AtomicU64::new(0) });
         let server = Arc::new(Server::default());
         server.host(TENANT, shelf.clone());
         let listening = Mutex::new(Some(tokio::spawn(listener::serve(listener, server, None))));
         let (id, snapshot, mirror) = (id.into(), OnceLock::new(), self.mirror.clone());
-        let node = Node { id, peers, snapshot, engine, mirror, shelf, listening, _directory: directory };
+        let node =
+            InProcessNode { id, peers, snapshot, engine, mirror, shelf, listening, _directory: directory };
         node.open().await;
         node
     }
@@ -196,7 +197,7 @@ impl Cluster {
 
     /// Stages the snapshot on all nodes at once.
     pub async fn stage_all(&self) {
-        let staged = self.nodes.iter().map(Node::stage);
+        let staged = self.nodes.iter().map(InProcessNode::stage);
         futures_util::future::try_join_all(staged).await.expect("staged everywhere");
     }
 
@@ -204,7 +205,7 @@ impl Cluster {
     pub fn mirror_reads(&self) -> f64 {
         let blobs = |path: &str| path.starts_with("/mirror/") && path.contains("/blobs/");
         let total: usize = self.files.values().map(Bytes::len).sum();
-        self.s3.tally.of(Method::GET, blobs).bytes as f64 / total as f64
+        self.s3.requests.of(Method::GET, blobs).bytes as f64 / total as f64
     }
 
     /// Waits until the mirror has been read so often.
@@ -215,7 +216,7 @@ impl Cluster {
     }
 
     /// Reads everything on `node`, and holds it against what was published.
-    pub async fn assert_right(&self, node: &Node) {
+    pub async fn assert_right(&self, node: &InProcessNode) {
         let snapshot = node.snapshot();
         let manifest = snapshot.manifest();
         for index in 0..manifest.entries() {
@@ -243,7 +244,7 @@ impl Cluster {
     }
 }
 
-impl Node {
+impl InProcessNode {
     async fn open(&self) {
         let key = source_key("memory://origin", &Patterns::default());
         let open: Opener =
@@ -291,7 +292,7 @@ fn engine(directory: &Path, capacity: Option<u64>) -> Engine {
     Engine::open(&config, Handle::current()).expect("a cache")
 }
 
-fn mirror(s3: &S3, scratch: &Path) -> Mirror {
+fn mirror(s3: &S3Server, scratch: &Path) -> Mirror {
     let keys = Keys::sample();
     let s3 = S3Access {
         access_key_id: Some(keys.access.clone()),

@@ -14,13 +14,13 @@ use bdnfs::blob::{Blob, Key};
 use bdnfs::block::BLOCK;
 use bdnfs::digest::Digest;
 use bdnfs::peer::{Member, PROTOCOL, token};
-use bdnfs_tests::tree::Dice;
+use bdnfs_tests::tree::Rng;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-pub use node::Node;
+pub use node::SimNode;
 
 const TENANT: &str = "t";
 /// How many blocks a blob has: 64 groups.
@@ -29,18 +29,18 @@ pub const ALL: u64 = 256;
 pub const STREAMS: usize = 12;
 
 /// How long it takes until a member hears of another, and of its end.
-const NEWS: (u64, u64) = (300, 3000);
-const DEATH: (u64, u64) = (4000, 9000);
+const GOSSIP_DELAY_MS: (u64, u64) = (300, 3000);
+const DEATH_NOTICE_MS: (u64, u64) = (4000, 9000);
 
 /// All of it.
 pub struct Sim {
-    dice: Mutex<Dice>,
-    nodes: Mutex<BTreeMap<String, Arc<Node>>>,
+    rng: Mutex<Rng>,
+    nodes: Mutex<BTreeMap<String, Arc<SimNode>>>,
     /// Who is on the other side of a partition.
     beyond: Mutex<HashSet<String>>,
     published: Mutex<Vec<Blob>>,
     /// Blocks that were read of the mirror, and those that had to be, of each blob in the order of their names.
-    tally: Mutex<Vec<Tally>>,
+    stats: Mutex<Vec<SimStats>>,
     beset: AtomicU64,
     slowest: AtomicU64,
     born: AtomicU64,
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Sim {
 
 /// How often the mirror was read for one blob, in blocks.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct SimStats {
     /// Reads, by whomever.
     pub read: u64,
     /// Those that nobody can do without. A block is due once when it is published. While the network is cut in two, what
@@ -66,19 +66,19 @@ pub struct Tally {
 
 /// What is heard of a node.
 #[derive(Clone, Copy, Debug)]
-enum Sign {
-    Life,
+enum MemberEvent {
+    Alive,
     Silence,
 }
 
 impl Sim {
     pub fn new(seed: u64) -> Arc<Self> {
         Arc::new(Self {
-            dice: Mutex::new(Dice(seed)),
+            rng: Mutex::new(Rng(seed)),
             nodes: Mutex::default(),
             beyond: Mutex::default(),
             published: Mutex::default(),
-            tally: Mutex::default(),
+            stats: Mutex::default(),
             beset: AtomicU64::new(0),
             slowest: AtomicU64::new(0),
             born: AtomicU64::new(0),
@@ -87,18 +87,18 @@ impl Sim {
     }
 
     pub fn roll(&self, below: u64) -> u64 {
-        self.dice.lock().below(below)
+        self.rng.lock().below(below)
     }
 
     /// How often the mirror was read for each of those that were published, in that order.
-    pub fn tally(&self) -> Vec<Tally> {
-        self.tally.lock().clone()
+    pub fn stats(&self) -> Vec<SimStats> {
+        self.stats.lock().clone()
     }
 
     /// Notes that a block of `blob` was read of the mirror.
     fn read(&self, blob: &Blob) {
         let number = self.published.lock().iter().position(|known| known.key == blob.key).expect("published");
-        self.tally.lock()[number].read += 1;
+        self.stats.lock()[number].read += 1;
     }
 
     /// All that the mirror has.
@@ -121,12 +121,12 @@ impl Sim {
         self.slowest.load(Relaxed)
     }
 
-    pub fn nodes(&self) -> Vec<Arc<Node>> {
+    pub fn nodes(&self) -> Vec<Arc<SimNode>> {
         self.nodes.lock().values().cloned().collect()
     }
 
     /// A new node, which hears of the others, and they of it, by and by.
-    pub fn join(self: &Arc<Self>) -> Arc<Node> {
+    pub fn join(self: &Arc<Self>) -> Arc<SimNode> {
         let number = self.born.fetch_add(1, Relaxed);
         let id = format!("n{number}");
         let member = Member {
@@ -139,29 +139,29 @@ impl Sim {
             tenants: vec![token(&[TENANT.as_bytes()])],
             holds: Vec::new(),
         };
-        let node = Node::new(self, member);
+        let node = SimNode::new(self, member);
         // It hears of the others as they hear of it.
         for other in self.nodes() {
-            self.tell(&node, &other.id, NEWS, Sign::Life);
+            self.tell(&node, &other.id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
         self.nodes.lock().insert(id.clone(), node.clone());
-        self.spread(&id, NEWS, Sign::Life);
+        self.spread(&id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         node
     }
 
     /// A node ends without a word.
-    pub fn kill(self: &Arc<Self>, node: &Node) {
+    pub fn kill(self: &Arc<Self>, node: &SimNode) {
         self.nodes.lock().remove(&node.id);
         node.end();
-        self.spread(&node.id, DEATH, Sign::Silence);
+        self.spread(&node.id, DEATH_NOTICE_MS, MemberEvent::Silence);
     }
 
     /// A node takes its leave, as `bdnfs agent` does on SIGTERM: it says so, and ends when nobody has asked anything of it for
     /// a second, or after ten.
-    pub async fn retire(self: &Arc<Self>, node: &Node) {
+    pub async fn retire(self: &Arc<Self>, node: &SimNode) {
         if let Some(own) = node.view.of(&node.id) {
             node.view.learn(Member { draining: true, holds: Vec::new(), ..(*own).clone() });
-            self.spread(&node.id, NEWS, Sign::Life);
+            self.spread(&node.id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
         let mut quiet = 0;
         for _ in 0..100 {
@@ -175,18 +175,20 @@ impl Sim {
     }
 
     /// Cuts some nodes off from the others, for as long as `lasts`. Gossip is as slow to notice as for the dead.
-    pub async fn partition(self: &Arc<Self>, nodes: &[Arc<Node>], lasts: Duration) {
+    pub async fn partition(self: &Arc<Self>, nodes: &[Arc<SimNode>], lasts: Duration) {
         self.beyond.lock().extend(nodes.iter().map(|node| node.id.clone()));
         let before = self.shelves();
-        self.across(DEATH, Sign::Silence);
+        self.across(DEATH_NOTICE_MS, MemberEvent::Silence);
         sleep(lasts).await;
         self.charge(&before);
         let beyond = std::mem::take(&mut *self.beyond.lock());
         for id in &beyond {
-            self.spread(id, NEWS, Sign::Life);
+            self.spread(id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
         for node in nodes {
-            self.nodes().iter().for_each(|other| self.tell(node, &other.id, NEWS, Sign::Life));
+            self.nodes()
+                .iter()
+                .for_each(|other| self.tell(node, &other.id, GOSSIP_DELAY_MS, MemberEvent::Alive));
         }
     }
 
@@ -210,13 +212,13 @@ impl Sim {
                 let had = |side: usize| before.get(number).is_some_and(|shelves| shelves[side][index]);
                 let came = (0..2).filter(|side| now[*side][index] && !had(*side)).count() as u64;
                 let first = !had(0) && !had(1);
-                self.tally.lock()[number].due += came - u64::from(first && came > 0);
+                self.stats.lock()[number].due += came - u64::from(first && came > 0);
             }
         }
     }
 
     /// Tells all nodes of those on the other side.
-    fn across(self: &Arc<Self>, delay: (u64, u64), sign: Sign) {
+    fn across(self: &Arc<Self>, delay: (u64, u64), sign: MemberEvent) {
         for node in self.nodes() {
             for other in self.nodes().iter().filter(|other| !self.reachable(&node.id, &other.id)) {
                 self.tell(&node, &other.id, delay, sign);
@@ -225,7 +227,7 @@ impl Sim {
     }
 
     /// Tells every node but `of` of it, each at its time.
-    fn spread(self: &Arc<Self>, of: &str, delay: (u64, u64), sign: Sign) {
+    fn spread(self: &Arc<Self>, of: &str, delay: (u64, u64), sign: MemberEvent) {
         for node in self.nodes().into_iter().filter(|node| node.id != of) {
             self.tell(&node, of, delay, sign);
         }
@@ -233,15 +235,21 @@ impl Sim {
 
     /// Has `node` hear of `other` after a while: how it is by then, or that nothing has been heard of it for so long, if it
     /// is out of reach by then.
-    fn tell(self: &Arc<Self>, node: &Arc<Node>, other: &str, (least, most): (u64, u64), sign: Sign) {
+    fn tell(
+        self: &Arc<Self>,
+        node: &Arc<SimNode>,
+        other: &str,
+        (least, most): (u64, u64),
+        sign: MemberEvent,
+    ) {
         let (sim, node, other) = (self.clone(), node.clone(), other.to_owned());
         let after = least + self.roll(most - least);
         tokio::spawn(async move {
             sleep(Duration::from_millis(after)).await;
             let there = sim.nodes.lock().get(&other).cloned().filter(|_| sim.reachable(&node.id, &other));
             match (sign, there.and_then(|there| there.view.of(&other))) {
-                (Sign::Life, Some(member)) => node.view.learn((*member).clone()),
-                (Sign::Silence, None) => node.view.forget(&other),
+                (MemberEvent::Alive, Some(member)) => node.view.learn((*member).clone()),
+                (MemberEvent::Silence, None) => node.view.forget(&other),
                 _ => {}
             }
         });
@@ -257,7 +265,7 @@ impl Sim {
         let mut all = self.published.lock();
         let blob = node::named(Digest::of(&all.len().to_le_bytes()));
         all.push(blob.clone());
-        self.tally.lock().push(Tally { read: 0, due: ALL });
+        self.stats.lock().push(SimStats { read: 0, due: ALL });
         blob
     }
 

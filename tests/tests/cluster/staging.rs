@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::nodes::{Cluster, MIB};
+use crate::nodes::{InProcessCluster, MIB};
 
 /// What a cluster may read of the mirror, as a part of what there is: no more than once, and some for what is begun anew
 /// where a loaded machine keeps somebody waiting for over a second. Without peers it is as much as there are nodes.
@@ -10,7 +10,7 @@ const ABOUT_ONCE: f64 = 1.5;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_stage_at_once_read_the_mirror_about_once() {
-    let cluster = Cluster::start(4, &[("large", 90 * MIB), ("small", MIB / 2)]).await;
+    let cluster = InProcessCluster::start(4, &[("large", 90 * MIB), ("small", MIB / 2)]).await;
     cluster.stage_all().await;
     cluster.assert_right_everywhere().await;
     let read = cluster.mirror_reads();
@@ -28,7 +28,7 @@ async fn nodes_that_stage_at_once_read_the_mirror_about_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_reads_lazily_through_one_that_never_had_the_snapshot() {
-    let cluster = Cluster::start(2, &[("weights", 24 * MIB)]).await;
+    let cluster = InProcessCluster::start(2, &[("weights", 24 * MIB)]).await;
     let [reader, owner] = &cluster.nodes[..] else { panic!("two") };
     cluster.assert_right(reader).await;
     let traffic = reader.snapshot().traffic();
@@ -42,7 +42,7 @@ async fn a_node_reads_lazily_through_one_that_never_had_the_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_are_lost_lie_or_have_no_room_spoil_nothing() {
-    let mut cluster = Cluster::empty(&[("large", 60 * MIB), ("other", 17 * MIB + 5)]).await;
+    let mut cluster = InProcessCluster::empty(&[("large", 60 * MIB), ("other", 17 * MIB + 5)]).await;
     for number in 0..6 {
         let room = (number == 2).then_some(20 * MIB as u64);
         cluster.nodes.push(cluster.join_with(&format!("node-{number}"), room).await);
@@ -71,7 +71,7 @@ async fn nodes_that_are_lost_lie_or_have_no_room_spoil_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_leaves_hands_what_it_has_to_those_who_own_it_from_then_on() {
-    let cluster = Cluster::start(3, &[("weights", 60 * MIB)]).await;
+    let cluster = InProcessCluster::start(3, &[("weights", 60 * MIB)]).await;
     let [leaver, heir, _other] = &cluster.nodes[..] else { panic!("three") };
     // It has what it owns, and what the others fetched for it they have.
     leaver.stage().await.expect("staged");

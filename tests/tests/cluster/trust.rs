@@ -17,7 +17,7 @@ use bdnfs::peer::server::{Server, Shelf};
 use bdnfs::peer::wire::Ask;
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
 use bdnfs::tier::{Body, Urgency};
-use bdnfs_tests::office::Office;
+use bdnfs_tests::ca::TestCa;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -29,9 +29,9 @@ const CONTENT: &[u8] = b"what belongs to the tenant blue";
 
 /// A shelf with one blob on it.
 #[derive(Debug)]
-struct One;
+struct OneBlobProvider;
 
-impl Shelf for One {
+impl Shelf for OneBlobProvider {
     fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
         let wanted = (ask.blob == Digest::of(CONTENT))
             .then(|| Bytes::from_static(&CONTENT[ask.range.start as usize..ask.range.end as usize]));
@@ -44,8 +44,8 @@ impl Shelf for One {
 }
 
 /// The certificate of `id`, which trusts `authority`.
-pub fn signed(office: &Office, id: &str, authority: &str) -> Files {
-    let at = |name: String| office.root().join(name);
+pub fn signed(ca: &TestCa, id: &str, authority: &str) -> Files {
+    let at = |name: String| ca.root().join(name);
     Files {
         certificate: at(format!("{id}.pem")),
         key: at(format!("{id}.key")),
@@ -66,19 +66,19 @@ pub fn member(id: &str, port: u16) -> Member {
     }
 }
 
-struct Serving {
+struct TestPeer {
     port: u16,
     task: JoinHandle<()>,
     server: Arc<Server>,
 }
 
-async fn serve(identity: Option<Arc<Identity>>) -> Serving {
+async fn serve(identity: Option<Arc<Identity>>) -> TestPeer {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
     let server = Arc::new(Server::default());
-    server.host("blue", Arc::new(One));
+    server.host("blue", Arc::new(OneBlobProvider));
     let task = tokio::spawn(listener::serve(listener, server.clone(), identity));
-    Serving { port, task, server }
+    TestPeer { port, task, server }
 }
 
 /// What `link` gets of the blob of `blue`, asked for as `tenant`'s, from the node `id`; `None`: nothing is there.
@@ -111,7 +111,7 @@ pub async fn get_of(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_nodes_of_the_cluster_are_served_and_only_what_their_tenants_own() {
-    let office = Office::open();
+    let ca = TestCa::empty();
     for line in [
         "cluster init-ca @ca",
         "cluster init-ca @other",
@@ -120,12 +120,12 @@ async fn only_nodes_of_the_cluster_are_served_and_only_what_their_tenants_own() 
         "cluster issue red --ca @ca --tenant red --out @",
         "cluster issue stranger --ca @other --tenant blue --out @",
     ] {
-        office.run(line).succeeds();
+        ca.run(line).succeeds();
     }
-    office.run("cluster init-ca @ca").fails(&["is an authority already"]);
-    office.run("cluster issue Big --ca @ca --tenant blue").fails(&["can't be a node's name"]);
-    office.run("cluster issue a --ca @nowhere --tenant blue").fails(&["init-ca"]);
-    let open = |id, authority| Identity::open(signed(&office, id, authority)).expect("a node's certificate");
+    ca.run("cluster init-ca @ca").fails(&["is an authority already"]);
+    ca.run("cluster issue Big --ca @ca --tenant blue").fails(&["can't be a node's name"]);
+    ca.run("cluster issue a --ca @nowhere --tenant blue").fails(&["init-ca"]);
+    let open = |id, authority| Identity::open(signed(&ca, id, authority)).expect("a node's certificate");
     let link = |id, authority| Http::new(open(id, authority)).expect("a client");
     let serving = serve(Some(open("owner", "ca"))).await;
     let right = Some(Bytes::from_static(CONTENT));
@@ -153,24 +153,24 @@ async fn only_nodes_of_the_cluster_are_served_and_only_what_their_tenants_own() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_certificate_is_worth_nothing_and_a_new_one_is_taken_up() {
-    let office = Office::open();
+    let ca = TestCa::empty();
     for line in [
         "cluster init-ca @ca",
         "cluster issue owner --ca @ca --tenant blue --out @",
         "cluster issue node --ca @ca --tenant blue --out @",
     ] {
-        office.run(line).succeeds();
+        ca.run(line).succeeds();
     }
-    let files = signed(&office, "node", "ca");
-    expire(office.root(), &files);
+    let files = signed(&ca, "node", "ca");
+    expire(ca.root(), &files);
     let expired = Identity::open(files.clone()).expect("it can be read");
-    let owner = Identity::open(signed(&office, "owner", "ca")).expect("a certificate");
+    let owner = Identity::open(signed(&ca, "owner", "ca")).expect("a certificate");
     let serving = serve(Some(owner.clone())).await;
     let link = || Http::new(expired.clone()).expect("a client");
     get(link(), "owner", serving.port, "blue").await.expect_err("expired");
     assert!(!expired.refresh().expect("nothing new"));
     let before = link();
-    office.run("cluster issue node --ca @ca --tenant blue --out @").succeeds();
+    ca.run("cluster issue node --ca @ca --tenant blue --out @").succeeds();
     assert!(expired.refresh().expect("a good one"));
     assert!(get(before, "owner", serving.port, "blue").await.expect("served").is_some(), "without a restart");
     std::fs::write(&files.certificate, "scrap").expect("write");
@@ -221,14 +221,14 @@ async fn sees(gossip: &Gossip, ids: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn members_find_each_other_through_one_seed_and_strangers_do_not_get_in() {
-    let office = Office::open();
-    office.run("cluster init-ca @ca").succeeds();
-    office.run("cluster init-ca @other").succeeds();
+    let ca = TestCa::empty();
+    ca.run("cluster init-ca @ca").succeeds();
+    ca.run("cluster init-ca @other").succeeds();
     let mut nodes = Vec::new();
     let mut seed = String::new();
     for (id, authority) in [("a", "ca"), ("b", "ca"), ("c", "ca"), ("x", "other")] {
-        office.run(&format!("cluster issue {id} --ca @{authority} --tenant blue --out @")).succeeds();
-        let identity = Identity::open(signed(&office, id, authority)).expect("a certificate");
+        ca.run(&format!("cluster issue {id} --ca @{authority} --tenant blue --out @")).succeeds();
+        let identity = Identity::open(signed(&ca, id, authority)).expect("a certificate");
         let serving = serve(Some(identity.clone())).await;
         let (letterbox, letters) = gossip::letterbox();
         serving.server.take_letters(letterbox);

@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use bdnfs_tests::bdnfs::Machine;
-use bdnfs_tests::hub::{Guard, Hub};
+use bdnfs_tests::hub::{HubServer, RepositoryAccess};
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::tools::{run, target};
-use bdnfs_tests::tree::{compare, content};
+use bdnfs_tests::tree::{assert_same_tree, content};
 use tempfile::TempDir;
 
 const TOKEN: &str = "hf_readerOfThePrivateOne";
@@ -48,7 +48,7 @@ for repo, kwargs in [
 
 #[test]
 fn the_real_client_takes_the_kits_hub_for_one_and_sees_what_is_mounted() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     let weights = content("weights", 3_000_000);
     let files: [(&str, &[u8]); 4] = [
         ("config.json", b"{}"),
@@ -61,7 +61,7 @@ fn the_real_client_takes_the_kits_hub_for_one_and_sees_what_is_mounted() {
     let many: Vec<_> = (0..60).map(|n| format!("data/{n:03}.csv")).collect();
     let rows: Vec<(&str, &[u8])> = many.iter().map(|path| (&path[..], path.as_bytes())).collect();
     hub.publish("datasets/org/data", "main", &rows);
-    for (name, guard) in [("private", Guard::Private), ("gated", Guard::Gated)] {
+    for (name, guard) in [("private", RepositoryAccess::Private), ("gated", RepositoryAccess::Gated)] {
         hub.publish(&format!("models/org/{name}"), "main", &files[..2]);
         hub.guard(&format!("models/org/{name}"), guard);
     }
@@ -97,6 +97,6 @@ fn the_real_client_takes_the_kits_hub_for_one_and_sees_what_is_mounted() {
         let downloaded = directory.path().join(name);
         // What the library keeps beside the files.
         std::fs::remove_dir_all(downloaded.join(".cache")).unwrap();
-        compare(Path::new(&downloaded), &machine.mount_with(uri, name, options));
+        assert_same_tree(Path::new(&downloaded), &machine.mount_with(uri, name, options));
     }
 }

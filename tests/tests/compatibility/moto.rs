@@ -4,9 +4,10 @@
 use std::fs;
 use std::process::{Child, Command, Stdio};
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
-use bdnfs_tests::tools::{run, target, tool};
-use bdnfs_tests::tree::{content, same};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::tools::{program, run, target};
+use bdnfs_tests::tree::{assert_same, content};
 use tempfile::TempDir;
 
 /// What an account has before it is shut: a bucket, a user with a key, and a role that may read the bucket.
@@ -78,7 +79,7 @@ impl Moto {
         // From now on it wants signatures, and looks at rights.
         // As text: what comes as a form is no body to it.
         let text = ["-fsS", "-H", "Content-Type: text/plain", "-d", "0"];
-        run(tool("curl").args(text).arg(format!("{url}/moto-api/reset-auth")));
+        run(program("curl").args(text).arg(format!("{url}/moto-api/reset-auth")));
         Self { child, url, role, reader, nobody, bytes, _directory: directory }
     }
 
@@ -100,7 +101,7 @@ fn keys_are_checked_and_roles_are_given() {
         .env("BDNFS_SECRET_NOBODY", moto.secret(&moto.nobody))
         .env("BDNFS_SECRET_WRONG", moto.secret(&wrong));
     let point = machine.mount_with("s3://bucket/model", "mnt", &["--secret", "reader"]);
-    same(&moto.bytes, &fs::read(point.join("w")).unwrap(), "with a key by name");
+    assert_same(&moto.bytes, &fs::read(point.join("w")).unwrap(), "with a key by name");
     for (name, code) in [("nobody", "AccessDenied"), ("wrong", "SignatureDoesNotMatch")] {
         let line = machine.run(&["ls", "s3://bucket/model", "--secret", name]).fails(&[]);
         let said = format!(
@@ -117,7 +118,7 @@ fn keys_are_checked_and_roles_are_given() {
         .env("AWS_SECRET_ACCESS_KEY", secret);
     let point =
         machine.mount_with("s3://bucket/model", "mnt", &["--auth", "AWS_ASSUME_ROLE", "--role", &moto.role]);
-    same(&moto.bytes, &fs::read(point.join("w")).unwrap(), "with a role");
+    assert_same(&moto.bytes, &fs::read(point.join("w")).unwrap(), "with a role");
     let (id, secret) = &moto.nobody;
     let nobody = Machine::new()
         .env("AWS_ENDPOINT_URL", &moto.url)

@@ -5,9 +5,10 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
-use bdnfs_tests::tools::{run, target, tool};
-use bdnfs_tests::tree::{compare, file, files, grow, same};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::tools::{program, run, target};
+use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, write_file, write_tree};
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
@@ -41,7 +42,7 @@ impl Nginx {
         }
         let subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"];
         let key = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"];
-        let mut openssl = tool("openssl");
+        let mut openssl = program("openssl");
         // It says of itself that it is an authority, unless told otherwise, and none of those may be a server.
         openssl
             .args(key)
@@ -52,7 +53,7 @@ impl Nginx {
             .arg("-out")
             .arg(at("cert.pem"));
         run(openssl.stderr(Stdio::null()));
-        let hash = run(tool("openssl").args(["passwd", "-apr1", "pass word"]));
+        let hash = run(program("openssl").args(["passwd", "-apr1", "pass word"]));
         fs::write(at("users"), format!("user:{hash}")).unwrap();
         let (tls, plain) = (port(), port());
         let root = directory.path().display();
@@ -100,10 +101,10 @@ impl Nginx {
 fn a_directory_of_it_is_mounted_and_read_in_parts() {
     let nginx = Nginx::start();
     let open = nginx.directory.path().join("www/open");
-    grow(&open);
-    let bytes = file(&open, "w", 20 * MIB);
+    write_tree(&open);
+    let bytes = write_file(&open, "w", 20 * MIB);
     let mut index = Vec::new();
-    for (path, meta) in files(&open) {
+    for (path, meta) in regular_files(&open) {
         if meta.is_file() {
             index.push(serde_json::json!({ "path": path.to_str().unwrap() }));
         }
@@ -114,10 +115,10 @@ fn a_directory_of_it_is_mounted_and_read_in_parts() {
     let point = machine.mount_with(nginx.tls("open/w"), "one", &["--ca-file", &ca]);
     let mut page = vec![0; 100_000];
     fs::File::open(point.join("w")).unwrap().read_exact_at(&mut page, 12_345_678).unwrap();
-    same(&bytes[12_345_678..12_445_678], &page, "a part");
+    assert_same(&bytes[12_345_678..12_445_678], &page, "a part");
     let point = machine.mount_with(nginx.tls("open/"), "all", &["--ca-file", &ca, "--wait"]);
     fs::remove_file(open.join("bdnfs.json")).unwrap();
-    compare(&open, &point);
+    assert_same_tree(&open, &point);
     machine
         .run(&["ls", &nginx.tls("open/w")])
         .fails(&["the server's certificate is signed by nobody who is trusted here; if that is as it should be, name a file"]);
@@ -126,14 +127,14 @@ fn a_directory_of_it_is_mounted_and_read_in_parts() {
 #[test]
 fn it_lets_in_who_has_a_name_and_a_password() {
     let nginx = Nginx::start();
-    let bytes = file(&nginx.directory.path().join("www/shut"), "w", 2 * MIB);
+    let bytes = write_file(&nginx.directory.path().join("www/shut"), "w", 2 * MIB);
     let ca = nginx.directory.path().join("cert.pem").display().to_string();
     let machine =
         Machine::new().env("BDNFS_SECRET_WEB", "user:pass word").env("BDNFS_SECRET_BAD", "user:other");
     for url in [nginx.tls("shut/w"), nginx.plain("shut/w")] {
         let name = url.split(':').next().unwrap();
         let point = machine.mount_with(&url, name, &["--ca-file", &ca, "--secret", "web"]);
-        same(&bytes, &fs::read(point.join("w")).unwrap(), &url);
+        assert_same(&bytes, &fs::read(point.join("w")).unwrap(), &url);
         let line = machine.run(&["ls", &url, "--ca-file", &ca, "--secret", "bad"]).fails(&[]);
         let said = format!("bdnfs: {url}: the server answers 401 Unauthorized; check the secret \"bad\"");
         assert_eq!(line, said);
@@ -144,12 +145,12 @@ fn it_lets_in_who_has_a_name_and_a_password() {
 #[test]
 fn its_redirects_are_followed_as_far_as_they_may_be() {
     let nginx = Nginx::start();
-    let bytes = file(&nginx.directory.path().join("www/open"), "w", 2 * MIB);
+    let bytes = write_file(&nginx.directory.path().join("www/open"), "w", 2 * MIB);
     let ca = nginx.directory.path().join("cert.pem").display().to_string();
     let machine = Machine::new();
     for (url, name) in [(nginx.tls("moved/w"), "within"), (nginx.plain("up/w"), "up")] {
         let point = machine.mount_with(&url, name, &["--ca-file", &ca]);
-        same(&bytes, &fs::read(point.join("w")).unwrap(), &url);
+        assert_same(&bytes, &fs::read(point.join("w")).unwrap(), &url);
     }
     for (url, said) in [
         (nginx.tls("loop/w"), "the server's redirect is not followed: there are more than 10 redirects"),

@@ -3,10 +3,11 @@
 
 use std::process::{Child, Command, Stdio};
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
-use bdnfs_tests::hub::{Guard, Hub};
+use bdnfs_tests::hub::{HubServer, RepositoryAccess};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
 use bdnfs_tests::tools::target;
-use bdnfs_tests::tree::{content, same};
+use bdnfs_tests::tree::{assert_same, content};
 use tempfile::TempDir;
 
 const TOKEN: &str = "hf_readerOfThePrivateOne";
@@ -19,7 +20,7 @@ struct Olah {
 }
 
 impl Olah {
-    fn start(hub: &Hub) -> Self {
+    fn start(hub: &HubServer) -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let (own, directory) = (format!("127.0.0.1:{port}"), TempDir::with_prefix("bdnfs-olah-").unwrap());
         let (above, storage) = (hub.server.address().to_string(), hub.storage.server.address().to_string());
@@ -44,13 +45,13 @@ impl Drop for Olah {
 
 #[test]
 fn repositories_are_mounted_by_way_of_another_hub() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     let weights = content("weights", 3_000_000);
     let files: [(&str, &[u8]); 3] =
         [("config.json", b"{}"), ("sub/d.json", b"[]"), ("weights.safetensors", &weights)];
     let commit = hub.publish("models/org/model", "main", &files[1..]);
     hub.publish("datasets/org/data", "main", &files[1..]);
-    for (name, guard) in [("private", Guard::Private), ("gated", Guard::Gated)] {
+    for (name, guard) in [("private", RepositoryAccess::Private), ("gated", RepositoryAccess::Gated)] {
         hub.publish(&format!("models/org/{name}"), "main", &files[1..]);
         hub.guard(&format!("models/org/{name}"), guard);
     }
@@ -68,7 +69,7 @@ fn repositories_are_mounted_by_way_of_another_hub() {
         let point = machine.mount(uri, name);
         for path in paths {
             let (_, expected) = files.iter().find(|(name, _)| name.ends_with(path)).unwrap();
-            same(expected, &std::fs::read(point.join(path)).unwrap(), path);
+            assert_same(expected, &std::fs::read(point.join(path)).unwrap(), path);
         }
     }
     // It answers each question for the next page with the first one.

@@ -3,19 +3,19 @@
 use std::fs;
 use std::path::Path;
 
-use bdnfs_tests::bdnfs::Machine;
-use bdnfs_tests::tools::{python, run, tool};
-use bdnfs_tests::tree::{compare, file, grow, grow_wild, same};
-use bdnfs_tests::world::World;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::{program, python, run};
+use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file, write_odd_tree, write_tree};
 
 const MIB: usize = 1 << 20;
 
 /// A bucket with one file of `len` bytes, mounted, nothing of it local.
-fn cold(len: usize) -> (World, Vec<u8>, std::path::PathBuf) {
-    let world = World::new();
-    let bytes = world.put("weights.bin", len);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    (world, bytes, point.join("weights.bin"))
+fn cold(len: usize) -> (TestEnv, Vec<u8>, std::path::PathBuf) {
+    let env = TestEnv::new();
+    let bytes = env.put("weights.bin", len);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    (env, bytes, point.join("weights.bin"))
 }
 
 /// Sixteen processes inherit one descriptor and read a range each; the parent holds them against the original.
@@ -37,8 +37,8 @@ assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
 
 #[test]
 fn sixteen_processes_share_a_descriptor() {
-    let (world, _, path) = cold(32 * MIB);
-    run(python(SIXTEEN_PROCESSES).arg(world.bucket().join("weights.bin")).arg(path));
+    let (env, _, path) = cold(32 * MIB);
+    run(python(SIXTEEN_PROCESSES).arg(env.bucket().join("weights.bin")).arg(path));
 }
 
 const MAPPED_BY_PYTHON: &str = "
@@ -53,8 +53,8 @@ assert (array == numpy.frombuffer(original, dtype=numpy.uint8)).all()
 
 #[test]
 fn python_maps_a_cold_file() {
-    let (world, _, path) = cold(20 * MIB + 1);
-    run(python(MAPPED_BY_PYTHON).arg(world.bucket().join("weights.bin")).arg(path));
+    let (env, _, path) = cold(20 * MIB + 1);
+    run(python(MAPPED_BY_PYTHON).arg(env.bucket().join("weights.bin")).arg(path));
 }
 
 const SAVE: &str = "
@@ -76,10 +76,10 @@ with safe_open(sys.argv[1], framework='np') as expected, safe_open(sys.argv[2], 
 
 #[test]
 fn safetensors_opens_a_cold_model() {
-    let world = World::new();
-    let original = world.bucket().join("model.safetensors");
+    let env = TestEnv::new();
+    let original = env.bucket().join("model.safetensors");
     run(python(SAVE).arg(&original));
-    let point = world.machine.mount("s3://bucket", "mnt");
+    let point = env.machine.mount("s3://bucket", "mnt");
     run(python(LOAD).arg(&original).arg(point.join("model.safetensors")));
 }
 
@@ -87,18 +87,18 @@ fn safetensors_opens_a_cold_model() {
 fn sha256sum_tar_rsync_cp_and_find_agree_with_the_original() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
-    grow_wild(&source);
-    file(&source, "large", 20 * MIB);
+    write_tree(&source);
+    write_odd_tree(&source);
+    write_file(&source, "large", 20 * MIB);
     let sums = "find . -type f -print0 | sort -z | xargs -0 sha256sum -z";
-    let expected = run(tool("sh").arg("-c").arg(sums).current_dir(&source));
+    let expected = run(program("sh").arg("-c").arg(sums).current_dir(&source));
     let point = machine.mount(&source, "mnt");
-    assert_eq!(run(tool("sh").arg("-c").arg(sums).current_dir(&point)), expected);
+    assert_eq!(run(program("sh").arg("-c").arg(sums).current_dir(&point)), expected);
 
     let find = ["-printf", "%P %y %s %l\\n"];
     let listing = |root: &Path| {
         // A directory's own size is the file system's affair.
-        let text = run(tool("find").arg(root).args(["-mindepth", "1", "!", "-type", "d"]).args(find));
+        let text = run(program("find").arg(root).args(["-mindepth", "1", "!", "-type", "d"]).args(find));
         let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
         lines.sort();
         lines
@@ -107,36 +107,36 @@ fn sha256sum_tar_rsync_cp_and_find_agree_with_the_original() {
 
     let (copied, packed, synced) =
         (machine.directory("cp"), machine.directory("tar"), machine.directory("rsync"));
-    run(tool("cp").arg("-r").arg(point.join(".")).arg(&copied));
-    compare(&source, &copied);
+    run(program("cp").arg("-r").arg(point.join(".")).arg(&copied));
+    assert_same_tree(&source, &copied);
     let pipe = "tar -C \"$1\" -cf - . | tar -C \"$2\" -xf -";
-    run(tool("bash").args(["-o", "pipefail", "-c", pipe, "pipe"]).arg(&point).arg(&packed));
-    compare(&source, &packed);
-    run(tool("rsync").arg("-rl").arg(point.join("")).arg(&synced));
-    compare(&source, &synced);
-    let differing = run(tool("rsync").args(["-rlcni"]).arg(source.join("")).arg(point.join("")));
+    run(program("bash").args(["-o", "pipefail", "-c", pipe, "pipe"]).arg(&point).arg(&packed));
+    assert_same_tree(&source, &packed);
+    run(program("rsync").arg("-rl").arg(point.join("")).arg(&synced));
+    assert_same_tree(&source, &synced);
+    let differing = run(program("rsync").args(["-rlcni"]).arg(source.join("")).arg(point.join("")));
     assert!(!differing.lines().any(|line| line.contains("fc")), "{differing}");
 }
 
 #[test]
 fn sha256sum_checks_a_cold_tree() {
-    let world = World::new();
-    grow(&world.bucket());
-    let sums = world.machine.directory("sums").join("SHA256SUMS");
+    let env = TestEnv::new();
+    write_tree(&env.bucket());
+    let sums = env.machine.directory("sums").join("SHA256SUMS");
     let list =
-        run(tool("sh").args(["-c", "find . -type f -exec sha256sum {} +"]).current_dir(world.bucket()));
+        run(program("sh").args(["-c", "find . -type f -exec sha256sum {} +"]).current_dir(env.bucket()));
     fs::write(&sums, list).unwrap();
-    let point = world.machine.mount("s3://bucket", "mnt");
-    run(tool("sha256sum").args(["--quiet", "--strict", "-c"]).arg(sums).current_dir(point));
+    let point = env.machine.mount("s3://bucket", "mnt");
+    run(program("sha256sum").args(["--quiet", "--strict", "-c"]).arg(sums).current_dir(point));
 }
 
 #[test]
 fn git_checks_a_bare_repository() {
-    let world = World::new();
-    let work = world.machine.directory("work");
-    grow(&work);
+    let env = TestEnv::new();
+    let work = env.machine.directory("work");
+    write_tree(&work);
     let git = |directory: &Path| {
-        let mut git = tool("git");
+        let mut git = program("git");
         let me = ["-c", "user.name=kit", "-c", "user.email=kit@localhost", "-c", "safe.directory=*"];
         git.args(me).env("HOME", directory).arg("-C").arg(directory);
         git
@@ -148,25 +148,25 @@ fn git_checks_a_bare_repository() {
         run(git(&work).args(["commit", "-q", "-m", "one more"]));
     }
     // A marker, since object storage has no empty directories and git looks for `refs` and `objects`.
-    run(git(&work).args(["clone", "-q", "--bare", "."]).arg(world.bucket().join("repository.git")));
-    file(&world.bucket(), "repository.git/refs/heads/.keep", 0);
-    file(&world.bucket(), "repository.git/objects/info/.keep", 0);
-    let point = world.machine.mount("s3://bucket", "mnt").join("repository.git");
+    run(git(&work).args(["clone", "-q", "--bare", "."]).arg(env.bucket().join("repository.git")));
+    write_file(&env.bucket(), "repository.git/refs/heads/.keep", 0);
+    write_file(&env.bucket(), "repository.git/objects/info/.keep", 0);
+    let point = env.machine.mount("s3://bucket", "mnt").join("repository.git");
     run(git(&point).args(["fsck", "--full", "--strict"]));
     assert_eq!(run(git(&point).args(["rev-list", "--count", "main"])).trim(), "3");
-    let clone = world.machine.directory("clone");
+    let clone = env.machine.directory("clone");
     run(git(&clone).args(["clone", "-q"]).arg(&point).arg("again"));
     assert_eq!(fs::read_to_string(clone.join("again/number")).unwrap(), "2");
 }
 
 #[test]
 fn fio_reads_with_every_engine() {
-    let (world, bytes, path) = cold(32 * MIB);
+    let (env, bytes, path) = cold(32 * MIB);
     for (engine, jobs, size) in
         [("psync", 16, "4k"), ("io_uring", 4, "64k"), ("mmap", 2, "1M"), ("psync", 1, "1M")]
     {
         for pattern in ["read", "randread"] {
-            let mut fio = tool("fio");
+            let mut fio = program("fio");
             fio.args([
                 "--readonly",
                 "--name=job",
@@ -179,15 +179,15 @@ fn fio_reads_with_every_engine() {
             run(fio.arg(format!("--rw={pattern}")).arg(format!("--filename={}", path.display())));
         }
     }
-    same(&bytes, &fs::read(&path).unwrap(), "the file after all that");
-    drop(world);
+    assert_same(&bytes, &fs::read(&path).unwrap(), "the file after all that");
+    drop(env);
 }
 
 #[test]
 fn fio_verifies_what_it_wrote() {
-    let world = World::new();
+    let env = TestEnv::new();
     let job = |directory: &Path| {
-        let mut fio = tool("fio");
+        let mut fio = program("fio");
         fio.args([
             "--name=job",
             "--size=16M",
@@ -197,10 +197,10 @@ fn fio_verifies_what_it_wrote() {
             "--output-format=terse",
         ]);
         fio.arg(format!("--filename={}", directory.join("data").display()));
-        fio.current_dir(world.machine.directory("fio"));
+        fio.current_dir(env.machine.directory("fio"));
         fio
     };
-    run(job(&world.bucket()).args(["--rw=write", "--do_verify=0"]));
-    let point = world.machine.mount("s3://bucket", "mnt");
+    run(job(&env.bucket()).args(["--rw=write", "--do_verify=0"]));
+    let point = env.machine.mount("s3://bucket", "mnt");
     run(job(&point).args(["--rw=read", "--readonly"]));
 }

@@ -7,12 +7,13 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use bdnfs_tests::bdnfs::{eventually, mounted, wait};
 use bdnfs_tests::fault::Fault;
-use bdnfs_tests::proxy::Weather;
-use bdnfs_tests::tools::{run, tool, within};
-use bdnfs_tests::tree::{compare, compare_file, content};
-use bdnfs_tests::world::World;
+use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::{program, run, with_timeout};
+use bdnfs_tests::tree::{assert_same_file, assert_same_tree, content};
 use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;
@@ -20,39 +21,40 @@ const MIB: usize = 1 << 20;
 /// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
 const LONG: Duration = Duration::from_secs(100);
 
-const FROZEN: Weather = Weather { frozen: true, delay: Duration::ZERO, rate: None, cut: None, refuse: false };
+const FROZEN: NetworkFault =
+    NetworkFault { frozen: true, delay: Duration::ZERO, rate: None, cut: None, refuse: false };
 
 /// A reader in a process of its own, which can be killed.
 fn cat(path: &Path) -> Child {
-    tool("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    program("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 #[test]
 fn refused_credentials_are_eacces_and_silence_is_etimedout() {
-    let world = World::new();
+    let env = TestEnv::new();
     for name in ["refused", "silent"] {
-        world.put(name, MIB);
+        env.put(name, MIB);
     }
-    let point = world.machine.mount("s3://bucket", "mnt");
+    let point = env.machine.mount("s3://bucket", "mnt");
     let read = |name| {
         let path = point.join(name);
-        within(LONG, move || fs::read(path)).map_err(|error| error.raw_os_error().unwrap())
+        with_timeout(LONG, move || fs::read(path)).map_err(|error| error.raw_os_error().unwrap())
     };
-    world.s3.faults.set(Fault::Status(StatusCode::FORBIDDEN, None));
+    env.s3.faults.set(Fault::Status(StatusCode::FORBIDDEN, None));
     assert_eq!(read("refused"), Err(libc::EACCES));
-    world.s3.faults.clear();
-    world.proxy.set(FROZEN);
+    env.s3.faults.clear();
+    env.proxy.set(FROZEN);
     assert_eq!(read("silent"), Err(libc::ETIMEDOUT));
-    world.proxy.set(Weather::default());
+    env.proxy.set(NetworkFault::default());
     assert_eq!(read("silent"), Ok(content("silent", MIB)));
 }
 
 #[test]
 fn a_reader_stuck_on_a_frozen_server_dies_when_it_is_killed() {
-    let world = World::new();
-    world.put("file", 8 * MIB);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    world.proxy.set(FROZEN);
+    let env = TestEnv::new();
+    env.put("file", 8 * MIB);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    env.proxy.set(FROZEN);
     let mut readers: Vec<Child> = (0..4).map(|_| cat(&point.join("file"))).collect();
     let mapped =
         "import mmap, sys; f = open(sys.argv[1], 'rb'); print(mmap.mmap(f.fileno(), 0, access=1)[5_000_000])";
@@ -65,39 +67,39 @@ fn a_reader_stuck_on_a_frozen_server_dies_when_it_is_killed() {
         reader.kill().unwrap();
     }
     // Far less than the deadline, at which the read would end by itself.
-    within(Duration::from_secs(10), move || {
+    with_timeout(Duration::from_secs(10), move || {
         for mut reader in readers {
             let status = reader.wait().unwrap();
             assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
         }
     });
-    world.proxy.set(Weather::default());
-    compare(&world.bucket(), &point);
+    env.proxy.set(NetworkFault::default());
+    assert_same_tree(&env.bucket(), &point);
 }
 
 #[test]
 fn a_frozen_server_delays_neither_other_files_nor_the_end() {
-    let world = World::new();
+    let env = TestEnv::new();
     for name in ["frozen", "local"] {
-        world.put(name, 2 * MIB);
+        env.put(name, 2 * MIB);
     }
-    let point = world.machine.mount("s3://bucket", "mnt");
+    let point = env.machine.mount("s3://bucket", "mnt");
     fs::read(point.join("local")).unwrap();
-    world.proxy.set(FROZEN);
+    env.proxy.set(FROZEN);
     let mut stuck: Vec<Child> = (0..40).map(|_| cat(&point.join("frozen"))).collect();
     sleep(Duration::from_millis(300));
-    let (bucket, local) = (world.bucket(), point.clone());
-    within(Duration::from_secs(10), move || {
-        compare_file(&bucket.join("local"), &local.join("local"));
-        run(tool("ls").arg("-l").arg(&local));
+    let (bucket, local) = (env.bucket(), point.clone());
+    with_timeout(Duration::from_secs(10), move || {
+        assert_same_file(&bucket.join("local"), &local.join("local"));
+        run(program("ls").arg("-l").arg(&local));
     });
     // SIGTERM ends the daemon and its mounts, whoever waits for them.
-    for daemon in world.machine.daemons() {
+    for daemon in env.machine.daemons() {
         rustix::process::kill_process(daemon, Signal::TERM).unwrap();
     }
-    eventually("the daemon is gone", || world.machine.daemons().is_empty());
+    eventually("the daemon is gone", || env.machine.daemons().is_empty());
     for child in &mut stuck {
-        wait(child, "a reader of a mount that is gone");
+        wait_for_exit(child, "a reader of a mount that is gone");
     }
-    assert!(!mounted(&point));
+    assert!(!is_mounted(&point));
 }

@@ -6,12 +6,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use axum::http::Method;
-use bdnfs_tests::bdnfs::{Machine, eventually, mounted, wait};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::tools::{run, tool, within};
-use bdnfs_tests::tree::{compare, file, files, grow, same};
-use bdnfs_tests::web::Web;
-use bdnfs_tests::world::World;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::{program, run, with_timeout};
+use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, write_file, write_tree};
+use bdnfs_tests::web::WebServer;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -20,7 +22,7 @@ use tempfile::TempDir;
 fn local() -> (Machine, std::path::PathBuf) {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
+    write_tree(&source);
     (machine, source)
 }
 
@@ -33,8 +35,8 @@ fn a_local_directory_by_path_and_by_url() {
     let (machine, source) = local();
     let by_path = machine.mount(&source, "by path");
     let by_url = machine.mount(format!("file://{}", source.display()), "by-url");
-    compare(&source, &by_path);
-    compare(&source, &by_url);
+    assert_same_tree(&source, &by_path);
+    assert_same_tree(&source, &by_url);
     machine.umount(&by_path);
     machine.umount(&by_url);
     eventually("the daemon ends with its last mount", || machine.daemons().is_empty());
@@ -43,20 +45,20 @@ fn a_local_directory_by_path_and_by_url() {
 #[test]
 fn a_file_on_a_web_server() {
     let root = TempDir::new().unwrap();
-    let bytes = file(root.path(), "models/weights v2.bin", 3_000_000);
-    let (web, machine) = (Web::start(root.path()), Machine::new());
+    let bytes = write_file(root.path(), "models/weights v2.bin", 3_000_000);
+    let (web, machine) = (WebServer::start(root.path()), Machine::new());
     let point = machine.mount(web.url("models/weights%20v2.bin"), "mnt");
     let names: Vec<_> = fs::read_dir(&point).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["weights v2.bin"]);
-    same(&bytes, &fs::read(point.join("weights v2.bin")).unwrap(), "the file");
+    assert_same(&bytes, &fs::read(point.join("weights v2.bin")).unwrap(), "the file");
 }
 
 #[test]
 fn a_directory_on_a_web_server_by_its_sums() {
     let root = TempDir::new().unwrap();
     let tree = root.path().join("models/x");
-    grow(&tree);
-    let list = run(tool("sh")
+    write_tree(&tree);
+    let list = run(program("sh")
         .args(["-c", "find sizes a config.json -type f -exec sha256sum {} +"])
         .current_dir(&tree));
     fs::remove_dir_all(tree.join("names")).unwrap();
@@ -65,51 +67,52 @@ fn a_directory_on_a_web_server_by_its_sums() {
             fs::remove_dir_all(entry.path()).unwrap();
         }
     }
-    let web = Web::start(root.path());
+    let web = WebServer::start(root.path());
     fs::write(tree.join("SHA256SUMS"), list).unwrap();
     let machine = Machine::new();
     let point = machine.mount_with(web.url("models/x/SHA256SUMS"), "mnt", &["--wait"]);
     fs::remove_file(tree.join("SHA256SUMS")).unwrap();
-    compare(&tree, &point);
+    assert_same_tree(&tree, &point);
 }
 
 #[test]
 fn a_directory_on_a_web_server_by_its_index() {
     let root = TempDir::new().unwrap();
     let tree = root.path().join("models/x");
-    grow(&tree);
-    let paths: Vec<String> = files(&tree).into_iter().map(|(path, _)| text(&path).to_owned()).collect();
+    write_tree(&tree);
+    let paths: Vec<String> =
+        regular_files(&tree).into_iter().map(|(path, _)| text(&path).to_owned()).collect();
     let index = json!({ "files": paths.iter().map(|path| json!({ "path": path })).collect::<Vec<_>>() });
-    let (web, machine) = (Web::start(root.path()), Machine::new());
+    let (web, machine) = (WebServer::start(root.path()), Machine::new());
     fs::write(tree.join("bdnfs.json"), index.to_string()).unwrap();
     let by_directory = machine.mount(web.url("models/x/"), "by-directory");
     let by_index = machine.mount(web.url("models/x/bdnfs.json"), "by-index");
     fs::remove_file(tree.join("bdnfs.json")).unwrap();
-    assert!(paths.iter().all(|path| web.tally.of(Method::GET, |p| p.ends_with(path)).bytes == 0));
-    compare(&tree, &by_directory);
-    compare(&tree, &by_index);
+    assert!(paths.iter().all(|path| web.requests.of(Method::GET, |p| p.ends_with(path)).bytes == 0));
+    assert_same_tree(&tree, &by_directory);
+    assert_same_tree(&tree, &by_index);
 }
 
 #[test]
 fn sums_that_are_wrong_fail_the_stage_by_name() {
     let root = TempDir::new().unwrap();
-    file(root.path(), "good", 2000);
-    file(root.path(), "bad", 3000);
-    let list = run(tool("sha256sum").args(["good", "bad"]).current_dir(root.path()));
+    write_file(root.path(), "good", 2000);
+    write_file(root.path(), "bad", 3000);
+    let list = run(program("sha256sum").args(["good", "bad"]).current_dir(root.path()));
     fs::write(root.path().join("SHA256SUMS"), list).unwrap();
     fs::write(root.path().join("bad"), vec![7; 3000]).unwrap();
-    let (web, machine) = (Web::start(root.path()), Machine::new());
+    let (web, machine) = (WebServer::start(root.path()), Machine::new());
     let point = machine.directory("mnt");
     machine.try_mount(web.url("SHA256SUMS"), &point, &["--wait"]).fails(&["bad"]);
 }
 
 #[test]
 fn a_bucket_with_its_keys() {
-    let world = World::new();
-    grow(&world.bucket());
-    let point = world.machine.mount("s3://bucket", "mnt");
-    compare(&world.bucket(), &point);
-    let (other, status) = (World::new(), world.machine.run(&["status"]).succeeds());
+    let env = TestEnv::new();
+    write_tree(&env.bucket());
+    let point = env.machine.mount("s3://bucket", "mnt");
+    assert_same_tree(&env.bucket(), &point);
+    let (other, status) = (TestEnv::new(), env.machine.run(&["status"]).succeeds());
     assert!(status.contains(text(&point)) && status.contains("s3://bucket"), "{status}");
 
     let wrong = Keys { secret: "another/secret+entirely".into(), ..Keys::sample() };
@@ -121,19 +124,19 @@ fn a_bucket_with_its_keys() {
 
 #[test]
 fn secrets_are_nowhere_to_be_seen() {
-    let world = World::new();
-    world.put("file", 100);
-    let point = world.machine.mount_with("s3://bucket", "mnt", &["-vvv"]);
+    let env = TestEnv::new();
+    env.put("file", 100);
+    let point = env.machine.mount_with("s3://bucket", "mnt", &["-vvv"]);
     fs::read(point.join("file")).unwrap();
     let secret = Keys::sample().secret;
-    for daemon in world.machine.daemons() {
+    for daemon in env.machine.daemons() {
         for what in ["cmdline", "environ"] {
             let text = fs::read(format!("/proc/{}/{what}", daemon.as_raw_nonzero())).unwrap();
             assert!(!String::from_utf8_lossy(&text).contains(&secret), "the daemon's {what}");
         }
     }
-    let mut grep = tool("grep");
-    grep.args(["-r", "-a", "-s", "-l", "-F", "-e", &secret]).arg(world.machine.cache());
+    let mut grep = program("grep");
+    grep.args(["-r", "-a", "-s", "-l", "-F", "-e", &secret]).arg(env.machine.cache());
     let output = grep.output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files of the cache that hold the secret");
 }
@@ -144,7 +147,7 @@ fn what_can_not_be_mounted_is_told_in_a_line() {
     let point = machine.directory("mnt");
     let fails = |source: &str, options: &[&str], words: &[&str]| {
         machine.try_mount(source, &point, options).fails(words);
-        assert!(!mounted(&point), "{source}");
+        assert!(!is_mounted(&point), "{source}");
     };
     let empty = machine.directory("empty");
     fails(text(&empty), &[], &[text(&empty)]);
@@ -163,31 +166,31 @@ fn a_mountpoint_is_mounted_once() {
     let (machine, source) = local();
     let point = machine.mount(&source, "mnt");
     machine.try_mount(&source, &point, &[]).fails(&[text(&point), "mounted"]);
-    compare(&source, &point);
+    assert_same_tree(&source, &point);
     machine.umount(&point);
     machine.run(&["umount", text(&point)]).fails(&[text(&point)]);
 }
 
 #[test]
 fn buckets_and_objects_that_are_not_there() {
-    let world = World::new();
-    world.put("some/file", 10);
-    let point = world.machine.directory("mnt");
+    let env = TestEnv::new();
+    env.put("some/file", 10);
+    let point = env.machine.directory("mnt");
     for source in ["s3://nobody", "s3://bucket/nothing/here"] {
-        world.machine.try_mount(source, &point, &[]).fails(&[source]);
+        env.machine.try_mount(source, &point, &[]).fails(&[source]);
     }
 }
 
 #[test]
 fn a_name_that_can_be_no_file_fails_the_mount_with_that_name() {
     for key in ["up/../and away", "two//slashes", "file/below a file"] {
-        let world = World::new();
-        world.put("file", 10);
-        let odd = world.machine.directory("odd").join("object");
+        let env = TestEnv::new();
+        env.put("file", 10);
+        let odd = env.machine.directory("odd").join("object");
         fs::write(&odd, "odd").unwrap();
-        world.s3.odd("bucket", key, &odd);
-        let point = world.machine.directory("mnt");
-        let line = world.machine.try_mount("s3://bucket", &point, &[]).fails(&[]);
+        env.s3.put_odd_key("bucket", key, &odd);
+        let point = env.machine.directory("mnt");
+        let line = env.machine.try_mount("s3://bucket", &point, &[]).fails(&[]);
         let told = key.split('/').any(|part| part.len() > 3 && line.contains(part));
         assert!(told, "{key} is not in {line}");
     }
@@ -197,13 +200,13 @@ fn a_name_that_can_be_no_file_fails_the_mount_with_that_name() {
 fn a_busy_mount_names_who_holds_it() {
     let (machine, source) = local();
     let point = machine.mount(&source, "mnt");
-    let mut holder = tool("sleep").arg("1000").current_dir(point.join("names")).spawn().unwrap();
+    let mut holder = program("sleep").arg("1000").current_dir(point.join("names")).spawn().unwrap();
     let ran = machine.run(&["umount", text(&point)]);
     let pid = holder.id().to_string();
     holder.kill().unwrap();
     holder.wait().unwrap();
     ran.fails(&[text(&point), "sleep", &pid]);
-    compare(&source, &point);
+    assert_same_tree(&source, &point);
     machine.umount(&point);
 }
 
@@ -213,9 +216,9 @@ fn a_mount_returns_although_its_output_is_a_pipe() {
     let point = machine.directory("mnt");
     let mut command =
         machine.command(&["mount", text(&source), text(&point), "--cache-dir", text(machine.cache())]);
-    let output = within(Duration::from_secs(60), move || command.output().unwrap());
+    let output = with_timeout(Duration::from_secs(60), move || command.output().unwrap());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    compare(&source, &point);
+    assert_same_tree(&source, &point);
 }
 
 /// `bdnfs mount --foreground`, once it is mounted.
@@ -224,7 +227,7 @@ fn foreground(machine: &Machine, source: &Path, point: &Path) -> Child {
         ["mount", text(source), text(point), "--foreground", "--cache-dir", text(machine.cache())];
     let mut command: Command = machine.command(&arguments);
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    eventually("it is mounted", || mounted(point));
+    eventually("it is mounted", || is_mounted(point));
     child
 }
 
@@ -234,10 +237,10 @@ fn signals_unmount_cleanly_in_the_foreground() {
         let (machine, source) = local();
         let point = machine.directory("mnt");
         let mut child = foreground(&machine, &source, &point);
-        compare(&source, &point);
+        assert_same_tree(&source, &point);
         kill_process(Pid::from_child(&child), signal).unwrap();
-        let status = wait(&mut child, "a mount that was asked to end");
-        assert!(!mounted(&point), "{signal:?} left it mounted");
+        let status = wait_for_exit(&mut child, "a mount that was asked to end");
+        assert!(!is_mounted(&point), "{signal:?} left it mounted");
         assert!(status.success(), "{signal:?}: {status}");
     }
 }
@@ -248,7 +251,7 @@ fn umount_ends_the_foreground() {
     let point = machine.directory("mnt");
     let mut child = foreground(&machine, &source, &point);
     machine.umount(&point);
-    assert!(wait(&mut child, "a mount that was taken away").success());
+    assert!(wait_for_exit(&mut child, "a mount that was taken away").success());
 }
 
 #[test]
@@ -259,14 +262,14 @@ fn sigterm_to_the_daemon_unmounts_everything() {
         kill_process(daemon, Signal::TERM).unwrap();
     }
     eventually("the daemon is gone", || machine.daemons().is_empty());
-    assert!(points.iter().all(|point| !mounted(point)));
+    assert!(points.iter().all(|point| !is_mounted(point)));
 }
 
 #[test]
 fn umount_as_the_system_does_it() {
     let (machine, source) = local();
     let point = machine.mount(&source, "mnt");
-    run(tool("umount").arg(&point));
+    run(program("umount").arg(&point));
     eventually("the daemon ends with its last mount", || machine.daemons().is_empty());
 }
 
@@ -284,27 +287,27 @@ fn status_tells_mounts_and_cache() {
 
 #[test]
 fn ls_lists_without_mounting() {
-    let world = World::new();
-    grow(&world.bucket());
-    let list = world.machine.run(&["ls", "s3://bucket/sizes"]).succeeds();
+    let env = TestEnv::new();
+    write_tree(&env.bucket());
+    let list = env.machine.run(&["ls", "s3://bucket/sizes"]).succeeds();
     for name in ["empty", "blocks", "block-1"] {
         assert!(list.contains(name), "{name} is not in:\n{list}");
     }
-    let lines = world.machine.run(&["ls", "s3://bucket", "--json"]).succeeds();
+    let lines = env.machine.run(&["ls", "s3://bucket", "--json"]).succeeds();
     let found: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let blocks = found.iter().find(|file| file["path"] == "sizes/blocks");
     assert_eq!(blocks.unwrap_or_else(|| panic!("not in {lines}"))["size"], 5_255_225);
-    assert_eq!(world.fetched("").requests, 0);
-    world.machine.run(&["ls", "s3://nobody"]).fails(&["nobody"]);
-    assert!(world.machine.daemons().is_empty());
+    assert_eq!(env.fetched("").requests, 0);
+    env.machine.run(&["ls", "s3://nobody"]).fails(&["nobody"]);
+    assert!(env.machine.daemons().is_empty());
 }
 
 #[test]
 fn wait_tells_its_progress_in_plain_lines() {
-    let world = World::new();
-    grow(&world.bucket());
-    let point = world.machine.directory("mnt");
-    let ran = world.machine.try_mount("s3://bucket", &point, &["--wait"]);
+    let env = TestEnv::new();
+    write_tree(&env.bucket());
+    let point = env.machine.directory("mnt");
+    let ran = env.machine.try_mount("s3://bucket", &point, &["--wait"]);
     assert!(!ran.err.contains('\x1b') && !ran.err.contains('\r'), "no terminal, no escapes: {:?}", ran.err);
     assert!(ran.err.lines().any(|line| line.contains('%')), "{}", ran.err);
     ran.succeeds();

@@ -5,8 +5,11 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::fs::{DirEntryExt, MetadataExt, PermissionsExt, symlink};
 
-use bdnfs_tests::bdnfs::{Machine, local, xattr};
-use bdnfs_tests::tree::{Dice, compare, file, files, grow, grow_wild, total};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::{is_local, xattr};
+use bdnfs_tests::tree::{
+    Rng, assert_same_tree, regular_files, total_bytes, write_file, write_odd_tree, write_tree,
+};
 use rustix::fs::{RawDir, SeekFrom, Timestamps, XattrFlags, seek, utimensat};
 use rustix::io::Errno;
 
@@ -18,7 +21,7 @@ fn raw<T: std::fmt::Debug>(result: io::Result<T>) -> Option<Errno> {
 fn everything_that_writes_is_refused() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
+    write_tree(&source);
     let point = machine.mount(&source, "mnt");
     let (old, new, dir) = (point.join("config.json"), point.join("new"), point.join("names"));
     let now =
@@ -47,14 +50,14 @@ fn everything_that_writes_is_refused() {
     for (what, errno) in attempts {
         assert_eq!(errno, Some(Errno::ROFS), "{what}");
     }
-    compare(&source, &point);
+    assert_same_tree(&source, &point);
 }
 
 #[test]
 fn what_is_not_there_is_told_as_elsewhere() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
+    write_tree(&source);
     let point = machine.mount(&source, "mnt");
     assert_eq!(raw(File::open(point.join("nobody"))), Some(Errno::NOENT));
     assert_eq!(raw(File::open(point.join("config.json/below"))), Some(Errno::NOTDIR));
@@ -67,10 +70,10 @@ fn what_is_not_there_is_told_as_elsewhere() {
 fn names_links_and_modes_are_those_of_the_original() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
-    grow_wild(&source);
+    write_tree(&source);
+    write_odd_tree(&source);
     let point = machine.mount(&source, "mnt");
-    compare(&source, &point);
+    assert_same_tree(&source, &point);
     for (name, mode) in [("config.json", 0o444), ("run", 0o555), ("names", 0o555)] {
         let (original, meta) =
             (fs::metadata(source.join(name)).unwrap(), fs::metadata(point.join(name)).unwrap());
@@ -85,8 +88,8 @@ fn names_links_and_modes_are_those_of_the_original() {
 fn directory_entries_agree_with_stat() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
-    grow_wild(&source);
+    write_tree(&source);
+    write_odd_tree(&source);
     let point = machine.mount(&source, "mnt");
     for directory in [point.clone(), point.join("names"), point.join("sizes")] {
         for entry in fs::read_dir(&directory).unwrap() {
@@ -135,9 +138,9 @@ fn a_large_directory_lists_whole_and_from_any_position() {
     expected.sort();
     assert!(names == expected, "{} names of {}", names.len(), expected.len());
 
-    let mut dice = Dice(20_000);
+    let mut rng = Rng(20_000);
     for _ in 0..20 {
-        let at = dice.below(all.len() as u64) as usize;
+        let at = rng.below(all.len() as u64) as usize;
         seek(&directory, SeekFrom::Start(all[at].1)).unwrap();
         assert!(entries(&directory) == all[at + 1..], "from behind entry {at}");
     }
@@ -149,12 +152,12 @@ fn a_large_directory_lists_whole_and_from_any_position() {
 fn attributes_tell_digest_source_and_what_is_local() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    let bytes = file(&source, "file", (3 << 20) + 17);
+    let bytes = write_file(&source, "file", (3 << 20) + 17);
     let point = machine.mount_with(&source, "mnt", &["--wait"]);
     let path = point.join("file");
     assert!(xattr(&path, "user.bdnfs.digest").contains(&blake3::hash(&bytes).to_hex()[..]));
     assert!(xattr(&path, "user.bdnfs.source").contains(source.to_str().unwrap()));
-    assert!(local(&path), "{}", xattr(&path, "user.bdnfs.local"));
+    assert!(is_local(&path), "{}", xattr(&path, "user.bdnfs.local"));
     assert_eq!(rustix::fs::getxattr(&path, "user.nobody's", &mut [0_u8; 64][..]), Err(Errno::NODATA));
     let mut list = vec![0; 4096];
     let len = rustix::fs::listxattr(&path, &mut list[..]).unwrap();
@@ -168,11 +171,16 @@ fn attributes_tell_digest_source_and_what_is_local() {
 fn statfs_tells_the_size_of_the_tree() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
+    write_tree(&source);
     let point = machine.mount(&source, "mnt");
     let stat = rustix::fs::statvfs(&point).unwrap();
-    assert!(stat.f_blocks * stat.f_frsize >= total(&source), "{} blocks of {}", stat.f_blocks, stat.f_frsize);
-    assert!(stat.f_files >= files(&source).len() as u64);
+    assert!(
+        stat.f_blocks * stat.f_frsize >= total_bytes(&source),
+        "{} blocks of {}",
+        stat.f_blocks,
+        stat.f_frsize
+    );
+    assert!(stat.f_files >= regular_files(&source).len() as u64);
     assert_eq!((stat.f_bavail, stat.f_namemax), (0, 255));
 }
 
@@ -180,7 +188,7 @@ fn statfs_tells_the_size_of_the_tree() {
 fn owner_and_access_are_as_asked_for() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    grow(&source);
+    write_tree(&source);
     let point = machine.mount_with(&source, "mnt", &["--uid", "12", "--gid", "34", "--allow-other"]);
     let meta = fs::metadata(point.join("config.json")).unwrap();
     assert_eq!((meta.uid(), meta.gid()), (12, 34));

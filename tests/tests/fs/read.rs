@@ -4,20 +4,21 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::thread;
 
-use bdnfs_tests::bdnfs::{eventually, local};
-use bdnfs_tests::proxy::Weather;
-use bdnfs_tests::tree::{Dice, compare_file, content, same};
-use bdnfs_tests::world::World;
+use bdnfs_tests::mounts::is_local;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::{Rng, assert_same, assert_same_file, content};
 use memmap2::Mmap;
 
 const MIB: usize = 1 << 20;
 
 /// A bucket with one file of `len` bytes, mounted, nothing of it local.
-fn cold(len: usize) -> (World, Vec<u8>, std::path::PathBuf) {
-    let world = World::new();
-    let bytes = world.put("weights.bin", len);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    (world, bytes, point.join("weights.bin"))
+fn cold(len: usize) -> (TestEnv, Vec<u8>, std::path::PathBuf) {
+    let env = TestEnv::new();
+    let bytes = env.put("weights.bin", len);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    (env, bytes, point.join("weights.bin"))
 }
 
 fn map(file: &File) -> Mmap {
@@ -28,46 +29,50 @@ fn map(file: &File) -> Mmap {
 #[test]
 fn reads_at_random_are_those_of_the_original() {
     let (_world, bytes, path) = cold(24 * MIB + 12_345);
-    let (file, mut dice) = (File::open(path).unwrap(), Dice(1));
+    let (file, mut rng) = (File::open(path).unwrap(), Rng(1));
     for _ in 0..400 {
-        let at = dice.below(bytes.len() as u64 + 4096) as usize;
-        let longest = if dice.below(4) == 0 { 5 * MIB as u64 } else { 20_000 };
-        let mut read = vec![0; dice.below(longest) as usize];
+        let at = rng.below(bytes.len() as u64 + 4096) as usize;
+        let longest = if rng.below(4) == 0 { 5 * MIB as u64 } else { 20_000 };
+        let mut read = vec![0; rng.below(longest) as usize];
         let len = file.read_at(&mut read, at as u64).unwrap();
         let expected = &bytes[at.min(bytes.len())..(at + read.len()).min(bytes.len())];
-        same(expected, &read[..len], &format!("a read of {} bytes at {at}", read.len()));
+        assert_same(expected, &read[..len], &format!("a read of {} bytes at {at}", read.len()));
     }
 }
 
 #[test]
 fn a_mapping_made_before_the_file_was_whole_stays_right() {
-    let (world, bytes, path) = cold(24 * MIB + 77);
+    let (env, bytes, path) = cold(24 * MIB + 77);
     let early = File::open(&path).unwrap();
     let mapping = map(&early);
-    world.proxy.set(Weather { rate: Some(64 << 20), ..Weather::default() });
+    env.proxy.set(NetworkFault { rate: Some(64 << 20), ..NetworkFault::default() });
     let others: Vec<_> = (0..4)
         .map(|seed| {
             let (path, bytes) = (path.clone(), bytes.clone());
             thread::spawn(move || {
-                let mut dice = Dice(seed);
+                let mut rng = Rng(seed);
                 for _ in 0..60 {
-                    let at = dice.below(bytes.len() as u64 - 10_000) as usize;
+                    let at = rng.below(bytes.len() as u64 - 10_000) as usize;
                     let mapping = map(&File::open(&path).unwrap());
-                    same(&bytes[at..at + 10_000], &mapping[at..at + 10_000], "a mapping while it fills");
+                    assert_same(
+                        &bytes[at..at + 10_000],
+                        &mapping[at..at + 10_000],
+                        "a mapping while it fills",
+                    );
                 }
             })
         })
         .collect();
-    compare_file(&world.bucket().join("weights.bin"), &path);
+    assert_same_file(&env.bucket().join("weights.bin"), &path);
     for other in others {
         other.join().unwrap();
     }
-    eventually("the file is whole", || local(&path));
+    eventually("the file is whole", || is_local(&path));
     let late = File::open(&path).unwrap();
-    same(&bytes, &map(&late), "a mapping of the whole file");
-    same(&bytes, &mapping, "the mapping from before");
-    same(&bytes, &map(&early), "a new mapping of the old descriptor");
-    same(&bytes, &fs::read(&path).unwrap(), "a plain read beside them");
+    assert_same(&bytes, &map(&late), "a mapping of the whole file");
+    assert_same(&bytes, &mapping, "the mapping from before");
+    assert_same(&bytes, &map(&early), "a new mapping of the old descriptor");
+    assert_same(&bytes, &fs::read(&path).unwrap(), "a plain read beside them");
 }
 
 #[test]
@@ -79,17 +84,17 @@ fn a_descriptor_opened_before_the_file_was_whole_stays_right() {
 }
 
 fn opened_early(len: usize) {
-    let (world, bytes, path) = cold(len);
+    let (env, bytes, path) = cold(len);
     let early = File::open(&path).unwrap();
     let mut read = vec![0; 10_000];
     early.read_exact_at(&mut read, 1000).unwrap();
-    compare_file(&world.bucket().join("weights.bin"), &path);
-    eventually("the file is whole", || local(&path));
+    assert_same_file(&env.bucket().join("weights.bin"), &path);
+    eventually("the file is whole", || is_local(&path));
     let late = File::open(&path).unwrap();
     for at in (0..bytes.len() - read.len()).step_by(MIB / 3) {
         for (file, which) in [(&early, "early"), (&late, "late")] {
             file.read_exact_at(&mut read, at as u64).unwrap();
-            same(&bytes[at..at + read.len()], &read, which);
+            assert_same(&bytes[at..at + read.len()], &read, which);
         }
     }
 }
@@ -104,7 +109,7 @@ fn sixteen_threads_share_a_descriptor() {
             scope.spawn(move || {
                 let mut read = vec![0; expected.len()];
                 file.read_exact_at(&mut read, (number * 2 * MIB) as u64).unwrap();
-                same(expected, &read, &format!("range {number}"));
+                assert_same(expected, &read, &format!("range {number}"));
             });
         }
     });
@@ -112,11 +117,11 @@ fn sixteen_threads_share_a_descriptor() {
 
 #[test]
 fn an_empty_file_reads_and_maps_as_elsewhere() {
-    let world = World::new();
-    world.put("empty", 0);
-    world.put("other", 10);
-    let point = world.machine.mount("s3://bucket", "mnt");
+    let env = TestEnv::new();
+    env.put("empty", 0);
+    env.put("other", 10);
+    let point = env.machine.mount("s3://bucket", "mnt");
     assert!(fs::read(point.join("empty")).unwrap().is_empty());
-    assert_eq!(world.fetched("empty").requests, 0);
-    same(&content("other", 10), &fs::read(point.join("other")).unwrap(), "other");
+    assert_eq!(env.fetched("empty").requests, 0);
+    assert_same(&content("other", 10), &fs::read(point.join("other")).unwrap(), "other");
 }

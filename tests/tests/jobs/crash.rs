@@ -6,11 +6,12 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use bdnfs_tests::agent::Agent;
-use bdnfs_tests::bdnfs::{Machine, eventually};
-use bdnfs_tests::proxy::Weather;
-use bdnfs_tests::tree::{Dice, content};
-use bdnfs_tests::world::World;
+use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::{Rng, content};
 use serde_json::{Value, json};
 
 use super::kit::{MIB, events, job, mounts_of, secrets, sha256, spec, submitted, text, toml};
@@ -28,25 +29,25 @@ fn whole(machine: &Machine) -> BTreeSet<u64> {
     whole.filter_map(|blob| blob.metadata().ok()).map(|meta| meta.len()).collect()
 }
 
-/// Kills the agent of a job at a moment of `dice`, whatever that does then; the next agent brings it to its end.
-fn round(dice: &mut Dice) {
-    let world = World::new();
+/// Kills the agent of a job at a moment of `rng`, whatever that does then; the next agent brings it to its end.
+fn round(rng: &mut Rng) {
+    let env = TestEnv::new();
     for (name, len) in FILES {
-        world.put(&format!("model/{name}"), len);
+        env.put(&format!("model/{name}"), len);
     }
-    let machine = &world.machine;
+    let machine = &env.machine;
     let secrets = secrets(machine);
     let config = format!("secrets = [\"{}\"]", text(&secrets));
     let agent = machine.agent(&config);
-    world.proxy.set(Weather { rate: Some(24 * MIB as u64), ..Weather::default() });
+    env.proxy.set(NetworkFault { rate: Some(24 * MIB as u64), ..NetworkFault::default() });
     let weights =
         "[[weights]]\nsource = \"s3://bucket/model\"\nmount_location = \"/m\"\nauth_secret_name = \"s3\"\n";
     let commands = ["sha256sum /m/*", "sleep 0.3; sha256sum /m/*"];
     let file = spec(machine, "job.toml", &(toml(&[], &commands) + weights));
     let id = submitted(machine, &["--no-mirror", "--secrets", text(&secrets), text(&file)]);
-    sleep(Duration::from_millis(dice.below(1500)));
+    sleep(Duration::from_millis(rng.below(1500)));
     let had = whole(machine);
-    let gets = |name: &str| world.fetched(&format!("model/{name}")).requests;
+    let gets = |name: &str| env.fetched(&format!("model/{name}")).requests;
     let before: Vec<_> = FILES.iter().map(|(name, _)| gets(name)).collect();
     let state = agent.get(&format!("/v1/jobs/{id}")).json()["state"].clone();
     agent.crash();
@@ -73,26 +74,26 @@ fn round(dice: &mut Dice) {
 
 #[test]
 fn jobs_come_through_the_death_of_their_agent() {
-    let mut dice = Dice(1);
+    let mut rng = Rng(1);
     for _ in 0..3 {
-        round(&mut dice);
+        round(&mut rng);
     }
 }
 
 #[test]
 #[ignore = "takes minutes; for a change of what an agent keeps: cargo nextest run --test job --run-ignored all hundred"]
 fn jobs_come_through_a_hundred_deaths_of_their_agents() {
-    let mut dice = Dice(100);
+    let mut rng = Rng(100);
     for number in 0..100 {
         eprintln!("round {number}");
-        round(&mut dice);
+        round(&mut rng);
     }
 }
 
-/// Submits a job that reads the bucket of `world`, whose keys lie in `secrets`, and runs `command`.
-fn submit_of(world: &World, agent: &Agent, secrets: &Path, command: &str) -> String {
+/// Submits a job that reads the bucket of `env`, whose keys lie in `secrets`, and runs `command`.
+fn submit_of(env: &TestEnv, agent: &AgentProcess, secrets: &Path, command: &str) -> String {
     let access = json!({
-        "s3": {"endpoint": world.proxy.url(), "region": "us-east-1"},
+        "s3": {"endpoint": env.proxy.url(), "region": "us-east-1"},
         "credentials": secrets.join("s3"),
     });
     let request = json!({
@@ -105,7 +106,7 @@ fn submit_of(world: &World, agent: &Agent, secrets: &Path, command: &str) -> Str
 }
 
 /// Waits until something has happened to a job whose text has these `words`.
-fn happens(agent: &Agent, id: &str, words: &str) {
+fn happens(agent: &AgentProcess, id: &str, words: &str) {
     eventually(words, || {
         let job = agent.get(&format!("/v1/jobs/{id}")).json();
         assert!(job["ended"].is_null(), "{job:#}");
@@ -115,7 +116,7 @@ fn happens(agent: &Agent, id: &str, words: &str) {
 
 #[test]
 fn a_job_that_had_its_room_does_not_wait_behind_one_that_waits_for_it() {
-    let (stays, early, late) = (World::new(), World::new(), World::new());
+    let (stays, early, late) = (TestEnv::new(), TestEnv::new(), TestEnv::new());
     stays.put("weights", 4 * MIB);
     early.put("early", 6 * MIB);
     late.put("late", 4 * MIB);
@@ -127,10 +128,10 @@ fn a_job_that_had_its_room_does_not_wait_behind_one_that_waits_for_it() {
     let staying = submit_of(&stays, &agent, &secrets, &wait);
     happens(&agent, &staying, "its commands run");
     // The earlier job hears nothing of its source until the later one has its room, and is being staged.
-    let (frozen, fair) = (Weather { frozen: true, ..Weather::default() }, Weather::default());
+    let (frozen, fair) = (NetworkFault { frozen: true, ..NetworkFault::default() }, NetworkFault::default());
     early.proxy.set(frozen);
     let first = submit_of(&early, &agent, &secrets, "sha256sum /m/early");
-    late.proxy.set(Weather { rate: Some(256 << 10), ..fair });
+    late.proxy.set(NetworkFault { rate: Some(256 << 10), ..fair });
     let second = submit_of(&late, &agent, &secrets, "sha256sum /m/late");
     eventually("the later one is staged", || {
         let mounts = agent.status()["mounts"].as_array().unwrap().clone();
@@ -160,15 +161,14 @@ fn a_job_that_had_its_room_does_not_wait_behind_one_that_waits_for_it() {
 
 #[test]
 fn what_was_mounted_for_a_job_that_has_ended_is_cleared_away() {
-    let (world, other) = (World::new(), World::new());
-    world.put("weights", 4 * MIB);
+    let (env, other) = (TestEnv::new(), TestEnv::new());
+    env.put("weights", 4 * MIB);
     other.put("weights", 10 * MIB);
-    let machine = &world.machine;
+    let machine = &env.machine;
     let (secrets, config) = (secrets(machine), "cache_size = \"13MiB\"");
     let agent = machine.agent(config);
     let go = machine.directory("flags").join("go");
-    let id =
-        submit_of(&world, &agent, &secrets, &format!("while [ ! -e {} ]; do sleep 0.02; done", text(&go)));
+    let id = submit_of(&env, &agent, &secrets, &format!("while [ ! -e {} ]; do sleep 0.02; done", text(&go)));
     happens(&agent, &id, "its commands run");
     let records =
         || fs::read_dir(machine.cache().join("state/mounts")).unwrap().map(|entry| entry.unwrap().path());
@@ -205,11 +205,11 @@ fn sums(number: usize) -> String {
 /// Kills the agent again and again while it evicts for the sake of one job what it brought for another. Beside them one job
 /// runs all the time, and reads all of its source in each round.
 fn evicting(rounds: usize, seed: u64) {
-    let world = World::new();
+    let env = TestEnv::new();
     for (number, file) in (0..SOURCES).flat_map(|number| (0..SMALL.0).map(move |file| (number, file))) {
-        world.put(&format!("s{number}/{number}-{file:02}"), SMALL.1);
+        env.put(&format!("s{number}/{number}-{file:02}"), SMALL.1);
     }
-    let machine = &world.machine;
+    let machine = &env.machine;
     let secrets = secrets(machine);
     let config = format!("cache_size = \"13MiB\"\nsecrets = [\"{}\"]", text(&secrets));
     let mut agent = machine.agent(&config);
@@ -229,11 +229,11 @@ fn evicting(rounds: usize, seed: u64) {
     );
     let staying = submit(0, &stays);
     machine.run(&["wait", &staying, "--timeout", "60s"]).succeeds();
-    let fetched = || world.fetched("").requests;
-    let of_first = |file: usize| world.fetched(&format!("s0/0-{file:02}")).requests;
+    let fetched = || env.fetched("").requests;
+    let of_first = |file: usize| env.fetched(&format!("s0/0-{file:02}")).requests;
     let first = || (0..SMALL.0).map(of_first).sum::<u64>();
     let before = first();
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     for number in 0..rounds {
         fs::write(&round, "").unwrap();
         let asked = fetched();
@@ -247,7 +247,7 @@ fn evicting(rounds: usize, seed: u64) {
                 jobs.iter().any(|(_, id)| agent.get(&format!("/v1/jobs/{id}")).json()["ended"].is_null());
             evicted || !left
         });
-        sleep(Duration::from_millis(dice.below(30)));
+        sleep(Duration::from_millis(rng.below(30)));
         agent.crash();
         agent = machine.agent(&config);
         for (source, id) in jobs {

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bdnfs_tests::bdnfs::{Machine, Ran};
+use bdnfs_tests::command_output::CommandOutput;
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::tree::total;
+use bdnfs_tests::tree::total_bytes;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -16,7 +17,7 @@ pub fn text(path: &Path) -> &str {
 }
 
 /// `bdnfs job`.
-pub fn job(machine: &Machine, arguments: &[&str]) -> Ran {
+pub fn job(machine: &Machine, arguments: &[&str]) -> CommandOutput {
     machine.run(&[&["job"], arguments].concat())
 }
 
@@ -100,7 +101,7 @@ pub fn mounts_of(machine: &Machine) -> Vec<String> {
 
 /// The bytes of all files below directories.
 pub fn summed(directories: &[&Path]) -> u64 {
-    directories.iter().map(|directory| total(directory)).sum()
+    directories.iter().map(|directory| total_bytes(directory)).sum()
 }
 
 pub fn sha256(bytes: &[u8]) -> String {

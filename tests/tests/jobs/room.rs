@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use bdnfs_tests::agent::Agent;
-use bdnfs_tests::bdnfs::eventually;
+use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::content;
-use bdnfs_tests::world::World;
 use serde_json::{Value, json};
 
 use super::kit::{MIB, events, job, mounts_of, sha256, spec, text, toml};
@@ -13,10 +13,10 @@ use super::kit::{MIB, events, job, mounts_of, sha256, spec, text, toml};
 const LARGE: usize = 4 * MIB;
 
 /// Submits by the socket: a command for each would take its time.
-fn submit(world: &World, agent: &Agent, sources: &[&str], command: &str) -> String {
+fn submit(env: &TestEnv, agent: &AgentProcess, sources: &[&str], command: &str) -> String {
     let keys = bdnfs_tests::s3::Keys::sample();
     let access = json!({"s3": {
-        "endpoint": world.proxy.url(), "region": "us-east-1", "anonymous": false,
+        "endpoint": env.proxy.url(), "region": "us-east-1", "anonymous": false,
         "access_key_id": keys.access, "secret_access_key": keys.secret,
     }});
     let weights = sources.iter().map(|source| {
@@ -29,7 +29,7 @@ fn submit(world: &World, agent: &Agent, sources: &[&str], command: &str) -> Stri
     answer.json()["id"].to_string()
 }
 
-fn ended(agent: &Agent, id: &str) -> Value {
+fn ended(agent: &AgentProcess, id: &str) -> Value {
     let mut job = Value::Null;
     eventually("a job ends", || {
         job = agent.get(&format!("/v1/jobs/{id}?seen=1000")).json();
@@ -40,15 +40,15 @@ fn ended(agent: &Agent, id: &str) -> Value {
 
 #[test]
 fn twenty_jobs_of_five_sources_run_on_a_cache_that_holds_three() {
-    let world = World::new();
+    let env = TestEnv::new();
     for number in 0..5 {
-        world.put(&format!("s{number}/weights{number}"), LARGE);
+        env.put(&format!("s{number}/weights{number}"), LARGE);
     }
-    let agent = world.machine.agent("cache_size = \"13MiB\"");
+    let agent = env.machine.agent("cache_size = \"13MiB\"");
     let jobs: Vec<_> = (0..20)
         .map(|number| {
             let source = format!("s{}", number % 5);
-            let id = submit(&world, &agent, &[&source], &format!("sha256sum /m/{source}/*; sleep 0.2"));
+            let id = submit(&env, &agent, &[&source], &format!("sha256sum /m/{source}/*; sleep 0.2"));
             (number % 5, id)
         })
         .collect();
@@ -67,35 +67,35 @@ fn twenty_jobs_of_five_sources_run_on_a_cache_that_holds_three() {
     }
     assert!(waited > 0, "none had to wait");
     assert!(agent.status()["daemon"]["usage"]["evicted"].as_u64().unwrap() > 0);
-    assert!(mounts_of(&world.machine).is_empty(), "{:?}", mounts_of(&world.machine));
+    assert!(mounts_of(&env.machine).is_empty(), "{:?}", mounts_of(&env.machine));
 }
 
 #[test]
 fn a_job_that_will_never_have_room_is_refused_with_who_holds_it() {
-    let world = World::new();
+    let env = TestEnv::new();
     for number in 0..4 {
-        world.put(&format!("s{number}/weights"), LARGE);
+        env.put(&format!("s{number}/weights"), LARGE);
     }
-    let agent = world.machine.agent("cache_size = \"13MiB\"");
+    let agent = env.machine.agent("cache_size = \"13MiB\"");
     let why = |id: &str| {
         let job = ended(&agent, id);
         assert_eq!(job["state"], "TRAINING_JOB_FAILED", "{job}");
         job["why"]["message"].as_str().unwrap().to_owned()
     };
     // Larger than the cache.
-    let id = submit(&world, &agent, &["s0", "s1", "s2", "s3"], "true");
+    let id = submit(&env, &agent, &["s0", "s1", "s2", "s3"], "true");
     let told = why(&id);
     assert!(told.contains("needs 16777216 bytes") && told.contains("room for 13631488"), "{told}");
-    assert_eq!(world.fetched("weights").bytes, 0, "refused before anything was fetched");
+    assert_eq!(env.fetched("weights").bytes, 0, "refused before anything was fetched");
     // Held by a mount, which does not end by itself.
-    world.machine.mount_with("s3://bucket/s0", "mnt", &["--wait"]);
-    let id = submit(&world, &agent, &["s1", "s2", "s3"], "true");
+    env.machine.mount_with("s3://bucket/s0", "mnt", &["--wait"]);
+    let id = submit(&env, &agent, &["s1", "s2", "s3"], "true");
     let told = why(&id);
     assert!(told.contains("held by s3://bucket/s0 ") && told.contains("(4194304 bytes)"), "{told}");
-    assert_eq!(world.fetched("s1/weights").bytes, 0);
+    assert_eq!(env.fetched("s1/weights").bytes, 0);
     // What is in the way is named to people, too.
-    let file = spec(&world.machine, "large.toml", &toml(&[("s3://bucket", "/m/all")], &["true"]));
-    let ran = job(&world.machine, &["run", "--no-mirror", text(&file)]);
+    let file = spec(&env.machine, "large.toml", &toml(&[("s3://bucket", "/m/all")], &["true"]));
+    let ran = job(&env.machine, &["run", "--no-mirror", text(&file)]);
     assert!(ran.code == Some(1) && ran.err.contains("room for"), "{}", ran.err);
-    assert!(fs::read_dir(world.machine.cache().join("jobs")).unwrap().count() > 0);
+    assert!(fs::read_dir(env.machine.cache().join("jobs")).unwrap().count() > 0);
 }

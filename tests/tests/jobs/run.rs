@@ -2,15 +2,15 @@
 
 use std::fs;
 
-use bdnfs_tests::proxy::Weather;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{python, python_path, run};
-use bdnfs_tests::world::World;
 use serde_json::Value;
 
 use crate::kit::{MIB, events, job, mounts_of, spec, states, submitted, summed, text, toml, truss};
 
-const GONE: Weather =
-    Weather { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };
+const GONE: NetworkFault =
+    NetworkFault { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };
 
 /// What a model and a dataset are: real files of real libraries.
 const MAKE: &str = "
@@ -36,14 +36,14 @@ print('SUMS', weights, int(tokens.sum()), os.environ['WANDB_PROJECT'], len(os.en
 
 #[test]
 fn the_json_of_truss_train_runs_and_runs_again_from_the_cache() {
-    let world = World::new();
-    let (model, data) = (world.bucket().join("model"), world.bucket().join("data"));
+    let env = TestEnv::new();
+    let (model, data) = (env.bucket().join("model"), env.bucket().join("data"));
     fs::create_dir_all(&model).unwrap();
     fs::create_dir_all(&data).unwrap();
-    fs::create_dir(world.bucket().with_file_name("mirror")).unwrap();
+    fs::create_dir(env.bucket().with_file_name("mirror")).unwrap();
     let sums = run(python(MAKE).arg(&model).arg(&data));
     let [weights, tokens] = sums.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{sums}") };
-    let script = world.machine.directory("code").join("train.py");
+    let script = env.machine.directory("code").join("train.py");
     fs::write(&script, TRAIN).unwrap();
     let secret = "hf_a_token_that_nobody_may_see";
     let before = fs::read_dir("/").unwrap().count();
@@ -52,12 +52,12 @@ fn the_json_of_truss_train_runs_and_runs_again_from_the_cache() {
     {
         let command = format!("{} {}", text(&python_path()), text(&script));
         let spec = spec(
-            &world.machine,
+            &env.machine,
             "job.json",
             &truss(shape, &["s3://bucket/model", "s3://bucket/data"], &command),
         );
-        world.s3.tally.clear();
-        let mut command = world.machine.command(&[
+        env.s3.requests.clear();
+        let mut command = env.machine.command(&[
             "job",
             "run",
             "--json",
@@ -65,7 +65,7 @@ fn the_json_of_truss_train_runs_and_runs_again_from_the_cache() {
             "--mirror",
             "s3://mirror",
             "--cache-dir",
-            text(world.machine.cache()),
+            text(env.machine.cache()),
         ]);
         command.env("BDNFS_SECRET_HF_ACCESS_TOKEN", secret);
         let output = command.output().unwrap();
@@ -89,20 +89,20 @@ fn the_json_of_truss_train_runs_and_runs_again_from_the_cache() {
         if number == 0 {
             assert_eq!(job["report"]["verdict"], "full miss");
             assert_eq!(total["mirror"], total["bytes"], "{job}");
-            assert_eq!(world.fetched("").bytes, summed(&[&model, &data]), "its origin is read once");
+            assert_eq!(env.fetched("").bytes, summed(&[&model, &data]), "its origin is read once");
         } else {
             assert_eq!(
                 (&job["report"]["verdict"], &total["cache"]),
                 (&"node-local hit".into(), &total["bytes"])
             );
-            assert_eq!(world.fetched(".safetensors").bytes + world.fetched(".npy").bytes, 0);
+            assert_eq!(env.fetched(".safetensors").bytes + env.fetched(".npy").bytes, 0);
         }
     }
     assert_eq!(fs::read_dir("/").unwrap().count(), before, "the host got nothing new");
-    assert!(mounts_of(&world.machine).is_empty() && world.machine.daemons().is_empty());
-    let found = bdnfs_tests::tools::tool("grep")
+    assert!(mounts_of(&env.machine).is_empty() && env.machine.daemons().is_empty());
+    let found = bdnfs_tests::tools::program("grep")
         .args(["-r", "-a", "-s", "-l", "-F", "-e", secret])
-        .arg(world.machine.cache())
+        .arg(env.machine.cache())
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&found.stdout), "", "files that hold the secret");
@@ -110,12 +110,12 @@ fn the_json_of_truss_train_runs_and_runs_again_from_the_cache() {
 
 #[test]
 fn from_running_on_nothing_outside_is_needed() {
-    let world = World::new();
-    world.put("model/large", 9 * MIB + 5);
-    world.put("model/config.json", 700);
-    let mirror = world.bucket().with_file_name("mirror");
+    let env = TestEnv::new();
+    env.put("model/large", 9 * MIB + 5);
+    env.put("model/config.json", 700);
+    let mirror = env.bucket().with_file_name("mirror");
     fs::create_dir(&mirror).unwrap();
-    let machine = &world.machine;
+    let machine = &env.machine;
     let agent = machine.agent("");
     let go = machine.directory("flags").join("go");
     let command = format!("while [ ! -e {} ]; do sleep 0.05; done; sha256sum /models/m/*", text(&go));
@@ -123,10 +123,10 @@ fn from_running_on_nothing_outside_is_needed() {
     let id = &submitted(machine, &[text(&spec), "--mirror", "s3://mirror"]);
     machine.run(&["wait", id, "--timeout", "60s"]).succeeds();
 
-    world.proxy.set(GONE);
-    world.s3.door().close();
+    env.proxy.set(GONE);
+    env.s3.allowed_keys().revoke_all();
     fs::remove_dir_all(&mirror).unwrap();
-    fs::remove_dir_all(world.bucket().join("model")).unwrap();
+    fs::remove_dir_all(env.bucket().join("model")).unwrap();
     fs::write(&go, "").unwrap();
     job(machine, &["wait", id, "--timeout", "60s"]).succeeds();
     let printed = job(machine, &["logs", id]).succeeds();
@@ -143,9 +143,9 @@ fn from_running_on_nothing_outside_is_needed() {
 
 #[test]
 fn what_fails_fails_the_job_before_its_commands_with_the_reason() {
-    let world = World::new();
-    world.put("good/file", 3 * MIB);
-    let machine = &world.machine;
+    let env = TestEnv::new();
+    env.put("good/file", 3 * MIB);
+    let machine = &env.machine;
     let agent = machine.agent("");
     let ran = machine.directory("flags").join("ran");
     let touch = format!("touch {}", text(&ran));

@@ -4,22 +4,23 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use bdnfs_tests::bdnfs::{Machine, eventually, wait};
-use bdnfs_tests::proxy::Weather;
-use bdnfs_tests::world::World;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::kit::{MIB, job, mounts_of, spec, submitted, text, toml};
 
 /// `bdnfs job run` of a job that ends only when it is told to, and what it is seen by.
-struct Runs {
+struct RunningJob {
     child: Child,
     flags: PathBuf,
     said: PathBuf,
 }
 
-impl Runs {
+impl RunningJob {
     fn start(machine: &Machine, name: &str, told: &str) -> Self {
         let flags = machine.directory(name);
         let here = text(&flags);
@@ -53,7 +54,7 @@ impl Runs {
 
     /// Waits for its end, and makes sure that nothing is left.
     fn stopped(mut self, machine: &Machine) {
-        let status = wait(&mut self.child, "bdnfs job run");
+        let status = wait_for_exit(&mut self.child, "bdnfs job run");
         let said = self.said();
         assert_eq!(status.code(), Some(1), "{said}");
         assert!(said.lines().last().is_some_and(|line| line.ends_with("was stopped")), "{said}");
@@ -64,7 +65,7 @@ impl Runs {
     }
 }
 
-impl Drop for Runs {
+impl Drop for RunningJob {
     fn drop(&mut self) {
         let _ = self.child.kill();
     }
@@ -73,12 +74,12 @@ impl Drop for Runs {
 /// Signals end jobs that run in this machine, with or without an agent.
 fn signals(machine: &Machine, kind: &str) {
     for (signal, name) in [(Signal::INT, "int"), (Signal::TERM, "term"), (Signal::HUP, "hup")] {
-        let runs = Runs::start(machine, &format!("{kind}-{name}"), "exit 0");
+        let runs = RunningJob::start(machine, &format!("{kind}-{name}"), "exit 0");
         runs.signal(signal);
         runs.stopped(machine);
     }
     // One that does not end by itself, for which its grace is too long.
-    let runs = Runs::start(machine, &format!("{kind}-twice"), "");
+    let runs = RunningJob::start(machine, &format!("{kind}-twice"), "");
     runs.signal(Signal::INT);
     eventually("it was asked", || runs.said().contains("asked to end"));
     runs.signal(Signal::INT);
@@ -97,10 +98,10 @@ fn a_signal_to_who_runs_a_job_stops_it() {
 
 #[test]
 fn a_job_is_stopped_wherever_it_is_on_its_way() {
-    let world = World::new();
-    world.put("large", 9 * MIB);
-    let machine = &world.machine;
-    fs::create_dir(world.bucket().with_file_name("mirror")).unwrap();
+    let env = TestEnv::new();
+    env.put("large", 9 * MIB);
+    let machine = &env.machine;
+    fs::create_dir(env.bucket().with_file_name("mirror")).unwrap();
     let agent = machine.agent("cache_size = \"12MiB\"");
     let file = spec(machine, "job.toml", &toml(&[("s3://bucket", "/m")], &["sleep 1000"]));
     let told = |id: &str| -> Value { agent.get(&format!("/v1/jobs/{id}")).json() };
@@ -111,9 +112,9 @@ fn a_job_is_stopped_wherever_it_is_on_its_way() {
         assert!(machine.supervisors().is_empty());
         assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
     };
-    let frozen = Weather { frozen: true, ..Weather::default() };
+    let frozen = NetworkFault { frozen: true, ..NetworkFault::default() };
 
-    world.proxy.set(frozen);
+    env.proxy.set(frozen);
     let id = submitted(machine, &["--mirror", "s3://mirror", text(&file)]);
     assert_eq!(told(&id)["state"], "TRAINING_JOB_CREATED");
     stop(&id);
@@ -122,16 +123,16 @@ fn a_job_is_stopped_wherever_it_is_on_its_way() {
     eventually("it is mounted", || told(&id)["state"] == "TRAINING_JOB_DEPLOYING");
     stop(&id);
 
-    world.proxy.set(Weather { rate: Some(MIB as u64), ..Weather::default() });
+    env.proxy.set(NetworkFault { rate: Some(MIB as u64), ..NetworkFault::default() });
     let id = submitted(machine, &["--no-mirror", text(&file)]);
     eventually("it is staged", || told(&id)["staging"]["bytes_done"].as_u64() > Some(0));
     stop(&id);
 
-    world.proxy.set(Weather::default());
+    env.proxy.set(NetworkFault::default());
     let holds = submitted(machine, &["--no-mirror", text(&file)]);
     machine.run(&["wait", &holds, "--timeout", "60s"]).succeeds();
-    fs::create_dir(world.bucket().with_file_name("other")).unwrap();
-    bdnfs_tests::tree::file(&world.bucket().with_file_name("other"), "large", 8 * MIB);
+    fs::create_dir(env.bucket().with_file_name("other")).unwrap();
+    bdnfs_tests::tree::write_file(&env.bucket().with_file_name("other"), "large", 8 * MIB);
     let other = spec(machine, "other.toml", &toml(&[("s3://other", "/m")], &["true"]));
     let waits = submitted(machine, &["--no-mirror", text(&other)]);
     eventually("it waits for room", || told(&waits)["events"].to_string().contains("waits for room"));

@@ -5,7 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
 use bdnfs_tests::tools::target;
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -6,11 +6,11 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use bdnfs_tests::fault::Fault;
-use bdnfs_tests::proxy::{Proxy, Weather};
-use bdnfs_tests::s3::{Keys, S3};
-use bdnfs_tests::tools::{run, tool};
-use bdnfs_tests::tree::{NAMES, content, file, grow, same};
-use bdnfs_tests::web::Web;
+use bdnfs_tests::proxy::{NetworkFault, TcpProxy};
+use bdnfs_tests::s3::{Keys, S3Server};
+use bdnfs_tests::tools::{program, run, target};
+use bdnfs_tests::tree::{NAMES, assert_same, content, write_file, write_tree};
+use bdnfs_tests::web::WebServer;
 use futures_util::TryStreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use object_store::path::Path;
@@ -21,7 +21,7 @@ fn keys() -> Keys {
     Keys { access: "kit".into(), secret: "not much of a secret".into(), token: Some("token".into()) }
 }
 
-fn client(s3: &S3, keys: &Keys) -> AmazonS3 {
+fn client(s3: &S3Server, keys: &Keys) -> AmazonS3 {
     let builder = AmazonS3Builder::new()
         .with_endpoint(s3.server.url())
         .with_allow_http(true)
@@ -38,11 +38,11 @@ fn client(s3: &S3, keys: &Keys) -> AmazonS3 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_client_lists_reads_and_writes() {
     let root = TempDir::new().unwrap();
-    grow(&root.path().join("bucket"));
+    write_tree(&root.path().join("bucket"));
     for number in 0..1100 {
-        file(root.path(), format!("bucket/many/{number:04}"), number);
+        write_file(root.path(), format!("bucket/many/{number:04}"), number);
     }
-    let s3 = S3::start(root.path(), Some(keys()));
+    let s3 = S3Server::start(root.path(), Some(keys()));
     let store = client(&s3, &keys());
 
     let listed: Vec<_> = store.list(Some(&Path::from("many"))).try_collect().await.unwrap();
@@ -55,7 +55,7 @@ async fn a_real_client_lists_reads_and_writes() {
     let name = Path::parse(format!("names/{}", NAMES[4])).unwrap();
     let (path, len) = (root.path().join("bucket").join(name.as_ref()), 104);
     let range = store.get_range(&name, 10..20).await.unwrap();
-    same(&fs::read(&path).unwrap()[10..20], &range, "a range");
+    assert_same(&fs::read(&path).unwrap()[10..20], &range, "a range");
     let meta = store.head(&name).await.unwrap();
     assert_eq!(meta.size, len);
     fs::write(&path, content("other", len as usize)).unwrap();
@@ -67,13 +67,13 @@ async fn a_real_client_lists_reads_and_writes() {
     store.put_opts(&new, bytes.clone().into(), PutMode::Create.into()).await.unwrap();
     let again = store.put_opts(&new, "other".into(), PutMode::Create.into()).await;
     assert!(matches!(again, Err(object_store::Error::AlreadyExists { .. })), "{again:?}");
-    same(&bytes, &store.get(&new).await.unwrap().bytes().await.unwrap(), "what was put");
+    assert_same(&bytes, &store.get(&new).await.unwrap().bytes().await.unwrap(), "what was put");
 
     let (large, bytes) = (Path::from("new/large"), content("large", 12 << 20));
     let mut upload = WriteMultipart::new(store.put_multipart(&large).await.unwrap());
     upload.write(&bytes);
     upload.finish().await.unwrap();
-    same(&bytes, &store.get(&large).await.unwrap().bytes().await.unwrap(), "what was uploaded");
+    assert_same(&bytes, &store.get(&large).await.unwrap().bytes().await.unwrap(), "what was uploaded");
     store.delete(&large).await.unwrap();
     let gone = store.head(&large).await;
     assert!(matches!(gone, Err(object_store::Error::NotFound { .. })), "{gone:?}");
@@ -82,8 +82,8 @@ async fn a_real_client_lists_reads_and_writes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_secret_is_refused() {
     let root = TempDir::new().unwrap();
-    file(root.path(), "bucket/file", 10);
-    let s3 = S3::start(root.path(), Some(keys()));
+    write_file(root.path(), "bucket/file", 10);
+    let s3 = S3Server::start(root.path(), Some(keys()));
     let store = client(&s3, &Keys { secret: "wrong".into(), ..keys() });
     let error = store.get(&Path::from("file")).await.unwrap_err().to_string();
     assert!(error.contains("SignatureDoesNotMatch"), "{error}");
@@ -92,26 +92,26 @@ async fn a_wrong_secret_is_refused() {
 #[test]
 fn a_server_stops_and_starts_on_its_port_and_counts() {
     let root = TempDir::new().unwrap();
-    let bytes = file(root.path(), "dir/file", 3 << 20);
-    let mut web = Web::start(root.path());
-    let curl = |url: &str| tool("curl").args(["-s", "-S", "-f", url]).output().unwrap();
-    same(&bytes, &curl(&web.url("dir/file")).stdout, "the file");
+    let bytes = write_file(root.path(), "dir/file", 3 << 20);
+    let mut web = WebServer::start(root.path());
+    let curl = |url: &str| program("curl").args(["-s", "-S", "-f", url]).output().unwrap();
+    assert_same(&bytes, &curl(&web.url("dir/file")).stdout, "the file");
     web.server.stop();
     assert!(TcpStream::connect(web.server.address()).is_err());
     web.server.resume();
-    same(&bytes, &curl(&web.url("dir/file")).stdout, "the file, again");
-    assert_eq!(web.tally.got("dir/file").requests, 2);
-    assert_eq!(web.tally.got("dir/file").bytes, 2 * bytes.len() as u64);
+    assert_same(&bytes, &curl(&web.url("dir/file")).stdout, "the file, again");
+    assert_eq!(web.requests.gets("dir/file").requests, 2);
+    assert_eq!(web.requests.gets("dir/file").bytes, 2 * bytes.len() as u64);
     assert_eq!(curl(&web.url("../etc")).status.code(), Some(22));
 }
 
 #[test]
 fn faults_are_what_they_say() {
     let root = TempDir::new().unwrap();
-    let bytes = file(root.path(), "file", 100_000);
-    let web = Web::start(root.path());
+    let bytes = write_file(root.path(), "file", 100_000);
+    let web = WebServer::start(root.path());
     let curl =
-        |more: &[&str]| tool("curl").args(["-s", "-i"]).args(more).arg(web.url("file")).output().unwrap();
+        |more: &[&str]| program("curl").args(["-s", "-i"]).args(more).arg(web.url("file")).output().unwrap();
     let ranged = ["-r", "10-19"];
     for (fault, arguments, code, words) in [
         (Fault::IgnoreRange, &ranged[..], 0, "200 OK"),
@@ -135,27 +135,38 @@ fn faults_are_what_they_say() {
 }
 
 #[test]
-fn the_weather_of_a_proxy_changes_under_a_connection() {
+fn tcp_proxy_fault_set_while_connected_takes_effect() {
     let root = TempDir::new().unwrap();
-    let bytes = file(root.path(), "file", 8 << 20);
-    let web = Web::start(root.path());
-    let proxy = Arc::new(Proxy::start(web.server.address()));
+    let bytes = write_file(root.path(), "file", 8 << 20);
+    let web = WebServer::start(root.path());
+    let proxy = Arc::new(TcpProxy::start(web.server.address()));
     let mut connection = TcpStream::connect(proxy.url().strip_prefix("http://").unwrap()).unwrap();
-    proxy.set(Weather { frozen: true, ..Weather::default() });
+    proxy.set(NetworkFault { frozen: true, ..NetworkFault::default() });
     connection.write_all(b"GET /file HTTP/1.0\r\n\r\n").unwrap();
     connection.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
     assert!(connection.read(&mut [0]).is_err(), "frozen");
-    proxy.set(Weather::default());
+    proxy.set(NetworkFault::default());
     connection.set_read_timeout(None).unwrap();
     let mut answer = Vec::new();
     connection.read_to_end(&mut answer).unwrap();
     assert!(answer.ends_with(&bytes));
 
     let url = format!("{}/file", proxy.url());
-    proxy.set(Weather { cut: Some(1 << 20), ..Weather::default() });
-    assert_eq!(tool("curl").args(["-s", "-o", "/dev/null", &url]).status().unwrap().code(), Some(18));
-    proxy.set(Weather { refuse: true, ..Weather::default() });
-    assert!(!tool("curl").args(["-s", "-o", "/dev/null", &url]).status().unwrap().success());
-    proxy.set(Weather::default());
-    run(tool("curl").args(["-s", "-o", "/dev/null", &url]));
+    proxy.set(NetworkFault { cut: Some(1 << 20), ..NetworkFault::default() });
+    assert_eq!(program("curl").args(["-s", "-o", "/dev/null", &url]).status().unwrap().code(), Some(18));
+    proxy.set(NetworkFault { refuse: true, ..NetworkFault::default() });
+    assert!(!program("curl").args(["-s", "-o", "/dev/null", &url]).status().unwrap().success());
+    proxy.set(NetworkFault::default());
+    run(program("curl").args(["-s", "-o", "/dev/null", &url]));
+}
+
+#[test]
+fn s3_server_with_latency_and_a_large_bucket_is_refused() {
+    for latency in ["--latency", "--late"] {
+        let mut command = std::process::Command::new(target().join("s3-server"));
+        let output = command.args(["--large-bucket", "10", latency, "5"]).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("--latency <MS>") && error.contains("cannot be used with"), "{error}");
+    }
 }

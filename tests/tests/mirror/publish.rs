@@ -8,22 +8,26 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
-use bdnfs_tests::bdnfs::{Machine, Ran, eventually, wait};
-use bdnfs_tests::proxy::Weather;
-use bdnfs_tests::tree::{Dice, compare, content, file, grow, grow_wild, total};
-use bdnfs_tests::world::World;
+use bdnfs_tests::command_output::CommandOutput;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::{
+    Rng, assert_same_tree, content, total_bytes, write_file, write_odd_tree, write_tree,
+};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
 
-/// A bucket for a mirror beside the world's own.
-fn mirror(world: &World) -> PathBuf {
-    let mirror = world.bucket().with_file_name("mirror");
+/// A bucket for a mirror beside the environment's own.
+fn mirror(env: &TestEnv) -> PathBuf {
+    let mirror = env.bucket().with_file_name("mirror");
     fs::create_dir_all(&mirror).unwrap();
     mirror
 }
 
-fn run(machine: &Machine, line: &str) -> Ran {
+fn run(machine: &Machine, line: &str) -> CommandOutput {
     machine.run(&line.split(' ').collect::<Vec<_>>())
 }
 
@@ -47,15 +51,15 @@ fn objects(mirror: &Path, shelf: &str) -> Vec<PathBuf> {
 fn a_local_source_lives_on_in_a_local_mirror() {
     let machine = Machine::new();
     let (source, mirror) = (machine.directory("source"), machine.directory("mirror"));
-    grow(&source);
-    grow_wild(&source);
-    file(&source, "large", 70 * MIB);
+    write_tree(&source);
+    write_odd_tree(&source);
+    write_file(&source, "large", 70 * MIB);
     let (from, to) = (source.display(), mirror.display());
     run(&machine, &format!("mirror add {from} --mirror file://{to}")).succeeds();
     let moved = source.with_file_name("moved");
     fs::rename(&source, &moved).unwrap();
     let point = machine.mount_with(&source, "mnt", &["--wait", "--mirror", &format!("file://{to}")]);
-    compare(&moved, &point);
+    assert_same_tree(&moved, &point);
     run(&machine, &format!("mirror verify --deep --mirror {to}")).succeeds();
     machine.umount(&point);
     assert_eq!(objects(&mirror, "leases"), [""; 0].map(PathBuf::from), "all leases were given back");
@@ -63,26 +67,26 @@ fn a_local_source_lives_on_in_a_local_mirror() {
 
 #[test]
 fn the_origin_is_not_asked_for_what_is_mirrored_and_small_files_come_in_few_requests() {
-    let world = World::new();
-    mirror(&world);
+    let env = TestEnv::new();
+    mirror(&env);
     for number in 0..2000 {
-        file(&world.bucket(), format!("d{}/{number}", number % 7), 16 << 10);
+        write_file(&env.bucket(), format!("d{}/{number}", number % 7), 16 << 10);
     }
-    world.put("weights", 20 * MIB);
-    run(&world.machine, "mirror add s3://bucket --mirror s3://mirror/deep/down").succeeds();
-    assert_eq!(world.fetched("").bytes, total(&world.bucket()), "each byte is read once");
+    env.put("weights", 20 * MIB);
+    run(&env.machine, "mirror add s3://bucket --mirror s3://mirror/deep/down").succeeds();
+    assert_eq!(env.fetched("").bytes, total_bytes(&env.bucket()), "each byte is read once");
     let asked =
-        |bucket: &'static str| world.s3.tally.of(Method::GET, move |path| path.starts_with(bucket)).requests;
+        |bucket: &'static str| env.s3.requests.of(Method::GET, move |path| path.starts_with(bucket)).requests;
     let (origin, mirror) = (asked("/bucket"), asked("/mirror"));
     let point =
-        world.machine.mount_with("s3://bucket", "mnt", &["--wait", "--mirror", "s3://mirror/deep/down"]);
-    compare(&world.bucket(), &point);
+        env.machine.mount_with("s3://bucket", "mnt", &["--wait", "--mirror", "s3://mirror/deep/down"]);
+    assert_same_tree(&env.bucket(), &point);
     assert_eq!(asked("/bucket"), origin);
     assert!(asked("/mirror") - mirror < 60, "{} requests", asked("/mirror") - mirror);
 
-    file(&world.bucket(), "d1/new", 77);
-    run(&world.machine, "mirror add s3://bucket --mirror s3://mirror/deep/down").succeeds();
-    assert_eq!(world.fetched("").bytes, total(&world.bucket()), "only the new file is read");
+    write_file(&env.bucket(), "d1/new", 77);
+    run(&env.machine, "mirror add s3://bucket --mirror s3://mirror/deep/down").succeeds();
+    assert_eq!(env.fetched("").bytes, total_bytes(&env.bucket()), "only the new file is read");
 }
 
 #[test]
@@ -91,7 +95,7 @@ fn one_file_of_many_reads_itself_and_stores_a_pack_or_two() {
     let (source, mirror) = (machine.directory("source"), machine.directory("mirror"));
     let len = 64 << 10;
     for number in 0..1000 {
-        file(&source, format!("d{}/{number:04}", number / 300), len);
+        write_file(&source, format!("d{}/{number:04}", number / 300), len);
     }
     let add = || -> (u64, u64) {
         let line = format!("mirror add {} --mirror file://{} --json", source.display(), mirror.display());
@@ -119,48 +123,48 @@ fn one_file_of_many_reads_itself_and_stores_a_pack_or_two() {
 
 #[test]
 fn a_killed_add_is_resumed() {
-    let world = World::new();
-    let mirror = mirror(&world);
-    grow(&world.bucket());
+    let env = TestEnv::new();
+    let mirror = mirror(&env);
+    write_tree(&env.bucket());
     for number in 0..4 {
-        world.put(&format!("weights-{number}"), (2 + 7 * number) * MIB);
+        env.put(&format!("weights-{number}"), (2 + 7 * number) * MIB);
     }
     // So little memory that the largest are streamed.
     let add = "mirror add s3://bucket --mirror s3://mirror --memory 32MiB";
     let begin = Instant::now();
-    run(&world.machine, add).succeeds();
+    run(&env.machine, add).succeeds();
     let whole = begin.elapsed();
-    let mut dice = Dice(20);
+    let mut rng = Rng(20);
     // More of them: KILLS=20 cargo nextest run -p bdnfs-tests a_killed_add
     let kills = std::env::var("KILLS").map_or(5, |kills| kills.parse().unwrap());
     for _ in 0..kills {
         if !objects(&mirror, "refs").is_empty() {
-            run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+            run(&env.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
             fs::remove_dir_all(&mirror).unwrap();
             fs::create_dir(&mirror).unwrap();
         }
-        let mut command = world.machine.command(&add.split(' ').collect::<Vec<_>>());
+        let mut command = env.machine.command(&add.split(' ').collect::<Vec<_>>());
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        thread::sleep(whole * dice.below(100) as u32 / 100);
+        thread::sleep(whole * rng.below(100) as u32 / 100);
         child.kill().unwrap();
-        wait(&mut child, add);
+        wait_for_exit(&mut child, add);
     }
-    run(&world.machine, add).succeeds();
-    run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
-    let point = world.machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
-    compare(&world.bucket(), &point);
+    run(&env.machine, add).succeeds();
+    run(&env.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+    let point = env.machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
+    assert_same_tree(&env.bucket(), &point);
 }
 
 #[test]
 fn a_killed_add_goes_on_within_a_file() {
-    let world = World::new();
-    let mirror = world.machine.directory("mirror");
+    let env = TestEnv::new();
+    let mirror = env.machine.directory("mirror");
     let len = (120 * MIB) as u64;
-    world.put("weights", len as usize);
+    env.put("weights", len as usize);
     // Slow enough to be killed in the middle.
-    world.proxy.set(Weather { rate: Some(16 << 20), ..Weather::default() });
+    env.proxy.set(NetworkFault { rate: Some(16 << 20), ..NetworkFault::default() });
     let add = format!("mirror add s3://bucket --mirror file://{} --memory 32MiB", mirror.display());
-    let mut command = world.machine.command(&add.split(' ').collect::<Vec<_>>());
+    let mut command = env.machine.command(&add.split(' ').collect::<Vec<_>>());
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     // A note tells 32 bytes of each block that is done. It is replaced all the time.
     let noted = || {
@@ -173,50 +177,50 @@ fn a_killed_add_goes_on_within_a_file() {
     };
     eventually("two parts are there", || noted() > 32);
     child.kill().unwrap();
-    wait(&mut child, &add);
+    wait_for_exit(&mut child, &add);
     let noted = noted();
-    world.proxy.set(Weather::default());
-    let told = run(&world.machine, &format!("{add} --json")).succeeds();
+    env.proxy.set(NetworkFault::default());
+    let told = run(&env.machine, &format!("{add} --json")).succeeds();
     let read = told.split("\"read\":").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap();
     // Head and texts of the note are less than 16 checks.
     assert!(read <= len - (noted - 16) * MIB as u64, "{read} bytes were read after {noted} blocks");
-    run(&world.machine, &format!("mirror verify --deep --mirror {}", mirror.display())).succeeds();
+    run(&env.machine, &format!("mirror verify --deep --mirror {}", mirror.display())).succeeds();
     // A note that was being written when it was killed is left to who collects.
-    run(&world.machine, &format!("mirror gc --grace 0s --mirror {}", mirror.display())).succeeds();
+    run(&env.machine, &format!("mirror gc --grace 0s --mirror {}", mirror.display())).succeeds();
     assert_eq!((objects(&mirror, "drafts"), objects(&mirror, "uploads")), (vec![], vec![]));
 }
 
 #[test]
 fn damage_is_named_and_never_read_and_repaired_from_the_origin() {
-    let world = World::new();
-    let mirror = mirror(&world);
-    grow(&world.bucket());
-    run(&world.machine, "mirror add s3://bucket --mirror s3://mirror").succeeds();
+    let env = TestEnv::new();
+    let mirror = mirror(&env);
+    write_tree(&env.bucket());
+    run(&env.machine, "mirror add s3://bucket --mirror s3://mirror").succeeds();
     for blob in objects(&mirror, "blobs") {
         let (bytes, name) = (fs::read(&blob).unwrap(), blob.file_name().unwrap().to_str().unwrap());
         let broken = fs::File::options().write(true).open(&blob).unwrap();
         broken.write_all_at(&[!bytes[bytes.len() / 2]], bytes.len() as u64 / 2).unwrap();
-        run(&world.machine, "mirror verify --mirror s3://mirror").succeeds();
-        let machine = world.machine_again();
+        run(&env.machine, "mirror verify --mirror s3://mirror").succeeds();
+        let machine = env.second_machine();
         let point = machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
-        compare(&world.bucket(), &point);
+        assert_same_tree(&env.bucket(), &point);
         machine.umount(&point);
         let log = fs::read_to_string(machine.cache().join("daemon.log")).unwrap();
         assert!(log.contains(name), "{name} is not in {log}");
-        let told = run(&world.machine, "mirror verify --deep --mirror s3://mirror");
+        let told = run(&env.machine, "mirror verify --deep --mirror s3://mirror");
         assert!(told.code == Some(1) && told.err.contains(name), "{}{}", told.out, told.err);
-        let told = run(&world.machine, "mirror add s3://bucket --mirror s3://mirror");
+        let told = run(&env.machine, "mirror add s3://bucket --mirror s3://mirror");
         assert!(told.err.contains("note: found and repaired: ") && told.err.contains(name), "{}", told.err);
         assert!(told.succeeds().starts_with("repaired s3://bucket: "));
-        run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+        run(&env.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
     }
 }
 
 #[test]
 fn a_damaged_manifest_or_ref_is_named_and_the_origin_read_in_its_stead() {
-    let world = World::new();
-    let mirror = mirror(&world);
-    grow(&world.bucket());
+    let env = TestEnv::new();
+    let mirror = mirror(&env);
+    write_tree(&env.bucket());
     let add = "mirror add s3://bucket --mirror s3://mirror";
     let mount = |machine: &Machine| {
         let point = machine.directory("mnt");
@@ -224,12 +228,12 @@ fn a_damaged_manifest_or_ref_is_named_and_the_origin_read_in_its_stead() {
         (ran, point)
     };
     let right = |words: &[&str]| {
-        let machine = world.machine_again();
+        let machine = env.second_machine();
         let (ran, point) = mount(&machine);
         assert!(words.iter().all(|word| ran.err.contains(word)), "{words:?} are not in: {}", ran.err);
         assert!(!words.is_empty() || !ran.err.contains("note"), "{}", ran.err);
         ran.succeeds();
-        compare(&world.bucket(), &point);
+        assert_same_tree(&env.bucket(), &point);
         machine.umount(&point);
     };
     let flip = |object: &Path| {
@@ -251,7 +255,7 @@ fn a_damaged_manifest_or_ref_is_named_and_the_origin_read_in_its_stead() {
         ("manifests", &remove, mirrored),
     ];
     for (shelf, damage, state) in damages {
-        run(&world.machine, add).succeeds();
+        run(&env.machine, add).succeeds();
         let written = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
         let object = objects(&mirror, shelf).into_iter().max_by_key(written).unwrap();
         let name = object.file_name().unwrap().to_str().unwrap();
@@ -261,44 +265,44 @@ fn a_damaged_manifest_or_ref_is_named_and_the_origin_read_in_its_stead() {
             continue;
         }
         // Without the origin there is nothing to read.
-        let (bucket, away) = (world.bucket(), world.bucket().with_file_name("away"));
+        let (bucket, away) = (env.bucket(), env.bucket().with_file_name("away"));
         fs::rename(&bucket, &away).unwrap();
-        let (ran, _) = mount(&world.machine_again());
+        let (ran, _) = mount(&env.second_machine());
         fs::rename(&away, &bucket).unwrap();
         ran.fails(&[name, "can't be read from where it lives", "bucket"]);
-        world.put(&format!("new-{}", &name[..8]), 5000);
+        env.put(&format!("new-{}", &name[..8]), 5000);
         right(&[name, other]);
     }
-    run(&world.machine, add).succeeds();
-    run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+    run(&env.machine, add).succeeds();
+    run(&env.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
     right(&[]);
 }
 
 #[test]
 fn two_add_at_once_and_what_is_removed_is_collected_beside_them() {
-    let world = World::new();
-    let mirror = mirror(&world);
-    grow(&world.bucket());
-    world.put("weights", 40 * MIB);
+    let env = TestEnv::new();
+    let mirror = mirror(&env);
+    write_tree(&env.bucket());
+    env.put("weights", 40 * MIB);
     let add = "mirror add s3://bucket --mirror s3://mirror";
     thread::scope(|scope| {
-        let adders = [(); 2].map(|()| scope.spawn(|| run(&world.machine_again(), add).succeeds()));
-        let collector = world.machine_again();
+        let adders = [(); 2].map(|()| scope.spawn(|| run(&env.second_machine(), add).succeeds()));
+        let collector = env.second_machine();
         while adders.iter().any(|adder| !adder.is_finished()) {
             // There may be no mirror yet.
             run(&collector, "mirror gc --grace 0s --mirror s3://mirror");
             thread::sleep(Duration::from_millis(20));
         }
     });
-    run(&world.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
-    run(&world.machine, "mirror rm s3://bucket --mirror s3://mirror").succeeds();
-    run(&world.machine, "mirror gc --mirror s3://mirror").succeeds();
+    run(&env.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
+    run(&env.machine, "mirror rm s3://bucket --mirror s3://mirror").succeeds();
+    run(&env.machine, "mirror gc --mirror s3://mirror").succeeds();
     assert!(!objects(&mirror, "blobs").is_empty(), "the grace is not over");
     // The stores' clocks tell whole seconds.
     thread::sleep(Duration::from_millis(1100));
-    run(&world.machine, "mirror gc --grace 0s --mirror s3://mirror").succeeds();
+    run(&env.machine, "mirror gc --grace 0s --mirror s3://mirror").succeeds();
     for shelf in ["blobs", "records", "known", "manifests", "uploads"] {
         assert_eq!(objects(&mirror, shelf).len(), 0, "{shelf}");
     }
-    run(&world.machine, "mirror show s3://bucket --mirror s3://mirror").fails(&["has no s3://bucket"]);
+    run(&env.machine, "mirror show s3://bucket --mirror s3://mirror").fails(&["has no s3://bucket"]);
 }

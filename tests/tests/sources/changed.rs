@@ -5,10 +5,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use bdnfs_tests::bdnfs::{Machine, drop_caches};
-use bdnfs_tests::tools::within;
-use bdnfs_tests::tree::{compare, content, file, same};
-use bdnfs_tests::world::World;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::drop_caches;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::with_timeout;
+use bdnfs_tests::tree::{assert_same, assert_same_tree, content, write_file};
 
 const MIB: usize = 1 << 20;
 
@@ -20,13 +21,13 @@ fn changed(original: &[u8], path: &Path, change: impl FnOnce()) {
     let mut page = vec![0; 4096];
     let file = File::open(path).unwrap();
     file.read_exact_at(&mut page, 1000).unwrap();
-    same(&original[1000..5096], &page, "before the change");
+    assert_same(&original[1000..5096], &page, "before the change");
     change();
     drop_caches();
     let mut right = 0;
     for at in (0..original.len() - page.len()).step_by(MIB) {
         match file.read_exact_at(&mut page, at as u64) {
-            Ok(()) => same(&original[at..at + page.len()], &page, "what was still there"),
+            Ok(()) => assert_same(&original[at..at + page.len()], &page, "what was still there"),
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "at {at}: {error}");
                 right += 1;
@@ -38,22 +39,22 @@ fn changed(original: &[u8], path: &Path, change: impl FnOnce()) {
 
 #[test]
 fn a_changed_object_is_an_error_and_never_a_mixture() {
-    let world = World::new();
-    let bytes = world.put("file", 64 * MIB);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    let object = world.bucket().join("file");
+    let env = TestEnv::new();
+    let bytes = env.put("file", 64 * MIB);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    let object = env.bucket().join("file");
     changed(&bytes, &point.join("file"), || fs::write(object, content("changed", 64 * MIB)).unwrap());
 
     // A new mount is a new snapshot; the old one stays what it was.
-    let again = world.machine.mount("s3://bucket", "again");
-    compare(&world.bucket(), &again);
+    let again = env.machine.mount("s3://bucket", "again");
+    assert_same_tree(&env.bucket(), &again);
 }
 
 #[test]
 fn a_changed_local_file_is_an_error_and_never_a_mixture() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    let bytes = file(&source, "file", 64 * MIB);
+    let bytes = write_file(&source, "file", 64 * MIB);
     let point = machine.mount(&source, "mnt");
     changed(&bytes, &point.join("file"), || {
         fs::write(source.join("new"), content("changed", 64 * MIB)).unwrap();
@@ -63,10 +64,10 @@ fn a_changed_local_file_is_an_error_and_never_a_mixture() {
 
 #[test]
 fn a_removed_object_is_an_error() {
-    let world = World::new();
-    world.put("file", 2 * MIB);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    fs::remove_file(world.bucket().join("file")).unwrap();
-    let error = within(LONG, move || fs::read(point.join("file"))).unwrap_err();
+    let env = TestEnv::new();
+    env.put("file", 2 * MIB);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    fs::remove_file(env.bucket().join("file")).unwrap();
+    let error = with_timeout(LONG, move || fs::read(point.join("file"))).unwrap_err();
     assert!([libc::EBADMSG, libc::EIO].contains(&error.raw_os_error().unwrap()), "{error}");
 }

@@ -3,71 +3,68 @@
 use std::fs;
 
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::tree::same;
-use bdnfs_tests::world::World;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::assert_same;
 
 #[test]
 fn services_that_speak_s3_are_mounted_with_the_keys_of_all_s3_tools() {
-    let world = World::new();
-    let bytes = world.put("model/weights.bin", 3_000_000);
+    let env = TestEnv::new();
+    let bytes = env.put("model/weights.bin", 3_000_000);
     for (uri, name) in [("r2://account.bucket/model", "r2"), ("cw://bucket/model", "cw")] {
-        let options = ["--endpoint", &world.proxy.url(), "--bucket-style", "path"];
-        let point = world.machine.mount_with(uri, name, &options);
-        same(&bytes, &fs::read(point.join("weights.bin")).unwrap(), uri);
+        let options = ["--endpoint", &env.proxy.url(), "--bucket-style", "path"];
+        let point = env.machine.mount_with(uri, name, &options);
+        assert_same(&bytes, &fs::read(point.join("weights.bin")).unwrap(), uri);
     }
 }
 
 #[test]
 fn bad_names_are_all_told_or_escaped() {
-    let world = World::new();
-    let file = world.bucket().join("good");
-    let bytes = world.put("good", 2_000_000);
+    let env = TestEnv::new();
+    let file = env.bucket().join("good");
+    let bytes = env.put("good", 2_000_000);
     let long = "x".repeat(300);
     let bad = ["a//b", "/c", "good/d", "n\0", &long];
-    bad.iter().for_each(|key| world.s3.odd("bucket", key, &file));
-    let refused = world.machine.run(&["ls", "s3://bucket"]);
+    bad.iter().for_each(|key| env.s3.put_odd_key("bucket", key, &file));
+    let refused = env.machine.run(&["ls", "s3://bucket"]);
     assert_eq!(refused.code, Some(1));
     for told in ["\"a//b\"", "\"/c\"", "\"good\": a file has", "\"n\\0\"", "over 255 bytes"] {
         assert!(refused.err.contains(told), "{told}: {}", refused.err);
     }
     assert!(refused.out.contains("a//b: a part is empty\n"), "{}", refused.out);
-    let listed = world.machine.run(&["ls", "--json", "s3://bucket"]).out;
+    let listed = env.machine.run(&["ls", "--json", "s3://bucket"]).out;
     assert!(listed.contains(r#"{"bad":"a//b","why":"a part is empty"}"#), "{listed}");
     assert_eq!(listed.lines().count(), bad.len(), "{listed}");
-    let point = world.machine.mount_with("s3://bucket", "mnt", &["--bad-names", "escape"]);
+    let point = env.machine.mount_with("s3://bucket", "mnt", &["--bad-names", "escape"]);
     let (begin, end) = long.split_at(254);
     for path in ["a/%2Fb", "%2Fc", "%67ood", "good/d", "n%00", &format!("{begin}%/{end}")] {
-        same(&bytes, &fs::read(point.join(path)).unwrap(), path);
+        assert_same(&bytes, &fs::read(point.join(path)).unwrap(), path);
     }
 }
 
 #[test]
 fn patterns_that_match_nothing_are_told() {
-    let world = World::new();
-    ["config.json", "onnx/a.bin"].iter().for_each(|key| _ = world.put(key, 10));
+    let env = TestEnv::new();
+    ["config.json", "onnx/a.bin"].iter().for_each(|key| _ = env.put(key, 10));
     let patterns = ["--allow", "*.json", "--allow", "onxx/", "--ignore", "*.gone"];
     let notes =
         ["onxx/", "*.gone"].map(|p| format!("note: the pattern {p:?} matches nothing in s3://bucket"));
-    let listed = world.machine.run(&[&["ls", "s3://bucket"], &patterns[..]].concat());
-    let point = world.machine.directory("mnt");
+    let listed = env.machine.run(&[&["ls", "s3://bucket"], &patterns[..]].concat());
+    let point = env.machine.directory("mnt");
     let options = [&patterns[..], &["--json"]].concat();
-    let mounted = world.machine.try_mount("s3://bucket", &point, &options);
+    let mounted = env.machine.try_mount("s3://bucket", &point, &options);
     for ran in [&listed, &mounted] {
         assert!(notes.iter().all(|note| ran.err.lines().any(|line| line.starts_with(note))), "{}", ran.err);
     }
     assert!(listed.succeeds().contains("total: 1 file"));
     assert!(mounted.succeeds().contains("the pattern \\\"onxx/\\\" matches nothing"));
     let none = ["none of the 2 files", r#"(allow "onxx/")"#];
-    world
-        .machine
-        .try_mount("s3://bucket", &world.machine.directory("no"), &["--allow", "onxx/"])
-        .fails(&none);
-    world.machine.run(&["ls", "s3://bucket", "--allow", "onxx/"]).fails(&none);
+    env.machine.try_mount("s3://bucket", &env.machine.directory("no"), &["--allow", "onxx/"]).fails(&none);
+    env.machine.run(&["ls", "s3://bucket", "--allow", "onxx/"]).fails(&none);
 }
 
 #[test]
 fn what_is_missing_is_said_at_once() {
-    let world = World::new();
+    let env = TestEnv::new();
     let secret = Keys::sample().secret;
     for (arguments, said) in [
         (
@@ -89,7 +86,7 @@ fn what_is_missing_is_said_at_once() {
             "the credentials in /dev/null: the Azure credentials are empty",
         ),
     ] {
-        let ran = world.machine.run(arguments);
+        let ran = env.machine.run(arguments);
         assert_eq!(ran.code, Some(1), "{arguments:?}");
         assert!(ran.err.contains(said) && !ran.err.contains(&secret), "{}", ran.err);
     }

@@ -3,27 +3,27 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use bdnfs_tests::bdnfs::Machine;
-use bdnfs_tests::hub::{Guard, Hub};
+use bdnfs_tests::hub::{HubServer, RepositoryAccess};
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::tree::{content, file, same};
+use bdnfs_tests::tree::{assert_same, content, write_file};
 
-use crate::credentials::{MIB, Shut, TOKEN, json};
+use crate::credentials::{GuardedBucket, MIB, TOKEN, json};
 
 #[test]
 fn a_configuration_mounts_all_that_it_names() {
-    let shut = Shut::new();
-    let bytes = shut.put("data/w", 2 * MIB);
-    shut.put("data/README", 10);
-    let hub = Hub::start();
+    let guarded = GuardedBucket::new();
+    let bytes = guarded.put("data/w", 2 * MIB);
+    guarded.put("data/README", 10);
+    let hub = HubServer::start();
     let model = content("model", 3 * MIB);
     hub.publish("models/meta-llama/Llama-2-7b", "main", &[("m.safetensors", &model), ("original/x", b"x")]);
-    hub.guard("models/meta-llama/Llama-2-7b", Guard::Private);
+    hub.guard("models/meta-llama/Llama-2-7b", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/meta-llama/Llama-2-7b"]);
     let machine = Machine::new()
         .env("HF_ENDPOINT", hub.url())
         .env("BDNFS_SECRET_HF_ACCESS_TOKEN", TOKEN)
-        .env("BDNFS_SECRET_AWS", json(&Keys::sample(), &shut.s3.server.url()));
+        .env("BDNFS_SECRET_AWS", json(&Keys::sample(), &guarded.s3.server.url()));
     let root = machine.directory("root");
     let files = machine.directory("files");
     let yaml = "model_name: m\nweights:\n  - source: hf://meta-llama/Llama-2-7b@main\n    mount_location: /models/llama\n    \
@@ -50,8 +50,8 @@ fn a_configuration_mounts_all_that_it_names() {
             entries.map(|entry| entry.file_name().into_string().unwrap()).collect::<Vec<_>>()
         };
         assert_eq!((names("models/llama"), names("data")), (vec!["m.safetensors".into()], vec!["w".into()]));
-        same(&model, &fs::read(root.join("models/llama/m.safetensors")).unwrap(), name);
-        same(&bytes, &fs::read(root.join("data/w")).unwrap(), name);
+        assert_same(&model, &fs::read(root.join("models/llama/m.safetensors")).unwrap(), name);
+        assert_same(&bytes, &fs::read(root.join("data/w")).unwrap(), name);
         machine.umount(&root.join("models/llama"));
         machine.umount(&root.join("data"));
     }
@@ -61,7 +61,7 @@ fn a_configuration_mounts_all_that_it_names() {
 fn a_configuration_is_mounted_whole_or_not_at_all() {
     let machine = Machine::new();
     let source = machine.directory("source");
-    file(&source, "w", 1000);
+    write_file(&source, "w", 1000);
     let root = machine.directory("root");
     let config = machine.directory("files").join("weights.toml");
     let below = root.display().to_string();
@@ -80,7 +80,7 @@ fn a_configuration_is_mounted_whole_or_not_at_all() {
     assert!(fs::read_dir(&root).unwrap().next().is_none(), "directories were left behind");
     symlink("/etc", root.join("link")).unwrap();
     let other = machine.directory("other");
-    file(&other, "x", 10);
+    write_file(&other, "x", 10);
     let other = format!("file://{}", other.display());
     attempt(&other, "/link/c").fails(&["is a link, which may lead out of the root"]);
     assert_eq!(fs::read_dir(&root).unwrap().count(), 1);

@@ -7,9 +7,9 @@ mod rotation;
 
 use std::fs;
 
-use bdnfs_tests::bdnfs::Machine;
-use bdnfs_tests::s3::{Keys, S3};
-use bdnfs_tests::tree::file;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::s3::{Keys, S3Server};
+use bdnfs_tests::tree::write_file;
 use tempfile::TempDir;
 
 pub const MIB: usize = 1 << 20;
@@ -17,23 +17,23 @@ pub const MIB: usize = 1 << 20;
 pub const TOKEN: &str = "plantedTokenThatNobodyMaySee";
 
 /// A bucket that wants a key, and a machine that has none.
-pub struct Shut {
+pub struct GuardedBucket {
     pub machine: Machine,
-    pub s3: S3,
+    pub s3: S3Server,
     pub root: TempDir,
 }
 
-impl Shut {
+impl GuardedBucket {
     pub fn new() -> Self {
         let root = TempDir::with_prefix("bdnfs-s3-").unwrap();
         fs::create_dir(root.path().join("bucket")).unwrap();
-        let s3 = S3::start(root.path(), Some(Keys::sample()));
+        let s3 = S3Server::start(root.path(), Some(Keys::sample()));
         let machine = Machine::new().env("AWS_ENDPOINT_URL", s3.server.url());
         Self { machine, s3, root }
     }
 
     pub fn put(&self, key: &str, len: usize) -> Vec<u8> {
-        file(&self.root.path().join("bucket"), key, len)
+        write_file(&self.root.path().join("bucket"), key, len)
     }
 }
 

@@ -3,67 +3,69 @@
 use std::fs;
 use std::path::Path;
 
-use bdnfs_tests::bdnfs::{Machine, mounted};
 use bdnfs_tests::fault::Fault;
-use bdnfs_tests::hub::{Guard, Hub};
-use bdnfs_tests::tools::tool;
-use bdnfs_tests::tree::{compare, content, files, grow, total};
+use bdnfs_tests::hub::{HubServer, RepositoryAccess};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::tools::program;
+use bdnfs_tests::tree::{assert_same_tree, content, regular_files, total_bytes, write_tree};
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
 const TOKEN: &str = "hf_plantedTokenThatNobodyMaySee";
 
 /// Publishes the tree at `root`.
-fn publish(hub: &Hub, repository: &str, root: &Path) -> String {
-    let paths: Vec<_> = files(root).into_iter().map(|(path, _)| path.to_str().unwrap().to_owned()).collect();
+fn publish(hub: &HubServer, repository: &str, root: &Path) -> String {
+    let paths: Vec<_> =
+        regular_files(root).into_iter().map(|(path, _)| path.to_str().unwrap().to_owned()).collect();
     let contents: Vec<_> = paths.iter().map(|path| fs::read(root.join(path)).unwrap()).collect();
     let all: Vec<_> = paths.iter().zip(&contents).map(|(path, bytes)| (path.as_str(), &bytes[..])).collect();
     hub.publish(repository, "main", &all)
 }
 
-fn machine(hub: &Hub) -> Machine {
+fn machine(hub: &HubServer) -> Machine {
     Machine::new().env("HF_ENDPOINT", hub.url())
 }
 
 #[test]
 fn a_repository_is_mounted_at_the_commit_that_it_had() {
-    let (hub, root) = (Hub::start(), TempDir::new().unwrap());
-    grow(root.path());
+    let (hub, root) = (HubServer::start(), TempDir::new().unwrap());
+    write_tree(root.path());
     let commit = publish(&hub, "models/owner/repo", root.path());
     let machine = machine(&hub);
     let point = machine.mount("hf://owner/repo@main", "mnt");
     hub.publish("models/owner/repo", "main", &[("config.json", b"another")]);
-    compare(root.path(), &point);
-    let served = hub.storage.tally.got("").bytes + hub.tally.got("").bytes;
+    assert_same_tree(root.path(), &point);
+    let served = hub.storage.requests.gets("").bytes + hub.requests.gets("").bytes;
     let status = machine.run(&["status"]).succeeds();
     assert!(status.contains(&format!("hf://models/owner/repo@{commit}")), "{status}");
 
     let again = machine.mount(format!("hf://owner/repo@{commit}"), "again");
-    compare(root.path(), &again);
+    assert_same_tree(root.path(), &again);
     let listing =
-        hub.tally.of(axum::http::Method::GET, |path| path.starts_with("/api/models/owner/repo/")).bytes;
-    let now = hub.storage.tally.got("").bytes + hub.tally.got("").bytes;
+        hub.requests.of(axum::http::Method::GET, |path| path.starts_with("/api/models/owner/repo/")).bytes;
+    let now = hub.storage.requests.gets("").bytes + hub.requests.gets("").bytes;
     assert!(now - served < listing, "content was fetched twice: {} bytes", now - served);
     let sub = machine.mount_with(format!("hf://owner/repo@{commit}/sizes"), "sub", &["--wait"]);
-    compare(&root.path().join("sizes"), &sub);
+    assert_same_tree(&root.path().join("sizes"), &sub);
 
     let ls = machine.run(&["ls", "hf://owner/repo"]).succeeds();
     assert!(
         ls.contains("config.json") && ls.contains("total: 1 file, 7 B in hf://models/owner/repo@"),
         "{ls}"
     );
-    assert!(total(root.path()) > 8 * MIB as u64);
+    assert!(total_bytes(root.path()) > 8 * MIB as u64);
 }
 
 #[test]
 fn a_large_file_is_held_against_its_sha256() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("w.safetensors", &content("w", 3 * MIB))]);
     let machine = machine(&hub);
     let point = machine.directory("mnt");
     hub.storage.faults.set(Fault::Garble);
     machine.try_mount("hf://owner/repo", &point, &["--wait"]).fails(&["w.safetensors", "SHA-256"]);
-    assert!(!mounted(&point));
+    assert!(!is_mounted(&point));
     hub.storage.faults.clear();
     machine.try_mount("hf://owner/repo", &point, &["--wait"]).succeeds();
     assert_eq!(fs::read(point.join("w.safetensors")).unwrap(), content("w", 3 * MIB));
@@ -71,7 +73,7 @@ fn a_large_file_is_held_against_its_sha256() {
 
 #[test]
 fn a_name_without_an_owner_is_taken_with_a_note() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     hub.publish("models/owner/gpt2", "main", &[("x", b"x")]);
     hub.rename("models/gpt2", "models/owner/gpt2");
     let machine = machine(&hub);
@@ -84,15 +86,15 @@ fn a_name_without_an_owner_is_taken_with_a_note() {
 
 #[test]
 fn what_is_gated_says_what_to_do() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("x", b"x")]);
-    hub.guard("models/owner/repo", Guard::GatedContent);
+    hub.guard("models/owner/repo", RepositoryAccess::GatedContent);
     let machine = machine(&hub);
     let point = machine.directory("mnt");
     let page = format!("accept its terms at {}/owner/repo", hub.url());
     let refused = machine.try_mount("hf://owner/repo", &point, &[]);
     refused.fails(&["hf://models/owner/repo@", "is gated", &page, "set HF_TOKEN"]);
-    assert!(!mounted(&point));
+    assert!(!is_mounted(&point));
     machine.run(&["ls", "hf://owner/none"]).fails(&["the Hub knows no model owner/none"]);
     machine.run(&["ls", "hf://owner/repo@v9"]).fails(&["has no such revision"]);
 
@@ -109,9 +111,9 @@ fn what_is_gated_says_what_to_do() {
 
 #[test]
 fn the_token_and_signatures_are_nowhere_to_be_seen() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("x", b"x"), ("w", &content("w", 2 * MIB))]);
-    hub.guard("models/owner/repo", Guard::Private);
+    hub.guard("models/owner/repo", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/owner/repo"]);
     let machine = machine(&hub).env("HF_TOKEN", TOKEN);
     let point = machine.mount_with("hf://owner/repo", "mnt", &["--wait", "-vvv"]);
@@ -130,7 +132,7 @@ fn the_token_and_signatures_are_nowhere_to_be_seen() {
             assert!(!String::from_utf8_lossy(&text).contains(TOKEN), "the daemon's {what}");
         }
     }
-    let mut grep = tool("grep");
+    let mut grep = program("grep");
     grep.args(["-r", "-a", "-s", "-l", "-F", "-e", TOKEN, "-e", "Signature=signed-"]).arg(machine.cache());
     let output = grep.output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files of the cache that hold a secret");

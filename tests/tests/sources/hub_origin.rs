@@ -13,7 +13,7 @@ use bdnfs::source::{Access, HubAccess, Patterns, Secret};
 use bdnfs::tier::conformance::{self, Subject, pinned};
 use bdnfs::tier::{Origin, Tier, Urgency};
 use bdnfs_tests::fault::Fault;
-use bdnfs_tests::hub::{Guard, Hub, LARGE};
+use bdnfs_tests::hub::{HubServer, LARGE, RepositoryAccess};
 use bdnfs_tests::tree::content;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -22,12 +22,12 @@ use serde_json::Value;
 
 const TOKEN: &str = "hf_planted";
 
-fn access(hub: &Hub, token: Option<&str>) -> Access {
+fn access(hub: &HubServer, token: Option<&str>) -> Access {
     let hub = HubAccess { endpoint: Some(hub.url()), token: token.map(Secret::new) };
     Access { hub: Some(hub), ..Access::default() }
 }
 
-async fn open(hub: &Hub, uri: &str, token: Option<&str>) -> Result<Arc<dyn Origin>, Error> {
+async fn open(hub: &HubServer, uri: &str, token: Option<&str>) -> Result<Arc<dyn Origin>, Error> {
     origin::open(&uri.parse().unwrap(), &access(hub, token)).await
 }
 
@@ -56,12 +56,12 @@ async fn fetch(origin: &dyn Origin, blob: &Blob, range: Range<u64>) -> Result<By
     Ok(body.try_collect::<Vec<Bytes>>().await?.concat().into())
 }
 
-struct Repository {
-    hub: Hub,
+struct OpenRepository {
+    hub: HubServer,
     origin: Arc<dyn Origin>,
 }
 
-impl Subject for Repository {
+impl Subject for OpenRepository {
     fn tier(&self) -> &dyn Tier {
         &*self.origin
     }
@@ -80,19 +80,19 @@ impl Subject for Repository {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_conforms() {
     for direct in [false, true] {
-        let hub = Hub::start();
+        let hub = HubServer::start();
         hub.publish("models/org/m", "main", &[("x", b"x")]);
         if direct {
             hub.direct();
         }
         let origin = open(&hub, "hf://org/m", None).await.unwrap();
-        conformance::suite(&Repository { hub, origin }).await;
+        conformance::suite(&OpenRepository { hub, origin }).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tree_is_listed_whole_and_from_any_path() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     let large = content("large", LARGE);
     let files: [(&str, &[u8]); 6] = [
         ("README.md", b"read me"),
@@ -147,7 +147,7 @@ async fn a_tree_is_listed_whole_and_from_any_path() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revision_is_resolved_once_and_never_moves() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     let (old, new) = (content("old", LARGE), content("new", LARGE));
     let first = hub.publish("models/org/m", "main", &[("w", &old)]);
     hub.publish("models/org/m", "v1.0", &[("w", &old)]);
@@ -176,14 +176,14 @@ async fn a_revision_is_resolved_once_and_never_moves() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_refusal_is_told_by_what_to_do() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     let url = hub.url();
     for (name, guard) in [
-        ("models/org/m", Guard::Public),
-        ("models/org/private", Guard::Private),
-        ("models/org/gated", Guard::Gated),
-        ("models/org/look", Guard::GatedContent),
-        ("models/org/gone", Guard::Disabled),
+        ("models/org/m", RepositoryAccess::Public),
+        ("models/org/private", RepositoryAccess::Private),
+        ("models/org/gated", RepositoryAccess::Gated),
+        ("models/org/look", RepositoryAccess::GatedContent),
+        ("models/org/gone", RepositoryAccess::Disabled),
     ] {
         hub.publish(name, "main", &[("x", b"x")]);
         hub.guard(name, guard);
@@ -226,12 +226,12 @@ async fn each_refusal_is_told_by_what_to_do() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signed_address_is_used_until_it_expires() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     let bytes = content("w", 5 * LARGE);
     hub.publish("models/org/m", "main", &[("w", &bytes)]);
     let origin = open(&hub, "hf://org/m", None).await.unwrap();
     let blob = pinned(&*origin, "w").await.unwrap();
-    let resolved = || hub.tally.got("/w").requests;
+    let resolved = || hub.requests.gets("/w").requests;
     let reads = async || {
         for start in [0, 7, 40_000] {
             let got = fetch(&*origin, &blob, start..start + 9).await.unwrap();
@@ -267,7 +267,7 @@ async fn a_signed_address_is_used_until_it_expires() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_are_obeyed() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     hub.publish("models/org/m", "main", &[("x", b"x")]);
     let origin = open(&hub, "hf://org/m", None).await.unwrap();
     let blob = pinned(&*origin, "x").await.unwrap();
@@ -281,17 +281,17 @@ async fn limits_are_obeyed() {
         error.to_string().contains("limit of requests is used up; try again later, or set HF_TOKEN"),
         "{error}"
     );
-    hub.tally.clear();
+    hub.requests.clear();
     let error = fetch(&*origin, &blob, 0..1).await.unwrap_err();
     assert!(error.to_string().contains("asked to be left alone for another"), "{error}");
-    assert_eq!(hub.tally.got("").requests, 0);
+    assert_eq!(hub.requests.gets("").requests, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renamed_repository_is_followed_with_the_token() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     hub.publish("models/new/gpt2", "main", &[("x", b"small"), ("w", &content("w", LARGE))]);
-    hub.guard("models/new/gpt2", Guard::Private);
+    hub.guard("models/new/gpt2", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/new/gpt2"]);
     for old in ["org/m", "gpt2"] {
         hub.rename(&format!("models/{old}"), "models/new/gpt2");
@@ -306,11 +306,11 @@ async fn a_renamed_repository_is_followed_with_the_token() {
     assert!(error.to_string().contains("more than 5 redirects"), "{error}");
 
     // The token stays with the Hub, wherever that leads.
-    let other = Hub::start();
+    let other = HubServer::start();
     hub.faults.set(Fault::Redirect(other.url()));
     let error = open(&hub, "hf://org/m", Some(TOKEN)).await.unwrap_err();
     assert!(error.to_string().contains("name that as the Hub (HF_ENDPOINT)"), "{error}");
-    assert_eq!(other.tally.got("").requests, 0);
+    assert_eq!(other.requests.gets("").requests, 0);
 }
 
 /// The paths in the recording of `huggingface_hub` 2.4 (`snapshot_download` and `HfFileSystem`).
@@ -323,7 +323,7 @@ async fn requests_are_those_of_the_real_client() {
             known.insert(request["url"].as_str().unwrap().split('?').next().unwrap().to_owned());
         }
     }
-    let hub = Hub::start();
+    let hub = HubServer::start();
     hub.direct();
     let large = content("model", LARGE);
     let files: [(&str, &[u8]); 4] =
@@ -344,8 +344,8 @@ async fn requests_are_those_of_the_real_client() {
     let recorded = "0123456789abcdef0123456789abcdef01234567";
     let as_recorded =
         |path: &str| commits.iter().fold(path.to_owned(), |path, commit| path.replace(commit, recorded));
-    let asked = hub.tally.of(Method::GET, |_| true).requests;
-    let like_it = hub.tally.of(Method::GET, |path| known.contains(&as_recorded(path))).requests;
+    let asked = hub.requests.of(Method::GET, |_| true).requests;
+    let like_it = hub.requests.of(Method::GET, |path| known.contains(&as_recorded(path))).requests;
     assert!(asked > 10);
     assert_eq!(like_it, asked);
 }

@@ -9,12 +9,12 @@ use bdnfs::origin;
 use bdnfs::source::{Access, HubAccess, S3Access};
 use bdnfs::tier::conformance::pinned;
 use bdnfs::tier::{Origin, Urgency};
-use bdnfs_tests::bdnfs::Machine;
 use bdnfs_tests::fault::{Fault, Faults};
-use bdnfs_tests::hub::Hub;
-use bdnfs_tests::s3::{Keys, S3};
-use bdnfs_tests::tree::{compare_file, content, file};
-use bdnfs_tests::web::Web;
+use bdnfs_tests::hub::HubServer;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::s3::{Keys, S3Server};
+use bdnfs_tests::tree::{assert_same_file, content, write_file};
+use bdnfs_tests::web::WebServer;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
@@ -23,15 +23,15 @@ use tempfile::TempDir;
 const MIB: usize = 1 << 20;
 
 /// A source of each kind with one file in it, and what goes wrong with it.
-struct Sources {
+struct FaultySources {
     root: TempDir,
-    s3: S3,
-    web: Web,
-    hub: Hub,
+    s3: S3Server,
+    web: WebServer,
+    hub: HubServer,
 }
 
 /// One of them, opened.
-struct Opened {
+struct OpenOrigin {
     origin: Arc<dyn Origin>,
     blob: Blob,
     faults: Faults,
@@ -41,14 +41,14 @@ struct Opened {
     what: String,
 }
 
-impl Sources {
+impl FaultySources {
     fn new() -> Self {
         let root = TempDir::with_prefix("bdnfs-sources-").unwrap();
         std::fs::create_dir(root.path().join("bucket")).unwrap();
-        file(&root.path().join("bucket"), "file", 3 * MIB + 9);
-        let s3 = S3::start(root.path(), None);
-        let web = Web::start(&root.path().join("bucket"));
-        let hub = Hub::start();
+        write_file(&root.path().join("bucket"), "file", 3 * MIB + 9);
+        let s3 = S3Server::start(root.path(), None);
+        let web = WebServer::start(&root.path().join("bucket"));
+        let hub = HubServer::start();
         let bytes = content("file", 3 * MIB + 9);
         hub.publish("models/o/r", "main", &[("file", &bytes)]);
         Self { root, s3, web, hub }
@@ -61,13 +61,13 @@ impl Sources {
         Access { s3: Some(s3), hub: Some(hub), ..Access::default() }
     }
 
-    async fn open(&self) -> [Opened; 3] {
+    async fn open(&self) -> [OpenOrigin; 3] {
         let one = async |uri: &str, path: &str, faults: &Faults, url: String| {
             let origin = origin::open(&uri.parse().unwrap(), &self.access()).await.unwrap();
             let blob = pinned(&*origin, path).await.unwrap();
             let name = origin.name().to_owned();
             let what = if uri.starts_with("http") { name } else { format!("{name}/{path}") };
-            Opened { origin, blob, faults: faults.clone(), url, what }
+            OpenOrigin { origin, blob, faults: faults.clone(), url, what }
         };
         [
             one("s3://bucket", "file", &self.s3.faults, self.s3.server.url()).await,
@@ -77,7 +77,7 @@ impl Sources {
     }
 }
 
-impl Opened {
+impl OpenOrigin {
     async fn read(&self) -> Result<Vec<u8>, Error> {
         let body = self.origin.fetch(&self.blob, 1000..2000, Urgency::Read).await?;
         let pieces: Vec<Bytes> = body.expect("an origin has no misses").try_collect().await?;
@@ -96,10 +96,10 @@ impl Opened {
 }
 
 /// A fault, its kind, and what is said of it of `s3://`, of `https://` and of the storage behind the Hub.
-type Row = (Fault, [(Kind, &'static str); 3]);
+type FaultCase = (Fault, [(Kind, &'static str); 3]);
 
 /// What all three say alike.
-fn alike(fault: Fault, kind: Kind, said: &'static str) -> Row {
+fn alike(fault: Fault, kind: Kind, said: &'static str) -> FaultCase {
     (fault, [(kind, said); 3])
 }
 
@@ -107,7 +107,7 @@ fn alike(fault: Fault, kind: Kind, said: &'static str) -> Row {
 const ADDRESS: (Kind, &str) =
     (Kind::Unavailable, "the storage behind the Hub refuses the address that the Hub gave for it");
 
-fn table() -> Vec<Row> {
+fn table() -> Vec<FaultCase> {
     let refused = |status, said| {
         let fault = Fault::Status(StatusCode::from_u16(status).unwrap(), None);
         (fault, [(Kind::Refused, said), (Kind::Refused, said), ADDRESS])
@@ -166,7 +166,7 @@ fn table() -> Vec<Row> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_fault_is_told() {
-    let sources = Sources::new();
+    let sources = FaultySources::new();
     let all = sources.open().await;
     let attempts = all.iter().enumerate().map(|(source, opened)| async move {
         for (fault, said) in table() {
@@ -180,7 +180,7 @@ async fn each_fault_is_told() {
     });
     join_all(attempts).await;
     // The object is replaced; the web server has the same files.
-    file(&sources.root.path().join("bucket"), "other", 3 * MIB + 9);
+    write_file(&sources.root.path().join("bucket"), "other", 3 * MIB + 9);
     std::fs::rename(sources.root.path().join("bucket/other"), sources.root.path().join("bucket/file"))
         .unwrap();
     for (opened, code) in all.iter().zip([", PreconditionFailed", ""]) {
@@ -195,7 +195,7 @@ async fn each_fault_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_is_waited_for_or_told() {
-    let sources = Sources::new();
+    let sources = FaultySources::new();
     for opened in sources.open().await {
         opened.faults.times(Fault::Limited(1, 1), 1);
         opened.read().await.expect("after a second");
@@ -238,7 +238,7 @@ async fn a_name_that_nobody_knows_is_told() {
 
 #[test]
 fn half_of_all_answers_may_be_503() {
-    let sources = Sources::new();
+    let sources = FaultySources::new();
     let machine =
         Machine::new().s3(&sources.s3.server.url(), &Keys::sample()).env("HF_ENDPOINT", sources.hub.url());
     let original = sources.root.path().join("bucket/file");
@@ -249,6 +249,6 @@ fn half_of_all_answers_may_be_503() {
     }
     for (name, uri) in [("s3", "s3://bucket"), ("web", &sources.web.url("file")), ("hub", "hf://o/r")] {
         let point = machine.mount(uri, name);
-        compare_file(&original, &point.join("file"));
+        assert_same_file(&original, &point.join("file"));
     }
 }

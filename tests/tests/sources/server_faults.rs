@@ -8,13 +8,14 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use bdnfs_tests::bdnfs::{Machine, eventually};
 use bdnfs_tests::fault::{Fault, Faults};
-use bdnfs_tests::proxy::Weather;
-use bdnfs_tests::tools::within;
-use bdnfs_tests::tree::{file, same};
-use bdnfs_tests::web::Web;
-use bdnfs_tests::world::World;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::with_timeout;
+use bdnfs_tests::tree::{assert_same, write_file};
+use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
@@ -24,18 +25,18 @@ const LONG: Duration = Duration::from_secs(100);
 
 #[test]
 fn a_server_stopped_and_started_again_in_mid_read() {
-    let mut world = World::new();
-    let bytes = world.put("large", 48 * MIB);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    world.proxy.set(Weather { rate: Some(16 << 20), ..Weather::default() });
+    let mut env = TestEnv::new();
+    let bytes = env.put("large", 48 * MIB);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    env.proxy.set(NetworkFault { rate: Some(16 << 20), ..NetworkFault::default() });
     let reader = thread::spawn(move || fs::read(point.join("large")));
     for quarter in 1..4 {
-        eventually("some of it has passed", || world.proxy.passed() > (quarter * 8) << 20);
-        world.s3.server.stop();
+        eventually("some of it has passed", || env.proxy.passed() > (quarter * 8) << 20);
+        env.s3.server.stop();
         sleep(Duration::from_millis(700));
-        world.s3.server.resume();
+        env.s3.server.resume();
     }
-    same(&bytes, &reader.join().unwrap().unwrap(), "what was read across three restarts");
+    assert_same(&bytes, &reader.join().unwrap().unwrap(), "what was read across three restarts");
 }
 
 #[test]
@@ -50,13 +51,13 @@ fn answers_that_are_wrong_for_a_while_do_no_harm() {
         Fault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
     ];
     at_once(faults, |fault| {
-        let world = World::new();
-        let bytes = world.put("file", 3 * MIB + 9);
-        let point = world.machine.mount("s3://bucket", "mnt");
-        world.s3.faults.times(fault.clone(), 2);
-        let read = within(LONG, move || fs::read(point.join("file")));
+        let env = TestEnv::new();
+        let bytes = env.put("file", 3 * MIB + 9);
+        let point = env.machine.mount("s3://bucket", "mnt");
+        env.s3.faults.times(fault.clone(), 2);
+        let read = with_timeout(LONG, move || fs::read(point.join("file")));
         let read = read.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
-        same(&bytes, &read, &format!("{fault:?}"));
+        assert_same(&bytes, &read, &format!("{fault:?}"));
     });
 }
 
@@ -64,10 +65,10 @@ fn answers_that_are_wrong_for_a_while_do_no_harm() {
 fn objects_that_stay_wrong_are_never_read() {
     let faults = [Fault::WrongRange, Fault::Truncate(1000), Fault::Status(StatusCode::FORBIDDEN, None)];
     at_once(faults, |fault| {
-        let world = World::new();
-        let bytes = world.put("file", 3 * MIB + 9);
-        let point = world.machine.mount("s3://bucket", "mnt");
-        never_wrong(&world.s3.faults, fault, &bytes, &point.join("file"));
+        let env = TestEnv::new();
+        let bytes = env.put("file", 3 * MIB + 9);
+        let point = env.machine.mount("s3://bucket", "mnt");
+        never_wrong(&env.s3.faults, fault, &bytes, &point.join("file"));
     });
 }
 
@@ -83,8 +84,8 @@ fn files_of_a_web_server_that_stay_wrong_are_never_read() {
     ];
     at_once(faults, |fault| {
         let root = TempDir::new().unwrap();
-        let bytes = file(root.path(), "file", 3 * MIB + 9);
-        let (web, machine) = (Web::start(root.path()), Machine::new());
+        let bytes = write_file(root.path(), "file", 3 * MIB + 9);
+        let (web, machine) = (WebServer::start(root.path()), Machine::new());
         let point = machine.mount(web.url("file"), "mnt");
         never_wrong(&web.faults, fault, &bytes, &point.join("file"));
     });
@@ -102,42 +103,42 @@ fn at_once(faults: impl IntoIterator<Item = Fault>, attempt: fn(Fault)) {
 fn never_wrong(faults: &Faults, fault: Fault, bytes: &[u8], path: &Path) {
     faults.set(fault.clone());
     let (reader, mut read) = (File::open(path).unwrap(), vec![0; 100_000]);
-    let (read, result) = within(LONG, move || {
+    let (read, result) = with_timeout(LONG, move || {
         let result = reader.read_exact_at(&mut read, 1_500_000);
         (read, result)
     });
     // Some of it may come through in spite of the fault, if anybody is so patient; then it must be right.
     match result {
-        Ok(()) => same(&bytes[1_500_000..1_600_000], &read, &format!("{fault:?}")),
+        Ok(()) => assert_same(&bytes[1_500_000..1_600_000], &read, &format!("{fault:?}")),
         Err(error) => {
             let expected = [libc::EIO, libc::EBADMSG, libc::EACCES, libc::ETIMEDOUT];
             assert!(expected.contains(&error.raw_os_error().unwrap()), "{fault:?}: {error}");
         }
     }
     faults.clear();
-    same(bytes, &fs::read(path).unwrap(), &format!("after {fault:?}"));
+    assert_same(bytes, &fs::read(path).unwrap(), &format!("after {fault:?}"));
 }
 
 #[test]
 fn a_slow_server_is_not_a_dead_one() {
-    let world = World::new();
-    let bytes = world.put("file", 12 * MIB);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    world.proxy.set(Weather {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 12 * MIB);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    env.proxy.set(NetworkFault {
         rate: Some(MIB as u64),
         delay: Duration::from_millis(5),
-        ..Weather::default()
+        ..NetworkFault::default()
     });
-    let read = within(LONG, move || fs::read(point.join("file")));
-    same(&bytes, &read.unwrap(), "what came slowly");
+    let read = with_timeout(LONG, move || fs::read(point.join("file")));
+    assert_same(&bytes, &read.unwrap(), "what came slowly");
 }
 
 #[test]
 fn connections_that_break_again_and_again() {
-    let world = World::new();
-    let bytes = world.put("file", 24 * MIB);
-    let point = world.machine.mount("s3://bucket", "mnt");
-    world.proxy.set(Weather { cut: Some(3 << 20), ..Weather::default() });
-    let read: io::Result<Vec<u8>> = within(LONG, move || fs::read(point.join("file")));
-    same(&bytes, &read.unwrap(), "what came in pieces");
+    let env = TestEnv::new();
+    let bytes = env.put("file", 24 * MIB);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    env.proxy.set(NetworkFault { cut: Some(3 << 20), ..NetworkFault::default() });
+    let read: io::Result<Vec<u8>> = with_timeout(LONG, move || fs::read(point.join("file")));
+    assert_same(&bytes, &read.unwrap(), "what came in pieces");
 }

@@ -21,21 +21,21 @@ use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-use super::view::View;
-use super::wire::{Store, Wire};
+use super::view::SimView;
+use super::wire::{SimMirror, SimNetwork};
 use super::{ALL, STREAMS, Sim, TENANT};
 
 /// How long a node waits after it has begun.
 const SETTLED: Duration = Duration::from_secs(4);
 
 /// One of them.
-pub struct Node {
+pub struct SimNode {
     pub id: String,
     pub server: Arc<Server>,
-    pub view: Arc<View>,
+    pub view: Arc<SimView>,
     sim: Weak<Sim>,
     peers: OnceLock<Arc<Peers>>,
-    blobs: Mutex<HashMap<Digest, Arc<Held>>>,
+    blobs: Mutex<HashMap<Digest, Arc<SimContent>>>,
     holders: Mutex<Vec<Holder>>,
     moved: AtomicU64,
     alive: Mutex<bool>,
@@ -44,7 +44,7 @@ pub struct Node {
 
 /// What a node has in memory: requests to others and of others, flights, and those of whom it remembers something.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Load {
+pub struct SimLoad {
     pub asking: usize,
     pub answering: usize,
     pub flights: usize,
@@ -52,7 +52,7 @@ pub struct Load {
 }
 
 /// What a node has of a blob.
-struct Held {
+struct SimContent {
     blob: Blob,
     present: Mutex<Vec<bool>>,
     waiting: Flights,
@@ -75,10 +75,10 @@ pub fn named(digest: Digest) -> Blob {
     }
 }
 
-impl Node {
+impl SimNode {
     /// A node that announces itself as `member`, and knows of nobody yet.
     pub fn new(sim: &Arc<Sim>, member: Member) -> Arc<Self> {
-        let view = Arc::new(View::default());
+        let view = Arc::new(SimView::default());
         view.learn(member.clone());
         view.told.set((Arc::downgrade(sim), member.id.clone())).expect("once");
         let node = Arc::new(Self {
@@ -93,9 +93,9 @@ impl Node {
             alive: Mutex::new(true),
             born: Instant::now(),
         });
-        let wire = Wire { sim: Arc::downgrade(sim), me: member.id.clone() };
+        let wire = SimNetwork { sim: Arc::downgrade(sim), me: member.id.clone() };
         node.peers.set(Peers::new(member, view, Arc::new(wire))).expect("once");
-        node.server.host(TENANT, Arc::new(Rack(Arc::downgrade(&node))));
+        node.server.host(TENANT, Arc::new(SimPeerService(Arc::downgrade(&node))));
         node
     }
 
@@ -109,14 +109,14 @@ impl Node {
         *self.alive.lock()
     }
 
-    fn held(self: &Arc<Self>, blob: &Blob) -> Arc<Held> {
+    fn held(self: &Arc<Self>, blob: &Blob) -> Arc<SimContent> {
         let Key::Content(digest) = blob.key else { panic!("by content") };
         let mut blobs = self.blobs.lock();
         let held = blobs.entry(digest).or_insert_with(|| {
             // Each blob is a snapshot of its own.
             let mut tiers: Vec<Arc<dyn Tier>> = self.peers().seats(TENANT, digest).into();
-            tiers.push(Arc::new(Store(self.sim.clone())));
-            Arc::new(Held {
+            tiers.push(Arc::new(SimMirror(self.sim.clone())));
+            Arc::new(SimContent {
                 blob: blob.clone(),
                 present: Mutex::new(vec![false; ALL as usize]),
                 waiting: Flights::default(),
@@ -139,7 +139,7 @@ impl Node {
         let held = self.held(blob);
         let flights = stream::iter(held.ladder.turns(blob, 0)).for_each_concurrent(STREAMS, |run| {
             let held = held.clone();
-            let absent = move |held: &Held| run.clone().find(|i| !held.present.lock()[*i as usize]);
+            let absent = move |held: &SimContent| run.clone().find(|i| !held.present.lock()[*i as usize]);
             async move {
                 while let Some(index) = absent(&held).filter(|_| self.is_alive()) {
                     held.ladder.calm(&held.blob).await;
@@ -171,14 +171,14 @@ impl Node {
 
     /// Whether it neither makes a request nor waits for one.
     pub fn is_at_rest(&self) -> bool {
-        let idle = |held: &Arc<Held>| held.waiting.all().is_empty() && held.direct.all().is_empty();
+        let idle = |held: &Arc<SimContent>| held.waiting.all().is_empty() && held.direct.all().is_empty();
         self.blobs.lock().values().all(idle) && self.peers().under_way() == 0 && self.server.busy() == 0
     }
 
     /// How much it has in memory that is bounded by what it does itself, and by the cluster's size.
-    pub fn load(&self) -> Load {
-        let flights = |held: &Arc<Held>| held.waiting.all().len() + held.direct.all().len();
-        Load {
+    pub fn load(&self) -> SimLoad {
+        let flights = |held: &Arc<SimContent>| held.waiting.all().len() + held.direct.all().len();
+        SimLoad {
             asking: self.peers().under_way(),
             answering: self.server.busy(),
             flights: self.blobs.lock().values().map(flights).sum(),
@@ -187,9 +187,9 @@ impl Node {
     }
 }
 
-impl Held {
+impl SimContent {
     /// As `Content` does it.
-    fn board(self: &Arc<Self>, node: &Arc<Node>, asked: Option<Reach>, index: u64) -> Option<Arc<Flight>> {
+    fn board(self: &Arc<Self>, node: &Arc<SimNode>, asked: Option<Reach>, index: u64) -> Option<Arc<Flight>> {
         let reach = asked.unwrap_or_else(|| self.ladder.reach(&self.blob, index));
         let most = self.ladder.blocks(&self.blob, index);
         if let Some(flight) = self.direct.find(index) {
@@ -206,7 +206,7 @@ impl Held {
         }
     }
 
-    async fn fly(self: Arc<Self>, node: Weak<Node>, reach: Reach, flight: Arc<Flight>) {
+    async fn fly(self: Arc<Self>, node: Weak<SimNode>, reach: Reach, flight: Arc<Flight>) {
         let accept = |arrival: Arrival| {
             self.present.lock()[arrival.index as usize] = true;
             if let Some(node) = node.upgrade() {
@@ -225,15 +225,15 @@ impl Held {
 }
 
 /// What a node gives to others.
-struct Rack(Weak<Node>);
+struct SimPeerService(Weak<SimNode>);
 
-impl std::fmt::Debug for Rack {
+impl std::fmt::Debug for SimPeerService {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Rack")
     }
 }
 
-impl Shelf for Rack {
+impl Shelf for SimPeerService {
     fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             let Some((node, sim)) =
@@ -243,9 +243,10 @@ impl Shelf for Rack {
             };
             let blocks = ask.range.start / BLOCK..ask.range.end / BLOCK;
             let known = node.blobs.lock().get(&ask.blob).cloned();
-            let has = |held: &Arc<Held>, index: u64| held.present.lock()[index as usize];
-            let brings = |held: &Arc<Held>, index| has(held, index) || held.direct.find(index).is_some();
-            let gives = |held: &Arc<Held>| match ask.role {
+            let has = |held: &Arc<SimContent>, index: u64| held.present.lock()[index as usize];
+            let brings =
+                |held: &Arc<SimContent>, index| has(held, index) || held.direct.find(index).is_some();
+            let gives = |held: &Arc<SimContent>| match ask.role {
                 Role::Owner => true,
                 Role::Holder => blocks.clone().all(|index| has(held, index)),
                 Role::Leaver => blocks.clone().all(|index| brings(held, index)),
@@ -278,6 +279,6 @@ impl Shelf for Rack {
     }
 }
 
-fn board_direct(held: &Arc<Held>, node: &Arc<Node>, index: u64) -> Option<Arc<Flight>> {
+fn board_direct(held: &Arc<SimContent>, node: &Arc<SimNode>, index: u64) -> Option<Arc<Flight>> {
     if held.present.lock()[index as usize] { None } else { held.board(node, Some(Reach::Direct), index) }
 }

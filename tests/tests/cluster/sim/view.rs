@@ -5,22 +5,22 @@ use std::sync::{Arc, OnceLock, Weak};
 use bdnfs::peer::Member;
 use bdnfs::peer::members::{Members, Roll};
 
-use super::{NEWS, Sign, Sim};
+use super::{GOSSIP_DELAY_MS, MemberEvent, Sim};
 
 /// What a node knows of the others.
 #[derive(Default)]
-pub struct View {
+pub struct SimView {
     roll: Roll,
     pub told: OnceLock<(Weak<Sim>, String)>,
 }
 
-impl std::fmt::Debug for View {
+impl std::fmt::Debug for SimView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("View")
     }
 }
 
-impl View {
+impl SimView {
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<Member>>)) {
         let mut list = self.roll.live().to_vec();
         change(&mut list);
@@ -49,7 +49,7 @@ impl View {
     }
 }
 
-impl Members for View {
+impl Members for SimView {
     fn roll(&self) -> &Roll {
         &self.roll
     }
@@ -64,7 +64,7 @@ impl Members for View {
         if let Some(own) = self.of(me).filter(|own| !own.draining) {
             let member = Member { holds, ..(*own).clone() };
             self.learn(member);
-            sim.spread(me, NEWS, Sign::Life);
+            sim.spread(me, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
     }
 }

@@ -27,12 +27,12 @@ const NETWORK_BLOCK: Duration = Duration::from_millis(1);
 
 /// The way to other nodes.
 #[derive(Debug)]
-pub struct Wire {
+pub struct SimNetwork {
     pub sim: Weak<Sim>,
     pub me: String,
 }
 
-impl Link for Wire {
+impl Link for SimNetwork {
     fn ask<'a>(&'a self, peer: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
         async move {
             let gone = || Error::new(Kind::Unavailable, format!("{} refuses the connection", peer.id));
@@ -70,9 +70,9 @@ impl Link for Wire {
 
 /// The mirror.
 #[derive(Debug)]
-pub struct Store(pub Weak<Sim>);
+pub struct SimMirror(pub Weak<Sim>);
 
-impl Tier for Store {
+impl Tier for SimMirror {
     fn rung(&self) -> Rung {
         Rung::Mirror
     }

@@ -3,15 +3,15 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use bdnfs_tests::bdnfs::Machine;
 use bdnfs_tests::fault::Fault;
-use bdnfs_tests::hub::{Guard, Hub};
+use bdnfs_tests::hub::{HubServer, RepositoryAccess};
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::tree::{compare, file, same};
-use bdnfs_tests::web::Web;
+use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file};
+use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
 
-use super::{MIB, Shut, TOKEN, json};
+use super::{GuardedBucket, MIB, TOKEN, json};
 
 /// Puts a secret into each kind of store in turn, and has `attempt` run with the options that lead there.
 fn kept(machine: Machine, name: &str, secret: &str, mut attempt: impl FnMut(&Machine, &[&str])) -> Machine {
@@ -32,8 +32,8 @@ fn kept(machine: Machine, name: &str, secret: &str, mut attempt: impl FnMut(&Mac
 
 #[test]
 fn a_secret_by_name_opens_what_speaks_s3() {
-    let Shut { machine, s3, root } = Shut::new();
-    file(&root.path().join("bucket"), "model/w", 3 * MIB);
+    let GuardedBucket { machine, s3, root } = GuardedBucket::new();
+    write_file(&root.path().join("bucket"), "model/w", 3 * MIB);
     let secret = json(&Keys::sample(), &s3.server.url());
     let mut number = 0;
     let machine = kept(machine, "aws-key", &secret, |machine, options| {
@@ -44,7 +44,7 @@ fn a_secret_by_name_opens_what_speaks_s3() {
         }
         number += 1;
         let point = machine.mount_with("s3://bucket/model", &format!("mnt{number}"), options);
-        compare(&root.path().join("bucket/model"), &point);
+        assert_same_tree(&root.path().join("bucket/model"), &point);
     });
     machine
         .run(&["ls", "s3://bucket", "--secret", "none"])
@@ -56,8 +56,8 @@ fn a_secret_by_name_opens_what_speaks_s3() {
 
 #[test]
 fn a_key_in_a_file_needs_no_region_where_the_service_has_none() {
-    let Shut { machine, s3, root } = Shut::new();
-    file(&root.path().join("bucket"), "w", 1000);
+    let GuardedBucket { machine, s3, root } = GuardedBucket::new();
+    write_file(&root.path().join("bucket"), "w", 1000);
     let Keys { access, secret, .. } = Keys::sample();
     let key = machine.directory("keys").join("key.json");
     let text = format!("{{\"access_key_id\": \"{access}\", \"secret_access_key\": \"{secret}\"}}");
@@ -71,9 +71,9 @@ fn a_key_in_a_file_needs_no_region_where_the_service_has_none() {
 
 #[test]
 fn a_secret_by_name_opens_the_hub() {
-    let hub = Hub::start();
+    let hub = HubServer::start();
     hub.publish("models/o/r", "main", &[("x", b"weights")]);
-    hub.guard("models/o/r", Guard::Private);
+    hub.guard("models/o/r", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/o/r"]);
     let machine = Machine::new().env("HF_ENDPOINT", hub.url()).env("HF_TOKEN", "hf_ofAnotherAccount");
     let machine = kept(machine, "hf_access_token", &format!("{TOKEN}\n"), |machine, options| {
@@ -93,8 +93,8 @@ fn a_secret_by_name_opens_the_hub() {
 #[test]
 fn a_secret_by_name_opens_a_web_server_and_stays_with_it() {
     let root = TempDir::new().unwrap();
-    let bytes = file(root.path(), "w", 2 * MIB);
-    let (web, other) = (Web::start(root.path()), Web::start(root.path()));
+    let bytes = write_file(root.path(), "w", 2 * MIB);
+    let (web, other) = (WebServer::start(root.path()), WebServer::start(root.path()));
     let machine = Machine::new();
     for (secret, value) in [
         (TOKEN, format!("Bearer {TOKEN}")),
@@ -117,7 +117,7 @@ fn a_secret_by_name_opens_a_web_server_and_stays_with_it() {
     let point = machine.mount_with(web.url("w"), "mnt", &["--secret", "web"]);
     web.faults.set(Fault::Redirect(other.server.url()));
     // Both servers have the same file, as two hosts of one site would.
-    same(&bytes, &fs::read(point.join("w")).unwrap(), "what came by the redirect");
-    assert!(other.tally.got("w").requests > 0 && web.told() > 0);
-    assert_eq!(other.told(), 0, "requests elsewhere that told who asks");
+    assert_same(&bytes, &fs::read(point.join("w")).unwrap(), "what came by the redirect");
+    assert!(other.requests.gets("w").requests > 0 && web.authorized_requests() > 0);
+    assert_eq!(other.authorized_requests(), 0, "requests elsewhere that told who asks");
 }

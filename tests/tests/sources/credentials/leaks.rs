@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use bdnfs_tests::bdnfs::Machine;
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::sts::{MARK, Sts};
-use bdnfs_tests::tools::tool;
-use bdnfs_tests::tree::file;
-use bdnfs_tests::web::Web;
+use bdnfs_tests::sts::{STS_SECRET, StsServer};
+use bdnfs_tests::tools::program;
+use bdnfs_tests::tree::write_file;
+use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
 
-use super::{MIB, Shut, TOKEN, json};
+use super::{GuardedBucket, MIB, TOKEN, json};
 
 /// All processes that came of `pid`, itself included.
 fn family(pid: i32) -> Vec<i32> {
@@ -30,14 +30,14 @@ fn family(pid: i32) -> Vec<i32> {
 
 #[test]
 fn no_secret_is_seen_anywhere() {
-    let shut = Shut::new();
-    shut.put("w", 3 * MIB);
-    let sts = Sts::start(&shut.s3, Keys::sample(), TOKEN);
+    let guarded = GuardedBucket::new();
+    guarded.put("w", 3 * MIB);
+    let sts = StsServer::start(&guarded.s3, Keys::sample(), TOKEN);
     let root = TempDir::new().unwrap();
-    file(root.path(), "w", MIB);
-    let web = Web::start(root.path());
+    write_file(root.path(), "w", MIB);
+    let web = WebServer::start(root.path());
     web.admit(&[(&format!("Bearer {TOKEN}"), None)]);
-    let (s3, keys) = (shut.s3.server.url(), Keys::sample());
+    let (s3, keys) = (guarded.s3.server.url(), Keys::sample());
     let machine = Machine::new()
         .env("AWS_ENDPOINT_URL", &s3)
         .env("AWS_ENDPOINT_URL_STS", sts.url())
@@ -60,7 +60,7 @@ fn no_secret_is_seen_anywhere() {
     }
     let daemons: Vec<_> = machine.daemons().iter().map(|pid| pid.as_raw_nonzero().get()).collect();
     assert_eq!(daemons.len(), 1);
-    let planted = [TOKEN, &keys.secret, MARK];
+    let planted = [TOKEN, &keys.secret, STS_SECRET];
     let holds = |text: &[u8]| planted.iter().find(|secret| String::from_utf8_lossy(text).contains(**secret));
     for pid in daemons.into_iter().flat_map(family) {
         for what in ["cmdline", "environ"] {
@@ -69,7 +69,7 @@ fn no_secret_is_seen_anywhere() {
         }
     }
     // Whatever is refused is told without them.
-    shut.s3.door().close();
+    guarded.s3.allowed_keys().revoke_all();
     web.admit(&[]);
     sts.server.url();
     for line in [
@@ -88,7 +88,7 @@ fn no_secret_is_seen_anywhere() {
     for text in said {
         assert_eq!(holds(text.as_bytes()), None, "{text}");
     }
-    let mut grep = tool("grep");
+    let mut grep = program("grep");
     grep.args(["-r", "-a", "-s", "-l", "-F"]);
     planted.iter().for_each(|secret| _ = grep.args(["-e", secret]));
     let output = grep.arg(machine.cache()).output().unwrap();

@@ -5,26 +5,27 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::sts::Sts;
-use bdnfs_tests::tree::same;
+use bdnfs_tests::sts::StsServer;
+use bdnfs_tests::tree::assert_same;
 
-use super::{MIB, Shut, TOKEN};
+use super::{GuardedBucket, MIB, TOKEN};
 
 #[test]
 fn a_role_is_taken_on_and_its_keys_are_renewed_before_they_expire() {
-    let shut = Shut::new();
-    let bytes = shut.put("w", 40 * MIB);
-    let sts = Sts::start(&shut.s3, Keys::sample(), TOKEN);
-    let token = shut.machine.directory("identity").join("token");
+    let guarded = GuardedBucket::new();
+    let bytes = guarded.put("w", 40 * MIB);
+    let sts = StsServer::start(&guarded.s3, Keys::sample(), TOKEN);
+    let token = guarded.machine.directory("identity").join("token");
     fs::write(&token, format!("{TOKEN}\n")).unwrap();
     let machine = Machine::new()
-        .env("AWS_ENDPOINT_URL", shut.s3.server.url())
+        .env("AWS_ENDPOINT_URL", guarded.s3.server.url())
         .env("AWS_ENDPOINT_URL_STS", sts.url())
         .env("AWS_WEB_IDENTITY_TOKEN_FILE", &token);
     // Only who signs with a key of the token service is let in.
-    shut.s3.door().close();
+    guarded.s3.allowed_keys().revoke_all();
     sts.lasts(Duration::from_secs(2));
     let oidc = ["--auth", "AWS_OIDC", "--role", "arn:aws:iam::1:role/r"];
     let point = machine.mount_with("s3://bucket", "mnt", &oidc);
@@ -44,7 +45,7 @@ fn a_role_is_taken_on_and_its_keys_are_renewed_before_they_expire() {
         .collect();
     for reader in readers {
         let (at, page) = reader.join().unwrap();
-        same(&bytes[at..at + 4096], &page, "what was read after the key's end");
+        assert_same(&bytes[at..at + 4096], &page, "what was read after the key's end");
     }
     assert_eq!(sts.given(), given + 1, "one key for all who read at once");
     machine.umount(&point);
@@ -65,11 +66,11 @@ fn a_role_is_taken_on_and_its_keys_are_renewed_before_they_expire() {
 
 #[test]
 fn a_role_is_taken_on_with_the_key_that_there_is() {
-    let shut = Shut::new();
-    shut.put("w", 1000);
-    let sts = Sts::start(&shut.s3, Keys::sample(), TOKEN);
-    shut.s3.door().close();
-    let (s3, sts_url) = (shut.s3.server.url(), sts.url());
+    let guarded = GuardedBucket::new();
+    guarded.put("w", 1000);
+    let sts = StsServer::start(&guarded.s3, Keys::sample(), TOKEN);
+    guarded.s3.allowed_keys().revoke_all();
+    let (s3, sts_url) = (guarded.s3.server.url(), sts.url());
     let machine = || Machine::new().env("AWS_ENDPOINT_URL", &s3).env("AWS_ENDPOINT_URL_STS", &sts_url);
     let assume = ["ls", "s3://bucket", "--auth", "AWS_ASSUME_ROLE", "--role", "arn:aws:iam::1:role/r"];
     let Keys { access, secret, .. } = Keys::sample();

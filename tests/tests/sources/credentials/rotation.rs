@@ -5,19 +5,20 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bdnfs_tests::bdnfs::{Machine, eventually};
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::tools::{run, tool};
-use bdnfs_tests::tree::{file, same};
-use bdnfs_tests::web::Web;
+use bdnfs_tests::tools::{program, run};
+use bdnfs_tests::tree::{assert_same, write_file};
+use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
 
-use super::{MIB, Shut, TOKEN, json};
+use super::{GuardedBucket, MIB, TOKEN, json};
 
 /// A directory of secrets as Kubernetes mounts it: all of it is replaced at once.
-struct Mounted(PathBuf);
+struct SecretVolume(PathBuf);
 
-impl Mounted {
+impl SecretVolume {
     fn replace(&self, version: &str, name: &str, secret: &str) {
         let at = |name: &str| self.0.join(name);
         fs::create_dir(at(version)).unwrap();
@@ -30,32 +31,32 @@ impl Mounted {
 
 #[test]
 fn a_secret_that_is_rotated_in_mid_read_is_noticed() {
-    let shut = Shut::new();
-    let bytes = shut.put("w", 40 * MIB);
-    let secrets = Mounted(shut.machine.directory("secrets"));
-    let url = shut.s3.server.url();
+    let guarded = GuardedBucket::new();
+    let bytes = guarded.put("w", 40 * MIB);
+    let secrets = SecretVolume(guarded.machine.directory("secrets"));
+    let url = guarded.s3.server.url();
     secrets.replace("..1", "aws", &json(&Keys::sample(), &url));
     let path = secrets.0.display().to_string();
-    let point = shut.machine.mount_with("s3://bucket", "mnt", &["--secrets", &path, "--secret", "aws"]);
+    let point = guarded.machine.mount_with("s3://bucket", "mnt", &["--secrets", &path, "--secret", "aws"]);
     let reader = fs::File::open(point.join("w")).unwrap();
     let mut page = vec![0; 4096];
     reader.read_exact_at(&mut page, 0).unwrap();
 
     let new = Keys { access: "AKIANEW".into(), secret: "other+secret".into(), token: None };
-    shut.s3.door().close();
-    shut.s3.door().admit(new.clone(), None);
+    guarded.s3.allowed_keys().revoke_all();
+    guarded.s3.allowed_keys().allow(new.clone(), None);
     let refused = reader.read_exact_at(&mut page, 36 * MIB as u64).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EACCES), "{refused}");
     secrets.replace("..2", "aws", &json(&new, &url));
     reader.read_exact_at(&mut page, 30 * MIB as u64).unwrap();
-    same(&bytes[30 * MIB..30 * MIB + 4096], &page, "what was read with the new key");
-    same(&bytes, &fs::read(point.join("w")).unwrap(), "all of it");
+    assert_same(&bytes[30 * MIB..30 * MIB + 4096], &page, "what was read with the new key");
+    assert_same(&bytes, &fs::read(point.join("w")).unwrap(), "all of it");
 }
 
 /// A token that says itself until when it is good.
 fn jwt(end: SystemTime) -> String {
     let claims = format!("{{\"exp\": {}}}", end.duration_since(UNIX_EPOCH).unwrap().as_secs());
-    let mut base64 = tool("base64");
+    let mut base64 = program("base64");
     let file = TempDir::new().unwrap();
     fs::write(file.path().join("claims"), claims).unwrap();
     let text = run(base64.arg("-w0").arg(file.path().join("claims")));
@@ -71,10 +72,10 @@ fn after(seconds: u64) -> SystemTime {
 #[test]
 fn a_token_that_expires_after_two_seconds_is_renewed_or_named() {
     let root = TempDir::new().unwrap();
-    let bytes = file(root.path(), "w", 40 * MIB);
-    let web = Web::start(root.path());
+    let bytes = write_file(root.path(), "w", 40 * MIB);
+    let web = WebServer::start(root.path());
     let machine = Machine::new();
-    let secrets = Mounted(machine.directory("secrets"));
+    let secrets = SecretVolume(machine.directory("secrets"));
     let end = after(2);
     let first = jwt(end);
     web.admit(&[(&format!("Bearer {first}"), None)]);
@@ -92,7 +93,7 @@ fn a_token_that_expires_after_two_seconds_is_renewed_or_named() {
     let refused = reader.read_exact_at(&mut page, 36 * MIB as u64).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EACCES), "{refused}");
     let line = machine.run(&[&["ls", &web.url("w")][..], &options].concat()).fails(&[]);
-    let text = run(tool("date").arg("-u").arg("-d").arg(seconds(end)).arg("+%Y-%m-%dT%H:%M:%SZ"));
+    let text = run(program("date").arg("-u").arg("-d").arg(seconds(end)).arg("+%Y-%m-%dT%H:%M:%SZ"));
     let said = format!(
         "bdnfs: {}: the server answers 401 Unauthorized; the secret \"web\" expired at {}; renew it",
         web.url("w"),
@@ -102,8 +103,8 @@ fn a_token_that_expires_after_two_seconds_is_renewed_or_named() {
 
     secrets.replace("..2", "web", &second);
     reader.read_exact_at(&mut page, 30 * MIB as u64).unwrap();
-    same(&bytes[30 * MIB..30 * MIB + 4096], &page, "what was read with the new token");
-    same(&bytes, &fs::read(point.join("w")).unwrap(), "all of it");
+    assert_same(&bytes[30 * MIB..30 * MIB + 4096], &page, "what was read with the new token");
+    assert_same(&bytes, &fs::read(point.join("w")).unwrap(), "all of it");
 }
 
 fn seconds(time: SystemTime) -> String {

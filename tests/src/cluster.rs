@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::agent::Agent;
-use crate::bdnfs::{Machine, Ran, eventually};
-use crate::network::{Host, Network};
-use crate::office::Office;
-use crate::s3::{Keys, S3};
-use crate::serve::Port;
+use crate::agent::AgentProcess;
+use crate::ca::TestCa;
+use crate::command_output::CommandOutput;
+use crate::machine::Machine;
+use crate::network::{NetworkHost, TestNetwork};
+use crate::process::eventually;
+use crate::s3::{Keys, S3Server};
+use crate::serve::ReservedPort;
 use crate::tree;
 
 /// Where agents listen for their peers.
@@ -21,46 +23,46 @@ const MIRROR: &str = "[mirror]\nurl = \"s3://mirror\"\nallow_http = true\n";
 
 /// A mirror of the bucket `bucket`, and the network in which it is reached.
 #[derive(Debug)]
-pub struct Lab {
-    // In this order they go.
-    keeper: Machine,
+pub struct TestCluster {
+    // In this order they are dropped.
+    publisher: Machine,
     /// What serves bucket and mirror.
-    pub s3: S3,
+    pub s3: S3Server,
     /// What signs for nodes of the tenant `default`.
-    pub office: Office,
-    store: Host,
+    pub ca: TestCa,
+    store: NetworkHost,
     /// Where nodes are.
-    pub network: Network,
+    pub network: TestNetwork,
     root: TempDir,
 }
 
 /// A node: an agent that is part of the cluster.
 #[derive(Debug)]
-pub struct Node {
+pub struct ClusterNode {
     /// The agent; `None` while there is none.
-    pub agent: Option<Agent>,
+    pub agent: Option<AgentProcess>,
     /// Its machine.
     pub machine: Machine,
     /// Its host.
-    pub host: Host,
+    pub host: NetworkHost,
     config: String,
 }
 
-impl Lab {
-    /// An empty bucket, behind a link that carries `rate` each way; `None` where there can be no [`Network`].
+impl TestCluster {
+    /// An empty bucket, behind a link that carries `rate` each way; `None` where there can be no [`TestNetwork`].
     ///
     /// # Panics
     /// When it can't be made.
     pub fn new(rate: &str) -> Option<Self> {
-        let network = Network::new()?;
+        let network = TestNetwork::new()?;
         let root = TempDir::with_prefix("bdnfs-lab-").expect("a temporary directory");
         for bucket in ["bucket", "mirror"] {
             std::fs::create_dir(root.path().join(bucket)).expect("a bucket");
         }
         let store = network.host(rate);
-        let s3 = S3::at(root.path(), Some(Keys::sample()), Port::on(&store, 9000));
-        let keeper = Machine::new().within(&store).s3(&s3.server.url(), &Keys::sample());
-        Some(Self { keeper, s3, office: Office::with(&[], "default"), store, network, root })
+        let s3 = S3Server::at(root.path(), Some(Keys::sample()), ReservedPort::on(&store, 9000));
+        let publisher = Machine::new().in_network(&store).s3(&s3.server.url(), &Keys::sample());
+        Some(Self { publisher, s3, ca: TestCa::with(&[], "default"), store, network, root })
     }
 
     /// The directory with the bucket's objects.
@@ -74,17 +76,17 @@ impl Lab {
     /// When that fails.
     pub fn publish(&self, objects: &[(&str, usize)]) {
         for (key, len) in objects {
-            tree::file(&self.bucket(), key, *len);
+            tree::write_file(&self.bucket(), key, *len);
         }
         let add = ["mirror", "add", "s3://bucket", "--mirror", "s3://mirror", "--allow-http"];
-        self.keeper.run(&add).succeeds();
-        self.s3.tally.clear();
+        self.publisher.run(&add).succeeds();
+        self.s3.requests.clear();
     }
 
     /// How often the content of the mirror was read, all of it.
     pub fn reads(&self) -> f64 {
         let is_blob = |path: &str| path.starts_with("/mirror/") && path.contains("/blobs/");
-        let read = self.s3.tally.of(axum::http::Method::GET, is_blob).bytes;
+        let read = self.s3.requests.of(axum::http::Method::GET, is_blob).bytes;
         let objects = std::fs::read_dir(self.bucket()).expect("a bucket");
         let size = |object: std::io::Result<std::fs::DirEntry>| {
             object.expect("an object").metadata().expect("a file").len()
@@ -101,7 +103,7 @@ impl Lab {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node(&self, id: &str, rate: &str, lines: &str) -> Node {
+    pub fn node(&self, id: &str, rate: &str, lines: &str) -> ClusterNode {
         let machine = Machine::new();
         self.node_on(machine, id, rate, lines)
     }
@@ -110,7 +112,7 @@ impl Lab {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node_on(&self, machine: Machine, id: &str, rate: &str, lines: &str) -> Node {
+    pub fn node_on(&self, machine: Machine, id: &str, rate: &str, lines: &str) -> ClusterNode {
         self.configured(lines, &self.seeds(), machine, id, rate)
     }
 
@@ -118,13 +120,20 @@ impl Lab {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node_by(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> Node {
+    pub fn node_by(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> ClusterNode {
         self.configured("", seeds, machine, id, rate)
     }
 
-    fn configured(&self, lines: &str, seeds: &[String], machine: Machine, id: &str, rate: &str) -> Node {
-        self.office.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
-        let who = self.office.lines(id, "ca");
+    fn configured(
+        &self,
+        lines: &str,
+        seeds: &[String],
+        machine: Machine,
+        id: &str,
+        rate: &str,
+    ) -> ClusterNode {
+        self.ca.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
+        let who = self.ca.lines(id, "ca");
         let config = format!("{lines}\n{MIRROR}[cluster]\nseeds = {seeds:?}\n{who}");
         self.started(machine, rate, config)
     }
@@ -133,14 +142,14 @@ impl Lab {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn loner(&self, machine: Machine, rate: &str) -> Node {
+    pub fn standalone_node(&self, machine: Machine, rate: &str) -> ClusterNode {
         self.started(machine, rate, MIRROR.to_owned())
     }
 
-    fn started(&self, machine: Machine, rate: &str, config: String) -> Node {
+    fn started(&self, machine: Machine, rate: &str, config: String) -> ClusterNode {
         let host = self.network.host(rate);
-        let machine = machine.within(&host).s3(&self.s3.server.url(), &Keys::sample());
-        let mut node = Node { agent: None, machine, host, config };
+        let machine = machine.in_network(&host).s3(&self.s3.server.url(), &Keys::sample());
+        let mut node = ClusterNode { agent: None, machine, host, config };
         node.start();
         node
     }
@@ -152,7 +161,7 @@ impl Lab {
     }
 }
 
-impl Node {
+impl ClusterNode {
     /// Starts its agent.
     ///
     /// # Panics
@@ -165,12 +174,12 @@ impl Node {
     ///
     /// # Panics
     /// When there is none.
-    pub fn agent(&self) -> &Agent {
+    pub fn agent(&self) -> &AgentProcess {
         self.agent.as_ref().expect("an agent that runs")
     }
 
     /// Mounts the bucket, and makes all of it local.
-    pub fn stage(&self) -> (PathBuf, Ran) {
+    pub fn stage(&self) -> (PathBuf, CommandOutput) {
         let point = self.machine.directory("mnt");
         let ran = self.machine.try_mount("s3://bucket", &point, &["--wait", "--allow-http"]);
         (point, ran)

@@ -9,10 +9,10 @@ use axum::http::StatusCode;
 use axum::http::header::{CONTENT_RANGE, ETAG};
 use axum::response::{IntoResponse, Response};
 
-use crate::serve::{Port, Server};
+use crate::serve::{HttpServer, ReservedPort};
 
 /// The bucket's name.
-pub const BUCKET: &str = "crowd";
+pub const BUCKET: &str = "large-bucket";
 /// The size of each object, in bytes.
 const SIZE: usize = 16;
 /// How many keys a page has, as S3 has it, and a directory.
@@ -20,19 +20,19 @@ const PAGE: u64 = 1000;
 
 /// A server of one bucket, open to everybody.
 #[derive(Debug)]
-pub struct Crowd {
+pub struct LargeBucket {
     /// To stop and start it.
-    pub server: Server,
+    pub server: HttpServer,
 }
 
 /// What its keys are like.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct LargeBucketShape {
     count: u64,
     depth: usize,
 }
 
-impl Crowd {
+impl LargeBucket {
     /// Serves `count` objects, a thousand in each directory, below `depth` others that have names as long as can be.
     pub fn start(count: u64, depth: usize) -> Self {
         Self::on_port(count, depth, 0)
@@ -40,20 +40,20 @@ impl Crowd {
 
     /// The same, on a port of one's choice.
     pub fn on_port(count: u64, depth: usize, port: u16) -> Self {
-        let app = Router::new().fallback(answer).with_state(Arc::new(Shape { count, depth }));
-        Self { server: Server::at(app, Port::take(port)) }
+        let app = Router::new().fallback(answer).with_state(Arc::new(LargeBucketShape { count, depth }));
+        Self { server: HttpServer::at(app, ReservedPort::take(port)) }
     }
 }
 
-async fn answer(State(shape): State<Arc<Shape>>, request: Request) -> Response {
-    let object = request.uri().path().strip_prefix("/crowd/").filter(|key| !key.is_empty());
+async fn answer(State(shape): State<Arc<LargeBucketShape>>, request: Request) -> Response {
+    let object = request.uri().path().strip_prefix("/large-bucket/").filter(|key| !key.is_empty());
     match object {
         Some(key) => shape.object(key).unwrap_or(StatusCode::NOT_FOUND.into_response()),
         None => shape.page(request.uri().query().unwrap_or_default()).into_response(),
     }
 }
 
-impl Shape {
+impl LargeBucketShape {
     /// Whatever is asked for of an object, its whole content is the answer: it has 16 bytes.
     fn object(&self, key: &str) -> Option<Response> {
         let number: u64 = key.rsplit('-').next()?.parse().ok()?;

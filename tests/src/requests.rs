@@ -1,4 +1,4 @@
-//! A count of what a server was asked for and what it sent: the proof that nothing is fetched that is there.
+//! Counts the requests to a server and the bytes of its answers: the proof that nothing is fetched twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,44 +14,44 @@ use parking_lot::Mutex;
 
 /// What one server served, by method and path. Clones are handles to one and the same.
 #[derive(Clone, Debug, Default)]
-pub struct Tally(Arc<Mutex<BTreeMap<(Method, String), Count>>>);
+pub struct RequestCounter(Arc<Mutex<BTreeMap<(Method, String), RequestCount>>>);
 
 /// Requests, and the bytes of the bodies that answered them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct RequestCount {
     /// Requests received.
     pub requests: u64,
     /// Bytes handed to the network in answer.
     pub bytes: u64,
 }
 
-impl Tally {
+impl RequestCounter {
     /// `app`, counted.
     pub fn around(&self, app: Router) -> Router {
         app.layer(from_fn_with_state(self.clone(), count))
     }
 
     /// Everything of `method` on paths that `select` takes. Paths are as on the wire: encoded, without the query.
-    pub fn of(&self, method: Method, select: impl Fn(&str) -> bool) -> Count {
+    pub fn of(&self, method: Method, select: impl Fn(&str) -> bool) -> RequestCount {
         self.sum(|(m, path)| *m == method && select(path))
     }
 
     /// Everything.
-    pub fn all(&self) -> Count {
+    pub fn all(&self) -> RequestCount {
         self.sum(|_| true)
     }
 
-    fn sum(&self, select: impl Fn(&(Method, String)) -> bool) -> Count {
+    fn sum(&self, select: impl Fn(&(Method, String)) -> bool) -> RequestCount {
         let counts = self.0.lock();
         let chosen = counts.iter().filter(|(key, _)| select(key));
-        chosen.fold(Count::default(), |sum, (_, one)| Count {
+        chosen.fold(RequestCount::default(), |sum, (_, one)| RequestCount {
             requests: sum.requests + one.requests,
             bytes: sum.bytes + one.bytes,
         })
     }
 
     /// All GETs of paths that end in `suffix`.
-    pub fn got(&self, suffix: &str) -> Count {
+    pub fn gets(&self, suffix: &str) -> RequestCount {
         self.of(Method::GET, |path| path.ends_with(suffix))
     }
 
@@ -68,13 +68,13 @@ impl Tally {
     }
 }
 
-async fn count(State(tally): State<Tally>, request: Request, next: Next) -> Response {
+async fn count(State(requests): State<RequestCounter>, request: Request, next: Next) -> Response {
     let key = (request.method().clone(), request.uri().path().to_owned());
-    tally.add(&key, 1, 0);
+    requests.add(&key, 1, 0);
     let (mut head, body) = next.run(request).await.into_parts();
     if let Some(exact) = body.size_hint().exact() {
         head.headers.entry(CONTENT_LENGTH).or_insert(exact.into());
     }
-    let counted = body.into_data_stream().inspect_ok(move |piece| tally.add(&key, 0, piece.len() as u64));
+    let counted = body.into_data_stream().inspect_ok(move |piece| requests.add(&key, 0, piece.len() as u64));
     Response::from_parts(head, Body::from_stream(counted))
 }

@@ -4,38 +4,38 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-use crate::bdnfs::Machine;
-use crate::proxy::Proxy;
-use crate::s3::{Keys, S3};
-use crate::tally::Count;
+use crate::machine::Machine;
+use crate::proxy::TcpProxy;
+use crate::requests::RequestCount;
+use crate::s3::{Keys, S3Server};
 use crate::tree;
 
-/// A world with one bucket in it, called `bucket`.
+/// An S3 server with one bucket, called `bucket`, a proxy before it, and a machine that may read it.
 #[derive(Debug)]
-pub struct World {
+pub struct TestEnv {
     // First, so that it goes first: what is mounted ends before what it reads from.
     /// The machine; its environment has the keys and leads to the server.
     pub machine: Machine,
-    /// What lies between the machine and the server; fair weather at first.
-    pub proxy: Proxy,
+    /// What lies between the machine and the server; without a fault at first.
+    pub proxy: TcpProxy,
     /// The server.
-    pub s3: S3,
+    pub s3: S3Server,
     root: TempDir,
 }
 
-impl World {
-    /// A world with an empty bucket.
+impl TestEnv {
+    /// An environment whose bucket is empty.
     pub fn new() -> Self {
         let root = TempDir::with_prefix("bdnfs-s3-").expect("a temporary directory");
         std::fs::create_dir(root.path().join("bucket")).expect("a bucket");
-        let s3 = S3::start(root.path(), Some(Keys::sample()));
-        let proxy = Proxy::start(s3.server.address());
+        let s3 = S3Server::start(root.path(), Some(Keys::sample()));
+        let proxy = TcpProxy::start(s3.server.address());
         let machine = Machine::new().s3(&proxy.url(), &Keys::sample());
         Self { machine, proxy, s3, root }
     }
 
     /// Another machine that may read it, and write it.
-    pub fn machine_again(&self) -> Machine {
+    pub fn second_machine(&self) -> Machine {
         Machine::new().s3(&self.proxy.url(), &Keys::sample())
     }
 
@@ -55,25 +55,25 @@ impl World {
     }
 
     /// What was fetched of the mirror's blobs.
-    pub fn mirrored(&self) -> Count {
+    pub fn mirrored(&self) -> RequestCount {
         let is_blob = |path: &str| path.starts_with("/mirror/") && path.contains("/blobs/");
-        self.s3.tally.of(axum::http::Method::GET, is_blob)
+        self.s3.requests.of(axum::http::Method::GET, is_blob)
     }
 
     /// Puts an object of `len` bytes that its key determines, and answers with the bytes.
     pub fn put(&self, key: &str, len: usize) -> Vec<u8> {
-        tree::file(&self.bucket(), key, len)
+        tree::write_file(&self.bucket(), key, len)
     }
 
     /// What was fetched of objects whose keys end in `suffix`; listings don't count.
-    pub fn fetched(&self, suffix: &str) -> Count {
+    pub fn fetched(&self, suffix: &str) -> RequestCount {
         self.s3
-            .tally
+            .requests
             .of(axum::http::Method::GET, |path| path.starts_with("/bucket/") && path.ends_with(suffix))
     }
 }
 
-impl Default for World {
+impl Default for TestEnv {
     fn default() -> Self {
         Self::new()
     }

@@ -1,0 +1,82 @@
+//! Processes: wait for them, find them by what they have open, kill them.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// How long any command may take before the test fails instead of hanging. Far above what any takes.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Waits for `child`.
+///
+/// # Panics
+/// When it does not end; it is killed then.
+pub fn wait_for_exit(child: &mut Child, what: &str) -> ExitStatus {
+    if let Some(status) = child.try_wait().expect("a child can be waited for") {
+        return status;
+    }
+    // Looking at it again and again would take time from what is measured.
+    let ends = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).expect("a child has a descriptor");
+    let timeout = Timespec::try_from(TIMEOUT).expect("minutes");
+    let ended = retry_on_intr(|| poll(&mut [PollFd::new(&ends, PollFlags::IN)], Some(&timeout)));
+    if ended.expect("a descriptor can be waited for") == 0 {
+        let _ = child.kill();
+        panic!("{what} has not ended after {TIMEOUT:?}");
+    }
+    child.wait().expect("a child can be waited for")
+}
+
+/// Waits until `holds`.
+///
+/// # Panics
+/// When it never does.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < TIMEOUT, "{what}: not after {TIMEOUT:?}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// Kills `processes` and waits until they are gone.
+pub fn kill_and_wait(processes: &[Pid]) {
+    for pid in processes {
+        let _ = kill_process(*pid, Signal::KILL);
+    }
+    wait_gone(processes);
+}
+
+/// Waits until `processes` are gone.
+pub fn wait_gone(processes: &[Pid]) {
+    eventually("the end of a killed process", || {
+        processes.iter().all(|pid| {
+            let process = Path::new("/proc").join(pid.as_raw_nonzero().to_string());
+            let stat = fs::read_to_string(process.join("stat"));
+            // Its files are closed when its last thread has ended, which need not be the first.
+            let alone = || fs::read_dir(process.join("task")).map_or(true, |tasks| tasks.count() <= 1);
+            stat.map_or(true, |stat| stat.contains(") Z ") && alone())
+        })
+    });
+}
+
+/// The processes whose names `is_named` takes and that have a file open whose path `is_open` takes.
+pub fn processes_with_open(is_named: impl Fn(&str) -> bool, is_open: impl Fn(&Path) -> bool) -> Vec<Pid> {
+    let processes = fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    // The name first: what a stranger has open may be asked of a file system that does not answer.
+    let named = pids.filter(|pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        is_named(name.trim_end())
+    });
+    let open = named.filter(|pid| {
+        let mut open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.any(|fd| fs::read_link(fd.path()).is_ok_and(|path| is_open(&path)))
+    });
+    open.filter_map(Pid::from_raw).collect()
+}
