@@ -3,7 +3,7 @@
 //! The kernel ends a mount when the last descriptor of its device is closed. So an agent gives duplicates of them to a small
 //! process of its own, which does nothing but hold them, and outlives it: its crash, and its replacement by another version.
 //! Meanwhile requests wait, and files that the kernel reads by itself are read on. The next agent takes the descriptors and
-//! goes on ([`bdnfs_fs::held`]).
+//! goes on ([`bdnfs_fs::handover`]).
 //!
 //! There is one holder a cache, and it is the process that has the lock on `holder.lock`. The agent, which alone owns the
 //! cache, takes that lock and listens at `holder.sock` *before* it starts the holder, and hands both over: so there is never

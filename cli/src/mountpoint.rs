@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use bdnfs_fs::mounts::{self, Holder};
+use bdnfs_fs::mounts::{self, MountUser};
 use rustix::io::Errno;
 
 use crate::pulse::{self, Pulse};
@@ -161,10 +161,10 @@ pub fn fuse() -> Result<()> {
 /// Why the mount at `path` can't be taken away: who holds it.
 pub fn busy(path: &Path) -> String {
     let mounted = mounts::at(path).ok().flatten();
-    held(path, &mounted.map(|mounted| mounts::holders(&mounted)).unwrap_or_default())
+    held(path, &mounted.map(|mounted| mounts::users(&mounted)).unwrap_or_default())
 }
 
-fn held(path: &Path, holders: &[Holder]) -> String {
+fn held(path: &Path, holders: &[MountUser]) -> String {
     let path = path.display();
     if holders.is_empty() {
         let way_out = format!("try as root, or use `bdnfs umount --lazy {path}`");
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn holders_are_named() {
-        let holder = |name: &str, pid| Holder { pid, command: name.to_owned() };
+        let holder = |name: &str, pid| MountUser { pid, command: name.to_owned() };
         let text = held(Path::new("/m"), &[holder("python3", 123), holder("bash", 77)]);
         assert_eq!(text, "/m is busy: held by python3 (pid 123), bash (pid 77)");
         assert!(held(Path::new("/m"), &[]).contains("--lazy /m"));

@@ -1,4 +1,4 @@
-//! The device: `/dev/fuse`, by which the kernel asks and is answered.
+//! The device: `/dev/fuse`, from which requests are read and to which replies are written.
 
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
@@ -45,7 +45,7 @@ impl AsFd for Device {
 }
 
 impl Device {
-    /// Opens the device; it has no mount yet.
+    /// OpenTable the device; it has no mount yet.
     ///
     /// # Errors
     /// [`Kind::Unsupported`] where the machine has none, [`Kind::Refused`] where it may not be used.
@@ -55,20 +55,20 @@ impl Device {
                 Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::with(
                     Kind::Unsupported,
                     format!(
-                        "there is no {PATH}: load it (modprobe fuse), or give it to the container (--device)"
+                        "{PATH} not found: load the module (modprobe fuse), or give the device to the container (--device {PATH})"
                     ),
                     e,
                 ),
                 _ => Error::with(
                     Kind::Refused,
-                    format!("cannot open {PATH}: run as root, or have it allowed"),
+                    format!("cannot open {PATH}: run as root, or ask for permission to use it"),
                     e,
                 ),
             })?;
         Ok(Self { fd: file.into() })
     }
 
-    /// Another queue of the same mount, so that two threads don't wait for one another.
+    /// Opens another queue of the same mount, so that two threads don't wait for one another.
     pub(crate) fn duplicate(&self) -> Result<Self> {
         let other = Self::open()?;
         let fd = self.fd.as_raw_fd();
@@ -105,25 +105,25 @@ impl Device {
         self.send(unique, -error.raw_os_error(), &[])
     }
 
-    /// Tells the kernel to look `name` in the directory `parent` up anew. It may wait for requests on that
+    /// Has the kernel forget the entry `name` of the directory `parent`, and look it up anew. It may wait for requests on that
     /// directory that are under way, so no lock may be held, and no device thread may call it.
-    pub(crate) fn forget_name(&self, parent: u64, name: &[u8]) -> rustix::io::Result<()> {
+    pub(crate) fn invalidate_dentry(&self, parent: u64, name: &[u8]) -> rustix::io::Result<()> {
         let head = InvalEntryOut { parent, namelen: name.len() as u32, flags: 0 };
         self.send(0, notify::INVAL_ENTRY, &[head.as_bytes(), name, b"\0"])
     }
 
-    /// Has the kernel send again what was taken, by this process or one before it, and not answered.
+    /// Has the kernel send again all requests that were read, by this process or one before it, and not answered.
     pub(crate) fn resend(&self) -> rustix::io::Result<()> {
         self.send(0, notify::RESEND, &[])
     }
 
-    /// Registers `file` as one that opens can be answered with.
-    pub(crate) fn back(self: &Arc<Self>, file: &impl AsFd) -> io::Result<Backing> {
+    /// Registers `file` as a backing file, with which an OPEN can be answered.
+    pub(crate) fn register(self: &Arc<Self>, file: &impl AsFd) -> io::Result<BackingFile> {
         let map = BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, _unused: 0 };
         // SAFETY: both descriptors are open for the whole call, and the kernel only reads the structure
         // behind the pointer, which has the layout that it expects.
         let id = check(unsafe { libc::ioctl(self.fd.as_raw_fd(), BACKING_OPEN as _, &raw const map) })?;
-        Ok(Backing { device: self.clone(), id: id as u32 })
+        Ok(BackingFile { device: self.clone(), id: id as u32 })
     }
 
     /// Writes a reply or a notification: its header and its parts.
@@ -144,13 +144,13 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 
 /// A file that the kernel reads in our place, registered until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Backing {
+pub(crate) struct BackingFile {
     device: Arc<Device>,
     id: u32,
 }
 
-impl Backing {
-    /// What a process before this one registered under the number `id`.
+impl BackingFile {
+    /// The file that a previous process registered under the number `id`.
     pub(crate) fn adopt(device: Arc<Device>, id: u32) -> Self {
         Self { device, id }
     }
@@ -161,7 +161,7 @@ impl Backing {
     }
 }
 
-impl Drop for Backing {
+impl Drop for BackingFile {
     fn drop(&mut self) {
         // SAFETY: the descriptor is open, and the kernel only reads the number behind the pointer. A failure
         // means that the mount has gone, and the number with it.
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ioctls_have_the_kernels_numbers() {
+    fn ioctl_numbers_are_those_of_the_kernel() {
         assert_eq!([CLONE, BACKING_OPEN, BACKING_CLOSE], [0x8004_e500, 0x4010_e501, 0x4004_e502]);
     }
 
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_is_its_header_and_its_pieces() {
+    fn reply_pieces_follow_their_header() {
         let pieces = [Bytes::from_static(b"ab"), Bytes::from_static(b"c")];
         let bytes = sent(|device| device.reply(6, &pieces).expect("sent"));
         assert_eq!(bytes, b"\x13\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0abc");
@@ -199,10 +199,10 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_a_negative_number_and_a_notification_a_code() {
+    fn reply_error_is_negative_and_notification_is_a_code() {
         let bytes = sent(|device| device.reply_error(6, Errno::ROFS).expect("sent"));
         assert_eq!(bytes, b"\x10\0\0\0\xe2\xff\xff\xff\x06\0\0\0\0\0\0\0");
-        let bytes = sent(|device| device.forget_name(3, b"n").expect("sent"));
+        let bytes = sent(|device| device.invalidate_dentry(3, b"n").expect("sent"));
         assert_eq!(bytes[4..16], [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(sent(|device| device.resend().expect("sent")), b"\x10\0\0\0\x07\0\0\0\0\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..], *b"\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0n\0");

@@ -1,14 +1,13 @@
-//! The errno of each kind of error: the one place where an error becomes a number.
+//! The table of errnos: the one place where an error of the engine becomes a number.
 
 use bdnfs::error::Kind;
 use rustix::io::Errno;
 
-/// What a system call answers when the engine fails with `kind` (DESIGN.md, section 6).
+/// The errno of a system call for which the engine fails with `kind`.
 ///
-/// Never ESTALE nor EAGAIN, which callers take for an invitation to try for ever; never EINTR, which is only
-/// right where the kernel itself asked for an interruption; and no ENOSPC, which makes no sense to somebody
-/// who reads.
-pub(crate) fn of(kind: Kind) -> Errno {
+/// Never ESTALE nor EAGAIN, on which programs retry for ever; never EINTR, which is only right where the kernel itself asked
+/// for an interruption; and never ENOSPC, which makes no sense to a reader.
+pub(crate) fn from_kind(kind: Kind) -> Errno {
     match kind {
         Kind::Invalid => Errno::INVAL,
         Kind::NotFound => Errno::NOENT,
@@ -30,15 +29,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_that_of_the_design() {
-        assert_eq!(of(Kind::Refused), Errno::ACCESS);
-        assert_eq!(of(Kind::Timeout), Errno::TIMEDOUT);
-        assert_eq!(of(Kind::Corrupt), Errno::BADMSG);
-        assert_eq!(of(Kind::Changed), Errno::BADMSG);
+    fn errno_of_each_kind_is_that_of_the_table() {
+        assert_eq!(from_kind(Kind::Refused), Errno::ACCESS);
+        assert_eq!(from_kind(Kind::Timeout), Errno::TIMEDOUT);
+        assert_eq!(from_kind(Kind::Corrupt), Errno::BADMSG);
+        assert_eq!(from_kind(Kind::Changed), Errno::BADMSG);
         for kind in
             [Kind::Disk, Kind::Unavailable, Kind::NoSpace, Kind::Interrupted, Kind::Busy, Kind::Unsupported]
         {
-            assert_eq!(of(kind), Errno::IO);
+            assert_eq!(from_kind(kind), Errno::IO);
         }
     }
 }

@@ -31,7 +31,10 @@ pub(crate) fn mount(mountpoint: &Path, source: &str, allow_other: bool) -> Resul
         return Err(refusal(&format!("cannot mount at {}", mountpoint.display()), &output));
     }
     receive(&ours).map_err(failed)?.map(Device::from).ok_or_else(|| {
-        Error::new(Kind::Unsupported, format!("{HELPER} mounted {} but sent no device", mountpoint.display()))
+        Error::new(
+            Kind::Unsupported,
+            format!("{HELPER} mounted {} but did not send its device", mountpoint.display()),
+        )
     })
 }
 
@@ -71,7 +74,7 @@ fn run(command: &mut Command) -> Result<Output> {
     command.spawn().and_then(std::process::Child::wait_with_output).map_err(|e| {
         Error::with(
             Kind::Refused,
-            format!("mounting needs root (CAP_SYS_ADMIN), or {HELPER} of the package fuse3"),
+            format!("cannot mount: run as root (CAP_SYS_ADMIN), or install {HELPER} (package fuse3)"),
             e,
         )
     })
@@ -107,13 +110,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_source_is_one_option() {
+    fn options_source_with_separators_is_one_option() {
         let options = options("https://h/a,b\\c", true);
         assert!(options.ends_with("subtype=bdnfs,allow_other,fsname=https://h/a\\,b\\\\c"));
     }
 
     #[test]
-    fn a_descriptor_comes_over_the_socket() {
+    fn receive_descriptor_comes_over_the_socket() {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let descriptors = [ours.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

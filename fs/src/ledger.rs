@@ -1,10 +1,10 @@
-//! The ledger: what the kernel was told of a mount and has open on it, in memory that outlives this process.
+//! The ledger: the open handles and registered backing files of a mount, in memory that outlives this process.
 //!
-//! Whoever serves a mount next must know its open handles: the kernel insists on the mode and on the backing file that a
-//! node has been opened with ([`opens`](crate::opens)). So each handle, and each registered backing file, has a slot in a
-//! memory file, which somebody else may hold too. A slot is written before the kernel hears of what stands in it, and
-//! struck after the kernel has let that go: so what stands here is never less than what the kernel has, whenever the
-//! process is killed. What it costs is a few stores an open.
+//! The next process that serves the mount must know them: the kernel insists on the mode and on the backing file that a
+//! node has been opened with ([`open_table`](crate::open_table)). So each handle, and each registered backing file, has a slot in a
+//! memory file, of which another process may hold a descriptor. A slot is written before the kernel learns of what it
+//! records, and cleared after the kernel has let that go: so the ledger never has less than the kernel, whenever the
+//! process is killed. The cost is a few stores an open.
 
 use std::fs::File;
 use std::io;
@@ -16,46 +16,46 @@ use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// Says what it is and how it is laid out: "bdnfs" and a version. To be raised with every change of what stands below,
+/// Says what it is and how it is laid out: "bdnfs" and a version. To be raised with every change of what expected below,
 /// and of the limits that the kernel is told at the beginning (`session`): a mount keeps to those it began with.
 const MAGIC: u64 = 0x0062_646e_6673_0001;
-/// Words before the first slot: the magic, the terms, the device's number, how many slots were ever used; some in reserve.
-const HEAD: usize = 8;
-/// Words of a slot: number, node, request, and what it is.
-const SLOT: usize = 4;
+/// Words before the first slot: the magic, the features, the device number, how many slots were ever used; some in reserve.
+const HEADER_WORDS: usize = 8;
+/// Words of a slot: number, node, request, item.
+const SLOT_WORDS: usize = 4;
 /// How many bits of a number say which slot it is; the others count, so that no number comes twice.
 const SLOT_BITS: u32 = 20;
 /// How many slots there are: a million files may be open on a mount. Those unused take no memory.
 const SLOTS: u32 = 1 << SLOT_BITS;
-/// All of it, in bytes.
-const SIZE: usize = (HEAD + SLOT * SLOTS as usize) * size_of::<u64>();
+/// The size of the ledger, in bytes.
+const SIZE: usize = (HEADER_WORDS + SLOT_WORDS * SLOTS as usize) * size_of::<u64>();
 
-/// What was agreed on with the kernel when the mount began.
+/// What was settled when the mount was made, and holds until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub(crate) struct MountFeatures {
     /// The kernel takes backing files.
     pub(crate) passthrough: bool,
-    /// The kernel sends no opens.
-    pub(crate) unopened: bool,
+    /// The mount is stateless: the kernel sends neither OPEN nor RELEASE.
+    pub(crate) stateless: bool,
 }
 
-/// What a slot may hold.
+/// What a slot records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Item {
+pub(crate) enum LedgerItem {
     /// A handle that the daemon serves.
     Cached,
     /// A handle that the kernel serves from the backing file with this number.
     Passthrough(u32),
     /// A registered backing file.
-    Backing(u32),
+    BackingFile(u32),
 }
 
-impl Item {
+impl LedgerItem {
     fn word(self) -> u64 {
         let (kind, id) = match self {
             Self::Cached => (1, 0),
             Self::Passthrough(id) => (2, id),
-            Self::Backing(id) => (3, id),
+            Self::BackingFile(id) => (3, id),
         };
         kind << 32 | u64::from(id)
     }
@@ -65,7 +65,7 @@ impl Item {
         match word >> 32 {
             1 => Some(Self::Cached),
             2 => Some(Self::Passthrough(id)),
-            3 => Some(Self::Backing(id)),
+            3 => Some(Self::BackingFile(id)),
             _ => None,
         }
     }
@@ -73,15 +73,15 @@ impl Item {
 
 /// A slot that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    /// Its number: a handle's is what the kernel knows it by.
+pub(crate) struct LedgerEntry {
+    /// Its number: for a handle, the one that the kernel knows it by.
     pub(crate) number: u64,
-    /// The node that it is about.
+    /// The node that it belongs to.
     pub(crate) node: u64,
-    /// The request that it came from.
+    /// The OPEN request that it came from; 0 for a backing file.
     pub(crate) unique: u64,
-    /// What it is.
-    pub(crate) item: Item,
+    /// What it records.
+    pub(crate) item: LedgerItem,
 }
 
 /// The ledger of one mount.
@@ -96,15 +96,15 @@ pub(crate) struct Ledger {
 #[derive(Debug)]
 struct Slots {
     vacant: Vec<u32>,
-    /// From here on none was ever used.
-    fresh: u32,
-    /// How many numbers were given out, those of the processes before this one among them.
+    /// The first slot that was never used.
+    unused: u32,
+    /// How many numbers were given out, by previous processes, too.
     serial: u64,
 }
 
 impl Ledger {
-    /// An empty one.
-    pub(crate) fn new(terms: Terms) -> Result<Self> {
+    /// An empty ledger.
+    pub(crate) fn new(features: MountFeatures) -> Result<Self> {
         let make = || -> io::Result<File> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let file = File::from(rustix::fs::memfd_create("bdnfs-ledger", flags)?);
@@ -112,26 +112,28 @@ impl Ledger {
             rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
             Ok(file)
         };
-        let slots = Slots { vacant: Vec::new(), fresh: 0, serial: 0 };
+        let slots = Slots { vacant: Vec::new(), unused: 0, serial: 0 };
         let ledger = Self::map(make().map_err(fault)?, slots)?;
         ledger.words()[1]
-            .store(u64::from(terms.passthrough) | u64::from(terms.unopened) << 1, Ordering::Relaxed);
+            .store(u64::from(features.passthrough) | u64::from(features.stateless) << 1, Ordering::Relaxed);
         ledger.words()[0].store(MAGIC, Ordering::Release);
         Ok(ledger)
     }
 
-    /// The ledger in `file`, which another process kept, and what stands in it.
+    /// The ledger in `file`, which the previous process wrote, and its entries.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] when it is no ledger, or one of another version.
-    pub(crate) fn open(file: OwnedFd) -> Result<(Self, Vec<Entry>)> {
-        let foreign = || Error::new(Kind::Unsupported, "the mount was held by another version of bdnfs");
+    /// [`Kind::Unsupported`] when it is not a ledger of this version.
+    pub(crate) fn open(file: OwnedFd) -> Result<(Self, Vec<LedgerEntry>)> {
+        let foreign = || {
+            Error::new(Kind::Unsupported, "cannot resume the mount: it was made by another version of bdnfs")
+        };
         let file = File::from(file);
         let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if !sealed || file.metadata().map_err(fault)?.len() != SIZE as u64 {
             return Err(foreign());
         }
-        let mut ledger = Self::map(file, Slots { vacant: Vec::new(), fresh: 0, serial: 0 })?;
+        let mut ledger = Self::map(file, Slots { vacant: Vec::new(), unused: 0, serial: 0 })?;
         if ledger.words()[0].load(Ordering::Acquire) != MAGIC {
             return Err(foreign());
         }
@@ -145,28 +147,28 @@ impl Ledger {
         Ok(Self { file, memory, slots: Mutex::new(slots) })
     }
 
-    fn read(&self) -> (Slots, Vec<Entry>) {
-        let fresh = (self.words()[3].load(Ordering::Acquire) as u32).min(SLOTS);
+    fn read(&self) -> (Slots, Vec<LedgerEntry>) {
+        let unused = (self.words()[3].load(Ordering::Acquire) as u32).min(SLOTS);
         let (mut vacant, mut entries, mut serial) = (Vec::new(), Vec::new(), 0);
-        for slot in 0..fresh {
+        for slot in 0..unused {
             let [number, node, unique, item] = self.slot(slot);
             let number = number.load(Ordering::Acquire);
             serial = serial.max(number >> SLOT_BITS);
-            match Item::of(item.load(Ordering::Acquire)) {
+            match LedgerItem::of(item.load(Ordering::Acquire)) {
                 Some(item) => {
                     let (node, unique) = (node.load(Ordering::Relaxed), unique.load(Ordering::Relaxed));
-                    entries.push(Entry { number, node, unique, item });
+                    entries.push(LedgerEntry { number, node, unique, item });
                 }
                 None => vacant.push(slot),
             }
         }
-        (Slots { vacant, fresh, serial }, entries)
+        (Slots { vacant, unused, serial }, entries)
     }
 
-    /// What was agreed on.
-    pub(crate) fn terms(&self) -> Terms {
+    /// What was settled when the mount was made.
+    pub(crate) fn features(&self) -> MountFeatures {
         let word = self.words()[1].load(Ordering::Relaxed);
-        Terms { passthrough: word & 1 != 0, unopened: word & 2 != 0 }
+        MountFeatures { passthrough: word & 1 != 0, stateless: word & 2 != 0 }
     }
 
     /// The mount's device number.
@@ -175,20 +177,20 @@ impl Ledger {
         ((word >> 32) as u32, word as u32)
     }
 
-    /// Notes the mount's device number.
+    /// Records the mount's device number.
     pub(crate) fn set_device(&self, (major, minor): (u32, u32)) {
         self.words()[2].store(u64::from(major) << 32 | u64::from(minor), Ordering::Relaxed);
     }
 
-    /// Enters what the request `unique` brings about on `node`. The answer is its number; `None`: no slot is left.
-    pub(crate) fn enter(&self, node: u64, unique: u64, item: Item) -> Option<u64> {
+    /// Records `item` of `node`, which the request `unique` made. Returns its number; `None`: no slot is left.
+    pub(crate) fn insert(&self, node: u64, unique: u64, item: LedgerItem) -> Option<u64> {
         let mut slots = self.slots.lock();
         let slot = match slots.vacant.pop() {
             Some(slot) => slot,
-            None if slots.fresh < SLOTS => {
-                slots.fresh += 1;
-                self.words()[3].store(slots.fresh.into(), Ordering::Release);
-                slots.fresh - 1
+            None if slots.unused < SLOTS => {
+                slots.unused += 1;
+                self.words()[3].store(slots.unused.into(), Ordering::Release);
+                slots.unused - 1
             }
             None => return None,
         };
@@ -204,8 +206,8 @@ impl Ledger {
         Some(number)
     }
 
-    /// Strikes what has this `number`, unless that was done.
-    pub(crate) fn strike(&self, number: u64) {
+    /// Removes the entry with this `number`, unless that was done.
+    pub(crate) fn remove(&self, number: u64) {
         let slot = (number & u64::from(SLOTS - 1)) as u32;
         let words = self.slot(slot);
         if words[0].load(Ordering::Relaxed) == number && words[3].swap(0, Ordering::AcqRel) != 0 {
@@ -213,8 +215,8 @@ impl Ledger {
         }
     }
 
-    fn slot(&self, slot: u32) -> &[AtomicU64; SLOT] {
-        &self.words()[HEAD..].as_chunks().0[slot as usize]
+    fn slot(&self, slot: u32) -> &[AtomicU64; SLOT_WORDS] {
+        &self.words()[HEADER_WORDS..].as_chunks().0[slot as usize]
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -231,7 +233,7 @@ impl AsFd for Ledger {
 }
 
 fn fault(error: impl Into<io::Error>) -> Error {
-    Error::disk("cannot use a file in memory", error.into())
+    Error::disk("cannot use the ledger of a mount (memfd)", error.into())
 }
 
 #[cfg(test)]
@@ -242,56 +244,56 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms = Terms { passthrough: true, unopened: false };
+    const FEATURES: MountFeatures = MountFeatures { passthrough: true, stateless: false };
 
-    fn again(ledger: &Ledger) -> (Ledger, Vec<Entry>) {
+    fn reopen(ledger: &Ledger) -> (Ledger, Vec<LedgerEntry>) {
         Ledger::open(ledger.file.try_clone().expect("a descriptor").into()).expect("a ledger")
     }
 
     #[test]
-    fn the_next_process_finds_the_terms() {
-        let ledger = Ledger::new(TERMS).expect("a ledger");
+    fn ledger_reopened_has_the_features() {
+        let ledger = Ledger::new(FEATURES).expect("a ledger");
         ledger.set_device((3, u32::MAX));
-        let (again, entries) = again(&ledger);
-        assert_eq!((again.terms(), again.device(), entries), (TERMS, (3, u32::MAX), Vec::new()));
+        let (reopened, entries) = reopen(&ledger);
+        assert_eq!((reopened.features(), reopened.device(), entries), (FEATURES, (3, u32::MAX), Vec::new()));
     }
 
     #[test]
-    fn what_is_none_is_refused() {
+    fn ledger_of_another_format_is_refused() {
         let kind = |file: File| Ledger::open(file.into()).expect_err("no ledger").kind();
         assert_eq!(kind(tempfile::tempfile().expect("a file")), Kind::Unsupported);
-        let other = Ledger::new(TERMS).expect("a ledger");
+        let other = Ledger::new(FEATURES).expect("a ledger");
         other.words()[0].store(MAGIC + 1, Ordering::Relaxed);
         assert_eq!(kind(other.file.try_clone().expect("a descriptor")), Kind::Unsupported);
     }
 
     proptest! {
         #[test]
-        fn every_process_knows_what_stands_and_no_number_comes_twice(
+        fn ledger_any_sequence_survives_reopening_and_never_repeats_a_number(
             steps in prop::collection::vec((0_u8..4, any::<prop::sample::Index>(), any::<u32>()), 0..200),
         ) {
-            let mut ledger = Ledger::new(TERMS).expect("a ledger");
-            let (mut stands, mut given) = (HashMap::new(), Vec::new());
+            let mut ledger = Ledger::new(FEATURES).expect("a ledger");
+            let (mut expected, mut given) = (HashMap::new(), Vec::new());
             for (step, which, node) in steps {
                 match step {
                     0 | 1 => {
-                        let item = [Item::Cached, Item::Passthrough(node), Item::Backing(node)][which.index(3)];
+                        let item = [LedgerItem::Cached, LedgerItem::Passthrough(node), LedgerItem::BackingFile(node)][which.index(3)];
                         let (node, unique) = (node.into(), u64::from(node) * 2);
-                        let number = ledger.enter(node, unique, item).expect("a slot");
+                        let number = ledger.insert(node, unique, item).expect("a slot");
                         prop_assert!(!given.contains(&number));
                         given.push(number);
-                        stands.insert(number, Entry { number, node, unique, item });
+                        expected.insert(number, LedgerEntry { number, node, unique, item });
                     }
                     2 if !given.is_empty() => {
                         // Perhaps for the second time, and the slot has another number by now.
                         let number = given[which.index(given.len())];
-                        ledger.strike(number);
-                        stands.remove(&number);
+                        ledger.remove(number);
+                        expected.remove(&number);
                     }
                     _ => {
-                        let (next, entries) = again(&ledger);
-                        prop_assert_eq!(entries.len(), stands.len());
-                        prop_assert!(entries.iter().all(|entry| stands.get(&entry.number) == Some(entry)));
+                        let (next, entries) = reopen(&ledger);
+                        prop_assert_eq!(entries.len(), expected.len());
+                        prop_assert!(entries.iter().all(|entry| expected.get(&entry.number) == Some(entry)));
                         ledger = next;
                     }
                 }

@@ -1,36 +1,51 @@
 //! A bdnfs snapshot as a read-only FUSE file system.
 //!
-//! [`Mount`] is all there is to it; [`mounts`] tells which mounts there are and who holds them. Beneath lie,
-//! from the kernel inwards: `wire`, the protocol, pure; `device`, `/dev/fuse`; `session`, the threads that
-//! take requests; `ops`, their answers, from `tree` (names and attributes), `files` (opens and reads) and
-//! `xattr`; `later`, the answers that have to wait for the network.
+//! [`Mount`] mounts a snapshot and serves it; [`mounts`] lists mounts and who uses them. A request travels from top to bottom,
+//! and its reply back up:
 //!
-//! A mount outlives the process that serves it where somebody else holds its descriptors ([`held`]): the next process finds
-//! what is open in the `ledger`, has what was asked meanwhile sent again, and goes on.
+//! ```text
+//!   job: read(2)              the kernel reads a whole file by itself (passthrough) ──> the cache's own file
+//!      │ kernel
+//!   device      /dev/fuse, one queue for each thread
+//!      │ bytes
+//!   wire        requests decoded, replies encoded; pure
+//!      │ Request
+//!   session     the handshake, the threads, one panic becomes one EIO
+//!      │ RequestContext
+//!   ops ──────> tree      names, attributes, listings: from the manifest, at once
+//!      │   ├──> files     handles ─ open_table, ledger; or stateless ─ prefetch
+//!      │   └──> xattr
+//!   replies     a read that has to wait is a task; request_table knows its interruption
+//!      │ bdnfs::read::Reader
+//!   the engine: cache, peers, mirror, origin
+//! ```
 //!
-//! What the kernel can be told once, it is told once: nothing in a snapshot ever changes, so names,
-//! attributes, listings and pages are cached for ever. What is whole on the local disk, the kernel reads from
-//! there by itself (*passthrough*), where it can and may.
+//! A mount outlives the process that serves it where another process holds its descriptors ([`handover`]): the next server
+//! finds the open files in the `ledger`, has the requests that were under way sent again, and continues.
+//!
+//! What the kernel may cache, it caches for ever, since nothing in a snapshot changes: names, attributes, listings and pages.
+//! docs/decisions/ says why the protocol is spoken here (`kernel-protocol`) and what passthrough is for (`passthrough`).
 
-pub mod held;
+pub mod handover;
 pub mod mounts;
 
-mod ahead;
 mod device;
 mod errno;
+mod expiry;
 mod files;
+mod flush;
 mod fusermount;
-mod idle;
-mod later;
+mod idle_cache;
 mod ledger;
+mod metrics;
 mod mount;
 mod mountpoint;
-mod opens;
+mod open_table;
 mod ops;
-mod pending;
-mod served;
+mod prefetch;
+mod replies;
+mod request_table;
 mod session;
-mod tidy;
 mod tree;
 mod wire;
 mod xattr;
@@ -50,68 +65,66 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::device::Device;
-use crate::files::{Files, Opened, Unopened};
-use crate::held::{Expire, Held};
-use crate::later::Later;
-use crate::ledger::{Entry, Ledger, Terms};
+use crate::expiry::{ActivitySignal, idle_expiry};
+use crate::files::{FileHandles, Files, StatelessFiles};
+use crate::handover::{DentryInvalidator, MountDescriptors};
+use crate::ledger::{Ledger, LedgerEntry, MountFeatures};
 use crate::ops::Filesystem;
-use crate::tidy::{Stir, tidy};
-use crate::tree::Owner;
+use crate::replies::PendingReplies;
+use crate::tree::FileOwner;
 
-pub use crate::served::{Counted, Served};
+pub use crate::metrics::{RequestMetrics, RequestTotals};
 
-/// The fewest threads that take requests: with one, opens are a third slower, and one slow disk read stops
-/// everybody.
-const THREADS: usize = 2;
-/// How far the kernel reads ahead, in KiB: four requests, so that the network has work while a reader uses
-/// what came.
-const READ_AHEAD: u32 = 4096;
+/// The fewest threads that serve a mount: with one, opens are a third slower, and one slow disk read stops everybody.
+const MIN_THREADS: usize = 2;
+/// The kernel's readahead, in KiB: four requests, so that the network has work while a reader uses what came.
+const READ_AHEAD_KIB: u32 = 4096;
 
-/// How a snapshot is mounted.
+/// The options of a mount.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Let other users than the mounting one use the mount.
+    /// Allow users other than the mounting one to use the mount.
     pub allow_other: bool,
-    /// Whom all files belong to; the mounting user by default.
+    /// Owner of all files; the mounting user by default.
     pub uid: Option<u32>,
-    /// Which group all files belong to; the mounting user's by default.
+    /// Group of all files; the mounting user's by default.
     pub gid: Option<u32>,
-    /// How many threads take requests; at least two.
+    /// How many threads serve the mount; at least two.
     pub threads: usize,
-    /// Shown as the root's extended attribute `user.bdnfs.control`: where the daemon can be spoken to.
+    /// Path of the agent's control socket, shown as the root's extended attribute `user.bdnfs.control`.
     pub control: Option<PathBuf>,
-    /// What counts the requests.
-    pub served: Arc<Served>,
-    /// Who tells the kernel to look a name up anew; this process, where nobody else does.
-    pub expire: Option<Arc<dyn Expire>>,
+    /// Where requests are counted.
+    pub metrics: Arc<RequestMetrics>,
+    /// Invalidates names in place of this process.
+    pub invalidator: Option<Arc<dyn DentryInvalidator>>,
 }
 
-/// A mounted snapshot. When it is dropped, its mount is taken out of the tree; processes that still use it
-/// are served until they are done, or this process ends.
+/// A mounted snapshot. When it is dropped, it is detached (a lazy unmount); processes that still use it are served until they
+/// are done, or this process ends.
 #[derive(Debug)]
 pub struct Mount {
     mountpoint: PathBuf,
-    /// Its device number, by which it is known from whatever else may be mounted at the same place.
+    /// Its device number, which tells it from other mounts at the same place.
     device: (u32, u32),
     filesystem: Arc<Filesystem>,
     ledger: Arc<Ledger>,
     queues: Vec<Arc<Device>>,
-    /// Whether the kernel lets another process go on.
+    /// Whether the kernel can send requests again to another process.
     resend: bool,
-    /// Whether another process made it.
+    /// Whether another process mounted it.
     resumed: bool,
-    /// How many threads still take requests.
+    /// How many threads still serve it.
     threads: watch::Receiver<usize>,
 }
 
 impl Mount {
-    /// Mounts `snapshot` at the directory `mountpoint`; it can be used when this returns. Reads that have to
-    /// wait run on `runtime`. Blocks on the local disk and the kernel, so it is not for an async thread.
+    /// Mounts `snapshot` at the directory `mountpoint`; it can be used when this returns. Reads that have to wait run on
+    /// `runtime`. Blocks on the local disk and the kernel, so it must not be called on an async thread.
     ///
     /// A mount of ours that a crash left dead at `mountpoint` is replaced.
     ///
     /// # Errors
-    /// One line for a person: [`Kind::NotFound`] for a missing mountpoint, [`Kind::Invalid`] for one that is
+    /// [`Kind::NotFound`] for a missing mountpoint, [`Kind::Invalid`] for one that is
     /// no directory, [`Kind::Busy`] for one that has a mount, [`Kind::Refused`] without permission,
     /// [`Kind::Unsupported`] without `/dev/fuse` or with a kernel too old.
     pub fn new(
@@ -120,14 +133,14 @@ impl Mount {
         mountpoint: &Path,
         options: &Options,
     ) -> Result<Self> {
-        let mountpoint = mountpoint::ready(mountpoint)?;
+        let mountpoint = mountpoint::prepare(mountpoint)?;
         let device = mount::mount(&mountpoint, snapshot.manifest().source(), options.allow_other)?;
         Self::start(snapshot, runtime, &mountpoint, options, device).inspect_err(|_| {
             let _ = mount::detach(&mountpoint);
         })
     }
 
-    /// Begins to serve what is mounted already.
+    /// Starts to serve a file system that was just mounted.
     fn start(
         snapshot: Arc<Snapshot>,
         runtime: Handle,
@@ -135,18 +148,24 @@ impl Mount {
         options: &Options,
         device: Device,
     ) -> Result<Self> {
-        let unopened = Files::small(&snapshot);
-        let session::Agreed { passthrough, resend } = session::agree(&device, !unopened)?;
-        if !unopened && !passthrough {
-            tracing::warn!("the kernel offers no passthrough: reads of local files go by the daemon");
+        let stateless = Files::stateless(&snapshot);
+        let session::KernelFeatures { passthrough, resend } = session::handshake(&device, !stateless)?;
+        if !stateless && !passthrough {
+            tracing::warn!(
+                "the kernel has no passthrough (Linux 6.9+): reads of local files go through the agent"
+            );
         }
-        let ledger = Arc::new(Ledger::new(Terms { passthrough, unopened })?);
-        let queues = session::queues(Arc::new(device), options.threads.max(THREADS));
+        let ledger = Arc::new(Ledger::new(MountFeatures { passthrough, stateless })?);
+        let queues = session::queues(Arc::new(device), options.threads.max(MIN_THREADS));
         let filesystem = filesystem(snapshot, runtime, options, &queues[0], &ledger, &[]);
-        let threads = session::start(&filesystem, &queues, options.threads.max(THREADS))?;
+        let threads = session::start(&filesystem, &queues, options.threads.max(MIN_THREADS))?;
+        if stateless {
+            // Before anybody else holds descriptors: until then, the mount ends with this process.
+            flush::disable_flush(mountpoint, filesystem.snapshot.manifest());
+        }
         let device = device_of(mountpoint)?;
         ledger.set_device(device);
-        read_ahead(device);
+        set_read_ahead(device);
         Ok(Self {
             mountpoint: mountpoint.into(),
             device,
@@ -159,77 +178,77 @@ impl Mount {
         })
     }
 
-    /// Goes on serving what another process mounted at `mountpoint`, with the same snapshot and options: who uses it notices
-    /// nothing. That process must have ended, or have [left](Self::leave) the mount.
+    /// Continues to serve what another process mounted at `mountpoint`, with the same snapshot and options. Its users notice
+    /// nothing. The other process must have ended, or have [handed over](Self::hand_over) the mount.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] when that was another version of this program that did it otherwise. The mount is as before.
+    /// [`Kind::Unsupported`] when the mount was made by an incompatible version of bdnfs. It stays as it was.
     pub fn resume(
         snapshot: Arc<Snapshot>,
         runtime: Handle,
         mountpoint: &Path,
         options: &Options,
-        held: Held,
+        descriptors: MountDescriptors,
     ) -> Result<Self> {
-        let Held { ledger, queues } = held;
+        let MountDescriptors { ledger, queues } = descriptors;
         let (ledger, entries) = Ledger::open(ledger)?;
         let ledger = Arc::new(ledger);
         let queues: Vec<_> = queues.into_iter().map(|fd| Arc::new(Device::from(fd))).collect();
         let filesystem = filesystem(snapshot, runtime, options, &queues[0], &ledger, &entries);
-        // Before the first request is taken here: what this process has under way must not come a second time. An error
-        // means that the mount has gone, which the threads will find.
+        // Before the first request is read here: none that this process has read may come a second time. An error means that
+        // the mount has gone, which the threads will notice.
         let _ = queues[0].resend();
-        let threads = session::start(&filesystem, &queues, options.threads.max(THREADS))?;
+        let threads = session::start(&filesystem, &queues, options.threads.max(MIN_THREADS))?;
         let device = ledger.device();
         let mountpoint = mountpoint.into();
         Ok(Self { mountpoint, device, filesystem, ledger, queues, resend: true, resumed: true, threads })
     }
 
-    /// What keeps the mount alive without this process, for whoever is to keep it; `None` where the kernel can't go on with
-    /// another process (Linux before 6.9).
+    /// Duplicates of the descriptors, for another process that keeps the mount alive without this one; `None` where the
+    /// kernel can't send requests again (Linux before 6.9).
     ///
     /// # Errors
-    /// [`Kind::Disk`] without free descriptors.
-    pub fn hold(&self) -> Result<Option<Held>> {
+    /// [`Kind::Disk`] when the process has too many open files.
+    pub fn descriptors(&self) -> Result<Option<MountDescriptors>> {
         if !self.resend {
             return Ok(None);
         }
         let fault = |e| Error::disk("cannot duplicate a descriptor", e);
         let ledger = self.ledger.as_fd().try_clone_to_owned().map_err(fault)?;
         let queues = self.queues.iter().map(|queue| queue.as_fd().try_clone_to_owned());
-        Ok(Some(Held { ledger, queues: queues.collect::<std::io::Result<_>>().map_err(fault)? }))
+        Ok(Some(MountDescriptors { ledger, queues: queues.collect::<std::io::Result<_>>().map_err(fault)? }))
     }
 
-    /// Leaves the mount to whoever holds it: takes no more requests, and does not unmount. What is under way and has no
-    /// answer when this process ends, the next one gets. There is no way back.
-    pub fn leave(&self) {
-        self.filesystem.later.leave();
-        // What is registered with the kernel must stay so.
+    /// Hands the mount over to the next process: this one serves no more requests, and does not unmount. Requests that are
+    /// pending when it ends go to the next one. There is no way back.
+    pub fn hand_over(&self) {
+        self.filesystem.replies.hand_over();
+        // Backing files must stay registered with the kernel.
         std::mem::forget(Arc::clone(&self.filesystem));
     }
 
-    /// Whether another process made it, and this one [resumed](Self::resume) it.
-    pub fn was_resumed(&self) -> bool {
+    /// Whether another process mounted it, and this one [resumed](Self::resume) it.
+    pub fn is_resumed(&self) -> bool {
         self.resumed
     }
 
-    /// Whether it was left.
-    pub fn has_left(&self) -> bool {
-        self.filesystem.later.has_left()
+    /// Whether it was [handed over](Self::hand_over).
+    pub fn is_handed_over(&self) -> bool {
+        self.filesystem.replies.is_handed_over()
     }
 
-    /// Unmounts. It is no error if the mount is gone already.
+    /// Unmounts it. It is no error if the mount is gone already.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when processes use it; [`mounts::holders`] tells which. The mount stays.
+    /// [`Kind::Busy`] when processes use it; [`mounts::users`] tells which. The mount stays.
     pub fn unmount(&self) -> Result<()> {
         if self.mounted()? { mount::unmount(&self.mountpoint) } else { Ok(()) }
     }
 
-    /// Waits until the kernel has let the mount go, however that came about.
+    /// Waits until the mount has ended, however that came about.
     pub async fn ended(&self) {
-        // An error means that the counters are gone, and so the threads.
-        let _ = self.threads.clone().wait_for(|left| *left == 0).await;
+        // An error means that all threads have ended.
+        let _ = self.threads.clone().wait_for(|running| *running == 0).await;
     }
 
     /// Where it is mounted: the full path.
@@ -242,9 +261,9 @@ impl Mount {
         self.filesystem.files.passthrough()
     }
 
-    /// Whether it would, but the kernel or the privileges don't allow it. Trees of small files do without by choice.
+    /// Whether it would, but the kernel or the privileges don't allow it. Stateless mounts do without by choice.
     pub fn lacks_passthrough(&self) -> bool {
-        self.filesystem.files.lack_passthrough()
+        self.filesystem.files.lacks_passthrough()
     }
 
     /// Whether it still is what is mounted at its mountpoint.
@@ -255,7 +274,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        if self.has_left() {
+        if self.is_handed_over() {
             return;
         }
         let detached = match self.mounted() {
@@ -263,40 +282,41 @@ impl Drop for Mount {
             other => other.map(|_| ()),
         };
         if let Err(error) = detached {
-            tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "a mount is left behind");
+            tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "cannot unmount");
         }
     }
 }
 
-/// The file system of `snapshot` by the ledger's terms, with what stands in it as `entries` open.
+/// The file system of `snapshot` with the ledger's features, and with the ledger's `entries` as open files.
 fn filesystem(
     snapshot: Arc<Snapshot>,
     runtime: Handle,
     options: &Options,
     device: &Arc<Device>,
     ledger: &Arc<Ledger>,
-    entries: &[Entry],
+    entries: &[LedgerEntry],
 ) -> Arc<Filesystem> {
-    let terms = ledger.terms();
-    let files = if terms.unopened {
-        Files::Unopened(Unopened::new(snapshot.clone(), runtime.clone()))
+    let features = ledger.features();
+    let files = if features.stateless {
+        Files::Stateless(StatelessFiles::new(snapshot.clone(), runtime.clone()))
     } else {
         let (device, ledger) = (device.clone(), ledger.clone());
-        let (runtime, expire) = (runtime.clone(), options.expire.clone());
-        let opened = Opened::new(snapshot.clone(), runtime, device, terms.passthrough, ledger, expire);
-        opened.inherit(entries);
-        Files::Opened(opened)
+        let (runtime, invalidator) = (runtime.clone(), options.invalidator.clone());
+        let (snapshot, passthrough) = (snapshot.clone(), features.passthrough);
+        let handles = FileHandles::new(snapshot, runtime, device, passthrough, ledger, invalidator);
+        handles.restore(entries);
+        Files::Handles(handles)
     };
-    let owner = Owner {
+    let owner = FileOwner {
         uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
         gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
     };
-    let (later, served) = (Later::new(runtime.clone()), options.served.clone());
-    let (control, (stir, stirred)) = (options.control.clone(), Stir::new());
-    let filesystem = Arc::new(Filesystem { snapshot, owner, control, files, later, served, stir });
-    runtime.spawn(tidy(Arc::downgrade(&filesystem), stirred));
-    // What another process had registered may be idle already.
-    filesystem.stir.note();
+    let (replies, metrics) = (PendingReplies::new(runtime.clone()), options.metrics.clone());
+    let (control, (activity, woken)) = (options.control.clone(), ActivitySignal::new());
+    let filesystem = Arc::new(Filesystem { snapshot, owner, control, files, replies, metrics, activity });
+    runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), woken));
+    // Backing files of the previous process may be idle already.
+    filesystem.activity.record();
     let relief: Weak<Filesystem> = Arc::downgrade(&filesystem);
     filesystem.snapshot.relieve_with(relief);
     filesystem
@@ -304,23 +324,23 @@ fn filesystem(
 
 impl Relief for Filesystem {
     fn relieve(&self) {
-        self.files.expire(Instant::now() + opens::IDLE_TIME);
+        self.files.expire(Instant::now() + open_table::IDLE_TIMEOUT);
     }
 }
 
-/// The device number of the mount at `mountpoint`. It is asked for without a request to this process itself: killed while it
-/// waits for its own answer, it could never end.
+/// The device number of the mount at `mountpoint`. It is read without a request to this process itself: killed while it waits
+/// for its own reply, it could never end.
 fn device_of(mountpoint: &Path) -> Result<(u32, u32)> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let root = rustix::fs::statx(CWD, mountpoint, flags, StatxFlags::empty())
-        .map_err(|e| Error::with(Kind::Disk, "the new mount can't be looked at", std::io::Error::from(e)))?;
+        .map_err(|e| Error::with(Kind::Disk, "cannot stat the new mount", std::io::Error::from(e)))?;
     Ok((root.stx_dev_major, root.stx_dev_minor))
 }
 
-/// Makes the kernel read further ahead on `device` than it does of its own accord, where it lets us.
-fn read_ahead((major, minor): (u32, u32)) {
+/// Sets the kernel's readahead on `device`, where this process may.
+fn set_read_ahead((major, minor): (u32, u32)) {
     let knob = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-    if let Err(error) = fs::write(&knob, READ_AHEAD.to_string()) {
-        tracing::debug!(%error, knob, "the kernel's readahead stays as it is");
+    if let Err(error) = fs::write(&knob, READ_AHEAD_KIB.to_string()) {
+        tracing::debug!(%error, knob, "cannot set the kernel's readahead");
     }
 }

@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::fusermount;
 use crate::mounts::TYPE;
 
-/// Mounts what calls itself `source` at `mountpoint`. The kernel checks permissions by the modes that files
+/// Mounts a file system with the source name `source` at `mountpoint`. The kernel checks permissions by the modes that files
 /// show. Only the mounting user may use it, unless `allow_other`.
 ///
 /// # Errors
@@ -49,18 +49,18 @@ pub(crate) fn mount(mountpoint: &Path, source: &str, allow_other: bool) -> Resul
 /// # Errors
 /// [`Kind::Busy`] when somebody uses it.
 pub fn unmount(mountpoint: &Path) -> Result<()> {
-    take_away(mountpoint, UnmountFlags::NOFOLLOW, &["-u"])
+    unmount_with(mountpoint, UnmountFlags::NOFOLLOW, &["-u"])
 }
 
-/// Takes the mount at `mountpoint` out of the tree at once; who uses it may go on.
+/// Detaches the mount at `mountpoint` from the tree at once (a lazy unmount); processes that use it may go on.
 ///
 /// # Errors
 /// Those of [`unmount`], but it is never busy.
 pub fn detach(mountpoint: &Path) -> Result<()> {
-    take_away(mountpoint, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, &["-u", "-z"])
+    unmount_with(mountpoint, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, &["-u", "-z"])
 }
 
-fn take_away(mountpoint: &Path, flags: UnmountFlags, helper: &[&str]) -> Result<()> {
+fn unmount_with(mountpoint: &Path, flags: UnmountFlags, helper: &[&str]) -> Result<()> {
     match rustix::mount::unmount(mountpoint, flags) {
         // INVAL: it is no mountpoint, or no more.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),

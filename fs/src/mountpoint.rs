@@ -1,4 +1,4 @@
-//! Mountpoints: where a mount is to go, made ready for it.
+//! Mount points: checked and prepared before a mount.
 
 use std::fs;
 use std::io;
@@ -9,13 +9,13 @@ use rustix::io::Errno;
 
 use crate::{mount, mounts};
 
-/// The full path of `path`, which is a directory with nothing mounted on it. A mount of ours that a crash
-/// left there dead is taken away.
+/// Prepares the directory `path` for a mount, and returns its full path. A mount of ours that a crash left dead there is
+/// unmounted.
 ///
 /// # Errors
 /// [`Kind::NotFound`], [`Kind::Invalid`] when it is no directory, [`Kind::Busy`] when something is mounted there,
 /// [`Kind::Refused`] when it may not be looked at; each in one line for a person.
-pub(crate) fn ready(path: &Path) -> Result<PathBuf> {
+pub(crate) fn prepare(path: &Path) -> Result<PathBuf> {
     let full = fs::canonicalize(path).map_err(|e| unusable(path, e))?;
     while let Some(other) = mounts::at(&full)? {
         if !(other.ours() && dead(&full)) {
@@ -46,9 +46,9 @@ fn unusable(path: &Path, error: io::Error) -> Error {
             format!("mountpoint {path} does not exist: create it first (mkdir -p)"),
         ),
         io::ErrorKind::PermissionDenied => {
-            Error::with(Kind::Refused, format!("mountpoint {path} may not be used"), error)
+            Error::with(Kind::Refused, format!("mountpoint {path}: permission denied"), error)
         }
-        _ => Error::with(Kind::Invalid, format!("mountpoint {path} can't be used"), error),
+        _ => Error::with(Kind::Invalid, format!("cannot use mountpoint {path}"), error),
     }
 }
 
@@ -57,18 +57,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dead_mount_is_replaced() {
+    fn mountpoint_with_a_dead_mount_is_freed() {
         let dir = tempfile::tempdir().expect("a directory");
         let device = mount::mount(dir.path(), "test", false).expect("needs root, or fusermount3");
         drop(device);
         assert!(mounts::at(dir.path()).expect("a table").is_some_and(|mounted| mounted.ours()));
-        assert_eq!(ready(dir.path()).expect("replaced"), dir.path());
+        assert_eq!(prepare(dir.path()).expect("replaced"), dir.path());
         assert_eq!(mounts::at(dir.path()).expect("a table"), None);
     }
 
     #[test]
-    fn a_bad_mountpoint_is_refused_with_its_name() {
-        let kind = |path: &Path| ready(path).map_err(|error| (error.kind(), error.to_string()));
+    fn mountpoint_unusable_is_refused_with_its_name() {
+        let kind = |path: &Path| prepare(path).map_err(|error| (error.kind(), error.to_string()));
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("file");
         fs::write(&file, "").expect("written");

@@ -1,4 +1,4 @@
-//! Mounts: which there are, and who holds them.
+//! The mount table: which mounts there are, and which processes use them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ const TABLE: &str = "/proc/self/mountinfo";
 
 /// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounted {
+pub struct MountEntry {
     /// Where it is mounted.
     pub mountpoint: PathBuf,
     /// What is mounted there: for a mount of ours its source, as its origin names it.
@@ -32,16 +32,16 @@ pub struct Mounted {
     pub follows: bool,
 }
 
-impl Mounted {
+impl MountEntry {
     /// Whether it is one of ours.
     pub fn ours(&self) -> bool {
         self.kind == TYPE
     }
 }
 
-/// A process that keeps a mount from being unmounted.
+/// A process that uses a mount, and so keeps it from being unmounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct MountUser {
     /// Its process id.
     pub pid: u32,
     /// Its command name.
@@ -52,48 +52,48 @@ pub struct Holder {
 ///
 /// # Errors
 /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when `/proc` can't be read.
-pub fn list() -> Result<Vec<Mounted>> {
-    Ok(all()?.into_iter().filter(Mounted::ours).collect())
+pub fn list() -> Result<Vec<MountEntry>> {
+    Ok(all()?.into_iter().filter(MountEntry::ours).collect())
 }
 
 /// What is mounted at exactly `mountpoint`; the uppermost, where several are.
 ///
 /// # Errors
 /// As [`list`].
-pub fn at(mountpoint: &Path) -> Result<Option<Mounted>> {
+pub fn at(mountpoint: &Path) -> Result<Option<MountEntry>> {
     Ok(all()?.into_iter().rfind(|mounted| mounted.mountpoint == mountpoint))
 }
 
-/// The processes that hold `mounted`: by an open file, a mapping, a working directory, a root or a program.
+/// The processes that use `mounted`: by an open file, a mapping, a working directory, a root or a program.
 /// Processes that this one may not look into are not found.
-pub fn holders(mounted: &Mounted) -> Vec<Holder> {
+pub fn users(mounted: &MountEntry) -> Vec<MountUser> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
-    let mut holders = BTreeMap::new();
+    let mut users = BTreeMap::new();
     for process in processes.flatten() {
         let path = process.path();
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        if holds(&path, mounted.device) {
+        if uses(&path, mounted.device) {
             let command = fs::read(path.join("comm")).unwrap_or_default();
-            holders.insert(pid, String::from_utf8_lossy(command.trim_ascii_end()).into_owned());
+            users.insert(pid, String::from_utf8_lossy(command.trim_ascii_end()).into_owned());
         }
     }
-    holders.into_iter().map(|(pid, command)| Holder { pid, command }).collect()
+    users.into_iter().map(|(pid, command)| MountUser { pid, command }).collect()
 }
 
 /// All mounts that this process can see, oldest first.
 ///
 /// # Errors
 /// As [`list`].
-pub fn all() -> Result<Vec<Mounted>> {
+pub fn all() -> Result<Vec<MountEntry>> {
     let table = fs::read(TABLE).map_err(|e| Error::disk(format!("cannot read {TABLE}"), e))?;
     Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
 }
 
 /// One line: `36 35 0:40 / /mnt rw,nosuid shared:1 - fuse.bdnfs source rw`, with any number of fields before
 /// the dash.
-fn parse(line: &[u8]) -> Option<Mounted> {
+fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
     let device = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
     let mountpoint = PathBuf::from(unescape(fields.nth(1)?));
@@ -101,7 +101,7 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let follows = optional.filter(|field| field.starts_with(b"master:")).count() > 0;
     let kind = unescape(fields.next()?).to_string_lossy().into_owned();
     let source = unescape(fields.next()?).to_string_lossy().into_owned();
-    Some(Mounted {
+    Some(MountEntry {
         mountpoint,
         source,
         kind,
@@ -131,7 +131,7 @@ fn unescape(field: &[u8]) -> OsString {
 }
 
 /// Whether the process at `/proc/PID` uses the file system `device`.
-fn holds(process: &Path, device: (u32, u32)) -> bool {
+fn uses(process: &Path, device: (u32, u32)) -> bool {
     let links = ["cwd", "root", "exe"].map(|link| process.join(link));
     let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
     links.into_iter().chain(open).any(|link| lies_on(CWD, &link, device)) || maps(process, device)
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_with_their_escapes() {
+    fn mountinfo_line_with_escapes_is_parsed() {
         let line = b"36 35 0:40 / /mnt/a\\040b\\134c rw,nosuid shared:1 master:2 - fuse.bdnfs s3://x/y\\040z rw,fd=3";
         let mounted = parse(line).expect("a mount");
         assert_eq!(mounted.mountpoint, Path::new("/mnt/a b\\c"));
@@ -176,19 +176,19 @@ mod tests {
     }
 
     #[test]
-    fn this_process_holds_what_it_has_open() {
+    fn mount_with_an_open_file_is_used_by_its_process() {
         // Not /proc: looking for holders opens that.
         let mounted = at(Path::new("/sys")).expect("a table").expect("sysfs is mounted");
-        let held = || holders(&mounted).iter().any(|holder| holder.pid == std::process::id());
-        assert!(!held());
+        let used = || users(&mounted).iter().any(|user| user.pid == std::process::id());
+        assert!(!used());
         let open = fs::File::open("/sys").expect("a directory");
-        assert!(held());
+        assert!(used());
         drop(open);
     }
 
     proptest! {
         #[test]
-        fn hostile_lines_never_panic(line: Vec<u8>) {
+        fn mountinfo_line_hostile_never_panics(line: Vec<u8>) {
             let _ = parse(&line);
             let _ = unescape(&line);
         }

@@ -1,4 +1,4 @@
-//! Sessions: the handshake with the kernel, and the threads that take its requests.
+//! The session: the handshake with the kernel, and the threads that read its requests.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,24 +11,24 @@ use tokio::sync::watch;
 use zerocopy::IntoBytes;
 
 use crate::device::Device;
-use crate::later::Caller;
-use crate::ops::{Filesystem, LONGEST};
-use crate::served;
+use crate::metrics;
+use crate::ops::{Filesystem, MAX_READ};
+use crate::replies::RequestContext;
 use crate::wire::abi::InitOut;
 use crate::wire::flags::{MAJOR, MINOR, MINOR_LEAST, init};
 use crate::wire::request::{Operation, Request};
 
-/// The longest request that is taken, in bytes. We are not written to, so requests are short; but one read
-/// may bring a batch of forgotten nodes, and a longer batch is a shorter walk through a large tree.
-const BUFFER: usize = 128 << 10;
-/// The longest write that the kernel may send, in bytes: its own minimum. [`BUFFER`] must be longer by a
-/// page.
-const WRITE: u32 = 4096;
-/// How many readaheads may be under way, of all readers together: enough to keep the network busy with
+/// The longest request that can be read, in bytes. There are no writes, so requests are short; but one may be a batch of
+/// forgotten nodes, and a longer batch is a shorter walk through a large tree.
+const REQUEST_BUFFER: usize = 128 << 10;
+/// The longest write that the kernel may send, in bytes: its own minimum. [`REQUEST_BUFFER`] must be longer by
+/// a page.
+const MAX_WRITE: u32 = 4096;
+/// How many readahead requests may be under way, of all readers together: enough to keep the network busy with
 /// requests of 1 MiB, at 64 MiB of the page cache.
-const BACKGROUND: u16 = 64;
-/// What the kernel is asked for wherever it offers it.
-const WANTED: u64 = init::ASYNC_READ
+const MAX_BACKGROUND: u16 = 64;
+/// The INIT flags that are accepted wherever the kernel offers them.
+const ACCEPTED_FLAGS: u64 = init::ASYNC_READ
     | init::DO_READDIRPLUS
     | init::PARALLEL_DIROPS
     | init::MAX_PAGES
@@ -37,23 +37,24 @@ const WANTED: u64 = init::ASYNC_READ
     | init::HAS_RESEND
     | init::EXT;
 
-/// What the kernel offers, and was taken up.
+/// The features that the kernel offered and the handshake accepted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Agreed {
+pub(crate) struct KernelFeatures {
     /// It takes backing files.
     pub(crate) passthrough: bool,
     /// It sends requests again, so that another process can go on.
     pub(crate) resend: bool,
 }
 
-/// Agrees with the kernel on how to talk; with `passthrough`, that is taken up where it is offered.
+/// Does the INIT handshake; with `passthrough`, that is accepted where it is offered.
 ///
 /// # Errors
 /// [`Kind::Unsupported`] when the kernel is too old.
-pub(crate) fn agree(device: &Device, passthrough: bool) -> Result<Agreed> {
-    let lost =
-        |error: Errno| Error::with(Kind::Disk, "the kernel broke off the mount", io::Error::from(error));
-    let mut buffer = vec![0; BUFFER];
+pub(crate) fn handshake(device: &Device, passthrough: bool) -> Result<KernelFeatures> {
+    let lost = |error: Errno| {
+        Error::with(Kind::Disk, "the kernel ended the mount during its handshake", io::Error::from(error))
+    };
+    let mut buffer = vec![0; REQUEST_BUFFER];
     let request = loop {
         match device.read(&mut buffer) {
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
@@ -66,37 +67,40 @@ pub(crate) fn agree(device: &Device, passthrough: bool) -> Result<Agreed> {
         unique, operation: Some(Operation::Init { major, minor, max_readahead, flags }), ..
     }) = request
     else {
-        return Err(Error::new(Kind::Unsupported, "the kernel began with something else than INIT"));
+        return Err(Error::new(Kind::Unsupported, "the kernel's first request is not INIT"));
     };
     if major != MAJOR || minor < MINOR_LEAST {
         let _ = device.reply_error(unique, Errno::PROTO);
         return Err(Error::new(
             Kind::Unsupported,
             format!(
-                "the kernel speaks FUSE {major}.{minor}; needed is {MAJOR}.{MINOR_LEAST}, Linux 4.20 or later"
+                "the kernel has FUSE {major}.{minor}; bdnfs needs {MAJOR}.{MINOR_LEAST} (Linux 4.20) or later"
             ),
         ));
     }
-    let agreed = flags & if passthrough { WANTED | init::PASSTHROUGH } else { WANTED };
-    device.reply_body(unique, reply(minor, max_readahead, agreed).as_bytes()).map_err(lost)?;
-    Ok(Agreed { passthrough: agreed & init::PASSTHROUGH != 0, resend: agreed & init::HAS_RESEND != 0 })
+    let accepted = flags & if passthrough { ACCEPTED_FLAGS | init::PASSTHROUGH } else { ACCEPTED_FLAGS };
+    device.reply_body(unique, init_reply(minor, max_readahead, accepted).as_bytes()).map_err(lost)?;
+    Ok(KernelFeatures {
+        passthrough: accepted & init::PASSTHROUGH != 0,
+        resend: accepted & init::HAS_RESEND != 0,
+    })
 }
 
-/// Our side of the handshake, given the kernel's version and readahead and the flags agreed on.
-fn reply(minor: u32, max_readahead: u32, agreed: u64) -> InitOut {
+/// The reply to INIT, given the kernel's version and readahead and the flags that are accepted.
+fn init_reply(minor: u32, max_readahead: u32, accepted: u64) -> InitOut {
     InitOut {
         major: MAJOR,
         minor: minor.min(MINOR),
         max_readahead,
-        flags: agreed as u32,
-        flags2: (agreed >> 32) as u32,
-        max_background: BACKGROUND,
-        congestion_threshold: BACKGROUND / 4 * 3,
-        max_write: WRITE,
+        flags: accepted as u32,
+        flags2: (accepted >> 32) as u32,
+        max_background: MAX_BACKGROUND,
+        congestion_threshold: MAX_BACKGROUND / 4 * 3,
+        max_write: MAX_WRITE,
         time_gran: 1,
-        max_pages: u16::try_from(LONGEST / rustix::param::page_size()).unwrap_or(u16::MAX),
+        max_pages: u16::try_from(MAX_READ / rustix::param::page_size()).unwrap_or(u16::MAX),
         // 1: backing files lie on a disk's own file system, and an overlay may still be laid over this mount.
-        max_stack_depth: u32::from(agreed & init::PASSTHROUGH != 0),
+        max_stack_depth: u32::from(accepted & init::PASSTHROUGH != 0),
         ..InitOut::default()
     }
 }
@@ -107,18 +111,18 @@ pub(crate) fn queues(device: Arc<Device>, count: usize) -> Vec<Arc<Device>> {
     std::iter::once(device).chain(more).collect()
 }
 
-/// Starts threads that answer the mount's requests: one for each of the `queues`, and at least `least`. What is returned
-/// counts the threads that are left: they end when the kernel lets the mount go.
+/// Starts the threads that serve the mount: one for each of the `queues`, and at least `least`. Returns the number of threads
+/// that are left: they end when the kernel lets the mount go.
 pub(crate) fn start(
     filesystem: &Arc<Filesystem>,
     queues: &[Arc<Device>],
     least: usize,
 ) -> Result<watch::Receiver<usize>> {
-    let (left, ended) = watch::channel(0);
-    let left = Arc::new(left);
+    let (sender, running) = watch::channel(0);
+    let sender = Arc::new(sender);
     let count = least.max(queues.len());
     for (number, own) in queues.iter().cycle().take(count).cloned().enumerate() {
-        let (filesystem, thread) = (filesystem.clone(), Thread::new(left.clone()));
+        let (filesystem, thread) = (filesystem.clone(), ThreadCount::new(sender.clone()));
         std::thread::Builder::new()
             .name(format!("fuse-{number}"))
             .spawn(move || {
@@ -127,56 +131,57 @@ pub(crate) fn start(
             })
             .map_err(|e| Error::disk("cannot start a thread", e))?;
     }
-    Ok(ended)
+    Ok(running)
 }
 
-/// One running thread, counted.
-struct Thread(Arc<watch::Sender<usize>>);
+/// Counts one thread while it runs.
+struct ThreadCount(Arc<watch::Sender<usize>>);
 
-impl Thread {
-    fn new(left: Arc<watch::Sender<usize>>) -> Self {
-        left.send_modify(|count| *count += 1);
-        Self(left)
+impl ThreadCount {
+    fn new(sender: Arc<watch::Sender<usize>>) -> Self {
+        sender.send_modify(|count| *count += 1);
+        Self(sender)
     }
 }
 
-impl Drop for Thread {
+impl Drop for ThreadCount {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
     }
 }
 
-/// Takes requests and answers them until the mount is gone, or left to another process: that will get what is taken here
-/// afterwards, and not answered.
+/// Reads requests and replies to them until the mount is gone, or handed over: what is read afterwards is left to the next
+/// process, which gets it again.
 fn serve(filesystem: &Filesystem, device: &Arc<Device>) {
-    let mut buffer = vec![0; BUFFER];
+    let mut buffer = vec![0; REQUEST_BUFFER];
     loop {
         match device.read(&mut buffer) {
-            Ok(_) if filesystem.later.has_left() => return,
-            Ok(bytes) => answer(filesystem, device, bytes),
-            // NOENT: the request was given up before it was read.
+            Ok(_) if filesystem.replies.is_handed_over() => return,
+            Ok(bytes) => serve_request(filesystem, device, bytes),
+            // NOENT: the request was aborted before it was read.
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
             Err(Errno::NODEV | Errno::CONNABORTED) => return,
             Err(error) => {
-                tracing::error!(%error, "cannot read requests any more");
+                tracing::error!(%error, "cannot read requests of a mount");
                 return;
             }
         }
     }
 }
 
-/// Answers one request. A panic on the way becomes EIO: the caller must not wait for ever, nor the others.
-fn answer(filesystem: &Filesystem, device: &Arc<Device>, bytes: &[u8]) {
+/// Replies to one request. A panic becomes EIO: neither the caller nor others may wait for ever.
+fn serve_request(filesystem: &Filesystem, device: &Arc<Device>, bytes: &[u8]) {
     let since = Instant::now();
     let Some(request) = Request::decode(bytes) else {
         tracing::error!("the kernel sent {} bytes that are no request", bytes.len());
         return;
     };
-    let operation = served::number(request.operation.as_ref());
-    let served = filesystem.served.clone();
-    let caller = Caller { device: device.clone(), unique: request.unique, operation, since, served };
-    let answer = catch_unwind(AssertUnwindSafe(|| filesystem.answer(&caller, &request)));
-    caller.reply(answer.unwrap_or(Err(Errno::IO)));
+    let operation = metrics::operation_number(request.operation.as_ref());
+    let metrics = filesystem.metrics.clone();
+    let context =
+        RequestContext { device: device.clone(), unique: request.unique, operation, since, metrics };
+    let reply = catch_unwind(AssertUnwindSafe(|| filesystem.handle(&context, &request)));
+    context.reply(reply.unwrap_or(Err(Errno::IO)));
 }
 
 #[cfg(test)]
@@ -184,12 +189,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_offered_is_taken() {
-        let out = reply(45, 128 << 10, init::MAX_PAGES | init::EXT | init::PASSTHROUGH);
+    fn init_reply_accepts_only_what_was_offered() {
+        let out = init_reply(45, 128 << 10, init::MAX_PAGES | init::EXT | init::PASSTHROUGH);
         assert_eq!((out.major, out.minor, out.max_stack_depth), (7, MINOR, 1));
         assert_eq!(out.flags, (init::MAX_PAGES | init::EXT) as u32);
         assert_eq!(out.flags2, 1 << 5);
-        assert_eq!(usize::from(out.max_pages) * rustix::param::page_size(), LONGEST);
-        assert_eq!(reply(31, 0, init::EXT).max_stack_depth, 0);
+        assert_eq!(usize::from(out.max_pages) * rustix::param::page_size(), MAX_READ);
+        assert_eq!(init_reply(31, 0, init::EXT).max_stack_depth, 0);
     }
 }

@@ -3,22 +3,22 @@
 //! Entry `i` of the manifest has the number `i + 1`, so the root has the 1 that FUSE wants and numbers are
 //! the same after every restart. A file has two node ids, its base and its *twin*, because the kernel insists
 //! that all handles of a node be of one kind: those opened while the file was partial stay with one id, those
-//! opened when it is whole go to the other ([`opens`](crate::opens)). Both show the same number to people.
+//! opened when it is whole go to the other ([`opens`](crate::open_table)). Both show the same number to people.
 
 use bdnfs::manifest::{Entry, Node};
 
 use crate::wire::abi::{Attr, AttrOut, EntryOut};
 
-/// What a twin's id has besides its base's. Far above every index, and not the sign bit, which some programs
-/// dread.
-const TWIN: u64 = 1 << 62;
-/// How long the kernel may cache names and attributes, in seconds: as good as for ever, since nothing ever
-/// changes. 136 years rather than the largest number, so that no arithmetic on it can overflow.
-const FOREVER: u64 = u32::MAX as u64;
-/// What `stat` recommends as the size of a read. As large as coreutils read anyhow, which makes it enough for
+/// The bit in which a twin's id differs from its base's. Far above every index, and not the sign bit, which some programs
+/// misread.
+const TWIN_BIT: u64 = 1 << 62;
+/// How long the kernel may cache names and attributes, in seconds: practically for ever, since nothing changes. 136 years
+/// rather than the largest number, so that no arithmetic on it can overflow.
+const CACHE_SECONDS: u64 = u32::MAX as u64;
+/// The size of a read that `stat` recommends, in bytes. As large as coreutils read anyhow, which makes it enough for
 /// programs that obey it to copy at full speed; no larger, since those that seek about in a buffered stream
 /// fill a buffer of it after each seek.
-const BLOCK: u32 = 128 << 10;
+const IO_SIZE: u32 = 128 << 10;
 
 /// The base id of entry `index`.
 pub(crate) fn base(index: u32) -> u64 {
@@ -27,24 +27,24 @@ pub(crate) fn base(index: u32) -> u64 {
 
 /// The twin id of entry `index`.
 pub(crate) fn twin(index: u32) -> u64 {
-    base(index) | TWIN
+    base(index) | TWIN_BIT
 }
 
 /// The entry that has the id `node`.
 pub(crate) fn index(node: u64) -> Option<u32> {
-    u32::try_from((node & !TWIN).checked_sub(1)?).ok()
+    u32::try_from((node & !TWIN_BIT).checked_sub(1)?).ok()
 }
 
-/// Whom everything belongs to.
+/// The owner of all files.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct FileOwner {
     /// The user.
     pub(crate) uid: u32,
     /// The group.
     pub(crate) gid: u32,
 }
 
-impl Owner {
+impl FileOwner {
     /// The attributes of `entry`, which is the manifest's entry `index`.
     pub(crate) fn attributes(self, index: u32, entry: &Entry<'_>) -> Attr {
         let (kind, size) = match &entry.node {
@@ -69,47 +69,46 @@ impl Owner {
             uid: self.uid,
             gid: self.gid,
             rdev: 0,
-            blksize: BLOCK,
+            blksize: IO_SIZE,
             flags: 0,
         }
     }
 }
 
-/// The answer to LOOKUP: the node `node` with its attributes, both to be cached for ever.
-pub(crate) fn found(node: u64, attr: Attr) -> EntryOut {
-    EntryOut { node, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..EntryOut::default() }
+/// The reply to LOOKUP: the node `node` with its attributes, both to be cached for ever.
+pub(crate) fn entry_reply(node: u64, attr: Attr) -> EntryOut {
+    EntryOut { node, entry_valid: CACHE_SECONDS, attr_valid: CACHE_SECONDS, attr, ..EntryOut::default() }
 }
 
-/// The answer to LOOKUP of a name that does not exist, and never will.
-pub(crate) fn missing() -> EntryOut {
-    found(0, Attr::default())
+/// The reply to LOOKUP of a name that does not exist, to be cached for ever, too.
+pub(crate) fn negative_entry() -> EntryOut {
+    entry_reply(0, Attr::default())
 }
 
-/// What a listing says of `.` and `..`: no node id, since the kernel has these nodes already, but a number to
-/// show.
-pub(crate) fn known(directory: u32) -> EntryOut {
-    found(0, Attr { ino: base(directory), mode: libc::S_IFDIR, ..Attr::default() })
+/// The entry of `.` or `..` in a listing: no node id, since the kernel has these nodes already, but an inode number to show.
+pub(crate) fn dot_entry(directory: u32) -> EntryOut {
+    entry_reply(0, Attr { ino: base(directory), mode: libc::S_IFDIR, ..Attr::default() })
 }
 
-/// The answer to GETATTR.
-pub(crate) fn attributes(attr: Attr) -> AttrOut {
-    AttrOut { attr_valid: FOREVER, attr, ..AttrOut::default() }
+/// The reply to GETATTR.
+pub(crate) fn attr_reply(attr: Attr) -> AttrOut {
+    AttrOut { attr_valid: CACHE_SECONDS, attr, ..AttrOut::default() }
 }
 
-/// What lies at one position of a directory's listing. Positions are what `telldir` tells: stable, and where
-/// a listing can go on at any time.
+/// What lies at one position of a directory's listing. Positions are the values of `telldir`: stable, and a listing can
+/// continue at any of them at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Position {
+pub(crate) enum DirPosition {
     /// `.`
     Itself,
     /// `..`
     Parent,
-    /// The child so far into the directory.
+    /// The child with this number, counted from 0.
     Child(u32),
 }
 
-impl Position {
-    /// The position `offset`.
+impl DirPosition {
+    /// The position with the offset `offset`.
     pub(crate) fn at(offset: u64) -> Option<Self> {
         match offset {
             0 => Some(Self::Itself),
@@ -126,14 +125,14 @@ mod tests {
 
     use super::*;
 
-    const OWNER: Owner = Owner { uid: 7, gid: 8 };
+    const OWNER: FileOwner = FileOwner { uid: 7, gid: 8 };
 
     fn entry(node: Node<'_>) -> Entry<'_> {
         Entry { name: b"n", parent: 0, mtime: (-5, 9), executable: true, node }
     }
 
     #[test]
-    fn attributes_are_those_of_the_entry() {
+    fn attributes_of_an_entry_are_those_of_the_manifest() {
         let file = entry(Node::File(Slice { blob: 3, offset: 10, len: 1025 }));
         let attr = OWNER.attributes(4, &file);
         assert_eq!((attr.ino, attr.size, attr.blocks), (5, 1025, 3));
@@ -146,16 +145,16 @@ mod tests {
     }
 
     #[test]
-    fn listings_begin_with_the_directory_and_its_parent() {
-        assert_eq!(Position::at(0), Some(Position::Itself));
-        assert_eq!(Position::at(1), Some(Position::Parent));
-        assert_eq!(Position::at(2), Some(Position::Child(0)));
-        assert_eq!(Position::at(u64::MAX), None);
+    fn listing_begins_with_the_directory_and_its_parent() {
+        assert_eq!(DirPosition::at(0), Some(DirPosition::Itself));
+        assert_eq!(DirPosition::at(1), Some(DirPosition::Parent));
+        assert_eq!(DirPosition::at(2), Some(DirPosition::Child(0)));
+        assert_eq!(DirPosition::at(u64::MAX), None);
     }
 
     proptest! {
         #[test]
-        fn both_ids_lead_to_the_entry(i: u32, node: u64) {
+        fn node_id_base_or_twin_leads_to_the_entry(i: u32, node: u64) {
             prop_assert_eq!(index(base(i)), Some(i));
             prop_assert_eq!(index(twin(i)), Some(i));
             prop_assert_ne!(base(i), twin(i));

@@ -1,9 +1,9 @@
-//! Extended attributes: what a mount tells about its files.
+//! Extended attributes of files.
 //!
 //! - `user.bdnfs.digest`: the digest of a file's content, where it is known; on the root, the snapshot's id.
-//! - `user.bdnfs.source`: where it comes from.
+//! - `user.bdnfs.source`: the source, and the path below it.
 //! - `user.bdnfs.local`: how much of a file, or on the root of all files, is local: `local/all`, in bytes.
-//! - `user.bdnfs.control`: on the root, where the daemon's control socket is.
+//! - `user.bdnfs.control`: on the root, the path of the agent's control socket.
 
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Weak};
@@ -12,8 +12,8 @@ use bdnfs::manifest::Node;
 use bdnfs::snapshot::Snapshot;
 use rustix::io::Errno;
 
-use crate::later::Caller;
-use crate::ops::{Answer, Filesystem, failed};
+use crate::ops::{Filesystem, Reply, failed};
+use crate::replies::RequestContext;
 use crate::wire::abi::XattrSize;
 
 const DIGEST: &[u8] = b"user.bdnfs.digest";
@@ -23,25 +23,25 @@ const CONTROL: &[u8] = b"user.bdnfs.control";
 /// The entry of the root.
 const ROOT: u32 = 0;
 /// The length of the longest `user.bdnfs.local`: two numbers of 64 bits and a slash.
-const LOCAL_LONGEST: usize = 41;
+const LOCAL_MAX_LENGTH: usize = 41;
 
 impl Filesystem {
     /// The attribute `name` of entry `index`, of at most `size` bytes.
     pub(crate) fn getxattr(
         &self,
-        caller: &Caller,
+        context: &RequestContext,
         index: u32,
         name: &[u8],
         size: u32,
-    ) -> Result<Answer, Errno> {
+    ) -> Result<Reply, Errno> {
         if name == LOCAL && index == ROOT {
-            return self.local(caller, size);
+            return self.local(context, size);
         }
         sized(self.attribute(index, name)?.ok_or(Errno::NODATA)?, size)
     }
 
     /// The names of the attributes of entry `index`, each with a zero byte, of at most `size` bytes.
-    pub(crate) fn listxattr(&self, index: u32, size: u32) -> Result<Answer, Errno> {
+    pub(crate) fn listxattr(&self, index: u32, size: u32) -> Result<Reply, Errno> {
         let mut names = Vec::new();
         for name in [DIGEST, SOURCE, LOCAL, CONTROL] {
             if (name == LOCAL && index == ROOT) || self.attribute(index, name)?.is_some() {
@@ -86,13 +86,13 @@ impl Filesystem {
 
     /// How much of all files is local. That takes a look at each of them, so it is answered later; and the
     /// size is told without it, as that of the longest, since the value may grow before it is asked for.
-    fn local(&self, caller: &Caller, size: u32) -> Result<Answer, Errno> {
+    fn local(&self, context: &RequestContext, size: u32) -> Result<Reply, Errno> {
         if size == 0 {
-            return sized(vec![0; LOCAL_LONGEST], 0);
+            return sized(vec![0; LOCAL_MAX_LENGTH], 0);
         }
         let wanted = Arc::new(());
         let (snapshot, watched) = (self.snapshot.clone(), Arc::downgrade(&wanted));
-        self.later.answer(caller, async move {
+        self.replies.spawn(context, async move {
             // Goes with this task when it is interrupted, and the count stops.
             let _wanted = wanted;
             let count = tokio::task::spawn_blocking(move || total(&snapshot, &watched));
@@ -123,11 +123,11 @@ fn share(local: u64, all: u64) -> Vec<u8> {
 }
 
 /// Answers with `value`, which may have `size` bytes; or with its size, if `size` is 0.
-fn sized(value: Vec<u8>, size: u32) -> Result<Answer, Errno> {
+fn sized(value: Vec<u8>, size: u32) -> Result<Reply, Errno> {
     match size as usize {
-        0 => Ok(Answer::of(&XattrSize { size: value.len() as u32, ..XattrSize::default() })),
+        0 => Ok(Reply::of(&XattrSize { size: value.len() as u32, ..XattrSize::default() })),
         room if value.len() > room => Err(Errno::RANGE),
-        _ => Ok(Answer::Body(value)),
+        _ => Ok(Reply::Body(value)),
     }
 }
 
@@ -136,12 +136,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_told_by_its_size_first() {
+    fn xattr_value_asked_with_size_0_is_its_size() {
         assert!(
-            matches!(sized(b"abc".to_vec(), 0), Ok(Answer::Body(size)) if size == [3, 0, 0, 0, 0, 0, 0, 0])
+            matches!(sized(b"abc".to_vec(), 0), Ok(Reply::Body(size)) if size == [3, 0, 0, 0, 0, 0, 0, 0])
         );
         assert!(matches!(sized(b"abc".to_vec(), 2), Err(Errno::RANGE)));
-        assert!(matches!(sized(b"abc".to_vec(), 3), Ok(Answer::Body(value)) if value == b"abc"));
-        assert_eq!(share(u64::MAX, u64::MAX).len(), LOCAL_LONGEST);
+        assert!(matches!(sized(b"abc".to_vec(), 3), Ok(Reply::Body(value)) if value == b"abc"));
+        assert_eq!(share(u64::MAX, u64::MAX).len(), LOCAL_MAX_LENGTH);
     }
 }

@@ -21,7 +21,7 @@ use bdnfs::manifest::{Found, Listing};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Patterns;
 use bdnfs::tier::{Body, Origin, Rung, Tier, Urgency};
-use bdnfs_fs::held::Held;
+use bdnfs_fs::handover::MountDescriptors;
 use bdnfs_fs::{Mount, Options, mounts};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -106,11 +106,11 @@ impl Mounted {
         Self { mount: mount.expect("mounted"), snapshot, runtime, dir }
     }
 
-    /// Has another session go on where this one is, as another process would.
+    /// Resumes the mount in another session, as another process would.
     fn take_over(&mut self) {
-        let held = self.mount.hold().expect("descriptors").expect("needs Linux 6.9");
-        self.mount.leave();
-        // What its threads still take, they don't answer.
+        let held = self.mount.descriptors().expect("descriptors").expect("needs Linux 6.9");
+        self.mount.hand_over();
+        // Its threads read one more request each, which they don't answer.
         let mut asking = Vec::new();
         while self.runtime.block_on(async {
             tokio::time::timeout(Duration::from_millis(100), self.mount.ended()).await.is_err()
@@ -118,7 +118,8 @@ impl Mounted {
             let path = self.path(format!("none-{}", asking.len()).as_bytes());
             asking.push(std::thread::spawn(move || fs::metadata(path).expect_err("missing").kind()));
         }
-        let held = Held::new(held.descriptors().map(|fd| fd.try_clone_to_owned().expect("a descriptor")));
+        let held =
+            MountDescriptors::new(held.iter().map(|fd| fd.try_clone_to_owned().expect("a descriptor")));
         let (runtime, at) = (self.runtime.handle().clone(), self.dir.path().join("mnt"));
         let snapshot = self.snapshot.clone();
         let next = Mount::resume(snapshot, runtime, &at, &Options::default(), held.expect("all of them"));
@@ -152,7 +153,7 @@ fn xattr(path: &Path, name: &str) -> std::result::Result<String, Errno> {
 }
 
 #[test]
-fn a_tree_is_what_its_source_holds() {
+fn mount_shows_the_tree_of_its_source() {
     let odd: &[u8] = b"new\nline \xff";
     let tree =
         Mounted::new(&[(b"a", b"alpha"), (b"sub/run.sh", b"#!"), (odd, b""), (b"sub/deep/b", b"beta")]);
@@ -173,7 +174,7 @@ fn a_tree_is_what_its_source_holds() {
 }
 
 #[test]
-fn nothing_can_be_changed() {
+fn mount_every_change_is_erofs() {
     let tree = Mounted::new(&[(b"a", b"alpha"), (b"d/b", b"beta")]);
     let (a, new) = (tree.path(b"a"), tree.path(b"new"));
     let refused =
@@ -188,7 +189,7 @@ fn nothing_can_be_changed() {
 }
 
 #[test]
-fn attributes_tell_where_it_comes_from() {
+fn xattr_shows_digest_source_and_local_bytes() {
     let tree = Mounted::new(&[(b"a", b"alpha"), (b"d/b", b"beta")]);
     let (root, b) = (tree.path(b""), tree.path(b"d/b"));
     assert_eq!(xattr(&root, "user.bdnfs.digest"), Ok(tree.snapshot.id().to_string()));
@@ -207,7 +208,7 @@ fn attributes_tell_where_it_comes_from() {
 }
 
 #[test]
-fn a_large_directory_is_listed_in_parts() {
+fn readdir_large_directory_lists_all_in_parts() {
     let paths: Vec<_> = (0..5000).map(|i| format!("d/{i:0200}").into_bytes()).collect();
     let files: Vec<(&[u8], &[u8])> = paths.iter().map(|path| (&path[..], &b"x"[..])).collect();
     let tree = Mounted::new(&files);
@@ -216,7 +217,7 @@ fn a_large_directory_is_listed_in_parts() {
 }
 
 #[test]
-fn a_file_that_becomes_whole_is_read_by_the_kernel() {
+fn open_file_became_whole_is_passthrough() {
     let content = noise(LARGE);
     let tree = Mounted::new(&[(b"model", &content), (b"small", b"s")]);
     let model = tree.path(b"model");
@@ -248,7 +249,7 @@ fn a_file_that_becomes_whole_is_read_by_the_kernel() {
 }
 
 #[test]
-fn another_session_goes_on_with_what_is_open() {
+fn resume_open_files_read_on() {
     let content = noise(LARGE);
     let mut tree =
         Mounted::new(&[(b"model", &content), (b"small", b"s"), (b"sub/a", b"a"), (b"sub/b", b"b")]);
@@ -296,7 +297,7 @@ fn another_session_goes_on_with_what_is_open() {
 }
 
 #[test]
-fn a_tree_without_opens_goes_on() {
+fn resume_stateless_mount_reads_on() {
     let mut tree = Mounted::new(&[(b"a", b"alpha"), (b"b", b"beta")]);
     let mut open = File::open(tree.path(b"a")).expect("open");
     tree.take_over();
@@ -307,7 +308,7 @@ fn a_tree_without_opens_goes_on() {
 }
 
 #[test]
-fn a_mount_in_use_stays() {
+fn unmount_in_use_is_busy() {
     let tree = Mounted::new(&[(b"a", b"alpha")]);
     let again = Mount::new(
         tree.snapshot.clone(),
@@ -320,7 +321,7 @@ fn a_mount_in_use_stays() {
     assert_eq!(tree.mount.unmount().expect_err("in use").kind(), Kind::Busy);
     let mounted = mounts::at(tree.mount.mountpoint()).expect("a table").expect("mounted");
     assert_eq!(mounted.source, "memory:///test, 1");
-    assert!(mounts::holders(&mounted).iter().any(|holder| holder.pid == std::process::id()));
+    assert!(mounts::users(&mounted).iter().any(|holder| holder.pid == std::process::id()));
     drop(open);
     tree.mount.unmount().expect("unmounted");
     tree.runtime.block_on(tree.mount.ended());
@@ -329,7 +330,7 @@ fn a_mount_in_use_stays() {
 }
 
 #[test]
-fn a_dropped_mount_is_out_of_the_tree_but_serves_who_has_it() {
+fn drop_with_open_files_detaches_and_serves_them() {
     let tree = Mounted::new(&[(b"a", b"alpha")]);
     let mut open = File::open(tree.path(b"a")).expect("open");
     let Mounted { mount, snapshot: _snapshot, runtime: _runtime, dir } = tree;

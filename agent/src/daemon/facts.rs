@@ -12,7 +12,7 @@ impl Host {
             let table = self.table();
             (table.mounts.values().cloned().collect(), table.missing.len() as u64)
         };
-        let (engine, served, ready) = (self.engine.clone(), self.served.read(), self.is_ready());
+        let (engine, served, ready) = (self.engine.clone(), self.served.totals(), self.is_ready());
         let mounts =
             mounts.iter().filter(|hosted| !hosted.is_detached()).map(|hosted| fact(hosted)).collect();
         blocking(move || Ok(Facts::gather(&engine, served, ready, mounts, lost))).await

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use bdnfs_fs::held::{Expire, Held};
+use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::FlockOperation;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -51,7 +51,7 @@ pub struct Found {
     /// What was said of it.
     pub note: String,
     /// Its descriptors.
-    pub held: Held,
+    pub held: MountDescriptors,
 }
 
 impl Keeper {
@@ -82,14 +82,14 @@ impl Keeper {
     }
 
     /// Has the mount `id` held. Blocks.
-    pub fn keep(&self, id: u64, note: String, held: &Held) -> Result<()> {
+    pub fn keep(&self, id: u64, note: String, held: &MountDescriptors) -> Result<()> {
         let mut child = self.child();
         let link = self.link.borrow().clone();
         let link = match link {
             Some(link) => link,
             None => self.start(&mut child).context("cannot start a holder")?,
         };
-        let descriptors: Vec<_> = held.descriptors().collect();
+        let descriptors: Vec<_> = held.iter().collect();
         wire::send(link.as_fd(), &Message::Keep { id, note }, &descriptors)
             .context("the holder does not take it")
     }
@@ -171,7 +171,8 @@ impl Keeper {
         loop {
             match wire::receive(socket.as_fd())?.ok_or_else(|| anyhow!("it has ended"))? {
                 (Message::Keep { id, note }, descriptors) => {
-                    let held = Held::new(descriptors).ok_or_else(|| anyhow!("descriptors are missing"))?;
+                    let held = MountDescriptors::new(descriptors)
+                        .ok_or_else(|| anyhow!("descriptors are missing"))?;
                     found.push(Found { id, note, held });
                 }
                 (Message::Done, _) => return Ok((socket, found)),
@@ -235,8 +236,8 @@ impl Keeper {
     }
 }
 
-impl Expire for Keeper {
-    fn expire(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool {
+impl DentryInvalidator for Keeper {
+    fn invalidate(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool {
         self.tell(&Message::Expire { parent, name: name.to_owned() }, &[device])
     }
 }

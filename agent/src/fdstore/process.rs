@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, SyncSender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use bdnfs_fs::held::{self, Held};
+use bdnfs_fs::handover::{self, MountDescriptors};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketFlags, accept_with};
@@ -37,7 +37,9 @@ type Name = (OwnedFd, u64, Vec<u8>);
 /// Starts what tells the kernel: by itself, since it may have to wait for an agent's answers.
 fn teller() -> Result<SyncSender<Name>> {
     let (names, named) = mpsc::sync_channel::<Name>(NAMES);
-    let tell = move || named.iter().for_each(|(device, parent, name)| held::expire(device, parent, &name));
+    let tell = move || {
+        named.iter().for_each(|(device, parent, name)| handover::invalidate_dentry(device, parent, &name))
+    };
     std::thread::Builder::new().name("teller".to_owned()).spawn(tell).context("cannot start a thread")?;
     Ok(names)
 }
@@ -56,7 +58,7 @@ struct Holder {
 /// A mount that is held.
 struct Kept {
     note: String,
-    held: Held,
+    held: MountDescriptors,
 }
 
 /// What there is to do.
@@ -137,7 +139,7 @@ impl Holder {
             self.alone_since = Instant::now();
             // What it took and will not answer: their callers must not be stuck with nobody there.
             for kept in self.kept.values() {
-                let _ = kept.held.take_back();
+                let _ = kept.held.requeue_requests();
             }
         }
     }
@@ -172,13 +174,13 @@ fn obey(
             return Err(io::Error::other(format!("it speaks version {version}, not {VERSION}")));
         }
         Message::Keep { id, note } => {
-            let held = Held::new(descriptors).ok_or(ErrorKind::InvalidData)?;
+            let held = MountDescriptors::new(descriptors).ok_or(ErrorKind::InvalidData)?;
             kept.insert(id, Kept { note, held });
         }
         Message::Forget { id } => drop(kept.remove(&id)),
         Message::Give => {
             for (id, Kept { note, held }) in kept {
-                let descriptors: Vec<_> = held.descriptors().collect();
+                let descriptors: Vec<_> = held.iter().collect();
                 wire::send(agent.as_fd(), &Message::Keep { id: *id, note: note.clone() }, &descriptors)?;
             }
             wire::send(agent.as_fd(), &Message::Done, &[])?;

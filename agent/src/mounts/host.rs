@@ -11,7 +11,7 @@ use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::source::SecretStore;
 use bdnfs::task;
-use bdnfs_fs::Served;
+use bdnfs_fs::RequestMetrics;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
@@ -38,7 +38,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 pub struct Host {
     pub(crate) engine: Engine,
     /// Counts what all mounts serve.
-    pub(crate) served: Arc<Served>,
+    pub(crate) served: Arc<RequestMetrics>,
     pub(crate) cache: PathBuf,
     socket: PathBuf,
     mirror: Option<MirrorRequest>,

@@ -10,7 +10,7 @@ impl Host {
     pub(crate) fn have_held(&self, hosted: &Hosted) {
         let Some(keeper) = self.keeper.as_ref().filter(|keeper| keeper.holds()) else { return };
         let give = || -> anyhow::Result<bool> {
-            let Some(held) = hosted.mount().hold()? else { return Ok(false) };
+            let Some(held) = hosted.mount().descriptors()? else { return Ok(false) };
             keeper.keep(hosted.id(), serde_json::to_string(hosted.request())?, &held)?;
             Ok(true)
         };
@@ -55,7 +55,7 @@ impl Host {
         for hosted in mounts {
             if hosted.is_held() {
                 tracing::info!("the mount at {} is left to the next agent", hosted.mountpoint().display());
-                hosted.mount().leave();
+                hosted.mount().hand_over();
             } else {
                 self.take_down(hosted.id()).await;
             }
@@ -78,7 +78,7 @@ impl Host {
         if self.keeper.is_some() && !self.is_ready() {
             return true;
         }
-        self.table().mounts.values().any(|hosted| hosted.mount().has_left())
+        self.table().mounts.values().any(|hosted| hosted.mount().is_handed_over())
     }
 
     /// Refuses mounts from now on; all that there are.

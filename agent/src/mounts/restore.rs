@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use bdnfs::cache::evict::Hold;
 use bdnfs::snapshot::Snapshot;
-use bdnfs_fs::held::Held;
+use bdnfs_fs::handover::MountDescriptors;
 use bdnfs_fs::{Mount, mounts};
 use futures_util::{StreamExt, future, stream};
 
@@ -133,7 +133,7 @@ impl Host {
         id: u64,
         snapshot: &Arc<Snapshot>,
         request: &MountRequest,
-        held: Option<Held>,
+        held: Option<MountDescriptors>,
     ) -> Result<Mount, Failure> {
         let Some(held) = held else { return self.attach(snapshot, request).await };
         let (options, served) = (self.options(request), Arc::clone(snapshot));
@@ -155,7 +155,7 @@ impl Host {
         self: &Arc<Self>,
         kept: Kept,
         request: MountRequest,
-        held: Option<Held>,
+        held: Option<MountDescriptors>,
         snapshot: Result<Arc<Snapshot>, Failure>,
     ) -> Option<Arc<Hosted>> {
         let (staged, id) = (kept.staged, kept.id);
@@ -184,7 +184,7 @@ impl Host {
 
 /// What is known of a mount from before: its record, what was asked for, and its descriptors if it was held. Then its secrets
 /// are there, too.
-fn before(kept: Kept, held: &mut HashMap<u64, Found>) -> (Kept, MountRequest, Option<Held>) {
+fn before(kept: Kept, held: &mut HashMap<u64, Found>) -> (Kept, MountRequest, Option<MountDescriptors>) {
     let bare = kept.request.clone();
     let Some(Found { note, held, .. }) = held.remove(&kept.id) else { return (kept, bare, None) };
     match serde_json::from_str(&note) {

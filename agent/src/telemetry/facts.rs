@@ -5,7 +5,7 @@ use bdnfs::engine::{Engine, Usage};
 use bdnfs::error::Kind;
 use bdnfs::metrics::{Metered, Traffic};
 use bdnfs::peer::client::Figures;
-use bdnfs_fs::Counted;
+use bdnfs_fs::RequestTotals;
 
 use super::process::Process;
 use crate::api::word;
@@ -23,7 +23,7 @@ pub struct Facts {
     pub leased_blobs: u64,
     pub leased_snapshots: u64,
     pub cluster: Option<Cluster>,
-    pub served: Counted,
+    pub served: RequestTotals,
     pub mounts: Vec<Mount>,
     pub lost: u64,
     pub process: Process,
@@ -49,7 +49,13 @@ pub struct Mount {
 
 impl Facts {
     /// Asks the engine, the disk and the kernel.
-    pub fn gather(engine: &Engine, served: Counted, ready: bool, mounts: Vec<Mount>, lost: u64) -> Self {
+    pub fn gather(
+        engine: &Engine,
+        served: RequestTotals,
+        ready: bool,
+        mounts: Vec<Mount>,
+        lost: u64,
+    ) -> Self {
         let shares = engine.cache().shares();
         let sum = |count: fn(&bdnfs::cache::share::Share) -> usize| -> u64 {
             shares.iter().map(|share| count(share) as u64).sum()

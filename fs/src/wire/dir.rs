@@ -9,13 +9,13 @@ const ALIGN: usize = 8;
 
 /// A reply to READDIR or READDIRPLUS that is being filled, never beyond the size that the kernel asked for.
 #[derive(Debug)]
-pub(crate) struct Listing {
+pub(crate) struct DirentBuffer {
     bytes: Vec<u8>,
     size: usize,
     plus: bool,
 }
 
-impl Listing {
+impl DirentBuffer {
     /// An empty reply of at most `size` bytes; with attributes, if `plus`.
     pub(crate) fn new(size: usize, plus: bool) -> Self {
         Self { bytes: Vec::with_capacity(size), size, plus }
@@ -73,7 +73,7 @@ mod tests {
             size in 0_usize..8192,
             plus: bool,
         ) {
-            let mut listing = Listing::new(size, plus);
+            let mut listing = DirentBuffer::new(size, plus);
             let mut packed = Vec::new();
             for (next, name) in (1..).zip(&names) {
                 if !listing.push(name, next, &EntryOut::default()) {

@@ -129,8 +129,8 @@ impl Host {
             gid: request.gid,
             threads: DEVICE_THREADS,
             control: Some(self.socket.clone()),
-            served: Arc::clone(&self.served),
-            expire: self.keeper.clone().map(|keeper| keeper as _),
+            metrics: Arc::clone(&self.served),
+            invalidator: self.keeper.clone().map(|keeper| keeper as _),
         }
     }
 
@@ -158,8 +158,8 @@ impl Host {
                 if is_new {
                     host.drop_record(id);
                 }
-                if hosted.mount().was_resumed() {
-                    hosted.mount().leave();
+                if hosted.mount().is_resumed() {
+                    hosted.mount().hand_over();
                 }
                 return Err(Failure::closing());
             }
@@ -180,7 +180,7 @@ impl Host {
         let (host, leaving) = (Arc::clone(self), Arc::clone(&hosted));
         tokio::spawn(async move {
             leaving.mount().ended().await;
-            if !leaving.mount().has_left() {
+            if !leaving.mount().is_handed_over() {
                 host.forget(&leaving).await;
             }
         });

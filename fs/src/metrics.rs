@@ -1,4 +1,4 @@
-//! What was served: how many requests of each kind took how long, and how files were opened.
+//! Request metrics: how many requests of each kind took how long, and how files were opened.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::wire::request::Operation;
 
-/// The operations that are told apart, by their names.
+/// The names of the operations that are counted separately.
 const OPERATIONS: [&str; 12] = [
     "lookup",
     "getattr",
@@ -24,7 +24,7 @@ const OPERATIONS: [&str; 12] = [
     "other",
 ];
 
-/// The errors that tell of trouble, by their names; others are a part of talking to a kernel.
+/// The errors that are counted, and their names; others are a part of every kernel's requests.
 const ERRORS: [(Errno, &str); 6] = [
     (Errno::ACCESS, "EACCES"),
     (Errno::BADMSG, "EBADMSG"),
@@ -34,32 +34,32 @@ const ERRORS: [(Errno, &str); 6] = [
     (Errno::TIMEDOUT, "ETIMEDOUT"),
 ];
 
-/// Counts what mounts serve; one can count for many of them.
+/// Counters of the requests of one mount or of many.
 #[derive(Debug, Default)]
-pub struct Served {
+pub struct RequestMetrics {
     operations: [Times; OPERATIONS.len()],
     errors: [AtomicU64; ERRORS.len()],
     cached: AtomicU64,
     passthrough: AtomicU64,
-    followed: AtomicU64,
+    trace_ids: AtomicU64,
 }
 
-/// What [`Served`] had counted at one moment.
+/// What [`RequestMetrics`] had counted at one moment.
 #[derive(Clone, Debug)]
-pub struct Counted {
-    /// How long each operation took from when the request was read until it was answered.
+pub struct RequestTotals {
+    /// The latencies of each operation, from when a request was read until its reply.
     pub operations: Vec<(&'static str, Spread)>,
-    /// How many requests were answered with an error, by its name.
+    /// How many replies were errors, by the name of the error.
     pub errors: Vec<(&'static str, u64)>,
-    /// How many opens of files there were that the daemon serves.
+    /// How many files were opened whose reads the daemon serves.
     pub cached: u64,
-    /// How many there were that the kernel serves by itself.
+    /// How many files were opened whose reads the kernel serves (passthrough).
     pub passthrough: u64,
 }
 
-impl Served {
-    /// Counts a request that was answered, so long after it was read.
-    pub(crate) fn answered(&self, operation: usize, took: Duration, error: Option<Errno>) {
+impl RequestMetrics {
+    /// Counts a reply, which took so long.
+    pub(crate) fn record_reply(&self, operation: usize, took: Duration, error: Option<Errno>) {
         self.operations[operation].add(took);
         let named = |error| ERRORS.iter().position(|(errno, _)| *errno == error);
         if let Some(place) = error.and_then(named) {
@@ -67,22 +67,22 @@ impl Served {
         }
     }
 
-    /// A number for a request that is followed through the log: mounts number theirs each by themselves.
-    pub(crate) fn follow(&self) -> u64 {
-        self.followed.fetch_add(1, Relaxed) + 1
+    /// A number by which a request is followed through the log: each mount numbers its own, so they repeat.
+    pub(crate) fn next_trace_id(&self) -> u64 {
+        self.trace_ids.fetch_add(1, Relaxed) + 1
     }
 
     /// Counts an open.
-    pub(crate) fn opened(&self, passthrough: bool) {
+    pub(crate) fn record_open(&self, passthrough: bool) {
         let counter = if passthrough { &self.passthrough } else { &self.cached };
         counter.fetch_add(1, Relaxed);
     }
 
     /// What was counted up to now.
-    pub fn read(&self) -> Counted {
+    pub fn totals(&self) -> RequestTotals {
         let operations = OPERATIONS.into_iter().zip(&self.operations);
         let errors = ERRORS.into_iter().zip(&self.errors);
-        Counted {
+        RequestTotals {
             operations: operations.map(|(name, times)| (name, times.spread())).collect(),
             errors: errors.map(|((_, name), count)| (name, count.load(Relaxed))).collect(),
             cached: self.cached.load(Relaxed),
@@ -91,8 +91,8 @@ impl Served {
     }
 }
 
-/// Which of the operations a request is for.
-pub(crate) fn number(operation: Option<&Operation<'_>>) -> usize {
+/// The number of an operation, for [`RequestMetrics::record_reply`].
+pub(crate) fn operation_number(operation: Option<&Operation<'_>>) -> usize {
     let name = match operation {
         Some(Operation::Lookup { .. }) => "lookup",
         Some(Operation::Getattr) => "getattr",
@@ -110,8 +110,8 @@ pub(crate) fn number(operation: Option<&Operation<'_>>) -> usize {
     OPERATIONS.iter().position(|known| *known == name).unwrap_or(OPERATIONS.len() - 1)
 }
 
-/// The name of an operation.
-pub(crate) fn name(number: usize) -> &'static str {
+/// The name of the operation with this number.
+pub(crate) fn operation_name(number: usize) -> &'static str {
     OPERATIONS[number]
 }
 
@@ -120,17 +120,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_counted_by_what_they_are_and_come_to() {
-        let served = Served::default();
-        let read = number(Some(&Operation::Read { fh: 1, offset: 0, size: 1 }));
-        served.answered(read, Duration::from_micros(3), None);
-        served.answered(read, Duration::from_secs(1), Some(Errno::IO));
-        served.answered(number(None), Duration::ZERO, Some(Errno::NOSYS));
-        served.opened(true);
-        let counted = served.read();
-        let of = |name| counted.operations.iter().find(|(known, _)| *known == name).map(|(_, s)| s.count());
-        assert_eq!((name(read), of("read"), of("other"), of("open")), ("read", Some(2), Some(1), Some(0)));
-        let errors: u64 = counted.errors.iter().map(|(_, count)| count).sum();
-        assert_eq!((errors, counted.cached, counted.passthrough), (1, 0, 1));
+    fn metrics_replies_are_counted_by_operation_and_error() {
+        let metrics = RequestMetrics::default();
+        let read = operation_number(Some(&Operation::Read { fh: 1, offset: 0, size: 1 }));
+        metrics.record_reply(read, Duration::from_micros(3), None);
+        metrics.record_reply(read, Duration::from_secs(1), Some(Errno::IO));
+        metrics.record_reply(operation_number(None), Duration::ZERO, Some(Errno::NOSYS));
+        metrics.record_open(true);
+        let totals = metrics.totals();
+        let of = |name| totals.operations.iter().find(|(known, _)| *known == name).map(|(_, s)| s.count());
+        assert_eq!(
+            (operation_name(read), of("read"), of("other"), of("open")),
+            ("read", Some(2), Some(1), Some(0))
+        );
+        let errors: u64 = totals.errors.iter().map(|(_, count)| count).sum();
+        assert_eq!((errors, totals.cached, totals.passthrough), (1, 0, 1));
     }
 }

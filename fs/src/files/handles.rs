@@ -1,0 +1,319 @@
+//! File handles: the open files of a mount, their modes, and the backing files that the kernel reads.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::manifest::{Node, Slice};
+use bdnfs::read::Reader;
+use bdnfs::snapshot::Snapshot;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+
+use crate::device::{BackingFile, Device};
+use crate::handover::DentryInvalidator;
+use crate::ledger::{Ledger, LedgerEntry, LedgerItem};
+use crate::open_table::{OpenMode, OpenTable};
+use crate::tree;
+use crate::wire::abi::OpenOut;
+use crate::wire::flags::{RESENT, open};
+
+/// The open files of a mount.
+#[derive(Debug)]
+pub(crate) struct FileHandles {
+    snapshot: Arc<Snapshot>,
+    runtime: Handle,
+    device: Arc<Device>,
+    /// Whether backing files can be registered; the first failure ends it for good.
+    passthrough: AtomicBool,
+    table: Mutex<OpenTable<Arc<RegisteredFile>, CompletionWatch>>,
+    handles: Mutex<HashMap<u64, FileHandle>>,
+    ledger: Arc<Ledger>,
+    /// Invalidates names in this process's place.
+    invalidator: Option<Arc<dyn DentryInvalidator>>,
+    /// One invalidation at a time: it may wait, and the runtime has few threads for what blocks.
+    invalidations: Semaphore,
+}
+
+/// An open file.
+#[derive(Debug)]
+struct FileHandle {
+    /// Its own reader, because that follows the sequence of the handle's reads.
+    reader: Arc<Reader>,
+    /// The request that opened it.
+    unique: u64,
+    /// What its reply made of it.
+    item: LedgerItem,
+}
+
+/// A registered backing file, and the reader whose lease keeps it in the cache.
+#[derive(Debug)]
+struct RegisteredFile {
+    backing: BackingFile,
+    /// Dropped after what it records.
+    _slot: LedgerSlot,
+    reader: Arc<Reader>,
+}
+
+/// An entry of the ledger, which is removed when this is dropped.
+#[derive(Debug)]
+struct LedgerSlot {
+    ledger: Arc<Ledger>,
+    number: u64,
+}
+
+impl Drop for LedgerSlot {
+    fn drop(&mut self) {
+        self.ledger.remove(self.number);
+    }
+}
+
+/// The task that waits for a file to become whole; aborted when this is dropped.
+#[derive(Debug)]
+struct CompletionWatch(AbortHandle);
+
+impl Drop for CompletionWatch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl FileHandles {
+    /// No file is open. With `passthrough`, the kernel has offered it.
+    pub(crate) fn new(
+        snapshot: Arc<Snapshot>,
+        runtime: Handle,
+        device: Arc<Device>,
+        passthrough: bool,
+        ledger: Arc<Ledger>,
+        invalidator: Option<Arc<dyn DentryInvalidator>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            snapshot,
+            runtime,
+            device,
+            passthrough: AtomicBool::new(passthrough),
+            table: Mutex::new(OpenTable::new()),
+            handles: Mutex::default(),
+            ledger,
+            invalidator,
+            invalidations: Semaphore::new(1),
+        })
+    }
+
+    /// The reader of the handle `fh`.
+    pub(crate) fn reader(&self, fh: u64) -> Option<Arc<Reader>> {
+        self.handles.lock().get(&fh).map(|handle| handle.reader.clone())
+    }
+
+    /// The node that a lookup of file `index` answers with.
+    pub(crate) fn lookup_node(&self, index: u32) -> u64 {
+        self.table.lock().lookup_node(index)
+    }
+
+    /// Whether the kernel reads whole files by itself.
+    pub(crate) fn passthrough(&self) -> bool {
+        self.passthrough.load(Ordering::Relaxed)
+    }
+
+    /// Lets go of backing files that have been idle for too long at `now`.
+    pub(crate) fn expire(&self, now: Instant) {
+        // Bound first and dropped at the end, so that files are closed without the lock.
+        let _expired = self.table.lock().expire(now);
+    }
+
+    /// Restores the handles and backing files of the previous process from the ledger's `entries`.
+    pub(crate) fn restore(self: &Arc<Self>, entries: &[LedgerEntry]) {
+        let mut registered = HashMap::new();
+        for entry in entries {
+            if let LedgerItem::BackingFile(id) = entry.item {
+                registered.insert(id, entry.number);
+            }
+        }
+        self.drop_unrecorded(&registered);
+        let mut adopted: HashMap<u32, Arc<RegisteredFile>> = HashMap::new();
+        for entry in entries.iter().filter(|entry| !matches!(entry.item, LedgerItem::BackingFile(_))) {
+            let LedgerEntry { number, node, unique, item } = *entry;
+            let Some((index, reader)) = self.reader_of(node) else { continue };
+            let mode = match item {
+                LedgerItem::Passthrough(id) => {
+                    let adopt = || self.adopt(id, registered.remove(&id), node, &reader);
+                    OpenMode::Passthrough(adopted.entry(id).or_insert_with(adopt).clone())
+                }
+                _ => OpenMode::Cached,
+            };
+            let watch = || self.watch(node, index, reader.clone());
+            self.table.lock().restore(node, mode, watch);
+            self.handles.lock().insert(number, FileHandle { reader, unique, item });
+        }
+        // No handle needs these.
+        for (id, number) in registered {
+            drop(BackingFile::adopt(self.device.clone(), id));
+            self.ledger.remove(number);
+        }
+    }
+
+    /// The file of `node`, and a reader of it.
+    fn reader_of(&self, node: u64) -> Option<(u32, Arc<Reader>)> {
+        let index = tree::index(node)?;
+        let open = || match self.snapshot.manifest().entry(index)?.node {
+            Node::File(slice) => self.snapshot.open(slice),
+            _ => Err(Error::new(Kind::Corrupt, "not a file")),
+        };
+        let opened =
+            open().inspect_err(|error| tracing::error!(index, %error, "cannot restore an open file"));
+        Some((index, Arc::new(opened.ok()?)))
+    }
+
+    /// The backing file `id` of `node`, which the previous process registered and which has this `number` in the ledger.
+    fn adopt(&self, id: u32, number: Option<u64>, node: u64, reader: &Arc<Reader>) -> Arc<RegisteredFile> {
+        let backing = BackingFile::adopt(self.device.clone(), id);
+        let number =
+            number.or_else(|| self.ledger.insert(node, 0, LedgerItem::BackingFile(id))).unwrap_or_default();
+        let _slot = LedgerSlot { ledger: self.ledger.clone(), number };
+        Arc::new(RegisteredFile { backing, _slot, reader: reader.clone() })
+    }
+
+    /// Lets go of the backing file that the previous process registered and had no time to record. There is one at the most,
+    /// and the kernel numbers them in order: it is the one before the next.
+    fn drop_unrecorded(self: &Arc<Self>, registered: &HashMap<u32, u64>) {
+        if self.passthrough()
+            && let Ok(next) = self.device.register(&self.ledger.as_fd())
+            && let Some(last) = next.id().checked_sub(1).filter(|id| *id > 0 && !registered.contains_key(id))
+        {
+            drop(BackingFile::adopt(self.device.clone(), last));
+        }
+    }
+
+    /// OpenTable the file `index`, which is `slice`, at its node `node`, for the request `unique`.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        unique: u64,
+        node: u64,
+        index: u32,
+        slice: Slice,
+    ) -> Result<OpenOut> {
+        if unique & RESENT != 0
+            && let Some(reply) = self.earlier_reply(unique & !RESENT)
+        {
+            return Ok(reply);
+        }
+        // On its own line: the lock must be gone before the second one.
+        let registered = self.table.lock().reopen(node);
+        if let Some(file) = registered {
+            return self.insert(unique, node, file.reader.clone(), OpenMode::Passthrough(file));
+        }
+        let reader = Arc::new(self.snapshot.open(slice)?);
+        let back = || self.register(node, &reader);
+        let watch = || self.watch(node, index, reader.clone());
+        let mode = self.table.lock().open(node, back, watch);
+        self.insert(unique, node, reader, mode)
+    }
+
+    /// The reply to the request `unique`, if it was made before and did not get through.
+    fn earlier_reply(&self, unique: u64) -> Option<OpenOut> {
+        let handles = self.handles.lock();
+        let (fh, handle) = handles.iter().find(|(_, handle)| handle.unique == unique)?;
+        Some(open_reply(*fh, handle.item))
+    }
+
+    /// Closes the handle `fh` of `node`.
+    pub(crate) fn close(&self, node: u64, fh: u64) {
+        if self.handles.lock().remove(&fh).is_some() {
+            // First: as soon as the node is free it may be opened in another mode.
+            self.ledger.remove(fh);
+            let _evicted = self.table.lock().close(node, Instant::now());
+        }
+    }
+
+    /// Adds a handle of `node` with `reader`, and returns the reply to its OPEN `unique`.
+    fn insert(
+        &self,
+        unique: u64,
+        node: u64,
+        reader: Arc<Reader>,
+        mode: OpenMode<Arc<RegisteredFile>>,
+    ) -> Result<OpenOut> {
+        let item = match mode {
+            OpenMode::Cached => LedgerItem::Cached,
+            OpenMode::Passthrough(file) => LedgerItem::Passthrough(file.backing.id()),
+        };
+        let unique = unique & !RESENT;
+        let Some(fh) = self.ledger.insert(node, unique, item) else {
+            let _evicted = self.table.lock().close(node, Instant::now());
+            return Err(Error::new(Kind::Busy, "too many open files on this mount (the limit is a million)"));
+        };
+        // With passthrough, too: readahead(2) and fadvise(2) still send reads.
+        self.handles.lock().insert(fh, FileHandle { reader, unique, item });
+        Ok(open_reply(fh, item))
+    }
+
+    /// Registers the file behind `reader`, if it is whole.
+    fn register(&self, node: u64, reader: &Arc<Reader>) -> Option<Arc<RegisteredFile>> {
+        if !self.passthrough() {
+            return None;
+        }
+        let file: Arc<File> = reader.backing()?;
+        match self.device.register(&*file) {
+            Ok(backing) => {
+                let number = self.ledger.insert(node, 0, LedgerItem::BackingFile(backing.id()))?;
+                let _slot = LedgerSlot { ledger: self.ledger.clone(), number };
+                Some(Arc::new(RegisteredFile { backing, _slot, reader: reader.clone() }))
+            }
+            Err(error) => {
+                if self.passthrough.swap(false, Ordering::Relaxed) {
+                    tracing::warn!(%error, "passthrough is not available on this mount: reads of local files go through the agent");
+                }
+                None
+            }
+        }
+    }
+
+    /// Starts to wait for the file `index` to become whole, for as long as its node `node` has cached handles.
+    fn watch(self: &Arc<Self>, node: u64, index: u32, reader: Arc<Reader>) -> Option<CompletionWatch> {
+        if !self.passthrough() {
+            return None;
+        }
+        let handles = Arc::downgrade(self);
+        let task = self.runtime.spawn(async move {
+            if reader.whole().await
+                && let Some(handles) = handles.upgrade()
+            {
+                handles.switch_to_twin(node, index).await;
+            }
+        });
+        Some(CompletionWatch(task.abort_handle()))
+    }
+
+    /// Has lookups of the file `index`, which has become whole at its node `node`, lead to its other node from now on.
+    async fn switch_to_twin(&self, node: u64, index: u32) {
+        if !self.table.lock().mark_whole(node) {
+            return;
+        }
+        let Ok(entry) = self.snapshot.manifest().entry(index) else { return };
+        let (parent, name) = (tree::base(entry.parent), entry.name.to_vec());
+        let (device, invalidator) = (self.device.clone(), self.invalidator.clone());
+        let Ok(_turn) = self.invalidations.acquire().await else { return };
+        let invalidate = move || {
+            if !invalidator.is_some_and(|invalidator| invalidator.invalidate(device.as_fd(), parent, &name)) {
+                // An error means that the kernel doesn't know the name, or has let the mount go.
+                let _ = device.invalidate_dentry(parent, &name);
+            }
+        };
+        let _ = self.runtime.spawn_blocking(invalidate).await;
+    }
+}
+
+/// The reply to an OPEN that made the handle `fh`.
+fn open_reply(fh: u64, item: LedgerItem) -> OpenOut {
+    match item {
+        LedgerItem::Passthrough(backing) => OpenOut { fh, flags: open::PASSTHROUGH | open::NOFLUSH, backing },
+        _ => OpenOut { fh, flags: open::KEEP_CACHE | open::NOFLUSH, backing: 0 },
+    }
+}

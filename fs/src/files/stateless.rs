@@ -1,0 +1,73 @@
+//! The files of a stateless mount: read without having been opened.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bdnfs::error::Result;
+use bdnfs::manifest::{Entry, Node, Slice};
+use bdnfs::read::Reader;
+use bdnfs::snapshot::Snapshot;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use crate::idle_cache::IdleCache;
+use crate::open_table::IDLE_TIMEOUT;
+use crate::prefetch::Prefetcher;
+
+/// How many readers are kept: more than the kernel reads from at once. Each holds a lease.
+const READERS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// How many files one thread prefetches: a few, so that the disk works on several at once.
+const PREFETCH_BATCH: u32 = 8;
+
+/// The files of a stateless mount.
+#[derive(Debug)]
+pub(crate) struct StatelessFiles {
+    snapshot: Arc<Snapshot>,
+    runtime: Handle,
+    readers: Mutex<IdleCache<u32, Arc<Reader>>>,
+    prefetcher: Mutex<Prefetcher>,
+}
+
+impl StatelessFiles {
+    /// No file was read yet.
+    pub(crate) fn new(snapshot: Arc<Snapshot>, runtime: Handle) -> Arc<Self> {
+        let readers = Mutex::new(IdleCache::new(READERS, IDLE_TIMEOUT));
+        Arc::new(Self { snapshot, runtime, readers, prefetcher: Mutex::default() })
+    }
+
+    /// The reader of the file `index`, which is `slice`.
+    pub(crate) fn reader(&self, index: u32, slice: Slice) -> Result<Arc<Reader>> {
+        let known = self.readers.lock().get(&index, Instant::now());
+        if let Some(reader) = known {
+            return Ok(reader);
+        }
+        let reader = Arc::new(self.snapshot.open(slice)?);
+        let evicted = self.readers.lock().put(index, reader.clone(), Instant::now());
+        drop(evicted);
+        Ok(reader)
+    }
+
+    /// Prefetches into the page cache the files that a reader of file `index` will read next, if they are local.
+    pub(crate) fn prefetch_after(self: &Arc<Self>, index: u32) {
+        let wanted = self.prefetcher.lock().advance(index);
+        for from in wanted.clone().step_by(PREFETCH_BATCH as usize) {
+            let (files, to) = (self.clone(), wanted.end.min(from + PREFETCH_BATCH));
+            self.runtime.spawn_blocking(move || (from..to).for_each(|index| files.prefetch(index)));
+        }
+    }
+
+    fn prefetch(&self, index: u32) {
+        // An error here is reported to who reads the file.
+        let Ok(Entry { node: Node::File(slice), .. }) = self.snapshot.manifest().entry(index) else { return };
+        let Some(file) = self.reader(index, slice).ok().and_then(|reader| reader.backing()) else { return };
+        let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::WillNeed);
+    }
+
+    /// Drops the readers that have been idle for too long at `now`.
+    pub(crate) fn expire(&self, now: Instant) {
+        // Bound first and dropped at the end, so that files are closed without the lock.
+        let _expired = self.readers.lock().expire(now);
+    }
+}

@@ -1,0 +1,63 @@
+//! Handover: the descriptors that keep a mount alive when the process that serves it ends.
+//!
+//! Another process (the fd store) holds duplicates of them. Requests then wait until the next process takes them up, or until
+//! the last duplicate is closed, which ends the mount.
+
+use std::fmt::Debug;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::{io, iter};
+
+use crate::device::Device;
+
+/// Invalidates directory entries of the kernel from another process than the one that serves the mount.
+///
+/// An invalidation may wait for requests on the directory that are under way. A process that waits so can't end, not even
+/// when it is killed, while those requests wait for nobody but it: another process is not in the way of the next server.
+pub trait DentryInvalidator: Debug + Send + Sync {
+    /// Has `name` in the directory with the node id `parent` invalidated on `device`. False: it has to be done here.
+    fn invalidate(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool;
+}
+
+/// Invalidates one directory entry on `device`. It may wait for long, see [`DentryInvalidator`].
+pub fn invalidate_dentry(device: OwnedFd, parent: u64, name: &[u8]) {
+    // An error means that the kernel doesn't know the name, or has let the mount go: there is nothing to invalidate.
+    let _ = Device::from(device).invalidate_dentry(parent, name);
+}
+
+/// All descriptors of a mount: every queue that requests are read from, since closing the last descriptor of a queue fails
+/// the requests that were read from it; and the ledger of open files.
+#[derive(Debug)]
+pub struct MountDescriptors {
+    pub(crate) ledger: OwnedFd,
+    pub(crate) queues: Vec<OwnedFd>,
+}
+
+impl MountDescriptors {
+    /// The descriptors that [`iter`](Self::iter) gave, in another process and in the same order; `None` when some are missing.
+    pub fn new(descriptors: impl IntoIterator<Item = OwnedFd>) -> Option<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let ledger = descriptors.next()?;
+        let queues: Vec<_> = descriptors.collect();
+        (!queues.is_empty()).then_some(Self { ledger, queues })
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        iter::once(self.ledger.as_fd()).chain(self.queues.iter().map(AsFd::as_fd))
+    }
+
+    /// The device: `poll` reports an error of it (`POLLERR`) once the mount has ended.
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.queues[0].as_fd()
+    }
+
+    /// Has the kernel queue again the requests of a server that has ended. They wait for the next server all the same, but
+    /// their callers can be killed.
+    ///
+    /// # Errors
+    /// When the mount has ended.
+    pub fn requeue_requests(&self) -> io::Result<()> {
+        let device = Device::from(self.device().try_clone_to_owned()?);
+        Ok(device.resend()?)
+    }
+}
