@@ -115,7 +115,7 @@ impl MirrorRequest {
 
 /// A source that is mounted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Mounted {
+pub struct MountInfo {
     /// Its number: for as long as the daemon lives, and with an agent as long as the mount does.
     pub id: u64,
     /// Its source, as the origin names it.
@@ -140,7 +140,7 @@ pub struct Mounted {
 pub struct MountStatus {
     /// What it is.
     #[serde(flatten)]
-    pub mounted: Mounted,
+    pub mounted: MountInfo,
     /// Bytes of it that are local; `None` where it has too many files to count them each time.
     pub local: Option<u64>,
     /// When it was mounted, in seconds since 1970.
@@ -148,12 +148,12 @@ pub struct MountStatus {
     /// What came from where.
     pub traffic: Traffic,
     /// How far it is staged, once that was asked for.
-    pub stage: Option<Staging>,
+    pub stage: Option<StageStatus>,
 }
 
 /// How far a stage is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Staging {
+pub struct StageStatus {
     /// The figures.
     #[serde(flatten)]
     pub progress: Progress,
@@ -175,20 +175,20 @@ pub enum StageState {
 
 /// A daemon and all that it hosts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Status {
+pub struct AgentStatus {
     /// Itself.
-    pub daemon: Daemon,
+    pub daemon: AgentInfo,
     /// Its mounts, oldest first.
     pub mounts: Vec<MountStatus>,
     /// What was mounted before it started, and could not be again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lost: Vec<Lost>,
+    pub lost: Vec<LostMount>,
 }
 
 /// A mount of an earlier time that could not be made again. It is tried anew at the next start, until it is unmounted or
 /// something else is mounted in its place.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Lost {
+pub struct LostMount {
     /// Its number.
     pub id: u64,
     /// Its source.
@@ -207,7 +207,7 @@ pub struct Health {
     pub ready: Option<bool>,
 }
 
-impl Status {
+impl AgentStatus {
     /// The mount at `mountpoint`: the last, since earlier ones may have been detached from there and live on.
     pub fn at(&self, mountpoint: &Path) -> Option<&MountStatus> {
         self.mounts.iter().rfind(|mount| mount.mounted.mountpoint == mountpoint)
@@ -216,7 +216,7 @@ impl Status {
 
 /// A daemon and its cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Daemon {
+pub struct AgentInfo {
     /// The version of bdnfs that it is.
     pub version: String,
     /// Its process id.
@@ -231,12 +231,12 @@ pub struct Daemon {
     pub usage: Usage,
     /// What it does.
     #[serde(default)]
-    pub work: Work,
+    pub work: FetchStats,
 }
 
 /// What a daemon does, for all its mounts and since it started, those too that are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Work {
+pub struct FetchStats {
     /// What came from where.
     pub traffic: Traffic,
     /// Fetches under way now.
@@ -245,7 +245,7 @@ pub struct Work {
     pub memory: Memory,
 }
 
-impl Work {
+impl FetchStats {
     /// What `engine` does.
     pub fn of(engine: &Engine) -> Self {
         let (metered, [own, waiting, _]) = (engine.metered(), engine.memory());
@@ -273,7 +273,7 @@ impl Failure {
 
     /// A failure of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind: word(kind).to_owned(), message: message.into() }
+        Self { kind: kind_name(kind).to_owned(), message: message.into() }
     }
 
     /// The daemon is about to end.
@@ -283,7 +283,7 @@ impl Failure {
 
     /// Whether it is of this kind.
     pub fn is(&self, kind: Kind) -> bool {
-        self.kind == word(kind)
+        self.kind == kind_name(kind)
     }
 }
 
@@ -302,7 +302,7 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// The word for a kind.
-pub fn word(kind: Kind) -> &'static str {
+pub fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Invalid => "invalid",
         Kind::NotFound => "notfound",

@@ -1,5 +1,6 @@
 //! The cache directory of a daemon: how large it may grow, and what the engine is told of it.
 
+mod claim;
 pub mod inventory;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,8 @@ use anyhow::{Context, Result};
 use bdnfs::cache::Limits;
 use bdnfs::engine::Config;
 
+pub use claim::CacheClaim;
+
 /// Of a disk that others use too, this part stays free...
 const RESERVE_PERCENT: u64 = 5;
 /// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
@@ -20,13 +23,13 @@ const RESERVE_MOST: u64 = 20 << 30;
 /// maps and the blocks that readers hold.
 const MEMORY: u64 = 256 << 20;
 /// Whose data it is where nobody says.
-pub const TENANT: &str = "default";
+pub const DEFAULT_TENANT: &str = "default";
 /// The log starts anew beyond this: weeks of what a daemon normally says, and quick to look through.
 const LONGEST_LOG: u64 = 10 << 20;
 
 /// A cache directory that exists.
 #[derive(Clone, Debug)]
-pub struct Cache {
+pub struct CacheConfig {
     /// Its path, absolute and without links.
     pub dir: PathBuf,
     /// The most that it may hold, in bytes.
@@ -41,7 +44,7 @@ pub struct Cache {
     pub quotas: BTreeMap<String, u64>,
 }
 
-impl Cache {
+impl CacheConfig {
     /// What the engine is told.
     pub fn config(&self) -> Result<Config> {
         let disk = rustix::fs::statvfs(&self.dir)

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use hosting::Hosting;
 
 use crate::api::MirrorRequest;
-use crate::api::cluster::{Cluster, MemberState, MemberStatus};
+use crate::api::cluster::{ClusterStatus, MemberState, MemberStatus};
 
 /// How long a node that starts waits until it has heard of the others: who asks nobody yet would fetch all by itself.
 const HEARING: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// How a node is part of a cluster.
 #[derive(Debug)]
-pub struct Setup {
+pub struct ClusterConfig {
     /// The cluster's name.
     pub name: String,
     /// The node's; where none is named, that of its certificate.
@@ -63,7 +63,7 @@ pub struct Setup {
 
 /// A node that is part of a cluster, until it is dropped.
 #[derive(Debug)]
-pub struct Joined {
+pub struct ClusterNode {
     name: String,
     is_secure: bool,
     has_seeds: bool,
@@ -73,10 +73,15 @@ pub struct Joined {
     _tasks: JoinSet<()>,
 }
 
-impl Joined {
+impl ClusterNode {
     /// Joins. From then on what `engine` opens is asked of the others, and what it has is theirs, too. Secrets that the
     /// mirror names are looked for in `secrets`.
-    pub async fn join(engine: &Engine, setup: Setup, cache: &Path, secrets: &[SecretStore]) -> Result<Self> {
+    pub async fn join(
+        engine: &Engine,
+        setup: ClusterConfig,
+        cache: &Path,
+        secrets: &[SecretStore],
+    ) -> Result<Self> {
         let identity = match setup.files.clone() {
             Some(files) => Some(blocking(|| Identity::open(files)).await?),
             None => None,
@@ -158,12 +163,12 @@ impl Joined {
     }
 
     /// Who is there, and how they are doing.
-    pub fn told(&self) -> Cluster {
+    pub fn told(&self) -> ClusterStatus {
         let me = self.peers.me();
         let members = self.peers.members();
         let mut members: Vec<_> = members.iter().map(|member| self.member(member)).collect();
         members.sort_by(|a, b| a.id.cmp(&b.id));
-        Cluster {
+        ClusterStatus {
             name: self.name.clone(),
             id: me.id.clone(),
             secure: self.is_secure,
@@ -194,7 +199,7 @@ impl Joined {
 }
 
 /// The node's name and its tenants: those of its certificate, if it has one.
-fn named(setup: &Setup, identity: Option<&Identity>) -> Result<(String, Vec<String>)> {
+fn named(setup: &ClusterConfig, identity: Option<&Identity>) -> Result<(String, Vec<String>)> {
     let Some(own) = identity.map(Identity::own) else {
         let id = setup
             .id

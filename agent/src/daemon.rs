@@ -27,26 +27,23 @@ use tokio::task::JoinSet;
 
 use crate::api::socket;
 use crate::api::{Failure, MirrorRequest};
-use crate::cache::Cache;
-use crate::cluster::{self, Joined};
+use crate::cache::{CacheClaim, CacheConfig};
+use crate::cluster::{ClusterConfig, ClusterNode};
 use crate::fdstore::keeper::{Found, Keeper};
 use crate::mounts::host::{self, Host};
 use crate::server::routes;
 use crate::server::socket::Socket;
 use crate::signals;
-use crate::signals::End;
+use crate::signals::Shutdown;
 
-mod claim;
 mod facts;
 mod stock;
 
-pub use claim::Claim;
-
 /// What a daemon is to be.
 #[derive(Debug)]
-pub struct Setup {
+pub struct AgentConfig {
     /// The cache that it owns.
-    pub cache: Cache,
+    pub cache: CacheConfig,
     /// Whether it stays when nothing is mounted, and brings back what was when it starts again: an agent.
     pub stays: bool,
     /// Another socket beside that of the cache.
@@ -60,14 +57,14 @@ pub struct Setup {
     /// Where it is watched from over TCP.
     pub listen: Option<SocketAddr>,
     /// The other nodes.
-    pub cluster: Option<cluster::Setup>,
+    pub cluster: Option<ClusterConfig>,
     /// How long its mounts outlive it, if it is an agent.
     pub hold: Duration,
 }
 
-impl Setup {
+impl AgentConfig {
     /// A daemon that ends with its last mount.
-    pub fn plain(cache: Cache) -> Self {
+    pub fn on_demand(cache: CacheConfig) -> Self {
         let (stays, insists, secrets) = (false, false, Vec::new());
         let (socket, mirror, listen, cluster, hold) = (None, None, None, None, Duration::ZERO);
         Self { cache, stays, socket, insists, mirror, secrets, listen, cluster, hold }
@@ -76,20 +73,20 @@ impl Setup {
 
 /// A daemon that holds its cache and listens.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct AgentServer {
     sockets: Vec<Socket>,
     watched: Option<TcpListener>,
     host: Arc<Host>,
-    claim: Option<Claim>,
+    claim: Option<CacheClaim>,
     /// Nothing is evicted before what was mounted is back.
     kept: Hold,
     /// What was mounted and held.
     held: Vec<Found>,
 }
 
-impl Daemon {
+impl AgentServer {
     /// Takes the cache and listens. A failure of kind [`Busy`](Kind::Busy): another daemon has it.
-    pub async fn start(mut setup: Setup) -> Result<Self, Failure> {
+    pub async fn start(mut setup: AgentConfig) -> Result<Self, Failure> {
         // Whatever it creates is for its user alone.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
         raise_open_files();
@@ -99,7 +96,7 @@ impl Daemon {
         let runtime = Handle::current();
         let (engine, kept) = blocking(move || Engine::open_held(&config, runtime)).await?;
         if !setup.stays {
-            Claim::of_nobody(cache)?;
+            CacheClaim::of_nobody(cache)?;
         }
         let mut sockets = vec![Socket::bind(&socket::of_cache(cache))?];
         match setup.socket.as_deref().map(Socket::bind_beside).transpose() {
@@ -114,10 +111,12 @@ impl Daemon {
             None => None,
         };
         tracing::info!("bdnfs {} serves the cache {}", env!("CARGO_PKG_VERSION"), cache.display());
-        let claim = setup.stays.then(|| Claim::make(cache)).transpose()?;
+        let claim = setup.stays.then(|| CacheClaim::make(cache)).transpose()?;
         // Before the first snapshot.
         let joined = match setup.cluster.take() {
-            Some(cluster) => Some(Joined::join(&engine, cluster, &setup.cache.dir, &setup.secrets).await?),
+            Some(cluster) => {
+                Some(ClusterNode::join(&engine, cluster, &setup.cache.dir, &setup.secrets).await?)
+            }
             None => None,
         };
         let (keeper, held) = find_holder(&setup).await?.unzip();
@@ -151,7 +150,7 @@ impl Daemon {
     }
 
     /// The same; it is asked to end by `asked`, and by no signal.
-    pub async fn serve_until(self, asked: impl Future<Output = io::Result<End>>) -> Result<()> {
+    pub async fn serve_until(self, asked: impl Future<Output = io::Result<Shutdown>>) -> Result<()> {
         let Self { sockets, watched, host, claim, kept, held } = self;
         let back = Arc::clone(&host);
         tokio::spawn(async move {
@@ -185,10 +184,10 @@ impl Daemon {
     }
 
     /// Waits for the end, and unmounts all.
-    async fn wait(host: &Arc<Host>, asked: impl Future<Output = io::Result<End>>) {
+    async fn wait(host: &Arc<Host>, asked: impl Future<Output = io::Result<Shutdown>>) {
         tokio::select! {
             () = host.idle() => {}
-            () = host.asked_to_stop() => Self::end(host, End::Stop).await,
+            () = host.asked_to_stop() => Self::end(host, Shutdown::Stop).await,
             asked = asked => match asked {
                 Ok(how) => Self::end(host, how).await,
                 Err(error) => {
@@ -200,12 +199,12 @@ impl Daemon {
     }
 
     /// Takes leave of other nodes, and of what is mounted.
-    async fn end(host: &Arc<Host>, how: End) {
+    async fn end(host: &Arc<Host>, how: Shutdown) {
         host.end_jobs(how).await;
         let mounts = async {
             match how {
-                End::Leave => host.leave_all().await,
-                End::Stop => host.unmount_all().await,
+                Shutdown::HandOver => host.leave_all().await,
+                Shutdown::Stop => host.unmount_all().await,
             }
         };
         tokio::join!(host.leave_cluster(), mounts);
@@ -213,7 +212,7 @@ impl Daemon {
 }
 
 /// Who holds an agent's mounts, and what was left there.
-async fn find_holder(setup: &Setup) -> Result<Option<(Keeper, Vec<Found>)>, Failure> {
+async fn find_holder(setup: &AgentConfig) -> Result<Option<(Keeper, Vec<Found>)>, Failure> {
     if !setup.stays {
         return Ok(None);
     }
@@ -226,11 +225,11 @@ async fn find_holder(setup: &Setup) -> Result<Option<(Keeper, Vec<Found>)>, Fail
 }
 
 /// Waits until the process is asked to end.
-fn asked_to_end(stays: bool) -> impl Future<Output = io::Result<End>> {
+fn asked_to_end(stays: bool) -> impl Future<Output = io::Result<Shutdown>> {
     if stays {
-        signals::agent_asked_to_end().left_future()
+        signals::shutdown_request().left_future()
     } else {
-        signals::asked_to_end().map_ok(|()| End::Stop).right_future()
+        signals::termination().map_ok(|()| Shutdown::Stop).right_future()
     }
 }
 

@@ -19,13 +19,13 @@ use bdnfs::secrets;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::api::Failure;
-use crate::api::job::{Job, JobRequest, Piece, Variable};
+use crate::api::job::{JobRequest, JobStatus, LogChunk, Variable};
 use crate::deploy::mirroring::Mirrors;
 use crate::deploy::room::Room;
 use crate::jobs::supervisor::log;
 use crate::mounts::host::{Host, blocking};
 use crate::records::Records;
-use crate::signals::End;
+use crate::signals::Shutdown;
 
 pub use known::{KeptJob, Known};
 
@@ -109,7 +109,7 @@ impl Jobs {
 
 impl Host {
     /// Takes a job, and begins to run it.
-    pub async fn submit(self: &Arc<Self>, request: JobRequest) -> Result<Job, Failure> {
+    pub async fn submit(self: &Arc<Self>, request: JobRequest) -> Result<JobStatus, Failure> {
         // Numbers and mounts of what comes back go first.
         self.ready().await;
         let hold = self.hold_open()?;
@@ -168,7 +168,7 @@ impl Host {
     }
 
     /// A job, as soon as something has happened to it beside the `seen` events that are known, or after a moment.
-    pub async fn job(&self, id: u64, seen: Option<usize>) -> Result<Job, Failure> {
+    pub async fn job(&self, id: u64, seen: Option<usize>) -> Result<JobStatus, Failure> {
         let job = self.find_job(id)?;
         let Some(seen) = seen else { return Ok(job.told()) };
         let patience = if job.is_deploying() { FIGURES } else { NEWS };
@@ -181,7 +181,7 @@ impl Host {
     }
 
     /// All jobs, of their events only the last.
-    pub fn jobs_told(&self) -> Vec<Job> {
+    pub fn jobs_told(&self) -> Vec<JobStatus> {
         let told = |job: &Arc<Known>| {
             let mut job = job.told();
             job.events.drain(..job.events.len().saturating_sub(1));
@@ -191,7 +191,7 @@ impl Host {
     }
 
     /// Stops a job, with `now` without grace. It returns at once; the job ends when its processes have.
-    pub async fn stop_job(&self, id: u64, now: bool) -> Result<Job, Failure> {
+    pub async fn stop_job(&self, id: u64, now: bool) -> Result<JobStatus, Failure> {
         let job = self.find_job(id)?;
         if job.stop(now) {
             let (records, job) = (Arc::clone(&self.jobs().records), Arc::clone(&job));
@@ -201,7 +201,7 @@ impl Host {
     }
 
     /// A piece of what a job printed, from byte `from` on; where there is none yet, it may be waited for a moment.
-    pub async fn log_of_job(&self, id: u64, from: u64, wait: bool) -> Result<Piece, Failure> {
+    pub async fn log_of_job(&self, id: u64, from: u64, wait: bool) -> Result<LogChunk, Failure> {
         let job = self.find_job(id)?;
         let patience = tokio::time::Instant::now() + FIGURES;
         loop {
@@ -254,8 +254,8 @@ impl Host {
 
     /// Stops all jobs that can't go on without this daemon, and waits for their end. An agent that leaves its mounts to the
     /// next one leaves it the jobs that read them, too.
-    pub async fn end_jobs(&self, how: End) {
-        if self.stays() && how == End::Leave {
+    pub async fn end_jobs(&self, how: Shutdown) {
+        if self.stays() && how == Shutdown::HandOver {
             return;
         }
         let jobs = self.jobs().all();

@@ -3,8 +3,8 @@
 
 pub mod api;
 pub mod cache;
-pub mod cluster;
-pub mod daemon;
+mod cluster;
+mod daemon;
 mod deploy;
 pub mod fdstore;
 pub mod jobs;
@@ -16,3 +16,6 @@ mod server;
 pub mod signals;
 pub mod telemetry;
 pub mod text;
+
+pub use cluster::ClusterConfig;
+pub use daemon::{AgentConfig, AgentServer};

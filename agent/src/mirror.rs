@@ -9,13 +9,13 @@ use bdnfs::source::{Access, Secret, Uri};
 use crate::api::MirrorRequest;
 
 /// The part of `tenant` of this machine's own mirror.
-pub fn of_machine(tenant: &str) -> Result<MirrorRequest> {
-    let url = Secret::new(of_host()?.to_string());
+pub fn default_request(tenant: &str) -> Result<MirrorRequest> {
+    let url = Secret::new(default_uri()?.to_string());
     Ok(MirrorRequest { url, tenant: tenant.to_owned(), access: Access::default() })
 }
 
 /// This machine's own mirror, a directory.
-pub fn of_host() -> Result<Uri> {
+pub fn default_uri() -> Result<Uri> {
     let directory = if rustix::process::geteuid().is_root() {
         PathBuf::from("/var/lib/bdnfs/mirror")
     } else {

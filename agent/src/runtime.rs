@@ -13,13 +13,13 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const BLOCKING: usize = 64;
 
 /// Runs what a command does on this thread.
-pub fn command<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(work)
 }
 
 /// Runs what a daemon does, on as many threads as there are processors.
-pub fn daemon<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+pub fn block_on_threads<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = Builder::new_multi_thread()
         .max_blocking_threads(BLOCKING)
         .enable_all()
@@ -32,7 +32,7 @@ pub fn daemon<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// Gives back to the machine what was freed, and is kept by the allocator for more of the same: of a long listing, about a quarter
 /// of what it took at its peak. It looks through all of the heap, so it is for the end of what took much, on a thread that may wait.
-pub fn give_back() {
+pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes the allocator's own locks and moves nothing that is in use.
     unsafe {

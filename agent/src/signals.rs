@@ -6,9 +6,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How an agent may be asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum Shutdown {
     /// Another one is to come: mounts are left to it.
-    Leave,
+    HandOver,
     /// Everything is to be taken down.
     Stop,
 }
@@ -16,38 +16,38 @@ pub enum End {
 /// Waits until an agent is asked to end: by SIGTERM, after which the next one comes, or by a person's SIGINT. SIGHUP is no
 /// reason to end: a terminal that closes is not what mounts depend on. From the call on, not the first poll, none of them ends
 /// the process by itself.
-pub fn agent_asked_to_end() -> impl Future<Output = io::Result<End>> {
+pub fn shutdown_request() -> impl Future<Output = io::Result<Shutdown>> {
     let caught = catch();
     async move {
         let [mut interrupt, mut terminate, _ignored] = caught?;
         tokio::select! {
-            _ = interrupt.recv() => Ok(End::Stop),
-            _ = terminate.recv() => Ok(End::Leave),
+            _ = interrupt.recv() => Ok(Shutdown::Stop),
+            _ = terminate.recv() => Ok(Shutdown::HandOver),
         }
     }
 }
 
 /// Waits for one of them: SIGINT, SIGTERM, SIGHUP. From the call on they no longer end the process by themselves.
-pub fn asked_to_end() -> impl Future<Output = io::Result<()>> {
-    let asked = Asked::listen();
+pub fn termination() -> impl Future<Output = io::Result<()>> {
+    let asked = TerminationSignals::listen();
     async move {
-        asked?.again().await;
+        asked?.next().await;
         Ok(())
     }
 }
 
 /// The same, for who may have to be asked more than once: none is missed in between.
 #[derive(Debug)]
-pub struct Asked([Signal; 3]);
+pub struct TerminationSignals([Signal; 3]);
 
-impl Asked {
+impl TerminationSignals {
     /// From now on they no longer end the process by themselves.
     pub fn listen() -> io::Result<Self> {
         catch().map(Self)
     }
 
     /// Waits for the next one. Some that come at once may count as one.
-    pub async fn again(&mut self) {
+    pub async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use bdnfs_agent::api::Status;
-use bdnfs_agent::api::client::{Client, Trouble};
+use bdnfs_agent::api::AgentStatus;
+use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::socket;
 use bdnfs_fs::mounts;
 
@@ -14,7 +14,7 @@ use crate::text;
 
 /// What each daemon of this machine answers, by its socket; with `cache` only the daemon of that. What does not answer is
 /// told in a line.
-pub async fn daemons(cache: Option<&Path>) -> Result<BTreeMap<PathBuf, Result<Status, String>>> {
+pub async fn daemons(cache: Option<&Path>) -> Result<BTreeMap<PathBuf, Result<AgentStatus, String>>> {
     let mut sockets = Vec::new();
     match cache {
         Some(cache) => sockets.push(socket::of_cache(cache)),
@@ -29,14 +29,14 @@ pub async fn daemons(cache: Option<&Path>) -> Result<BTreeMap<PathBuf, Result<St
 }
 
 /// What the daemons at `sockets` answer; where nobody listens there is none.
-pub async fn asked(sockets: Vec<PathBuf>) -> Result<BTreeMap<PathBuf, Result<Status, String>>> {
+pub async fn asked(sockets: Vec<PathBuf>) -> Result<BTreeMap<PathBuf, Result<AgentStatus, String>>> {
     let mut daemons = BTreeMap::new();
     for socket in sockets {
         if daemons.contains_key(&socket) {
             continue;
         }
         match Client::new(&socket).status().await {
-            Err(Trouble::Absent(_)) => {}
+            Err(ClientError::NotRunning(_)) => {}
             answer => drop(daemons.insert(socket, answer.map_err(|trouble| text::line(&trouble.into())))),
         }
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use bdnfs_agent::api::socket;
-use bdnfs_agent::cache::{Cache, TENANT};
+use bdnfs_agent::cache::{CacheConfig, DEFAULT_TENANT};
 use bytesize::ByteSize;
 
 /// The longest path that a unix socket can have on Linux (`sun_path`, less its NUL).
@@ -50,7 +50,7 @@ impl Args {
     }
 
     /// Finds the directory, and makes it when it is missing, for nobody else to look into.
-    pub fn make(&self) -> Result<Cache> {
+    pub fn make(&self) -> Result<CacheConfig> {
         let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let root = rustix::process::geteuid().is_root();
         let Some(dir) = self.cache_dir.clone().or_else(|| default_dir(env, root)) else {
@@ -66,9 +66,9 @@ impl Args {
                 dir.display()
             );
         }
-        let tenant = TENANT.to_owned();
+        let tenant = DEFAULT_TENANT.to_owned();
         let quotas = BTreeMap::new();
-        Ok(Cache { dir, size: self.size(), reserve: None, memory: None, tenant, quotas })
+        Ok(CacheConfig { dir, size: self.size(), reserve: None, memory: None, tenant, quotas })
     }
 }
 

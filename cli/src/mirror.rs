@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use bdnfs::source::Uri;
 use bdnfs_agent::api::MirrorRequest;
-use bdnfs_agent::cache::TENANT;
+use bdnfs_agent::cache::DEFAULT_TENANT;
 use bdnfs_agent::mirror;
 
 use crate::access::{self, Own};
@@ -45,7 +45,7 @@ impl Args {
     pub fn request_or_default(&self, access: &access::Args, source: Option<&Uri>) -> Result<MirrorRequest> {
         match &self.mirror {
             Some(mirror) => self.of(mirror, access, source),
-            None => self.of(&mirror::of_host()?.into(), access, source),
+            None => self.of(&mirror::default_uri()?.into(), access, source),
         }
     }
 
@@ -60,7 +60,7 @@ impl Args {
             },
             source,
         );
-        at(mirror, self.tenant().unwrap_or(TENANT), &own)
+        at(mirror, self.tenant().unwrap_or(DEFAULT_TENANT), &own)
     }
 
     /// Whose data it is, where that was said.

@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use bdnfs::stage::Progress;
-use bdnfs_agent::api::client::{Client, Trouble};
-use bdnfs_agent::api::{StageState, Staging};
+use bdnfs_agent::api::client::{Client, ClientError};
+use bdnfs_agent::api::{StageState, StageStatus};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
@@ -18,7 +18,7 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 const LINE_STEPS: u64 = 10;
 
 /// Makes all of mount `id` local, showing how far that is on stderr; returns when it is done, or can't be.
-pub async fn stage(client: &Client, id: u64) -> Result<Staging, Trouble> {
+pub async fn stage(client: &Client, id: u64) -> Result<StageStatus, ClientError> {
     let mut staging = client.stage(id).await?;
     let mut display = Display::new("staging", &staging.progress);
     loop {
@@ -26,7 +26,7 @@ pub async fn stage(client: &Client, id: u64) -> Result<Staging, Trouble> {
         match staging.state {
             StageState::Running => {}
             StageState::Done => return Ok(staging),
-            StageState::Failed(failure) => return Err(Trouble::Failed(failure)),
+            StageState::Failed(failure) => return Err(ClientError::Failed(failure)),
         }
         staging = client.staging(id).await?;
     }

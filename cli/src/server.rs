@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::socket;
-use bdnfs_agent::cache::Cache;
+use bdnfs_agent::cache::CacheConfig;
 
 use crate::cache;
 
@@ -14,7 +14,7 @@ pub enum Server {
     /// The agent that listens here, whatever its cache.
     Agent(PathBuf),
     /// Whoever owns this cache, or comes to own it.
-    Owner(Cache),
+    Owner(CacheConfig),
 }
 
 impl Server {

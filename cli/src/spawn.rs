@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, anyhow};
 use bdnfs::error::Kind;
 use bdnfs_agent::api::Failure;
-use bdnfs_agent::cache::{self, Cache};
+use bdnfs_agent::cache::{self, CacheConfig};
 
 use crate::access::SECRET_VARIABLES;
 use crate::secrets;
@@ -25,7 +25,7 @@ pub enum Spawned {
 }
 
 /// Starts a daemon for `cache`, detached from this process, and waits until it listens or has failed.
-pub fn spawn(cache: &Cache, verbose: u8) -> Result<Spawned> {
+pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<Spawned> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("bdnfs").arg("daemon").arg("--cache-dir").arg(&cache.dir);
     if let Some(size) = cache.size {

@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 
 /// What a cache holds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Summary {
+pub struct CacheSummary {
     /// Its directory.
     pub cache: PathBuf,
     /// How full it is.
     pub usage: Usage,
     /// Its tenants, by name.
-    pub tenants: Vec<Tenant>,
+    pub tenants: Vec<TenantUsage>,
     /// Its snapshots, of each tenant those first that were used last.
-    pub snapshots: Vec<Snapshot>,
+    pub snapshots: Vec<SnapshotUsage>,
 }
 
 /// What a tenant has in a cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tenant {
+pub struct TenantUsage {
     /// Its name.
     pub tenant: String,
     /// Bytes that its blobs occupy.
@@ -33,7 +33,7 @@ pub struct Tenant {
 
 /// What a cache has of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct SnapshotUsage {
     /// Whose it is.
     pub tenant: String,
     /// Its source, as its origin names it.
@@ -59,7 +59,7 @@ pub struct Snapshot {
 /// Which snapshots of a cache are meant.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Selection {
+pub struct SnapshotSelection {
     /// By their sources, or by the first digits of their ids.
     pub which: Vec<String>,
     /// All of them.
@@ -70,7 +70,7 @@ pub struct Selection {
 
 /// What an eviction by hand did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Evicted {
+pub struct EvictReport {
     /// Snapshots that the cache has forgotten.
     pub snapshots: u64,
     /// Blobs that were removed.
@@ -83,7 +83,7 @@ pub struct Evicted {
 
 /// What was pinned, or is no longer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pinned {
+pub struct PinReport {
     /// Snapshots, by their ids.
     pub snapshots: Vec<String>,
     /// The sizes of their blobs together, in bytes.
@@ -94,7 +94,7 @@ pub struct Pinned {
 
 /// What a verification found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verified {
+pub struct VerifyReport {
     /// Blobs that were read.
     pub blobs: u64,
     /// Bytes that were read.

@@ -18,8 +18,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-use super::cluster::Cluster;
-use super::{Failure, MountRequest, Mounted, Staging, Status};
+use super::cluster::ClusterStatus;
+use super::{AgentStatus, Failure, MountInfo, MountRequest, StageStatus};
 
 /// Status is answered from memory and the local disk; a daemon that takes longer is stuck.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,13 +34,13 @@ pub struct Client {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum ClientError {
     /// Nobody listens.
     #[error("no daemon listens at {}", .0.display())]
-    Absent(PathBuf),
+    NotRunning(PathBuf),
     /// The daemon ended, or hung up, before it answered.
     #[error("the daemon at {} ended before it answered", .0.display())]
-    Lost(PathBuf),
+    Disconnected(PathBuf),
     /// It answered that it can't.
     #[error("{0}")]
     Failed(Failure),
@@ -49,11 +49,11 @@ pub enum Trouble {
     Socket(PathBuf, #[source] io::Error),
 }
 
-impl Trouble {
+impl ClientError {
     /// Whether the daemon is gone, or about to go, and another one can be asked. What it did has gone with it.
     pub fn is_gone(&self) -> bool {
         match self {
-            Self::Absent(_) | Self::Lost(_) => true,
+            Self::NotRunning(_) | Self::Disconnected(_) => true,
             Self::Failed(failure) => failure.kind == Failure::CLOSING,
             Self::Socket(..) => false,
         }
@@ -77,53 +77,53 @@ impl Client {
     }
 
     /// Mounts a source. Giving up the wait gives up the mount.
-    pub async fn mount(&self, request: &MountRequest) -> Result<Mounted, Trouble> {
+    pub async fn mount(&self, request: &MountRequest) -> Result<MountInfo, ClientError> {
         self.call(Method::POST, "/v1/mounts", Some(request)).await
     }
 
     /// Unmounts a mount, and waits until the daemon has let it go; `lazy`: takes it out of sight at once, even while
     /// processes hold it.
-    pub async fn unmount(&self, id: u64, lazy: bool) -> Result<(), Trouble> {
+    pub async fn unmount(&self, id: u64, lazy: bool) -> Result<(), ClientError> {
         self.ask(Method::DELETE, &format!("/v1/mounts/{id}?lazy={lazy}")).await
     }
 
     /// Waits until a mount is no longer mounted, whoever unmounted it.
-    pub async fn ended(&self, id: u64) -> Result<(), Trouble> {
+    pub async fn ended(&self, id: u64) -> Result<(), ClientError> {
         self.ask(Method::GET, &format!("/v1/mounts/{id}/ended")).await
     }
 
     /// Begins to make all of a mount local.
-    pub async fn stage(&self, id: u64) -> Result<Staging, Trouble> {
+    pub async fn stage(&self, id: u64) -> Result<StageStatus, ClientError> {
         self.ask(Method::POST, &format!("/v1/mounts/{id}/stage")).await
     }
 
     /// How far that is. The daemon answers at its end, or after a moment.
-    pub async fn staging(&self, id: u64) -> Result<Staging, Trouble> {
+    pub async fn staging(&self, id: u64) -> Result<StageStatus, ClientError> {
         self.ask(Method::GET, &format!("/v1/mounts/{id}/stage")).await
     }
 
     /// How the daemon and its mounts are doing.
-    pub async fn status(&self) -> Result<Status, Trouble> {
+    pub async fn status(&self) -> Result<AgentStatus, ClientError> {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"));
         let answer = tokio::time::timeout(STATUS_TIMEOUT, self.ask(Method::GET, "/v1/status"));
         answer.await.unwrap_or_else(|_| Err(late()))
     }
 
     /// Who is in the daemon's cluster.
-    pub async fn cluster(&self) -> Result<Cluster, Trouble> {
+    pub async fn cluster(&self) -> Result<ClusterStatus, ClientError> {
         self.ask(Method::GET, "/v1/cluster").await
     }
 
     /// Has the agent take everything down and end. It ends after it has answered.
-    pub async fn stop_agent(&self) -> Result<(), Trouble> {
+    pub async fn stop_agent(&self) -> Result<(), ClientError> {
         self.ask(Method::POST, "/v1/stop").await
     }
 
-    async fn ask<A: DeserializeOwned>(&self, method: Method, path: &str) -> Result<A, Trouble> {
+    async fn ask<A: DeserializeOwned>(&self, method: Method, path: &str) -> Result<A, ClientError> {
         self.call(method, path, None::<&()>).await
     }
 
-    async fn call<Q, A>(&self, method: Method, path: &str, body: Option<&Q>) -> Result<A, Trouble>
+    async fn call<Q, A>(&self, method: Method, path: &str, body: Option<&Q>) -> Result<A, ClientError>
     where
         Q: Serialize,
         A: DeserializeOwned,
@@ -138,9 +138,9 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&Q>,
-    ) -> Result<(HeaderMap, Bytes), Trouble> {
+    ) -> Result<(HeaderMap, Bytes), ClientError> {
         let stream = self.connect().await?;
-        let lost = |_| Trouble::Lost(self.socket.clone());
+        let lost = |_| ClientError::Disconnected(self.socket.clone());
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
         tokio::spawn(connection);
@@ -154,31 +154,31 @@ impl Client {
             .map_err(|e| self.broken(io::Error::other(e)))?;
         let (head, body) = sender.send_request(request).await.map_err(lost)?.into_parts();
         let body = Limited::new(body, LARGEST_ANSWER).collect().await;
-        let body = body.map_err(|_| Trouble::Lost(self.socket.clone()))?.to_bytes();
+        let body = body.map_err(|_| ClientError::Disconnected(self.socket.clone()))?.to_bytes();
         if head.status.is_success() {
             return Ok((head.headers, body));
         }
         let unreadable = || io::Error::other(format!("{}: {}", head.status, String::from_utf8_lossy(&body)));
-        Err(serde_json::from_slice(&body).map_or_else(|_| self.broken(unreadable()), Trouble::Failed))
+        Err(serde_json::from_slice(&body).map_or_else(|_| self.broken(unreadable()), ClientError::Failed))
     }
 
-    async fn connect(&self) -> Result<UnixStream, Trouble> {
+    async fn connect(&self) -> Result<UnixStream, ClientError> {
         let stream = match UnixStream::connect(&self.socket).await {
             Ok(stream) => stream,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-                return Err(Trouble::Absent(self.socket.clone()));
+                return Err(ClientError::NotRunning(self.socket.clone()));
             }
             Err(e) => return Err(self.broken(e)),
         };
         // Credentials are about to be sent: not to somebody who merely put a socket there.
         let owner = stream.peer_cred().map_err(|e| self.broken(e))?.uid();
-        if !crate::api::socket::trusted(owner) {
+        if !crate::api::socket::is_trusted(owner) {
             return Err(self.broken(io::Error::other(format!("it belongs to another user, {owner}"))));
         }
         Ok(stream)
     }
 
-    fn broken(&self, error: io::Error) -> Trouble {
-        Trouble::Socket(self.socket.clone(), error)
+    fn broken(&self, error: io::Error) -> ClientError {
+        ClientError::Socket(self.socket.clone(), error)
     }
 }

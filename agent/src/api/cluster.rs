@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A cluster, as one of its nodes sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Cluster {
+pub struct ClusterStatus {
     /// Its name.
     pub name: String,
     /// The name of the node that tells.

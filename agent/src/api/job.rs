@@ -33,10 +33,10 @@ pub struct JobRequest {
     /// The directory that the commands run in.
     pub workdir: PathBuf,
     /// The permissions that their files lack.
-    #[serde(default = "umask")]
+    #[serde(default = "default_umask")]
     pub umask: u32,
     /// How long they may take to end when the job is stopped, in seconds.
-    #[serde(default = "grace")]
+    #[serde(default = "default_grace")]
     pub grace: u64,
     /// Whose job it is; where that isn't said, the agent's own tenant's.
     #[serde(default)]
@@ -52,12 +52,12 @@ pub struct JobRequest {
     pub attached: bool,
 }
 
-fn umask() -> u32 {
+fn default_umask() -> u32 {
     0o022
 }
 
 /// What a job's processes get to end, in seconds, as of container runtimes.
-pub fn grace() -> u64 {
+pub fn default_grace() -> u64 {
     30
 }
 
@@ -127,7 +127,7 @@ impl fmt::Display for JobState {
 
 /// How a job's commands ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exit {
+pub struct JobExit {
     /// The exit code of the last one that ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
@@ -141,7 +141,7 @@ pub struct Exit {
 
 /// A job and all that is known of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Job {
+pub struct JobStatus {
     /// Its number.
     pub id: u64,
     /// What its user calls it.
@@ -155,28 +155,28 @@ pub struct Job {
     /// When it ended.
     pub ended: Option<DateTime<Utc>>,
     /// How its commands ended.
-    pub exit: Option<Exit>,
+    pub exit: Option<JobExit>,
     /// Why it failed.
     pub why: Option<Failure>,
     /// Whose it is.
     pub tenant: Option<String>,
     /// What it reads, and where it sees that.
-    pub weights: Vec<Reads>,
+    pub weights: Vec<JobSource>,
     /// Its commands.
     pub start_commands: Vec<String>,
     /// What its deployment came to, once it is deployed.
-    pub report: Option<Report>,
+    pub report: Option<DeployReport>,
     /// How far staging is, while it is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staging: Option<Progress>,
     /// What happened so far.
     #[serde(default)]
-    pub events: Vec<Event>,
+    pub events: Vec<JobEvent>,
 }
 
 /// A source of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Reads {
+pub struct JobSource {
     /// Its source, as its origin names it.
     pub source: String,
     /// Where the job sees it.
@@ -185,7 +185,7 @@ pub struct Reads {
 
 /// Something that happened to a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct JobEvent {
     /// When.
     pub at: DateTime<Utc>,
     /// Where the job was on its way then.
@@ -196,20 +196,20 @@ pub struct Event {
 
 /// What a deployment came to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct DeployReport {
     /// Source by source.
-    pub sources: Vec<Deployed>,
+    pub sources: Vec<SourceReport>,
     /// All of it.
-    pub total: Came,
+    pub total: BytesByTier,
     /// Where it came from.
     pub verdict: Verdict,
     /// Seconds that it took, phase by phase.
-    pub seconds: Phases,
+    pub seconds: PhaseSeconds,
 }
 
 /// What became of one source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Deployed {
+pub struct SourceReport {
     /// The source.
     pub source: String,
     /// Where the job sees it.
@@ -218,14 +218,14 @@ pub struct Deployed {
     pub snapshot: String,
     /// What came from where.
     #[serde(flatten)]
-    pub came: Came,
+    pub came: BytesByTier,
     /// Where it came from.
     pub verdict: Verdict,
 }
 
 /// Bytes, and where they came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Came {
+pub struct BytesByTier {
     /// Regular files.
     pub files: u64,
     /// Bytes of their content. What files have in common counts once.
@@ -267,7 +267,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-impl Came {
+impl BytesByTier {
     /// What it is called.
     pub fn verdict(&self) -> Verdict {
         if self.mirror + self.origin + self.shared > 0 {
@@ -295,7 +295,7 @@ impl Came {
 
 /// How long the parts of a deployment took, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Phases {
+pub struct PhaseSeconds {
     /// Mirroring.
     pub mirror: f64,
     /// Mounting.
@@ -310,17 +310,17 @@ pub struct Phases {
 
 /// All jobs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Jobs {
+pub struct JobList {
     /// Oldest first, each with the last of its events.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<JobStatus>,
 }
 
 /// The header that says with which byte of all that a job printed an answer begins.
-pub const FROM: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");
+pub const LOG_OFFSET: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");
 
 /// A piece of what a job printed.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Piece {
+pub struct LogChunk {
     /// Where it begins.
     pub from: u64,
     /// What was printed there. Empty at the end.

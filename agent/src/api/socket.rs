@@ -25,6 +25,6 @@ pub fn well_known() -> Option<PathBuf> {
 }
 
 /// Whether a peer of this user is one to talk to: the same user, or root.
-pub fn trusted(uid: u32) -> bool {
+pub fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }

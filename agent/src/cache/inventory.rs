@@ -11,13 +11,15 @@ use bdnfs::engine::Usage;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Uri;
 
-use crate::api::cache::{Evicted, Pinned, Selection, Snapshot, Summary, Tenant, Verified};
+use crate::api::cache::{
+    CacheSummary, EvictReport, PinReport, SnapshotSelection, SnapshotUsage, TenantUsage, VerifyReport,
+};
 
 /// The fewest digits of an id that are taken for one.
 const FEWEST: usize = 6;
 
 /// Tells what `node` holds. `mounted` tells where a snapshot of a tenant is mounted, given its id.
-pub fn summarize(node: &Node, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Result<Summary> {
+pub fn summarize(node: &Node, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Result<CacheSummary> {
     let (mut tenants, mut snapshots) = (Vec::new(), Vec::new());
     for share in node.shares() {
         let tenant = share.layout.tenant();
@@ -25,23 +27,34 @@ pub fn summarize(node: &Node, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> R
         stock.lines.sort_by_key(|line| std::cmp::Reverse((line.used_at, line.bytes)));
         snapshots.extend(stock.lines.into_iter().map(|line| told(tenant, line, &mounted)));
         let (quota, tenant) = (share.quota, tenant.to_owned());
-        tenants.push(Tenant { tenant, bytes: stock.bytes, quota, others: stock.others });
+        tenants.push(TenantUsage { tenant, bytes: stock.bytes, quota, others: stock.others });
     }
     tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
     snapshots.sort_by(|a, b| a.tenant.cmp(&b.tenant));
-    Ok(Summary { cache: node.root().to_owned(), usage: Usage::of(node), tenants, snapshots })
+    Ok(CacheSummary { cache: node.root().to_owned(), usage: Usage::of(node), tenants, snapshots })
 }
 
-fn told(tenant: &str, line: Line, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Snapshot {
+fn told(tenant: &str, line: Line, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> SnapshotUsage {
     let Line { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned } = line;
     let (snapshot, tenant) = (snapshot.to_string(), tenant.to_owned());
     let in_use_by = mounted(&tenant, &snapshot);
-    Snapshot { tenant, source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned, in_use_by }
+    SnapshotUsage {
+        tenant,
+        source,
+        snapshot,
+        files,
+        files_local,
+        bytes,
+        bytes_local,
+        used_at,
+        pinned,
+        in_use_by,
+    }
 }
 
 /// Removes what is selected and not in use.
-pub fn evict(node: &Node, selection: &Selection) -> Result<Evicted> {
-    let mut sum = Evicted::default();
+pub fn evict(node: &Node, selection: &SnapshotSelection) -> Result<EvictReport> {
+    let mut sum = EvictReport::default();
     for (share, chosen) in choose(node, selection)? {
         let takes = |id: &bdnfs::digest::Digest, _: &str| chosen.iter().any(|line| line.snapshot == *id);
         let one = inventory::evict(&share, takes, selection.all)?;
@@ -54,8 +67,8 @@ pub fn evict(node: &Node, selection: &Selection) -> Result<Evicted> {
 }
 
 /// Pins what is selected, or with `pin` false unpins it.
-pub fn pin(node: &Node, selection: &Selection, pin: bool) -> Result<Pinned> {
-    let mut sum = Pinned::default();
+pub fn pin(node: &Node, selection: &SnapshotSelection, pin: bool) -> Result<PinReport> {
+    let mut sum = PinReport::default();
     for (share, chosen) in choose(node, selection)? {
         for line in chosen {
             let done = if pin {
@@ -74,8 +87,8 @@ pub fn pin(node: &Node, selection: &Selection, pin: bool) -> Result<Pinned> {
 }
 
 /// Reads everything, and removes what is not right. Ends early when `give_up` is set.
-pub fn verify(node: &Node, give_up: &AtomicBool) -> Result<Verified> {
-    let mut sum = Verified::default();
+pub fn verify(node: &Node, give_up: &AtomicBool) -> Result<VerifyReport> {
+    let mut sum = VerifyReport::default();
     for share in node.shares() {
         let one = verify::verify(&node.tenant(share.layout.tenant())?, give_up)?;
         sum.blobs += one.blobs;
@@ -87,7 +100,7 @@ pub fn verify(node: &Node, give_up: &AtomicBool) -> Result<Verified> {
 }
 
 /// What is selected, by tenant. Each name must have chosen something.
-fn choose(node: &Node, selection: &Selection) -> Result<Vec<(std::sync::Arc<Share>, Vec<Line>)>> {
+fn choose(node: &Node, selection: &SnapshotSelection) -> Result<Vec<(std::sync::Arc<Share>, Vec<Line>)>> {
     if selection.which.is_empty() && !selection.all {
         return Err(Error::new(Kind::Invalid, "nothing is named; name sources or ids of snapshots, or all"));
     }

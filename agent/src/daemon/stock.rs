@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api::Failure;
-use crate::api::cache::{Evicted, Pinned, Selection, Summary, Verified};
+use crate::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
 use crate::cache::inventory;
 use crate::mounts::host::{Host, blocking};
 
 impl Host {
     /// Tells what the cache holds.
-    pub async fn summarize(&self) -> Result<Summary, Failure> {
+    pub async fn summarize(&self) -> Result<CacheSummary, Failure> {
         let engine = self.engine.clone();
         let mut mounted: HashMap<(String, String), Vec<PathBuf>> = HashMap::new();
         for kept in self.all_kept() {
@@ -29,19 +29,19 @@ impl Host {
     }
 
     /// Removes what is selected and not in use.
-    pub async fn evict(&self, selection: Selection) -> Result<Evicted, Failure> {
+    pub async fn evict(&self, selection: SnapshotSelection) -> Result<EvictReport, Failure> {
         let engine = self.engine.clone();
         blocking(move || Ok(inventory::evict(engine.cache(), &selection)?)).await
     }
 
     /// Pins what is selected, or with `pin` false unpins it.
-    pub async fn pin(&self, selection: Selection, pin: bool) -> Result<Pinned, Failure> {
+    pub async fn pin(&self, selection: SnapshotSelection, pin: bool) -> Result<PinReport, Failure> {
         let engine = self.engine.clone();
         blocking(move || Ok(inventory::pin(engine.cache(), &selection, pin)?)).await
     }
 
     /// Reads everything, and removes what is not right. Dropping the future gives it up.
-    pub async fn verify(&self) -> Result<Verified, Failure> {
+    pub async fn verify(&self) -> Result<VerifyReport, Failure> {
         let (engine, given_up) = (self.engine.clone(), GiveUp(Arc::default()));
         let give_up = Arc::clone(&given_up.0);
         blocking(move || Ok(inventory::verify(engine.cache(), &give_up)?)).await

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bdnfs::metrics::Traffic;
 use bdnfs::stage::Progress;
 
-use crate::api::job::{Came, Deployed, Report};
+use crate::api::job::{BytesByTier, DeployReport, SourceReport};
 use crate::api::{Failure, StageState};
 use crate::jobs::Known;
 use crate::mounts::host::{Host, blocking};
@@ -55,17 +55,17 @@ impl Host {
 }
 
 /// What became of each mount of a job.
-pub async fn report(job: &Known, mounts: Vec<Arc<Hosted>>) -> Result<Report, Failure> {
+pub async fn report(job: &Known, mounts: Vec<Arc<Hosted>>) -> Result<DeployReport, Failure> {
     let places: Vec<_> = job.request().weights.iter().map(|weights| weights.mountpoint.clone()).collect();
     blocking(move || {
-        let mut report = Report::default();
+        let mut report = DeployReport::default();
         for (mount, mount_location) in mounts.iter().zip(places) {
             let snapshot = mount.snapshot();
             let found = snapshot.staged().map_or(0, |stage| stage.progress().bytes_found);
             let manifest = snapshot.manifest();
             let came = came(manifest.files(), snapshot.content_bytes()?, found, snapshot.traffic());
             report.total = report.total.and(came);
-            report.sources.push(Deployed {
+            report.sources.push(SourceReport {
                 source: manifest.source().to_owned(),
                 mount_location,
                 snapshot: snapshot.id().to_string(),
@@ -80,7 +80,7 @@ pub async fn report(job: &Known, mounts: Vec<Arc<Hosted>>) -> Result<Report, Fai
 }
 
 /// Where `bytes` came from, `found` of which were here before. What nobody brought for this mount another one did.
-fn came(files: u64, bytes: u64, found: u64, traffic: Traffic) -> Came {
+fn came(files: u64, bytes: u64, found: u64, traffic: Traffic) -> BytesByTier {
     let cache = found.min(bytes);
     let mut rest = bytes - cache;
     // What was fetched twice, for it was wrong at first, counts once.
@@ -90,7 +90,7 @@ fn came(files: u64, bytes: u64, found: u64, traffic: Traffic) -> Came {
         taken
     };
     let (peers, mirror, origin) = (take(traffic.peer), take(traffic.mirror), take(traffic.origin));
-    Came { files, bytes, cache, peers, mirror, origin, shared: rest }
+    BytesByTier { files, bytes, cache, peers, mirror, origin, shared: rest }
 }
 
 #[cfg(test)]

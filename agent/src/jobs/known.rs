@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, watch};
 
 use crate::api::Failure;
-use crate::api::job::{Event, Job, JobRequest, JobState, Reads, Report};
+use crate::api::job::{DeployReport, JobEvent, JobRequest, JobSource, JobState, JobStatus};
 use crate::deploy::room::{Admitted, Room};
 use crate::jobs::supervisor;
 
@@ -28,7 +28,7 @@ const MOUNTS: &str = "mnt";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeptJob {
     /// The job, but for its events.
-    pub job: Job,
+    pub job: JobStatus,
     /// What was asked for, without its secrets.
     pub request: JobRequest,
     /// Whether it is to stop.
@@ -57,7 +57,7 @@ pub struct Known {
     request: JobRequest,
     bare: JobRequest,
     directory: PathBuf,
-    job: Mutex<Job>,
+    job: Mutex<JobStatus>,
     stop: watch::Sender<Stop>,
     /// How much has happened.
     happened: watch::Sender<usize>,
@@ -74,13 +74,13 @@ impl Known {
     pub fn new(id: u64, request: JobRequest, jobs: &Path) -> Result<Self, Error> {
         let (bare, _) = request.without_secrets()?;
         let reads = bare.weights.iter().map(|weights| {
-            Ok(Reads {
+            Ok(JobSource {
                 // As it may be shown: a URL may be signed.
                 source: weights.source.expose().parse::<bdnfs::source::Uri>()?.to_string(),
                 mount_location: weights.mountpoint.clone(),
             })
         });
-        let job = Job {
+        let job = JobStatus {
             id,
             name: request.name.clone(),
             state: JobState::Created,
@@ -121,7 +121,7 @@ impl Known {
         known
     }
 
-    fn of(job: Job, request: JobRequest, bare: JobRequest, jobs: &Path, again: bool) -> Self {
+    fn of(job: JobStatus, request: JobRequest, bare: JobRequest, jobs: &Path, again: bool) -> Self {
         Self {
             id: job.id,
             directory: jobs.join(job.id.to_string()),
@@ -163,13 +163,13 @@ impl Known {
 
     /// What is to be kept of it.
     pub fn kept(&self) -> KeptJob {
-        let job = Job { events: Vec::new(), staging: None, ..self.told() };
+        let job = JobStatus { events: Vec::new(), staging: None, ..self.told() };
         let stop = *self.stop.borrow() > Stop::No;
         KeptJob { job, request: self.bare.clone(), stop, admitted: self.has_room() }
     }
 
     /// What a client is told of it.
-    pub fn told(&self) -> Job {
+    pub fn told(&self) -> JobStatus {
         self.job().clone()
     }
 
@@ -189,10 +189,10 @@ impl Known {
     }
 
     /// Changes what is known of it, and notes in one line what happened. Touches the local disk.
-    pub fn note(&self, text: impl Into<String>, change: impl FnOnce(&mut Job)) {
+    pub fn note(&self, text: impl Into<String>, change: impl FnOnce(&mut JobStatus)) {
         let mut job = self.job();
         change(&mut job);
-        let event = Event { at: now(), state: job.state, text: text.into() };
+        let event = JobEvent { at: now(), state: job.state, text: text.into() };
         tracing::info!("job {}: {}: {}", self.id, event.state, event.text);
         // In order, so under the lock: a line each.
         if let Err(error) = self.append(&event) {
@@ -208,17 +208,17 @@ impl Known {
     pub fn end_with(
         &self,
         text: String,
-        change: impl FnOnce(&mut Job),
+        change: impl FnOnce(&mut JobStatus),
         keep: impl FnOnce(&KeptJob) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let mut ended = self.kept();
         change(&mut ended.job);
         let kept = keep(&ended);
-        self.note(text, |job| *job = Job { events: std::mem::take(&mut job.events), ..ended.job });
+        self.note(text, |job| *job = JobStatus { events: std::mem::take(&mut job.events), ..ended.job });
         kept
     }
 
-    fn append(&self, event: &Event) -> std::io::Result<()> {
+    fn append(&self, event: &JobEvent) -> std::io::Result<()> {
         let mut file = File::options().append(true).create(true).open(self.directory.join(EVENTS))?;
         let mut line = serde_json::to_vec(event)?;
         line.push(b'\n');
@@ -231,7 +231,7 @@ impl Known {
     }
 
     /// Keeps what its deployment came to.
-    pub fn reports(&self, report: Report) {
+    pub fn reports(&self, report: DeployReport) {
         self.job().report = Some(report);
     }
 
@@ -300,7 +300,7 @@ impl Known {
         let _ = fs::remove_dir(&self.directory);
     }
 
-    fn job(&self) -> MutexGuard<'_, Job> {
+    fn job(&self) -> MutexGuard<'_, JobStatus> {
         // Every change under the lock is whole, so a panic elsewhere leaves it usable.
         self.job.lock()
     }

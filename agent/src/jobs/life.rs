@@ -13,7 +13,7 @@ use tokio::process::ChildStdin;
 
 use super::known::{Known, Stop, now, stopped};
 use super::launching::{Watched, launch};
-use crate::api::job::{Exit, Job, JobState, Phases, Variable};
+use crate::api::job::{JobExit, JobState, JobStatus, PhaseSeconds, Variable};
 use crate::api::{Failure, MountRequest, Weights};
 use crate::deploy::staging;
 use crate::jobs::supervisor::{self, Order, Started};
@@ -54,7 +54,7 @@ impl Host {
         };
         let (host, ended) = (Arc::clone(&self), Arc::clone(&job));
         let kept = blocking(move || {
-            let end = |job: &mut Job| {
+            let end = |job: &mut JobStatus| {
                 (job.state, job.ended, job.exit, job.why) = (state, Some(now()), exit, why);
                 job.staging = None;
             };
@@ -66,7 +66,7 @@ impl Host {
         }
     }
 
-    async fn carry(self: &Arc<Self>, job: &Arc<Known>) -> Result<Exit, Failure> {
+    async fn carry(self: &Arc<Self>, job: &Arc<Known>) -> Result<JobExit, Failure> {
         if job.again {
             if let Some(started) = self.launched(job).await {
                 if !job.has_room() {
@@ -88,7 +88,7 @@ impl Host {
 
     /// Mirrors, mounts, stages and launches it.
     async fn deploy(self: &Arc<Self>, job: &Arc<Known>) -> Result<Deployed, Failure> {
-        let mut seconds = Phases::default();
+        let mut seconds = PhaseSeconds::default();
         let mut lap = Lap(Instant::now());
         let requests = self.requests(job)?;
         let what = (text::count(requests.len() as u64, "source"), job.request().start_commands.len());
@@ -130,7 +130,7 @@ impl Host {
             Some(mirror) => Some(mirror.clone()),
             // The daemon's own comes by itself.
             None if self.has_mirror() => None,
-            None => Some(mirror::of_machine(asked.tenant.as_deref().unwrap_or(self.tenant()))?),
+            None => Some(mirror::default_request(asked.tenant.as_deref().unwrap_or(self.tenant()))?),
         };
         let requests = asked.weights.iter().enumerate().map(|(number, weights)| MountRequest {
             weights: Weights { mountpoint: job.place(number), ..weights.clone() },
@@ -223,7 +223,7 @@ impl Host {
     }
 
     /// Stays with a job that runs until its commands have ended.
-    async fn attend(self: &Arc<Self>, job: &Arc<Known>, started: &Started) -> Result<Exit, Failure> {
+    async fn attend(self: &Arc<Self>, job: &Arc<Known>, started: &Started) -> Result<JobExit, Failure> {
         let directory = job.directory();
         let watched = Watched::find(directory, started);
         if job.state() != JobState::Running {
@@ -325,7 +325,7 @@ impl Lap {
 }
 
 /// What a job came to.
-fn outcome(job: &Known, carried: Result<Exit, Failure>) -> (JobState, Option<Exit>, Option<Failure>) {
+fn outcome(job: &Known, carried: Result<JobExit, Failure>) -> (JobState, Option<JobExit>, Option<Failure>) {
     let failed = |text: String| Some(Failure::new(Kind::Interrupted, text));
     match carried {
         // Before all others: what takes its leave in order, exiting with 0, has not done what it was there for.

@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, Mode};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use crate::api::job::Exit;
+use crate::api::job::JobExit;
 use crate::text;
 
 pub mod log;
@@ -181,7 +181,7 @@ pub fn started(directory: &Path) -> Option<Started> {
 }
 
 /// How the job in `directory` ended, if that was written down.
-pub fn ended(directory: &Path) -> Option<Exit> {
+pub fn ended(directory: &Path) -> Option<JobExit> {
     read(&directory.join(ENDED))
 }
 

@@ -15,11 +15,11 @@ use bdnfs_fs::RequestMetrics;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-use crate::api::cluster::Cluster;
+use crate::api::cluster::ClusterStatus;
 use crate::api::socket;
-use crate::api::{Daemon, Failure, MirrorRequest, Staging, Status, Work};
-use crate::cluster::Joined;
-use crate::daemon::Setup;
+use crate::api::{AgentInfo, AgentStatus, Failure, FetchStats, MirrorRequest, StageStatus};
+use crate::cluster::ClusterNode;
+use crate::daemon::AgentConfig;
 use crate::fdstore::keeper::Keeper;
 use crate::jobs::Jobs;
 use crate::mounts::hosted::Hosted;
@@ -43,7 +43,7 @@ pub struct Host {
     socket: PathBuf,
     mirror: Option<MirrorRequest>,
     secrets: Vec<SecretStore>,
-    cluster: Option<Joined>,
+    cluster: Option<ClusterNode>,
     /// What is kept of mounts, where they are to come back: with an agent.
     pub(crate) records: Option<Arc<Records<Kept>>>,
     jobs: Jobs,
@@ -93,11 +93,11 @@ impl Host {
     /// A host without mounts. Touches the local disk.
     pub fn new(
         engine: Engine,
-        setup: Setup,
-        cluster: Option<Joined>,
+        setup: AgentConfig,
+        cluster: Option<ClusterNode>,
         keeper: Option<Keeper>,
     ) -> Result<Self, Failure> {
-        let Setup { cache, stays, mirror, secrets, .. } = setup;
+        let AgentConfig { cache, stays, mirror, secrets, .. } = setup;
         let records = stays.then(|| Records::open(&cache.dir, "mounts").map(Arc::new)).transpose()?;
         Ok(Self {
             jobs: Jobs::open(&cache.dir)?,
@@ -136,12 +136,12 @@ impl Host {
     }
 
     /// Who is in the cluster.
-    pub fn cluster(&self) -> Result<Cluster, Failure> {
+    pub fn cluster(&self) -> Result<ClusterStatus, Failure> {
         let none = || {
             let text = "this agent is in no cluster: its configuration has no [cluster]";
             Failure::new(Kind::NotFound, text)
         };
-        self.cluster.as_ref().map(Joined::told).ok_or_else(none)
+        self.cluster.as_ref().map(ClusterNode::told).ok_or_else(none)
     }
 
     /// Waits for a moment until other nodes have been heard of, if there are to be any.
@@ -280,7 +280,7 @@ impl Host {
     }
 
     /// Begins to make all of a mount local.
-    pub async fn stage(self: &Arc<Self>, id: u64) -> Result<Staging, Failure> {
+    pub async fn stage(self: &Arc<Self>, id: u64) -> Result<StageStatus, Failure> {
         let (host, hosted) = (Arc::clone(self), self.find(id)?);
         blocking(move || {
             if hosted.to_be_staged() {
@@ -292,13 +292,13 @@ impl Host {
     }
 
     /// How far that is.
-    pub async fn staging(&self, id: u64) -> Result<Staging, Failure> {
+    pub async fn staging(&self, id: u64) -> Result<StageStatus, Failure> {
         let staging = self.find(id)?.staging(NEWS).await;
         staging.ok_or_else(|| Failure::new(Kind::NotFound, format!("mount {id} is not being staged")))
     }
 
     /// How all is doing.
-    pub async fn status(&self) -> Result<Status, Failure> {
+    pub async fn status(&self) -> Result<AgentStatus, Failure> {
         let (mut mounts, lost): (Vec<_>, _) = {
             let table = self.table();
             (table.mounts.values().cloned().collect(), table.missing.values().map(Missing::told).collect())
@@ -308,9 +308,9 @@ impl Host {
         let (agent, ready) = (self.records.is_some(), self.is_ready());
         blocking(move || {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
-            let (usage, work) = (engine.usage(), Work::of(&engine));
-            let daemon = Daemon { version, pid, cache, agent, ready, usage, work };
-            Ok(Status { daemon, mounts: mounts.iter().map(|hosted| hosted.status()).collect(), lost })
+            let (usage, work) = (engine.usage(), FetchStats::of(&engine));
+            let daemon = AgentInfo { version, pid, cache, agent, ready, usage, work };
+            Ok(AgentStatus { daemon, mounts: mounts.iter().map(|hosted| hosted.status()).collect(), lost })
         })
         .await
     }

@@ -11,7 +11,7 @@ use bdnfs::stage::Stage;
 use bdnfs_fs::{Mount, mounts};
 use tokio::sync::watch;
 
-use crate::api::{MountRequest, MountStatus, Mounted, StageState, Staging};
+use crate::api::{MountInfo, MountRequest, MountStatus, StageState, StageStatus};
 use crate::mounts::kept::Kept;
 
 /// Each blob costs a look at the disk; beyond so many a status would take longer than people wait.
@@ -117,9 +117,9 @@ impl Hosted {
     }
 
     /// What it is.
-    pub fn mounted(&self) -> Mounted {
+    pub fn mounted(&self) -> MountInfo {
         let manifest = self.snapshot.manifest();
-        Mounted {
+        MountInfo {
             id: self.id(),
             source: manifest.source().to_owned(),
             mountpoint: self.mountpoint().to_owned(),
@@ -162,7 +162,7 @@ impl Hosted {
     }
 
     /// Begins to make all of it local, unless that is under way or done.
-    pub fn stage(&self) -> Staging {
+    pub fn stage(&self) -> StageStatus {
         told(&self.snapshot.stage())
     }
 
@@ -172,7 +172,7 @@ impl Hosted {
     }
 
     /// How far that is, at its end or after `news`; `None`: it was never asked for.
-    pub async fn staging(&self, news: Duration) -> Option<Staging> {
+    pub async fn staging(&self, news: Duration) -> Option<StageStatus> {
         let stage = self.snapshot.staged()?;
         // Either way the state is told as it is then.
         tokio::time::timeout(news, stage.done()).await.ok();
@@ -180,12 +180,12 @@ impl Hosted {
     }
 }
 
-fn told(stage: &Stage) -> Staging {
+fn told(stage: &Stage) -> StageStatus {
     let state = match stage.outcome() {
         None => StageState::Running,
         Some(Ok(())) => StageState::Done,
         Some(Err(error)) => StageState::Failed(error.into()),
     };
     // After the outcome: done is then told with figures that say so.
-    Staging { progress: stage.progress(), state }
+    StageStatus { progress: stage.progress(), state }
 }

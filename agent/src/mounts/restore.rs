@@ -17,7 +17,7 @@ use bdnfs_fs::handover::MountDescriptors;
 use bdnfs_fs::{Mount, mounts};
 use futures_util::{StreamExt, future, stream};
 
-use crate::api::{Failure, Lost, MountRequest};
+use crate::api::{Failure, LostMount, MountRequest};
 use crate::fdstore::keeper::Found;
 use crate::jobs::Reader;
 use crate::mounts::host::{Host, blocking};
@@ -41,10 +41,10 @@ pub struct Missing {
 
 impl Missing {
     /// What a client is told of it.
-    pub fn told(&self) -> Lost {
+    pub fn told(&self) -> LostMount {
         let source = self.kept.request.weights.source.expose().to_owned();
         let mountpoint = self.kept.request.weights.mountpoint.clone();
-        Lost { id: self.kept.id, source, mountpoint, why: self.why.clone() }
+        LostMount { id: self.kept.id, source, mountpoint, why: self.why.clone() }
     }
 }
 

@@ -113,7 +113,7 @@ impl axum::serve::Listener for Socket {
         loop {
             match self.listener.accept().await {
                 Ok((stream, address)) => match stream.peer_cred() {
-                    Ok(peer) if crate::api::socket::trusted(peer.uid()) => return (stream, address),
+                    Ok(peer) if crate::api::socket::is_trusted(peer.uid()) => return (stream, address),
                     Ok(peer) => tracing::warn!("user {} was turned away", peer.uid()),
                     Err(error) => tracing::warn!("a peer of unknown identity was turned away: {error}"),
                 },
@@ -137,7 +137,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::api::client::{Client, Trouble};
+    use crate::api::client::{Client, ClientError};
 
     #[derive(Deserialize)]
     struct Unmount {
@@ -161,7 +161,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("control.sock");
         let client = Client::new(&path);
-        assert!(matches!(client.ended(1).await, Err(Trouble::Absent(_))));
+        assert!(matches!(client.ended(1).await, Err(ClientError::NotRunning(_))));
 
         let echo = |Path(id): Path<u64>, Query(how): Query<Unmount>| async move {
             if how.lazy { Ok(Json(())) } else { Err(Failure::new(Kind::Busy, format!("mount {id} is held"))) }
@@ -175,14 +175,14 @@ mod tests {
 
         client.unmount(7, true).await.expect("an answer");
         match client.unmount(7, false).await {
-            Err(Trouble::Failed(failure)) => {
+            Err(ClientError::Failed(failure)) => {
                 assert!(failure.is(Kind::Busy));
                 assert_eq!(failure.message, "mount 7 is held");
             }
             other => panic!("{other:?}"),
         }
         assert!(client.ended(7).await.expect_err("closing").is_gone());
-        assert!(matches!(client.status().await, Err(Trouble::Socket(..))), "no such route");
+        assert!(matches!(client.status().await, Err(ClientError::Socket(..))), "no such route");
 
         end.send(()).expect("serving");
         server.await.expect("joined").expect("served");
@@ -196,6 +196,6 @@ mod tests {
         let path = dir.path().join("control.sock");
         let listener = UnixListener::bind(&path).expect("bound");
         tokio::spawn(async move { drop(listener.accept().await) });
-        assert!(matches!(Client::new(&path).ended(1).await, Err(Trouble::Lost(_))));
+        assert!(matches!(Client::new(&path).ended(1).await, Err(ClientError::Disconnected(_))));
     }
 }

@@ -8,7 +8,7 @@ use bdnfs::peer::client::Figures;
 use bdnfs_fs::RequestTotals;
 
 use super::process::Process;
-use crate::api::word;
+use crate::api::kind_name;
 
 /// How far a mount may be staged.
 pub const STATES: [&str; 4] = ["ready", "staging", "staged", "failed"];
@@ -87,5 +87,5 @@ impl Mount {
 
 /// The names of all kinds of error, by their places in [`Kind::ALL`].
 pub fn kinds() -> impl Iterator<Item = &'static str> {
-    Kind::ALL.into_iter().map(word)
+    Kind::ALL.into_iter().map(kind_name)
 }

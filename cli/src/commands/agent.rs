@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use bdnfs_agent::daemon::{Daemon, Setup};
 use bdnfs_agent::runtime;
 use bdnfs_agent::telemetry::traces::Collector;
+use bdnfs_agent::{AgentConfig, AgentServer};
 
 use crate::cache;
 
@@ -63,11 +63,11 @@ pub fn run(args: &Args, config: Config) -> Result<()> {
         return stop::run(config.reached(&args.cache, args.socket.as_deref())?);
     }
     let setup = config.setup(&args.cache, args.socket.as_deref())?;
-    runtime::daemon(serve(setup))
+    runtime::block_on_threads(serve(setup))
 }
 
-async fn serve(setup: Setup) -> Result<()> {
-    let daemon = Daemon::start(setup).await?;
+async fn serve(setup: AgentConfig) -> Result<()> {
+    let daemon = AgentServer::start(setup).await?;
     let ready = daemon.ready();
     tokio::spawn(async move {
         ready.await;

@@ -10,11 +10,11 @@ use anyhow::{Result, bail};
 use bdnfs::cache::evict::Hold;
 use bdnfs::cache::node::Node;
 use bdnfs::error::Kind;
-use bdnfs_agent::api::cache::{Evicted, Pinned, Selection, Summary, Verified};
-use bdnfs_agent::api::client::{Client, Trouble};
+use bdnfs_agent::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
+use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::socket;
+use bdnfs_agent::cache::CacheClaim;
 use bdnfs_agent::cache::inventory;
-use bdnfs_agent::daemon::Claim;
 use bdnfs_agent::runtime;
 use clap::Subcommand;
 use serde::Serialize;
@@ -69,8 +69,8 @@ struct Which {
 }
 
 impl Which {
-    fn selection(&self) -> Selection {
-        Selection { which: self.which.clone(), all: self.all, tenant: self.tenant.clone() }
+    fn selection(&self) -> SnapshotSelection {
+        SnapshotSelection { which: self.which.clone(), all: self.all, tenant: self.tenant.clone() }
     }
 }
 
@@ -125,7 +125,7 @@ impl Owner {
             if daemon.is_served() {
                 return Ok(Self::Daemon(daemon));
             }
-            Claim::of_nobody(&cache.dir)?;
+            CacheClaim::of_nobody(&cache.dir)?;
             let config = cache.config()?;
             match Node::open(&config.cache, config.limits, config.quotas, config.now) {
                 Ok((node, hold)) => return Ok(Self::Nobody { node: Box::new(node), _hold: hold }),
@@ -136,28 +136,28 @@ impl Owner {
         }
     }
 
-    fn summarize(&self) -> Result<Summary> {
+    fn summarize(&self) -> Result<CacheSummary> {
         match self {
             Self::Daemon(client) => ask(client.cache()),
             Self::Nobody { node, .. } => Ok(inventory::summarize(node, |_, _| Vec::new())?),
         }
     }
 
-    fn evict(&self, selection: &Selection) -> Result<Evicted> {
+    fn evict(&self, selection: &SnapshotSelection) -> Result<EvictReport> {
         match self {
             Self::Daemon(client) => ask(client.evict(selection)),
             Self::Nobody { node, .. } => Ok(inventory::evict(node, selection)?),
         }
     }
 
-    fn pin(&self, selection: &Selection, pin: bool) -> Result<Pinned> {
+    fn pin(&self, selection: &SnapshotSelection, pin: bool) -> Result<PinReport> {
         match self {
             Self::Daemon(client) => ask(client.pin(selection, pin)),
             Self::Nobody { node, .. } => Ok(inventory::pin(node, selection, pin)?),
         }
     }
 
-    fn verify(&self) -> Result<Verified> {
+    fn verify(&self) -> Result<VerifyReport> {
         match self {
             Self::Daemon(client) => ask(client.verify()),
             Self::Nobody { node, .. } => Ok(inventory::verify(node, &AtomicBool::new(false))?),
@@ -165,8 +165,8 @@ impl Owner {
     }
 }
 
-fn ask<T>(answer: impl Future<Output = Result<T, Trouble>>) -> Result<T> {
-    runtime::command(async { Ok(answer.await?) })
+fn ask<T>(answer: impl Future<Output = Result<T, ClientError>>) -> Result<T> {
+    runtime::block_on(async { Ok(answer.await?) })
 }
 
 fn say<T: Serialize>(json: bool, value: &T, shown: impl FnOnce(&T) -> String) -> Result<()> {
@@ -174,7 +174,7 @@ fn say<T: Serialize>(json: bool, value: &T, shown: impl FnOnce(&T) -> String) ->
     Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }
 
-fn summary(summary: &Summary) -> String {
+fn summary(summary: &CacheSummary) -> String {
     let many = summary.tenants.len() > 1;
     let head = ["SOURCE", "SNAPSHOT", "SIZE", "LOCAL", "FILES", "LAST USED", "IN USE BY"];
     let tenant = |name: &str| many.then(|| name.to_owned()).into_iter();
@@ -204,7 +204,7 @@ fn summary(summary: &Summary) -> String {
     out
 }
 
-fn evicted(done: &Evicted) -> String {
+fn evicted(done: &EvictReport) -> String {
     let held = match done.held {
         0 => String::new(),
         held => format!("; {} stay, in use or pinned", text::size(held)),
@@ -213,16 +213,16 @@ fn evicted(done: &Evicted) -> String {
     format!("{} freed: {blobs} removed, {snapshots} forgotten{held}\n", text::size(done.bytes))
 }
 
-fn pinned(done: &Pinned) -> String {
+fn pinned(done: &PinReport) -> String {
     let (local, bytes) = (text::size(done.bytes_local), text::size(done.bytes));
     format!("{} pinned, {local} of {bytes} local\n", text::count(done.snapshots.len() as u64, "snapshot"))
 }
 
-fn unpinned(done: &Pinned) -> String {
+fn unpinned(done: &PinReport) -> String {
     format!("{} no longer pinned\n", text::count(done.snapshots.len() as u64, "snapshot"))
 }
 
-fn verified(found: &Verified) -> String {
+fn verified(found: &VerifyReport) -> String {
     let mut out: String = found.damaged.iter().map(|damaged| format!("damaged: {damaged}\n")).collect();
     let unknown = match found.unknown {
         0 => String::new(),
@@ -238,11 +238,11 @@ mod tests {
     use bdnfs::engine::Usage;
 
     use super::*;
-    use bdnfs_agent::api::cache::{Snapshot, Tenant};
+    use bdnfs_agent::api::cache::{SnapshotUsage, TenantUsage};
 
     #[test]
     fn a_summary_is_a_table() {
-        let line = Snapshot {
+        let line = SnapshotUsage {
             tenant: "default".into(),
             source: "s3://b/p".into(),
             snapshot: "0123456789abcdef".into(),
@@ -254,9 +254,9 @@ mod tests {
             pinned: true,
             in_use_by: vec!["/mnt/p".into()],
         };
-        let other = Snapshot { used_at: None, pinned: false, in_use_by: Vec::new(), ..line.clone() };
-        let tenant = Tenant { tenant: "default".into(), bytes: 1000, quota: None, others: 0 };
-        let whole = Summary {
+        let other = SnapshotUsage { used_at: None, pinned: false, in_use_by: Vec::new(), ..line.clone() };
+        let tenant = TenantUsage { tenant: "default".into(), bytes: 1000, quota: None, others: 0 };
+        let whole = CacheSummary {
             cache: "/c".into(),
             usage: Usage::default(),
             tenants: vec![tenant.clone()],
@@ -269,8 +269,8 @@ s3://b/p  0123456789ab  4.0 kB  1.0 kB  3 of 12  -                 -
 1.0 kB in all, 0 B of it of no snapshot here
 ";
         assert_eq!(summary(&whole), text);
-        let bob = Tenant { tenant: "bob".into(), quota: Some(5000), ..tenant.clone() };
-        let two = summary(&Summary { tenants: vec![tenant, bob], ..whole });
+        let bob = TenantUsage { tenant: "bob".into(), quota: Some(5000), ..tenant.clone() };
+        let two = summary(&CacheSummary { tenants: vec![tenant, bob], ..whole });
         assert!(
             two.starts_with("TENANT   SOURCE") && two.contains("tenant bob: 1.0 kB of 5.0 kB in all"),
             "{two}"

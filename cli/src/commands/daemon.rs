@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bdnfs::error::Kind;
-use bdnfs_agent::daemon::{Daemon, Setup};
 use bdnfs_agent::runtime;
+use bdnfs_agent::{AgentConfig, AgentServer};
 
 use crate::cache;
 use crate::spawn::READY;
@@ -27,11 +27,11 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = rustix::process::setsid();
     // It was started as /proc/self/exe, which would name it "exe".
     rustix::thread::set_name(c"bdnfs").context("cannot name the process")?;
-    runtime::daemon(serve(Setup::plain(args.cache.make()?)))
+    runtime::block_on_threads(serve(AgentConfig::on_demand(args.cache.make()?)))
 }
 
-async fn serve(setup: Setup) -> Result<()> {
-    let daemon = match Daemon::start(setup).await {
+async fn serve(setup: AgentConfig) -> Result<()> {
+    let daemon = match AgentServer::start(setup).await {
         Ok(daemon) => daemon,
         Err(failure) => {
             say(&serde_json::to_string(&failure)?)?;

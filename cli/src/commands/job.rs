@@ -56,13 +56,13 @@ const EXAMPLES: &str = "Examples:
 /// Does it.
 pub fn run(args: Args) -> Result<()> {
     match args.command {
-        Command::Run(args) => runtime::daemon(run::run(*args)),
-        Command::Submit(args) => runtime::command(submit::run(*args)),
-        Command::Ls(args) => runtime::command(ls::run(args)),
-        Command::Show(args) => runtime::command(show::run(args)),
-        Command::Wait(args) => runtime::command(wait::run(args)),
-        Command::Logs(args) => runtime::command(logs::run(args)),
-        Command::Stop(args) => runtime::command(stop::run(args)),
+        Command::Run(args) => runtime::block_on_threads(run::run(*args)),
+        Command::Submit(args) => runtime::block_on(submit::run(*args)),
+        Command::Ls(args) => runtime::block_on(ls::run(args)),
+        Command::Show(args) => runtime::block_on(show::run(args)),
+        Command::Wait(args) => runtime::block_on(wait::run(args)),
+        Command::Logs(args) => runtime::block_on(logs::run(args)),
+        Command::Stop(args) => runtime::block_on(stop::run(args)),
     }
 }
 

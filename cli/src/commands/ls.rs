@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(note) = args.source.uri().note() {
         eprintln!("note: {note}");
     }
-    let manifest = runtime::command(manifest(args))?;
+    let manifest = runtime::block_on(manifest(args))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     let name = if args.json { text::exact } else { text::name };
     walk(&manifest, name, |line| print(&mut out, args.json, line))?;

@@ -71,12 +71,12 @@ impl At {
 /// Does it.
 pub fn run(args: Args) -> Result<()> {
     match args.command {
-        Command::Add(args) => runtime::daemon(add::run(args)),
-        Command::Ls(args) => runtime::daemon(ls::run(args)),
-        Command::Show(args) => runtime::daemon(show::run(args)),
-        Command::Verify(args) => runtime::daemon(verify::run(args)),
-        Command::Gc(args) => runtime::daemon(gc::run(args)),
-        Command::Rm(args) => runtime::daemon(rm::run(args)),
+        Command::Add(args) => runtime::block_on_threads(add::run(args)),
+        Command::Ls(args) => runtime::block_on_threads(ls::run(args)),
+        Command::Show(args) => runtime::block_on_threads(show::run(args)),
+        Command::Verify(args) => runtime::block_on_threads(verify::run(args)),
+        Command::Gc(args) => runtime::block_on_threads(gc::run(args)),
+        Command::Rm(args) => runtime::block_on_threads(rm::run(args)),
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::error::Kind;
-use bdnfs_agent::api::client::{Client, Trouble};
-use bdnfs_agent::api::{MountRequest, Mounted, Weights};
-use bdnfs_agent::daemon::{Daemon, Setup};
+use bdnfs_agent::api::client::{Client, ClientError};
+use bdnfs_agent::api::{MountInfo, MountRequest, Weights};
+use bdnfs_agent::{AgentConfig, AgentServer};
 use bdnfs_agent::{runtime, signals};
 
 use crate::cache;
@@ -136,9 +136,9 @@ impl Args {
 pub fn run(args: Args, verbose: u8) -> Result<()> {
     let task = Task::new(args, verbose)?;
     if task.args.foreground {
-        return runtime::daemon(task.foreground());
+        return runtime::block_on_threads(task.foreground());
     }
-    runtime::command(task.background())
+    runtime::block_on(task.background())
 }
 
 /// The mounts to be made.
@@ -175,7 +175,7 @@ impl Task {
         let mut mounted = Vec::new();
         let done = tokio::select! {
             biased;
-            asked = signals::asked_to_end() => match asked {
+            asked = signals::termination() => match asked {
                 Ok(()) => Err(anyhow!("interrupted; nothing stays mounted")),
                 Err(error) => Err(error.into()),
             },
@@ -187,24 +187,24 @@ impl Task {
         done
     }
 
-    async fn make(&mut self, mounted: &mut Vec<Mounted>) -> Result<()> {
+    async fn make(&mut self, mounted: &mut Vec<MountInfo>) -> Result<()> {
         for request in &self.requests {
             mounted.push(self.request(request).await?);
         }
         self.settle(mounted).await
     }
 
-    async fn request(&self, request: &MountRequest) -> Result<Mounted> {
+    async fn request(&self, request: &MountRequest) -> Result<MountInfo> {
         let (mut lost, mut busy) = (0, None);
         loop {
             let asked = self.client.mount(request).await;
             let Server::Owner(cache) = &self.server else { return Ok(asked?) };
             match asked {
                 Ok(mounted) => return Ok(mounted),
-                Err(trouble @ Trouble::Lost(_)) if lost == LOST_DAEMONS => {
+                Err(trouble @ ClientError::Disconnected(_)) if lost == LOST_DAEMONS => {
                     return Err(trouble).with_context(|| format!("see {}", cache.log().display()));
                 }
-                Err(Trouble::Lost(_)) => lost += 1,
+                Err(ClientError::Disconnected(_)) => lost += 1,
                 Err(trouble) if trouble.is_gone() => {}
                 Err(trouble) => return Err(trouble.into()),
             }
@@ -222,7 +222,7 @@ impl Task {
         loop {
             let mut busy = None;
             if let Server::Owner(cache) = &self.server {
-                match Daemon::start(Setup::plain(cache.clone())).await {
+                match AgentServer::start(AgentConfig::on_demand(cache.clone())).await {
                     Ok(daemon) => return self.serve(daemon).await,
                     Err(failure) if failure.is(Kind::Busy) => busy = Some(failure),
                     Err(failure) => return Err(failure.into()),
@@ -240,13 +240,13 @@ impl Task {
     }
 
     /// Hosts the mounts, and others that come, until the last has ended. A signal is the daemon's to obey.
-    async fn serve(&mut self, daemon: Daemon) -> Result<()> {
+    async fn serve(&mut self, daemon: AgentServer) -> Result<()> {
         let hold = daemon.hold();
         let work = async {
             let mut mounted = Vec::new();
             let worked = tokio::select! {
                 biased;
-                asked = signals::asked_to_end() => asked.map_err(Into::into),
+                asked = signals::termination() => asked.map_err(Into::into),
                 stayed = self.stay(&mut mounted) => stayed,
             };
             if worked.is_err() {
@@ -260,11 +260,11 @@ impl Task {
     }
 
     /// Stays beside the daemon that hosts the first mount, and makes the others; a signal unmounts them.
-    async fn attend(&mut self, first: Mounted) -> Result<()> {
+    async fn attend(&mut self, first: MountInfo) -> Result<()> {
         let mut mounted = vec![first];
         let (done, ended) = tokio::select! {
             biased;
-            asked = signals::asked_to_end() => (asked.map_err(Into::into), false),
+            asked = signals::termination() => (asked.map_err(Into::into), false),
             stayed = self.stay(&mut mounted) => { let ended = stayed.is_ok(); (stayed, ended) }
         };
         if !ended {
@@ -274,7 +274,7 @@ impl Task {
     }
 
     /// Makes the mounts that are not made yet, and waits for the end of all.
-    async fn stay(&mut self, mounted: &mut Vec<Mounted>) -> Result<()> {
+    async fn stay(&mut self, mounted: &mut Vec<MountInfo>) -> Result<()> {
         for request in &self.requests[mounted.len()..] {
             mounted.push(self.client.mount(request).await?);
         }
@@ -286,7 +286,7 @@ impl Task {
     }
 
     /// Tells what is mounted, and makes it local where that was asked for.
-    async fn settle(&mut self, mounted: &[Mounted]) -> Result<()> {
+    async fn settle(&mut self, mounted: &[MountInfo]) -> Result<()> {
         mounted.iter().try_for_each(|mounted| self.announce(mounted))?;
         if self.args.wait {
             // All begin at once, and are told of one after the other.
@@ -301,7 +301,7 @@ impl Task {
         Ok(())
     }
 
-    async fn stage(&self, mounted: &Mounted) -> Result<()> {
+    async fn stage(&self, mounted: &MountInfo) -> Result<()> {
         let begun = Instant::now();
         let staging = match progress::stage(&self.client, mounted.id).await {
             Ok(staging) => staging,
@@ -327,7 +327,7 @@ impl Task {
         Ok(())
     }
 
-    fn announce(&self, mounted: &Mounted) -> Result<()> {
+    fn announce(&self, mounted: &MountInfo) -> Result<()> {
         for warning in &mounted.warnings {
             eprintln!("note: {warning}");
         }
@@ -336,7 +336,7 @@ impl Task {
     }
 
     /// Unmounts them, or takes out of sight those that somebody holds already.
-    async fn take_down(&self, mounted: &[Mounted]) {
+    async fn take_down(&self, mounted: &[MountInfo]) {
         for mounted in mounted {
             match self.client.unmount(mounted.id, false).await {
                 Err(trouble) if trouble.is(Kind::Busy) => {
@@ -359,7 +359,7 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
-fn summary(mounted: &Mounted) -> String {
+fn summary(mounted: &MountInfo) -> String {
     let id = mounted.snapshot.get(..ID_SHOWN).unwrap_or(&mounted.snapshot);
     let (files, bytes) = (text::files(mounted.files), text::size(mounted.bytes));
     format!(
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn one_line_says_what_is_mounted() {
-        let mounted = Mounted {
+        let mounted = MountInfo {
             id: 1,
             source: "s3://models/x".to_owned(),
             mountpoint: "/mnt/model".into(),

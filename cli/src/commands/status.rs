@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use bdnfs_agent::api::{Daemon, MountStatus, StageState, Status};
+use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus, StageState};
 use bdnfs_agent::{api::socket, runtime};
 use bdnfs_fs::mounts;
 use serde::Serialize;
@@ -33,7 +33,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Serialize)]
 struct Report {
     mounts: Vec<Seen>,
-    daemons: Vec<Daemon>,
+    daemons: Vec<AgentInfo>,
 }
 
 /// A mount as the kernel lists it, and what its daemon says of it.
@@ -51,7 +51,7 @@ struct Seen {
 pub fn run(args: &Args) -> Result<()> {
     // A cache that isn't there has no mounts.
     let cache = args.cache_dir.as_ref().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
-    let report = runtime::command(report(cache))?;
+    let report = runtime::block_on(report(cache))?;
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
@@ -91,7 +91,10 @@ async fn report(cache: Option<PathBuf>) -> Result<Report> {
     Ok(Report { mounts, daemons })
 }
 
-fn answered(daemon: Option<&Result<Status, String>>, mountpoint: &Path) -> (String, Option<MountStatus>) {
+fn answered(
+    daemon: Option<&Result<AgentStatus, String>>,
+    mountpoint: &Path,
+) -> (String, Option<MountStatus>) {
     match daemon {
         Some(Ok(status)) => {
             let found = status.at(mountpoint);
@@ -147,7 +150,7 @@ fn row(seen: &Seen) -> Vec<String> {
     ]
 }
 
-fn cache(daemon: &Daemon) -> String {
+fn cache(daemon: &AgentInfo) -> String {
     let usage = &daemon.usage;
     let used = usage.used.map_or("being counted".to_owned(), |used| format!("{} used", text::size(used)));
     let limit = usage.capacity.map_or(String::new(), |limit| format!(" of {}", text::size(limit)));
@@ -161,10 +164,10 @@ mod tests {
     use bdnfs::stage::Progress;
 
     use super::*;
-    use bdnfs_agent::api::{Failure, Mounted, Staging};
+    use bdnfs_agent::api::{Failure, MountInfo, StageStatus};
 
-    fn mount(stage: Option<Staging>) -> MountStatus {
-        let mounted = Mounted {
+    fn mount(stage: Option<StageStatus>) -> MountStatus {
+        let mounted = MountInfo {
             id: 1,
             source: "s3://b/p".to_owned(),
             mountpoint: "/mnt/p".into(),
@@ -181,7 +184,7 @@ mod tests {
     #[test]
     fn a_mount_is_a_row_and_a_cache_a_line() {
         let progress = Progress { bytes: 1000, bytes_done: 450, ..Progress::default() };
-        let status = mount(Some(Staging { progress, state: StageState::Running }));
+        let status = mount(Some(StageStatus { progress, state: StageState::Running }));
         let usage = Usage { used: Some(450), capacity: Some(2000), free: 9000, reserve: 100, evicted: 0 };
         let report = Report {
             mounts: vec![
@@ -198,7 +201,7 @@ mod tests {
                     status: None,
                 },
             ],
-            daemons: vec![Daemon {
+            daemons: vec![AgentInfo {
                 version: "1".into(),
                 pid: 7,
                 cache: "/c".into(),
@@ -221,7 +224,7 @@ cache /c: 450 B used of 2.0 kB; 9.0 kB free on its disk, 100 B kept free
     fn a_status_crosses_json_whole() {
         let failure = Failure { kind: "refused".into(), message: "no".into() };
         let status =
-            mount(Some(Staging { progress: Progress::default(), state: StageState::Failed(failure) }));
+            mount(Some(StageStatus { progress: Progress::default(), state: StageState::Failed(failure) }));
         assert_eq!(state(&status), "staging failed: no");
         let text = serde_json::to_string(&status).expect("JSON");
         let back: MountStatus = serde_json::from_str(&text).expect("JSON");

@@ -49,7 +49,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub fn run(args: &Args) -> Result<()> {
     // A cache that isn't there has no daemon.
     let cache = args.cache_dir.as_ref().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
-    runtime::command(watch(args, cache))
+    runtime::block_on(watch(args, cache))
 }
 
 async fn watch(args: &Args, cache: Option<PathBuf>) -> Result<()> {
@@ -65,7 +65,7 @@ async fn watch(args: &Args, cache: Option<PathBuf>) -> Result<()> {
     loop {
         tokio::select! {
             _ = clock.tick() => {}
-            ended = signals::asked_to_end() => return Ok(ended?),
+            ended = signals::termination() => return Ok(ended?),
         }
         view.look(cache.as_deref(), Instant::now()).await?;
         let mut out = std::io::stdout().lock();
@@ -88,7 +88,7 @@ async fn show(
     seconds: f64,
 ) -> Result<()> {
     // Before the terminal is another: who is ended gives it back.
-    let mut end = std::pin::pin!(signals::asked_to_end());
+    let mut end = std::pin::pin!(signals::termination());
     let mut terminal = Terminal::take()?;
     loop {
         terminal.draw(|width| screen::live(view, width, seconds))?;

@@ -35,7 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     match pulse::of(&path) {
         Pulse::Dead => Ok(mounts::detach(&path)?),
         Pulse::Alive(socket) => {
-            let asked = runtime::command(async { Ok(ask(socket, &path, args.lazy).await) })?;
+            let asked = runtime::block_on(async { Ok(ask(socket, &path, args.lazy).await) })?;
             asked.unwrap_or_else(|| unmount(&path, args.lazy))
         }
         // The question that it didn't answer is still there, and keeps it busy.

@@ -49,7 +49,7 @@ A mount that nobody made local yet is made local. A job is ready when its comman
 /// Waits for it.
 pub fn run(args: &Args) -> Result<()> {
     let what = &args.what;
-    runtime::command(async {
+    runtime::block_on(async {
         let waited = async {
             match what.parse() {
                 Ok(id) => job(&args.whose.client()?, id, args.until).await,

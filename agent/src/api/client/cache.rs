@@ -2,28 +2,28 @@
 
 use hyper::Method;
 
-use super::{Client, Trouble};
-use crate::api::cache::{Evicted, Pinned, Selection, Summary, Verified};
+use super::{Client, ClientError};
+use crate::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
 
 impl Client {
     /// What the cache holds.
-    pub async fn cache(&self) -> Result<Summary, Trouble> {
+    pub async fn cache(&self) -> Result<CacheSummary, ClientError> {
         self.ask(Method::GET, "/v1/cache").await
     }
 
     /// Removes what is selected and not in use.
-    pub async fn evict(&self, selection: &Selection) -> Result<Evicted, Trouble> {
+    pub async fn evict(&self, selection: &SnapshotSelection) -> Result<EvictReport, ClientError> {
         self.call(Method::POST, "/v1/cache/evict", Some(selection)).await
     }
 
     /// Pins what is selected, or with `pin` false unpins it.
-    pub async fn pin(&self, selection: &Selection, pin: bool) -> Result<Pinned, Trouble> {
+    pub async fn pin(&self, selection: &SnapshotSelection, pin: bool) -> Result<PinReport, ClientError> {
         let path = if pin { "/v1/cache/pin" } else { "/v1/cache/unpin" };
         self.call(Method::POST, path, Some(selection)).await
     }
 
     /// Reads everything, and removes what is not right. Giving up the wait gives up the verification.
-    pub async fn verify(&self) -> Result<Verified, Trouble> {
+    pub async fn verify(&self) -> Result<VerifyReport, ClientError> {
         self.ask(Method::POST, "/v1/cache/verify").await
     }
 }

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use crate::api::job::Piece;
+use crate::api::job::LogChunk;
 
 /// What the names of the files begin with.
 const PREFIX: &str = "log.";
@@ -87,7 +87,7 @@ fn files(directory: &Path) -> io::Result<Vec<(u64, u64)>> {
 }
 
 /// At most `most` bytes of the log in `directory`, from byte `from` on or from the first one behind it that is kept.
-pub fn read(directory: &Path, from: u64, most: usize) -> io::Result<Piece> {
+pub fn read(directory: &Path, from: u64, most: usize) -> io::Result<LogChunk> {
     for (start, len) in files(directory)? {
         if start + len <= from {
             continue;
@@ -101,9 +101,9 @@ pub fn read(directory: &Path, from: u64, most: usize) -> io::Result<Piece> {
         file.seek(SeekFrom::Start(from - start))?;
         let mut bytes = Vec::new();
         file.take(most as u64).read_to_end(&mut bytes)?;
-        return Ok(Piece { from, bytes });
+        return Ok(LogChunk { from, bytes });
     }
-    Ok(Piece { from, bytes: Vec::new() })
+    Ok(LogChunk { from, bytes: Vec::new() })
 }
 
 #[cfg(test)]
@@ -113,11 +113,11 @@ mod tests {
     #[test]
     fn a_log_keeps_its_end_and_says_where_that_begins() {
         let dir = tempfile::tempdir().expect("directory");
-        assert_eq!(read(dir.path(), 0, 10).expect("read"), Piece::default());
+        assert_eq!(read(dir.path(), 0, 10).expect("read"), LogChunk::default());
         let mut log = Log::new(dir.path().to_owned());
         log.take(&b"hello "[..]);
         log.take(&b"world"[..]);
-        assert_eq!(read(dir.path(), 3, 5).expect("read"), Piece { from: 3, bytes: b"lo wo".to_vec() });
+        assert_eq!(read(dir.path(), 3, 5).expect("read"), LogChunk { from: 3, bytes: b"lo wo".to_vec() });
         assert_eq!(read(dir.path(), 11, 5).expect("read").bytes, b"");
         let all = (KEPT as u64 + 2) * FULL;
         log.take(io::repeat(b'x').take(all));

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::log::Log;
 use super::{Home, Order, offspring};
-use crate::api::job::Exit;
+use crate::api::job::JobExit;
 use crate::runtime;
 
 /// What runs a command.
@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// Runs the commands one after the other until one fails, and ends what they leave running.
-pub fn run(order: &Order, home: &Home) -> Result<Exit> {
+pub fn run(order: &Order, home: &Home) -> Result<JobExit> {
     let (output, input) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("there is no pipe")?;
     let (mut log, written) = (Log::new(home.path()), oneshot::channel());
@@ -40,7 +40,7 @@ pub fn run(order: &Order, home: &Home) -> Result<Exit> {
             let _ = written.0.send(());
         })
         .context("cannot start a thread")?;
-    runtime::command(async {
+    runtime::block_on(async {
         let exit = Supervisor::new(order)?.run(File::from(input)).await;
         // Something that escaped may hold the pipe open.
         let _ = tokio::time::timeout(LAST_WORDS, written.1).await;
@@ -83,12 +83,14 @@ impl<'a> Supervisor<'a> {
         })
     }
 
-    async fn run(mut self, output: File) -> Exit {
-        let mut exit = Exit::default();
+    async fn run(mut self, output: File) -> JobExit {
+        let mut exit = JobExit::default();
         for command in &self.order.commands {
             exit = match self.start(command, &output) {
                 Ok(pid) => self.ended(pid).await,
-                Err(error) => Exit { code: Some(127), why: Some(format!("{error:#}")), ..Exit::default() },
+                Err(error) => {
+                    JobExit { code: Some(127), why: Some(format!("{error:#}")), ..JobExit::default() }
+                }
             };
             if exit.code != Some(0) || self.deadline.is_some() {
                 break;
@@ -110,12 +112,12 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Waits for the end of the process `main`, and meanwhile does what it is told.
-    async fn ended(&mut self, main: Pid) -> Exit {
+    async fn ended(&mut self, main: Pid) -> JobExit {
         loop {
             while let Some((pid, status)) = offspring::reap() {
                 if pid == main {
                     let status = ExitStatus::from_raw(status.as_raw());
-                    return Exit { code: status.code(), signal: status.signal(), ..Exit::default() };
+                    return JobExit { code: status.code(), signal: status.signal(), ..JobExit::default() };
                 }
             }
             let deadline = self.deadline;

@@ -10,7 +10,7 @@ use bdnfs::snapshot::Snapshot;
 use bdnfs_fs::{Mount, Options};
 
 use super::{Hold, Host, blocking};
-use crate::api::{Failure, MountRequest, Mounted};
+use crate::api::{Failure, MountInfo, MountRequest};
 use crate::mounts::hosted::Hosted;
 use crate::mounts::kept::Kept;
 use crate::mounts::snapshot::{self, Made};
@@ -25,7 +25,7 @@ const LONG: u64 = 100_000;
 
 impl Host {
     /// Mounts a source. Dropping the future, as when the client has left, gives it up.
-    pub async fn mount(self: &Arc<Self>, request: MountRequest) -> Result<Mounted, Failure> {
+    pub async fn mount(self: &Arc<Self>, request: MountRequest) -> Result<MountInfo, Failure> {
         let place = &request.weights.mountpoint;
         if self.cache.starts_with(place) {
             let place = place.display();
@@ -56,7 +56,7 @@ impl Host {
         Ok(Hold { host: Arc::clone(self), place: Some(place.to_owned()) })
     }
 
-    async fn make(self: &Arc<Self>, request: MountRequest) -> Result<Mounted, Failure> {
+    async fn make(self: &Arc<Self>, request: MountRequest) -> Result<MountInfo, Failure> {
         // Numbers and mountpoints of what comes back go first.
         self.ready().await;
         let (engine, equipped) = (self.engine_of(&request).await?, self.equip(&request));
@@ -79,14 +79,14 @@ impl Host {
         let mount = self.attach(&snapshot, &request).await?;
         if snapshot.manifest().files() >= LONG {
             blocking(|| {
-                runtime::give_back();
+                runtime::trim_heap();
                 Ok(())
             })
             .await?;
         }
         let warnings = self.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
         let hosted = self.register(snapshot, mount, kept, request).await?;
-        Ok(Mounted { warnings, ..hosted.mounted() })
+        Ok(MountInfo { warnings, ..hosted.mounted() })
     }
 
     /// The engine of the tenant whose mount it is.

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 
 use super::{Answer, Body, Routes};
-use crate::api::cache::{Evicted, Pinned, Selection, Summary, Verified};
+use crate::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
 use crate::mounts::host::Host;
 
 /// The routes.
@@ -19,22 +19,25 @@ pub fn routes() -> Routes {
         .post("/v1/cache/verify", verify)
 }
 
-async fn summarize(State(host): State<Arc<Host>>) -> Answer<Summary> {
+async fn summarize(State(host): State<Arc<Host>>) -> Answer<CacheSummary> {
     host.summarize().await.map(Json)
 }
 
-async fn evict(State(host): State<Arc<Host>>, Body(selection): Body<Selection>) -> Answer<Evicted> {
+async fn evict(
+    State(host): State<Arc<Host>>,
+    Body(selection): Body<SnapshotSelection>,
+) -> Answer<EvictReport> {
     host.evict(selection).await.map(Json)
 }
 
-async fn pin(State(host): State<Arc<Host>>, Body(selection): Body<Selection>) -> Answer<Pinned> {
+async fn pin(State(host): State<Arc<Host>>, Body(selection): Body<SnapshotSelection>) -> Answer<PinReport> {
     host.pin(selection, true).await.map(Json)
 }
 
-async fn unpin(State(host): State<Arc<Host>>, Body(selection): Body<Selection>) -> Answer<Pinned> {
+async fn unpin(State(host): State<Arc<Host>>, Body(selection): Body<SnapshotSelection>) -> Answer<PinReport> {
     host.pin(selection, false).await.map(Json)
 }
 
-async fn verify(State(host): State<Arc<Host>>) -> Answer<Verified> {
+async fn verify(State(host): State<Arc<Host>>) -> Answer<VerifyReport> {
     host.verify().await.map(Json)
 }

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 
 use super::{Answer, Routes};
-use crate::api::cluster::Cluster;
+use crate::api::cluster::ClusterStatus;
 use crate::mounts::host::Host;
 
 /// The routes.
@@ -14,6 +14,6 @@ pub fn routes() -> Routes {
     Routes::default().get("/v1/cluster", cluster)
 }
 
-async fn cluster(State(host): State<Arc<Host>>) -> Answer<Cluster> {
+async fn cluster(State(host): State<Arc<Host>>) -> Answer<ClusterStatus> {
     host.cluster().map(Json)
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{Answer, Body, Routes};
 use crate::api::Failure;
-use crate::api::job::{FROM, Job, JobRequest, Jobs};
+use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET};
 use crate::mounts::host::Host;
 
 type Id = Result<Path<u64>, PathRejection>;
@@ -27,11 +27,11 @@ pub fn routes() -> Routes {
         .get("/v1/jobs/{id}/log", log)
 }
 
-async fn jobs(State(host): State<Arc<Host>>) -> Answer<Jobs> {
-    Ok(Json(Jobs { jobs: host.jobs_told() }))
+async fn jobs(State(host): State<Arc<Host>>) -> Answer<JobList> {
+    Ok(Json(JobList { jobs: host.jobs_told() }))
 }
 
-async fn submit(State(host): State<Arc<Host>>, Body(request): Body<JobRequest>) -> Answer<Job> {
+async fn submit(State(host): State<Arc<Host>>, Body(request): Body<JobRequest>) -> Answer<JobStatus> {
     host.submit(request).await.map(Json)
 }
 
@@ -40,7 +40,7 @@ struct Seen {
     seen: Option<usize>,
 }
 
-async fn job(State(host): State<Arc<Host>>, id: Id, asked: Asked<Seen>) -> Answer<Job> {
+async fn job(State(host): State<Arc<Host>>, id: Id, asked: Asked<Seen>) -> Answer<JobStatus> {
     let (Path(id), Query(asked)) = (id?, asked?);
     host.job(id, asked.seen).await.map(Json)
 }
@@ -51,7 +51,7 @@ struct Stop {
     now: bool,
 }
 
-async fn stop(State(host): State<Arc<Host>>, id: Id, how: Asked<Stop>) -> Answer<Job> {
+async fn stop(State(host): State<Arc<Host>>, id: Id, how: Asked<Stop>) -> Answer<JobStatus> {
     let (Path(id), Query(how)) = (id?, how?);
     host.stop_job(id, how.now).await.map(Json)
 }
@@ -67,6 +67,6 @@ struct Part {
 async fn log(State(host): State<Arc<Host>>, id: Id, part: Asked<Part>) -> Result<Response, Failure> {
     let (Path(id), Query(part)) = (id?, part?);
     let piece = host.log_of_job(id, part.from, part.wait).await?;
-    let head = [(FROM, piece.from.to_string()), (CONTENT_TYPE, "application/octet-stream".to_owned())];
+    let head = [(LOG_OFFSET, piece.from.to_string()), (CONTENT_TYPE, "application/octet-stream".to_owned())];
     Ok((head, piece.bytes).into_response())
 }

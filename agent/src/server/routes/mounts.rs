@@ -8,7 +8,7 @@ use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 
 use super::{Answer, Body, Routes};
-use crate::api::{MountRequest, Mounted, Staging, Status};
+use crate::api::{AgentStatus, MountInfo, MountRequest, StageStatus};
 use crate::mounts::host::Host;
 
 type Id = Result<Path<u64>, PathRejection>;
@@ -25,7 +25,7 @@ pub fn routes() -> Routes {
         .post("/v1/stop", stop)
 }
 
-async fn mount(State(host): State<Arc<Host>>, Body(request): Body<MountRequest>) -> Answer<Mounted> {
+async fn mount(State(host): State<Arc<Host>>, Body(request): Body<MountRequest>) -> Answer<MountInfo> {
     host.mount(request).await.map(Json)
 }
 
@@ -49,12 +49,12 @@ async fn ended(State(host): State<Arc<Host>>, id: Id) -> Answer<()> {
     host.ended(id).await.map(Json)
 }
 
-async fn stage(State(host): State<Arc<Host>>, id: Id) -> Answer<Staging> {
+async fn stage(State(host): State<Arc<Host>>, id: Id) -> Answer<StageStatus> {
     let Path(id) = id?;
     host.stage(id).await.map(Json)
 }
 
-async fn staging(State(host): State<Arc<Host>>, id: Id) -> Answer<Staging> {
+async fn staging(State(host): State<Arc<Host>>, id: Id) -> Answer<StageStatus> {
     let Path(id) = id?;
     host.staging(id).await.map(Json)
 }
@@ -64,6 +64,6 @@ async fn stop(State(host): State<Arc<Host>>) -> Answer<()> {
     Ok(Json(()))
 }
 
-async fn status(State(host): State<Arc<Host>>) -> Answer<Status> {
+async fn status(State(host): State<Arc<Host>>) -> Answer<AgentStatus> {
     host.status().await.map(Json)
 }

@@ -8,8 +8,8 @@ use bdnfs::peer::identity::{self, Files};
 use bytesize::ByteSize;
 use serde::Deserialize;
 
+use bdnfs_agent::ClusterConfig;
 use bdnfs_agent::api::MirrorRequest;
-use bdnfs_agent::cluster::Setup as ClusterSetup;
 
 /// The port that peers are served on where none is named.
 const PORT: u16 = 7531;
@@ -49,7 +49,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// What the daemon is told. Others may have what `mirror` has, for those of `tenants` that the node hosts.
-    pub fn setup(self, mirror: Option<&MirrorRequest>, tenants: Vec<String>) -> Result<ClusterSetup> {
+    pub fn setup(self, mirror: Option<&MirrorRequest>, tenants: Vec<String>) -> Result<ClusterConfig> {
         let Some(mirror) = mirror.cloned() else {
             bail!("nodes share what a mirror has: name one in [mirror]");
         };
@@ -83,7 +83,7 @@ impl Cluster {
             _ if self.insecure => bail!("insecure = true goes with no certificate, key or ca"),
             _ => bail!("certificate, key and ca belong together, and one of them is missing"),
         };
-        Ok(ClusterSetup {
+        Ok(ClusterConfig {
             name: self.name.unwrap_or_else(|| NAME.to_owned()),
             id: self.id,
             listen,
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use bdnfs::source::Secret;
 
-    fn setup(text: &str) -> Result<ClusterSetup> {
+    fn setup(text: &str) -> Result<ClusterConfig> {
         let url = Secret::new("s3://mirror".to_owned());
         let mirror = MirrorRequest { url, tenant: "t".into(), access: Default::default() };
         toml::from_str::<Cluster>(text)?.setup(Some(&mirror), vec!["t".to_owned()])

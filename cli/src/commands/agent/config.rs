@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::tenant;
+use bdnfs_agent::AgentConfig;
 use bdnfs_agent::api::MirrorRequest;
 use bdnfs_agent::api::socket;
-use bdnfs_agent::daemon::Setup;
 use bdnfs_agent::telemetry::traces::Collector;
 use bytesize::ByteSize;
 use serde::Deserialize;
@@ -116,7 +116,7 @@ impl Config {
     }
 
     /// What the daemon is told. What `cache` and `socket` say goes before what stands here.
-    pub fn setup(self, cache: &cache::Args, socket: Option<&Path>) -> Result<Setup> {
+    pub fn setup(self, cache: &cache::Args, socket: Option<&Path>) -> Result<AgentConfig> {
         let own = cache::Args::new(self.cache_dir, self.cache_size);
         let mut cache = cache.or(&own).make()?;
         cache.reserve = self.reserve.map(|size| size.as_u64());
@@ -146,7 +146,7 @@ impl Config {
         let cluster = cluster.transpose().context("cluster")?;
         let hold = self.hold.map(|text| text::span(&text)).transpose();
         let hold = hold.map_err(|e| anyhow::anyhow!("hold: {e}"))?.unwrap_or(HOLD);
-        Ok(Setup {
+        Ok(AgentConfig {
             hold,
             cache,
             cluster,
@@ -180,7 +180,7 @@ impl Mirror {
 mod tests {
     use super::*;
 
-    fn setup(text: &str) -> Result<Setup> {
+    fn setup(text: &str) -> Result<AgentConfig> {
         let dir = tempfile::tempdir()?;
         let cache = cache::Args::new(Some(dir.path().join("cache")), None);
         Config::parse(text)?.setup(&cache, None)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::api::cluster::{Cluster, MemberState, MemberStatus};
+use bdnfs_agent::api::cluster::{ClusterStatus, MemberState, MemberStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::runtime;
 
@@ -29,12 +29,12 @@ pub fn run(args: &Args) -> Result<()> {
         None => socket::well_known(),
     };
     let client = Client::new(socket.context("no agent's socket is known; name its cache with --cache-dir")?);
-    let cluster = runtime::command(async { Ok(client.cluster().await?) })?;
+    let cluster = runtime::block_on(async { Ok(client.cluster().await?) })?;
     let told = if args.json { serde_json::to_string(&cluster)? + "\n" } else { shown(&cluster) };
     Ok(std::io::stdout().lock().write_all(told.as_bytes())?)
 }
 
-fn shown(cluster: &Cluster) -> String {
+fn shown(cluster: &ClusterStatus) -> String {
     let head = ["NODE", "ADDRESS", "ZONE", "CAPACITY", "PROTOCOL", "STATE"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(cluster.members.iter().map(|member| row(member, member.id == cluster.id)));
@@ -87,7 +87,7 @@ mod tests {
             member("liar", MemberState::Banned, Some(61)),
         ];
         let (name, id, asked) = ("c".to_owned(), "a".to_owned(), Default::default());
-        let cluster = Cluster { name, id, secure: false, members, sent: 0, asked };
+        let cluster = ClusterStatus { name, id, secure: false, members, sent: 0, asked };
         let text = "\
 NODE  ADDRESS        ZONE  CAPACITY  PROTOCOL  STATE
 a     10.0.0.1:7531  -       2.0 TB         1  this node
@@ -96,7 +96,7 @@ liar  10.0.0.1:7531  -       2.0 TB         1  banned until 00:01:01 UTC
 WITHOUT TLS: whoever can connect reads every tenant's data; this is for tests on one machine
 ";
         assert_eq!(shown(&cluster), text);
-        let back: Cluster =
+        let back: ClusterStatus =
             serde_json::from_str(&serde_json::to_string(&cluster).expect("JSON")).expect("JSON");
         assert_eq!(back.members, cluster.members);
     }

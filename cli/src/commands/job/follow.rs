@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use bdnfs_agent::api::client::{Client, Trouble};
-use bdnfs_agent::api::job::{Event, Job, JobState};
+use bdnfs_agent::api::client::{Client, ClientError};
+use bdnfs_agent::api::job::{JobEvent, JobState, JobStatus};
 
 use super::show;
 use crate::progress::Display;
@@ -23,7 +23,7 @@ pub struct Shown {
 }
 
 /// Follows it to its end.
-pub async fn follow(client: &Client, id: u64, shown: Shown) -> Result<Job> {
+pub async fn follow(client: &Client, id: u64, shown: Shown) -> Result<JobStatus> {
     let ended = std::cell::Cell::new(false);
     let events = async {
         let job = events(client, id, shown).await;
@@ -48,7 +48,7 @@ pub async fn follow(client: &Client, id: u64, shown: Shown) -> Result<Job> {
 }
 
 /// Tells all that happens to it.
-async fn events(client: &Client, id: u64, shown: Shown) -> Result<Job> {
+async fn events(client: &Client, id: u64, shown: Shown) -> Result<JobStatus> {
     let (mut seen, mut display, mut reported) = (0, None::<Display>, false);
     loop {
         let job = after(client, id, seen).await?;
@@ -76,7 +76,7 @@ async fn events(client: &Client, id: u64, shown: Shown) -> Result<Job> {
 
 /// The job as soon as more than `seen` events have happened, or after a moment. An agent that is started again is waited
 /// for: it knows the job.
-pub async fn after(client: &Client, id: u64, seen: usize) -> Result<Job, Trouble> {
+pub async fn after(client: &Client, id: u64, seen: usize) -> Result<JobStatus, ClientError> {
     let begun = Instant::now();
     loop {
         match client.job_after(id, seen).await {
@@ -88,7 +88,7 @@ pub async fn after(client: &Client, id: u64, seen: usize) -> Result<Job, Trouble
     }
 }
 
-fn tell(event: &Event, shown: Shown) -> Result<()> {
+fn tell(event: &JobEvent, shown: Shown) -> Result<()> {
     if shown.json {
         super::say(&serde_json::to_string(event)?)?;
     } else {
@@ -104,7 +104,7 @@ pub async fn copy(
     from: &mut u64,
     wait: bool,
     shown: Shown,
-) -> Result<bool, Trouble> {
+) -> Result<bool, ClientError> {
     let piece = client.log(id, *from, wait).await?;
     if piece.bytes.is_empty() {
         return Ok(false);
@@ -124,7 +124,7 @@ pub async fn copy(
 }
 
 /// Fails unless the job completed.
-pub fn judge(job: &Job) -> Result<()> {
+pub fn judge(job: &JobStatus) -> Result<()> {
     match (job.state, &job.why) {
         (JobState::Completed, _) => Ok(()),
         (JobState::Stopped, _) => anyhow::bail!("job {} was stopped", job.id),

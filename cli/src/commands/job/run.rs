@@ -6,9 +6,9 @@ use anyhow::Result;
 use bdnfs::error::Kind;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::JobRequest;
-use bdnfs_agent::daemon::{Daemon, Setup};
 use bdnfs_agent::signals;
-use bdnfs_agent::signals::{Asked, End};
+use bdnfs_agent::signals::{Shutdown, TerminationSignals};
+use bdnfs_agent::{AgentConfig, AgentServer};
 use tokio::sync::oneshot;
 
 use super::follow::{self, Shown};
@@ -48,13 +48,13 @@ pub async fn run(args: Args) -> Result<()> {
     mountpoint::fuse()?;
     let request = args.spec.request()?;
     // Before there is a job: from then on it is to be stopped.
-    let mut heard = Asked::listen()?;
+    let mut heard = TerminationSignals::listen()?;
     let begun = Instant::now();
     loop {
         let server = Server::find(&args.whose.cache)?;
         let mut busy = None;
         if let Server::Owner(cache) = &server {
-            match Daemon::start(Setup::plain(cache.clone())).await {
+            match AgentServer::start(AgentConfig::on_demand(cache.clone())).await {
                 Ok(daemon) => {
                     let client = Client::new(server.socket());
                     return alone(&args, request, daemon, &client, &mut heard).await;
@@ -79,9 +79,9 @@ pub async fn run(args: Args) -> Result<()> {
 async fn alone(
     args: &Args,
     request: JobRequest,
-    daemon: Daemon,
+    daemon: AgentServer,
     client: &Client,
-    heard: &mut Asked,
+    heard: &mut TerminationSignals,
 ) -> Result<()> {
     let hold = daemon.hold();
     let (done, ended) = oneshot::channel();
@@ -99,14 +99,14 @@ async fn alone(
     // As long as there is the job, a signal stops that, and is told of; what others have mounted meanwhile comes after it.
     let asked = async {
         let _ = ended.await;
-        signals::asked_to_end().await.map(|()| End::Stop)
+        signals::termination().await.map(|()| Shutdown::Stop)
     };
     let (served, worked) = tokio::join!(daemon.serve_until(asked), work);
     worked.and(served)
 }
 
 /// Follows it to its end. A signal stops it, a second one at once.
-async fn attend(args: &Args, client: &Client, id: u64, heard: &mut Asked) -> Result<()> {
+async fn attend(args: &Args, client: &Client, id: u64, heard: &mut TerminationSignals) -> Result<()> {
     let shown = Shown { json: args.json };
     let following = follow::follow(client, id, shown);
     tokio::pin!(following);
@@ -114,7 +114,7 @@ async fn attend(args: &Args, client: &Client, id: u64, heard: &mut Asked) -> Res
     let job = loop {
         tokio::select! {
             job = &mut following => break job?,
-            () = heard.again() => {
+            () = heard.next() => {
                 asked += 1;
                 client.stop(id, asked > 1).await?;
             }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use bdnfs_agent::api::job::{Came, Event, Job};
+use bdnfs_agent::api::job::{BytesByTier, JobEvent, JobStatus};
 use chrono::SecondsFormat;
 
 use super::{Which, say};
@@ -43,16 +43,16 @@ pub async fn run(args: Args) -> Result<()> {
 }
 
 /// An event in one line.
-pub fn line(event: &Event) -> String {
+pub fn line(event: &JobEvent) -> String {
     let at = event.at.to_rfc3339_opts(SecondsFormat::Millis, true);
     format!("{at} {} {}", event.state, text::name(event.text.as_bytes()))
 }
 
 /// What a job's deployment came to, as a table with lines below it; nothing before it is deployed.
-pub fn report(job: &Job) -> String {
+pub fn report(job: &JobStatus) -> String {
     let Some(report) = &job.report else { return String::new() };
     let columns = ["SOURCE", "FILES", "BYTES", "CACHE", "PEERS", "MIRROR", "ORIGIN", "SHARED", "VERDICT"];
-    let row = |name: &str, came: Came, verdict: String| {
+    let row = |name: &str, came: BytesByTier, verdict: String| {
         let sizes =
             [came.bytes, came.cache, came.peers, came.mirror, came.origin, came.shared].map(text::size);
         let mut row = vec![name.to_owned(), came.files.to_string()];

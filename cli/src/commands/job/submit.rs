@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::weights::{Variable, runs};
-use bdnfs_agent::api::job::{JobRequest, grace};
+use bdnfs_agent::api::job::{JobRequest, default_grace};
 use rustix::fs::Mode;
 
 use super::{Whose, say};
@@ -30,7 +30,7 @@ pub struct Spec {
     #[arg(long, value_name = "DIR")]
     workdir: Option<PathBuf>,
     /// How many seconds the job's processes have to end when it is stopped
-    #[arg(long, value_name = "SECONDS", default_value_t = grace())]
+    #[arg(long, value_name = "SECONDS", default_value_t = default_grace())]
     grace: u64,
     /// Stage the sources from where they live, and copy them into no mirror
     #[arg(long, conflicts_with = "mirror")]

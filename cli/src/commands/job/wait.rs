@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::api::job::Job;
+use bdnfs_agent::api::job::JobStatus;
 
 use super::{Which, follow, say};
 use crate::commands::wait::Until;
@@ -38,7 +38,7 @@ pub async fn run(args: Args) -> Result<()> {
 }
 
 /// Waits until it is so far, or has ended.
-pub async fn until(client: &Client, id: u64, until: Until) -> Result<Job> {
+pub async fn until(client: &Client, id: u64, until: Until) -> Result<JobStatus> {
     let mut job = client.job(id).await?;
     while !job.state.is_last() && (until == Until::Ended || job.started.is_none()) {
         job = follow::after(client, id, job.events.len()).await?;

@@ -86,7 +86,7 @@ pub async fn run(args: Args) -> Result<()> {
     for item in &items {
         let added = tokio::select! {
             biased;
-            asked = signals::asked_to_end() => {
+            asked = signals::termination() => {
                 asked?;
                 bail!("interrupted; the same command goes on from here");
             }

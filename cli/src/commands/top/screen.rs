@@ -168,10 +168,10 @@ mod tests {
     use super::*;
     use bdnfs::budget::Memory;
     use bdnfs::engine::Usage;
-    use bdnfs_agent::api::{Daemon, MountStatus, Mounted, Work};
+    use bdnfs_agent::api::{AgentInfo, FetchStats, MountInfo, MountStatus};
 
     fn view() -> View {
-        let mounted = Mounted {
+        let mounted = MountInfo {
             id: 1,
             source: "s3://bucket/prefix".to_owned(),
             mountpoint: "/mnt/a/rather/long/place/for/a/model/of/today".into(),
@@ -184,14 +184,14 @@ mod tests {
         let traffic = Traffic { mirror: 450, ..Traffic::default() };
         let status = MountStatus { mounted, local: Some(450), since: 0, traffic, stage: None };
         let rates = Rates { mirror: 2_500_000.0, ..Rates::default() };
-        let daemon = Daemon {
+        let daemon = AgentInfo {
             version: "1".into(),
             pid: 7,
             cache: "/c".into(),
             agent: true,
             ready: true,
             usage: Usage { used: Some(500), capacity: Some(2000), free: 9000, reserve: 100, evicted: 0 },
-            work: Work { traffic, flights: 1, memory: Memory { total: 1000, used: 64, waiting: 0 } },
+            work: FetchStats { traffic, flights: 1, memory: Memory { total: 1000, used: 64, waiting: 0 } },
         };
         let mounts = vec![SeenMount { status, rates, doing: "staging 45 %".to_owned() }];
         let mut view = View::default();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bdnfs::metrics::Traffic;
-use bdnfs_agent::api::{Daemon, MountStatus, Status};
+use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -60,7 +60,7 @@ pub struct View {
 pub struct Seen {
     /// What it says of itself.
     #[serde(flatten)]
-    pub daemon: Daemon,
+    pub daemon: AgentInfo,
     /// How much comes to it.
     pub rates: Rates,
     /// Its mounts.
@@ -112,7 +112,7 @@ impl View {
         Ok(())
     }
 
-    fn seen(&self, status: Status, before: &HashMap<(u32, Option<u64>), Traffic>, seconds: f64) -> Seen {
+    fn seen(&self, status: AgentStatus, before: &HashMap<(u32, Option<u64>), Traffic>, seconds: f64) -> Seen {
         let pid = status.daemon.pid;
         let rates = |id: Option<u64>, now: &Traffic| {
             // What is new has come within that time; on the first look nothing is known.

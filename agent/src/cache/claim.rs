@@ -8,9 +8,9 @@ use bdnfs::error::{Error, Kind, Result};
 
 /// A claim. It is given up by [`end`](Self::end) only.
 #[derive(Debug)]
-pub struct Claim(PathBuf);
+pub struct CacheClaim(PathBuf);
 
-impl Claim {
+impl CacheClaim {
     /// Claims the cache in the directory `cache`, whose lock the caller holds.
     ///
     /// # Errors
