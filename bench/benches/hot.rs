@@ -1,6 +1,8 @@
 //! How long the functions take that every read passes: `cargo bench -p bdnfs-bench`. Instructions are steadier: `scripts/bench
 //! --only hot`.
 
+#![allow(missing_docs, reason = "criterion's macros make public functions")]
+
 use criterion::{Criterion, criterion_group, criterion_main};
 
 fn hot(criterion: &mut Criterion) {

@@ -1,5 +1,7 @@
 //! A real mount over a real engine, whose origin is in memory. Needs `/dev/fuse`, and root or `fusermount3`.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -16,34 +16,51 @@ pub const STATES: [&str; 4] = ["ready", "staging", "staged", "failed"];
 /// What is told.
 #[derive(Debug)]
 pub struct Facts {
+    /// Whether the agent answers requests.
     pub ready: bool,
+    /// The engine's counters and times.
     pub metered: Metered,
+    /// The memory for fetches: of those that wait for no other node, of those that may, and of what is sent to others.
     pub memory: [Memory; 3],
+    /// How full the cache is.
     pub usage: Usage,
+    /// Blobs leased by themselves.
     pub leased_blobs: u64,
+    /// Snapshots leased as a whole.
     pub leased_snapshots: u64,
+    /// The other nodes; `None` without a cluster.
     pub cluster: Option<Cluster>,
+    /// FUSE requests so far.
     pub served: RequestTotals,
+    /// What is mounted.
     pub mounts: Vec<Mount>,
+    /// Mounts that an earlier agent had and that are not back.
     pub lost: u64,
+    /// This process: memory, threads, descriptors.
     pub process: Process,
 }
 
 /// What is told of other nodes.
 #[derive(Debug)]
 pub struct Cluster {
+    /// What peers sent and received.
     pub figures: Figures,
+    /// Peers that are banned for corruption.
     pub banned: u64,
 }
 
 /// What is told of a mount.
 #[derive(Debug)]
 pub struct Mount {
+    /// The source, as it was named.
     pub source: String,
+    /// Where it is mounted.
     pub mountpoint: String,
     /// One of [`STATES`].
     pub state: &'static str,
+    /// The size of its snapshot in bytes.
     pub bytes: u64,
+    /// Bytes that were read for it, by tier.
     pub traffic: Traffic,
 }
 

@@ -65,6 +65,10 @@ fn the_image_has_all_that_the_agent_needs() {
     let entry = entry.trim_end_matches("\"]");
     let version = run(program("chroot").arg(&image).args([entry, "--version"]));
     assert!(version.starts_with("bdnfs "), "{version}");
+    let notices = fs::read_to_string(image.join("usr/share/doc/bdnfs/THIRD-PARTY-NOTICES")).unwrap();
+    assert!(notices.contains("\ntokio ") && notices.contains("Permission is hereby granted"));
+    let sections = run(program("readelf").args(["--sections", "--wide"]).arg(image.join("usr/bin/bdnfs")));
+    assert!(sections.contains(".gnu_debuglink") && !sections.contains(".debug_info"), "{sections}");
 
     // In a namespace of its own, with nothing but the image, /dev and /proc: it mounts, stages and reads back.
     let source = image.join("mnt/source");

@@ -1,5 +1,7 @@
 //! Programs and servers that nobody here wrote: what reads a mount, and what a mount reads from.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
+
 mod programs;
 
 // The servers that scripts/test-emulators installs.
