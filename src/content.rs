@@ -32,7 +32,7 @@ use crate::cache::lease::Lease;
 use crate::cache::partial::Partial;
 use crate::cache::presence::State;
 use crate::error::{Error, Kind, Result};
-use crate::fetch::{Ladder, Reach};
+use crate::fetch::{FetchScope, Ladder};
 use crate::flight::{Flight, Flights, Landing};
 use crate::peer::patience::within;
 use crate::task::lost;
@@ -153,7 +153,7 @@ impl Content {
 
     /// How much one request moves at the pace of the ladder, in bytes.
     pub fn extent(&self) -> u64 {
-        self.ladder().blocks(&self.blob, 0) * BLOCK
+        self.ladder().extent_blocks(&self.blob, 0) * BLOCK
     }
 
     /// How many bytes are here.
@@ -170,20 +170,20 @@ impl Content {
         self.whole.get().is_some() || self.part().is_some_and(|p| p.presence().state(index) == State::Present)
     }
 
-    /// All blocks in the order in which a stage had best ask for them, as [`Ladder::turns`] has it when they are due.
-    pub(crate) fn turns(self: &Arc<Self>) -> impl Iterator<Item = u64> + use<> {
+    /// All blocks in the order in which a stage had best ask for them, as [`Ladder::stage_order`] has it when they are due.
+    pub(crate) fn stage_order(self: &Arc<Self>) -> impl Iterator<Item = u64> + use<> {
         let (content, mut told) = (self.clone(), 0);
         let stretches = std::iter::from_fn(move || {
-            let runs = content.ladder().turns(&content.blob, told);
+            let runs = content.ladder().stage_order(&content.blob, told);
             told = runs.iter().map(|run| run.end).max()?;
             Some(runs)
         });
         stretches.flatten().flatten()
     }
 
-    /// Waits while it is not clear which node brings what: what nobody waits for should not begin then.
-    pub(crate) async fn calm(&self) {
-        self.ladder().calm(&self.blob).await;
+    /// Waits while the membership of the cluster is unstable, if this is shared there.
+    pub(crate) async fn await_stable_membership(&self) {
+        self.ladder().await_stable_membership(&self.blob).await;
     }
 
     /// Reads what is local, in memory or on the disk, as pieces in order; `None` when some of it is not here.
@@ -293,7 +293,7 @@ impl Content {
             }
             flight = match whom {
                 Whom::Reader => self.board(index, 1, Urgency::Read),
-                Whom::Peer(urgency) => self.board_for(Reach::Direct, index, 1, urgency),
+                Whom::Peer(urgency) => self.board_for(FetchScope::Direct, index, 1, urgency),
             };
             if flight.is_none() && self.is_present(index) {
                 return Ok(vec![self.rescue(index).await?.slice(part())]);
@@ -309,7 +309,7 @@ impl Content {
         if let Some(landing) = within(&mut HEDGE.clone(), flight.block(index)).await {
             return landing;
         }
-        match self.board_for(Reach::Direct, index, 1, Urgency::Read) {
+        match self.board_for(FetchScope::Direct, index, 1, Urgency::Read) {
             Some(direct) => {
                 let both = [flight, &direct].map(|flight| flight.block(index).boxed());
                 select_ok(both).await.map(|(landing, _)| landing)
@@ -328,7 +328,7 @@ impl Content {
             Ok(index)
         };
         self.ladder()
-            .fetch(&self.blob, vec![index], (Reach::Direct, Urgency::Read), DEADLINE, accept)
+            .fetch(&self.blob, vec![index], (FetchScope::Direct, Urgency::Read), DEADLINE, accept)
             .await?;
         let bytes = rescued.into_inner();
         self.means.recent.rescue(self.blob.key, index, bytes.clone());

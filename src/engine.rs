@@ -31,6 +31,7 @@ use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
 use crate::mirror::lease::Purpose;
 use crate::peer::client::{Holder, Peers};
+use crate::placement::Placement;
 use crate::snapshot::{Contents, Snapshot};
 use crate::source::Patterns;
 use crate::task::blocking;
@@ -167,14 +168,14 @@ impl Engine {
         self.node.cluster.set(peers).ok();
     }
 
-    /// The peers' places on the ladder of the snapshot `id`.
-    fn seats(&self, id: Digest) -> Vec<Arc<dyn Tier>> {
-        let cluster = self.node.cluster.get();
-        cluster.map_or_else(Vec::new, |peers| peers.seats(self.tenant(), id).into())
+    /// Where the snapshot `id` is in the cluster, if there is one.
+    fn placement(&self, id: Digest) -> Option<Arc<dyn Placement>> {
+        self.node.cluster.get().map(|peers| peers.placement(self.tenant(), id))
     }
 
-    fn ladder(&self, tiers: Vec<Arc<dyn Tier>>) -> Arc<Ladder> {
-        Arc::new(Ladder::new(tiers, Counters::of(&self.node.meter), self.node.buffers.clone()))
+    fn ladder(&self, placement: Option<Arc<dyn Placement>>, tiers: Vec<Arc<dyn Tier>>) -> Arc<Ladder> {
+        let ladder = Ladder::new(tiers, Counters::of(&self.node.meter), self.node.buffers.clone());
+        Arc::new(ladder.placed(placement))
     }
 
     /// What tells the cluster, if there is one, that all of the snapshot `id` is here.
@@ -218,8 +219,7 @@ impl Engine {
         let means = self.means.clone();
         let kept = blocking(move || keep(listing, means.cache.layout().manifests()));
         let (id, manifest) = kept.await?;
-        let tiers: Vec<Arc<dyn Tier>> = vec![origin];
-        let ladder = self.ladder(tiers);
+        let ladder = self.ladder(None, vec![origin]);
         let shared = (self.means.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, Arc::new(manifest), unmatched, shared, ladder)))
     }
@@ -236,9 +236,8 @@ impl Engine {
         let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
         let manifest = Arc::new(self.manifest(mirror, &found.manifest).await?);
         let origin = Parts::new(open, manifest.clone());
-        let mut tiers = self.seats(found.manifest);
-        tiers.extend([Arc::new(mirror.clone()) as Arc<dyn Tier>, Arc::new(origin)]);
-        let ladder = self.ladder(tiers);
+        let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(mirror.clone()), Arc::new(origin)];
+        let ladder = self.ladder(self.placement(found.manifest), tiers);
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
         let holder = self.holder(&found.manifest);
@@ -251,9 +250,7 @@ impl Engine {
     /// Those of [`mirrored`](Self::mirrored).
     pub(crate) async fn lent(&self, mirror: &Mirror, id: Digest) -> Result<Arc<Snapshot>> {
         let manifest = Arc::new(self.manifest(mirror, &id).await?);
-        let mut tiers = self.seats(id);
-        tiers.push(Arc::new(mirror.clone()));
-        let ladder = self.ladder(tiers);
+        let ladder = self.ladder(self.placement(id), vec![Arc::new(mirror.clone())]);
         let shared = (self.means.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder)))
     }

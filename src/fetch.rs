@@ -17,44 +17,53 @@ use crate::buffer::{Buffer, Buffers};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, Pace};
 use crate::metrics::Counters;
-use crate::peer;
-use crate::tier::{Body, Rung, Tier, Urgency};
+use crate::placement::{ClusterTier, Placement};
+use crate::tier::{Body, Tier, TierKind, Urgency};
 
 /// How long a tier may take until its first byte (DESIGN, section 6). A peer, which is near, may take much less, and
 /// is judged by its own tier, which hears from it even while it has nothing to send ([`crate::peer`]).
-const FIRST_BYTE: Duration = Duration::from_secs(5);
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A body that brings less than a block in this time is given up for the next tier. The last tier may be slow, for
 /// there is none to turn to, but not silent.
-const STALL: Duration = Duration::from_secs(5);
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first wait before a tier is asked again, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// How many times a tier may send wrong bytes before they are taken to be all it has.
-const LIES: u32 = 3;
+const WRONG_BYTES_LIMIT: u32 = 3;
 
-/// Within how many groups the owners take turns: so many that the share of each is told by it.
-const STRETCH: usize = 256;
+/// How many groups a stage interleaves at a time: so many that each owner's part of them is in proportion to its share.
+const INTERLEAVED_GROUPS: usize = 256;
 
 /// How many blocks of one flight may be hashed and written at the same time as the next ones arrive.
-const PIPELINE: usize = 3;
+const BLOCKS_IN_ACCEPTANCE: usize = 3;
 
-/// How far down a fetch may go for help.
+/// Which tiers a fetch may ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// To every tier.
+pub enum FetchScope {
+    /// All of them, also the owners among the peers, which may make it wait.
     All,
-    /// To those that wait for no other node: it is this node that others wait for.
+    /// Those that wait for no other node, for other nodes may wait for this fetch.
     Direct,
+}
+
+/// What a fetch came to, where it did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchOutcome {
+    /// All blocks were accepted.
+    Complete,
+    /// This node has come to own what is still missing, and must fetch it as [`FetchScope::Direct`].
+    BecameOwner,
 }
 
 /// The tiers below the node cache, nearest first.
 #[derive(Debug)]
 pub struct Ladder {
+    /// The peers among them, asked first, and who of them fetches what.
+    placement: Option<Arc<dyn Placement>>,
     tiers: Vec<Arc<dyn Tier>>,
-    /// Whether some of them wait for other nodes.
-    shared: bool,
     counters: Arc<Counters>,
     pace: Mutex<Pace>,
     buffers: Arc<Buffers>,
@@ -64,61 +73,99 @@ pub struct Ladder {
 struct Descent<'a> {
     blob: &'a Blob,
     counters: &'a Counters,
-    reach: Reach,
+    scope: FetchScope,
     urgency: Urgency,
     missing: Vec<u64>,
     /// Nothing has arrived since.
     still: Instant,
 }
 
+/// One tier of a descent.
+#[derive(Clone, Copy)]
+struct Rung<'a> {
+    tier: &'a dyn Tier,
+    /// The same as a peer, where it is one.
+    peer: Option<&'a dyn ClusterTier>,
+    /// Whether no other tier comes below it.
+    last: bool,
+}
+
 impl Ladder {
     /// A ladder of `tiers`, which counts into `counters` and puts what arrives into `buffers`.
     pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<Counters>, buffers: Arc<Buffers>) -> Self {
-        let shared = tiers.iter().any(|tier| tier.waits());
-        Self { tiers, shared, counters, pace: Mutex::default(), buffers }
+        Self { placement: None, tiers, counters, pace: Mutex::default(), buffers }
     }
 
-    /// How many blocks of `blob` to ask for at once, from block `index` on. What is shared among nodes is cut alike in all of
-    /// them.
-    pub fn blocks(&self, blob: &Blob, index: u64) -> u64 {
-        if self.is_shared(blob) {
-            let group = peer::group(block::count(blob.size));
-            return group - index % group;
-        }
-        self.pace.lock().blocks()
+    /// The same in a cluster: the peers of `placement` are asked before all other tiers.
+    pub fn placed(mut self, placement: Option<Arc<dyn Placement>>) -> Self {
+        self.placement = placement;
+        self
     }
 
-    /// How far a fetch of block `index` may go: directly to where others can't have it from, if they turn to this node.
-    pub fn reach(&self, blob: &Blob, index: u64) -> Reach {
-        let ours = || self.tiers.iter().any(|tier| tier.is_ours(blob, index));
-        if self.is_shared(blob) && !ours() { Reach::All } else { Reach::Direct }
+    /// Where `blob` is in the cluster; `None` where other nodes are not asked for it, because nothing they send could be
+    /// verified.
+    fn placement(&self, blob: &Blob) -> Option<&dyn Placement> {
+        self.placement.as_deref().filter(|_| blob.checks.is_some())
     }
 
-    /// Waits while it is not clear which node brings what of `blob`: what nobody waits for should not begin then.
-    pub async fn calm(&self, blob: &Blob) {
-        if let Some(tier) = self.tiers.iter().find(|tier| self.is_shared(blob) && tier.waits()) {
-            tier.calm().await;
-        }
-    }
-
-    /// Blocks of `blob` from `first` on, all or so many that it takes no time to tell, in the order in which a stage had best ask for
-    /// them. What is shared among nodes comes group by group, the owners taking turns.
-    pub fn turns(&self, blob: &Blob, first: u64) -> Vec<Range<u64>> {
-        let count = block::count(blob.size);
-        let group = if self.is_shared(blob) { peer::group(count) } else { count.max(1) };
-        let mut firsts: Vec<_> = (first..count).step_by(group as usize).take(STRETCH).collect();
-        self.tiers.iter().for_each(|tier| tier.turns(blob, &mut firsts));
-        firsts.into_iter().map(|first| first..count.min(first + group)).collect()
-    }
-
-    /// Whether it reaches down to the origin.
-    pub fn has_origin(&self) -> bool {
-        self.tiers.iter().any(|tier| tier.rung() == Rung::Origin)
-    }
-
-    /// Whether other nodes may have `blob`: only what can be verified is asked of them.
+    /// Whether other nodes may have `blob`.
     pub(crate) fn is_shared(&self, blob: &Blob) -> bool {
-        self.shared && blob.checks.is_some()
+        self.placement(blob).is_some()
+    }
+
+    /// How many blocks of `blob` to ask for at once, from block `index` on: as many as suit the tiers' pace, or in a cluster
+    /// the rest of the group, which all nodes cut alike.
+    pub fn extent_blocks(&self, blob: &Blob, index: u64) -> u64 {
+        match self.placement(blob) {
+            Some(placement) => {
+                let group = placement.group_blocks(blob);
+                group - index % group
+            }
+            None => self.pace.lock().blocks(),
+        }
+    }
+
+    /// Which tiers a fetch of block `index` of `blob` may ask. An owner waits for no other node.
+    pub fn scope(&self, blob: &Blob, index: u64) -> FetchScope {
+        match self.placement(blob) {
+            Some(placement) if !placement.is_owner(blob, index) => FetchScope::All,
+            _ => FetchScope::Direct,
+        }
+    }
+
+    /// Waits while the membership of the cluster is unstable, if `blob` is shared there.
+    pub async fn await_stable_membership(&self, blob: &Blob) {
+        if let Some(placement) = self.placement(blob) {
+            placement.await_stable_membership().await;
+        }
+    }
+
+    /// The next runs of blocks for a stage of `blob` to ask for, from block `first` on: in a cluster groups of many owners,
+    /// interleaved, else all the rest. Empty at the end of the blob.
+    pub fn stage_order(&self, blob: &Blob, first: u64) -> Vec<Range<u64>> {
+        let count = block::count(blob.size);
+        let placement = self.placement(blob);
+        let group = placement.map_or(count.max(1), |placement| placement.group_blocks(blob));
+        let mut groups: Vec<_> = (first..count).step_by(group as usize).take(INTERLEAVED_GROUPS).collect();
+        if let Some(placement) = placement {
+            placement.interleave_owners(blob, &mut groups);
+        }
+        groups.into_iter().map(|first| first..count.min(first + group)).collect()
+    }
+
+    /// Whether the origin is one of the tiers.
+    pub fn has_origin(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.kind() == TierKind::Origin)
+    }
+
+    /// The tiers that a fetch of `blob` may ask, in order.
+    fn rungs(&self, blob: &Blob, scope: FetchScope) -> impl Iterator<Item = Rung<'_>> {
+        let peers = self.placement(blob).map_or(&[][..], |placement| placement.peers());
+        let asked = peers.iter().filter(move |peer| scope == FetchScope::All || !peer.is_owner());
+        let peers = asked.map(|peer| Rung { tier: &**peer, peer: Some(&**peer), last: false });
+        let last = self.tiers.len().saturating_sub(1);
+        let tiers = self.tiers.iter().enumerate();
+        peers.chain(tiers.map(move |(at, tier)| Rung { tier: &**tier, peer: None, last: at == last }))
     }
 
     /// What counts the traffic.
@@ -130,36 +177,35 @@ impl Ladder {
     /// the next ones arrive meanwhile. Ends when all were accepted, or when nothing has arrived for `patience`.
     ///
     /// # Errors
-    /// The last tier's, when no tier had the right bytes; [`Kind::Interrupted`] when the reach is [`Reach::All`] and should
-    /// by now be [`Reach::Direct`].
+    /// The last tier's, when no tier had the right bytes.
     pub async fn fetch<F, A>(
         &self,
         blob: &Blob,
         wanted: Vec<u64>,
-        (reach, urgency): (Reach, Urgency),
+        (scope, urgency): (FetchScope, Urgency),
         patience: Duration,
         accept: F,
-    ) -> Result<()>
+    ) -> Result<FetchOutcome>
     where
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
         let (counters, still) = (&*self.counters, Instant::now());
-        let mut descent = Descent { blob, counters, reach, urgency, missing: wanted, still };
-        let mut lies = 0;
+        let mut descent = Descent { blob, counters, scope, urgency, missing: wanted, still };
+        let mut wrong_bytes = 0;
         let mut wait = BACKOFF.0;
         loop {
             let began = descent.still;
             let error = match self.descend(&mut descent, &accept).await {
-                Ok(()) => return Ok(()),
+                Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
             if descent.still > began {
                 wait = BACKOFF.0;
             }
-            lies += u32::from(error.kind() == Kind::Corrupt);
+            wrong_bytes += u32::from(error.kind() == Kind::Corrupt);
             let hopeful = matches!(error.kind(), Kind::Unavailable | Kind::Timeout | Kind::Corrupt);
-            if !hopeful || lies >= LIES || descent.still.elapsed() + wait > patience {
+            if !hopeful || wrong_bytes >= WRONG_BYTES_LIMIT || descent.still.elapsed() + wait > patience {
                 return Err(error.within(blob));
             }
             tracing::debug!(%blob, %error, ?wait, "asking again");
@@ -169,20 +215,22 @@ impl Ladder {
     }
 
     /// Asks each tier once for what is missing.
-    async fn descend<F, A>(&self, descent: &mut Descent<'_>, accept: &F) -> Result<()>
+    async fn descend<F, A>(&self, descent: &mut Descent<'_>, accept: &F) -> Result<FetchOutcome>
     where
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
         let mut failure: Option<Error> = None;
-        let direct = descent.reach == Reach::Direct;
-        for (at, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| !(direct && tier.waits())) {
-            let last = at + 1 == self.tiers.len();
-            self.check_reach(descent, tier.as_ref())?;
+        for rung in self.rungs(descent.blob, descent.scope) {
+            if self.became_owner(descent, rung) {
+                return Ok(FetchOutcome::BecameOwner);
+            }
+            let kind = rung.tier.kind();
             while let Some(extent) = descent.next() {
-                let span = tracing::debug_span!("ask", tier = %tier.rung(), first = extent.first, blocks = extent.blocks);
-                let asked = self.ask(tier.as_ref(), descent, extent, last, accept).instrument(span).await;
-                self.counters.ended(tier.rung(), &asked);
+                let span =
+                    tracing::debug_span!("ask", tier = %kind, first = extent.first, blocks = extent.blocks);
+                let asked = self.ask(rung, descent, extent, accept).instrument(span).await;
+                self.counters.ended(kind, &asked);
                 match asked {
                     Ok(true) => {}
                     Ok(false) => break,
@@ -200,75 +248,69 @@ impl Ladder {
             }
         }
         if descent.missing.is_empty() {
-            return Ok(());
+            return Ok(FetchOutcome::Complete);
         }
         Err(failure.unwrap_or_else(|| Error::new(Kind::Corrupt, "no tier has it")))
     }
 
-    /// Refuses to ask `tier` for a node that has come to be the one whom others turn to: what it asks for it must fetch for
-    /// all of them, and directly.
-    fn check_reach(&self, descent: &Descent<'_>, tier: &dyn Tier) -> Result<()> {
-        let beyond = descent.reach == Reach::All && (tier.waits() || tier.rung() != Rung::Peer);
-        match descent.missing.first() {
-            Some(first)
-                if beyond
-                    && self.is_shared(descent.blob)
-                    && self.reach(descent.blob, *first) == Reach::Direct =>
-            {
-                Err(Error::new(Kind::Interrupted, "other nodes turn to this one for it"))
-            }
-            _ => Ok(()),
-        }
+    /// Whether this node has come to own what it would now ask an owner or a tier below the peers for: others may wait for
+    /// it to fetch that.
+    fn became_owner(&self, descent: &Descent<'_>, rung: Rung<'_>) -> bool {
+        let (Some(placement), Some(first)) = (self.placement(descent.blob), descent.missing.first()) else {
+            return false;
+        };
+        descent.scope == FetchScope::All
+            && rung.peer.is_none_or(|peer| peer.is_owner())
+            && placement.is_owner(descent.blob, *first)
     }
 
     /// One request. True when all of `extent` arrived, false when the tier does not have it.
     async fn ask<F, A>(
         &self,
-        tier: &dyn Tier,
+        rung: Rung<'_>,
         descent: &mut Descent<'_>,
         extent: Extent,
-        last: bool,
         accept: &F,
     ) -> Result<bool>
     where
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
-        let (blob, rung) = (descent.blob, tier.rung());
-        let slow = || Error::new(Kind::Timeout, format!("the {rung} did not answer within {FIRST_BYTE:?}"));
+        let (blob, tier, kind) = (descent.blob, rung.tier, rung.tier.kind());
+        let slow =
+            || Error::new(Kind::Timeout, format!("the {kind} did not answer within {FIRST_BYTE_TIMEOUT:?}"));
         let began = Instant::now();
         self.counters.asked();
         let answer = tier.fetch(blob, extent.bytes(blob.size), descent.urgency);
-        let patience = (rung != Rung::Peer).then_some(FIRST_BYTE);
-        let Some(body) = within(patience, answer).await.ok_or_else(slow)?? else { return Ok(false) };
+        let limit = rung.peer.is_none().then_some(FIRST_BYTE_TIMEOUT);
+        let Some(body) = within(limit, answer).await.ok_or_else(slow)?? else { return Ok(false) };
         let latency = began.elapsed();
-        self.counters.began(rung, latency);
-        let mut blocks =
-            Blocks { body, rung, size: blob.size, extent, rest: None, last, buffers: &self.buffers };
+        self.counters.began(kind, latency);
+        let mut blocks = Blocks { body, rung, size: blob.size, extent, rest: None, buffers: &self.buffers };
         let mut accepting = FuturesUnordered::new();
         let mut outcome = Ok(());
         while outcome.is_ok() && blocks.extent.blocks > 0 {
             match blocks.next().await {
                 Ok(arrival) => {
-                    self.counters.arrived(rung, arrival.bytes.len() as u64);
+                    self.counters.arrived(kind, arrival.bytes.len() as u64);
                     descent.still = Instant::now();
                     let index = arrival.index;
                     accepting.push(accept(arrival).map(move |accepted| (index, accepted)));
                 }
                 Err(error) => outcome = Err(error),
             }
-            while accepting.len() >= PIPELINE {
-                outcome = outcome.and(descent.accepted(tier, accepting.next().await));
+            while accepting.len() >= BLOCKS_IN_ACCEPTANCE {
+                outcome = outcome.and(descent.accepted(rung, accepting.next().await));
             }
         }
         let flow = began.elapsed().saturating_sub(latency);
         while let Some(accepted) = accepting.next().await {
-            outcome = outcome.and(descent.accepted(tier, Some(accepted)));
+            outcome = outcome.and(descent.accepted(rung, Some(accepted)));
         }
         tracing::debug!(?latency, ?flow, whole = outcome.is_ok(), "answered");
         let bytes = extent.bytes(blob.size);
         let arrived = (bytes.end - bytes.start) * u64::from(outcome.is_ok());
-        if rung != Rung::Peer {
+        if rung.peer.is_none() {
             self.pace.lock().observe(latency, arrived, flow);
         }
         outcome.map(|()| true).map_err(|e| match e.kind() {
@@ -302,11 +344,13 @@ impl Descent<'_> {
     }
 
     /// Takes note of what became of a block that `tier` sent.
-    fn accepted(&mut self, tier: &dyn Tier, accepted: Option<(u64, Result<u64>)>) -> Result<()> {
+    fn accepted(&mut self, rung: Rung<'_>, accepted: Option<(u64, Result<u64>)>) -> Result<()> {
         let Some((index, accepted)) = accepted else { return Ok(()) };
         if accepted.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) {
-            self.counters.refuted(tier.rung());
-            tier.refute(self.blob, index);
+            self.counters.refuted(rung.tier.kind());
+            if let Some(peer) = rung.peer {
+                peer.report_corruption(self.blob, index);
+            }
         }
         accepted?;
         self.missing.retain(|missing| *missing != index);
@@ -317,13 +361,12 @@ impl Descent<'_> {
 /// A body, cut into blocks.
 struct Blocks<'a> {
     body: Body,
-    rung: Rung,
+    rung: Rung<'a>,
     size: u64,
     /// What is still to come.
     extent: Extent,
     /// What arrived behind the end of the last block.
     rest: Option<Bytes>,
-    last: bool,
     buffers: &'a Arc<Buffers>,
 }
 
@@ -349,15 +392,19 @@ impl Blocks<'_> {
             if let Some(full) = buffer.take_if(|buffer| buffer.len() == want) {
                 return Ok(self.arrival(full.freeze()));
             }
-            let left = if self.last { STALL } else { STALL.saturating_sub(began.elapsed()) };
-            let left = (self.rung != Rung::Peer).then_some(left);
+            let left =
+                if self.rung.last { STALL_TIMEOUT } else { STALL_TIMEOUT.saturating_sub(began.elapsed()) };
+            let left = self.rung.peer.is_none().then_some(left);
             let stalled = || {
-                Error::new(Kind::Timeout, format!("the {} stopped sending within block {index}", self.rung))
+                Error::new(
+                    Kind::Timeout,
+                    format!("the {} stopped sending within block {index}", self.rung.tier.kind()),
+                )
             };
             match within(left, self.body.next()).await.ok_or_else(stalled)? {
                 Some(piece) => self.rest = Some(piece?).filter(|p| !p.is_empty()),
                 None => {
-                    let text = format!("the {} broke off within block {index}", self.rung);
+                    let text = format!("the {} broke off within block {index}", self.rung.tier.kind());
                     return Err(Error::new(Kind::Unavailable, text));
                 }
             }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::error::{Kind, Result};
-use crate::tier::Rung;
+use crate::tier::TierKind;
 
 pub use meter::{Flying, Meter, Metered, Requests};
 pub use times::{BOUNDS, Spread, Times};
@@ -52,11 +52,11 @@ impl Counters {
     }
 
     /// Counts bytes that arrived from a tier.
-    pub fn arrived(&self, rung: Rung, bytes: u64) {
+    pub fn arrived(&self, rung: TierKind, bytes: u64) {
         let counter = match rung {
-            Rung::Peer => &self.peer,
-            Rung::Mirror => &self.mirror,
-            Rung::Origin => &self.origin,
+            TierKind::Peer => &self.peer,
+            TierKind::Mirror => &self.mirror,
+            TierKind::Origin => &self.origin,
         };
         counter.fetch_add(bytes, Relaxed);
         self.meter.arrived(rung, bytes);
@@ -68,17 +68,17 @@ impl Counters {
     }
 
     /// Counts how long a tier took until its first byte.
-    pub fn began(&self, rung: Rung, took: Duration) {
+    pub fn began(&self, rung: TierKind, took: Duration) {
         self.meter.began(rung, took);
     }
 
     /// Counts how a request to a tier ended: with all of what was asked for (true), without it, or with an error.
-    pub fn ended(&self, rung: Rung, outcome: &Result<bool>) {
+    pub fn ended(&self, rung: TierKind, outcome: &Result<bool>) {
         self.meter.ended(rung, outcome.as_ref().copied().map_err(|error| error.kind()));
     }
 
     /// Counts a block that a tier sent and that was not right.
-    pub fn refuted(&self, rung: Rung) {
+    pub fn refuted(&self, rung: TierKind) {
         self.meter.refuted(rung);
     }
 

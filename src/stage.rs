@@ -187,7 +187,7 @@ impl Stage {
         let size = content.blob().size;
         let mut flying = JoinSet::new();
         let (mut boarded, mut arrived) = (0..0, 0);
-        for index in content.turns() {
+        for index in content.stage_order() {
             if boarded.contains(&index) {
                 continue;
             }
@@ -195,7 +195,7 @@ impl Stage {
             if snapshot.strong_count() == 0 {
                 return Err(abandoned());
             }
-            content.calm().await;
+            content.await_stable_membership().await;
             let Some(flight) = content.board(index, LONGEST, Urgency::Stage) else { continue };
             boarded = flight.extent().range();
             flying.spawn(async move {

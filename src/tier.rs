@@ -22,7 +22,7 @@ use crate::manifest::Listing;
 
 /// The kinds of tier below the node's own cache, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Rung {
+pub enum TierKind {
     /// Another node of the cluster.
     Peer,
     /// The mirror in object storage.
@@ -31,7 +31,7 @@ pub enum Rung {
     Origin,
 }
 
-impl fmt::Display for Rung {
+impl fmt::Display for TierKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Peer => "peer",
@@ -59,8 +59,8 @@ pub type Body = BoxStream<'static, Result<Bytes>>;
 ///
 /// Cancellation: dropping the future or the body gives the request up.
 pub trait Tier: Send + Sync + fmt::Debug + 'static {
-    /// Which rung of the ladder this is.
-    fn rung(&self) -> Rung;
+    /// What kind of tier this is.
+    fn kind(&self) -> TierKind;
 
     /// Asks for `range` of `blob`, in bytes; never empty, never past its end. `None`: this tier does not have it (a
     /// miss is a value). The body yields exactly the range; ending early, or an error within it, leaves what came
@@ -77,30 +77,9 @@ pub trait Tier: Send + Sync + fmt::Debug + 'static {
         urgency: Urgency,
     ) -> BoxFuture<'a, Result<Option<Body>>>;
 
-    /// Whether it may wait for another node to fetch what it is asked for. Who fetches for other nodes never asks it.
-    fn waits(&self) -> bool {
-        false
-    }
-
-    /// Waits while it is not clear which node does what: what nobody waits for should not begin then.
-    fn calm(&self) -> BoxFuture<'_, ()> {
-        Box::pin(std::future::ready(()))
-    }
-
-    /// Whether this node is the one that others turn to for block `index` of `blob`: then it waits for nobody.
-    fn is_ours(&self, _blob: &Blob, _index: u64) -> bool {
-        false
-    }
-
-    /// Puts `blocks` of `blob` into the order in which a stage had best ask for what begins with them.
-    fn turns(&self, _blob: &Blob, _blocks: &mut [u64]) {}
-
-    /// Takes note that what it has just sent as block `index` of `blob` was not that. Comes before the body is dropped.
-    fn refute(&self, _blob: &Blob, _index: u64) {}
-
-    /// What a person is told that `blob` came from: what to look at, and to repair, when its bytes are wrong.
+    /// Names the place of `blob` for an error message: what to look at, and to repair, when its bytes are wrong.
     fn locate(&self, _blob: &Blob) -> String {
-        format!("the {}", self.rung())
+        format!("the {}", self.kind())
     }
 }
 

@@ -22,7 +22,7 @@ use bdnfs::error::{Kind, Result};
 use bdnfs::manifest::{Found, Listing};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Patterns;
-use bdnfs::tier::{Body, Origin, Rung, Tier, Urgency};
+use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
 use bdnfs_fs::handover::MountDescriptors;
 use bdnfs_fs::{Mount, Options, mounts};
 use bytes::Bytes;
@@ -40,8 +40,8 @@ const LARGE: usize = (16 << 20) + 12_345;
 struct Memory(BTreeMap<Vec<u8>, Bytes>);
 
 impl Tier for Memory {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
 
     fn fetch<'a>(

@@ -10,7 +10,7 @@ use tracing::Instrument;
 use crate::block;
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
-use crate::fetch::Reach;
+use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::{Boarding, Flight, Flights, Landing};
 use crate::tier::Urgency;
 
@@ -19,29 +19,29 @@ use super::Content;
 impl Content {
     /// The flight that brings block `index`, started here if need be; `None` when the block is here.
     pub fn board(self: &Arc<Self>, index: u64, most: u64, urgency: Urgency) -> Option<Arc<Flight>> {
-        self.board_for(self.ladder().reach(&self.blob, index), index, most, urgency)
+        self.board_for(self.ladder().scope(&self.blob, index), index, most, urgency)
     }
 
-    /// The same for those who ask for a flight of this reach. A direct one serves both.
+    /// The same for those who ask for a flight of this scope. A direct one serves both.
     pub(super) fn board_for(
         self: &Arc<Self>,
-        reach: Reach,
+        scope: FetchScope,
         index: u64,
         most: u64,
         urgency: Urgency,
     ) -> Option<Arc<Flight>> {
         let count = block::count(self.blob.size);
-        let most = most.clamp(1, self.ladder().blocks(&self.blob, index).min(count - index));
+        let most = most.clamp(1, self.ladder().extent_blocks(&self.blob, index).min(count - index));
         loop {
             if self.is_present(index) {
                 return None;
             }
             // Looked at only from the other table, whose lock is held meanwhile.
-            let direct = |i: u64| if reach == Reach::All { self.direct.find(i) } else { None };
+            let direct = |i: u64| if scope == FetchScope::All { self.direct.find(i) } else { None };
             let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
             let (found, boarding) = match direct(index) {
-                Some(flight) => (Reach::Direct, Boarding::Joined(flight)),
-                None => (reach, self.flights(reach).join(index, most, absent)),
+                Some(flight) => (FetchScope::Direct, Boarding::Joined(flight)),
+                None => (scope, self.flights(scope).join(index, most, absent)),
             };
             match boarding {
                 // Unless it is only in flight by now: then the next look finds that flight.
@@ -57,7 +57,7 @@ impl Content {
                     // Within the request that it is begun for; others may come to wait for it.
                     let Extent { first, blocks } = flight.extent();
                     let span = tracing::debug_span!("flight", blob = %self.blob, first, blocks, ?urgency);
-                    self.means.runtime.spawn(self.clone().fly(flight.clone(), reach).instrument(span));
+                    self.means.runtime.spawn(self.clone().fly(flight.clone(), scope).instrument(span));
                     return Some(flight);
                 }
             }
@@ -69,7 +69,7 @@ impl Content {
         let blocks = flight.extent().range();
         let mut boarded = Vec::new();
         for index in blocks.clone() {
-            match self.board_for(Reach::Direct, index, blocks.end - index, urgency) {
+            match self.board_for(FetchScope::Direct, index, blocks.end - index, urgency) {
                 Some(direct) => boarded.push((index, direct)),
                 None => flight.land(index, Landing::Stored),
             }
@@ -85,10 +85,10 @@ impl Content {
         Ok(())
     }
 
-    fn flights(&self, reach: Reach) -> &Flights {
-        match reach {
-            Reach::All => &self.flights,
-            Reach::Direct => &self.direct,
+    fn flights(&self, scope: FetchScope) -> &Flights {
+        match scope {
+            FetchScope::All => &self.flights,
+            FetchScope::Direct => &self.direct,
         }
     }
 
@@ -99,19 +99,19 @@ impl Content {
         }
     }
 
-    async fn fly(self: Arc<Self>, flight: Arc<Flight>, reach: Reach) {
-        let aboard = Aboard { content: &self, flight: &flight, reach, landed: false };
+    async fn fly(self: Arc<Self>, flight: Arc<Flight>, scope: FetchScope) {
+        let aboard = Aboard { content: &self, flight: &flight, scope, landed: false };
         let bytes = flight.extent().bytes(self.blob.size);
         let _flying = self.means.meter.fly();
-        let budget = self.means.budget(reach);
+        let budget = self.means.budget(scope);
         let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
         let permit = ticket.granted().await;
         let urgency = flight.off();
-        let mut outcome = self.bring(&flight, (reach, urgency)).await;
-        let ours = |error: &Error| reach == Reach::All && error.kind() == Kind::Interrupted;
-        if outcome.as_ref().is_err_and(ours) {
-            outcome = self.follow(&flight, urgency).await;
-        }
+        let outcome = match self.bring(&flight, (scope, urgency)).await {
+            Ok(FetchOutcome::Complete) => Ok(()),
+            Ok(FetchOutcome::BecameOwner) => self.follow(&flight, urgency).await,
+            Err(error) => Err(error),
+        };
         aboard.land(outcome);
         drop(permit);
     }
@@ -121,7 +121,7 @@ impl Content {
 struct Aboard<'a> {
     content: &'a Arc<Content>,
     flight: &'a Flight,
-    reach: Reach,
+    scope: FetchScope,
     landed: bool,
 }
 
@@ -133,7 +133,7 @@ impl Aboard<'_> {
 
     fn end(&self, outcome: Result<()>) {
         // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
-        self.content.flights(self.reach).leave(self.flight);
+        self.content.flights(self.scope).leave(self.flight);
         self.content.finish();
         self.flight.end(outcome);
     }

@@ -10,7 +10,7 @@ use crate::block::Arrival;
 use crate::cache::partial::Partial;
 use crate::cache::presence::State;
 use crate::error::Result;
-use crate::fetch::Reach;
+use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::{Flight, Landing};
 use crate::task::lost;
 use crate::tier::Urgency;
@@ -22,8 +22,8 @@ impl Content {
     pub(super) async fn bring(
         self: &Arc<Self>,
         flight: &Arc<Flight>,
-        (reach, urgency): (Reach, Urgency),
-    ) -> Result<()> {
+        (scope, urgency): (FetchScope, Urgency),
+    ) -> Result<FetchOutcome> {
         let wanted = match self.part().and_then(|part| lacking(&part, flight)) {
             Some(wanted) => wanted,
             None => {
@@ -33,11 +33,11 @@ impl Content {
             }
         };
         if wanted.is_empty() {
-            return Ok(());
+            return Ok(FetchOutcome::Complete);
         }
         let patience = if urgency == Urgency::Stage { STAGE_PATIENCE } else { DEADLINE };
         // Others come for what this node fetches directly: about now.
-        let lent = reach == Reach::Direct && self.is_shared();
+        let lent = scope == FetchScope::Direct && self.is_shared();
         let accept = |arrival: Arrival| {
             // Begun at once, so that it is under way while the flight waits for what comes next.
             let accepted = match self.means.hands.clone().try_acquire_owned() {
@@ -53,7 +53,7 @@ impl Content {
             };
             async move { accepted.await.map_err(lost)? }
         };
-        self.ladder().fetch(&self.blob, wanted, (reach, urgency), patience, accept).await
+        self.ladder().fetch(&self.blob, wanted, (scope, urgency), patience, accept).await
     }
 
     /// Accepts a block, by a hand that is free for it.

@@ -62,8 +62,9 @@ impl Content {
         let blocks = block::touched(&range);
         let end = blocks.end;
         // All flights first, so that they fly beside each other.
-        let boarded = blocks
-            .map(|index| (index, self.board_for(crate::fetch::Reach::Direct, index, end - index, urgency)));
+        let boarded = blocks.map(|index| {
+            (index, self.board_for(crate::fetch::FetchScope::Direct, index, end - index, urgency))
+        });
         let boarded: Vec<_> = boarded.collect();
         stream::iter(boarded)
             .then(move |(index, flight)| {

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 use crate::budget::Budget;
 use crate::cache::Cache;
-use crate::fetch::Reach;
+use crate::fetch::FetchScope;
 use crate::metrics::Meter;
 
 use super::Recent;
@@ -39,11 +39,11 @@ pub struct Means {
 }
 
 impl Means {
-    /// The memory for flights of this reach.
-    pub(super) fn budget(&self, reach: Reach) -> &Arc<Budget> {
-        match reach {
-            Reach::All => &self.waiting,
-            Reach::Direct => &self.budget,
+    /// The memory for flights of this scope.
+    pub(super) fn budget(&self, scope: FetchScope) -> &Arc<Budget> {
+        match scope {
+            FetchScope::All => &self.waiting,
+            FetchScope::Direct => &self.budget,
         }
     }
 }

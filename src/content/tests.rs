@@ -15,7 +15,8 @@ use crate::block::Check;
 use crate::budget::Budget;
 use crate::cache::{Cache, Limits};
 use crate::digest::Digest;
-use crate::tier::{Body, Rung, Tier};
+use crate::placement::{ClusterTier, Placement};
+use crate::tier::{Body, Tier, TierKind};
 
 /// What the tier does with one request, where it does not simply answer.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +61,8 @@ impl Scripted {
 }
 
 impl Tier for Scripted {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
 
     fn fetch<'a>(
@@ -122,10 +123,11 @@ impl Bench {
 
     /// The engine's parts over `tiers`, on this bench's directory; drop it before the next one is made.
     fn content(&self, blob: Blob, capacity: Option<u64>, tiers: &[&Arc<Scripted>]) -> Arc<Content> {
-        self.content_of(blob, capacity, tiers.iter().map(|t| Arc::clone(t) as Arc<dyn Tier>).collect())
+        let tiers = tiers.iter().map(|t| Arc::clone(t) as Arc<dyn Tier>).collect();
+        self.content_of(blob, capacity, Ladder::new(tiers, Arc::default(), Arc::default()))
     }
 
-    fn content_of(&self, blob: Blob, capacity: Option<u64>, tiers: Vec<Arc<dyn Tier>>) -> Arc<Content> {
+    fn content_of(&self, blob: Blob, capacity: Option<u64>, ladder: Ladder) -> Arc<Content> {
         let limits = Limits { capacity, reserve: 0 };
         let cache = loop {
             // The one before is let go by whichever task drops it last.
@@ -148,8 +150,7 @@ impl Bench {
             recent: Recent::default(),
             runtime: Handle::current(),
         };
-        let ladder = Arc::new(Ladder::new(tiers, Arc::default(), Arc::default()));
-        Content::open(blob, Arc::new(means), ladder)
+        Content::open(blob, Arc::new(means), Arc::new(ladder))
     }
 
     async fn expect(&self, content: &Arc<Content>, range: Range<u64>) {
@@ -271,16 +272,44 @@ async fn content_that_is_not_what_its_origin_publishes_is_discarded() {
 struct Promises;
 
 impl Tier for Promises {
-    fn rung(&self) -> Rung {
-        Rung::Peer
+    fn kind(&self) -> TierKind {
+        TierKind::Peer
     }
 
     fn fetch<'a>(&'a self, _: &'a Blob, _: Range<u64>, _: Urgency) -> BoxFuture<'a, Result<Option<Body>>> {
         async { Ok(Some(stream::pending().boxed())) }.boxed()
     }
+}
 
-    fn waits(&self) -> bool {
+impl ClusterTier for Promises {
+    fn is_owner(&self) -> bool {
         true
+    }
+
+    fn report_corruption(&self, _: &Blob, _: u64) {}
+}
+
+/// A cluster in which another node owns everything.
+#[derive(Debug)]
+struct Owned([Arc<dyn ClusterTier>; 1]);
+
+impl Placement for Owned {
+    fn peers(&self) -> &[Arc<dyn ClusterTier>] {
+        &self.0
+    }
+
+    fn group_blocks(&self, _: &Blob) -> u64 {
+        4
+    }
+
+    fn is_owner(&self, _: &Blob, _: u64) -> bool {
+        false
+    }
+
+    fn interleave_owners(&self, _: &Blob, _: &mut [u64]) {}
+
+    fn await_stable_membership(&self) -> BoxFuture<'_, ()> {
+        std::future::ready(()).boxed()
     }
 }
 
@@ -288,7 +317,9 @@ impl Tier for Promises {
 async fn a_reader_does_not_wait_for_what_others_only_promise() {
     let bench = Bench::new();
     let mirror = Scripted::new(&bench.bytes, &[], false);
-    let content = bench.content_of(bench.blob(true), None, vec![Arc::new(Promises), mirror.clone()]);
+    let ladder = Ladder::new(vec![mirror.clone()], Arc::default(), Arc::default());
+    let ladder = ladder.placed(Some(Arc::new(Owned([Arc::new(Promises)]))));
+    let content = bench.content_of(bench.blob(true), None, ladder);
     // Staging waits; a reader that comes to wait for the same does not.
     let staging = content.board(0, u64::MAX, Urgency::Stage).expect("nothing is here");
     bench.expect(&content, BLOCK - 5..2 * BLOCK + 5).await;

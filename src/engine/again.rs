@@ -35,13 +35,13 @@ impl Engine {
         let manifest = Arc::new(manifest);
         let origin: Arc<dyn Tier> = Arc::new(Parts::new(open, manifest.clone()));
         // Peers are told of what a mirror has, and of nothing else.
-        let (mut tiers, mut holder) = (Vec::new(), None);
-        if let Some(mirror) = mirror.clone() {
-            (tiers, holder) = (self.seats(id), self.holder(&id));
-            tiers.push(Arc::new(mirror));
-        }
-        tiers.push(origin);
-        let ladder = self.ladder(tiers);
+        let (ladder, holder) = match &mirror {
+            Some(mirror) => {
+                let tiers = vec![Arc::new(mirror.clone()), origin];
+                (self.ladder(self.placement(id), tiers), self.holder(&id))
+            }
+            None => (self.ladder(None, vec![origin]), None),
+        };
         let shared = (self.means.clone(), self.contents.clone());
         let snapshot = Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder).announced(holder));
         if let Some(mirror) = mirror {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{ByKind, Spread, Times, Traffic};
 use crate::error::Kind;
-use crate::tier::Rung;
+use crate::tier::TierKind;
 
 /// What an engine counts. Numbers only ever grow, but for those that are said to be of now.
 #[derive(Debug, Default)]
@@ -74,15 +74,15 @@ impl Meter {
         self.cached.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn arrived(&self, rung: Rung, bytes: u64) {
+    pub(super) fn arrived(&self, rung: TierKind, bytes: u64) {
         self.of(rung).bytes.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn began(&self, rung: Rung, took: Duration) {
+    pub(super) fn began(&self, rung: TierKind, took: Duration) {
         self.of(rung).began.add(took);
     }
 
-    pub(super) fn ended(&self, rung: Rung, outcome: Result<bool, Kind>) {
+    pub(super) fn ended(&self, rung: TierKind, outcome: Result<bool, Kind>) {
         let tier = self.of(rung);
         let counter = match outcome {
             Ok(true) => &tier.answered,
@@ -92,7 +92,7 @@ impl Meter {
         counter.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn refuted(&self, rung: Rung) {
+    pub(super) fn refuted(&self, rung: TierKind) {
         self.of(rung).refuted.fetch_add(1, Relaxed);
     }
 
@@ -105,7 +105,7 @@ impl Meter {
 
     /// What was counted up to now.
     pub fn read(&self) -> Metered {
-        let told = |rung: Rung, name| {
+        let told = |rung: TierKind, name| {
             let counted = self.of(rung);
             let requests = Requests {
                 bytes: counted.bytes.load(Relaxed),
@@ -117,12 +117,16 @@ impl Meter {
             };
             (name, requests)
         };
-        let tiers = [told(Rung::Peer, "peer"), told(Rung::Mirror, "mirror"), told(Rung::Origin, "origin")];
+        let tiers = [
+            told(TierKind::Peer, "peer"),
+            told(TierKind::Mirror, "mirror"),
+            told(TierKind::Origin, "origin"),
+        ];
         let (begun, flying) = (self.begun.load(Relaxed), self.flying.load(Relaxed));
         Metered { cached: self.cached.load(Relaxed), tiers, begun, flying }
     }
 
-    fn of(&self, rung: Rung) -> &Counted {
+    fn of(&self, rung: TierKind) -> &Counted {
         &self.tiers[rung as usize]
     }
 }
@@ -153,13 +157,13 @@ mod tests {
     fn what_two_snapshots_count_is_counted_together_and_outlives_them() {
         let meter = Arc::new(Meter::default());
         let (one, two) = (Counters::of(&meter), Counters::of(&meter));
-        one.arrived(Rung::Mirror, 7);
-        two.arrived(Rung::Mirror, 5);
+        one.arrived(TierKind::Mirror, 7);
+        two.arrived(TierKind::Mirror, 5);
         two.cached(3);
-        one.ended(Rung::Mirror, &Ok(true));
-        two.ended(Rung::Peer, &Ok(false));
-        two.ended(Rung::Origin, &Err(Error::new(Kind::Refused, "no")));
-        two.refuted(Rung::Origin);
+        one.ended(TierKind::Mirror, &Ok(true));
+        two.ended(TierKind::Peer, &Ok(false));
+        two.ended(TierKind::Origin, &Err(Error::new(Kind::Refused, "no")));
+        two.refuted(TierKind::Origin);
         assert_eq!((one.traffic().mirror, two.traffic().mirror), (7, 5));
         drop((one, two));
         let flying = meter.fly();

@@ -15,11 +15,11 @@ use crate::blob::{Blob, Key};
 use crate::block::{self, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::task::blocking;
-use crate::tier::{Body, Rung, Tier, Urgency};
+use crate::tier::{Body, Tier, TierKind, Urgency};
 
 impl Tier for Mirror {
-    fn rung(&self) -> Rung {
-        Rung::Mirror
+    fn kind(&self) -> TierKind {
+        TierKind::Mirror
     }
 
     fn fetch<'a>(

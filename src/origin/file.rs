@@ -24,7 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest::Listing;
 use crate::source::Uri;
 use crate::task::blocking;
-use crate::tier::{Body, Origin, Rung, Tier, Urgency};
+use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
 /// A directory of this machine, or a single file of it.
 #[derive(Debug)]
@@ -48,8 +48,8 @@ impl Files {
 }
 
 impl Tier for Files {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
 
     fn fetch<'a>(

@@ -40,7 +40,7 @@ use crate::client::{self, Client};
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Listing;
 use crate::source::{Access, HubKind, Uri};
-use crate::tier::{Body, Origin, Rung, Tier, Urgency};
+use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
 /// The Hub, where nobody names another.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -137,8 +137,8 @@ async fn resolve(api: &Api, revision: &str) -> Result<Commit> {
 }
 
 impl Tier for Hub {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
 
     fn fetch<'a>(

@@ -26,7 +26,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Listing;
 use crate::source::{Access, Uri, loopback};
-use crate::tier::{Body, Origin, Rung, Tier, Urgency};
+use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
 /// How many redirects are followed, one after the other.
 const REDIRECTS: usize = 10;
@@ -136,8 +136,8 @@ impl Web {
 }
 
 impl Tier for Web {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
 
     fn fetch<'a>(

@@ -29,7 +29,7 @@ use crate::credentials::Keys;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Listing, escape};
 use crate::source::{Access, Service, Uri};
-use crate::tier::{Body, Origin, Rung, Tier, Urgency};
+use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
 /// What lies below a prefix of a bucket.
 #[derive(Debug)]
@@ -150,8 +150,8 @@ fn headers(wanted: &Range<u64>, tag: &Tag) -> Result<HeaderMap> {
 }
 
 impl Tier for Objects {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
 
     fn fetch<'a>(

@@ -3,6 +3,7 @@
 mod calm;
 mod holder;
 mod incoming;
+mod placement;
 mod search;
 
 use std::collections::HashMap;
@@ -27,7 +28,8 @@ use crate::blob::{Blob, Key};
 use crate::block::BLOCK;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
-use crate::tier::{Body, Rung, Tier, Urgency};
+use crate::placement::ClusterTier;
+use crate::tier::{Body, Tier, TierKind, Urgency};
 
 pub use holder::{Holder, held};
 use incoming::Incoming;
@@ -128,15 +130,6 @@ impl Peers {
     pub fn new(me: Member, members: Arc<dyn Members>, link: Arc<dyn Link>) -> Arc<Self> {
         let (health, asked, figures, holds, tired) = Default::default();
         Arc::new(Self { me, members, link, health, asked, figures, holds, tired })
-    }
-
-    /// The tiers of the snapshot `snapshot` of `tenant`, in the order in which they are asked: somebody who has all of it,
-    /// then the owners, or by an owner the one that it has taken over from.
-    pub fn seats(self: &Arc<Self>, tenant: &str, snapshot: Digest) -> [Arc<dyn Tier>; 4] {
-        [Place::Holder, Place::Owner(0), Place::Owner(1), Place::Leaver].map(|place| {
-            let (peers, tenant) = (self.clone(), tenant.to_owned());
-            Arc::new(Seat { peers, place, tenant, snapshot }) as Arc<dyn Tier>
-        })
     }
 
     /// Who is there.
@@ -298,15 +291,9 @@ impl Peers {
     }
 }
 
-impl Seat {
-    fn group(&self, digest: &Digest, size: u64, index: u64) -> Group {
-        Group::of(&self.tenant, digest, size, index)
-    }
-}
-
 impl Tier for Seat {
-    fn rung(&self) -> Rung {
-        Rung::Peer
+    fn kind(&self) -> TierKind {
+        TierKind::Peer
     }
 
     /// What can be held against checks that are known beforehand, and nothing else. Who owns the first byte is asked for
@@ -319,7 +306,7 @@ impl Tier for Seat {
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             let (Key::Content(digest), Some(_)) = (blob.key, &blob.checks) else { return Ok(None) };
-            let group = self.group(&digest, blob.size, range.start / BLOCK);
+            let group = Group::of(&self.tenant, &digest, blob.size, range.start / BLOCK);
             let role = match self.place {
                 Place::Holder => Role::Holder,
                 Place::Owner(_) => Role::Owner,
@@ -333,32 +320,17 @@ impl Tier for Seat {
         .boxed()
     }
 
-    fn waits(&self) -> bool {
+    fn locate(&self, blob: &Blob) -> String {
+        format!("a peer's blob {}", blob.key)
+    }
+}
+
+impl ClusterTier for Seat {
+    fn is_owner(&self) -> bool {
         self.place.is_owner()
     }
 
-    fn calm(&self) -> BoxFuture<'_, ()> {
-        self.peers.calm().boxed()
-    }
-
-    fn is_ours(&self, blob: &Blob, index: u64) -> bool {
-        let (Place::Owner(0), Key::Content(digest)) = (self.place, blob.key) else { return false };
-        self.peers.owns(self.group(&digest, blob.size, index), &self.tenant)
-    }
-
-    fn turns(&self, blob: &Blob, blocks: &mut [u64]) {
-        let (Place::Owner(0), Key::Content(digest)) = (self.place, blob.key) else { return };
-        let (_, well) = self.peers.owners(&self.tenant);
-        let owner = |index: &u64| {
-            let [first, _] = rank::owners(self.group(&digest, blob.size, *index), &well);
-            first.map(|first| first.id.as_str())
-        };
-        let owners: Vec<_> = blocks.iter().map(owner).collect();
-        let turns: Vec<_> = rank::turns(&owners).into_iter().map(|at| blocks[at]).collect();
-        blocks.copy_from_slice(&turns);
-    }
-
-    fn refute(&self, blob: &Blob, index: u64) {
+    fn report_corruption(&self, blob: &Blob, index: u64) {
         let Key::Content(digest) = blob.key else { return };
         let sent = |asked: &&Asked| {
             asked.place == self.place && asked.blob == digest && asked.range.contains(&(index * BLOCK))
@@ -367,9 +339,5 @@ impl Tier for Seat {
         if let Some(liar) = liar {
             self.peers.lied(&liar, &format!("wrong bytes as block {index} of {blob}"));
         }
-    }
-
-    fn locate(&self, blob: &Blob) -> String {
-        format!("a peer's blob {}", blob.key)
     }
 }

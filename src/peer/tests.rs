@@ -27,9 +27,10 @@ use crate::blob::{Blob, Key, Stored};
 use crate::block::{self, Arrival, BLOCK, Check};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
-use crate::fetch::{Ladder, Reach};
+use crate::fetch::{FetchOutcome, FetchScope, Ladder};
+use crate::placement::{ClusterTier, Placement};
 use crate::tier::conformance::{self, Subject};
-use crate::tier::{Body, Rung, Tier, Urgency};
+use crate::tier::{Body, Tier, TierKind, Urgency};
 
 /// A member that hosts the tenant `t`.
 pub fn member(id: &str, zone: &str) -> Member {
@@ -86,7 +87,7 @@ impl Shelf for Things {
 /// A node `a` that asks a node `b`, over a real connection.
 struct Pair {
     things: Arc<Things>,
-    seats: [Arc<dyn Tier>; 4],
+    placement: Arc<dyn Placement>,
     peers: Arc<Peers>,
     paths: Mutex<HashMap<String, Digest>>,
 }
@@ -97,22 +98,23 @@ async fn pair() -> Pair {
     let (server, things) = (Arc::new(Server::default()), Arc::new(Things::default()));
     server.host("t", things.clone());
     tokio::spawn(listener::serve(listener, server, None));
-    let (peers, seats) = asking([Member { address, ..member("b", "z") }], Http::plain().expect("a client"));
-    Pair { things, seats, peers, paths: Mutex::default() }
+    let (peers, placement) =
+        asking([Member { address, ..member("b", "z") }], Http::plain().expect("a client"));
+    Pair { things, placement, peers, paths: Mutex::default() }
 }
 
-/// The seats of a node that owns nothing and asks `others` over `link`.
-fn asking(others: impl IntoIterator<Item = Member>, link: impl Link) -> (Arc<Peers>, [Arc<dyn Tier>; 4]) {
+/// The peers of a node that owns nothing and asks `others` over `link`, and where they have a snapshot.
+fn asking(others: impl IntoIterator<Item = Member>, link: impl Link) -> (Arc<Peers>, Arc<dyn Placement>) {
     let members = Listed::default();
     members.set(others);
     let peers = Peers::new(member("a", "z"), Arc::new(members), Arc::new(link));
-    let seats = peers.seats("t", Digest::of(b"snapshot"));
-    (peers, seats)
+    let placement = peers.placement("t", Digest::of(b"snapshot"));
+    (peers, placement)
 }
 
 impl Subject for Pair {
     fn tier(&self) -> &dyn Tier {
-        self.seats[1].as_ref()
+        &*self.placement.peers()[1]
     }
 
     fn is_by_content(&self) -> bool {
@@ -158,18 +160,21 @@ async fn a_peer_is_a_tier_like_any_other() {
 async fn only_what_can_be_verified_and_is_the_tenants_own_is_asked_for_and_given() {
     let pair = pair().await;
     let blob = pair.things.put(noise(BLOCK));
-    let ask = async |seat: &Arc<dyn Tier>, blob: &Blob| {
+    let ask = async |seat: &Arc<dyn ClusterTier>, blob: &Blob| {
         seat.fetch(blob, 0..5, Urgency::Read).await.expect("answered")
     };
-    assert!(ask(&pair.seats[1], &blob).await.is_some());
+    assert!(ask(&pair.placement.peers()[1], &blob).await.is_some());
     let asked = pair.peers.figures().asked;
-    assert!(ask(&pair.seats[1], &Blob { checks: None, ..blob.clone() }).await.is_none());
+    assert!(ask(&pair.placement.peers()[1], &Blob { checks: None, ..blob.clone() }).await.is_none());
     let origins = Blob { key: Key::origin("o", b"p", b"v"), ..blob.clone() };
-    assert!(ask(&pair.seats[1], &origins).await.is_none());
-    assert!(ask(&pair.seats[0], &blob).await.is_none(), "nobody says that it has all of the snapshot");
+    assert!(ask(&pair.placement.peers()[1], &origins).await.is_none());
+    assert!(
+        ask(&pair.placement.peers()[0], &blob).await.is_none(),
+        "nobody says that it has all of the snapshot"
+    );
     for tenant in ["u", "tt", ""] {
         assert!(
-            ask(&pair.peers.seats(tenant, Digest::of(b"snapshot"))[1], &blob).await.is_none(),
+            ask(&pair.peers.placement(tenant, Digest::of(b"snapshot")).peers()[1], &blob).await.is_none(),
             "{tenant}"
         );
     }
@@ -267,8 +272,8 @@ impl Link for Tricky {
 struct Store(Bytes);
 
 impl Tier for Store {
-    fn rung(&self) -> Rung {
-        Rung::Mirror
+    fn kind(&self) -> TierKind {
+        TierKind::Mirror
     }
 
     fn fetch<'a>(
@@ -303,11 +308,10 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
     for (trick, seconds, banned) in tricks {
         let content = noise(2 * BLOCK + 5);
         let blob = Things::default().put(content.clone());
-        let (peers, seats) = asking([member("b", "z")], Tricky { trick, content: content.clone() });
-        let mut tiers = seats.to_vec();
-        tiers.push(Arc::new(Store(content)));
-        let ladder = Ladder::new(tiers, Arc::default(), Arc::default());
-        assert_eq!(ladder.reach(&blob, 0), Reach::All);
+        let (peers, placement) = asking([member("b", "z")], Tricky { trick, content: content.clone() });
+        let ladder = Ladder::new(vec![Arc::new(Store(content))], Arc::default(), Arc::default());
+        let ladder = ladder.placed(Some(placement));
+        assert_eq!(ladder.scope(&blob, 0), FetchScope::All);
         let fetch = async || {
             let checks = blob.checks.as_ref().expect("known");
             let accept = async |arrival: Arrival| {
@@ -315,13 +319,13 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
                 arrival.verify(Some(&checks[index as usize])).map(|_| index)
             };
             let begin = Instant::now();
-            let fetch = async |reach| {
+            let fetch = async |scope| {
                 let patience = Duration::from_secs(30);
-                ladder.fetch(&blob, vec![0, 1, 2], (reach, Urgency::Read), patience, accept).await
+                ladder.fetch(&blob, vec![0, 1, 2], (scope, Urgency::Read), patience, accept).await
             };
-            match fetch(Reach::All).await {
-                // With no other node left, this one is whom others would turn to.
-                Err(error) if error.kind() == Kind::Interrupted => fetch(Reach::Direct).await,
+            match fetch(FetchScope::All).await {
+                // With no other node left, this one is the owner.
+                Ok(FetchOutcome::BecameOwner) => fetch(FetchScope::Direct).await,
                 fetched => fetched,
             }
             .expect("the mirror has it");
@@ -377,11 +381,14 @@ async fn who_waits_for_the_mirror_says_so_as_long_as_something_moves() {
     for (after, seconds) in [(Some(9), 9), (None, 4)] {
         let server = Arc::new(Server::default());
         server.host("t", Arc::new(Slow(AtomicU64::new(0), after.map(Duration::from_secs))));
-        let (_, seats) = asking([member("b", "z")], Direct(server));
+        let (_, placement) = asking([member("b", "z")], Direct(server));
         let blob = Things::default().put(noise(BLOCK));
         let begin = Instant::now();
-        let body =
-            seats[1].fetch(&blob, 0..BLOCK, Urgency::Read).await.expect("answered").expect("on its way");
+        let body = placement.peers()[1]
+            .fetch(&blob, 0..BLOCK, Urgency::Read)
+            .await
+            .expect("answered")
+            .expect("on its way");
         let got = collect(body).await;
         assert_eq!(got.is_ok(), after.is_some());
         assert!(begin.elapsed() <= Duration::from_secs(seconds), "{:?}", begin.elapsed());
@@ -403,19 +410,19 @@ async fn the_first_owner_is_asked_then_the_second_and_the_node_itself_never() {
     let stranger = Member { tenants: vec![], ..member("e", "z") };
     let newer = Member { protocol: PROTOCOL + 1, ..member("f", "z") };
     let leaving = Member { draining: true, ..member("g", "z") };
-    let (_, seats) = asking(others.into_iter().chain([stranger, newer, leaving]), note.clone());
+    let (_, placement) = asking(others.into_iter().chain([stranger, newer, leaving]), note.clone());
     let (mut ours, mut handed) = (0, 0);
     for n in 0..200u64 {
         let blob = Things::default().put(Bytes::copy_from_slice(&n.to_le_bytes()));
-        let ask = async |seats: &[Arc<dyn Tier>]| {
+        let ask = async |seats: &[Arc<dyn ClusterTier>]| {
             for seat in seats {
                 assert!(seat.fetch(&blob, 0..8, Urgency::Read).await.expect("answered").is_none());
             }
             std::mem::take(&mut *note.0.lock())
         };
-        let (asked, left) = (ask(&seats[..3]).await, ask(&seats[3..]).await);
+        let (asked, left) = (ask(&placement.peers()[..3]).await, ask(&placement.peers()[3..]).await);
         handed += left.len();
-        let is_ours = seats[1].is_ours(&blob, 0);
+        let is_ours = placement.is_owner(&blob, 0);
         assert!(
             left.is_empty() || is_ours && left == ["g"],
             "who leaves is asked by the new owner alone: {left:?}"
@@ -489,10 +496,10 @@ async fn staging_comes_back_to_who_is_busy_and_a_reader_goes_on() {
     }
     for (urgency, tries) in [(Urgency::Read, 1), (Urgency::Ahead, 1), (Urgency::Stage, 3)] {
         let link = Arc::new(Busy::default());
-        let (peers, seats) = asking([member("b", "z")], link.clone());
+        let (peers, placement) = asking([member("b", "z")], link.clone());
         let blob = Things::default().put(noise(BLOCK));
         let begin = Instant::now();
-        let error = seats[1].fetch(&blob, 0..BLOCK, urgency).await.err().expect("busy");
+        let error = placement.peers()[1].fetch(&blob, 0..BLOCK, urgency).await.err().expect("busy");
         assert_eq!((error.kind(), link.0.load(Relaxed)), (Kind::Unavailable, tries), "{urgency:?}");
         assert_eq!(begin.elapsed(), Duration::from_secs(tries - 1));
         assert_eq!(peers.standing("b"), Standing::Well, "to be busy is no fault");

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK};
 use crate::error::Result;
-use crate::fetch::{Ladder, Reach};
+use crate::fetch::{FetchScope, Ladder};
 use crate::manifest::{Manifest, Node, Part};
 use crate::tier::Urgency;
 
@@ -96,7 +96,7 @@ impl Before {
         };
         let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| block::touched(range)).collect();
         let wanted = wanted.into_iter().collect();
-        self.mirror.fetch(&blob, wanted, (Reach::All, Urgency::Stage), PATIENCE, accept).await?;
+        self.mirror.fetch(&blob, wanted, (FetchScope::Direct, Urgency::Stage), PATIENCE, accept).await?;
         let blocks = blocks.into_inner();
         Ok(found.iter().filter_map(|(file, range)| Some((*file, cut(&blocks, range)?))).collect())
     }

@@ -9,7 +9,7 @@ use crate::blob::Blob;
 use crate::block::Arrival;
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
-use crate::fetch::{Ladder, Reach};
+use crate::fetch::{FetchScope, Ladder};
 use crate::tier::Urgency;
 
 /// How long the origin is asked again while nothing arrives.
@@ -23,7 +23,9 @@ pub(super) async fn read(origin: &Ladder, blob: &Blob, extent: Extent) -> Result
         blocks[(arrival.index - extent.first) as usize] = Some(arrival.bytes);
         Ok(arrival.index)
     };
-    origin.fetch(blob, extent.range().collect(), (Reach::All, Urgency::Stage), PATIENCE, accept).await?;
+    origin
+        .fetch(blob, extent.range().collect(), (FetchScope::Direct, Urgency::Stage), PATIENCE, accept)
+        .await?;
     let blocks = blocks.into_inner().into_iter();
     let all: Option<Vec<Bytes>> = blocks.collect();
     all.ok_or_else(|| Error::new(Kind::Unavailable, format!("{blob} did not arrive whole")))

@@ -31,7 +31,7 @@ use crate::snapshot::Snapshot;
 use crate::source::{Access, Uri};
 use crate::tier::memory::Memory;
 use crate::tier::parts::Opener;
-use crate::tier::{Body, Rung, Tier, Urgency};
+use crate::tier::{Body, Tier, TierKind, Urgency};
 
 const NO_GRACE: Duration = Duration::ZERO;
 /// So little memory that a file of 2 MiB and more is streamed.
@@ -222,8 +222,8 @@ async fn anybody_can_check_and_restore_what_is_stored() {
 struct Counted(Arc<Memory>, Mutex<BTreeMap<Vec<u8>, u64>>);
 
 impl Tier for Counted {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
     fn fetch<'a>(
         &'a self,
@@ -398,8 +398,8 @@ async fn only_what_nothing_reaches_is_collected() {
 struct Restless(Arc<Memory>, AtomicU64);
 
 impl Tier for Restless {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
     fn fetch<'a>(
         &'a self,

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Body, Origin, Rung, Tier, Urgency};
+use super::{Body, Origin, Tier, TierKind, Urgency};
 use crate::blob::{Blob, Key, Stored};
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
@@ -89,8 +89,8 @@ impl Memory {
 }
 
 impl Tier for Memory {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
 
     fn fetch<'a>(

@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use tokio::sync::OnceCell;
 
-use super::{Body, Origin, Rung, Tier, Urgency};
+use super::{Body, Origin, Tier, TierKind, Urgency};
 use crate::blob::{Blob, Key, Stored};
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, Part};
@@ -86,8 +86,8 @@ fn file(source: &str, part: &Part) -> Blob {
 }
 
 impl Tier for Parts {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
 
     fn fetch<'a>(

@@ -43,7 +43,7 @@ async fn staging_looks_on_when_gossip_loses_an_owner_while_it_is_asked() {
     let set = |ids: &[&str]| members.set(ids.iter().map(|id| member(id, "z")));
     set(&["b", "c"]);
     let peers = Peers::new(member("a", "z"), members.clone(), Arc::new(link.clone()));
-    let seats = peers.seats("t", Digest::of(b"snapshot"));
+    let placement = peers.placement("t", Digest::of(b"snapshot"));
     let first = |blob: &Blob| {
         let Key::Content(digest) = blob.key else { panic!("by content") };
         let all = ["b", "c"].map(|id| Arc::new(member(id, "z")));
@@ -56,7 +56,7 @@ async fn staging_looks_on_when_gossip_loses_an_owner_while_it_is_asked() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         set(&["c"]);
     };
-    let (asked, ()) = tokio::join!(seats[1].fetch(&blob, 0..8, Urgency::Stage), lost);
+    let (asked, ()) = tokio::join!(placement.peers()[1].fetch(&blob, 0..8, Urgency::Stage), lost);
     assert!(asked.expect("c answers").is_some());
     assert_eq!(*link.0.lock(), ["b", "c"]);
 }
@@ -68,13 +68,13 @@ async fn staging_waits_while_many_come_and_go_and_readers_do_not() {
     let set = |count: usize| members.set(others(count).chain([member("c", "z")]));
     set(5);
     let peers = Peers::new(member("a", "z"), members.clone(), Arc::new(link));
-    let seats = peers.seats("t", Digest::of(b"snapshot"));
+    let placement = peers.placement("t", Digest::of(b"snapshot"));
     let blob = Things::default().put(noise(8));
     // All but one: half of the cluster is on the other side of a cut.
     set(0);
     let asked = async |urgency| {
         let begin = Instant::now();
-        assert!(seats[1].fetch(&blob, 0..8, urgency).await.expect("c answers").is_some());
+        assert!(placement.peers()[1].fetch(&blob, 0..8, urgency).await.expect("c answers").is_some());
         begin.elapsed()
     };
     assert_eq!(asked(Urgency::Read).await, Duration::ZERO);

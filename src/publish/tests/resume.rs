@@ -25,8 +25,8 @@ impl Short {
 }
 
 impl Tier for Short {
-    fn rung(&self) -> Rung {
-        Rung::Origin
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
     }
     fn fetch<'a>(
         &'a self,

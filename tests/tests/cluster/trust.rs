@@ -97,7 +97,7 @@ pub async fn get_of(
     let members = Listed::default();
     members.set([peer]);
     let peers = Peers::new(member("asking", 1), Arc::new(members), Arc::new(link));
-    let seat = peers.seats(tenant, snapshot)[1].clone();
+    let seat = peers.placement(tenant, snapshot).peers()[1].clone();
     let (size, key) = (content.len() as u64, Key::Content(Digest::of(content)));
     let blocks = content.chunks(BLOCK as usize).zip(0..);
     let checks = Some(blocks.map(|(block, index)| Check::of(size, index, block)).collect());

@@ -8,14 +8,14 @@ use std::time::Duration;
 use bdnfs::blob::{Blob, Key, Stored};
 use bdnfs::block::{self, Arrival, BLOCK, Check};
 use bdnfs::digest::Digest;
-use bdnfs::error::Result;
-use bdnfs::fetch::{Ladder, Reach};
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::fetch::{FetchOutcome, FetchScope, Ladder};
 use bdnfs::flight::{Boarding, Flight, Flights, Landing};
 use bdnfs::peer::Member;
 use bdnfs::peer::client::{Holder, Peers};
 use bdnfs::peer::server::{Server, Shelf};
 use bdnfs::peer::wire::{Ask, Role};
-use bdnfs::tier::{Body, Tier, Urgency};
+use bdnfs::tier::{Body, Urgency};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
@@ -114,14 +114,14 @@ impl SimNode {
         let mut blobs = self.blobs.lock();
         let held = blobs.entry(digest).or_insert_with(|| {
             // Each blob is a snapshot of its own.
-            let mut tiers: Vec<Arc<dyn Tier>> = self.peers().seats(TENANT, digest).into();
-            tiers.push(Arc::new(SimMirror(self.sim.clone())));
+            let ladder =
+                Ladder::new(vec![Arc::new(SimMirror(self.sim.clone()))], Arc::default(), Arc::default());
             Arc::new(SimContent {
                 blob: blob.clone(),
                 present: Mutex::new(vec![false; ALL as usize]),
                 waiting: Flights::default(),
                 direct: Flights::default(),
-                ladder: Ladder::new(tiers, Arc::default(), Arc::default()),
+                ladder: ladder.placed(Some(self.peers().placement(TENANT, digest))),
             })
         });
         held.clone()
@@ -137,12 +137,12 @@ impl SimNode {
         sleep_until(self.born + SETTLED).await;
         let begin = Instant::now();
         let held = self.held(blob);
-        let flights = stream::iter(held.ladder.turns(blob, 0)).for_each_concurrent(STREAMS, |run| {
+        let flights = stream::iter(held.ladder.stage_order(blob, 0)).for_each_concurrent(STREAMS, |run| {
             let held = held.clone();
             let absent = move |held: &SimContent| run.clone().find(|i| !held.present.lock()[*i as usize]);
             async move {
                 while let Some(index) = absent(&held).filter(|_| self.is_alive()) {
-                    held.ladder.calm(&held.blob).await;
+                    held.ladder.await_stable_membership(&held.blob).await;
                     if let Some(flight) = held.board(self, None, index) {
                         flight.stored().await.ok();
                     }
@@ -189,24 +189,29 @@ impl SimNode {
 
 impl SimContent {
     /// As `Content` does it.
-    fn board(self: &Arc<Self>, node: &Arc<SimNode>, asked: Option<Reach>, index: u64) -> Option<Arc<Flight>> {
-        let reach = asked.unwrap_or_else(|| self.ladder.reach(&self.blob, index));
-        let most = self.ladder.blocks(&self.blob, index);
+    fn board(
+        self: &Arc<Self>,
+        node: &Arc<SimNode>,
+        asked: Option<FetchScope>,
+        index: u64,
+    ) -> Option<Arc<Flight>> {
+        let scope = asked.unwrap_or_else(|| self.ladder.scope(&self.blob, index));
+        let most = self.ladder.extent_blocks(&self.blob, index);
         if let Some(flight) = self.direct.find(index) {
             return Some(flight);
         }
-        let flights = if reach == Reach::All { &self.waiting } else { &self.direct };
+        let flights = if scope == FetchScope::All { &self.waiting } else { &self.direct };
         match flights.join(index, most, |i| i < ALL && !self.present.lock()[i as usize]) {
             Boarding::Present => None,
             Boarding::Joined(flight) => Some(flight),
             Boarding::New(flight) => {
-                tokio::spawn(self.clone().fly(Arc::downgrade(node), reach, flight.clone()));
+                tokio::spawn(self.clone().fly(Arc::downgrade(node), scope, flight.clone()));
                 Some(flight)
             }
         }
     }
 
-    async fn fly(self: Arc<Self>, node: Weak<SimNode>, reach: Reach, flight: Arc<Flight>) {
+    async fn fly(self: Arc<Self>, node: Weak<SimNode>, scope: FetchScope, flight: Arc<Flight>) {
         let accept = |arrival: Arrival| {
             self.present.lock()[arrival.index as usize] = true;
             if let Some(node) = node.upgrade() {
@@ -217,8 +222,15 @@ impl SimContent {
         };
         let wanted = flight.extent().range().collect();
         let patience = Duration::from_secs(30);
-        let outcome = self.ladder.fetch(&self.blob, wanted, (reach, Urgency::Stage), patience, accept).await;
-        let flights = if reach == Reach::All { &self.waiting } else { &self.direct };
+        let outcome = self.ladder.fetch(&self.blob, wanted, (scope, Urgency::Stage), patience, accept).await;
+        let outcome = match outcome {
+            Ok(FetchOutcome::Complete) => Ok(()),
+            Ok(FetchOutcome::BecameOwner) => {
+                Err(Error::new(Kind::Interrupted, "it is fetched directly instead"))
+            }
+            Err(error) => Err(error),
+        };
+        let flights = if scope == FetchScope::All { &self.waiting } else { &self.direct };
         flights.leave(&flight);
         flight.end(outcome);
     }
@@ -280,5 +292,5 @@ impl Shelf for SimPeerService {
 }
 
 fn board_direct(held: &Arc<SimContent>, node: &Arc<SimNode>, index: u64) -> Option<Arc<Flight>> {
-    if held.present.lock()[index as usize] { None } else { held.board(node, Some(Reach::Direct), index) }
+    if held.present.lock()[index as usize] { None } else { held.board(node, Some(FetchScope::Direct), index) }
 }

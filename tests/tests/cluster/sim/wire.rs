@@ -12,7 +12,7 @@ use bdnfs::peer::Member;
 use bdnfs::peer::client::Link;
 use bdnfs::peer::server::Caller;
 use bdnfs::peer::wire::{Ask, Reply};
-use bdnfs::tier::{Body, Rung, Tier, Urgency};
+use bdnfs::tier::{Body, Tier, TierKind, Urgency};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use tokio::time::sleep;
@@ -73,8 +73,8 @@ impl Link for SimNetwork {
 pub struct SimMirror(pub Weak<Sim>);
 
 impl Tier for SimMirror {
-    fn rung(&self) -> Rung {
-        Rung::Mirror
+    fn kind(&self) -> TierKind {
+        TierKind::Mirror
     }
 
     fn fetch<'a>(
