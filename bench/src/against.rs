@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn worse_is_what_lies_beyond_both_intervals() {
+    fn verdict_worse_lies_beyond_both_intervals() {
         let old = report(Sizes::QUICK, &[0.9, 1.0, 1.1], 1000.0);
         let worse = |bdnfs: &[f64], instructions| {
             let verdict = Verdict::new(&old, &report(Sizes::QUICK, bdnfs, instructions));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_told() {
+    fn verdict_without_common_rows_names_them() {
         let mut old = report(Sizes::QUICK, &[1.0], 1.0);
         let mut new = report(Sizes::FULL, &[0.1], 9.0);
         let verdict = Verdict::new(&old, &new);

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_is_not_the_reports_is_found() {
+    fn docs_with_other_figure_than_report_fails() {
         let directory = tempfile::tempdir().unwrap();
         let text = directory.path().join("text.md");
         report(directory.path(), "one", 2.0);
@@ -142,12 +142,12 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_text_has_the_committed_figures() {
+    fn docs_committed_equal_the_committed_report() {
         check(&performance()).unwrap();
     }
 
     #[test]
-    fn no_figure_stands_where_a_person_wrote_it() {
+    fn docs_outside_marks_have_no_figures() {
         let text = read(&performance()).unwrap();
         let units = ["s", "ms", "%", "MB/s", "GB/s", "MiB", "GiB", "times", "files/s", "Gbit/s", "requests"];
         let mut written = true;

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bandwidth_is_found() {
+    fn fio_output_parsed_gives_bandwidth() {
         let out = r#"note: x
             {"fio version": "fio-3.33", "jobs": [{"jobname": "a", "error": 0, "read": {"bw": 1, "bw_bytes": 2500000}}]}"#;
         assert_eq!(parse(out).unwrap(), 2.5);

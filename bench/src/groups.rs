@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_group_has_its_share_and_all_of_them_the_whole() {
+    fn groups_in_time_share_the_whole_limit() {
         let (begin, limit) = (Instant::now(), Duration::from_secs(1000));
         let groups: Vec<_> = Only::all().collect();
         let times = in_time(&groups, begin, limit);

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_piece_of_work_does_what_it_says() {
+    fn hot_functions_do_their_work() {
         let done: BTreeMap<_, _> = all().into_iter().map(|(name, make)| (name, make().unwrap()())).collect();
         assert_eq!(
             done,

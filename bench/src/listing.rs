@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_index_is_served_and_its_end_noted() {
+    fn index_server_serves_all_entries() {
         let server = Server::start(1001).unwrap();
         assert!(server.sent().is_none());
         let ask = |path: &str| {

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_took_is_a_part_of_all_time() {
+    fn ticks_stolen_are_a_part_of_all() {
         let at = |text| Ticks::parse(text);
         let took = at("cpu 50 0 20 130 0 0 0 10 7 0\n").since(at("cpu 10 0 10 80 0 0 0 0 0 0\n"));
         assert_eq!(took.stolen(), 10.0 / 110.0);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_found_by_its_number() {
+    fn device_by_number_is_found() {
         let line = "25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,errors=remount-ro";
         let device = Device::parse(line, "254:0").unwrap();
         assert_eq!((device.file_system.as_str(), device.name.as_str()), ("ext4", "/dev/vda"));

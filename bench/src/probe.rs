@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_probe_sees_every_file_and_misses_what_is_not_there() {
+    fn probe_of_tree_sees_every_file() {
         let directory = tempfile::tempdir().unwrap();
         data::tree(directory.path(), 25, 10, 100).unwrap();
         for what in [What::Open, What::Read, What::Stat, What::Walk] {

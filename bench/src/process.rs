@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_holder_of_a_lock_is_found() {
+    fn process_holding_a_lock_is_found() {
         let line = "3: FLOCK  ADVISORY  WRITE 4711 fe:00:131090 0 EOF";
         assert_eq!(holder(line, 131090), Some(4711));
         assert_eq!(holder(line, 1), None);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_its_price() {
+    fn process_cost_of_self_is_positive() {
         let this = Process(rustix::process::getpid());
         assert!(this.cpu().unwrap() >= 0.0);
         assert!(this.memory("VmHWM").unwrap() >= this.memory("VmRSS").unwrap() * 0.5);

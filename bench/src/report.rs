@@ -281,7 +281,7 @@ mod tests {
     use crate::samples::Samples;
 
     #[test]
-    fn a_row_that_fails_says_why_and_the_others_stay() {
+    fn report_with_failed_row_keeps_the_others() {
         let mut report = Report::new(Machine::default(), Sizes::FULL);
         report.group("key", "group", "about it");
         let side = |rate: f64| [rate; 2].into_iter().collect::<Samples>();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_read_as_it_was_written() {
+    fn report_written_and_read_is_equal() {
         let directory = tempfile::tempdir().unwrap();
         let mut report = Report::new(Machine::default(), Sizes::QUICK);
         report.group("key", "group", "about it");

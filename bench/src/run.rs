@@ -173,7 +173,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
 
     #[test]
-    fn what_a_command_says_is_kept() {
+    fn command_output_is_kept() {
         let ran = run(command("sh").args(["-c", "echo here; echo there >&2"]), LONG).unwrap();
         assert_eq!(ran.out, "here\n");
         let failure = run(command("sh").args(["-c", "echo why >&2; exit 3"]), LONG).unwrap_err().to_string();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_hangs_is_ended_with_its_children() {
+    fn command_that_hangs_is_killed_with_its_children() {
         let (mut read, write) = std::io::pipe().unwrap();
         let hanging = Running::start(
             command("sh").args(["-c", "sleep 1000 & wait"]),

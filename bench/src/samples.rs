@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians() {
+    fn median_of_even_and_odd_counts_is_right() {
         let median = |samples: &[f64]| samples.iter().copied().collect::<Samples>().median();
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_leaves_out_what_so_many_samples_allow() {
+    fn interval_of_many_samples_drops_outliers() {
         // The count, and which of them are the ends: what tables of the sign test say for 90 %.
         for (count, low, high) in
             [(1, 1, 1), (2, 1, 2), (5, 1, 5), (7, 1, 7), (8, 2, 7), (10, 2, 9), (11, 3, 9), (20, 6, 15)]
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_holds_the_median_as_often_as_it_says() {
+    fn interval_of_samples_covers_the_median() {
         // Every way in which eight samples can lie below (-1) or above (1) a median of 0.
         let held = (0u32..256).filter(|ways| {
             let sides = (0..8).map(|index| if ways >> index & 1 == 0 { -1.0 } else { 1.0 });
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reach_is_that_of_the_further_side() {
+    fn reach_of_interval_is_the_further_side() {
         let reach = |samples: &[f64]| samples.iter().copied().collect::<Samples>().reach();
         assert_eq!(reach(&[10.0, 11.0, 8.0, 10.0, 10.0]), 0.25);
         assert_eq!(reach(&[10.0, 15.0, 8.0, 10.0, 10.0]), 0.5);
@@ -188,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn samples_survive_json() {
+    fn samples_through_json_are_equal() {
         let text = serde_json::to_string(&[2.0, 4.0].into_iter().collect::<Samples>()).unwrap();
         assert_eq!(text, r#"{"median":3.0,"min":2.0,"max":4.0,"samples":[2.0,4.0]}"#);
         assert_eq!(serde_json::from_str::<Samples>(&text).unwrap().max(), 4.0);
     }
 
     #[test]
-    fn the_sides_take_turns() {
+    fn sides_in_turn_alternate() {
         let mut turns = Vec::new();
         in_turn(2, |side| {
             turns.push(side);

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_unit_has_a_name_of_its_own() {
+    fn unit_names_are_unique() {
         for (index, (unit, name)) in NAMES.into_iter().enumerate() {
             assert_eq!((unit as usize, unit.name()), (index, name));
             assert_eq!(Unit::try_from(name.to_owned()), Ok(unit));

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_moves_by_one() {
+    fn content_range_shifted_moves_by_one() {
         assert_eq!(shifted(&HeaderValue::from_static("bytes 0-9/100")), "bytes 1-10/100");
     }
 }

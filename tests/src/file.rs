@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges() {
+    fn byte_range_parsed_matches_rfc() {
         assert_eq!(parse("bytes=0-0", 10), Some(0..1));
         assert_eq!(parse("bytes=4-", 10), Some(4..10));
         assert_eq!(parse("bytes=4-99", 10), Some(4..10));

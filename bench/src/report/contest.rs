@@ -70,7 +70,7 @@ mod tests {
     use crate::unit::Unit;
 
     #[test]
-    fn the_best_and_who_is_as_good_are_bold() {
+    fn contest_table_marks_the_best() {
         let side = |turns: [f64; 3]| turns.into_iter().collect::<Samples>();
         let mut report = Report::new(Machine::default(), Sizes::QUICK);
         report.group("key", "group", "about it");

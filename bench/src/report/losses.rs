@@ -71,7 +71,7 @@ mod tests {
     use crate::unit::Unit;
 
     #[test]
-    fn what_is_worse_is_told_the_worst_first_and_nothing_else() {
+    fn losses_listed_begin_with_the_worst() {
         let mut report = Report::new(Machine::default(), Sizes::QUICK);
         let side = |rate: f64| [rate; 3].into_iter().collect::<Samples>();
         let pair = |name: &str, rate| Pair::new(name, Unit::Megabytes, "ext4", [side(100.0), side(rate)]);

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_can_be_read() {
+    fn number_formatted_is_readable() {
         for (value, text) in
             [(0.12345, "0.123"), (7.894, "7.89"), (42.0, "42.0"), (999.6, "1,000"), (1234567.0, "1,234,567")]
         {

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_costs_less_is_better() {
+    fn ratio_of_lower_cost_is_above_one() {
         let side = |figure: f64| [figure].into_iter().collect::<Samples>();
         let pair = |unit| Pair::new("row", unit, "other", [side(4.0), side(2.0)]).ratio();
         assert_eq!((pair(Unit::Seconds), pair(Unit::Files)), (2.0, 0.5));

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_example_verifies_and_its_forgeries_do_not() {
+    fn signature_of_aws_example_verifies_and_forgery_fails() {
         let secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".to_owned();
         let keys = Keys { access: "AKIAIOSFODNN7EXAMPLE".into(), secret, token: None };
         verify(&keys, &example()).unwrap();

@@ -74,7 +74,7 @@ impl MetricsPage {
 }
 
 #[test]
-fn metrics_tell_what_happened() {
+fn metrics_after_reads_tell_traffic() {
     let env = TestEnv::new();
     let large = env.put("large", 20 * MIB);
     env.put("small", 5);
@@ -139,7 +139,7 @@ fn metrics_tell_what_happened() {
 }
 
 #[test]
-fn what_goes_wrong_is_counted_by_why() {
+fn metrics_after_errors_count_by_kind() {
     let env = TestEnv::new();
     env.put("file", 2 * MIB);
     let agent = env.machine.agent("");
@@ -164,7 +164,7 @@ fn get(address: SocketAddr, path: &str) -> Option<String> {
 }
 
 #[test]
-fn who_watches_over_tcp_sees_health_and_metrics_and_nothing_else() {
+fn metrics_port_serves_health_and_metrics_only() {
     // Nobody else takes it before the agent does: ports are given out in turn.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let machine = Machine::new();
@@ -184,7 +184,7 @@ fn who_watches_over_tcp_sees_health_and_metrics_and_nothing_else() {
 }
 
 #[test]
-fn a_request_can_be_followed_from_the_kernel_to_the_tier() {
+fn log_of_request_has_one_id_from_kernel_to_tier() {
     let env = TestEnv::new();
     env.put("file", 3 * MIB);
     let machine = Machine::new().s3(&env.proxy.url(), &Keys::sample()).env("BDNFS_LOG", "bdnfs=debug");

@@ -15,7 +15,7 @@ use bdnfs_tests::tree::write_file;
 use serde_json::{Value, json};
 
 #[test]
-fn the_agent_answers_as_the_document_says() {
+fn agent_api_answers_match_openapi() {
     let machine = Machine::new();
     let agent = machine.agent("tenants.alice.quota = \"1G\"");
     let mut api = OpenApi::read();

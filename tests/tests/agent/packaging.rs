@@ -19,7 +19,7 @@ fn unit() -> String {
 }
 
 #[test]
-fn the_unit_starts_an_agent_that_says_when_it_is_ready() {
+fn systemd_unit_started_notifies_readiness() {
     let unit = unit();
     let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("ExecStart");
     let arguments: Vec<_> = start.split(' ').skip(1).collect();
@@ -41,7 +41,7 @@ fn the_unit_starts_an_agent_that_says_when_it_is_ready() {
 }
 
 #[test]
-fn systemd_has_nothing_to_say_against_the_unit() {
+fn systemd_unit_verified_has_no_complaints() {
     if !Path::new("/usr/bin/systemd-analyze").exists() {
         return cannot_run("systemd-analyze is missing; scripts/test installs the package systemd");
     }
@@ -56,7 +56,7 @@ fn systemd_has_nothing_to_say_against_the_unit() {
 }
 
 #[test]
-fn the_image_has_all_that_the_agent_needs() {
+fn image_alone_mounts_and_reads() {
     let root = tempfile::tempdir().unwrap();
     let image = root.path().join("image");
     run(program("bash").arg(repository().join("scripts/image")).arg(&image).arg(target().join("bdnfs")));

@@ -23,7 +23,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn there_is_one_agent_a_cache_and_the_second_names_the_first() {
+fn agent_on_used_cache_is_refused_with_the_owner() {
     let machine = Machine::new();
     let agent = machine.agent("");
     let pid = agent.pid().to_string();
@@ -39,7 +39,7 @@ fn there_is_one_agent_a_cache_and_the_second_names_the_first() {
 }
 
 #[test]
-fn a_configuration_may_come_through_a_pipe_that_is_read_but_once() {
+fn agent_with_config_from_pipe_starts() {
     let machine = Machine::new();
     let agent = machine.agent("");
     let cache = text(machine.cache()).to_owned();
@@ -57,7 +57,7 @@ fn a_configuration_may_come_through_a_pipe_that_is_read_but_once() {
 }
 
 #[test]
-fn commands_find_the_agent_and_it_stays_when_nothing_is_mounted() {
+fn agent_without_mounts_stays_and_is_found() {
     let (env, machine) = (TestEnv::new(), Machine::new());
     write_tree(&env.bucket());
     let machine = machine.s3(&env.proxy.url(), &Keys::sample());
@@ -108,17 +108,17 @@ fn comes_back(end: impl FnOnce(bdnfs_tests::agent::AgentProcess)) {
 }
 
 #[test]
-fn after_a_crash_all_is_back_without_the_network() {
+fn agent_after_crash_restores_mounts_offline() {
     comes_back(bdnfs_tests::agent::AgentProcess::crash);
 }
 
 #[test]
-fn after_a_restart_all_is_back_without_the_network() {
+fn agent_after_stop_restores_mounts_offline() {
     comes_back(bdnfs_tests::agent::AgentProcess::stop);
 }
 
 #[test]
-fn credentials_are_not_kept_and_a_secret_is_found_again() {
+fn agent_restarted_resolves_secrets_again() {
     let env = TestEnv::new();
     let bytes = env.put("file", 3 * MIB);
     let agent = env.machine.agent("");
@@ -142,7 +142,7 @@ fn credentials_are_not_kept_and_a_secret_is_found_again() {
 }
 
 #[test]
-fn what_can_not_come_back_is_told_and_can_be_let_go() {
+fn mount_that_cannot_be_restored_is_reported_and_removable() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);

@@ -157,13 +157,13 @@ fn rounds(rounds: u64, seed: u64) {
 }
 
 #[test]
-fn readers_notice_neither_crashes_nor_upgrades() {
+fn agent_killed_or_upgraded_under_readers_is_not_noticed() {
     rounds(9, 1);
 }
 
 #[test]
 #[ignore = "takes some minutes: a hundred kills, for people"]
-fn readers_notice_none_of_a_hundred_kills() {
+fn readers_under_a_hundred_agent_kills_see_no_error() {
     rounds(100, std::env::var("SEED").map_or(7, |seed| seed.parse().expect("a number")));
 }
 
@@ -190,7 +190,7 @@ fn waits(child: &Child) {
 }
 
 #[test]
-fn who_waits_for_an_agent_is_served_by_the_next() {
+fn reader_waiting_for_agent_is_answered_by_the_next_agent() {
     let (env, agent, file, bytes) = one_file("");
     env.proxy.set(FROZEN);
     // Under way when the agent dies, and asked when there is none.
@@ -209,7 +209,7 @@ fn who_waits_for_an_agent_is_served_by_the_next() {
 }
 
 #[test]
-fn who_waits_for_an_agent_can_be_killed() {
+fn reader_waiting_for_agent_when_killed_ends() {
     let (env, agent, file, _) = one_file("");
     env.proxy.set(FROZEN);
     let under_way = cat(&file);
@@ -234,7 +234,7 @@ fn who_waits_for_an_agent_can_be_killed() {
 }
 
 #[test]
-fn nobody_waits_for_ever() {
+fn reader_without_agent_after_the_takeover_timeout_fails() {
     let (env, agent, file, bytes) = one_file("hold = \"1s\"");
     assert_same(&bytes, &fs::read(&file).unwrap(), "file");
     agent.crash();
@@ -249,7 +249,7 @@ fn nobody_waits_for_ever() {
 }
 
 #[test]
-fn a_lost_holder_is_replaced() {
+fn fdstore_killed_is_replaced() {
     let (env, agent, file, bytes) = one_file("");
     let open = File::open(&file).unwrap();
     let first = the_holder(&env.machine);
@@ -265,7 +265,7 @@ fn a_lost_holder_is_replaced() {
 }
 
 #[test]
-fn a_holder_that_hangs_holds_nobody_up() {
+fn fdstore_frozen_delays_no_reader() {
     let (env, agent, file, bytes) = one_file("");
     assert_same(&bytes, &fs::read(&file).unwrap(), "file");
     let stuck = the_holder(&env.machine);
@@ -278,7 +278,7 @@ fn a_holder_that_hangs_holds_nobody_up() {
 }
 
 #[test]
-fn an_agent_that_is_asked_to_end_while_it_comes_up_loses_nothing() {
+fn agent_terminated_while_starting_keeps_mounts() {
     let (env, mut agent, file, bytes) = one_file("");
     let open = File::open(&file).unwrap();
     for _ in 0..5 {
@@ -293,7 +293,7 @@ fn an_agent_that_is_asked_to_end_while_it_comes_up_loses_nothing() {
 }
 
 #[test]
-fn without_agent_and_holder_it_is_mounted_anew() {
+fn agent_started_after_fdstore_died_mounts_again() {
     let (env, agent, file, bytes) = one_file("");
     assert_same(&bytes, &fs::read(&file).unwrap(), "file");
     agent.crash();
@@ -307,7 +307,7 @@ fn without_agent_and_holder_it_is_mounted_anew() {
 }
 
 #[test]
-fn what_is_unmounted_while_there_is_no_agent_comes_back() {
+fn mount_unmounted_without_agent_is_restored() {
     let (env, agent, file, bytes) = one_file("");
     let point = file.parent().unwrap();
     assert_same(&bytes, &fs::read(&file).unwrap(), "file");
@@ -322,7 +322,7 @@ fn what_is_unmounted_while_there_is_no_agent_comes_back() {
 }
 
 #[test]
-fn an_agent_that_is_stopped_takes_everything_down_and_brings_it_back() {
+fn agent_stopped_unmounts_all_and_restores_all() {
     let (env, agent, file, bytes) = one_file("");
     let point = file.parent().unwrap();
     assert_same(&bytes, &fs::read(&file).unwrap(), "file");

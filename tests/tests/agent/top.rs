@@ -49,7 +49,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 "#;
 
 #[test]
-fn the_view_of_a_terminal_follows_its_size_and_leaves_it_as_it_was() {
+fn top_in_terminal_follows_its_size_and_restores_it() {
     let machine = Machine::new();
     let agent = machine.agent("");
     let cache = machine.cache().to_str().expect("text").to_owned();
@@ -62,7 +62,7 @@ fn the_view_of_a_terminal_follows_its_size_and_leaves_it_as_it_was() {
 }
 
 #[test]
-fn a_script_is_told_once_or_line_by_line() {
+fn top_without_terminal_prints_lines() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_file(&source, "file", 70_000);

@@ -27,7 +27,7 @@ fn from_tier(spans: &[CollectedSpan], tier: &str) -> Option<Vec<CollectedSpan>> 
 }
 
 #[test]
-fn a_read_is_one_trace_from_the_kernel_to_the_tier() {
+fn read_traced_is_one_trace_from_kernel_to_tier() {
     let (env, collector) = (TestEnv::new(), TraceCollector::start());
     let content = env.put("weights", 3 * MIB + 5);
     let agent = env.machine.agent(&format!("[telemetry]\notlp = \"{}\"", collector.server.url()));
@@ -53,7 +53,7 @@ fn a_read_is_one_trace_from_the_kernel_to_the_tier() {
 }
 
 #[test]
-fn the_environment_names_a_collector_for_a_daemon_and_what_lets_it_in() {
+fn daemon_with_otlp_environment_exports_traces() {
     let collector = TraceCollector::start();
     let machine = Machine::new();
     let directory = machine.directory("source");
@@ -72,7 +72,7 @@ fn the_environment_names_a_collector_for_a_daemon_and_what_lets_it_in() {
 }
 
 #[test]
-fn a_collector_that_is_away_is_told_of_once_and_harms_nothing() {
+fn collector_unreachable_is_logged_once() {
     let (env, mut collector) = (TestEnv::new(), TraceCollector::start());
     let names = ["a", "b"];
     let contents = names.map(|name| env.put(name, MIB));

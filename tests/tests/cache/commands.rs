@@ -40,7 +40,7 @@ fn blobs(machine: &Machine) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_cache_is_told_by_source_with_and_without_an_owner() {
+fn cache_summarize_with_and_without_agent_lists_sources() {
     let machine = Machine::new();
     let (one, two) = (machine.directory("one"), machine.directory("two"));
     for (source, sizes) in [(&one, [3 * MIB, 5]), (&two, [2 * MIB, 7])] {
@@ -93,7 +93,7 @@ fn a_cache_is_told_by_source_with_and_without_an_owner() {
 }
 
 #[test]
-fn what_is_pinned_stays() {
+fn cache_pin_under_eviction_keeps_the_snapshot() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_file(&source, "file", 3 * MIB);
@@ -111,7 +111,7 @@ fn what_is_pinned_stays() {
 }
 
 #[test]
-fn what_rotted_is_found_and_fetched_again() {
+fn cache_verify_on_rotten_blob_repairs_it() {
     let env = TestEnv::new();
     let bytes = env.put("dir/rotten", 3 * MIB + 9);
     env.put("sound", 2 * MIB);
@@ -134,7 +134,7 @@ fn what_rotted_is_found_and_fetched_again() {
 }
 
 #[test]
-fn a_quota_bounds_one_tenant_alone() {
+fn quota_reached_evicts_only_that_tenant() {
     let env = TestEnv::new();
     for name in ["a/1", "a/2", "b/1", "b/2"] {
         env.put(name, 3 * MIB);
@@ -163,7 +163,7 @@ fn a_quota_bounds_one_tenant_alone() {
 }
 
 #[test]
-fn a_stage_that_has_no_room_is_refused_with_who_holds_it() {
+fn stage_without_space_is_refused_with_lease_holders() {
     let env = TestEnv::new();
     for name in ["one", "two", "three"] {
         env.put(&format!("{name}/weights"), 4 * MIB);

@@ -41,7 +41,7 @@ impl Drop for Tmpfs {
 }
 
 #[test]
-fn a_disk_without_room_for_a_listing_is_told_and_left_as_it_was() {
+fn listing_without_disk_space_fails_and_cleans_up() {
     // Records of 27 MB.
     let bucket = LargeBucket::start(25_000, 4);
     let says = |directory: &Path| {
@@ -73,7 +73,7 @@ fn a_disk_without_room_for_a_listing_is_told_and_left_as_it_was() {
 }
 
 #[test]
-fn a_disk_without_room_for_a_manifest_is_told() {
+fn manifest_without_disk_space_fails() {
     // Few enough for memory; their manifest takes megabytes.
     let bucket = LargeBucket::start(25_000, 0);
     let machine = || Machine::new().s3(&bucket.server.url(), &bdnfs_tests::s3::Keys::sample());
@@ -105,7 +105,7 @@ fn a_disk_without_room_for_a_manifest_is_told() {
 }
 
 #[test]
-fn a_full_cache_disk_slows_reads_and_fails_a_stage() {
+fn cache_disk_full_reads_on_and_fails_the_stage() {
     let disk = Tmpfs::new("16m");
     let mut env = TestEnv::new();
     for name in ["one", "two"] {

@@ -14,7 +14,7 @@ use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, total_byte
 const MIB: usize = 1 << 20;
 
 #[test]
-fn what_is_never_opened_is_never_fetched() {
+fn file_never_opened_is_never_fetched() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -27,7 +27,7 @@ fn what_is_never_opened_is_never_fetched() {
 }
 
 #[test]
-fn a_part_of_a_large_file_costs_a_part() {
+fn file_read_in_part_is_fetched_in_part() {
     let env = TestEnv::new();
     let bytes = env.put("large", 64 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -41,7 +41,7 @@ fn a_part_of_a_large_file_costs_a_part() {
 }
 
 #[test]
-fn a_second_mount_and_a_restart_download_nothing_that_is_there() {
+fn block_in_cache_after_restart_is_not_fetched() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -64,7 +64,7 @@ fn a_second_mount_and_a_restart_download_nothing_that_is_there() {
 }
 
 #[test]
-fn a_prefix_and_its_bucket_share_nothing_but_work_side_by_side() {
+fn prefix_and_bucket_mounted_together_are_separate() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     let all = env.machine.mount("s3://bucket", "all");
@@ -74,7 +74,7 @@ fn a_prefix_and_its_bucket_share_nothing_but_work_side_by_side() {
 }
 
 #[test]
-fn many_readers_and_two_mounts_fetch_each_byte_once() {
+fn block_read_by_many_readers_is_fetched_once() {
     let env = TestEnv::new();
     for name in ["one", "two"] {
         env.put(name, 24 * MIB + 5);
@@ -93,7 +93,7 @@ fn many_readers_and_two_mounts_fetch_each_byte_once() {
 }
 
 #[test]
-fn staged_means_local() {
+fn stage_finished_makes_every_file_local() {
     let mut env = TestEnv::new();
     write_tree(&env.bucket());
     let point = env.machine.mount_with("s3://bucket", "mnt", &["--wait"]);
@@ -105,7 +105,7 @@ fn staged_means_local() {
 }
 
 #[test]
-fn patterns_say_what_is_mounted_and_staged() {
+fn patterns_given_select_what_is_mounted_and_staged() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     let options = ["--allow", "sizes/*", "--allow", "*.json", "--ignore", "*blocks", "--wait"];
@@ -120,7 +120,7 @@ fn patterns_say_what_is_mounted_and_staged() {
 }
 
 #[test]
-fn the_cache_keeps_its_limit() {
+fn cache_at_its_limit_evicts() {
     let env = TestEnv::new();
     for number in 0..8 {
         env.put(&format!("file-{number}"), 4 * MIB);

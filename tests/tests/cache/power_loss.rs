@@ -30,7 +30,7 @@ fn cut_amid(disk: &LoopDisk, mut command: Command, whole: Duration, rng: &mut Rn
 }
 
 #[test]
-fn what_is_staged_survives() {
+fn staged_snapshot_after_power_cut_is_local() {
     let Some(disk) = LoopDisk::new(SIZE) else { return };
     let env = TestEnv::new();
     let machine = env.second_machine().with_cache(&disk.path().join("cache"));
@@ -54,7 +54,7 @@ fn what_is_staged_survives() {
 }
 
 #[test]
-fn a_cut_at_any_time_leaves_no_wrong_byte_and_a_cache_that_goes_on() {
+fn cache_cut_at_random_reads_no_wrong_byte() {
     let Some(disk) = LoopDisk::new(SIZE) else { return };
     let env = TestEnv::new();
     let machine = env.second_machine().with_cache(&disk.path().join("cache"));
@@ -85,7 +85,7 @@ fn a_cut_at_any_time_leaves_no_wrong_byte_and_a_cache_that_goes_on() {
 }
 
 #[test]
-fn what_was_added_to_a_local_mirror_survives() {
+fn local_mirror_after_power_cut_is_whole() {
     let Some(disk) = LoopDisk::new(SIZE) else { return };
     let machine = Machine::new();
     let (source, mirror) = (machine.directory("source"), disk.path().join("mirror"));

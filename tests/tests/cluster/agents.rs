@@ -70,7 +70,7 @@ impl AgentNode {
 }
 
 #[test]
-fn agents_find_each_other_share_what_the_mirror_has_and_take_their_leave() {
+fn agents_with_certificates_share_blocks_and_leave() {
     let env = TestEnv::new();
     env.put("weights", 20 * MIB as usize + 3);
     env.put("config", 1000);
@@ -107,7 +107,7 @@ fn agents_find_each_other_share_what_the_mirror_has_and_take_their_leave() {
 }
 
 #[test]
-fn without_certificates_it_is_told_loudly_and_only_on_this_machine() {
+fn agents_without_certificates_warn_and_bind_loopback() {
     let env = TestEnv::new();
     env.put("weights", 3 * MIB as usize);
     env.mirror();
@@ -144,7 +144,7 @@ fn without_certificates_it_is_told_loudly_and_only_on_this_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_gives_nothing_to_strangers_and_nothing_of_other_tenants() {
+async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
     let env = TestEnv::new();
     let content = env.put("weights", 3 * MIB as usize + 3);
     env.mirror();
@@ -193,7 +193,7 @@ async fn an_agent_gives_nothing_to_strangers_and_nothing_of_other_tenants() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_hosts_those_whom_its_certificate_names_now() {
+async fn agent_with_new_certificate_serves_its_tenants() {
     let env = TestEnv::new();
     let content = env.put("weights", 3 * MIB as usize + 3);
     env.mirror();

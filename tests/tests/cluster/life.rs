@@ -191,7 +191,7 @@ fn peak() -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn simulated_nodes_for_some_minutes() {
+async fn cluster_simulated_for_minutes_reads_mirror_about_once() {
     let life = ClusterLife::begin(1, 60, Duration::from_secs(15 * 60)).await;
     life.live().await;
     life.judge();
@@ -200,7 +200,7 @@ async fn simulated_nodes_for_some_minutes() {
 /// The same for an hour of 200 nodes. BDNFS_SEEDS says how many seeds, 2 by default.
 #[tokio::test(start_paused = true)]
 #[ignore = "takes minutes; run it by hand after a change to who asks whom"]
-async fn simulated_nodes_for_an_hour() {
+async fn cluster_simulated_for_an_hour_reads_mirror_about_once() {
     let seeds = std::env::var("BDNFS_SEEDS").map_or(2, |seeds| seeds.parse().expect("a number"));
     for seed in 1..=seeds {
         let life = ClusterLife::begin(seed, 200, Duration::from_secs(3600)).await;

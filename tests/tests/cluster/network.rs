@@ -43,7 +43,7 @@ fn stage(nodes: &[&ClusterNode], cluster: &TestCluster) {
 }
 
 #[test]
-fn a_burst_reads_the_mirror_about_once_and_who_comes_late_hardly_at_all() {
+fn cluster_staging_at_once_reads_mirror_about_once() {
     let Some(cluster) = TestCluster::new("1gbit") else { return };
     cluster.publish(&OBJECTS);
     let nodes = ["n1", "n2", "n3", "n4"].map(|id| cluster.node(id, "1gbit", ""));
@@ -147,7 +147,7 @@ impl ForeignPeer {
 }
 
 #[test]
-fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
+fn cluster_with_dead_frozen_and_lying_nodes_reads_right_bytes() {
     // Slow, so that there is a middle of it.
     let Some(cluster) = TestCluster::new("100mbit") else { return };
     cluster.publish(&OBJECTS);
@@ -194,7 +194,7 @@ fn nodes_that_die_freeze_are_cut_off_lie_or_have_no_room_spoil_nothing() {
 }
 
 #[test]
-fn members_of_another_version_and_those_that_have_nothing_are_got_by() {
+fn cluster_with_foreign_and_empty_members_stages() {
     let Some(cluster) = TestCluster::new("1gbit") else { return };
     cluster.publish(&OBJECTS[1..]);
     let node = cluster.node("n1", "1gbit", "");
@@ -211,7 +211,7 @@ fn members_of_another_version_and_those_that_have_nothing_are_got_by() {
 }
 
 #[test]
-fn a_node_that_takes_its_leave_spoils_nothing_and_comes_back() {
+fn node_leaving_and_rejoining_keeps_reads_right() {
     let Some(cluster) = TestCluster::new("100mbit") else { return };
     cluster.publish(&OBJECTS);
     let mut nodes = ["n1", "n2", "n3"].map(|id| cluster.node(id, "1gbit", ""));
@@ -246,7 +246,7 @@ fn nodes_of_a_service(cluster: &TestCluster, dns: &Dns, ids: &[&str]) -> Vec<Clu
 }
 
 #[test]
-fn nodes_find_each_other_by_a_name_with_several_addresses() {
+fn seeds_by_dns_name_find_all_nodes() {
     let Some(cluster) = TestCluster::new("1gbit") else { return };
     let host = cluster.network.host("1gbit");
     // Those of the nodes that come next, and of one that is gone.
@@ -259,7 +259,7 @@ fn nodes_find_each_other_by_a_name_with_several_addresses() {
 
 #[test]
 #[ignore = "waits for the minute after which a name is looked up again; run it by hand after a change to gossip"]
-fn a_name_is_looked_up_again_when_nodes_change() {
+fn dns_seed_changed_is_resolved_again() {
     let Some(cluster) = TestCluster::new("1gbit") else { return };
     let host = cluster.network.host("1gbit");
     let [a, b, c, last] = host.address.octets();

@@ -9,7 +9,7 @@ use crate::nodes::{InProcessCluster, MIB};
 const ABOUT_ONCE: f64 = 1.5;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_that_stage_at_once_read_the_mirror_about_once() {
+async fn nodes_staging_at_once_read_mirror_about_once() {
     let cluster = InProcessCluster::start(4, &[("large", 90 * MIB), ("small", MIB / 2)]).await;
     cluster.stage_all().await;
     cluster.assert_right_everywhere().await;
@@ -27,7 +27,7 @@ async fn nodes_that_stage_at_once_read_the_mirror_about_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_reads_lazily_through_one_that_never_had_the_snapshot() {
+async fn node_reading_lazily_uses_owner_without_snapshot() {
     let cluster = InProcessCluster::start(2, &[("weights", 24 * MIB)]).await;
     let [reader, owner] = &cluster.nodes[..] else { panic!("two") };
     cluster.assert_right(reader).await;
@@ -41,7 +41,7 @@ async fn a_node_reads_lazily_through_one_that_never_had_the_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_that_are_lost_lie_or_have_no_room_spoil_nothing() {
+async fn nodes_lost_lying_or_full_spoil_no_stage() {
     let mut cluster = InProcessCluster::empty(&[("large", 60 * MIB), ("other", 17 * MIB + 5)]).await;
     for number in 0..6 {
         let room = (number == 2).then_some(20 * MIB as u64);
@@ -70,7 +70,7 @@ async fn nodes_that_are_lost_lie_or_have_no_room_spoil_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_leaves_hands_what_it_has_to_those_who_own_it_from_then_on() {
+async fn node_draining_serves_its_blocks_to_new_owners() {
     let cluster = InProcessCluster::start(3, &[("weights", 60 * MIB)]).await;
     let [leaver, heir, _other] = &cluster.nodes[..] else { panic!("three") };
     // It has what it owns, and what the others fetched for it they have.

@@ -110,7 +110,7 @@ pub async fn get_of(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_nodes_of_the_cluster_are_served_and_only_what_their_tenants_own() {
+async fn peer_server_serves_own_tenants_of_known_nodes_only() {
     let ca = TestCa::empty();
     for line in [
         "cluster init-ca @ca",
@@ -152,7 +152,7 @@ async fn only_nodes_of_the_cluster_are_served_and_only_what_their_tenants_own() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_expired_certificate_is_worth_nothing_and_a_new_one_is_taken_up() {
+async fn certificate_expired_is_refused_and_renewed_is_loaded() {
     let ca = TestCa::empty();
     for line in [
         "cluster init-ca @ca",
@@ -220,7 +220,7 @@ async fn sees(gossip: &Gossip, ids: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn members_find_each_other_through_one_seed_and_strangers_do_not_get_in() {
+async fn gossip_with_one_seed_admits_members_only() {
     let ca = TestCa::empty();
     ca.run("cluster init-ca @ca").succeeds();
     ca.run("cluster init-ca @other").succeeds();

@@ -203,7 +203,7 @@ fn curl(arguments: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s3() {
+async fn moto_s3_as_tier_conforms() {
     let port = port();
     let url = format!("http://127.0.0.1:{port}");
     let mut command = emulator("bin/moto_server");
@@ -234,7 +234,7 @@ async fn s3() {
 
 /// Tells no generation of what it sends, so it is asked for that.
 #[tokio::test(flavor = "multi_thread")]
-async fn google() {
+async fn gcs_emulator_as_tier_conforms() {
     let port = port();
     let mut command = emulator("bin/gcp-storage-emulator");
     command.args(["start", "--in-memory", "--host", "127.0.0.1", "--port", &port.to_string()]);
@@ -257,7 +257,7 @@ async fn gcs(command: Command, port: u16) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn azure() {
+async fn azurite_as_tier_conforms() {
     let port = port();
     let url = format!("http://127.0.0.1:{port}/devstoreaccount1");
     let mut command = emulator("node_modules/.bin/azurite-blob");

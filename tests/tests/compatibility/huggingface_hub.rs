@@ -47,7 +47,7 @@ for repo, kwargs in [
 "#;
 
 #[test]
-fn the_real_client_takes_the_kits_hub_for_one_and_sees_what_is_mounted() {
+fn hub_server_read_by_huggingface_hub_equals_the_mount() {
     let hub = HubServer::start();
     let weights = content("weights", 3_000_000);
     let files: [(&str, &[u8]); 4] = [

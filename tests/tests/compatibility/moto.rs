@@ -93,7 +93,7 @@ impl Moto {
 }
 
 #[test]
-fn keys_are_checked_and_roles_are_given() {
+fn moto_checks_keys_and_gives_roles() {
     let moto = Moto::start();
     let wrong = (moto.reader.0.clone(), "anotherSecret".to_owned());
     let machine = Machine::new()

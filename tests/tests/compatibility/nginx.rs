@@ -98,7 +98,7 @@ impl Nginx {
 }
 
 #[test]
-fn a_directory_of_it_is_mounted_and_read_in_parts() {
+fn nginx_directory_mounts_and_reads_ranges() {
     let nginx = Nginx::start();
     let open = nginx.directory.path().join("www/open");
     write_tree(&open);
@@ -125,7 +125,7 @@ fn a_directory_of_it_is_mounted_and_read_in_parts() {
 }
 
 #[test]
-fn it_lets_in_who_has_a_name_and_a_password() {
+fn nginx_with_basic_auth_accepts_credentials() {
     let nginx = Nginx::start();
     let bytes = write_file(&nginx.directory.path().join("www/shut"), "w", 2 * MIB);
     let ca = nginx.directory.path().join("cert.pem").display().to_string();
@@ -143,7 +143,7 @@ fn it_lets_in_who_has_a_name_and_a_password() {
 }
 
 #[test]
-fn its_redirects_are_followed_as_far_as_they_may_be() {
+fn nginx_redirects_are_followed_up_to_the_limit() {
     let nginx = Nginx::start();
     let bytes = write_file(&nginx.directory.path().join("www/open"), "w", 2 * MIB);
     let ca = nginx.directory.path().join("cert.pem").display().to_string();

@@ -44,7 +44,7 @@ impl Drop for Olah {
 }
 
 #[test]
-fn repositories_are_mounted_by_way_of_another_hub() {
+fn olah_as_endpoint_mounts_repositories() {
     let hub = HubServer::start();
     let weights = content("weights", 3_000_000);
     let files: [(&str, &[u8]); 3] =

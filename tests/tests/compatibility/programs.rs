@@ -36,7 +36,7 @@ assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
 ";
 
 #[test]
-fn sixteen_processes_share_a_descriptor() {
+fn read_by_sixteen_processes_of_one_descriptor_is_right() {
     let (env, _, path) = cold(32 * MIB);
     run(python(SIXTEEN_PROCESSES).arg(env.bucket().join("weights.bin")).arg(path));
 }
@@ -52,7 +52,7 @@ assert (array == numpy.frombuffer(original, dtype=numpy.uint8)).all()
 ";
 
 #[test]
-fn python_maps_a_cold_file() {
+fn python_mmap_of_cold_file_is_right() {
     let (env, _, path) = cold(20 * MIB + 1);
     run(python(MAPPED_BY_PYTHON).arg(env.bucket().join("weights.bin")).arg(path));
 }
@@ -75,7 +75,7 @@ with safe_open(sys.argv[1], framework='np') as expected, safe_open(sys.argv[2], 
 ";
 
 #[test]
-fn safetensors_opens_a_cold_model() {
+fn safetensors_of_cold_model_loads_all_tensors() {
     let env = TestEnv::new();
     let original = env.bucket().join("model.safetensors");
     run(python(SAVE).arg(&original));
@@ -84,7 +84,7 @@ fn safetensors_opens_a_cold_model() {
 }
 
 #[test]
-fn sha256sum_tar_rsync_cp_and_find_agree_with_the_original() {
+fn coreutils_tar_and_rsync_of_mount_equal_original() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);
@@ -119,7 +119,7 @@ fn sha256sum_tar_rsync_cp_and_find_agree_with_the_original() {
 }
 
 #[test]
-fn sha256sum_checks_a_cold_tree() {
+fn sha256sum_of_cold_tree_succeeds() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     let sums = env.machine.directory("sums").join("SHA256SUMS");
@@ -131,7 +131,7 @@ fn sha256sum_checks_a_cold_tree() {
 }
 
 #[test]
-fn git_checks_a_bare_repository() {
+fn git_fsck_of_mounted_repository_succeeds() {
     let env = TestEnv::new();
     let work = env.machine.directory("work");
     write_tree(&work);
@@ -160,7 +160,7 @@ fn git_checks_a_bare_repository() {
 }
 
 #[test]
-fn fio_reads_with_every_engine() {
+fn fio_with_every_engine_reads() {
     let (env, bytes, path) = cold(32 * MIB);
     for (engine, jobs, size) in
         [("psync", 16, "4k"), ("io_uring", 4, "64k"), ("mmap", 2, "1M"), ("psync", 1, "1M")]
@@ -184,7 +184,7 @@ fn fio_reads_with_every_engine() {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote() {
+fn fio_verify_of_mounted_file_succeeds() {
     let env = TestEnv::new();
     let job = |directory: &Path| {
         let mut fio = program("fio");

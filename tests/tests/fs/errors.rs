@@ -30,7 +30,7 @@ fn cat(path: &Path) -> Child {
 }
 
 #[test]
-fn refused_credentials_are_eacces_and_silence_is_etimedout() {
+fn read_with_refused_keys_or_silence_fails_with_eacces_or_etimedout() {
     let env = TestEnv::new();
     for name in ["refused", "silent"] {
         env.put(name, MIB);
@@ -50,7 +50,7 @@ fn refused_credentials_are_eacces_and_silence_is_etimedout() {
 }
 
 #[test]
-fn a_reader_stuck_on_a_frozen_server_dies_when_it_is_killed() {
+fn reader_on_frozen_server_when_killed_ends() {
     let env = TestEnv::new();
     env.put("file", 8 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -78,7 +78,7 @@ fn a_reader_stuck_on_a_frozen_server_dies_when_it_is_killed() {
 }
 
 #[test]
-fn a_frozen_server_delays_neither_other_files_nor_the_end() {
+fn frozen_server_delays_neither_other_files_nor_unmount() {
     let env = TestEnv::new();
     for name in ["frozen", "local"] {
         env.put(name, 2 * MIB);

@@ -31,7 +31,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn a_local_directory_by_path_and_by_url() {
+fn mount_of_local_directory_by_path_or_url_equals_source() {
     let (machine, source) = local();
     let by_path = machine.mount(&source, "by path");
     let by_url = machine.mount(format!("file://{}", source.display()), "by-url");
@@ -43,7 +43,7 @@ fn a_local_directory_by_path_and_by_url() {
 }
 
 #[test]
-fn a_file_on_a_web_server() {
+fn mount_of_web_file_reads_it() {
     let root = TempDir::new().unwrap();
     let bytes = write_file(root.path(), "models/weights v2.bin", 3_000_000);
     let (web, machine) = (WebServer::start(root.path()), Machine::new());
@@ -54,7 +54,7 @@ fn a_file_on_a_web_server() {
 }
 
 #[test]
-fn a_directory_on_a_web_server_by_its_sums() {
+fn mount_of_web_directory_with_sha256sums_equals_source() {
     let root = TempDir::new().unwrap();
     let tree = root.path().join("models/x");
     write_tree(&tree);
@@ -76,7 +76,7 @@ fn a_directory_on_a_web_server_by_its_sums() {
 }
 
 #[test]
-fn a_directory_on_a_web_server_by_its_index() {
+fn mount_of_web_directory_with_index_equals_source() {
     let root = TempDir::new().unwrap();
     let tree = root.path().join("models/x");
     write_tree(&tree);
@@ -94,7 +94,7 @@ fn a_directory_on_a_web_server_by_its_index() {
 }
 
 #[test]
-fn sums_that_are_wrong_fail_the_stage_by_name() {
+fn stage_with_wrong_sha256sums_names_the_file() {
     let root = TempDir::new().unwrap();
     write_file(root.path(), "good", 2000);
     write_file(root.path(), "bad", 3000);
@@ -107,7 +107,7 @@ fn sums_that_are_wrong_fail_the_stage_by_name() {
 }
 
 #[test]
-fn a_bucket_with_its_keys() {
+fn mount_of_bucket_with_keys_equals_source() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -123,7 +123,7 @@ fn a_bucket_with_its_keys() {
 }
 
 #[test]
-fn secrets_are_nowhere_to_be_seen() {
+fn mount_with_keys_shows_no_secret() {
     let env = TestEnv::new();
     env.put("file", 100);
     let point = env.machine.mount_with("s3://bucket", "mnt", &["-vvv"]);
@@ -142,7 +142,7 @@ fn secrets_are_nowhere_to_be_seen() {
 }
 
 #[test]
-fn what_can_not_be_mounted_is_told_in_a_line() {
+fn mount_of_bad_source_fails_in_one_line() {
     let (machine, source) = local();
     let point = machine.directory("mnt");
     let fails = |source: &str, options: &[&str], words: &[&str]| {
@@ -162,7 +162,7 @@ fn what_can_not_be_mounted_is_told_in_a_line() {
 }
 
 #[test]
-fn a_mountpoint_is_mounted_once() {
+fn mount_on_used_mount_point_is_refused() {
     let (machine, source) = local();
     let point = machine.mount(&source, "mnt");
     machine.try_mount(&source, &point, &[]).fails(&[text(&point), "mounted"]);
@@ -172,7 +172,7 @@ fn a_mountpoint_is_mounted_once() {
 }
 
 #[test]
-fn buckets_and_objects_that_are_not_there() {
+fn mount_of_missing_bucket_or_object_fails() {
     let env = TestEnv::new();
     env.put("some/file", 10);
     let point = env.machine.directory("mnt");
@@ -182,7 +182,7 @@ fn buckets_and_objects_that_are_not_there() {
 }
 
 #[test]
-fn a_name_that_can_be_no_file_fails_the_mount_with_that_name() {
+fn mount_with_invalid_key_names_it() {
     for key in ["up/../and away", "two//slashes", "file/below a file"] {
         let env = TestEnv::new();
         env.put("file", 10);
@@ -197,7 +197,7 @@ fn a_name_that_can_be_no_file_fails_the_mount_with_that_name() {
 }
 
 #[test]
-fn a_busy_mount_names_who_holds_it() {
+fn umount_of_busy_mount_names_the_process() {
     let (machine, source) = local();
     let point = machine.mount(&source, "mnt");
     let mut holder = program("sleep").arg("1000").current_dir(point.join("names")).spawn().unwrap();
@@ -211,7 +211,7 @@ fn a_busy_mount_names_who_holds_it() {
 }
 
 #[test]
-fn a_mount_returns_although_its_output_is_a_pipe() {
+fn mount_with_piped_output_returns() {
     let (machine, source) = local();
     let point = machine.directory("mnt");
     let mut command =
@@ -232,7 +232,7 @@ fn foreground(machine: &Machine, source: &Path, point: &Path) -> Child {
 }
 
 #[test]
-fn signals_unmount_cleanly_in_the_foreground() {
+fn mount_foreground_on_signal_unmounts() {
     for signal in [Signal::TERM, Signal::INT] {
         let (machine, source) = local();
         let point = machine.directory("mnt");
@@ -246,7 +246,7 @@ fn signals_unmount_cleanly_in_the_foreground() {
 }
 
 #[test]
-fn umount_ends_the_foreground() {
+fn mount_foreground_on_umount_ends() {
     let (machine, source) = local();
     let point = machine.directory("mnt");
     let mut child = foreground(&machine, &source, &point);
@@ -255,7 +255,7 @@ fn umount_ends_the_foreground() {
 }
 
 #[test]
-fn sigterm_to_the_daemon_unmounts_everything() {
+fn daemon_on_sigterm_unmounts_all() {
     let (machine, source) = local();
     let points = ["one", "two"].map(|name| machine.mount(&source, name));
     for daemon in machine.daemons() {
@@ -266,7 +266,7 @@ fn sigterm_to_the_daemon_unmounts_everything() {
 }
 
 #[test]
-fn umount_as_the_system_does_it() {
+fn mount_on_system_umount_ends() {
     let (machine, source) = local();
     let point = machine.mount(&source, "mnt");
     run(program("umount").arg(&point));
@@ -274,7 +274,7 @@ fn umount_as_the_system_does_it() {
 }
 
 #[test]
-fn status_tells_mounts_and_cache() {
+fn status_with_mounts_lists_mounts_and_cache() {
     let (machine, source) = local();
     assert_eq!(machine.run(&["status", "--json", "--cache-dir", text(machine.cache())]).code, Some(0));
     let point = machine.mount_with(&source, "mnt", &["--wait"]);
@@ -286,7 +286,7 @@ fn status_tells_mounts_and_cache() {
 }
 
 #[test]
-fn ls_lists_without_mounting() {
+fn ls_of_source_lists_without_mounting() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     let list = env.machine.run(&["ls", "s3://bucket/sizes"]).succeeds();
@@ -303,7 +303,7 @@ fn ls_lists_without_mounting() {
 }
 
 #[test]
-fn wait_tells_its_progress_in_plain_lines() {
+fn mount_wait_without_terminal_prints_progress_lines() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     let point = env.machine.directory("mnt");

@@ -18,7 +18,7 @@ fn raw<T: std::fmt::Debug>(result: io::Result<T>) -> Option<Errno> {
 }
 
 #[test]
-fn everything_that_writes_is_refused() {
+fn write_calls_on_mount_fail_with_erofs() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);
@@ -54,7 +54,7 @@ fn everything_that_writes_is_refused() {
 }
 
 #[test]
-fn what_is_not_there_is_told_as_elsewhere() {
+fn missing_path_fails_as_on_ext4() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);
@@ -67,7 +67,7 @@ fn what_is_not_there_is_told_as_elsewhere() {
 }
 
 #[test]
-fn names_links_and_modes_are_those_of_the_original() {
+fn names_links_and_modes_equal_the_original() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);
@@ -85,7 +85,7 @@ fn names_links_and_modes_are_those_of_the_original() {
 }
 
 #[test]
-fn directory_entries_agree_with_stat() {
+fn readdir_entries_agree_with_stat() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);
@@ -120,7 +120,7 @@ fn entries(directory: &File) -> Vec<(Vec<u8>, u64)> {
 }
 
 #[test]
-fn a_large_directory_lists_whole_and_from_any_position() {
+fn readdir_of_large_directory_from_any_position_is_whole() {
     const FILES: usize = 20_000;
     let machine = Machine::new();
     let source = machine.directory("source");
@@ -149,7 +149,7 @@ fn a_large_directory_lists_whole_and_from_any_position() {
 }
 
 #[test]
-fn attributes_tell_digest_source_and_what_is_local() {
+fn xattrs_of_file_tell_digest_source_and_local_bytes() {
     let machine = Machine::new();
     let source = machine.directory("source");
     let bytes = write_file(&source, "file", (3 << 20) + 17);
@@ -168,7 +168,7 @@ fn attributes_tell_digest_source_and_what_is_local() {
 }
 
 #[test]
-fn statfs_tells_the_size_of_the_tree() {
+fn statfs_of_mount_tells_the_size_of_the_tree() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);
@@ -185,7 +185,7 @@ fn statfs_tells_the_size_of_the_tree() {
 }
 
 #[test]
-fn owner_and_access_are_as_asked_for() {
+fn mount_with_owner_and_access_options_applies_them() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);

@@ -27,7 +27,7 @@ fn map(file: &File) -> Mmap {
 }
 
 #[test]
-fn reads_at_random_are_those_of_the_original() {
+fn read_at_random_offsets_equals_original() {
     let (_world, bytes, path) = cold(24 * MIB + 12_345);
     let (file, mut rng) = (File::open(path).unwrap(), Rng(1));
     for _ in 0..400 {
@@ -41,7 +41,7 @@ fn reads_at_random_are_those_of_the_original() {
 }
 
 #[test]
-fn a_mapping_made_before_the_file_was_whole_stays_right() {
+fn mmap_before_file_is_local_stays_right() {
     let (env, bytes, path) = cold(24 * MIB + 77);
     let early = File::open(&path).unwrap();
     let mapping = map(&early);
@@ -76,7 +76,7 @@ fn a_mapping_made_before_the_file_was_whole_stays_right() {
 }
 
 #[test]
-fn a_descriptor_opened_before_the_file_was_whole_stays_right() {
+fn descriptor_opened_before_file_is_local_stays_right() {
     // The kernel opens small files by itself, large ones through the daemon.
     for len in [8 * MIB + 3, 24 * MIB + 3] {
         opened_early(len);
@@ -100,7 +100,7 @@ fn opened_early(len: usize) {
 }
 
 #[test]
-fn sixteen_threads_share_a_descriptor() {
+fn read_by_sixteen_threads_of_one_descriptor_is_right() {
     let (_world, bytes, path) = cold(32 * MIB);
     let file = File::open(path).unwrap();
     thread::scope(|scope| {
@@ -116,7 +116,7 @@ fn sixteen_threads_share_a_descriptor() {
 }
 
 #[test]
-fn an_empty_file_reads_and_maps_as_elsewhere() {
+fn empty_file_reads_as_empty_without_request() {
     let env = TestEnv::new();
     env.put("empty", 0);
     env.put("other", 10);

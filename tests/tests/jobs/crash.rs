@@ -73,7 +73,7 @@ fn round(rng: &mut Rng) {
 }
 
 #[test]
-fn jobs_come_through_the_death_of_their_agent() {
+fn job_running_when_agent_dies_completes() {
     let mut rng = Rng(1);
     for _ in 0..3 {
         round(&mut rng);
@@ -82,7 +82,7 @@ fn jobs_come_through_the_death_of_their_agent() {
 
 #[test]
 #[ignore = "takes minutes; for a change of what an agent keeps: cargo nextest run --test job --run-ignored all hundred"]
-fn jobs_come_through_a_hundred_deaths_of_their_agents() {
+fn jobs_under_a_hundred_agent_kills_complete() {
     let mut rng = Rng(100);
     for number in 0..100 {
         eprintln!("round {number}");
@@ -115,7 +115,7 @@ fn happens(agent: &AgentProcess, id: &str, words: &str) {
 }
 
 #[test]
-fn a_job_that_had_its_room_does_not_wait_behind_one_that_waits_for_it() {
+fn job_admitted_before_crash_keeps_its_admission() {
     let (stays, early, late) = (TestEnv::new(), TestEnv::new(), TestEnv::new());
     stays.put("weights", 4 * MIB);
     early.put("early", 6 * MIB);
@@ -160,7 +160,7 @@ fn a_job_that_had_its_room_does_not_wait_behind_one_that_waits_for_it() {
 }
 
 #[test]
-fn what_was_mounted_for_a_job_that_has_ended_is_cleared_away() {
+fn job_mounts_after_its_end_are_removed() {
     let (env, other) = (TestEnv::new(), TestEnv::new());
     env.put("weights", 4 * MIB);
     other.put("weights", 10 * MIB);
@@ -272,12 +272,12 @@ fn evicting(rounds: usize, seed: u64) {
 
 #[test]
 #[ignore = "takes minutes; for a change of what is evicted: cargo nextest run --test job --run-ignored all evicts_a_hundred"]
-fn an_agent_that_dies_while_it_evicts_a_hundred_times_takes_nothing_that_is_leased() {
+fn agent_killed_while_evicting_keeps_what_is_leased() {
     evicting(100, std::env::var("SEED").map_or(7, |seed| seed.parse().expect("a number")));
 }
 
 #[test]
-fn a_job_ends_while_there_is_no_agent_and_the_next_one_knows_how() {
+fn job_ended_without_agent_is_known_to_the_next() {
     let machine = Machine::new();
     let agent = machine.agent("");
     let go = machine.directory("flags").join("go");

@@ -39,7 +39,7 @@ fn ended(agent: &AgentProcess, id: &str) -> Value {
 }
 
 #[test]
-fn twenty_jobs_of_five_sources_run_on_a_cache_that_holds_three() {
+fn jobs_beyond_cache_size_run_one_after_another() {
     let env = TestEnv::new();
     for number in 0..5 {
         env.put(&format!("s{number}/weights{number}"), LARGE);
@@ -71,7 +71,7 @@ fn twenty_jobs_of_five_sources_run_on_a_cache_that_holds_three() {
 }
 
 #[test]
-fn a_job_that_will_never_have_room_is_refused_with_who_holds_it() {
+fn job_that_never_fits_is_refused_with_lease_holders() {
     let env = TestEnv::new();
     for number in 0..4 {
         env.put(&format!("s{number}/weights"), LARGE);

@@ -35,7 +35,7 @@ print('SUMS', weights, int(tokens.sum()), os.environ['WANDB_PROJECT'], len(os.en
 ";
 
 #[test]
-fn the_json_of_truss_train_runs_and_runs_again_from_the_cache() {
+fn job_of_truss_train_runs_then_hits_the_cache() {
     let env = TestEnv::new();
     let (model, data) = (env.bucket().join("model"), env.bucket().join("data"));
     fs::create_dir_all(&model).unwrap();
@@ -109,7 +109,7 @@ fn the_json_of_truss_train_runs_and_runs_again_from_the_cache() {
 }
 
 #[test]
-fn from_running_on_nothing_outside_is_needed() {
+fn job_running_without_network_completes() {
     let env = TestEnv::new();
     env.put("model/large", 9 * MIB + 5);
     env.put("model/config.json", 700);
@@ -142,7 +142,7 @@ fn from_running_on_nothing_outside_is_needed() {
 }
 
 #[test]
-fn what_fails_fails_the_job_before_its_commands_with_the_reason() {
+fn job_with_bad_source_fails_before_its_commands() {
     let env = TestEnv::new();
     env.put("good/file", 3 * MIB);
     let machine = &env.machine;

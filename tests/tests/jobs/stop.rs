@@ -87,7 +87,7 @@ fn signals(machine: &Machine, kind: &str) {
 }
 
 #[test]
-fn a_signal_to_who_runs_a_job_stops_it() {
+fn job_run_on_signal_stops_the_job() {
     let machine = Machine::new();
     signals(&machine, "alone");
     assert!(machine.daemons().is_empty());
@@ -97,7 +97,7 @@ fn a_signal_to_who_runs_a_job_stops_it() {
 }
 
 #[test]
-fn a_job_is_stopped_wherever_it_is_on_its_way() {
+fn job_stop_in_each_state_stops_it() {
     let env = TestEnv::new();
     env.put("large", 9 * MIB);
     let machine = &env.machine;
@@ -151,7 +151,7 @@ fn a_job_is_stopped_wherever_it_is_on_its_way() {
 }
 
 #[test]
-fn a_stopped_job_takes_all_that_it_started_with_it() {
+fn job_stop_kills_all_descendants() {
     let machine = Machine::new();
     let agent = machine.agent("");
     let flags = machine.directory("flags");

@@ -30,7 +30,7 @@ fn mounts(directory: &Path) -> usize {
 }
 
 #[test]
-fn what_is_measured_is_reported_and_held_against_itself() {
+fn bench_against_itself_finds_nothing_worse() {
     let machine = Machine::new();
     let ran = machine.run(&arguments(&machine, "first"));
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -73,7 +73,7 @@ fn what_is_measured_is_reported_and_held_against_itself() {
 }
 
 #[test]
-fn an_interrupted_run_leaves_nothing_behind() {
+fn bench_interrupted_leaves_nothing_behind() {
     let machine = Machine::new();
     let arguments: Vec<_> = arguments(&machine, "none")
         .into_iter()
@@ -90,7 +90,7 @@ fn an_interrupted_run_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_command_hands_on_its_options_and_says_when_the_program_is_missing() {
+fn bench_command_passes_options_and_names_missing_program() {
     let here = tempfile::tempdir_in(target()).unwrap();
     let bdnfs = here.path().join("bdnfs");
     fs::hard_link(target().join("bdnfs"), &bdnfs).unwrap();

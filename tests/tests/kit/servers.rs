@@ -36,7 +36,7 @@ fn client(s3: &S3Server, keys: &Keys) -> AmazonS3 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_real_client_lists_reads_and_writes() {
+async fn s3_server_with_object_store_client_lists_reads_and_writes() {
     let root = TempDir::new().unwrap();
     write_tree(&root.path().join("bucket"));
     for number in 0..1100 {
@@ -80,7 +80,7 @@ async fn a_real_client_lists_reads_and_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_secret_is_refused() {
+async fn s3_server_with_wrong_secret_refuses() {
     let root = TempDir::new().unwrap();
     write_file(root.path(), "bucket/file", 10);
     let s3 = S3Server::start(root.path(), Some(keys()));
@@ -90,7 +90,7 @@ async fn a_wrong_secret_is_refused() {
 }
 
 #[test]
-fn a_server_stops_and_starts_on_its_port_and_counts() {
+fn http_server_stopped_and_resumed_keeps_port_and_counts() {
     let root = TempDir::new().unwrap();
     let bytes = write_file(root.path(), "dir/file", 3 << 20);
     let mut web = WebServer::start(root.path());
@@ -106,7 +106,7 @@ fn a_server_stops_and_starts_on_its_port_and_counts() {
 }
 
 #[test]
-fn faults_are_what_they_say() {
+fn fault_set_changes_the_answers() {
     let root = TempDir::new().unwrap();
     let bytes = write_file(root.path(), "file", 100_000);
     let web = WebServer::start(root.path());

@@ -48,7 +48,7 @@ fn objects(mirror: &Path, shelf: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_local_source_lives_on_in_a_local_mirror() {
+fn mirror_of_removed_local_source_serves_it() {
     let machine = Machine::new();
     let (source, mirror) = (machine.directory("source"), machine.directory("mirror"));
     write_tree(&source);
@@ -66,7 +66,7 @@ fn a_local_source_lives_on_in_a_local_mirror() {
 }
 
 #[test]
-fn the_origin_is_not_asked_for_what_is_mirrored_and_small_files_come_in_few_requests() {
+fn mirrored_source_read_sends_no_request_to_origin() {
     let env = TestEnv::new();
     mirror(&env);
     for number in 0..2000 {
@@ -90,7 +90,7 @@ fn the_origin_is_not_asked_for_what_is_mirrored_and_small_files_come_in_few_requ
 }
 
 #[test]
-fn one_file_of_many_reads_itself_and_stores_a_pack_or_two() {
+fn packed_file_read_stores_at_most_two_packs() {
     let machine = Machine::new();
     let (source, mirror) = (machine.directory("source"), machine.directory("mirror"));
     let len = 64 << 10;
@@ -122,7 +122,7 @@ fn one_file_of_many_reads_itself_and_stores_a_pack_or_two() {
 }
 
 #[test]
-fn a_killed_add_is_resumed() {
+fn mirror_add_killed_is_resumed() {
     let env = TestEnv::new();
     let mirror = mirror(&env);
     write_tree(&env.bucket());
@@ -156,7 +156,7 @@ fn a_killed_add_is_resumed() {
 }
 
 #[test]
-fn a_killed_add_goes_on_within_a_file() {
+fn mirror_add_killed_within_a_file_continues_there() {
     let env = TestEnv::new();
     let mirror = env.machine.directory("mirror");
     let len = (120 * MIB) as u64;
@@ -191,7 +191,7 @@ fn a_killed_add_goes_on_within_a_file() {
 }
 
 #[test]
-fn damage_is_named_and_never_read_and_repaired_from_the_origin() {
+fn mirror_blob_damaged_is_named_and_repaired() {
     let env = TestEnv::new();
     let mirror = mirror(&env);
     write_tree(&env.bucket());
@@ -217,7 +217,7 @@ fn damage_is_named_and_never_read_and_repaired_from_the_origin() {
 }
 
 #[test]
-fn a_damaged_manifest_or_ref_is_named_and_the_origin_read_in_its_stead() {
+fn mirror_manifest_damaged_is_named_and_bypassed() {
     let env = TestEnv::new();
     let mirror = mirror(&env);
     write_tree(&env.bucket());
@@ -279,7 +279,7 @@ fn a_damaged_manifest_or_ref_is_named_and_the_origin_read_in_its_stead() {
 }
 
 #[test]
-fn two_add_at_once_and_what_is_removed_is_collected_beside_them() {
+fn mirror_gc_beside_two_adds_collects_only_removed() {
     let env = TestEnv::new();
     let mirror = mirror(&env);
     write_tree(&env.bucket());

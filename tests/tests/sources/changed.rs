@@ -38,7 +38,7 @@ fn changed(original: &[u8], path: &Path, change: impl FnOnce()) {
 }
 
 #[test]
-fn a_changed_object_is_an_error_and_never_a_mixture() {
+fn object_changed_under_mount_fails_with_ebadmsg() {
     let env = TestEnv::new();
     let bytes = env.put("file", 64 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -51,7 +51,7 @@ fn a_changed_object_is_an_error_and_never_a_mixture() {
 }
 
 #[test]
-fn a_changed_local_file_is_an_error_and_never_a_mixture() {
+fn local_file_changed_under_mount_fails_with_ebadmsg() {
     let machine = Machine::new();
     let source = machine.directory("source");
     let bytes = write_file(&source, "file", 64 * MIB);
@@ -63,7 +63,7 @@ fn a_changed_local_file_is_an_error_and_never_a_mixture() {
 }
 
 #[test]
-fn a_removed_object_is_an_error() {
+fn object_removed_under_mount_fails() {
     let env = TestEnv::new();
     env.put("file", 2 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");

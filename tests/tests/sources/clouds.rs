@@ -7,7 +7,7 @@ use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same;
 
 #[test]
-fn services_that_speak_s3_are_mounted_with_the_keys_of_all_s3_tools() {
+fn s3_compatible_service_with_aws_keys_mounts() {
     let env = TestEnv::new();
     let bytes = env.put("model/weights.bin", 3_000_000);
     for (uri, name) in [("r2://account.bucket/model", "r2"), ("cw://bucket/model", "cw")] {
@@ -18,7 +18,7 @@ fn services_that_speak_s3_are_mounted_with_the_keys_of_all_s3_tools() {
 }
 
 #[test]
-fn bad_names_are_all_told_or_escaped() {
+fn ls_with_bad_keys_lists_or_escapes_each() {
     let env = TestEnv::new();
     let file = env.bucket().join("good");
     let bytes = env.put("good", 2_000_000);
@@ -42,7 +42,7 @@ fn bad_names_are_all_told_or_escaped() {
 }
 
 #[test]
-fn patterns_that_match_nothing_are_told() {
+fn pattern_matching_nothing_prints_a_note() {
     let env = TestEnv::new();
     ["config.json", "onnx/a.bin"].iter().for_each(|key| _ = env.put(key, 10));
     let patterns = ["--allow", "*.json", "--allow", "onxx/", "--ignore", "*.gone"];
@@ -63,7 +63,7 @@ fn patterns_that_match_nothing_are_told() {
 }
 
 #[test]
-fn what_is_missing_is_said_at_once() {
+fn cloud_source_with_bad_options_is_refused_at_once() {
     let env = TestEnv::new();
     let secret = Keys::sample().secret;
     for (arguments, said) in [

@@ -11,7 +11,7 @@ use bdnfs_tests::tree::{assert_same, content, write_file};
 use crate::credentials::{GuardedBucket, MIB, TOKEN, json};
 
 #[test]
-fn a_configuration_mounts_all_that_it_names() {
+fn configuration_mounted_mounts_every_source() {
     let guarded = GuardedBucket::new();
     let bytes = guarded.put("data/w", 2 * MIB);
     guarded.put("data/README", 10);
@@ -58,7 +58,7 @@ fn a_configuration_mounts_all_that_it_names() {
 }
 
 #[test]
-fn a_configuration_is_mounted_whole_or_not_at_all() {
+fn configuration_with_bad_source_mounts_nothing() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_file(&source, "w", 1000);

@@ -28,7 +28,7 @@ fn machine(hub: &HubServer) -> Machine {
 }
 
 #[test]
-fn a_repository_is_mounted_at_the_commit_that_it_had() {
+fn hub_repository_moved_after_mount_stays_at_its_commit() {
     let (hub, root) = (HubServer::start(), TempDir::new().unwrap());
     write_tree(root.path());
     let commit = publish(&hub, "models/owner/repo", root.path());
@@ -58,7 +58,7 @@ fn a_repository_is_mounted_at_the_commit_that_it_had() {
 }
 
 #[test]
-fn a_large_file_is_held_against_its_sha256() {
+fn hub_lfs_file_with_wrong_sha256_is_refused() {
     let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("w.safetensors", &content("w", 3 * MIB))]);
     let machine = machine(&hub);
@@ -72,7 +72,7 @@ fn a_large_file_is_held_against_its_sha256() {
 }
 
 #[test]
-fn a_name_without_an_owner_is_taken_with_a_note() {
+fn hub_name_without_owner_prints_a_note() {
     let hub = HubServer::start();
     hub.publish("models/owner/gpt2", "main", &[("x", b"x")]);
     hub.rename("models/gpt2", "models/owner/gpt2");
@@ -85,7 +85,7 @@ fn a_name_without_an_owner_is_taken_with_a_note() {
 }
 
 #[test]
-fn what_is_gated_says_what_to_do() {
+fn hub_gated_repository_fails_with_a_hint() {
     let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("x", b"x")]);
     hub.guard("models/owner/repo", RepositoryAccess::GatedContent);
@@ -110,7 +110,7 @@ fn what_is_gated_says_what_to_do() {
 }
 
 #[test]
-fn the_token_and_signatures_are_nowhere_to_be_seen() {
+fn hub_mount_with_token_shows_no_secret() {
     let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("x", b"x"), ("w", &content("w", 2 * MIB))]);
     hub.guard("models/owner/repo", RepositoryAccess::Private);

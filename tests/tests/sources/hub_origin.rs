@@ -78,7 +78,7 @@ impl Subject for OpenRepository {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_conforms() {
+async fn hub_origin_passes_the_tier_conformance() {
     for direct in [false, true] {
         let hub = HubServer::start();
         hub.publish("models/org/m", "main", &[("x", b"x")]);
@@ -91,7 +91,7 @@ async fn it_conforms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tree_is_listed_whole_and_from_any_path() {
+async fn hub_tree_from_any_path_is_listed_whole() {
     let hub = HubServer::start();
     let large = content("large", LARGE);
     let files: [(&str, &[u8]); 6] = [
@@ -146,7 +146,7 @@ async fn a_tree_is_listed_whole_and_from_any_path() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revision_is_resolved_once_and_never_moves() {
+async fn hub_revision_resolved_once_never_moves() {
     let hub = HubServer::start();
     let (old, new) = (content("old", LARGE), content("new", LARGE));
     let first = hub.publish("models/org/m", "main", &[("w", &old)]);
@@ -175,7 +175,7 @@ async fn a_revision_is_resolved_once_and_never_moves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_refusal_is_told_by_what_to_do() {
+async fn hub_refusal_of_each_kind_says_what_to_do() {
     let hub = HubServer::start();
     let url = hub.url();
     for (name, guard) in [
@@ -225,7 +225,7 @@ async fn each_refusal_is_told_by_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signed_address_is_used_until_it_expires() {
+async fn hub_signed_url_is_used_until_it_expires() {
     let hub = HubServer::start();
     let bytes = content("w", 5 * LARGE);
     hub.publish("models/org/m", "main", &[("w", &bytes)]);
@@ -266,7 +266,7 @@ async fn a_signed_address_is_used_until_it_expires() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_are_obeyed() {
+async fn hub_origin_on_rate_limit_waits_or_names_it() {
     let hub = HubServer::start();
     hub.publish("models/org/m", "main", &[("x", b"x")]);
     let origin = open(&hub, "hf://org/m", None).await.unwrap();
@@ -288,7 +288,7 @@ async fn limits_are_obeyed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renamed_repository_is_followed_with_the_token() {
+async fn hub_repository_renamed_is_followed_with_token() {
     let hub = HubServer::start();
     hub.publish("models/new/gpt2", "main", &[("x", b"small"), ("w", &content("w", LARGE))]);
     hub.guard("models/new/gpt2", RepositoryAccess::Private);
@@ -315,7 +315,7 @@ async fn a_renamed_repository_is_followed_with_the_token() {
 
 /// The paths in the recording of `huggingface_hub` 2.4 (`snapshot_download` and `HfFileSystem`).
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_those_of_the_real_client() {
+async fn hub_requests_equal_the_recorded_client() {
     let vectors: Value = serde_json::from_str(include_str!("data/hub_requests.json")).unwrap();
     let mut known = BTreeSet::new();
     for scenario in vectors["plain"].as_array().unwrap() {

@@ -165,7 +165,7 @@ fn table() -> Vec<FaultCase> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_fault_is_told() {
+async fn origin_with_each_fault_names_it() {
     let sources = FaultySources::new();
     let all = sources.open().await;
     let attempts = all.iter().enumerate().map(|(source, opened)| async move {
@@ -194,7 +194,7 @@ async fn each_fault_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_is_waited_for_or_told() {
+async fn hub_rate_limit_is_waited_for_or_named() {
     let sources = FaultySources::new();
     for opened in sources.open().await {
         opened.faults.times(Fault::Limited(1, 1), 1);
@@ -218,7 +218,7 @@ async fn a_limit_is_waited_for_or_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_nobody_knows_is_told() {
+async fn dns_seed_unknown_is_logged() {
     // No name has a part so long, so this asks nobody.
     let endpoint = format!("http://{}.invalid", "a".repeat(64));
     let s3 = S3Access { anonymous: true, endpoint: Some(endpoint.clone()), ..S3Access::default() };
@@ -237,7 +237,7 @@ async fn a_name_that_nobody_knows_is_told() {
 }
 
 #[test]
-fn half_of_all_answers_may_be_503() {
+fn origins_with_every_other_answer_503_deliver() {
     let sources = FaultySources::new();
     let machine =
         Machine::new().s3(&sources.s3.server.url(), &Keys::sample()).env("HF_ENDPOINT", sources.hub.url());

@@ -24,7 +24,7 @@ const MIB: usize = 1 << 20;
 const LONG: Duration = Duration::from_secs(100);
 
 #[test]
-fn a_server_stopped_and_started_again_in_mid_read() {
+fn server_restarted_in_mid_read_delivers_right_bytes() {
     let mut env = TestEnv::new();
     let bytes = env.put("large", 48 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -40,7 +40,7 @@ fn a_server_stopped_and_started_again_in_mid_read() {
 }
 
 #[test]
-fn answers_that_are_wrong_for_a_while_do_no_harm() {
+fn server_faulty_for_a_while_delivers_right_bytes() {
     let faults = [
         Fault::IgnoreRange,
         Fault::WrongRange,
@@ -62,7 +62,7 @@ fn answers_that_are_wrong_for_a_while_do_no_harm() {
 }
 
 #[test]
-fn objects_that_stay_wrong_are_never_read() {
+fn s3_object_always_faulty_is_an_error() {
     let faults = [Fault::WrongRange, Fault::Truncate(1000), Fault::Status(StatusCode::FORBIDDEN, None)];
     at_once(faults, |fault| {
         let env = TestEnv::new();
@@ -73,7 +73,7 @@ fn objects_that_stay_wrong_are_never_read() {
 }
 
 #[test]
-fn files_of_a_web_server_that_stay_wrong_are_never_read() {
+fn web_file_always_faulty_is_an_error() {
     let faults = [
         Fault::IgnoreRange,
         Fault::WrongRange,
@@ -120,7 +120,7 @@ fn never_wrong(faults: &Faults, fault: Fault, bytes: &[u8], path: &Path) {
 }
 
 #[test]
-fn a_slow_server_is_not_a_dead_one() {
+fn slow_server_delivers_all_bytes() {
     let env = TestEnv::new();
     let bytes = env.put("file", 12 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -134,7 +134,7 @@ fn a_slow_server_is_not_a_dead_one() {
 }
 
 #[test]
-fn connections_that_break_again_and_again() {
+fn connections_cut_again_and_again_deliver_all_bytes() {
     let env = TestEnv::new();
     let bytes = env.put("file", 24 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");

@@ -31,7 +31,7 @@ fn kept(machine: Machine, name: &str, secret: &str, mut attempt: impl FnMut(&Mac
 }
 
 #[test]
-fn a_secret_by_name_opens_what_speaks_s3() {
+fn secret_by_name_for_s3_services_mounts() {
     let GuardedBucket { machine, s3, root } = GuardedBucket::new();
     write_file(&root.path().join("bucket"), "model/w", 3 * MIB);
     let secret = json(&Keys::sample(), &s3.server.url());
@@ -55,7 +55,7 @@ fn a_secret_by_name_opens_what_speaks_s3() {
 }
 
 #[test]
-fn a_key_in_a_file_needs_no_region_where_the_service_has_none() {
+fn credentials_file_without_region_for_r2_and_cw_lists() {
     let GuardedBucket { machine, s3, root } = GuardedBucket::new();
     write_file(&root.path().join("bucket"), "w", 1000);
     let Keys { access, secret, .. } = Keys::sample();
@@ -70,7 +70,7 @@ fn a_key_in_a_file_needs_no_region_where_the_service_has_none() {
 }
 
 #[test]
-fn a_secret_by_name_opens_the_hub() {
+fn secret_by_name_for_hub_lists() {
     let hub = HubServer::start();
     hub.publish("models/o/r", "main", &[("x", b"weights")]);
     hub.guard("models/o/r", RepositoryAccess::Private);
@@ -91,7 +91,7 @@ fn a_secret_by_name_opens_the_hub() {
 }
 
 #[test]
-fn a_secret_by_name_opens_a_web_server_and_stays_with_it() {
+fn secret_by_name_for_web_server_is_not_sent_after_redirect() {
     let root = TempDir::new().unwrap();
     let bytes = write_file(root.path(), "w", 2 * MIB);
     let (web, other) = (WebServer::start(root.path()), WebServer::start(root.path()));

@@ -29,7 +29,7 @@ fn family(pid: i32) -> Vec<i32> {
 }
 
 #[test]
-fn no_secret_is_seen_anywhere() {
+fn secrets_in_use_are_in_no_output_process_or_file() {
     let guarded = GuardedBucket::new();
     guarded.put("w", 3 * MIB);
     let sts = StsServer::start(&guarded.s3, Keys::sample(), TOKEN);

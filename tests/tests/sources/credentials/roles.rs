@@ -14,7 +14,7 @@ use bdnfs_tests::tree::assert_same;
 use super::{GuardedBucket, MIB, TOKEN};
 
 #[test]
-fn a_role_is_taken_on_and_its_keys_are_renewed_before_they_expire() {
+fn role_with_web_identity_renews_keys_once() {
     let guarded = GuardedBucket::new();
     let bytes = guarded.put("w", 40 * MIB);
     let sts = StsServer::start(&guarded.s3, Keys::sample(), TOKEN);
@@ -65,7 +65,7 @@ fn a_role_is_taken_on_and_its_keys_are_renewed_before_they_expire() {
 }
 
 #[test]
-fn a_role_is_taken_on_with_the_key_that_there_is() {
+fn role_with_static_key_or_profile_lists() {
     let guarded = GuardedBucket::new();
     guarded.put("w", 1000);
     let sts = StsServer::start(&guarded.s3, Keys::sample(), TOKEN);

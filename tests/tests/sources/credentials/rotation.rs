@@ -30,7 +30,7 @@ impl SecretVolume {
 }
 
 #[test]
-fn a_secret_that_is_rotated_in_mid_read_is_noticed() {
+fn secret_rotated_in_mid_read_is_read_again() {
     let guarded = GuardedBucket::new();
     let bytes = guarded.put("w", 40 * MIB);
     let secrets = SecretVolume(guarded.machine.directory("secrets"));
@@ -70,7 +70,7 @@ fn after(seconds: u64) -> SystemTime {
 }
 
 #[test]
-fn a_token_that_expires_after_two_seconds_is_renewed_or_named() {
+fn token_expired_is_renewed_or_named() {
     let root = TempDir::new().unwrap();
     let bytes = write_file(root.path(), "w", 40 * MIB);
     let web = WebServer::start(root.path());
