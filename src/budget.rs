@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::tier::Urgency;
 
 /// A quarter of the budget is for readers, and half of that quarter also for reading ahead.
-const KEPT: u64 = 4;
+const RESERVED_PART: u64 = 4;
 
 /// A bounded number of bytes, given out by urgency.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub struct Permit {
 
 /// How a budget is used at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Memory {
+pub struct BudgetUsage {
     /// All that it has, in bytes.
     pub total: u64,
     /// Bytes that are given out.
@@ -75,7 +75,7 @@ impl Budget {
         let mut state = self.state.lock();
         let ticket = state.next;
         state.next += 1;
-        let waiter = Waiter { ticket, bytes: bytes.min(self.total - self.kept(urgency)), grant };
+        let waiter = Waiter { ticket, bytes: bytes.min(self.total - self.reserved(urgency)), grant };
         state.queues[urgency as usize].push_back(waiter);
         self.serve(state);
         Ticket { number: ticket, granted }
@@ -96,18 +96,18 @@ impl Budget {
     }
 
     /// How it is used now.
-    pub fn memory(&self) -> Memory {
+    pub fn usage(&self) -> BudgetUsage {
         let state = self.state.lock();
         let waiting = state.queues.iter().flatten().map(|waiter| waiter.bytes).sum();
-        Memory { total: self.total, used: self.total - state.free, waiting }
+        BudgetUsage { total: self.total, used: self.total - state.free, waiting }
     }
 
     /// What `urgency` must leave alone.
-    fn kept(&self, urgency: Urgency) -> u64 {
+    fn reserved(&self, urgency: Urgency) -> u64 {
         match urgency {
             Urgency::Read => 0,
-            Urgency::Ahead => self.total / KEPT / 2,
-            Urgency::Stage => self.total / KEPT,
+            Urgency::Ahead => self.total / RESERVED_PART / 2,
+            Urgency::Stage => self.total / RESERVED_PART,
         }
     }
 
@@ -115,9 +115,9 @@ impl Budget {
     fn serve(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let mut grants = Vec::new();
         for urgency in [Urgency::Read, Urgency::Ahead, Urgency::Stage] {
-            let kept = self.kept(urgency);
+            let reserved = self.reserved(urgency);
             while let Some(first) = state.queues[urgency as usize].front() {
-                if first.bytes + kept > state.free {
+                if first.bytes + reserved > state.free {
                     break;
                 }
                 let Some(waiter) = state.queues[urgency as usize].pop_front() else { break };
@@ -183,7 +183,7 @@ mod tests {
         let all = granted(&mut first).expect("free");
         let mut waiting = budget.queue(4, Urgency::Stage);
         assert!(granted(&mut waiting).is_none());
-        assert_eq!(budget.memory(), Memory { total: 16, used: 12, waiting: 4 });
+        assert_eq!(budget.usage(), BudgetUsage { total: 16, used: 12, waiting: 4 });
         budget.promote(waiting.number(), Urgency::Read);
         assert!(granted(&mut waiting).is_some());
         drop(all);

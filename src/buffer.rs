@@ -1,8 +1,7 @@
-//! Buffers: room for blocks on their way, which is used again and again.
+//! Buffers for blocks in flight, and the pool that reuses them.
 //!
-//! Each byte that is delivered passes through such room once. Room fresh from the kernel costs a fault and a zeroed page for
-//! every 4 KiB: as much as hashing what comes to lie there. So whoever lets go of a block last puts its room aside, for the next
-//! one that comes.
+//! Each byte that is delivered passes through such a buffer once. Memory fresh from the kernel costs a fault and a zeroed page
+//! for every 4 KiB: as much as hashing what comes to lie there. So the last reference to a block returns its buffer to the pool.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -12,54 +11,53 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::block::BLOCK;
 
-/// Where a disk can take a block from without copying it, in bytes: a page, which no disk of today exceeds.
+/// The alignment, in bytes, from which a disk can take a block without copying it: a page, which no disk of today exceeds.
 pub const ALIGNMENT: usize = 4096;
 
-/// Room for how many blocks may be put aside: as many as are in use, for their number swings by about as much; but this many in
-/// any case, and no more than a node has under way that stages from its peers.
-const ASIDE: (usize, usize) = (16, 48);
+/// The fewest and the most idle buffers that are kept. In between as many as are in use, for their number swings by about as
+/// much; never more than a node has under way that stages from its peers.
+const IDLE_LIMITS: (usize, usize) = (16, 48);
 
-/// The room that nobody uses now.
+/// The buffers that nobody uses now.
 #[derive(Debug, Default)]
-pub struct Buffers {
-    rooms: Mutex<Rooms>,
+pub struct BufferPool {
+    pool: Mutex<Idle>,
 }
 
 #[derive(Debug, Default)]
-struct Rooms {
-    aside: Vec<BytesMut>,
-    /// How many blocks have the others.
+struct Idle {
+    idle: Vec<BytesMut>,
+    /// How many are in use.
     used: usize,
 }
 
-/// Some room, at first empty.
+/// Room for some bytes, at first empty.
 #[derive(Debug)]
 pub struct Buffer {
     room: BytesMut,
-    /// Where it goes, if it is for a block.
-    home: Option<Arc<Buffers>>,
+    /// The pool that it returns to, if it holds a whole block.
+    home: Option<Arc<BufferPool>>,
 }
 
-impl Buffers {
-    /// Room for `len` bytes, up to a block. That for a whole block begins where a disk can take it from.
+impl BufferPool {
+    /// A buffer of `len` bytes, up to a block. One for a whole block is aligned for direct I/O.
     pub fn take(self: &Arc<Self>, len: u64) -> Buffer {
         if len != BLOCK {
             return Buffer { room: BytesMut::with_capacity(len as usize), home: None };
         }
-        let mut rooms = self.rooms();
-        rooms.used += 1;
-        let aside = rooms.aside.pop();
-        drop(rooms);
-        Buffer { room: aside.unwrap_or_else(block), home: Some(self.clone()) }
+        let mut pool = self.pool();
+        pool.used += 1;
+        let idle = pool.idle.pop();
+        drop(pool);
+        Buffer { room: idle.unwrap_or_else(block), home: Some(self.clone()) }
     }
 
-    fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        // Nothing panics while it is held.
-        self.rooms.lock()
+    fn pool(&self) -> MutexGuard<'_, Idle> {
+        self.pool.lock()
     }
 }
 
-/// Fresh room for a block, which begins where a disk can take it from.
+/// A fresh, aligned buffer for a block.
 pub fn block() -> BytesMut {
     let mut room = BytesMut::with_capacity(BLOCK as usize + ALIGNMENT);
     room.resize(room.as_ptr().align_offset(ALIGNMENT), 0);
@@ -67,7 +65,7 @@ pub fn block() -> BytesMut {
 }
 
 impl Buffer {
-    /// What it holds, which can't change any more. The room is put aside when the last part of that is let go of.
+    /// Its content, immutable from now on. The buffer returns to the pool with the last reference to any part of it.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -101,15 +99,15 @@ impl Drop for Buffer {
         // What had to grow has moved.
         let fits =
             room.capacity() <= BLOCK as usize + ALIGNMENT && room.as_ptr().align_offset(ALIGNMENT) == 0;
-        let mut rooms = home.rooms();
-        rooms.used -= 1;
+        let mut pool = home.pool();
+        pool.used -= 1;
         if fits {
-            rooms.aside.push(room);
+            pool.idle.push(room);
         }
-        let most = rooms.used.clamp(ASIDE.0, ASIDE.1).min(rooms.aside.len());
-        let beyond = rooms.aside.split_off(most);
+        let most = pool.used.clamp(IDLE_LIMITS.0, IDLE_LIMITS.1).min(pool.idle.len());
+        let beyond = pool.idle.split_off(most);
         // It takes a while to give back room.
-        drop(rooms);
+        drop(pool);
         drop(beyond);
     }
 }
@@ -119,8 +117,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_used_again_once_nobody_has_a_part_of_it() {
-        let buffers = Arc::new(Buffers::default());
+    fn buffer_without_references_is_reused() {
+        let buffers = Arc::new(BufferPool::default());
         let mut buffer = buffers.take(BLOCK);
         buffer.extend_from_slice(&[7; BLOCK as usize]);
         let place = buffer.as_ptr();
@@ -136,24 +134,24 @@ mod tests {
     }
 
     #[test]
-    fn only_room_for_blocks_is_put_aside_and_not_much_of_it() {
-        let buffers = Arc::new(Buffers::default());
+    fn pool_keeps_few_idle_block_buffers() {
+        let buffers = Arc::new(BufferPool::default());
         drop(buffers.take(100));
         let mut grown = buffers.take(BLOCK);
         grown.extend_from_slice(&[0; 2 * BLOCK as usize]);
         drop(grown);
-        let aside = || buffers.rooms().aside.len();
-        assert_eq!(aside(), 0);
-        let (some, most) = ASIDE;
+        let idle = || buffers.pool().idle.len();
+        assert_eq!(idle(), 0);
+        let (some, most) = IDLE_LIMITS;
         let mut many: Vec<_> = (0..4 * most).map(|_| buffers.take(BLOCK)).collect();
         let small: Vec<_> = (0..4 * most).map(|_| buffers.take(1)).collect();
         many.truncate(2 * most);
-        assert_eq!(aside(), most);
+        assert_eq!(idle(), most);
         many.truncate(some + 5);
-        assert_eq!(aside(), some + 5, "as much as is in use");
+        assert_eq!(idle(), some + 5, "as much as is in use");
         drop(many);
-        assert_eq!(aside(), some, "but some in any case");
+        assert_eq!(idle(), some, "but some in any case");
         drop(small);
-        assert_eq!(aside(), some);
+        assert_eq!(idle(), some);
     }
 }

@@ -3,13 +3,13 @@
 //! Whoever reads or stages a blob shares one `Content`. It moves one way: nothing here, some blocks here, all of them
 //! here, whole and durable under its final name.
 
-mod board;
-mod bring;
-mod finish;
-mod lately;
-mod lend;
-mod means;
-mod recent;
+mod completion;
+mod ingest;
+mod peer_reads;
+mod recent_blocks;
+mod recent_failure;
+mod resources;
+mod single_flight;
 #[cfg(test)]
 mod tests;
 
@@ -33,28 +33,28 @@ use crate::cache::partial::Partial;
 use crate::cache::presence::State;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::{FetchScope, Ladder};
-use crate::flight::{Flight, Flights, Landing};
+use crate::flight::{Delivery, Flight, Flights};
 use crate::peer::patience::within;
 use crate::task::lost;
 use crate::tier::Urgency;
 
-use lately::Lately;
-pub use means::Means;
-pub use recent::Recent;
+pub use recent_blocks::RecentBlocks;
+use recent_failure::RecentFailure;
+pub use resources::SharedResources;
 
 /// How long a reader waits before it is told that no tier answers (DESIGN, section 6).
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub const READ_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
-const STAGE_PATIENCE: Duration = Duration::from_secs(120);
+const STAGE_STALL_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long a reader waits for what other nodes are to bring before it is also looked for where no other node is waited for.
 /// However often they say that it is on its way, and whoever asked them at first.
-const HEDGE: Duration = Duration::from_secs(1);
+const HEDGE_DELAY: Duration = Duration::from_secs(1);
 
-/// For whom a block is read.
+/// For requester a block is read.
 #[derive(Clone, Copy, Debug)]
-enum Whom {
+enum Requester {
     /// A reader of this node.
     Reader,
     /// Another node, which has somebody waiting in turn.
@@ -65,7 +65,7 @@ enum Whom {
 #[derive(Debug)]
 pub struct Content {
     blob: Blob,
-    means: Arc<Means>,
+    resources: Arc<SharedResources>,
     ladder: Mutex<Arc<Ladder>>,
     whole: OnceLock<Arc<File>>,
     /// The part in the cache, from its first use until the blob is whole.
@@ -75,7 +75,7 @@ pub struct Content {
     flights: Flights,
     /// Those that don't, because other nodes may wait for them. One that is here twice does no harm.
     direct: Flights,
-    lately: Lately,
+    recent_failure: RecentFailure,
     committing: AtomicBool,
     broken: Mutex<Option<Error>>,
     news: Notify,
@@ -87,22 +87,22 @@ impl Content {
     ///
     /// # Errors
     /// None for a broken disk: then everything comes from the ladder.
-    pub fn open(blob: Blob, means: Arc<Means>, ladder: Arc<Ladder>) -> Arc<Self> {
+    pub fn open(blob: Blob, resources: Arc<SharedResources>, ladder: Arc<Ladder>) -> Arc<Self> {
         // The lease comes before the look: what was seen can't be evicted any more.
-        let lease = means.cache.leases().lease(blob.key);
+        let lease = resources.cache.leases().lease(blob.key);
         let content = Self {
             whole: OnceLock::new(),
             partial: Mutex::default(),
             making: Mutex::default(),
             flights: Flights::default(),
             direct: Flights::default(),
-            lately: Lately::default(),
+            recent_failure: RecentFailure::default(),
             committing: AtomicBool::new(false),
             broken: Mutex::default(),
             news: Notify::new(),
             _lease: lease,
             blob,
-            means,
+            resources,
             ladder: Mutex::new(ladder),
         };
         if let Err(error) = content.look() {
@@ -114,7 +114,7 @@ impl Content {
     }
 
     fn look(&self) -> Result<()> {
-        let cache = &self.means.cache;
+        let cache = &self.resources.cache;
         if let Some(file) = cache.whole(&self.blob.key, self.blob.size)? {
             self.whole.set(Arc::new(file)).ok();
         } else if let Some(partial) = cache.resume(&self.blob.key, self.blob.size)? {
@@ -129,7 +129,7 @@ impl Content {
     }
 
     /// Has what is missing come from `ladder` from now on, if that reaches the origin and the present one does not.
-    pub(crate) fn come_from(&self, ladder: &Arc<Ladder>) {
+    pub(crate) fn upgrade_ladder(&self, ladder: &Arc<Ladder>) {
         let mut present = self.ladder.lock();
         if ladder.has_origin() && !present.has_origin() {
             *present = ladder.clone();
@@ -191,20 +191,20 @@ impl Content {
     /// # Errors
     /// None that another tier could help with: a block that the disk can't read counts as not here.
     pub fn try_read(&self, range: Range<u64>) -> Option<Vec<Bytes>> {
-        self.load(Whom::Reader, range)
+        self.load(Requester::Reader, range)
     }
 
     /// The same; only what readers get is counted.
-    fn load(&self, whom: Whom, range: Range<u64>) -> Option<Vec<Bytes>> {
+    fn load(&self, requester: Requester, range: Range<u64>) -> Option<Vec<Bytes>> {
         if range.is_empty() {
             return Some(Vec::new());
         }
-        if self.refuted().is_some() {
+        if self.wrong_blocks().is_some() {
             return None;
         }
-        let recent = match whom {
-            Whom::Reader => self.means.recent.read(&self.blob.key, &range),
-            Whom::Peer(_) => self.means.recent.peek(&self.blob.key, &range),
+        let recent = match requester {
+            Requester::Reader => self.resources.recent_blocks.read(&self.blob.key, &range),
+            Requester::Peer(_) => self.resources.recent_blocks.peek(&self.blob.key, &range),
         };
         if recent.is_some() {
             return recent;
@@ -218,7 +218,7 @@ impl Content {
             }
             _ => return None,
         };
-        if let (Whom::Reader, Ok(bytes)) = (whom, &bytes) {
+        if let (Requester::Reader, Ok(bytes)) = (requester, &bytes) {
             self.ladder().counters().cached(bytes.len() as u64);
         }
         bytes
@@ -230,37 +230,37 @@ impl Content {
     /// Reads from wherever the bytes are. `run` more blocks behind the range will be wanted soon.
     ///
     /// # Errors
-    /// Those of the ladder; [`Kind::Timeout`] after [`DEADLINE`].
+    /// Those of the ladder; [`Kind::Timeout`] after [`READ_DEADLINE`].
     pub async fn read(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
         let late = || {
             let path = String::from_utf8_lossy(&self.blob.path).into_owned();
-            Error::new(Kind::Timeout, format!("{path}: no tier had the bytes within {DEADLINE:?}"))
+            Error::new(Kind::Timeout, format!("{path}: no tier had the bytes within {READ_DEADLINE:?}"))
         };
         let (first, began) = (range.start / BLOCK, Instant::now());
-        let read = tokio::time::timeout(DEADLINE, self.read_blocks(range, run));
+        let read = tokio::time::timeout(READ_DEADLINE, self.read_blocks(range, run));
         read.await
             .unwrap_or_else(|_| Err(late()))
-            .inspect_err(|error| self.lately.fail(first, began.elapsed(), error))
+            .inspect_err(|error| self.recent_failure.fail(first, began.elapsed(), error))
     }
 
     async fn read_blocks(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
-        if let Some(error) = self.refuted() {
+        if let Some(error) = self.wrong_blocks() {
             return Err(error);
         }
         let blocks = block::touched(&range);
-        if let Some(error) = self.lately.failed(&blocks) {
+        if let Some(error) = self.recent_failure.failed(&blocks) {
             return Err(error);
         }
         // All flights first, so that they fly beside each other.
-        let mut boarded = Vec::new();
+        let mut joined = Vec::new();
         for index in blocks.clone() {
-            boarded.push(self.board(index, blocks.end - index + run, Urgency::Read));
+            joined.push(self.join_or_start(index, blocks.end - index + run, Urgency::Read));
         }
-        let mut pieces = Vec::with_capacity(boarded.len());
-        for (index, flight) in blocks.zip(boarded) {
+        let mut pieces = Vec::with_capacity(joined.len());
+        for (index, flight) in blocks.zip(joined) {
             let start = (index * BLOCK).max(range.start);
             let end = (index * BLOCK + block::len(self.blob.size, index)).min(range.end);
-            pieces.extend(self.read_block(Whom::Reader, index, flight, start..end).await?);
+            pieces.extend(self.read_block(Requester::Reader, index, flight, start..end).await?);
         }
         Ok(pieces)
     }
@@ -268,32 +268,32 @@ impl Content {
     /// The bytes `range` of block `index`, which `flight` may bring.
     async fn read_block(
         self: &Arc<Self>,
-        whom: Whom,
+        requester: Requester,
         index: u64,
         mut flight: Option<Arc<Flight>>,
         range: Range<u64>,
     ) -> Result<Vec<Bytes>> {
         let part = || (range.start - index * BLOCK) as usize..(range.end - index * BLOCK) as usize;
         loop {
-            let landing = match (&flight, whom) {
-                (Some(flight), Whom::Reader) => self.hedged(flight, index).await?,
-                (Some(flight), Whom::Peer(_)) => flight.block(index).await?,
-                (None, _) => Landing::Stored,
+            let delivery = match (&flight, requester) {
+                (Some(flight), Requester::Reader) => self.await_hedged(flight, index).await?,
+                (Some(flight), Requester::Peer(_)) => flight.block(index).await?,
+                (None, _) => Delivery::Stored,
             };
-            if let Landing::Bytes(block) = landing {
+            if let Delivery::Bytes(block) = delivery {
                 return Ok(vec![block.slice(part())]);
             }
             let (content, wanted) = (self.clone(), range.clone());
-            let local = self.means.runtime.spawn_blocking(move || content.load(whom, wanted));
+            let local = self.resources.runtime.spawn_blocking(move || content.load(requester, wanted));
             if let Some(pieces) = local.await.map_err(lost)? {
                 return Ok(pieces);
             }
-            if let Some(error) = self.refuted() {
+            if let Some(error) = self.wrong_blocks() {
                 return Err(error);
             }
-            flight = match whom {
-                Whom::Reader => self.board(index, 1, Urgency::Read),
-                Whom::Peer(urgency) => self.board_for(FetchScope::Direct, index, 1, urgency),
+            flight = match requester {
+                Requester::Reader => self.join_or_start(index, 1, Urgency::Read),
+                Requester::Peer(urgency) => self.join_or_start_in(FetchScope::Direct, index, 1, urgency),
             };
             if flight.is_none() && self.is_present(index) {
                 return Ok(vec![self.rescue(index).await?.slice(part())]);
@@ -301,20 +301,20 @@ impl Content {
         }
     }
 
-    /// Waits for block `index` of `flight`, and when that takes longer than [`HEDGE`], also of one that waits for no other node.
-    async fn hedged(self: &Arc<Self>, flight: &Flight, index: u64) -> Result<Landing> {
+    /// Waits for block `index` of `flight`, and when that takes longer than [`HEDGE_DELAY`], also of one that waits for no other node.
+    async fn await_hedged(self: &Arc<Self>, flight: &Flight, index: u64) -> Result<Delivery> {
         if !self.is_shared() {
             return flight.block(index).await;
         }
-        if let Some(landing) = within(&mut HEDGE.clone(), flight.block(index)).await {
-            return landing;
+        if let Some(delivery) = within(&mut HEDGE_DELAY.clone(), flight.block(index)).await {
+            return delivery;
         }
-        match self.board_for(FetchScope::Direct, index, 1, Urgency::Read) {
+        match self.join_or_start_in(FetchScope::Direct, index, 1, Urgency::Read) {
             Some(direct) => {
                 let both = [flight, &direct].map(|flight| flight.block(index).boxed());
-                select_ok(both).await.map(|(landing, _)| landing)
+                select_ok(both).await.map(|(delivery, _)| delivery)
             }
-            None => Ok(Landing::Stored),
+            None => Ok(Delivery::Stored),
         }
     }
 
@@ -328,10 +328,10 @@ impl Content {
             Ok(index)
         };
         self.ladder()
-            .fetch(&self.blob, vec![index], (FetchScope::Direct, Urgency::Read), DEADLINE, accept)
+            .fetch(&self.blob, vec![index], (FetchScope::Direct, Urgency::Read), READ_DEADLINE, accept)
             .await?;
         let bytes = rescued.into_inner();
-        self.means.recent.rescue(self.blob.key, index, bytes.clone());
+        self.resources.recent_blocks.rescue(self.blob.key, index, bytes.clone());
         Ok(bytes)
     }
 
@@ -340,7 +340,7 @@ impl Content {
         let blocks = block::touched(&range);
         let mut index = blocks.start;
         while index < blocks.end {
-            index = match self.board(index, blocks.end - index, Urgency::Ahead) {
+            index = match self.join_or_start(index, blocks.end - index, Urgency::Ahead) {
                 Some(flight) => flight.extent().range().end,
                 None => index + 1,
             };
@@ -353,7 +353,7 @@ impl Content {
         if let Some(partial) = self.part() {
             return Ok(partial);
         }
-        let partial = self.means.cache.begin(&self.blob.key, self.blob.size)?;
+        let partial = self.resources.cache.begin(&self.blob.key, self.blob.size)?;
         *self.slot() = Some(partial.clone());
         Ok(partial)
     }
@@ -369,10 +369,10 @@ impl Content {
 
 impl Drop for Content {
     fn drop(&mut self) {
-        self.means.recent.forget(&self.blob.key);
+        self.resources.recent_blocks.forget(&self.blob.key);
         // Some keep a file open for days.
         if let Some(file) = self.whole.get() {
-            self.means.cache.used(file);
+            self.resources.cache.used(file);
         }
     }
 }

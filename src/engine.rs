@@ -1,6 +1,6 @@
 //! The engine: one cache, one memory budget, and the snapshots that are served through them.
 
-mod again;
+mod reopen;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -16,17 +16,17 @@ use tempfile::NamedTempFile;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::budget::{Budget, Memory};
-use crate::buffer::Buffers;
+use crate::budget::{Budget, BudgetUsage};
+use crate::buffer::BufferPool;
 use crate::cache::Limits;
 use crate::cache::evict::Hold;
 use crate::cache::node::Node;
-use crate::content::{Means, Recent};
+use crate::content::{RecentBlocks, SharedResources};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
 use crate::manifest::{Listing, Manifest};
-use crate::metrics::{Counters, Meter, Metered};
+use crate::metrics::{EngineMetrics, EngineTotals, SnapshotMetrics};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
 use crate::mirror::lease::Purpose;
@@ -35,18 +35,18 @@ use crate::placement::Placement;
 use crate::snapshot::{Contents, Snapshot};
 use crate::source::Patterns;
 use crate::task::blocking;
-use crate::tier::parts::{Opener, Parts};
+use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
 use crate::tier::{Origin, Tier};
 
 /// How long the end of an engine waits for flights: those whose bytes have arrived need no longer to be written.
-const LAST_FLIGHTS: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most memory that is on its way to other nodes, in bytes: 64 blocks, more than the sockets of a fast network take in
 /// the time that a block needs to be read.
-pub const LENT: u64 = 64 << 20;
+pub const PEER_SEND_MEMORY: u64 = 64 << 20;
 
 /// How many blocks are hashed and written at once for each core: while one waits for the disk another is hashed.
-const HANDS_A_CORE: usize = 2;
+const HASH_PERMITS_PER_CORE: usize = 2;
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ pub struct Config {
     /// The most that the blobs of single tenants may occupy, in bytes.
     pub quotas: BTreeMap<String, u64>,
     /// The most memory that fetches under way may hold, in bytes. Those that wait for other nodes may hold half as much on
-    /// top of it, and what is sent to other nodes [`LENT`].
+    /// top of it, and what is sent to other nodes [`PEER_SEND_MEMORY`].
     pub memory: u64,
     /// What time it is.
     pub now: fn() -> SystemTime,
@@ -69,29 +69,29 @@ pub struct Config {
 /// The engine, as one tenant uses it. Clones are handles to one and the same.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    node: Arc<Shared>,
-    means: Arc<Means>,
+    node: Arc<NodeState>,
+    resources: Arc<SharedResources>,
     contents: Arc<Contents>,
 }
 
 /// What all tenants use together.
 #[derive(Debug)]
-struct Shared {
+struct NodeState {
     node: Node,
     budget: Arc<Budget>,
     waiting: Arc<Budget>,
     lent: Arc<Budget>,
-    hands: Arc<Semaphore>,
-    recent: Recent,
+    hash_permits: Arc<Semaphore>,
+    recent_blocks: RecentBlocks,
     runtime: Handle,
-    meter: Arc<Meter>,
-    buffers: Arc<Buffers>,
+    metrics: Arc<EngineMetrics>,
+    buffers: Arc<BufferPool>,
     cluster: OnceLock<Arc<Peers>>,
-    tenants: Mutex<HashMap<String, Own>>,
+    tenants: Mutex<HashMap<String, TenantState>>,
 }
 
 /// What a tenant has of its own.
-type Own = (Arc<Means>, Arc<Contents>);
+type TenantState = (Arc<SharedResources>, Arc<Contents>);
 
 /// How full a cache is.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -132,15 +132,15 @@ impl Engine {
     /// Those of [`Node::open`].
     pub fn open_held(config: &Config, runtime: Handle) -> Result<(Self, Hold)> {
         let (node, hold) = Node::open(&config.cache, config.limits, config.quotas.clone(), config.now)?;
-        let hands = HANDS_A_CORE * std::thread::available_parallelism().map_or(2, usize::from);
-        let shared = Shared {
+        let hands = HASH_PERMITS_PER_CORE * std::thread::available_parallelism().map_or(2, usize::from);
+        let shared = NodeState {
             node,
             budget: Budget::new(config.memory),
             waiting: Budget::new(config.memory / 2),
-            lent: Budget::new(LENT),
-            hands: Arc::new(Semaphore::new(hands)),
-            recent: Recent::default(),
-            meter: Arc::default(),
+            lent: Budget::new(PEER_SEND_MEMORY),
+            hash_permits: Arc::new(Semaphore::new(hands)),
+            recent_blocks: RecentBlocks::default(),
+            metrics: Arc::default(),
             buffers: Arc::default(),
             runtime,
             cluster: OnceLock::new(),
@@ -159,7 +159,7 @@ impl Engine {
 
     /// Whose it is.
     pub fn tenant(&self) -> &str {
-        self.means.cache.layout().tenant()
+        self.resources.cache.layout().tenant()
     }
 
     /// Joins the cluster: what comes from a mirror is from now on asked of `peers` first. Once, before the first snapshot.
@@ -174,7 +174,8 @@ impl Engine {
     }
 
     fn ladder(&self, placement: Option<Arc<dyn Placement>>, tiers: Vec<Arc<dyn Tier>>) -> Arc<Ladder> {
-        let ladder = Ladder::new(tiers, Counters::of(&self.node.meter), self.node.buffers.clone());
+        let ladder =
+            Ladder::new(tiers, SnapshotMetrics::in_engine(&self.node.metrics), self.node.buffers.clone());
         Arc::new(ladder.placed(placement))
     }
 
@@ -183,29 +184,29 @@ impl Engine {
         self.node.cluster.get().map(|peers| peers.holder(self.tenant(), id))
     }
 
-    fn for_tenant(node: Arc<Shared>, tenant: &str) -> Result<Self> {
+    fn for_tenant(node: Arc<NodeState>, tenant: &str) -> Result<Self> {
         let mut tenants = node.tenants.lock();
-        let (means, contents) = match tenants.get(tenant) {
+        let (resources, contents) = match tenants.get(tenant) {
             Some(known) => known.clone(),
             None => {
-                let means = Means {
+                let resources = SharedResources {
                     cache: node.node.tenant(tenant)?,
                     budget: node.budget.clone(),
                     waiting: node.waiting.clone(),
                     lent: node.lent.clone(),
                     moved: AtomicU64::new(0),
-                    meter: node.meter.clone(),
-                    hands: node.hands.clone(),
-                    recent: node.recent.of(tenants.len() as u64),
+                    metrics: node.metrics.clone(),
+                    hash_permits: node.hash_permits.clone(),
+                    recent_blocks: node.recent_blocks.of(tenants.len() as u64),
                     runtime: node.runtime.clone(),
                 };
-                let new: Own = (Arc::new(means), Arc::default());
+                let new: TenantState = (Arc::new(resources), Arc::default());
                 tenants.insert(tenant.to_owned(), new.clone());
                 new
             }
         };
         drop(tenants);
-        Ok(Self { node, means, contents })
+        Ok(Self { node, resources, contents })
     }
 
     /// Lists `origin`, and makes what it holds now readable.
@@ -213,14 +214,15 @@ impl Engine {
     /// # Errors
     /// Those of [`Origin::list`] and [`Listing::finish`].
     pub async fn snapshot(&self, origin: Arc<dyn Origin>, patterns: Patterns) -> Result<Arc<Snapshot>> {
-        let mut listing = Listing::new(&origin.identity(), patterns, self.means.cache.layout().manifests());
+        let mut listing =
+            Listing::new(&origin.identity(), patterns, self.resources.cache.layout().manifests());
         origin.list(&mut listing).await?;
         let unmatched = listing.unmatched().into_iter().map(String::from).collect();
-        let means = self.means.clone();
-        let kept = blocking(move || keep(listing, means.cache.layout().manifests()));
+        let resources = self.resources.clone();
+        let kept = blocking(move || save_manifest(listing, resources.cache.layout().manifests()));
         let (id, manifest) = kept.await?;
         let ladder = self.ladder(None, vec![origin]);
-        let shared = (self.means.clone(), self.contents.clone());
+        let shared = (self.resources.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, Arc::new(manifest), unmatched, shared, ladder)))
     }
 
@@ -230,15 +232,15 @@ impl Engine {
     /// # Errors
     /// [`Kind::Corrupt`] when the manifest there is damaged or missing, [`Kind::Disk`] for the cache; those of the mirror's
     /// store.
-    pub async fn mirrored(&self, mirror: &Mirror, found: &Ref, open: Opener) -> Result<Arc<Snapshot>> {
+    pub async fn mirrored(&self, mirror: &Mirror, found: &Ref, open: OriginOpener) -> Result<Arc<Snapshot>> {
         // Who may only read has no lease, but the grace.
         let lease = mirror.lease(Purpose::Serve(found.manifest)).await;
         let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
         let manifest = Arc::new(self.manifest(mirror, &found.manifest).await?);
-        let origin = Parts::new(open, manifest.clone());
+        let origin = LazyOrigin::new(open, manifest.clone());
         let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(mirror.clone()), Arc::new(origin)];
         let ladder = self.ladder(self.placement(found.manifest), tiers);
-        let shared = (self.means.clone(), self.contents.clone());
+        let shared = (self.resources.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
         let holder = self.holder(&found.manifest);
         Ok(Arc::new(snapshot.leased(lease).announced(holder)))
@@ -248,16 +250,16 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`mirrored`](Self::mirrored).
-    pub(crate) async fn lent(&self, mirror: &Mirror, id: Digest) -> Result<Arc<Snapshot>> {
+    pub(crate) async fn open_for_peers(&self, mirror: &Mirror, id: Digest) -> Result<Arc<Snapshot>> {
         let manifest = Arc::new(self.manifest(mirror, &id).await?);
         let ladder = self.ladder(self.placement(id), vec![Arc::new(mirror.clone())]);
-        let shared = (self.means.clone(), self.contents.clone());
+        let shared = (self.resources.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder)))
     }
 
     /// What every content needs.
-    pub(crate) fn means(&self) -> &Arc<Means> {
-        &self.means
+    pub(crate) fn resources(&self) -> &Arc<SharedResources> {
+        &self.resources
     }
 
     /// The contents in use.
@@ -267,13 +269,13 @@ impl Engine {
 
     /// A manifest of the mirror's, kept in the cache.
     async fn manifest(&self, mirror: &Mirror, id: &Digest) -> Result<Manifest> {
-        let (manifests, id) = (self.means.cache.layout().manifests().to_owned(), *id);
+        let (manifests, id) = (self.resources.cache.layout().manifests().to_owned(), *id);
         let path = manifests.join(id.to_string());
-        if let Some(manifest) = blocking(move || Ok(kept(&path, &id))).await? {
+        if let Some(manifest) = blocking(move || Ok(saved_manifest(&path, &id))).await? {
             return Ok(manifest);
         }
         let place = manifests.clone();
-        let fault = move |e| unkept(&place, e);
+        let fault = move |e| save_failed(&place, e);
         let draft = NamedTempFile::new_in(&manifests).map_err(&fault)?;
         let file = Arc::new(draft.as_file().try_clone().map_err(&fault)?);
         if mirror.copy_manifest(&id, file).await.map_err(|e| e.on_disk(&manifests))?.is_none() {
@@ -295,7 +297,7 @@ impl Engine {
             let tenants = self.node.tenants.lock();
             tenants.values().map(|(_, contents)| contents.clone()).collect()
         };
-        join_all(all.iter().map(|contents| contents.settled(LAST_FLIGHTS))).await;
+        join_all(all.iter().map(|contents| contents.await_settled(CLOSE_TIMEOUT))).await;
     }
 
     /// The cache on the disk, of all tenants.
@@ -304,13 +306,13 @@ impl Engine {
     }
 
     /// What was counted since it was opened, of all tenants.
-    pub fn metered(&self) -> Metered {
-        self.node.meter.read()
+    pub fn metrics(&self) -> EngineTotals {
+        self.node.metrics.totals()
     }
 
     /// How the memory for fetches is used: what waits for no other node, what may, and what is sent to others.
-    pub fn memory(&self) -> [Memory; 3] {
-        [&self.node.budget, &self.node.waiting, &self.node.lent].map(|budget| budget.memory())
+    pub fn memory(&self) -> [BudgetUsage; 3] {
+        [&self.node.budget, &self.node.waiting, &self.node.lent].map(|budget| budget.usage())
     }
 
     /// The other nodes, where it has joined a cluster.
@@ -325,14 +327,14 @@ impl Engine {
 }
 
 /// The manifest `id` that was kept at `path`, if it is whole.
-fn kept(path: &Path, id: &Digest) -> Option<Manifest> {
+fn saved_manifest(path: &Path, id: &Digest) -> Option<Manifest> {
     let manifest = Manifest::open(&File::open(path).ok()?).ok()?;
     (manifest.digest() == *id).then_some(manifest)
 }
 
 /// Writes a manifest under its digest, durably, and opens it.
-fn keep(listing: Listing, manifests: &Path) -> Result<(Digest, Manifest)> {
-    let fault = |e| unkept(manifests, e);
+fn save_manifest(listing: Listing, manifests: &Path) -> Result<(Digest, Manifest)> {
+    let fault = |e| save_failed(manifests, e);
     let mut draft = NamedTempFile::new_in(manifests).map_err(fault)?;
     let mut out = BufWriter::with_capacity(1 << 20, draft.as_file_mut());
     let id = listing.finish(&mut out)?;
@@ -343,6 +345,6 @@ fn keep(listing: Listing, manifests: &Path) -> Result<(Digest, Manifest)> {
     Ok((id, Manifest::open(&file)?))
 }
 
-fn unkept(manifests: &Path, error: std::io::Error) -> Error {
+fn save_failed(manifests: &Path, error: std::io::Error) -> Error {
     Error::disk(format!("cannot keep a manifest in {}", manifests.display()), error)
 }

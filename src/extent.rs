@@ -6,10 +6,10 @@ use crate::block::BLOCK;
 
 /// The most blocks that one request moves: 16 MiB. Beyond that a request's overhead no longer shows, and one that
 /// breaks off costs more.
-pub const LONGEST: u64 = 16;
+pub const MAX_EXTENT_BLOCKS: u64 = 16;
 
 /// How large a part of a request may be spent on waiting for its first byte: one eighth.
-const OVERHEAD: u32 = 8;
+const LATENCY_SHARE: u32 = 8;
 
 /// A run of adjacent blocks of one blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +62,8 @@ impl Pace {
 
     /// How many blocks to ask for, where they are all wanted.
     pub fn blocks(&self) -> u64 {
-        let bytes = self.rate * self.latency * f64::from(OVERHEAD);
-        ((bytes / BLOCK as f64).round() as u64).clamp(1, LONGEST)
+        let bytes = self.rate * self.latency * f64::from(LATENCY_SHARE);
+        ((bytes / BLOCK as f64).round() as u64).clamp(1, MAX_EXTENT_BLOCKS)
     }
 }
 
@@ -86,7 +86,7 @@ mod tests {
         };
         assert_eq!(settled(1, 10_000_000), 1);
         assert_eq!(settled(20, 100_000_000), 15);
-        assert_eq!(settled(200, 1_000_000_000), LONGEST);
+        assert_eq!(settled(200, 1_000_000_000), MAX_EXTENT_BLOCKS);
     }
 
     #[test]

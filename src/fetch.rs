@@ -13,10 +13,10 @@ use tracing::Instrument;
 
 use crate::blob::Blob;
 use crate::block::{self, Arrival};
-use crate::buffer::{Buffer, Buffers};
+use crate::buffer::{Buffer, BufferPool};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, Pace};
-use crate::metrics::Counters;
+use crate::metrics::SnapshotMetrics;
 use crate::placement::{ClusterTier, Placement};
 use crate::tier::{Body, Tier, TierKind, Urgency};
 
@@ -29,7 +29,7 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first wait before a tier is asked again, and the longest.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// How many times a tier may send wrong bytes before they are taken to be all it has.
 const WRONG_BYTES_LIMIT: u32 = 3;
@@ -64,15 +64,15 @@ pub struct Ladder {
     /// The peers among them, asked first, and who of them fetches what.
     placement: Option<Arc<dyn Placement>>,
     tiers: Vec<Arc<dyn Tier>>,
-    counters: Arc<Counters>,
+    counters: Arc<SnapshotMetrics>,
     pace: Mutex<Pace>,
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
 }
 
 /// The state of one descent: what is still missing, and what went wrong on the way.
 struct Descent<'a> {
     blob: &'a Blob,
-    counters: &'a Counters,
+    counters: &'a SnapshotMetrics,
     scope: FetchScope,
     urgency: Urgency,
     missing: Vec<u64>,
@@ -92,7 +92,7 @@ struct Rung<'a> {
 
 impl Ladder {
     /// A ladder of `tiers`, which counts into `counters` and puts what arrives into `buffers`.
-    pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<Counters>, buffers: Arc<Buffers>) -> Self {
+    pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<SnapshotMetrics>, buffers: Arc<BufferPool>) -> Self {
         Self { placement: None, tiers, counters, pace: Mutex::default(), buffers }
     }
 
@@ -169,7 +169,7 @@ impl Ladder {
     }
 
     /// What counts the traffic.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &SnapshotMetrics {
         &self.counters
     }
 
@@ -193,7 +193,7 @@ impl Ladder {
         let (counters, still) = (&*self.counters, Instant::now());
         let mut descent = Descent { blob, counters, scope, urgency, missing: wanted, still };
         let mut wrong_bytes = 0;
-        let mut wait = BACKOFF.0;
+        let mut wait = RETRY_BACKOFF.0;
         loop {
             let began = descent.still;
             let error = match self.descend(&mut descent, &accept).await {
@@ -201,7 +201,7 @@ impl Ladder {
                 Err(error) => error,
             };
             if descent.still > began {
-                wait = BACKOFF.0;
+                wait = RETRY_BACKOFF.0;
             }
             wrong_bytes += u32::from(error.kind() == Kind::Corrupt);
             let hopeful = matches!(error.kind(), Kind::Unavailable | Kind::Timeout | Kind::Corrupt);
@@ -210,7 +210,7 @@ impl Ladder {
             }
             tracing::debug!(%blob, %error, ?wait, "asking again");
             tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(BACKOFF.1);
+            wait = (wait * 2).min(RETRY_BACKOFF.1);
         }
     }
 
@@ -347,7 +347,7 @@ impl Descent<'_> {
     fn accepted(&mut self, rung: Rung<'_>, accepted: Option<(u64, Result<u64>)>) -> Result<()> {
         let Some((index, accepted)) = accepted else { return Ok(()) };
         if accepted.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) {
-            self.counters.refuted(rung.tier.kind());
+            self.counters.wrong_blocks(rung.tier.kind());
             if let Some(peer) = rung.peer {
                 peer.report_corruption(self.blob, index);
             }
@@ -367,7 +367,7 @@ struct Blocks<'a> {
     extent: Extent,
     /// What arrived behind the end of the last block.
     rest: Option<Bytes>,
-    buffers: &'a Arc<Buffers>,
+    buffers: &'a Arc<BufferPool>,
 }
 
 impl Blocks<'_> {

@@ -14,7 +14,7 @@ use crate::tier::Urgency;
 
 /// What a waiter gets for its block.
 #[derive(Clone, Debug)]
-pub enum Landing {
+pub enum Delivery {
     /// The bytes themselves: they have just arrived.
     Bytes(Bytes),
     /// The news that the cache has them.
@@ -24,7 +24,7 @@ pub enum Landing {
 #[derive(Clone, Debug)]
 enum Slot {
     Pending,
-    Landed(Landing),
+    Delivered(Delivery),
 }
 
 /// One fetch of one extent.
@@ -60,7 +60,7 @@ impl Flight {
     ///
     /// # Errors
     /// What ended the flight without the block.
-    pub async fn block(&self, index: u64) -> Result<Landing> {
+    pub async fn block(&self, index: u64) -> Result<Delivery> {
         let slot = (index - self.extent.first) as usize;
         loop {
             let news = self.news.notified();
@@ -70,9 +70,9 @@ impl Flight {
             {
                 let state = self.state.lock();
                 match (&state.slots[slot], &state.ended) {
-                    (Slot::Landed(landing), _) => return Ok(landing.clone()),
+                    (Slot::Delivered(delivery), _) => return Ok(delivery.clone()),
                     (Slot::Pending, Some(Err(error))) => return Err(error.share()),
-                    (Slot::Pending, Some(Ok(()))) => return Ok(Landing::Stored),
+                    (Slot::Pending, Some(Ok(()))) => return Ok(Delivery::Stored),
                     (Slot::Pending, None) => {}
                 }
             }
@@ -105,9 +105,9 @@ impl Flight {
     }
 
     /// Gives a verified block to all who wait for it.
-    pub fn land(&self, index: u64, landing: Landing) {
+    pub fn deliver(&self, index: u64, delivery: Delivery) {
         let slot = (index - self.extent.first) as usize;
-        self.state.lock().slots[slot] = Slot::Landed(landing);
+        self.state.lock().slots[slot] = Slot::Delivered(delivery);
         self.news.notify_waiters();
     }
 
@@ -145,7 +145,7 @@ impl Flight {
     }
 
     /// Leaves the queue to take off, and answers with how urgent the flight is.
-    pub fn off(&self) -> Urgency {
+    pub fn take_off(&self) -> Urgency {
         let mut state = self.state.lock();
         state.ticket = None;
         state.urgency
@@ -160,7 +160,7 @@ pub struct Flights {
 
 /// How [`Flights::join`] answers.
 #[derive(Debug)]
-pub enum Boarding {
+pub enum JoinOutcome {
     /// The block is here by now.
     Present,
     /// Another's flight brings it.
@@ -172,22 +172,22 @@ pub enum Boarding {
 impl Flights {
     /// Joins the flight that brings block `index`, or plans one of up to `most` blocks from there, as far as `absent`
     /// says that they lack and no other flight brings them.
-    pub fn join(&self, index: u64, most: u64, absent: impl Fn(u64) -> bool) -> Boarding {
+    pub fn join(&self, index: u64, most: u64, absent: impl Fn(u64) -> bool) -> JoinOutcome {
         let mut flights = self.by_first.lock();
         if let Some((_, flight)) = flights.range(..=index).next_back()
             && flight.extent.range().contains(&index)
         {
-            return Boarding::Joined(flight.clone());
+            return JoinOutcome::Joined(flight.clone());
         }
         // Under the lock, after the table: a flight leaves the table only after its blocks have come to be present.
         if !absent(index) {
-            return Boarding::Present;
+            return JoinOutcome::Present;
         }
         let next = flights.range(index..).next().map_or(u64::MAX, |(first, _)| *first);
         let blocks = (index..next).take(most as usize).take_while(|i| absent(*i)).count().max(1);
         let flight = Flight::new(Extent { first: index, blocks: blocks as u64 });
         flights.insert(index, flight.clone());
-        Boarding::New(flight)
+        JoinOutcome::New(flight)
     }
 
     /// The flight that brings block `index`.
@@ -203,7 +203,7 @@ impl Flights {
     }
 
     /// Takes a flight off the table.
-    pub fn leave(&self, flight: &Flight) {
+    pub fn remove(&self, flight: &Flight) {
         self.by_first.lock().remove(&flight.extent.first);
     }
 }
@@ -217,21 +217,23 @@ mod tests {
     fn flights_do_not_overlap() {
         let flights = Flights::default();
         let absent = |index: u64| index < 20 && index != 12;
-        let Boarding::New(first) = flights.join(8, 16, absent) else { panic!("none was under way") };
+        let JoinOutcome::New(first) = flights.join(8, 16, absent) else { panic!("none was under way") };
         assert_eq!(first.extent(), Extent { first: 8, blocks: 4 }, "up to what is present");
-        let Boarding::New(second) = flights.join(2, 16, absent) else { panic!("not covered") };
+        let JoinOutcome::New(second) = flights.join(2, 16, absent) else { panic!("not covered") };
         assert_eq!(second.extent(), Extent { first: 2, blocks: 6 }, "up to what is in flight");
-        assert!(matches!(flights.join(11, 1, absent), Boarding::Joined(f) if f.extent() == first.extent()));
-        assert!(matches!(flights.join(12, 1, absent), Boarding::Present));
-        flights.leave(&first);
-        assert!(matches!(flights.join(11, 1, absent), Boarding::New(_)));
+        assert!(
+            matches!(flights.join(11, 1, absent), JoinOutcome::Joined(f) if f.extent() == first.extent())
+        );
+        assert!(matches!(flights.join(12, 1, absent), JoinOutcome::Present));
+        flights.remove(&first);
+        assert!(matches!(flights.join(11, 1, absent), JoinOutcome::New(_)));
     }
 
     #[tokio::test]
     async fn a_waiter_gets_its_block_before_the_rest_and_whatever_ends_the_flight() {
         let flight = Flight::new(Extent { first: 3, blocks: 2 });
-        flight.land(3, Landing::Bytes(Bytes::from_static(b"x")));
-        assert!(matches!(flight.block(3).await, Ok(Landing::Bytes(b)) if b == "x"));
+        flight.deliver(3, Delivery::Bytes(Bytes::from_static(b"x")));
+        assert!(matches!(flight.block(3).await, Ok(Delivery::Bytes(b)) if b == "x"));
         let waiter = tokio::spawn({
             let flight = flight.clone();
             async move { flight.block(4).await }
@@ -246,7 +248,7 @@ mod tests {
     async fn a_block_that_could_not_be_stored_fails_a_stage_and_no_reader() {
         let flight = Flight::new(Extent { first: 0, blocks: 1 });
         flight.unstored(Error::new(Kind::NoSpace, "full"));
-        flight.land(0, Landing::Bytes(Bytes::new()));
+        flight.deliver(0, Delivery::Bytes(Bytes::new()));
         flight.end(Ok(()));
         assert!(flight.block(0).await.is_ok());
         assert_eq!(flight.stored().await.expect_err("not stored").kind(), Kind::NoSpace);

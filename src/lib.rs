@@ -36,9 +36,9 @@
 //!
 //! - The [`mirror`] is the tier that a job is prepared in: [`publish`] copies a source there once, and from then on a
 //!   snapshot comes from there, its small files packed together, whatever becomes of its origin. What it lacks or has
-//!   damaged is fetched from the origin through [`tier::parts`].
+//!   damaged is fetched from the origin through [`tier::lazy_origin`].
 //! - The nodes of a cluster are tiers to each other ([`peer`]): so many of them read a mirror about once. What a node has it
-//!   gives ([`lend`]); what it fetches for others waits for no other node ([`fetch::FetchScope`]).
+//!   gives ([`peer_service`]); what it fetches for others waits for no other node ([`fetch::FetchScope`]).
 //! - Imports point one way. Pure modules know no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`] (but that it
 //!   keeps on the disk what of a listing is too much for memory), [`source`], [`error`]. Tiers are siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`secrets`]
 //!   finds what they are let in with, and `credentials` makes keys of it and renews them. Above them stands what they are
@@ -67,12 +67,12 @@ pub mod error;
 pub mod extent;
 pub mod fetch;
 pub mod flight;
-pub mod lend;
 pub mod manifest;
 pub mod metrics;
 pub mod mirror;
 pub mod origin;
 pub mod peer;
+pub mod peer_service;
 pub mod placement;
 pub mod publish;
 pub mod read;

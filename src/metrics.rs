@@ -1,7 +1,7 @@
 //! Metrics: what came from where, of each snapshot and of all of them together.
 
-mod meter;
-mod times;
+mod histogram;
+mod totals;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,8 +10,8 @@ use std::time::Duration;
 use crate::error::{Kind, Result};
 use crate::tier::TierKind;
 
-pub use meter::{Flying, Meter, Metered, Requests};
-pub use times::{BOUNDS, Spread, Times};
+pub use histogram::{BUCKET_BOUNDS, Histogram, HistogramCounts};
+pub use totals::{EngineMetrics, EngineTotals, FlightGauge, TierRequests};
 
 /// Bytes and requests by tier, since counting began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -28,38 +28,38 @@ pub struct Traffic {
     pub requests: u64,
 }
 
-/// The counters behind a [`Traffic`]: those of one snapshot, which also count into the engine's [`Meter`].
+/// The counters behind a [`Traffic`]: those of one snapshot, which also count into the engine's [`EngineMetrics`].
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct SnapshotMetrics {
     cache: AtomicU64,
     peer: AtomicU64,
     mirror: AtomicU64,
     origin: AtomicU64,
     requests: AtomicU64,
-    meter: Arc<Meter>,
+    metrics: Arc<EngineMetrics>,
 }
 
-impl Counters {
-    /// Counts into `meter`, too.
-    pub fn of(meter: &Arc<Meter>) -> Arc<Self> {
-        Arc::new(Self { meter: meter.clone(), ..Self::default() })
+impl SnapshotMetrics {
+    /// Counts into `metrics`, too.
+    pub fn in_engine(metrics: &Arc<EngineMetrics>) -> Arc<Self> {
+        Arc::new(Self { metrics: metrics.clone(), ..Self::default() })
     }
 
     /// Counts bytes that were read out of the node's cache.
     pub fn cached(&self, bytes: u64) {
         self.cache.fetch_add(bytes, Relaxed);
-        self.meter.cached(bytes);
+        self.metrics.cached(bytes);
     }
 
     /// Counts bytes that arrived from a tier.
-    pub fn arrived(&self, rung: TierKind, bytes: u64) {
-        let counter = match rung {
+    pub fn arrived(&self, tier: TierKind, bytes: u64) {
+        let counter = match tier {
             TierKind::Peer => &self.peer,
             TierKind::Mirror => &self.mirror,
             TierKind::Origin => &self.origin,
         };
         counter.fetch_add(bytes, Relaxed);
-        self.meter.arrived(rung, bytes);
+        self.metrics.arrived(tier, bytes);
     }
 
     /// Counts a request to a tier.
@@ -68,18 +68,18 @@ impl Counters {
     }
 
     /// Counts how long a tier took until its first byte.
-    pub fn began(&self, rung: TierKind, took: Duration) {
-        self.meter.began(rung, took);
+    pub fn began(&self, tier: TierKind, took: Duration) {
+        self.metrics.began(tier, took);
     }
 
     /// Counts how a request to a tier ended: with all of what was asked for (true), without it, or with an error.
-    pub fn ended(&self, rung: TierKind, outcome: &Result<bool>) {
-        self.meter.ended(rung, outcome.as_ref().copied().map_err(|error| error.kind()));
+    pub fn ended(&self, tier: TierKind, outcome: &Result<bool>) {
+        self.metrics.ended(tier, outcome.as_ref().copied().map_err(|error| error.kind()));
     }
 
     /// Counts a block that a tier sent and that was not right.
-    pub fn refuted(&self, rung: TierKind) {
-        self.meter.refuted(rung);
+    pub fn wrong_blocks(&self, tier: TierKind) {
+        self.metrics.wrong_blocks(tier);
     }
 
     /// What was counted up to now.
@@ -95,4 +95,4 @@ impl Counters {
 }
 
 /// One number for each kind of error.
-pub type ByKind = [u64; Kind::ALL.len()];
+pub type CountsByKind = [u64; Kind::ALL.len()];

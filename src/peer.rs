@@ -46,7 +46,7 @@ pub const PROTOCOL: u32 = 1;
 
 /// The shortest and the longest run of blocks that has one owner: what a request costs must not show beside what it
 /// brings, and what one owner has to send must be small beside its share of a blob.
-const GROUP: (u64, u64) = (4, crate::extent::LONGEST);
+const GROUP: (u64, u64) = (4, crate::extent::MAX_EXTENT_BLOCKS);
 
 /// Into how many groups a blob is cut at least, unless they would get too short: so many shares differ little from node
 /// to node.

@@ -1,6 +1,6 @@
 //! Readers: a file's bytes, from wherever they are nearest.
 
-pub mod window;
+pub mod read_ahead;
 
 use std::fs::File;
 use std::ops::Range;
@@ -14,20 +14,20 @@ use crate::content::Content;
 use crate::error::Result;
 use crate::manifest::Slice;
 
-use window::Window;
+use read_ahead::ReadAhead;
 
 /// An open file. It holds a lease on its blob as long as it lives.
 #[derive(Debug)]
 pub struct Reader {
     content: Arc<Content>,
     slice: Slice,
-    window: Mutex<Window>,
+    read_ahead: Mutex<ReadAhead>,
 }
 
 impl Reader {
     /// A reader of `slice`, which lies in `content`.
     pub(crate) fn new(content: Arc<Content>, slice: Slice) -> Self {
-        Self { content, slice, window: Mutex::default() }
+        Self { content, slice, read_ahead: Mutex::default() }
     }
 
     /// The length of the file, in bytes.
@@ -61,12 +61,12 @@ impl Reader {
         let range = self.range(offset, len);
         let pieces = self.content.try_read(range.clone())?;
         if self.content.whole().is_none() {
-            self.lead(&range);
+            self.start_read_ahead(&range);
         }
         Some(pieces)
     }
 
-    /// Reads, from whatever tier has it; ends within [`DEADLINE`](crate::content::DEADLINE). The pieces, in order, are
+    /// Reads, from whatever tier has it; ends within [`READ_DEADLINE`](crate::content::READ_DEADLINE). The pieces, in order, are
     /// as long as `len` in all, shorter only at the end of the file.
     ///
     /// # Errors
@@ -76,14 +76,14 @@ impl Reader {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        let run = self.lead(&range).div_ceil(BLOCK);
+        let run = self.start_read_ahead(&range).div_ceil(BLOCK);
         self.content.read(range, run).await
     }
 
     /// Starts what a sequential reader will want next, and answers with how much that is, in bytes.
-    fn lead(&self, range: &Range<u64>) -> u64 {
+    fn start_read_ahead(&self, range: &Range<u64>) -> u64 {
         let end = self.slice.offset + self.slice.len;
-        let ahead = self.window.lock().advance(range, end, self.content.extent());
+        let ahead = self.read_ahead.lock().advance(range, end, self.content.extent());
         let wanted = ahead.end - ahead.start;
         if wanted > 0 {
             self.content.ahead(ahead);

@@ -11,7 +11,7 @@ use crate::blob::{Blob, Key};
 use crate::cache::commit::DIGEST_XATTR;
 use crate::cache::lease::{Group, LeaseSet, ManifestLease};
 use crate::cache::relief::Relief;
-use crate::content::{Content, Means};
+use crate::content::{Content, SharedResources};
 use crate::digest::Digest;
 use crate::error::Result;
 use crate::fetch::Ladder;
@@ -28,23 +28,23 @@ pub struct Snapshot {
     id: Digest,
     manifest: Arc<Manifest>,
     unmatched: Vec<String>,
-    means: Arc<Means>,
+    resources: Arc<SharedResources>,
     contents: Arc<Contents>,
     ladder: Arc<Ladder>,
     stage: OnceLock<Arc<Stage>>,
     held: OnceLock<LeaseSet>,
     _manifest: ManifestLease,
     /// Keeps the mirror from collecting what is still to come.
-    lease: Mutex<Promise>,
+    lease: Mutex<LeaseState>,
     /// Tells other nodes when all of it is here, where there are any.
     holder: Option<Holder>,
     /// The blobs' numbers, by the first bytes of their digests: gathered when another node first asks for one.
     numbers: OnceLock<Vec<(u64, u32)>>,
 }
 
-/// A mirror's promise to keep a snapshot's content.
+/// A mirror's lease to keep a snapshot's content.
 #[derive(Debug, Default)]
-enum Promise {
+enum LeaseState {
     #[default]
     None,
     Lease(Lease),
@@ -57,15 +57,15 @@ impl Snapshot {
         id: Digest,
         manifest: Arc<Manifest>,
         unmatched: Vec<String>,
-        (means, contents): (Arc<Means>, Arc<Contents>),
+        (resources, contents): (Arc<SharedResources>, Arc<Contents>),
         ladder: Arc<Ladder>,
     ) -> Self {
-        let kept = means.cache.leases().lease_manifest(id);
+        let kept = resources.cache.leases().lease_manifest(id);
         Self {
             id,
             manifest,
             unmatched,
-            means,
+            resources,
             contents,
             ladder,
             stage: OnceLock::new(),
@@ -77,18 +77,18 @@ impl Snapshot {
         }
     }
 
-    /// The same, with the mirror's promise to keep its content.
+    /// The same, with the mirror's lease to keep its content.
     pub(crate) fn leased(self, lease: Option<Lease>) -> Self {
-        Self { lease: Mutex::new(lease.map_or(Promise::None, Promise::Lease)), ..self }
+        Self { lease: Mutex::new(lease.map_or(LeaseState::None, LeaseState::Lease)), ..self }
     }
 
-    /// The same, for one that is served already. If it has been [released](Self::release) meanwhile, so is the promise.
+    /// The same, for one that is served already. If it has been [released](Self::release) meanwhile, so is the lease.
     pub(crate) async fn lease_with(&self, lease: Lease) {
         let spare = {
             let mut held = self.lease.lock();
             match *held {
-                Promise::None => {
-                    *held = Promise::Lease(lease);
+                LeaseState::None => {
+                    *held = LeaseState::Lease(lease);
                     None
                 }
                 _ => Some(lease),
@@ -134,15 +134,15 @@ impl Snapshot {
     pub async fn release(&self) {
         let lease = {
             let mut held = self.lease.lock();
-            std::mem::replace(&mut *held, Promise::Released)
+            std::mem::replace(&mut *held, LeaseState::Released)
         };
-        if let Promise::Lease(lease) = lease {
+        if let LeaseState::Lease(lease) = lease {
             lease.release().await;
         }
         if self.held.get().is_some() {
-            let (manifest, cache) = (self.manifest.clone(), self.means.cache.clone());
+            let (manifest, cache) = (self.manifest.clone(), self.resources.cache.clone());
             // What was leased may not have been opened for days, and was in use all the same.
-            let touched = self.means.runtime.spawn_blocking(move || {
+            let touched = self.resources.runtime.spawn_blocking(move || {
                 let keys = (0..manifest.blobs()).filter_map(|blob| manifest.key(blob).ok());
                 keys.for_each(|key| cache.used_blob(&key));
             });
@@ -166,8 +166,8 @@ impl Snapshot {
     }
 
     /// What every content needs.
-    pub(crate) fn means(&self) -> &Arc<Means> {
-        &self.means
+    pub(crate) fn resources(&self) -> &Arc<SharedResources> {
+        &self.resources
     }
 
     /// Opens a file for reading. Touches the local disk, never the network.
@@ -180,7 +180,7 @@ impl Snapshot {
 
     /// The content of a blob, shared with everybody who has it open.
     pub(crate) fn content(&self, blob: u32) -> Result<Arc<Content>> {
-        Ok(self.contents.open(self.manifest.blob(blob)?, &self.means, &self.ladder))
+        Ok(self.contents.open(self.manifest.blob(blob)?, &self.resources, &self.ladder))
     }
 
     /// How many bytes of `slice` lie in the node's cache; of a part of a blob, at least so many. Touches the local
@@ -219,7 +219,7 @@ impl Snapshot {
     /// # Errors
     /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
     pub fn hold(&self) -> Result<()> {
-        self.hold_with(|group| Ok(self.means.cache.leases().lease_all(group)))
+        self.hold_with(|group| Ok(self.resources.cache.leases().lease_all(group)))
     }
 
     /// The same, if the cache has room for all of it beside what is held already.
@@ -227,7 +227,7 @@ impl Snapshot {
     /// # Errors
     /// [`NoSpace`](crate::error::Kind::NoSpace), and those of [`hold`](Self::hold).
     pub fn admit(&self) -> Result<()> {
-        self.hold_with(|group| Ok(self.means.cache.room().admit(vec![group])?.remove(0)))
+        self.hold_with(|group| Ok(self.resources.cache.room().admit(vec![group])?.remove(0)))
     }
 
     /// The same for several of one tenant: all are held, or none that was not before.
@@ -238,7 +238,7 @@ impl Snapshot {
         let fresh: Vec<_> = snapshots.iter().filter(|snapshot| snapshot.held.get().is_none()).collect();
         let Some(first) = fresh.first() else { return Ok(()) };
         let groups = fresh.iter().map(|snapshot| Group::of(&snapshot.manifest)).collect::<Result<_>>()?;
-        let leases = first.means.cache.room().admit(groups)?;
+        let leases = first.resources.cache.room().admit(groups)?;
         for (snapshot, lease) in fresh.into_iter().zip(leases) {
             snapshot.held.set(lease).ok();
         }
@@ -253,7 +253,7 @@ impl Snapshot {
         let Some(first) = snapshots.first() else { return Ok(()) };
         let groups =
             snapshots.iter().map(|snapshot| Group::of(&snapshot.manifest)).collect::<Result<Vec<_>>>()?;
-        first.means.cache.room().holds(&groups)
+        first.resources.cache.room().holds(&groups)
     }
 
     fn hold_with(&self, lease: impl FnOnce(Group) -> Result<LeaseSet>) -> Result<()> {
@@ -283,7 +283,7 @@ impl Snapshot {
 
     /// Has `relief` asked, for as long as it lives, when the cache is full and finds nothing to evict.
     pub fn relieve_with(&self, relief: Weak<dyn Relief>) {
-        self.means.cache.room().evictor().reliefs().add(relief);
+        self.resources.cache.room().evictor().reliefs().add(relief);
     }
 
     /// What came from where since this snapshot was opened.
@@ -312,12 +312,12 @@ struct Live {
 impl Contents {
     /// Waits, for the flights under way no longer than `patience`, until every blob of which nothing is missing any
     /// more is whole: durable, under its final name.
-    pub(crate) async fn settled(&self, patience: Duration) {
+    pub(crate) async fn await_settled(&self, patience: Duration) {
         let live: Vec<_> = {
             let live = self.live.lock();
             live.by_key.values().filter_map(Weak::upgrade).collect()
         };
-        let flying = live.iter().map(|content| content.landed());
+        let flying = live.iter().map(|content| content.await_flights());
         // Those that are not there by then are given up; their blocks that did land stay.
         tokio::time::timeout(patience, join_all(flying)).await.ok();
         for content in live.iter().filter(|content| content.is_finishing()) {
@@ -331,11 +331,11 @@ impl Contents {
         self.live.lock().by_key.get(key).and_then(Weak::upgrade)
     }
 
-    fn open(&self, blob: Blob, means: &Arc<Means>, ladder: &Arc<Ladder>) -> Arc<Content> {
+    fn open(&self, blob: Blob, resources: &Arc<SharedResources>, ladder: &Arc<Ladder>) -> Arc<Content> {
         let mut live = self.live.lock();
         if let Some(content) = live.by_key.get(&blob.key).and_then(Weak::upgrade) {
             // It may have been opened for other nodes, who have no origin to turn to.
-            content.come_from(ladder);
+            content.upgrade_ladder(ladder);
             return content;
         }
         if live.by_key.len() >= live.sweep_at {
@@ -344,7 +344,7 @@ impl Contents {
         }
         let key = blob.key;
         // Under the lock, so that two who open one blob at once get one content: a few microseconds of local disk.
-        let content = Content::open(blob, means.clone(), ladder.clone());
+        let content = Content::open(blob, resources.clone(), ladder.clone());
         live.by_key.insert(key, Arc::downgrade(&content));
         content
     }

@@ -16,32 +16,33 @@ use tokio::task::{JoinError, JoinSet};
 use crate::block::BLOCK;
 use crate::content::Content;
 use crate::error::{Error, Kind, Result};
-use crate::extent::LONGEST;
+use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::snapshot::Snapshot;
 use crate::task::{blocking, lost};
 use crate::tier::Urgency;
 
-use plan::Missing;
+use plan::MissingBlob;
 
 /// How many flights a stage begins with, and how many it may come to. Small files need many at once, for each of them is
 /// mostly waiting; large ones are held back by the budget long before. Each that lands lets one more start, as long as
 /// the tier sends long extents: on a slow link many would only take its bytes from whoever waits for a block now.
-const FLIGHTS: (usize, usize) = (8, 64);
+const INITIAL_FLIGHTS: usize = 8;
+const MAX_FLIGHTS: usize = 64;
 
 /// How many it may come to where nodes share. The owners are near, and all nodes ask all of them at once: more streams bring no
 /// more, and cost memory and processor time. Eight nodes on two cores took 11.5 s for 1 GiB, with 64 it was 13.3.
-const SHARED: usize = 16;
+const MAX_CLUSTER_FLIGHTS: usize = 16;
 
 /// How many blobs are under way at once: more than flights, so that the disk's flushes are shared by many small ones
 /// while others still arrive. Each has up to three open files.
-const BLOBS: usize = 256;
+const CONCURRENT_BLOBS: usize = 256;
 
 /// How many large blobs are under way at once: enough for the longest extents to fill all flights, and so few that the first
 /// ones are whole long before the last ones begin.
-const LANES: usize = 8;
+const CONCURRENT_LARGE_BLOBS: usize = 8;
 
 /// How often blocks are looked for that were here and are no more: somebody verifies the cache meanwhile, and its disk rots.
-const ROUNDS: usize = 4;
+const REFETCH_LIMIT: usize = 4;
 
 /// A stage under way or done. Its snapshot keeps the leases as long as that lives.
 #[derive(Debug)]
@@ -52,8 +53,8 @@ pub struct Stage {
     bytes_done: AtomicU64,
     bytes_found: AtomicU64,
     /// How many flights more may start at once than at the beginning.
-    grown: AtomicUsize,
-    lanes: Semaphore,
+    extra_flights: AtomicUsize,
+    large_blobs: Semaphore,
     outcome: OnceLock<Result<()>>,
     news: Notify,
 }
@@ -83,14 +84,14 @@ impl Stage {
             files_done: AtomicU64::new(0),
             bytes_done: AtomicU64::new(0),
             bytes_found: AtomicU64::new(0),
-            grown: AtomicUsize::new(0),
-            lanes: Semaphore::new(LANES),
+            extra_flights: AtomicUsize::new(0),
+            large_blobs: Semaphore::new(CONCURRENT_LARGE_BLOBS),
             outcome: OnceLock::new(),
             news: Notify::new(),
         });
         let (running, weak) = (stage.clone(), Arc::downgrade(snapshot));
-        let runtime = snapshot.means().runtime.clone();
-        snapshot.means().runtime.spawn(async move {
+        let runtime = snapshot.resources().runtime.clone();
+        snapshot.resources().runtime.spawn(async move {
             let work = running.clone();
             let outcome = runtime.spawn(async move { work.run(weak).await }).await;
             // Who waits for it must hear of its end, whatever that is.
@@ -136,12 +137,14 @@ impl Stage {
         let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
         let stage = self.clone();
         let missing = blocking(move || stage.plan(&held)).await?;
-        let flights = Arc::new(Semaphore::new(FLIGHTS.0));
+        let flights = Arc::new(Semaphore::new(INITIAL_FLIGHTS));
         stream::iter(missing.into_iter().map(Ok))
-            .try_for_each_concurrent(BLOBS, |missing| self.make_whole(&snapshot, missing, flights.clone()))
+            .try_for_each_concurrent(CONCURRENT_BLOBS, |missing| {
+                self.make_whole(&snapshot, missing, flights.clone())
+            })
             .await?;
         blocking(move || match snapshot.upgrade() {
-            Some(held) => held.means().cache.sync_names().inspect(|()| held.announce()),
+            Some(held) => held.resources().cache.sync_names().inspect(|()| held.announce()),
             None => Err(abandoned()),
         })
         .await
@@ -150,27 +153,27 @@ impl Stage {
     async fn make_whole(
         &self,
         snapshot: &Weak<Snapshot>,
-        missing: Missing,
+        missing: MissingBlob,
         flights: Arc<Semaphore>,
     ) -> Result<()> {
-        let large = missing.size > LONGEST * BLOCK;
-        let lane = if large { self.lanes.acquire().await.ok() } else { None };
+        let large = missing.size > MAX_EXTENT_BLOCKS * BLOCK;
+        let large_permit = if large { self.large_blobs.acquire().await.ok() } else { None };
         let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
         let content = blocking(move || held.content(missing.blob)).await?;
         let found = content.local();
         self.bytes_found.fetch_add(found, Relaxed);
         self.bytes_done.fetch_add(found, Relaxed);
-        let (mut arrived, mut rounds) = (self.bring(snapshot, &content, flights.clone()).await?, 0);
+        let (mut arrived, mut rounds) = (self.fetch_missing(snapshot, &content, flights.clone()).await?, 0);
         // What is here already, and could not be made durable when it came, may be now.
         while !content.finish() {
             rounds += 1;
-            if rounds == ROUNDS {
+            if rounds == REFETCH_LIMIT {
                 let text = format!("blocks of {} vanish as soon as they are here", content.blob());
                 return Err(Error::new(Kind::Disk, text));
             }
-            arrived += self.bring(snapshot, &content, flights.clone()).await?;
+            arrived += self.fetch_missing(snapshot, &content, flights.clone()).await?;
         }
-        drop(lane);
+        drop(large_permit);
         content.became_whole().await?;
         self.bytes_done.fetch_add(missing.size.saturating_sub(found + arrived), Relaxed);
         self.files_done.fetch_add(missing.files, Relaxed);
@@ -178,7 +181,7 @@ impl Stage {
     }
 
     /// Boards a flight for every block that isn't here, and answers with the bytes that they brought.
-    async fn bring(
+    async fn fetch_missing(
         &self,
         snapshot: &Weak<Snapshot>,
         content: &Arc<Content>,
@@ -186,9 +189,9 @@ impl Stage {
     ) -> Result<u64> {
         let size = content.blob().size;
         let mut flying = JoinSet::new();
-        let (mut boarded, mut arrived) = (0..0, 0);
+        let (mut joined, mut arrived) = (0..0, 0);
         for index in content.stage_order() {
-            if boarded.contains(&index) {
+            if joined.contains(&index) {
                 continue;
             }
             let slot = flights.clone().acquire_owned().await.map_err(|_| abandoned())?;
@@ -196,8 +199,10 @@ impl Stage {
                 return Err(abandoned());
             }
             content.await_stable_membership().await;
-            let Some(flight) = content.board(index, LONGEST, Urgency::Stage) else { continue };
-            boarded = flight.extent().range();
+            let Some(flight) = content.join_or_start(index, MAX_EXTENT_BLOCKS, Urgency::Stage) else {
+                continue;
+            };
+            joined = flight.extent().range();
             flying.spawn(async move {
                 let bytes = flight.extent().bytes(size);
                 let stored = flight.stored().await;
@@ -223,8 +228,8 @@ impl Stage {
         let bytes = landed.map_err(lost)??;
         self.bytes_done.fetch_add(bytes, Relaxed);
         let swift = content.extent() > BLOCK;
-        let most = if content.is_shared() { SHARED } else { FLIGHTS.1 };
-        if swift && self.grown.fetch_add(1, Relaxed) < most - FLIGHTS.0 {
+        let most = if content.is_shared() { MAX_CLUSTER_FLIGHTS } else { MAX_FLIGHTS };
+        if swift && self.extra_flights.fetch_add(1, Relaxed) < most - INITIAL_FLIGHTS {
             flights.add_permits(1);
         }
         Ok(bytes)

@@ -6,8 +6,8 @@
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod lazy_origin;
 pub mod memory;
-pub mod parts;
 
 use std::fmt;
 use std::ops::Range;

@@ -13,7 +13,7 @@ pub mod socket;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use bdnfs::budget::Memory;
+use bdnfs::budget::BudgetUsage;
 use bdnfs::engine::{Engine, Usage};
 use bdnfs::error::Kind;
 use bdnfs::metrics::Traffic;
@@ -242,14 +242,14 @@ pub struct FetchStats {
     /// Fetches under way now.
     pub flights: u64,
     /// How the memory for them is used.
-    pub memory: Memory,
+    pub memory: BudgetUsage,
 }
 
 impl FetchStats {
     /// What `engine` does.
     pub fn of(engine: &Engine) -> Self {
-        let (metered, [own, waiting, _]) = (engine.metered(), engine.memory());
-        let memory = Memory {
+        let (metered, [own, waiting, _]) = (engine.metrics(), engine.memory());
+        let memory = BudgetUsage {
             total: own.total + waiting.total,
             used: own.used + waiting.used,
             waiting: own.waiting + waiting.waiting,

@@ -68,7 +68,7 @@ impl Facts {
             kinds.map(|(kind, count)| sample([("tier", *tier), ("kind", kind)], count))
         });
         page.counter("bdnfs_tier_errors", "Requests to tiers that failed, by why.", None, errors)?;
-        let refuted = tiers.iter().map(|(tier, requests)| sample([("tier", *tier)], requests.refuted));
+        let refuted = tiers.iter().map(|(tier, requests)| sample([("tier", *tier)], requests.wrong_blocks));
         let text = "Blocks that arrived and were found wrong by their check values.";
         page.counter("bdnfs_verify_failures", text, None, refuted)?;
         let began = tiers.iter().map(|(tier, requests)| ([("tier", *tier)], &requests.began));
@@ -82,7 +82,7 @@ impl Facts {
 
     fn memory(&self, page: &mut Page<'_>) -> fmt::Result {
         let uses = ["fetch", "cluster", "lent"];
-        let each = |tell: fn(&bdnfs::budget::Memory) -> u64| {
+        let each = |tell: fn(&bdnfs::budget::BudgetUsage) -> u64| {
             uses.iter().zip(&self.memory).map(move |(of, memory)| sample([("use", *of)], tell(memory)))
         };
         let text = "The most memory that may be in flight: for fetches, for those that may wait for other nodes, and for \

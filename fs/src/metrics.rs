@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use bdnfs::metrics::{Spread, Times};
+use bdnfs::metrics::{Histogram, HistogramCounts};
 use rustix::io::Errno;
 
 use crate::wire::request::Operation;
@@ -37,7 +37,7 @@ const ERRORS: [(Errno, &str); 6] = [
 /// Counters of the requests of one mount or of many.
 #[derive(Debug, Default)]
 pub struct RequestMetrics {
-    operations: [Times; OPERATIONS.len()],
+    operations: [Histogram; OPERATIONS.len()],
     errors: [AtomicU64; ERRORS.len()],
     cached: AtomicU64,
     passthrough: AtomicU64,
@@ -48,7 +48,7 @@ pub struct RequestMetrics {
 #[derive(Clone, Debug)]
 pub struct RequestTotals {
     /// The latencies of each operation, from when a request was read until its reply.
-    pub operations: Vec<(&'static str, Spread)>,
+    pub operations: Vec<(&'static str, HistogramCounts)>,
     /// How many replies were errors, by the name of the error.
     pub errors: Vec<(&'static str, u64)>,
     /// How many files were opened whose reads the daemon serves.
@@ -83,7 +83,7 @@ impl RequestMetrics {
         let operations = OPERATIONS.into_iter().zip(&self.operations);
         let errors = ERRORS.into_iter().zip(&self.errors);
         RequestTotals {
-            operations: operations.map(|(name, times)| (name, times.spread())).collect(),
+            operations: operations.map(|(name, times)| (name, times.counts())).collect(),
             errors: errors.map(|((_, name), count)| (name, count.load(Relaxed))).collect(),
             cached: self.cached.load(Relaxed),
             passthrough: self.passthrough.load(Relaxed),

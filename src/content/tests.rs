@@ -139,18 +139,18 @@ impl Bench {
         while cache.room().used().is_none() {
             std::thread::yield_now();
         }
-        let means = Means {
+        let resources = SharedResources {
             cache,
             budget: Budget::new(64 << 20),
             waiting: Budget::new(64 << 20),
             lent: Budget::new(64 << 20),
-            meter: Arc::default(),
+            metrics: Arc::default(),
             moved: Default::default(),
-            hands: Arc::new(Semaphore::new(4)),
-            recent: Recent::default(),
+            hash_permits: Arc::new(Semaphore::new(4)),
+            recent_blocks: RecentBlocks::default(),
             runtime: Handle::current(),
         };
-        Content::open(blob, Arc::new(means), Arc::new(ladder))
+        Content::open(blob, Arc::new(resources), Arc::new(ladder))
     }
 
     async fn expect(&self, content: &Arc<Content>, range: Range<u64>) {
@@ -218,7 +218,7 @@ async fn a_read_ends_when_no_tier_answers() {
     let content = bench.content(bench.blob(false), None, &[&tier]);
     let began = tokio::time::Instant::now();
     assert_eq!(content.read(0..10, 0).await.expect_err("silence").kind(), Kind::Timeout);
-    assert!(began.elapsed() <= DEADLINE + Duration::from_secs(1));
+    assert!(began.elapsed() <= READ_DEADLINE + Duration::from_secs(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -230,7 +230,7 @@ async fn a_full_cache_degrades_reads_and_fails_a_flight_to_be_stored() {
     bench.expect(&content, 100..SIZE - 100).await;
     let mut failed = 0;
     for index in 0..10 {
-        if let Some(flight) = content.board(index, 1, Urgency::Stage)
+        if let Some(flight) = content.join_or_start(index, 1, Urgency::Stage)
             && let Err(error) = flight.stored().await
         {
             assert_eq!(error.kind(), Kind::NoSpace);
@@ -321,7 +321,7 @@ async fn a_reader_does_not_wait_for_what_others_only_promise() {
     let ladder = ladder.placed(Some(Arc::new(Owned([Arc::new(Promises)]))));
     let content = bench.content_of(bench.blob(true), None, ladder);
     // Staging waits; a reader that comes to wait for the same does not.
-    let staging = content.board(0, u64::MAX, Urgency::Stage).expect("nothing is here");
+    let staging = content.join_or_start(0, u64::MAX, Urgency::Stage).expect("nothing is here");
     bench.expect(&content, BLOCK - 5..2 * BLOCK + 5).await;
     assert_eq!(mirror.sent.load(Relaxed), 3 * BLOCK, "what it reads, and no more");
     assert!(staging.block(3).now_or_never().is_none(), "the rest is waited for");

@@ -12,7 +12,7 @@ use super::{Mirror, damaged};
 use crate::blob::{Blob, Key};
 use crate::block::{self, Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
-use crate::extent::{Extent, LONGEST};
+use crate::extent::{Extent, MAX_EXTENT_BLOCKS};
 use crate::manifest::Manifest;
 use crate::task::blocking;
 use crate::tier::{Tier, Urgency};
@@ -134,14 +134,16 @@ impl Mirror {
         self.look(blob).await?;
         let mut first = 0;
         while first < block::count(blob.size) {
-            let extent = Extent { first, blocks: LONGEST.min(block::count(blob.size) - first) };
+            let extent = Extent { first, blocks: MAX_EXTENT_BLOCKS.min(block::count(blob.size) - first) };
             let body = self.fetch(blob, extent.bytes(blob.size), Urgency::Stage).await?;
             let body = body.ok_or_else(|| damaged(self.locate(blob), "it is missing"))?;
-            let bytes =
-                body.try_fold(BytesMut::with_capacity((LONGEST * BLOCK) as usize), |mut all, piece| {
+            let bytes = body.try_fold(
+                BytesMut::with_capacity((MAX_EXTENT_BLOCKS * BLOCK) as usize),
+                |mut all, piece| {
                     all.extend_from_slice(&piece);
                     std::future::ready(Ok(all))
-                });
+                },
+            );
             let (blob, bytes) = (blob.clone(), bytes.await?.freeze());
             let shown = self.locate(&blob);
             blocking(move || check(&blob, extent, &bytes)).await.map_err(|e| e.within(shown))?;

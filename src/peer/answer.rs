@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 use super::pool::{Pool, To};
 use super::stream::{Stream, ended};
 use super::wire::{Frame, Frames, HEAD, Head, PART};
-use crate::buffer::{Buffer, Buffers};
+use crate::buffer::{Buffer, BufferPool};
 use crate::error::Result;
 
 /// An answer under way.
@@ -15,14 +15,14 @@ pub(super) struct Answer {
     stream: Stream,
     /// Where the stream goes when all was read.
     pool: Option<(Arc<Pool>, To)>,
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
     /// Bytes that are to be given when so many are there.
     data: Option<(Buffer, usize)>,
 }
 
 impl Answer {
     /// What comes on `stream`, which goes to `pool` then, if anywhere. It comes to lie in `buffers`.
-    pub(super) fn new(stream: Stream, pool: Option<(Arc<Pool>, To)>, buffers: Arc<Buffers>) -> Self {
+    pub(super) fn new(stream: Stream, pool: Option<(Arc<Pool>, To)>, buffers: Arc<BufferPool>) -> Self {
         Self { stream, pool, buffers, data: None }
     }
 

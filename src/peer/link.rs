@@ -18,7 +18,7 @@ use super::identity::{self, Identity};
 use super::pool::{IDLE, Pool, To};
 use super::stream::{Status, Stream};
 use super::wire::{Ask, Reply};
-use crate::buffer::Buffers;
+use crate::buffer::BufferPool;
 use crate::error::{Error, Kind, Result};
 
 /// How long a letter may take.
@@ -36,7 +36,7 @@ pub struct Http {
     client: Mutex<(u64, reqwest::Client)>,
     pool: Arc<Pool>,
     /// Where answers come to lie.
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
 }
 
 impl Http {

@@ -118,7 +118,7 @@ impl Ask {
 }
 
 /// The most that one request asks for: a long extent, and what an unaligned one touches beyond it.
-pub const MOST: u64 = (crate::extent::LONGEST + 1) * BLOCK;
+pub const MOST: u64 = (crate::extent::MAX_EXTENT_BLOCKS + 1) * BLOCK;
 
 fn role(role: Role) -> &'static str {
     match role {

@@ -16,7 +16,7 @@ use super::read::read;
 use crate::blob::{Blob, Stored};
 use crate::block::{self, BLOCK, Check};
 use crate::error::{Error, Kind, Result};
-use crate::extent::{Extent, LONGEST};
+use crate::extent::{Extent, MAX_EXTENT_BLOCKS};
 use crate::fetch::Ladder;
 use crate::manifest::Manifest;
 use crate::mirror::Mirror;
@@ -35,7 +35,7 @@ const READS: usize = 4;
 /// How many files of a pack are.
 const FILES: usize = 64;
 /// What a larger blob holds in memory meanwhile: extents as they came and compressed, and parts on their way.
-const STREAMED: u64 = 2 * READS as u64 * LONGEST * BLOCK + 5 * PART;
+const STREAMED: u64 = 2 * READS as u64 * MAX_EXTENT_BLOCKS * BLOCK + 5 * PART;
 
 /// What makes blobs.
 pub(super) struct Maker<'a> {
@@ -255,8 +255,8 @@ fn done(draft: &Draft, blob: &Blob) -> u64 {
 /// The extents of a file of `size` bytes from block `first` on.
 fn extents(first: u64, size: u64) -> impl Iterator<Item = Extent> {
     let blocks = block::count(size);
-    let starts = (first..blocks).step_by(LONGEST as usize);
-    starts.map(move |first| Extent { first, blocks: LONGEST.min(blocks - first) })
+    let starts = (first..blocks).step_by(MAX_EXTENT_BLOCKS as usize);
+    starts.map(move |first| Extent { first, blocks: MAX_EXTENT_BLOCKS.min(blocks - first) })
 }
 
 /// How a blob is kept.

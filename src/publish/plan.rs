@@ -16,7 +16,7 @@ use crate::blob::{Blob, Key};
 use crate::block::BLOCK;
 use crate::digest::Digest;
 use crate::error::Result;
-use crate::extent::LONGEST;
+use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::manifest::Manifest;
 use crate::mirror::record::recipe;
 
@@ -25,7 +25,7 @@ pub(super) const ALONE: u64 = BLOCK;
 /// The least and the most that a pack holds, in bytes. A pack of the most fits into one request, and no request moves more
 /// however large the pack is; but all of a pack is made again when a file of it changes.
 const LEAST: u64 = 4 << 20;
-const MOST: u64 = LONGEST * BLOCK;
+const MOST: u64 = MAX_EXTENT_BLOCKS * BLOCK;
 /// How many bytes beyond the least a pack holds on average, at the most. With the least that is as much as is asked for at once
 /// of a store that takes 20 ms to begin ([`crate::extent`]).
 const BEYOND: u64 = 4 << 20;

@@ -29,8 +29,8 @@ use crate::manifest::{Listing, Node};
 use crate::mirror::parts::Store;
 use crate::snapshot::Snapshot;
 use crate::source::{Access, Uri};
+use crate::tier::lazy_origin::OriginOpener;
 use crate::tier::memory::Memory;
-use crate::tier::parts::Opener;
 use crate::tier::{Body, Tier, TierKind, Urgency};
 
 const NO_GRACE: Duration = Duration::ZERO;
@@ -137,7 +137,7 @@ fn node() -> Node1 {
 
 async fn mount(node: &Node1, mirror: &Mirror, origin: Option<Arc<dyn Origin>>) -> Result<Arc<Snapshot>> {
     let key = source_key("memory://origin", &Patterns::default());
-    let open: Opener = Box::new(move || {
+    let open: OriginOpener = Box::new(move || {
         let gone = || Error::new(Kind::Refused, "the origin is gone");
         std::future::ready(origin.clone().ok_or_else(gone)).boxed()
     });

@@ -13,10 +13,10 @@ use crate::snapshot::Snapshot;
 use super::Stage;
 
 /// How many blobs one thread looks for. A look takes about a microsecond: less than this is not worth another thread.
-const PIECE: u32 = 10_000;
+const MIN_BLOBS_PER_THREAD: u32 = 10_000;
 
 /// A blob that isn't whole yet.
-pub(super) struct Missing {
+pub(super) struct MissingBlob {
     pub(super) blob: u32,
     pub(super) size: u64,
     pub(super) files: u64,
@@ -24,8 +24,8 @@ pub(super) struct Missing {
 
 impl Stage {
     /// Leases everything, and finds out what is missing, in the order in which it is to come. Blocks on the local disk.
-    pub(super) fn plan(&self, snapshot: &Snapshot) -> Result<Vec<Missing>> {
-        let (manifest, cache) = (snapshot.manifest(), &snapshot.means().cache);
+    pub(super) fn plan(&self, snapshot: &Snapshot) -> Result<Vec<MissingBlob>> {
+        let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
         snapshot.admit()?;
         let missing = missing(manifest, cache)?;
         let bytes: u64 = missing.iter().map(|missing| missing.size).sum();
@@ -41,20 +41,20 @@ impl Stage {
 }
 
 /// The blobs that aren't whole, by their numbers. A million that are take a second of one core, so all of them look.
-fn missing(manifest: &Manifest, cache: &Cache) -> Result<Vec<Missing>> {
+fn missing(manifest: &Manifest, cache: &Cache) -> Result<Vec<MissingBlob>> {
     let look = |blobs: Range<u32>| {
         let mut missing = Vec::new();
         for blob in blobs {
             let size = manifest.blob_size(blob)?;
             if size > 0 && !cache.has(&manifest.key(blob)?, size) {
-                missing.push(Missing { blob, size, files: 0 });
+                missing.push(MissingBlob { blob, size, files: 0 });
             }
         }
         Ok(missing)
     };
     let blobs = manifest.blobs();
-    let hands = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let piece = blobs.div_ceil(hands).max(PIECE);
+    let threads = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+    let piece = blobs.div_ceil(threads).max(MIN_BLOBS_PER_THREAD);
     if blobs <= piece {
         return look(0..blobs);
     }
@@ -71,7 +71,7 @@ fn missing(manifest: &Manifest, cache: &Cache) -> Result<Vec<Missing>> {
 }
 
 /// The same in the order in which they are to come, each with how many files it holds.
-fn ordered(manifest: &Manifest, mut missing: Vec<Missing>) -> Result<Vec<Missing>> {
+fn ordered(manifest: &Manifest, mut missing: Vec<MissingBlob>) -> Result<Vec<MissingBlob>> {
     let mut files = vec![0u32; manifest.blobs() as usize];
     let mut first = BTreeSet::new();
     for index in 0..manifest.entries() {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use bdnfs::engine::Engine;
 use bdnfs::error::Result;
-use bdnfs::lend::Lender;
 use bdnfs::peer::gossip::Gossip;
 use bdnfs::peer::identity::Identity;
 use bdnfs::peer::server::Server;
 use bdnfs::peer::token;
+use bdnfs::peer_service::PeerBlockService;
 use bdnfs::source::SecretStore;
 use bdnfs::task::blocking;
 
@@ -44,8 +44,9 @@ impl Hosting {
     pub async fn take_in(&mut self, tenant: String) -> Result<()> {
         let at = MirrorRequest { tenant: tenant.clone(), ..self.mirror.clone() };
         let (engine, scratch) = (self.engine.clone(), self.cache.clone());
-        let made =
-            blocking(move || Ok(Arc::new(Lender::new(engine.of(&at.tenant)?, mirror::open(&at, scratch)?))));
+        let made = blocking(move || {
+            Ok(Arc::new(PeerBlockService::new(engine.of(&at.tenant)?, mirror::open(&at, scratch)?)))
+        });
         self.server.host(&tenant, Arc::new(made.await?));
         self.tenants.insert(tenant);
         Ok(())

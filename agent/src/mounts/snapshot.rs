@@ -9,7 +9,7 @@ use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns, Uri};
-use bdnfs::tier::parts::Opener;
+use bdnfs::tier::lazy_origin::OriginOpener;
 use futures_util::FutureExt;
 
 use crate::api::{Failure, MountRequest};
@@ -108,11 +108,11 @@ pub async fn again(
         let text = format!("the cache no longer has the manifest of {uri}; mount it again");
         Failure::new(Kind::NotFound, text)
     };
-    engine.again(&kept.snapshot.parse()?, mirror, open).await?.ok_or_else(gone)
+    engine.reopen(&kept.snapshot.parse()?, mirror, open).await?.ok_or_else(gone)
 }
 
 /// How the origin of a source is opened: in the state in which it was listed, where its name tells that.
-fn opener(uri: &Uri, resolved: &str, access: &Access) -> Opener {
+fn opener(uri: &Uri, resolved: &str, access: &Access) -> OriginOpener {
     let (uri, access) = (pinned(uri, resolved), access.clone());
     Box::new(move || {
         let (uri, access) = (uri.clone(), access.clone());
@@ -129,7 +129,7 @@ fn pinned(uri: &Uri, resolved: &str) -> Uri {
 }
 
 /// How an origin is opened whose credentials are gone.
-fn refused(uri: &Uri) -> Opener {
+fn refused(uri: &Uri) -> OriginOpener {
     let text = format!(
         "{uri}: its credentials came with the mount and were not kept when the agent ended; mount it again, or let it \
          name a secret"

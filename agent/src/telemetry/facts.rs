@@ -1,9 +1,9 @@
 //! Facts: all that a daemon tells in one scrape, gathered at one moment.
 
-use bdnfs::budget::Memory;
+use bdnfs::budget::BudgetUsage;
 use bdnfs::engine::{Engine, Usage};
 use bdnfs::error::Kind;
-use bdnfs::metrics::{Metered, Traffic};
+use bdnfs::metrics::{EngineTotals, Traffic};
 use bdnfs::peer::client::Figures;
 use bdnfs_fs::RequestTotals;
 
@@ -19,9 +19,9 @@ pub struct Facts {
     /// Whether the agent answers requests.
     pub ready: bool,
     /// The engine's counters and times.
-    pub metered: Metered,
+    pub metered: EngineTotals,
     /// The memory for fetches: of those that wait for no other node, of those that may, and of what is sent to others.
-    pub memory: [Memory; 3],
+    pub memory: [BudgetUsage; 3],
     /// How full the cache is.
     pub usage: Usage,
     /// Blobs leased by themselves.
@@ -79,7 +79,7 @@ impl Facts {
         };
         Self {
             ready,
-            metered: engine.metered(),
+            metered: engine.metrics(),
             memory: engine.memory(),
             usage: engine.usage(),
             leased_blobs: sum(|share| share.leases.singles()),

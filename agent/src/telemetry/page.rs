@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bdnfs::metrics::{BOUNDS, Spread};
+use bdnfs::metrics::{BUCKET_BOUNDS, HistogramCounts};
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet,
 };
@@ -51,13 +51,13 @@ impl Page<'_> {
         &mut self,
         name: &str,
         help: &str,
-        samples: impl IntoIterator<Item = ([(&'static str, &'s str); N], &'s Spread)>,
+        samples: impl IntoIterator<Item = ([(&'static str, &'s str); N], &'s HistogramCounts)>,
     ) -> fmt::Result {
         let unit = Unit::Seconds;
         let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
         let samples = samples.into_iter().map(|(labels, spread)| (labels.to_vec(), spread));
         each(&mut metric, samples, |metric, spread| {
-            let bounds = BOUNDS.iter().map(|micros| *micros as f64 / 1e6).chain([f64::INFINITY]);
+            let bounds = BUCKET_BOUNDS.iter().map(|micros| *micros as f64 / 1e6).chain([f64::INFINITY]);
             let buckets: Vec<_> = bounds.zip(spread.counts).collect();
             let (sum, count) = (spread.sum.as_secs_f64(), spread.count());
             metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)

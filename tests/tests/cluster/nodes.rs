@@ -10,7 +10,6 @@ use axum::http::Method;
 use bdnfs::cache::Limits;
 use bdnfs::engine::{Config, Engine};
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::lend::Lender;
 use bdnfs::manifest::Node as Entry;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::source_key;
@@ -20,12 +19,13 @@ use bdnfs::peer::members::{Members, Roll};
 use bdnfs::peer::server::{Server, Shelf};
 use bdnfs::peer::wire::Ask;
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::peer_service::PeerBlockService;
 use bdnfs::publish::{self, Progress, Source, publish};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns, S3Access, Secret};
 use bdnfs::tier::Body;
+use bdnfs::tier::lazy_origin::OriginOpener;
 use bdnfs::tier::memory::Memory;
-use bdnfs::tier::parts::Opener;
 use bdnfs_tests::s3::{Keys, S3Server};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -95,7 +95,7 @@ impl Members for NodeMembership {
 /// Serves blocks to peers, and may corrupt them or freeze.
 #[derive(Debug)]
 struct FaultyProvider {
-    inner: Arc<Lender>,
+    inner: Arc<PeerBlockService>,
     /// 1: it lies, 2: it sends nothing more.
     fault: AtomicU64,
 }
@@ -178,7 +178,7 @@ impl InProcessCluster {
         let directory = TempDir::with_prefix("bdnfs-node-").expect("a directory");
         let engine = engine(directory.path(), room);
         engine.join(peers.clone());
-        let inner = Arc::new(Lender::new(engine.clone(), self.mirror.clone()));
+        let inner = Arc::new(PeerBlockService::new(engine.clone(), self.mirror.clone()));
         let shelf = Arc::new(FaultyProvider { inner, fault: AtomicU64::new(0) });
         let server = Arc::new(Server::default());
         server.host(TENANT, shelf.clone());
@@ -247,7 +247,7 @@ impl InProcessCluster {
 impl InProcessNode {
     async fn open(&self) {
         let key = source_key("memory://origin", &Patterns::default());
-        let open: Opener =
+        let open: OriginOpener =
             Box::new(|| async { Err(Error::new(Kind::Refused, "the origin is not for nodes")) }.boxed());
         let found = self.mirror.find(&key).await.expect("a mirror in order").expect("mirrored");
         let opened = self.engine.mirrored(&self.mirror, &found, open).await;

@@ -166,7 +166,7 @@ fn bar(part: u64, whole: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bdnfs::budget::Memory;
+    use bdnfs::budget::BudgetUsage;
     use bdnfs::engine::Usage;
     use bdnfs_agent::api::{AgentInfo, FetchStats, MountInfo, MountStatus};
 
@@ -191,7 +191,11 @@ mod tests {
             agent: true,
             ready: true,
             usage: Usage { used: Some(500), capacity: Some(2000), free: 9000, reserve: 100, evicted: 0 },
-            work: FetchStats { traffic, flights: 1, memory: Memory { total: 1000, used: 64, waiting: 0 } },
+            work: FetchStats {
+                traffic,
+                flights: 1,
+                memory: BudgetUsage { total: 1000, used: 64, waiting: 0 },
+            },
         };
         let mounts = vec![SeenMount { status, rates, doing: "staging 45 %".to_owned() }];
         let mut view = View::default();

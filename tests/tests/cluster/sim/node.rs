@@ -10,7 +10,7 @@ use bdnfs::block::{self, Arrival, BLOCK, Check};
 use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::fetch::{FetchOutcome, FetchScope, Ladder};
-use bdnfs::flight::{Boarding, Flight, Flights, Landing};
+use bdnfs::flight::{Delivery, Flight, Flights, JoinOutcome};
 use bdnfs::peer::Member;
 use bdnfs::peer::client::{Holder, Peers};
 use bdnfs::peer::server::{Server, Shelf};
@@ -202,9 +202,9 @@ impl SimContent {
         }
         let flights = if scope == FetchScope::All { &self.waiting } else { &self.direct };
         match flights.join(index, most, |i| i < ALL && !self.present.lock()[i as usize]) {
-            Boarding::Present => None,
-            Boarding::Joined(flight) => Some(flight),
-            Boarding::New(flight) => {
+            JoinOutcome::Present => None,
+            JoinOutcome::Joined(flight) => Some(flight),
+            JoinOutcome::New(flight) => {
                 tokio::spawn(self.clone().fly(Arc::downgrade(node), scope, flight.clone()));
                 Some(flight)
             }
@@ -217,7 +217,7 @@ impl SimContent {
             if let Some(node) = node.upgrade() {
                 node.moved.fetch_add(1, Relaxed);
             }
-            flight.land(arrival.index, Landing::Bytes(arrival.bytes));
+            flight.deliver(arrival.index, Delivery::Bytes(arrival.bytes));
             std::future::ready(Ok(arrival.index))
         };
         let wanted = flight.extent().range().collect();
@@ -231,7 +231,7 @@ impl SimContent {
             Err(error) => Err(error),
         };
         let flights = if scope == FetchScope::All { &self.waiting } else { &self.direct };
-        flights.leave(&flight);
+        flights.remove(&flight);
         flight.end(outcome);
     }
 }

@@ -1,4 +1,4 @@
-//! Boarding: which flight brings a block.
+//! JoinOutcome: which flight brings a block.
 //!
 //! There are two tables of flights. Those of the one may wait for other nodes; those of the other never do, because other
 //! nodes wait for them. A block may be in both for a moment, when nodes don't agree on who its owner is; that costs a fetch.
@@ -11,19 +11,19 @@ use crate::block;
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
 use crate::fetch::{FetchOutcome, FetchScope};
-use crate::flight::{Boarding, Flight, Flights, Landing};
+use crate::flight::{Delivery, Flight, Flights, JoinOutcome};
 use crate::tier::Urgency;
 
 use super::Content;
 
 impl Content {
     /// The flight that brings block `index`, started here if need be; `None` when the block is here.
-    pub fn board(self: &Arc<Self>, index: u64, most: u64, urgency: Urgency) -> Option<Arc<Flight>> {
-        self.board_for(self.ladder().scope(&self.blob, index), index, most, urgency)
+    pub fn join_or_start(self: &Arc<Self>, index: u64, most: u64, urgency: Urgency) -> Option<Arc<Flight>> {
+        self.join_or_start_in(self.ladder().scope(&self.blob, index), index, most, urgency)
     }
 
     /// The same for those who ask for a flight of this scope. A direct one serves both.
-    pub(super) fn board_for(
+    pub(super) fn join_or_start_in(
         self: &Arc<Self>,
         scope: FetchScope,
         index: u64,
@@ -39,25 +39,25 @@ impl Content {
             // Looked at only from the other table, whose lock is held meanwhile.
             let direct = |i: u64| if scope == FetchScope::All { self.direct.find(i) } else { None };
             let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
-            let (found, boarding) = match direct(index) {
-                Some(flight) => (FetchScope::Direct, Boarding::Joined(flight)),
+            let (found, outcome) = match direct(index) {
+                Some(flight) => (FetchScope::Direct, JoinOutcome::Joined(flight)),
                 None => (scope, self.flights(scope).join(index, most, absent)),
             };
-            match boarding {
+            match outcome {
                 // Unless it is only in flight by now: then the next look finds that flight.
-                Boarding::Present => {}
-                Boarding::Joined(flight) => {
+                JoinOutcome::Present => {}
+                JoinOutcome::Joined(flight) => {
                     if let Some(ticket) = flight.raise(urgency) {
-                        self.means.budget(found).promote(ticket, urgency);
+                        self.resources.budget(found).promote(ticket, urgency);
                     }
                     return Some(flight);
                 }
-                Boarding::New(flight) => {
+                JoinOutcome::New(flight) => {
                     flight.raise(urgency);
                     // Within the request that it is begun for; others may come to wait for it.
                     let Extent { first, blocks } = flight.extent();
                     let span = tracing::debug_span!("flight", blob = %self.blob, first, blocks, ?urgency);
-                    self.means.runtime.spawn(self.clone().fly(flight.clone(), scope).instrument(span));
+                    self.resources.runtime.spawn(self.clone().fly(flight.clone(), scope).instrument(span));
                     return Some(flight);
                 }
             }
@@ -67,17 +67,17 @@ impl Content {
     /// Has direct flights bring what `flight` was to bring, for other nodes have come to wait for it.
     async fn follow(self: &Arc<Self>, flight: &Flight, urgency: Urgency) -> Result<()> {
         let blocks = flight.extent().range();
-        let mut boarded = Vec::new();
+        let mut joined = Vec::new();
         for index in blocks.clone() {
-            match self.board_for(FetchScope::Direct, index, blocks.end - index, urgency) {
-                Some(direct) => boarded.push((index, direct)),
-                None => flight.land(index, Landing::Stored),
+            match self.join_or_start_in(FetchScope::Direct, index, blocks.end - index, urgency) {
+                Some(direct) => joined.push((index, direct)),
+                None => flight.deliver(index, Delivery::Stored),
             }
         }
-        for (index, direct) in &boarded {
-            flight.land(*index, direct.block(*index).await?);
+        for (index, direct) in &joined {
+            flight.deliver(*index, direct.block(*index).await?);
         }
-        for (_, direct) in boarded {
+        for (_, direct) in joined {
             if let Err(error) = direct.stored().await {
                 flight.unstored(error);
             }
@@ -93,55 +93,55 @@ impl Content {
     }
 
     /// Waits for the end of all flights that are under way now.
-    pub(crate) async fn landed(&self) {
+    pub(crate) async fn await_flights(&self) {
         for flight in self.flights.all().into_iter().chain(self.direct.all()) {
             flight.stored().await.ok();
         }
     }
 
     async fn fly(self: Arc<Self>, flight: Arc<Flight>, scope: FetchScope) {
-        let aboard = Aboard { content: &self, flight: &flight, scope, landed: false };
+        let guard = FlightGuard { content: &self, flight: &flight, scope, finished: false };
         let bytes = flight.extent().bytes(self.blob.size);
-        let _flying = self.means.meter.fly();
-        let budget = self.means.budget(scope);
+        let _flying = self.resources.metrics.start_flight();
+        let budget = self.resources.budget(scope);
         let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
         let permit = ticket.granted().await;
-        let urgency = flight.off();
-        let outcome = match self.bring(&flight, (scope, urgency)).await {
+        let urgency = flight.take_off();
+        let outcome = match self.fetch_missing(&flight, (scope, urgency)).await {
             Ok(FetchOutcome::Complete) => Ok(()),
             Ok(FetchOutcome::BecameOwner) => self.follow(&flight, urgency).await,
             Err(error) => Err(error),
         };
-        aboard.land(outcome);
+        guard.finish(outcome);
         drop(permit);
     }
 }
 
 /// A flight on its way. Should its task be lost, it ends all the same: who waits for it would wait for ever.
-struct Aboard<'a> {
+struct FlightGuard<'a> {
     content: &'a Arc<Content>,
     flight: &'a Flight,
     scope: FetchScope,
-    landed: bool,
+    finished: bool,
 }
 
-impl Aboard<'_> {
-    fn land(mut self, outcome: Result<()>) {
-        self.landed = true;
+impl FlightGuard<'_> {
+    fn finish(mut self, outcome: Result<()>) {
+        self.finished = true;
         self.end(outcome);
     }
 
     fn end(&self, outcome: Result<()>) {
         // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
-        self.content.flights(self.scope).leave(self.flight);
+        self.content.flights(self.scope).remove(self.flight);
         self.content.finish();
         self.flight.end(outcome);
     }
 }
 
-impl Drop for Aboard<'_> {
+impl Drop for FlightGuard<'_> {
     fn drop(&mut self) {
-        if !self.landed {
+        if !self.finished {
             self.end(Err(Error::new(Kind::Disk, "a flight was lost")));
         }
     }

@@ -11,15 +11,15 @@ use crate::cache::partial::Partial;
 use crate::cache::presence::State;
 use crate::error::Result;
 use crate::fetch::{FetchOutcome, FetchScope};
-use crate::flight::{Flight, Landing};
+use crate::flight::{Delivery, Flight};
 use crate::task::lost;
 use crate::tier::Urgency;
 
-use super::{Content, DEADLINE, STAGE_PATIENCE};
+use super::{Content, READ_DEADLINE, STAGE_STALL_LIMIT};
 
 impl Content {
     /// Brings the blocks of a flight: those that the disk still has after an unclean stop, then the others.
-    pub(super) async fn bring(
+    pub(super) async fn fetch_missing(
         self: &Arc<Self>,
         flight: &Arc<Flight>,
         (scope, urgency): (FetchScope, Urgency),
@@ -27,28 +27,28 @@ impl Content {
         let wanted = match self.part().and_then(|part| lacking(&part, flight)) {
             Some(wanted) => wanted,
             None => {
-                let (content, boarded) = (self.clone(), flight.clone());
-                let settled = self.means.runtime.spawn_blocking(move || content.settle(&boarded));
+                let (content, joined) = (self.clone(), flight.clone());
+                let settled = self.resources.runtime.spawn_blocking(move || content.settle(&joined));
                 settled.await.map_err(lost)?
             }
         };
         if wanted.is_empty() {
             return Ok(FetchOutcome::Complete);
         }
-        let patience = if urgency == Urgency::Stage { STAGE_PATIENCE } else { DEADLINE };
+        let patience = if urgency == Urgency::Stage { STAGE_STALL_LIMIT } else { READ_DEADLINE };
         // Others come for what this node fetches directly: about now.
         let lent = scope == FetchScope::Direct && self.is_shared();
         let accept = |arrival: Arrival| {
             // Begun at once, so that it is under way while the flight waits for what comes next.
-            let accepted = match self.means.hands.clone().try_acquire_owned() {
+            let accepted = match self.resources.hash_permits.clone().try_acquire_owned() {
                 Ok(hand) => self.clone().take(hand, flight.clone(), arrival, lent),
                 Err(_) => {
                     let (content, flight) = (self.clone(), flight.clone());
                     let waiting = async move {
-                        let hand = content.means.hands.clone().acquire_owned().await;
+                        let hand = content.resources.hash_permits.clone().acquire_owned().await;
                         content.take(hand, flight, arrival, lent).await.map_err(lost)?
                     };
-                    self.means.runtime.spawn(waiting.in_current_span())
+                    self.resources.runtime.spawn(waiting.in_current_span())
                 }
             };
             async move { accepted.await.map_err(lost)? }
@@ -64,7 +64,7 @@ impl Content {
         arrival: Arrival,
         lent: bool,
     ) -> JoinHandle<Result<u64>> {
-        let (runtime, span) = (self.means.runtime.clone(), tracing::Span::current());
+        let (runtime, span) = (self.resources.runtime.clone(), tracing::Span::current());
         runtime.spawn_blocking(move || {
             let _hand = hand;
             span.in_scope(|| self.accept(&flight, arrival, lent))
@@ -95,14 +95,14 @@ impl Content {
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
         let verified = arrival.verify(known)?;
         if lent || flight.urgency() > Urgency::Stage {
-            self.means.recent.put(self.blob.key, index, verified.bytes().clone());
+            self.resources.recent_blocks.put(self.blob.key, index, verified.bytes().clone());
         }
-        self.means.moved.fetch_add(1, Relaxed);
-        flight.land(index, Landing::Bytes(verified.bytes().clone()));
+        self.resources.moved.fetch_add(1, Relaxed);
+        flight.deliver(index, Delivery::Bytes(verified.bytes().clone()));
         match self.partial().and_then(|partial| partial.put(&verified)) {
-            Ok(()) => flight.land(index, Landing::Stored),
+            Ok(()) => flight.deliver(index, Delivery::Stored),
             Err(error) => {
-                if self.means.recent.rescue(self.blob.key, index, verified.bytes().clone()) {
+                if self.resources.recent_blocks.rescue(self.blob.key, index, verified.bytes().clone()) {
                     tracing::warn!(%error, "a block was delivered but could not be kept; so may others be");
                 }
                 flight.unstored(error);
@@ -118,12 +118,12 @@ fn lacking(partial: &Partial, flight: &Flight) -> Option<Vec<u64>> {
     (!doubted).then(|| missing(partial, flight))
 }
 
-/// The blocks of a flight that are not here. Those that are have landed.
+/// The blocks of a flight that are not here. Those that are have finished.
 fn missing(partial: &Partial, flight: &Flight) -> Vec<u64> {
     let mut missing = Vec::new();
     for index in flight.extent().range() {
         match partial.presence().state(index) {
-            State::Present => flight.land(index, Landing::Stored),
+            State::Present => flight.deliver(index, Delivery::Stored),
             _ => missing.push(index),
         }
     }

@@ -17,29 +17,29 @@ use crate::block::BLOCK;
 
 /// How many blocks are kept: 64 MiB, the widest window of one reader, a share for each of a few dozen random ones, and
 /// small beside the budget for flights.
-const MOST: usize = 64;
+const MAX_BLOCKS: usize = 64;
 
 /// The blocks that arrived for readers and were not read to their ends yet, the newest of them: as one tenant sees them, who
 /// shares their number with all others, and no block.
 #[derive(Debug, Default)]
-pub struct Recent {
-    blocks: Arc<Mutex<VecDeque<Kept>>>,
+pub struct RecentBlocks {
+    blocks: Arc<Mutex<VecDeque<RecentBlock>>>,
     tenant: u64,
 }
 
 /// A tenant's number, and the key of a blob of it.
-type Owned = (u64, Key);
+type TenantKey = (u64, Key);
 
 #[derive(Debug)]
-struct Kept {
-    key: Owned,
+struct RecentBlock {
+    key: TenantKey,
     index: u64,
     bytes: Bytes,
     /// The cache could not take it: there is no other copy.
     only: bool,
 }
 
-impl Recent {
+impl RecentBlocks {
     /// The same, as the tenant with this number sees them.
     pub fn of(&self, tenant: u64) -> Self {
         Self { blocks: self.blocks.clone(), tenant }
@@ -49,10 +49,10 @@ impl Recent {
     pub fn put(&self, key: Key, index: u64, bytes: Bytes) {
         let (key, mut blocks) = ((self.tenant, key), self.blocks.lock());
         blocks.retain(|kept| !kept.is(&key, index));
-        if blocks.len() == MOST {
+        if blocks.len() == MAX_BLOCKS {
             blocks.pop_front();
         }
-        blocks.push_back(Kept { key, index, bytes, only: false });
+        blocks.push_back(RecentBlock { key, index, bytes, only: false });
     }
 
     /// Keeps a block that the cache could not take. True when it is the only one of its blob.
@@ -100,13 +100,13 @@ impl Recent {
     }
 }
 
-impl Kept {
-    fn is(&self, key: &Owned, index: u64) -> bool {
+impl RecentBlock {
+    fn is(&self, key: &TenantKey, index: u64) -> bool {
         self.index == index && self.key == *key
     }
 
     /// Whether a read of `range` has its last byte.
-    fn is_read_by(&self, key: &Owned, range: &Range<u64>) -> bool {
+    fn is_read_by(&self, key: &TenantKey, range: &Range<u64>) -> bool {
         let end = self.index * BLOCK + self.bytes.len() as u64;
         range.start < end && end <= range.end && self.key == *key
     }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_newest_are_kept_whosever_they_are() {
-        let recent = Recent::default();
+        let recent = RecentBlocks::default();
         for n in 0..100 {
             assert!(recent.rescue(key(n), 0, Bytes::from_static(b"old")));
             assert!(!recent.rescue(key(n), 1, Bytes::new()));
@@ -130,12 +130,12 @@ mod tests {
         assert!(!recent.rescue(key(99), 0, Bytes::from_static(b"new")));
         assert_eq!(recent.read(&key(99), &(0..3)), Some(vec![Bytes::from_static(b"new")]));
         assert_eq!(recent.read(&key(10), &(0..3)), None);
-        assert_eq!(recent.blocks.lock().len(), MOST);
+        assert_eq!(recent.blocks.lock().len(), MAX_BLOCKS);
     }
 
     #[test]
     fn no_tenant_sees_the_blocks_of_another() {
-        let alice = Recent::default().of(1);
+        let alice = RecentBlocks::default().of(1);
         let bob = alice.of(2);
         alice.put(key(0), 0, Bytes::from_static(b"alice"));
         assert_eq!(bob.read(&key(0), &(0..5)), None);
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_block_is_kept_until_its_end_was_read_or_its_blob_is_forgotten() {
-        let recent = Recent::default();
+        let recent = RecentBlocks::default();
         let block = |fill: u8| Bytes::from(vec![fill; BLOCK as usize]);
         recent.put(key(0), 0, block(0));
         recent.put(key(0), 1, block(1));

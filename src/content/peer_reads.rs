@@ -12,21 +12,21 @@ use crate::budget::Permit;
 use crate::error::{Error, Kind, Result};
 use crate::tier::{Body, Urgency};
 
-use super::{Content, Means, Whom};
+use super::{Content, Requester, SharedResources};
 
 /// Bytes on their way to another node. Until they have left, they count.
-struct Lent {
+struct SendBuffer {
     bytes: Bytes,
     _permit: Permit,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for SendBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Means {
+impl SharedResources {
     /// Waits until `len` bytes may be sent to another node, and takes them from `read` then.
     pub(crate) async fn lend(
         &self,
@@ -41,7 +41,7 @@ impl Means {
             pieces => pieces.concat().into(),
         };
         self.moved.fetch_add(1, Relaxed);
-        Ok(Bytes::from_owner(Lent { bytes, _permit: permit }))
+        Ok(Bytes::from_owner(SendBuffer { bytes, _permit: permit }))
     }
 }
 
@@ -62,11 +62,11 @@ impl Content {
         let blocks = block::touched(&range);
         let end = blocks.end;
         // All flights first, so that they fly beside each other.
-        let boarded = blocks.map(|index| {
-            (index, self.board_for(crate::fetch::FetchScope::Direct, index, end - index, urgency))
+        let joined = blocks.map(|index| {
+            (index, self.join_or_start_in(crate::fetch::FetchScope::Direct, index, end - index, urgency))
         });
-        let boarded: Vec<_> = boarded.collect();
-        stream::iter(boarded)
+        let joined: Vec<_> = joined.collect();
+        stream::iter(joined)
             .then(move |(index, flight)| {
                 let content = self.clone();
                 let start = (index * BLOCK).max(range.start);
@@ -76,8 +76,8 @@ impl Content {
                     if let Some(flight) = &flight {
                         flight.block(index).await?;
                     }
-                    let read = content.read_block(Whom::Peer(urgency), index, flight, start..end);
-                    content.means.lend(end - start, urgency, read).await
+                    let read = content.read_block(Requester::Peer(urgency), index, flight, start..end);
+                    content.resources.lend(end - start, urgency, read).await
                 }
             })
             .boxed()

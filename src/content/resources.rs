@@ -9,13 +9,13 @@ use tokio::sync::Semaphore;
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::fetch::FetchScope;
-use crate::metrics::Meter;
+use crate::metrics::EngineMetrics;
 
-use super::Recent;
+use super::RecentBlocks;
 
 /// What every content needs.
 #[derive(Debug)]
-pub struct Means {
+pub struct SharedResources {
     /// The node cache.
     pub cache: Cache,
     /// The memory for flights that wait for no other node.
@@ -28,17 +28,17 @@ pub struct Means {
     /// How many blocks arrived here or left for other nodes: as long as it grows, this node is not stuck.
     pub moved: AtomicU64,
     /// What counts all that is done here.
-    pub meter: Arc<Meter>,
+    pub metrics: Arc<EngineMetrics>,
     /// How many blocks are hashed and written at once. More than the machine has cores for would only take turns, and
     /// wait for each other at the file's lock.
-    pub hands: Arc<Semaphore>,
+    pub hash_permits: Arc<Semaphore>,
     /// Blocks that arrived for readers.
-    pub recent: Recent,
+    pub recent_blocks: RecentBlocks,
     /// Where flights run, and where their blocking parts do.
     pub runtime: Handle,
 }
 
-impl Means {
+impl SharedResources {
     /// The memory for flights of this scope.
     pub(super) fn budget(&self, scope: FetchScope) -> &Arc<Budget> {
         match scope {

@@ -24,7 +24,7 @@ impl Content {
             // A disk that failed a while ago may do by now.
             self.broken().take_if(|error| error.kind() != Kind::Corrupt);
             let content = self.clone();
-            self.means.runtime.spawn_blocking(move || content.commit());
+            self.resources.runtime.spawn_blocking(move || content.commit());
         }
         complete
     }
@@ -42,10 +42,10 @@ impl Content {
             {
                 tracing::warn!(%error, "cannot discard what is not right");
             }
-            return self.end_as(Err(error));
+            return self.completed(Err(error));
         }
-        let means = self.means.clone();
-        means.cache.committer().commit(partial, move |whole| self.end_as(whole));
+        let resources = self.resources.clone();
+        resources.cache.committer().commit(partial, move |whole| self.completed(whole));
     }
 
     /// Holds the whole content against the SHA-256 that its origin publishes, where it does and nothing better is known.
@@ -68,7 +68,7 @@ impl Content {
         ))
     }
 
-    fn end_as(&self, whole: Result<File>) {
+    fn completed(&self, whole: Result<File>) {
         match whole {
             Ok(file) => {
                 self.whole.set(Arc::new(file)).ok();
@@ -86,7 +86,7 @@ impl Content {
     }
 
     /// Why what is here must not be read. A disk that can't commit a blob is no reason: its bytes are right.
-    pub(super) fn refuted(&self) -> Option<Error> {
+    pub(super) fn wrong_blocks(&self) -> Option<Error> {
         self.broken().as_ref().filter(|error| error.kind() == Kind::Corrupt).map(Error::share)
     }
 

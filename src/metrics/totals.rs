@@ -1,51 +1,51 @@
-//! Meter: what an engine counts over all its snapshots, those too that are gone.
+//! Totals: what an engine counts over all its snapshots, those too that are gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::{ByKind, Spread, Times, Traffic};
+use super::{CountsByKind, Histogram, HistogramCounts, Traffic};
 use crate::error::Kind;
 use crate::tier::TierKind;
 
 /// What an engine counts. Numbers only ever grow, but for those that are said to be of now.
 #[derive(Debug, Default)]
-pub struct Meter {
+pub struct EngineMetrics {
     cached: AtomicU64,
     /// Peers, mirror, origin.
-    tiers: [Counted; 3],
+    tiers: [TierCounters; 3],
     begun: AtomicU64,
     /// Flights under way now.
     flying: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct TierCounters {
     bytes: AtomicU64,
     answered: AtomicU64,
     missed: AtomicU64,
     failed: [AtomicU64; Kind::ALL.len()],
-    refuted: AtomicU64,
-    began: Times,
+    wrong_blocks: AtomicU64,
+    began: Histogram,
 }
 
 /// A flight under way; it counts as that until it is dropped.
 #[derive(Debug)]
-pub struct Flying(Arc<Meter>);
+pub struct FlightGauge(Arc<EngineMetrics>);
 
-impl Drop for Flying {
+impl Drop for FlightGauge {
     fn drop(&mut self) {
         self.0.flying.fetch_sub(1, Relaxed);
     }
 }
 
-/// What a [`Meter`] had counted at one moment.
+/// What an [`EngineMetrics`] had counted at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Metered {
+pub struct EngineTotals {
     /// Bytes read out of the node's cache by this process.
     pub cached: u64,
     /// Requests to peers, to mirrors and to origins.
-    pub tiers: [(&'static str, Requests); 3],
+    pub tiers: [(&'static str, TierRequests); 3],
     /// Flights that were begun.
     pub begun: u64,
     /// Flights under way.
@@ -54,7 +54,7 @@ pub struct Metered {
 
 /// What became of the requests to one kind of tier.
 #[derive(Clone, Debug, Default)]
-pub struct Requests {
+pub struct TierRequests {
     /// Bytes that arrived.
     pub bytes: u64,
     /// Requests that were answered with all of what was asked for.
@@ -62,28 +62,28 @@ pub struct Requests {
     /// Those that were answered with what isn't there.
     pub missed: u64,
     /// Those that failed, by [`Kind::ALL`].
-    pub failed: ByKind,
+    pub failed: CountsByKind,
     /// Blocks that arrived and were not right.
-    pub refuted: u64,
+    pub wrong_blocks: u64,
     /// How long it took until the first byte.
-    pub began: Spread,
+    pub began: HistogramCounts,
 }
 
-impl Meter {
+impl EngineMetrics {
     pub(super) fn cached(&self, bytes: u64) {
         self.cached.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn arrived(&self, rung: TierKind, bytes: u64) {
-        self.of(rung).bytes.fetch_add(bytes, Relaxed);
+    pub(super) fn arrived(&self, tier: TierKind, bytes: u64) {
+        self.of(tier).bytes.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn began(&self, rung: TierKind, took: Duration) {
-        self.of(rung).began.add(took);
+    pub(super) fn began(&self, tier: TierKind, took: Duration) {
+        self.of(tier).began.add(took);
     }
 
-    pub(super) fn ended(&self, rung: TierKind, outcome: Result<bool, Kind>) {
-        let tier = self.of(rung);
+    pub(super) fn ended(&self, tier: TierKind, outcome: Result<bool, Kind>) {
+        let tier = self.of(tier);
         let counter = match outcome {
             Ok(true) => &tier.answered,
             Ok(false) => &tier.missed,
@@ -92,28 +92,28 @@ impl Meter {
         counter.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn refuted(&self, rung: TierKind) {
-        self.of(rung).refuted.fetch_add(1, Relaxed);
+    pub(super) fn wrong_blocks(&self, tier: TierKind) {
+        self.of(tier).wrong_blocks.fetch_add(1, Relaxed);
     }
 
     /// Counts a flight, as one under way until the answer is dropped.
-    pub fn fly(self: &Arc<Self>) -> Flying {
+    pub fn start_flight(self: &Arc<Self>) -> FlightGauge {
         self.begun.fetch_add(1, Relaxed);
         self.flying.fetch_add(1, Relaxed);
-        Flying(self.clone())
+        FlightGauge(self.clone())
     }
 
     /// What was counted up to now.
-    pub fn read(&self) -> Metered {
-        let told = |rung: TierKind, name| {
-            let counted = self.of(rung);
-            let requests = Requests {
+    pub fn totals(&self) -> EngineTotals {
+        let told = |tier: TierKind, name| {
+            let counted = self.of(tier);
+            let requests = TierRequests {
                 bytes: counted.bytes.load(Relaxed),
                 answered: counted.answered.load(Relaxed),
                 missed: counted.missed.load(Relaxed),
                 failed: counted.failed.each_ref().map(|counter| counter.load(Relaxed)),
-                refuted: counted.refuted.load(Relaxed),
-                began: counted.began.spread(),
+                wrong_blocks: counted.wrong_blocks.load(Relaxed),
+                began: counted.began.counts(),
             };
             (name, requests)
         };
@@ -123,15 +123,15 @@ impl Meter {
             told(TierKind::Origin, "origin"),
         ];
         let (begun, flying) = (self.begun.load(Relaxed), self.flying.load(Relaxed));
-        Metered { cached: self.cached.load(Relaxed), tiers, begun, flying }
+        EngineTotals { cached: self.cached.load(Relaxed), tiers, begun, flying }
     }
 
-    fn of(&self, rung: TierKind) -> &Counted {
-        &self.tiers[rung as usize]
+    fn of(&self, tier: TierKind) -> &TierCounters {
+        &self.tiers[tier as usize]
     }
 }
 
-impl Metered {
+impl EngineTotals {
     /// The same as what one snapshot is told of.
     pub fn traffic(&self) -> Traffic {
         let [peer, mirror, origin] = self.tiers.each_ref().map(|(_, requests)| requests.bytes);
@@ -140,7 +140,7 @@ impl Metered {
     }
 }
 
-impl Requests {
+impl TierRequests {
     /// All that have ended.
     pub fn all(&self) -> u64 {
         self.answered + self.missed + self.failed.iter().sum::<u64>()
@@ -149,31 +149,31 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Counters;
+    use super::super::SnapshotMetrics;
     use super::*;
     use crate::error::Error;
 
     #[test]
     fn what_two_snapshots_count_is_counted_together_and_outlives_them() {
-        let meter = Arc::new(Meter::default());
-        let (one, two) = (Counters::of(&meter), Counters::of(&meter));
+        let metrics = Arc::new(EngineMetrics::default());
+        let (one, two) = (SnapshotMetrics::in_engine(&metrics), SnapshotMetrics::in_engine(&metrics));
         one.arrived(TierKind::Mirror, 7);
         two.arrived(TierKind::Mirror, 5);
         two.cached(3);
         one.ended(TierKind::Mirror, &Ok(true));
         two.ended(TierKind::Peer, &Ok(false));
         two.ended(TierKind::Origin, &Err(Error::new(Kind::Refused, "no")));
-        two.refuted(TierKind::Origin);
+        two.wrong_blocks(TierKind::Origin);
         assert_eq!((one.traffic().mirror, two.traffic().mirror), (7, 5));
         drop((one, two));
-        let flying = meter.fly();
-        assert_eq!(meter.read().flying, 1);
+        let flying = metrics.start_flight();
+        assert_eq!(metrics.totals().flying, 1);
         drop(flying);
-        let read = meter.read();
+        let read = metrics.totals();
         let [(_, peer), (_, mirror), (_, origin)] = &read.tiers;
         assert_eq!((read.begun, read.flying), (1, 0));
         assert_eq!((peer.missed, mirror.answered, origin.failed[Kind::Refused as usize]), (1, 1, 1));
         assert_eq!(read.traffic(), Traffic { cache: 3, mirror: 12, requests: 3, ..Traffic::default() });
-        assert_eq!(origin.refuted, 1);
+        assert_eq!(origin.wrong_blocks, 1);
     }
 }

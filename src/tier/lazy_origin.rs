@@ -19,21 +19,21 @@ use crate::manifest::{Manifest, Part};
 const AT_ONCE: usize = 16;
 
 /// How an origin is opened.
-pub type Opener = Box<dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Origin>>> + Send + Sync>;
+pub type OriginOpener = Box<dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Origin>>> + Send + Sync>;
 
 /// An origin, asked for the blobs of a mirrored snapshot. It is opened when it is first asked: until then nobody needs it
 /// to be there.
-pub struct Parts {
-    open: Opener,
+pub struct LazyOrigin {
+    open: OriginOpener,
     origin: OnceCell<Arc<dyn Origin>>,
     manifest: Arc<Manifest>,
     /// The packs' numbers in the manifest: gathered when the first one is asked for, which seldom happens.
     packs: OnceLock<HashMap<Key, u32>>,
 }
 
-impl Parts {
+impl LazyOrigin {
     /// The origin that `open` opens, asked for the blobs of `manifest`.
-    pub fn new(open: Opener, manifest: Arc<Manifest>) -> Self {
+    pub fn new(open: OriginOpener, manifest: Arc<Manifest>) -> Self {
         Self { open, origin: OnceCell::new(), manifest, packs: OnceLock::new() }
     }
 
@@ -85,7 +85,7 @@ fn file(source: &str, part: &Part) -> Blob {
     }
 }
 
-impl Tier for Parts {
+impl Tier for LazyOrigin {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -108,8 +108,8 @@ impl Tier for Parts {
     }
 }
 
-impl fmt::Debug for Parts {
+impl fmt::Debug for LazyOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Parts({:?}, {:?})", self.origin.get(), self.manifest)
+        write!(f, "LazyOrigin({:?}, {:?})", self.origin.get(), self.manifest)
     }
 }

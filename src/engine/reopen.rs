@@ -10,12 +10,12 @@ use crate::mirror::lease::Purpose;
 use crate::snapshot::Snapshot;
 use crate::task::blocking;
 use crate::tier::Tier;
-use crate::tier::parts::{Opener, Parts};
+use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
 
-use super::{Engine, kept};
+use super::{Engine, saved_manifest};
 
 /// How long to wait before a mirror that did not answer is asked again for a lease. Its grace is hours.
-const AGAIN: Duration = Duration::from_secs(60);
+const LEASE_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Engine {
     /// Makes the snapshot `id` readable again from what the cache has of it; `None` when its manifest is no longer there,
@@ -24,16 +24,16 @@ impl Engine {
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub async fn again(
+    pub async fn reopen(
         &self,
         id: &Digest,
         mirror: Option<Mirror>,
-        open: Opener,
+        open: OriginOpener,
     ) -> Result<Option<Arc<Snapshot>>> {
-        let (path, id) = (self.means.cache.layout().manifests().join(id.to_string()), *id);
-        let Some(manifest) = blocking(move || Ok(kept(&path, &id))).await? else { return Ok(None) };
+        let (path, id) = (self.resources.cache.layout().manifests().join(id.to_string()), *id);
+        let Some(manifest) = blocking(move || Ok(saved_manifest(&path, &id))).await? else { return Ok(None) };
         let manifest = Arc::new(manifest);
-        let origin: Arc<dyn Tier> = Arc::new(Parts::new(open, manifest.clone()));
+        let origin: Arc<dyn Tier> = Arc::new(LazyOrigin::new(open, manifest.clone()));
         // Peers are told of what a mirror has, and of nothing else.
         let (ladder, holder) = match &mirror {
             Some(mirror) => {
@@ -42,10 +42,10 @@ impl Engine {
             }
             None => (self.ladder(None, vec![origin]), None),
         };
-        let shared = (self.means.clone(), self.contents.clone());
+        let shared = (self.resources.clone(), self.contents.clone());
         let snapshot = Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder).announced(holder));
         if let Some(mirror) = mirror {
-            self.means.runtime.spawn(lease(mirror, Arc::downgrade(&snapshot)));
+            self.resources.runtime.spawn(lease(mirror, Arc::downgrade(&snapshot)));
         }
         Ok(Some(snapshot))
     }
@@ -63,6 +63,6 @@ async fn lease(mirror: Mirror, snapshot: Weak<Snapshot>) {
             Err(error) if error.kind() == Kind::Refused => return,
             Err(error) => tracing::debug!(%error, "no lease on the mirror yet"),
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(LEASE_RETRY_INTERVAL).await;
     }
 }

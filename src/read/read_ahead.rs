@@ -1,22 +1,22 @@
-//! The sequential window: how far to fetch ahead of a reader.
+//! The sequential read_ahead: how far to fetch ahead of a reader.
 
 use std::ops::Range;
 
-/// Where the window opens, and how far it may: a small part of the budget.
-const FIRST: u64 = 4 << 20;
-const MOST: u64 = 64 << 20;
+/// Where the read_ahead opens, and how far it may: a small part of the budget.
+const INITIAL_WINDOW: u64 = 4 << 20;
+const MAX_WINDOW: u64 = 64 << 20;
 
 /// How many requests may fly ahead of one reader. On a slow link, where extents are short, more of them would only take
 /// its bytes from whoever waits for a block now.
-const REQUESTS: u64 = 8;
+const REQUESTS_AHEAD: u64 = 8;
 
 /// How far from the expected place a read may lie and still be taken for sequential: the kernel reads ahead in
 /// several requests, and they arrive in any order.
-const SLACK: u64 = 8 << 20;
+const REORDER_SLACK: u64 = 8 << 20;
 
 /// Follows one reader.
 #[derive(Debug, Default)]
-pub struct Window {
+pub struct ReadAhead {
     /// Where the next read is expected.
     next: u64,
     size: u64,
@@ -24,11 +24,13 @@ pub struct Window {
     asked: u64,
 }
 
-impl Window {
+impl ReadAhead {
     /// Takes note of a read of `range` from a file of `len` bytes, and answers with what to fetch ahead of it, in requests
     /// of `extent` bytes.
     pub fn advance(&mut self, range: &Range<u64>, len: u64, extent: u64) -> Range<u64> {
-        let near = self.next > 0 && range.start <= self.next + SLACK && range.start + SLACK >= self.next;
+        let near = self.next > 0
+            && range.start <= self.next + REORDER_SLACK
+            && range.start + REORDER_SLACK >= self.next;
         if !near {
             *self = Self { next: range.end, size: 0, asked: range.end };
             return 0..0;
@@ -37,10 +39,10 @@ impl Window {
             return 0..0;
         }
         self.next = range.end;
-        self.size = (self.size * 2).clamp(FIRST, MOST.min(REQUESTS * extent));
+        self.size = (self.size * 2).clamp(INITIAL_WINDOW, MAX_WINDOW.min(REQUESTS_AHEAD * extent));
         let from = self.asked.max(range.end);
         let to = (range.end + self.size).min(len);
-        // In steps of half the window, so that requests stay long.
+        // In steps of half the read_ahead, so that requests stay long.
         if to < from + self.size / 2 && to < len || to <= from {
             return 0..0;
         }
@@ -55,30 +57,30 @@ mod tests {
 
     #[test]
     fn a_sequential_reader_is_led_and_a_random_one_is_not() {
-        let mut window = Window::default();
+        let mut read_ahead = ReadAhead::default();
         let (len, step) = (200 << 20, 1 << 20);
         let mut covered = step;
         for start in (0..len).step_by(step as usize) {
-            let ahead = window.advance(&(start..start + step), len, 8 << 20);
+            let ahead = read_ahead.advance(&(start..start + step), len, 8 << 20);
             if !ahead.is_empty() {
                 assert_eq!(ahead.start, covered.max(start + step), "nothing left out, nothing asked twice");
                 covered = ahead.end;
             }
-            assert!(covered <= start + step + MOST);
+            assert!(covered <= start + step + MAX_WINDOW);
             assert!(start < 2 * step || covered > start + step || covered == len, "ahead at {start}");
         }
         assert_eq!(covered, len);
         for start in [150, 20, 90, 60].map(|at| at << 20) {
-            assert!(window.advance(&(start..start + step), len, 8 << 20).is_empty());
+            assert!(read_ahead.advance(&(start..start + step), len, 8 << 20).is_empty());
         }
     }
 
     #[test]
     fn requests_out_of_order_are_still_a_sequence() {
-        let mut window = Window::default();
+        let mut read_ahead = ReadAhead::default();
         let order = [0, 2, 1, 4, 3, 6, 5u64].map(|i| i << 20);
         let asked: u64 = order
-            .map(|s| window.advance(&(s..s + (1 << 20)), 1 << 30, 8 << 20))
+            .map(|s| read_ahead.advance(&(s..s + (1 << 20)), 1 << 30, 8 << 20))
             .map(|r| r.end - r.start)
             .iter()
             .sum();

@@ -1,4 +1,4 @@
-//! What went wrong lately, kept for who asks again at once.
+//! What went wrong recent_failure, kept for who asks again at once.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -8,30 +8,30 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// A read that failed after this long stands for the next one of the same block, if that comes within [`AGAIN`]. The
+/// A read that failed after this long stands for the next one of the same block, if that comes within [`REPEAT_WINDOW`]. The
 /// kernel reads ahead first, and at once asks once more for the very page: who reads would wait for two deadlines.
-const LONG: Duration = Duration::from_secs(10);
-const AGAIN: Duration = Duration::from_secs(1);
+const SLOW_FAILURE: Duration = Duration::from_secs(10);
+const REPEAT_WINDOW: Duration = Duration::from_secs(1);
 
 /// The last failure of one content.
 #[derive(Debug, Default)]
-pub(super) struct Lately {
+pub(super) struct RecentFailure {
     failed: Mutex<Option<(u64, Instant, Error)>>,
 }
 
-impl Lately {
+impl RecentFailure {
     /// Notes why block `index` could not be had, and how long that took to find out.
     pub(super) fn fail(&self, index: u64, took: Duration, error: &Error) {
-        if took >= LONG {
+        if took >= SLOW_FAILURE {
             let failed = Some((index, Instant::now(), error.share()));
             *self.failed.lock() = failed;
         }
     }
 
-    /// Why one of `blocks` could not be had a moment ago. Told once: who asks a third time means it.
+    /// Why one of `blocks` could not be had a moment ago. Told once: who asks a third time resources it.
     pub(super) fn failed(&self, blocks: &Range<u64>) -> Option<Error> {
         let mut failed = self.failed.lock();
         let told = failed.take_if(|(index, ..)| blocks.contains(index));
-        told.filter(|(_, since, _)| since.elapsed() < AGAIN).map(|(.., error)| error)
+        told.filter(|(_, since, _)| since.elapsed() < REPEAT_WINDOW).map(|(.., error)| error)
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::blob::Key;
 use crate::block::BLOCK;
 use crate::cache;
-use crate::content::{Content, Means};
+use crate::content::{Content, SharedResources};
 use crate::engine::Engine;
 use crate::error::{Error, Kind, Result};
 use crate::mirror::Mirror;
@@ -25,17 +25,17 @@ use crate::tier::Body;
 
 /// How many snapshots stay open for other nodes: as many as a cluster deploys at the same time. Each is a mapped manifest,
 /// and 16 bytes a blob.
-const OPEN: usize = 32;
+const OPEN_SNAPSHOTS: usize = 32;
 
 /// An engine's blobs, for other nodes.
-pub struct Lender {
+pub struct PeerBlockService {
     engine: Engine,
     mirror: Mirror,
     /// The newest last.
     open: Mutex<VecDeque<Arc<Snapshot>>>,
 }
 
-impl Lender {
+impl PeerBlockService {
     /// What `engine` has, and can get from `mirror`.
     pub fn new(engine: Engine, mirror: Mirror) -> Self {
         Self { engine, mirror, open: Mutex::default() }
@@ -47,12 +47,12 @@ impl Lender {
         let snapshot = match known {
             Some(snapshot) => snapshot,
             None => {
-                let snapshot = self.engine.lent(&self.mirror, ask.snapshot).await?;
+                let snapshot = self.engine.open_for_peers(&self.mirror, ask.snapshot).await?;
                 let mut open = self.open();
                 // Several may have opened it at once.
                 open.retain(|other| other.id() != snapshot.id());
                 open.push_back(snapshot.clone());
-                if open.len() > OPEN {
+                if open.len() > OPEN_SNAPSHOTS {
                     open.pop_front();
                 }
                 snapshot
@@ -68,16 +68,16 @@ impl Lender {
 
     /// The whole blob, if it is here.
     async fn whole(&self, ask: &Ask) -> Result<Option<File>> {
-        let (means, key, size) = (self.means().clone(), Key::Content(ask.blob), ask.size);
+        let (resources, key, size) = (self.resources().clone(), Key::Content(ask.blob), ask.size);
         blocking(move || {
             // Asked first: a peer's idea of its size is no reason to take a blob for damaged.
-            if means.cache.has(&key, size) { means.cache.whole(&key, size) } else { Ok(None) }
+            if resources.cache.has(&key, size) { resources.cache.whole(&key, size) } else { Ok(None) }
         })
         .await
     }
 
-    fn means(&self) -> &Arc<Means> {
-        self.engine.means()
+    fn resources(&self) -> &Arc<SharedResources> {
+        self.engine.resources()
     }
 
     fn open(&self) -> MutexGuard<'_, VecDeque<Arc<Snapshot>>> {
@@ -86,7 +86,7 @@ impl Lender {
     }
 }
 
-impl Shelf for Arc<Lender> {
+impl Shelf for Arc<PeerBlockService> {
     fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             // What is in use is known without the disk, which may be busy: an answer is waited for.
@@ -96,7 +96,7 @@ impl Shelf for Arc<Lender> {
                 return Ok(Some(content.lend(ask.range.clone(), ask.urgency)));
             }
             if let Some(file) = self.whole(ask).await? {
-                return Ok(Some(body(self.means().clone(), Arc::new(file), ask)));
+                return Ok(Some(body(self.resources().clone(), Arc::new(file), ask)));
             }
             if ask.role == Role::Holder {
                 return Ok(None);
@@ -115,31 +115,31 @@ impl Shelf for Arc<Lender> {
     }
 
     fn moved(&self) -> u64 {
-        self.means().moved.load(Relaxed)
+        self.resources().moved.load(Relaxed)
     }
 }
 
 /// What is asked for of a whole blob, a block at a time. One copy is made, into the process: a page that is missing would
 /// hold up a thread that serves others, if it were sent from where the kernel keeps it.
-fn body(means: Arc<Means>, file: Arc<File>, ask: &Ask) -> Body {
+fn body(resources: Arc<SharedResources>, file: Arc<File>, ask: &Ask) -> Body {
     let (range, urgency) = (ask.range.clone(), ask.urgency);
     let starts = range.clone().step_by(BLOCK as usize);
     stream::iter(starts)
         .then(move |start| {
-            let (means, file, len) = (means.clone(), file.clone(), BLOCK.min(range.end - start));
+            let (resources, file, len) = (resources.clone(), file.clone(), BLOCK.min(range.end - start));
             async move {
                 let read = move || {
                     let fault = |e| Error::disk("cannot read a blob in the cache", e);
                     Ok(vec![cache::io::read(&file, start, len as usize).map_err(fault)?])
                 };
-                means.lend(len, urgency, blocking(read)).await
+                resources.lend(len, urgency, blocking(read)).await
             }
         })
         .boxed()
 }
 
-impl fmt::Debug for Lender {
+impl fmt::Debug for PeerBlockService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lender({:?})", self.mirror)
+        write!(f, "PeerBlockService({:?})", self.mirror)
     }
 }

@@ -6,42 +6,42 @@ use std::time::Duration;
 /// The upper bounds of the buckets, in microseconds; what takes longer than the last is in one more. Each is four times
 /// the one before: that tells a request answered from memory from one that went to a disk, to another node, to another
 /// continent, up to a read's deadline of 30 s.
-pub const BOUNDS: [u64; 12] =
+pub const BUCKET_BOUNDS: [u64; 12] =
     [4, 16, 64, 256, 1_000, 4_000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 16_000_000];
 
 /// How often something took how long.
 #[derive(Debug, Default)]
-pub struct Times {
-    buckets: [AtomicU64; BOUNDS.len() + 1],
+pub struct Histogram {
+    buckets: [AtomicU64; BUCKET_BOUNDS.len() + 1],
     nanos: AtomicU64,
 }
 
-/// What [`Times`] had counted at one moment.
+/// What [`Histogram`] had counted at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Spread {
-    /// How many fell into each bucket, the last being those beyond all [`BOUNDS`].
-    pub counts: [u64; BOUNDS.len() + 1],
+pub struct HistogramCounts {
+    /// How many fell into each bucket, the last being those beyond all [`BUCKET_BOUNDS`].
+    pub counts: [u64; BUCKET_BOUNDS.len() + 1],
     /// How long all of them took together.
     pub sum: Duration,
 }
 
-impl Times {
+impl Histogram {
     /// Counts something that took so long.
     pub fn add(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        let bucket = BOUNDS.partition_point(|bound| *bound * 1000 < nanos);
+        let bucket = BUCKET_BOUNDS.partition_point(|bound| *bound * 1000 < nanos);
         self.buckets[bucket].fetch_add(1, Relaxed);
         self.nanos.fetch_add(nanos, Relaxed);
     }
 
     /// What was counted up to now.
-    pub fn spread(&self) -> Spread {
+    pub fn counts(&self) -> HistogramCounts {
         let counts = self.buckets.each_ref().map(|bucket| bucket.load(Relaxed));
-        Spread { counts, sum: Duration::from_nanos(self.nanos.load(Relaxed)) }
+        HistogramCounts { counts, sum: Duration::from_nanos(self.nanos.load(Relaxed)) }
     }
 }
 
-impl Spread {
+impl HistogramCounts {
     /// How many there were.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
@@ -54,11 +54,11 @@ mod tests {
 
     #[test]
     fn a_bound_belongs_to_what_it_bounds() {
-        let times = Times::default();
+        let times = Histogram::default();
         for took in [0, 4_000, 4_001, 16_000_000_000, 16_000_000_001, u64::MAX / 2] {
             times.add(Duration::from_nanos(took));
         }
-        let spread = times.spread();
+        let spread = times.counts();
         assert_eq!((spread.counts[0], spread.counts[1], spread.counts[11], spread.counts[12]), (2, 1, 1, 2));
         assert_eq!(spread.count(), 6);
     }
