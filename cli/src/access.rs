@@ -52,7 +52,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The options for access to a source.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
-pub struct Args {
+pub struct AccessArgs {
     /// URL of the service. Default: the public one of the scheme
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
@@ -63,12 +63,12 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     secret: Option<String>,
     #[command(flatten)]
-    secrets: secrets::Args,
+    secrets: secrets::SecretsArgs,
     /// File with the credentials, in the format of the source's scheme
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     credentials: Option<PathBuf>,
     #[command(flatten)]
-    auth: auth::Args,
+    auth: auth::AuthArgs,
     /// Send no credentials, for public buckets and repositories
     #[arg(long, conflicts_with_all = ["credentials", "secret", "auth"])]
     anonymous: bool,
@@ -111,7 +111,7 @@ enum BadNames {
     Escape,
 }
 
-impl Args {
+impl AccessArgs {
     /// Loads the access to `uri` from the options and the environment of this process.
     pub fn load(&self, uri: &Uri) -> Result<Access> {
         self.load_from(uri, self.auth_method()?, |name| std::env::var_os(name))
@@ -147,7 +147,7 @@ impl Args {
             region: mirror.region.clone().or(self.region.clone()),
             secret: if own { mirror.secret.clone() } else { self.secret.clone() },
             credentials: if own { mirror.credentials.clone() } else { self.credentials.clone() },
-            auth: if own { auth::Args::default() } else { self.auth.clone() },
+            auth: if own { auth::AuthArgs::default() } else { self.auth.clone() },
             anonymous: false,
             requester_pays: false,
             ..self.clone()

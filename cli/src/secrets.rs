@@ -15,14 +15,14 @@ const STORE_VARIABLE: &str = "BDNFS_SECRETS";
 /// The options that name secret stores.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
-pub struct Args {
+pub struct SecretsArgs {
     /// Secret store: a directory with a file per secret, or a TOML file with mode 0600; repeatable. The variable
     /// BDNFS_SECRET_<NAME> takes precedence
     #[arg(long, value_name = "PATH")]
     secrets: Vec<PathBuf>,
 }
 
-impl Args {
+impl SecretsArgs {
     /// Stores that a configuration names.
     pub fn new(secrets: Vec<PathBuf>) -> Self {
         Self { secrets }
@@ -49,7 +49,7 @@ impl Args {
 }
 
 #[cfg(test)]
-impl Args {
+impl SecretsArgs {
     /// One store.
     pub fn at(path: &std::path::Path) -> Self {
         Self { secrets: vec![path.to_owned()] }
@@ -58,8 +58,10 @@ impl Args {
 
 fn store(path: PathBuf) -> Result<SecretStore> {
     // The agent has another working directory.
-    let path = std::path::absolute(&path).with_context(|| format!("cannot read secrets in {}", path.display()))?;
-    let kind = std::fs::metadata(&path).with_context(|| format!("cannot read secrets in {}", path.display()))?;
+    let path =
+        std::path::absolute(&path).with_context(|| format!("cannot read secrets in {}", path.display()))?;
+    let kind =
+        std::fs::metadata(&path).with_context(|| format!("cannot read secrets in {}", path.display()))?;
     if kind.is_dir() {
         return Ok(SecretStore::Directory(path));
     }
@@ -114,8 +116,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let env = |name: &str| (name == STORE_VARIABLE).then(|| dir.path().into());
         let here = vec![SecretStore::Directory(dir.path().to_owned())];
-        assert_eq!(Args::default().stores(env).expect("variable"), here);
-        let missing = Args { secrets: vec![dir.path().join("none")] };
+        assert_eq!(SecretsArgs::default().stores(env).expect("variable"), here);
+        let missing = SecretsArgs { secrets: vec![dir.path().join("none")] };
         assert!(format!("{:#}", missing.stores(env).expect_err("missing")).contains("none"));
     }
 }

@@ -15,18 +15,18 @@ use crate::access;
 /// A source, which of its files, and the access to it.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct Args {
+pub struct SourceArgs {
     /// hf://owner/name@revision, s3://bucket/prefix, gs://, r2://, cw://, azure://, https://host/file, or a local /path
     #[arg(value_parser = Parser)]
     source: Source,
     #[command(flatten)]
-    pub how: How,
+    pub options: SourceOptions,
 }
 
 /// Which files of a source, and the access to it.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct How {
+pub struct SourceOptions {
     /// Include only files that match the pattern; repeatable
     #[arg(long, value_name = "GLOB", value_parser = glob)]
     allow: Vec<String>,
@@ -34,7 +34,7 @@ pub struct How {
     #[arg(long, value_name = "GLOB", value_parser = glob)]
     ignore: Vec<String>,
     #[command(flatten)]
-    pub access: access::Args,
+    pub access: access::AccessArgs,
 }
 
 /// The URI of a source or mirror.
@@ -74,14 +74,14 @@ impl Source {
     }
 }
 
-impl Args {
+impl SourceArgs {
     /// The URI; that of a local source has an absolute path.
     pub fn uri(&self) -> &Uri {
         self.source.uri()
     }
 }
 
-impl How {
+impl SourceOptions {
     /// The patterns of files to allow, `None` for all, and those of files to ignore.
     pub fn globs(&self) -> (Option<Vec<String>>, Vec<String>) {
         let allow = Some(self.allow.clone()).filter(|allow| !allow.is_empty());

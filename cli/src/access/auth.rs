@@ -11,7 +11,7 @@ const DEFAULT_STS_REGION: &str = "us-east-1";
 /// The options for authorization by the identity of the machine.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
-pub struct Args {
+pub struct AuthArgs {
     /// Authorization by the identity of this machine, without a secret
     #[arg(id = "auth", long, value_enum, value_name = "METHOD", ignore_case = true)]
     #[arg(conflicts_with_all = ["secret", "credentials"])]
@@ -42,7 +42,7 @@ enum Method {
     GcpOidc,
 }
 
-impl Args {
+impl AuthArgs {
     /// The method that the options name. `region` is that of AWS's token service.
     pub fn method(&self, region: Option<&str>) -> Result<Option<Auth>> {
         let region = region.unwrap_or(DEFAULT_STS_REGION).to_owned();
@@ -59,10 +59,14 @@ impl Args {
                 gcp_oidc_workload_id_provider: provider.clone(),
             },
             (Some(Method::AwsOidc), ..) => {
-                bail!("--auth AWS_OIDC needs --role, and takes neither --service-account nor --workload-provider")
+                bail!(
+                    "--auth AWS_OIDC needs --role, and takes neither --service-account nor --workload-provider"
+                )
             }
             (Some(Method::AwsAssumeRole), ..) => {
-                bail!("--auth AWS_ASSUME_ROLE needs --role, and takes neither --service-account nor --workload-provider")
+                bail!(
+                    "--auth AWS_ASSUME_ROLE needs --role, and takes neither --service-account nor --workload-provider"
+                )
             }
             (Some(Method::GcpOidc), ..) => {
                 bail!("--auth GCP_OIDC needs --service-account and --workload-provider, and takes no --role")

@@ -35,7 +35,9 @@ fn read(path: PathBuf) -> Result<Option<String>> {
     match fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot read the Hugging Face token in {}", path.display())),
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot read the Hugging Face token in {}", path.display()))
+        }
     }
 }
 

@@ -8,15 +8,15 @@ fn uri(text: &str) -> Uri {
     text.parse().expect("a URI")
 }
 
-fn load(args: &Args, text: &str, env: impl Fn(&str) -> Option<String>) -> Access {
+fn load(args: &AccessArgs, text: &str, env: impl Fn(&str) -> Option<String>) -> Access {
     try_load(args, text, env).expect("valid")
 }
 
-fn try_load(args: &Args, text: &str, env: impl Fn(&str) -> Option<String>) -> Result<Access> {
+fn try_load(args: &AccessArgs, text: &str, env: impl Fn(&str) -> Option<String>) -> Result<Access> {
     args.load_from(&uri(text), args.auth_method()?, |name| env(name).map(OsString::from))
 }
 
-fn s3(args: &Args) -> S3Access {
+fn s3(args: &AccessArgs) -> S3Access {
     load(args, "s3://b", env).s3.expect("set")
 }
 
@@ -37,14 +37,14 @@ fn env(name: &str) -> Option<String> {
 
 #[test]
 fn load_from_environment_follows_precedence() {
-    let access = load(&Args::default(), "s3://b", env);
+    let access = load(&AccessArgs::default(), "s3://b", env);
     let s3 = access.s3.expect("set");
     assert_eq!(s3.access_key_id.as_deref(), Some("env-id"));
     assert_eq!(s3.session_token.as_ref().map(Secret::expose), Some("env-token"));
     assert_eq!(s3.region.as_deref(), Some("env-region"));
     assert_eq!(s3.endpoint.as_deref(), Some("http://env"));
     assert!(access.allow_http);
-    assert_eq!(load(&Args::default(), "/x", |_| None), Access::default());
+    assert_eq!(load(&AccessArgs::default(), "/x", |_| None), Access::default());
 }
 
 fn file(text: &str) -> tempfile::NamedTempFile {
@@ -59,7 +59,7 @@ const KEY: &str =
 #[test]
 fn load_with_file_and_option_prefers_option_then_file() {
     let file = file(KEY);
-    let mut args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
+    let mut args = AccessArgs { credentials: Some(file.path().to_owned()), ..AccessArgs::default() };
     let access = load(&args, "s3://b", env);
     assert_eq!(access.credentials.as_deref(), Some(file.path()), "who opens the source reads it");
     let s3 = access.s3.expect("set");
@@ -72,7 +72,7 @@ fn load_with_file_and_option_prefers_option_then_file() {
     // A key for these has no region.
     let bare = r#"{"access_key_id": "id", "secret_access_key": "secret"}"#;
     std::fs::write(file.path(), bare).expect("written");
-    let args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
+    let args = AccessArgs { credentials: Some(file.path().to_owned()), ..AccessArgs::default() };
     for uri in ["r2://a.b", "cw://b"] {
         assert_eq!(load(&args, uri, env).credentials.as_deref(), Some(file.path()));
     }
@@ -84,10 +84,10 @@ fn load_with_file_and_option_prefers_option_then_file() {
 fn load_with_secret_sends_its_name_only() {
     let dir = tempfile::tempdir().expect("directory");
     std::fs::write(dir.path().join("kept"), KEY).expect("written");
-    let secrets = |name: &str| Args {
+    let secrets = |name: &str| AccessArgs {
         secret: Some(name.to_owned()),
-        secrets: secrets::Args::at(dir.path()),
-        ..Args::default()
+        secrets: secrets::SecretsArgs::at(dir.path()),
+        ..AccessArgs::default()
     };
     let access = load(&secrets("kept"), "s3://b", env);
     assert_eq!(access.auth, Some(Auth::Secret { auth_secret_name: "kept".into() }));
@@ -125,7 +125,7 @@ fn load_with_auth_method_uses_token_or_key_of_the_machine() {
             _ls: String,
             source: String,
             #[command(flatten)]
-            args: Args,
+            args: AccessArgs,
         }
         use clap::Parser;
         let line = Line::try_parse_from(line).map_err(|e| e.to_string()).expect("a line");
@@ -147,19 +147,22 @@ fn load_with_auth_method_uses_token_or_key_of_the_machine() {
     assert_eq!(gcs.token_file, Some("/token".into()));
     let (args, source) = access("GCP_OIDC", &["--service-account", "a@b"]);
     let error = try_load(&args, &source, more).expect_err("no provider");
-    assert_eq!(error.to_string(), "--auth GCP_OIDC needs --service-account and --workload-provider, and takes no --role");
+    assert_eq!(
+        error.to_string(),
+        "--auth GCP_OIDC needs --service-account and --workload-provider, and takes no --role"
+    );
 }
 
 #[test]
 fn load_anonymous_has_endpoint_and_no_key() {
-    let s3 = s3(&Args { anonymous: true, ..Args::default() });
+    let s3 = s3(&AccessArgs { anonymous: true, ..AccessArgs::default() });
     assert!(s3.anonymous && s3.access_key_id.is_none() && s3.secret_access_key.is_none());
     assert_eq!(s3.endpoint.as_deref(), Some("http://env"));
 }
 
 #[test]
 fn load_with_missing_file_names_it() {
-    let args = Args { credentials: Some("/missing".into()), ..Args::default() };
+    let args = AccessArgs { credentials: Some("/missing".into()), ..AccessArgs::default() };
     let error = try_load(&args, "s3://b", env).expect_err("missing");
     assert!(error.to_string().contains("/missing"), "{error:#}");
 }
@@ -167,21 +170,21 @@ fn load_with_missing_file_names_it() {
 #[test]
 fn load_for_hub_source_alone_has_the_hub_token() {
     let env = |name: &str| (name == "HF_TOKEN").then(|| "hf_x".to_owned());
-    let token = load(&Args::default(), "hf://owner/name", env).hub.and_then(|hub| hub.token);
+    let token = load(&AccessArgs::default(), "hf://owner/name", env).hub.and_then(|hub| hub.token);
     assert_eq!(token.as_ref().map(Secret::expose), Some("hf_x"));
-    assert_eq!(load(&Args::default(), "s3://b", env).hub, None);
+    assert_eq!(load(&AccessArgs::default(), "s3://b", env).hub, None);
 }
 
 #[test]
 fn load_for_r2_or_cw_prefers_own_key_over_aws() {
-    let r2 = load(&Args::default(), "r2://a.b", env).r2.expect("set");
+    let r2 = load(&AccessArgs::default(), "r2://a.b", env).r2.expect("set");
     assert_eq!((r2.access_key_id.as_deref(), r2.endpoint, r2.region), (Some("env-id"), None, None));
     let own = |name: &str| match name {
         "CW_ACCESS_KEY_ID" => Some("cw-id".to_owned()),
         "CW_REGION" => Some("US-WEST-01A".to_owned()),
         _ => env(name),
     };
-    let cw = load(&Args::default(), "cw://b", own).cw.expect("set");
+    let cw = load(&AccessArgs::default(), "cw://b", own).cw.expect("set");
     assert_eq!((cw.access_key_id.as_deref(), cw.secret_access_key), (Some("cw-id"), None));
     assert_eq!((cw.region.as_deref(), cw.endpoint), (Some("US-WEST-01A"), None));
 }
@@ -190,7 +193,7 @@ fn load_for_r2_or_cw_prefers_own_key_over_aws() {
 fn load_for_gcs_takes_key_path_or_emulator() {
     let gcs = |name: &'static str, value: &str| {
         let env = |asked: &str| (asked == name).then(|| value.to_owned());
-        load(&Args::default(), "gs://b", env).gcs.expect("set")
+        load(&AccessArgs::default(), "gs://b", env).gcs.expect("set")
     };
     let key = gcs("GOOGLE_SERVICE_ACCOUNT_KEY", "hush");
     assert_eq!(key.service_account, Some(Secret::new("hush")));
@@ -203,9 +206,9 @@ fn load_for_gcs_takes_key_path_or_emulator() {
 #[test]
 fn load_for_azure_prefers_file_over_environment() {
     let file = file(r#"{"sas_token": "sv=1&sig=hush"}"#);
-    let args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
+    let args = AccessArgs { credentials: Some(file.path().to_owned()), ..AccessArgs::default() };
     let env = |name: &str| (name == "AZURE_STORAGE_KEY").then(|| "other".to_owned());
-    let azure = load(&Args::default(), "azure://a/c", env).azure.expect("set");
+    let azure = load(&AccessArgs::default(), "azure://a/c", env).azure.expect("set");
     assert_eq!(azure.account_key, Some(Secret::new("other")));
     let azure = load(&args, "azure://a/c", env).azure.expect("set");
     assert_eq!((azure.account_key, azure.sas), (None, None));
@@ -216,7 +219,7 @@ fn load_for_azure_prefers_file_over_environment() {
 
 #[test]
 fn for_mirror_of_same_scheme_inherits_secret_of_source() {
-    let args = Args { secret: Some("s".into()), anonymous: true, ..Args::default() };
+    let args = AccessArgs { secret: Some("s".into()), anonymous: true, ..AccessArgs::default() };
     let (none, own) = (None, Some("own".to_owned()));
     let of = |secret, source: Option<&str>| {
         let uri = uri("s3://m");
