@@ -40,8 +40,8 @@
 //! - The nodes of a cluster are tiers to each other ([`peer`]): so many of them read a mirror about once. What a node has it
 //!   gives ([`peer_service`]); what it fetches for others waits for no other node ([`fetch::FetchScope`]).
 //! - Imports point one way. Pure modules know no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`] (but that it
-//!   keeps on the disk what of a listing is too much for memory), [`source`], [`error`]. Tiers are siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`secrets`]
-//!   finds what they are let in with, and `credentials` makes keys of it and renews them. Above them stands what they are
+//!   keeps on the disk what of a listing is too much for memory), [`source`], [`error`]. Tiers are siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`auth`]
+//!   loads, resolves and refreshes the credentials that they are asked with. Above them stands what they are
 //!   used for: [`budget`], [`flight`], [`fetch`],
 //!   [`content`], [`read`], [`stage`], [`publish`], [`snapshot`], [`engine`].
 //! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. What
@@ -53,20 +53,20 @@
 //!   [`content::DEADLINE`], queues by their sizes.
 //! - Blocking work, hashing and the disk, runs on the runtime's blocking threads; no lock is held over an await.
 
+pub mod auth;
 pub mod blob;
 pub mod block;
 pub mod budget;
 pub mod buffer;
 pub mod cache;
-mod client;
 pub mod content;
-mod credentials;
 pub mod digest;
 pub mod engine;
 pub mod error;
 pub mod extent;
 pub mod fetch;
 pub mod flight;
+mod http_client;
 pub mod manifest;
 pub mod metrics;
 pub mod mirror;
@@ -76,7 +76,6 @@ pub mod peer_service;
 pub mod placement;
 pub mod publish;
 pub mod read;
-pub mod secrets;
 pub mod snapshot;
 pub mod source;
 pub mod stage;

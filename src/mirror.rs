@@ -48,7 +48,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::credentials::Keys;
+use crate::auth::KeyCache;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Listing;
@@ -65,7 +65,7 @@ pub struct Mirror {
     /// Where it lies, if in a local directory.
     local: Option<Arc<PathBuf>>,
     /// What its store is let in with, if that is known here.
-    keys: Option<Arc<Keys>>,
+    keys: Option<Arc<KeyCache>>,
 }
 
 impl Mirror {

@@ -1,33 +1,38 @@
 //! Sources: what a user names - where it lives ([`Uri`]), which of its files are wanted ([`Patterns`]), and what its
 //! origin is opened with ([`Access`], [`Credentials`]); and the [`weights`] of a configuration, which name several.
+//!
+//! All of this is what a configuration says. [`crate::auth`] loads secrets and gets keys by it.
 
 mod access;
-mod auth;
-mod cloud;
+mod auth_method;
+mod bucket_service;
+mod cloud_access;
 mod credentials;
+mod diagnostic;
 mod endpoint;
 mod fields;
-mod finding;
-mod form;
 mod glob;
-mod hub;
+mod hub_uri;
 mod identity;
 mod patterns;
 mod secret;
-mod service;
 pub mod tenant;
 mod uri;
+mod uri_format;
 pub mod weights;
 
 pub use access::{Access, HubAccess, S3Access};
-pub use auth::Auth;
-pub use cloud::{AwsMachine, AwsProfile, AzureAccess, GcsAccess};
-pub use credentials::{AwsRole, Azure, Credentials, External, Gcp, Provider, Subject};
+pub use auth_method::AuthMethod;
+pub(crate) use bucket_service::BucketService;
+pub use cloud_access::{AwsAmbient, AwsProfile, AzureAccess, GcsAccess};
+pub use credentials::{
+    AwsRole, AzureCredentials, CredentialLoader, Credentials, ExternalAccount, GoogleCredentials,
+    SubjectToken,
+};
+pub use diagnostic::{Diagnostic, Diagnostics, DocumentPath, Severity};
 pub(crate) use endpoint::{endpoint, loopback};
-pub use finding::{Finding, Findings, Place, Verdict};
-pub use hub::HubKind;
+pub use hub_uri::HubKind;
 pub use patterns::Patterns;
 pub(crate) use patterns::Selection;
 pub use secret::{Secret, SecretStore};
-pub(crate) use service::Service;
 pub use uri::Uri;

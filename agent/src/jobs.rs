@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bdnfs::auth::load;
 use bdnfs::error::Kind;
-use bdnfs::secrets;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::api::Failure;
@@ -154,7 +154,7 @@ impl Host {
                 }
                 Variable::Text(_) => {}
                 Variable::Secret { name: secret } => {
-                    secrets::find(&self.places_of_secrets(request), secret)
+                    load::find_secret(&self.places_of_secrets(request), secret)
                         .map_err(|e| e.within(format!("the variable {name}")))?;
                 }
             }

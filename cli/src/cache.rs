@@ -1,4 +1,4 @@
-//! The cache options of the command line.
+//! The cache directory, as the command line names it.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -10,28 +10,28 @@ use bdnfs_agent::api::socket;
 use bdnfs_agent::cache::{CacheConfig, DEFAULT_TENANT};
 use bytesize::ByteSize;
 
-/// The longest path of a unix socket on Linux, in bytes (`sun_path`, less its NUL).
-const MAX_SOCKET_PATH: usize = 107;
+/// The longest path that a unix socket can have on Linux (`sun_path`, less its NUL).
+const LONGEST_SOCKET: usize = 107;
 
-/// The options that name a cache and its size.
+/// Where the cache is and how large it may grow, as asked for.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
-pub struct CacheArgs {
-    /// CacheConfig directory. Default: /var/cache/bdnfs for root, else ~/.cache/bdnfs
+pub struct Args {
+    /// Directory of the cache; by default /var/cache/bdnfs for root, else ~/.cache/bdnfs
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
-    /// Size limit of the cache, such as 200G or 1.5T. Default: its disk, less 5 % (at most 20 GiB)
+    /// The most that the cache may hold (200G, 1.5T); by default all but a twentieth of its disk
     #[arg(long, value_name = "SIZE")]
     cache_size: Option<ByteSize>,
 }
 
-impl CacheArgs {
-    /// The options that a configuration has.
+impl Args {
+    /// A directory and a size that were found elsewhere.
     pub fn new(cache_dir: Option<PathBuf>, cache_size: Option<ByteSize>) -> Self {
         Self { cache_dir, cache_size }
     }
 
-    /// These options, and those of `other` where they are missing.
+    /// The same, with what `other` says where this says nothing.
     pub fn or(&self, other: &Self) -> Self {
         Self {
             cache_dir: self.cache_dir.clone().or(other.cache_dir.clone()),
@@ -39,30 +39,30 @@ impl CacheArgs {
         }
     }
 
-    /// Whether a directory is named.
-    pub fn has_directory(&self) -> bool {
+    /// Whether a directory was named.
+    pub fn names_directory(&self) -> bool {
         self.cache_dir.is_some()
     }
 
-    /// The size limit, in bytes.
+    /// The size that was asked for, in bytes.
     pub fn size(&self) -> Option<u64> {
         self.cache_size.map(|size| size.as_u64())
     }
 
-    /// Opens the directory. Creates it when it is missing, with mode 0700.
-    pub fn open(&self) -> Result<CacheConfig> {
+    /// Finds the directory, and makes it when it is missing, for nobody else to look into.
+    pub fn make(&self) -> Result<CacheConfig> {
         let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let root = rustix::process::geteuid().is_root();
         let Some(dir) = self.cache_dir.clone().or_else(|| default_dir(env, root)) else {
-            bail!("no home directory for a cache; set --cache-dir");
+            bail!("no home directory to keep a cache in; name one with --cache-dir");
         };
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         let dir = made.and_then(|()| dir.canonicalize()).with_context(|| {
-            format!("cannot use {} as cache directory; choose another with --cache-dir", dir.display())
+            format!("cannot use {} as the cache directory; choose another with --cache-dir", dir.display())
         })?;
-        if socket::of_cache(&dir).as_os_str().len() > MAX_SOCKET_PATH {
+        if socket::of_cache(&dir).as_os_str().len() > LONGEST_SOCKET {
             bail!(
-                "cache directory {}: path too long for its control socket; choose a shorter one with --cache-dir",
+                "the path {} is too long to have a control socket; shorten it with --cache-dir",
                 dir.display()
             );
         }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn default_directory_follows_user_and_xdg() {
+    fn the_default_directory_is_the_users_own() {
         let env = |name: &str| match name {
             "XDG_CACHE_HOME" => Some(PathBuf::from("relative")),
             "HOME" => Some(PathBuf::from("/home/u")),

@@ -1,4 +1,4 @@
-//! The commands, one module each.
+//! The commands, a file for each.
 
 pub mod agent;
 pub mod bench;

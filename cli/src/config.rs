@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::source::{Findings, Place};
+use bdnfs::source::{Diagnostics, DocumentPath};
 use serde_json::Value;
 
 /// The largest configuration that is read, in bytes. People write thousands; what is larger is something else.
@@ -39,13 +39,13 @@ pub struct Document {
     /// The root value.
     pub value: Value,
     /// The parser's warnings.
-    pub findings: Findings,
-    lines: BTreeMap<Place, usize>,
+    pub findings: Diagnostics,
+    lines: BTreeMap<DocumentPath, usize>,
 }
 
 impl Document {
     /// The line of the value at `place`, from 1; where there is none, that of its nearest ancestor.
-    pub fn line(&self, place: &Place) -> usize {
+    pub fn line(&self, place: &DocumentPath) -> usize {
         let mut place = Some(place.clone());
         while let Some(at) = place {
             if let Some(line) = self.lines.get(&at) {
@@ -60,7 +60,7 @@ impl Document {
     ///
     /// # Errors
     /// For more than [`MAX_VALUES`].
-    fn record_line(&mut self, place: &Place, line: usize) -> Result<(), ParseError> {
+    fn record_line(&mut self, place: &DocumentPath, line: usize) -> Result<(), ParseError> {
         self.lines.insert(place.clone(), line);
         if self.lines.len() > MAX_VALUES {
             return Err(ParseError::new(line, format!("more than {MAX_VALUES} values")));

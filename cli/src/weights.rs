@@ -1,52 +1,52 @@
-//! The weights of a configuration: sources and their mount points.
+//! The sources that a configuration names, as commands take them.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use bdnfs::source::weights::{self, Rules, WeightsSource};
-use bdnfs::source::{Access, Finding, Findings, Verdict};
+use bdnfs::source::{Access, Diagnostic, Diagnostics, Severity};
 use bdnfs_agent::api::Weights;
 use serde_json::Value;
 
 use crate::config::{self, Document, Format};
-use crate::source::{Source, SourceOptions};
+use crate::source::{How, Source};
 
-/// A source and its mount point.
+/// One of them.
 #[derive(Debug)]
-pub struct WeightsEntry {
-    /// The URI.
+pub struct Item {
+    /// Where it lives.
     pub source: Source,
-    /// The mount point.
-    pub mountpoint: PathBuf,
-    /// Patterns of files to include; `None` for all.
+    /// Where it is to appear.
+    pub location: PathBuf,
+    /// Patterns of the files to take; `None` takes all.
     pub allow: Option<Vec<String>>,
-    /// Patterns of files to exclude.
+    /// Patterns of the files to leave out.
     pub ignore: Vec<String>,
-    /// Access to the source.
+    /// How it may be read.
     pub access: Access,
 }
 
-impl WeightsEntry {
-    /// The weights of a request to the daemon.
-    pub fn into_weights(self) -> Weights {
-        let Self { source, mountpoint, allow, ignore, access } = self;
+impl Item {
+    /// The same, as a daemon is told of it.
+    pub fn weights(self) -> Weights {
+        let Self { source, location: mountpoint, allow, ignore, access } = self;
         Weights { source: source.text().clone(), mountpoint, allow, ignore, access }
     }
 }
 
-/// Reads the weights of a configuration. `options` are the access options that it lacks.
+/// Reads a configuration. What it doesn't say of how sources are read, `how` does.
 ///
 /// # Errors
-/// The first rejection of `bdnfs check`.
-pub fn read(file: &Path, options: &SourceOptions) -> Result<Vec<WeightsEntry>> {
-    let items = Configuration::read(file)?.weights(options)?;
+/// Where anything in it is rejected, the first of what `bdnfs check` says.
+pub fn read(file: &Path, how: &How) -> Result<Vec<Item>> {
+    let items = Configuration::read(file)?.weights(how)?;
     if items.is_empty() {
-        bail!("{} contains no weights", file.display());
+        bail!("{} names no weights, so there is nothing to do", file.display());
     }
     Ok(items)
 }
 
-/// A parsed configuration and its name.
+/// A configuration that was read.
 pub struct Configuration {
     name: String,
     format: Format,
@@ -54,7 +54,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Reads and parses a file.
+    /// Reads it.
     pub fn read(file: &Path) -> Result<Self> {
         let name = file.display().to_string();
         let (format, text) = config::read(file)?;
@@ -64,52 +64,49 @@ impl Configuration {
         }
     }
 
-    /// The root value.
+    /// What it says.
     pub fn value(&self) -> &Value {
         &self.document.value
     }
 
-    /// Its weights. `options` are the access options that it lacks.
+    /// The weights that it names. What it doesn't say of how they are read, `how` does.
     ///
     /// # Errors
     /// Those of [`read`].
-    pub fn weights(&self, options: &SourceOptions) -> Result<Vec<WeightsEntry>> {
+    pub fn weights(&self, how: &How) -> Result<Vec<Item>> {
         let rules = Rules { local: self.format == Format::Toml, strict: false };
-        let (accepted, findings) = weights::read(self.value(), rules);
-        self.report(&findings)?;
-        accepted.into_iter().map(|accepted| entry(accepted.weights, options)).collect()
+        let (accepted, found) = weights::read(self.value(), rules);
+        self.judge(&found)?;
+        accepted.into_iter().map(|accepted| item(accepted.weights, how)).collect()
     }
 
-    /// Prints warnings and notes.
-    ///
-    /// # Errors
-    /// The first rejection.
-    pub fn report(&self, findings: &Findings) -> Result<()> {
+    /// Tells what is said of it; a failure where any of that is a reject.
+    pub fn judge(&self, found: &Diagnostics) -> Result<()> {
         let name = &self.name;
-        let format = |Finding { place, text, .. }: &Finding| {
+        let said = |Diagnostic { place, text, .. }: &Diagnostic| {
             let separator = if place.parent().is_none() { "" } else { ": " };
             format!("{name}:{}: {place}{separator}{text}", self.document.line(place))
         };
         let (rejects, others): (Vec<_>, Vec<_>) =
-            findings.iter().partition(|finding| finding.verdict == Verdict::Reject);
+            found.iter().partition(|finding| finding.verdict == Severity::Reject);
         if let Some(first) = rejects.first() {
             let more = match rejects.len() - 1 {
                 0 => String::new(),
-                more => format!(" ({more} more; run `bdnfs check {name}`)"),
+                more => format!(" ({more} more; `bdnfs check {name}` tells them)"),
             };
-            bail!("{}{more}", format(first));
+            bail!("{}{more}", said(first));
         }
-        others.into_iter().for_each(|finding| eprintln!("note: {}", format(finding)));
+        others.into_iter().for_each(|finding| eprintln!("note: {}", said(finding)));
         Ok(())
     }
 }
 
-fn entry(weights: WeightsSource, options: &SourceOptions) -> Result<WeightsEntry> {
+fn item(weights: WeightsSource, how: &How) -> Result<Item> {
     let WeightsSource { source, mount_location, auth, allow_patterns, ignore_patterns } = weights;
-    Ok(WeightsEntry {
-        access: options.access.load_with_auth(&source, auth)?,
+    Ok(Item {
+        access: how.access.gather_as(&source, auth)?,
         source: source.into(),
-        mountpoint: mount_location,
+        location: mount_location,
         allow: allow_patterns,
         ignore: ignore_patterns.unwrap_or_default(),
     })

@@ -14,11 +14,11 @@ use reqwest::redirect::Policy;
 
 use super::parts::Store;
 use super::store::innermost;
-use crate::client::Client;
-use crate::credentials::Keys;
-use crate::credentials::store::{Aws, Azure, Gcp, Shared};
+use crate::auth::KeyCache;
+use crate::auth::store_adapter::{StoreConnector, StoreKeys};
 use crate::error::{Error, Kind, Result};
-use crate::source::{Access, Service, Uri};
+use crate::http_client::HttpClient;
+use crate::source::{Access, BucketService, Uri};
 
 /// How long a connection may take to come about (DESIGN, section 6).
 const CONNECT: Duration = Duration::from_secs(3);
@@ -26,7 +26,7 @@ const CONNECT: Duration = Duration::from_secs(3);
 const REQUEST: Duration = Duration::from_secs(600);
 
 /// A store, and what it is let in with where that is no local directory.
-type Opened = (Store, Option<Arc<Keys>>);
+type Opened = (Store, Option<Arc<KeyCache>>);
 
 /// Opens the store that `uri` names; a local directory is made if it is missing.
 ///
@@ -40,20 +40,21 @@ pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
             Err(Error::new(Kind::Unsupported, text))
         }
         _ => {
-            let keys = Keys::lazy(uri, access, &Client::new(Policy::none(), access.authorities.as_deref())?);
-            let shared = Shared(Arc::new(keys));
-            let store = cloud(uri, access, &shared)
+            let keys =
+                KeyCache::lazy(uri, access, &HttpClient::new(Policy::none(), access.authorities.as_deref())?);
+            let keys = Arc::new(keys);
+            let store = cloud(uri, access, &keys)
                 .map_err(|e| e.within(format!("the mirror {uri} can't be opened")))?;
-            Ok((store, Some(shared.0)))
+            Ok((store, Some(keys)))
         }
     }
 }
 
 /// Opens a bucket, where its service is and with the keys that an origin in it would have.
-fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Store> {
+fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<Store> {
     // What is at fault is not quoted where it may be a key.
     let invalid = |e: object_store::Error| Error::new(Kind::Invalid, innermost(&e));
-    let service = Service::of(uri, access)?;
+    let service = BucketService::of(uri, access)?;
     let http = service.endpoint.starts_with("http:");
     let options = client(access, http)?;
     let anonymous = access.is_anonymous(uri);
@@ -66,9 +67,9 @@ fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Store> {
                 .with_endpoint(service.bucket(bucket)?)
                 .with_virtual_hosted_style_request(true)
                 .with_conditional_put(S3ConditionalPut::ETagMatch)
-                .with_credentials(Arc::new(Aws(keys.clone())))
+                .with_credentials(StoreKeys::aws(keys))
                 .with_skip_signature(anonymous)
-                .with_http_connector(keys.clone())
+                .with_http_connector(StoreConnector(keys.clone()))
                 .with_client_options(options);
             Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
@@ -76,9 +77,9 @@ fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Store> {
             let builder = GoogleCloudStorageBuilder::new()
                 .with_bucket_name(bucket)
                 .with_base_url(&service.endpoint)
-                .with_credentials(Arc::new(Gcp(keys.clone())))
+                .with_credentials(StoreKeys::google(keys))
                 .with_skip_signature(anonymous)
-                .with_http_connector(keys.clone())
+                .with_http_connector(StoreConnector(keys.clone()))
                 .with_client_options(options);
             Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
@@ -87,9 +88,9 @@ fn cloud(uri: &Uri, access: &Access, keys: &Shared) -> Result<Store> {
                 .with_account(account)
                 .with_container_name(container)
                 .with_config(AzureConfigKey::Endpoint, &service.endpoint)
-                .with_credentials(Arc::new(Azure(keys.clone())))
+                .with_credentials(StoreKeys::azure(keys))
                 .with_skip_signature(anonymous)
-                .with_http_connector(keys.clone())
+                .with_http_connector(StoreConnector(keys.clone()))
                 .with_client_options(options);
             Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }

@@ -106,7 +106,7 @@ impl Mirror {
         };
         let failed = Error::new(kind, format!("cannot {action} {}: {}", self.shown(key), innermost(error)));
         match &self.keys {
-            Some(keys) => keys.blame(failed),
+            Some(keys) => keys.explain_refusal(failed),
             None => failed,
         }
     }

@@ -1,11 +1,11 @@
 //! Each origin against what it is an origin of: a real directory, a real server.
 
-mod cloud;
-mod credentials;
-mod file;
-mod http;
-mod object;
-mod server;
+mod cloud_buckets;
+mod local_files;
+mod s3_buckets;
+mod test_server;
+mod token_services;
+mod web_server;
 
 use crate::error::{Error, Result};
 use crate::manifest::{Listing, Manifest, Node};

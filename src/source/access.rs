@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::auth::Auth;
-use super::cloud::{AwsMachine, AzureAccess, GcsAccess};
+use super::auth_method::AuthMethod;
+use super::cloud_access::{AwsAmbient, AzureAccess, GcsAccess};
 use super::secret::{Secret, SecretStore};
 use super::uri::Uri;
 
@@ -30,7 +30,7 @@ pub struct Access {
     /// For `azure://`.
     pub azure: Option<AzureAccess>,
     /// What this machine has for `s3://` where no key is given.
-    pub aws: Option<AwsMachine>,
+    pub aws: Option<AwsAmbient>,
     /// Whether buckets are named by host (`true`) or by path, where it is not as the service has it.
     pub virtual_host: Option<bool>,
     /// Whether whoever asks pays: buckets of `s3://` that are not read otherwise.
@@ -43,7 +43,7 @@ pub struct Access {
     /// A file that holds the credentials, in the form of the source's scheme. It is read anew each time.
     pub credentials: Option<PathBuf>,
     /// How the source is authorised; without it and such a file, by what is given above and what the machine has.
-    pub auth: Option<Auth>,
+    pub auth: Option<AuthMethod>,
     /// Where the secret that `auth` names is looked for, in this order, each time anew.
     pub secrets: Vec<SecretStore>,
 }
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_travels_whole_and_shows_no_secret() {
+    fn access_is_serialized_whole_and_shown_without_secrets() {
         let s3 = S3Access { secret_access_key: Some(Secret::new("hush")), ..S3Access::default() };
         let hub = HubAccess { token: Some(Secret::new("hush")), ..HubAccess::default() };
         let access = Access { s3: Some(s3), hub: Some(hub), allow_http: true, ..Access::default() };
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_on_a_disk_holds_no_secret() {
+    fn access_without_secrets_holds_none() {
         let key = |text: &str| Some(Secret::new(text));
         let s3 =
             S3Access { secret_access_key: key("hush"), session_token: key("hush"), ..S3Access::default() };

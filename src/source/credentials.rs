@@ -1,12 +1,12 @@
-//! Credentials: what a secret is once its format has been read, for the scheme that it is meant for.
+//! Credentials: secrets whose format has been read, for the scheme that they are meant for.
 //!
 //! Errors name the part of a secret that is at fault and never a value.
 
-mod aws;
-mod azure;
-mod gcp;
-mod object;
-mod token;
+mod access_key;
+mod azure_secret;
+mod bearer;
+mod google_secret;
+mod secret_json;
 
 use std::fmt;
 
@@ -14,13 +14,13 @@ use super::access::S3Access;
 use super::secret::Secret;
 use crate::error::{Error, Kind, Result};
 
-pub use azure::Azure;
-pub use gcp::{External, Gcp, Subject};
+pub use azure_secret::AzureCredentials;
+pub use google_secret::{ExternalAccount, GoogleCredentials, SubjectToken};
 
-/// What an origin shows to be let in.
+/// The credentials of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// None were named: the origin goes by what [`Access`](super::Access) has for its scheme, then by what its cloud's
+    /// None are named: those that [`Access`](super::Access) has for the scheme are used, then those that the cloud's own
     /// tools would find on this machine.
     Ambient,
     /// An access key of AWS, or of a service that speaks S3 (`s3://`, `r2://`, `cw://`).
@@ -28,9 +28,9 @@ pub enum Credentials {
     /// A role of AWS (`s3://`); STS has to be asked for a key.
     AwsRole(AwsRole),
     /// For `gs://`.
-    Gcp(Gcp),
+    Gcp(GoogleCredentials),
     /// For `azure://`.
-    Azure(Azure),
+    Azure(AzureCredentials),
     /// A bearer token (`hf://`, `https://`).
     Bearer(Secret),
     /// A user name and password (`https://`). The name may be a token as well, so it isn't shown either.
@@ -42,35 +42,35 @@ pub enum Credentials {
     },
 }
 
-/// A role of AWS that is to be taken on.
+/// A role of AWS that is to be assumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AwsRole {
     /// The role's ARN.
     pub arn: String,
     /// The region whose STS is asked.
     pub region: String,
-    /// Whether the machine's web identity token is shown for it, and not its AWS credentials.
+    /// Whether it is assumed with the machine's web identity token, and not with its AWS credentials.
     pub web_identity: bool,
 }
 
-/// Gives an origin its credentials.
+/// Loads the credentials of a source.
 ///
-/// An origin asks when it is opened, and once more when the service answers 401 or 403: if what it gets then is no
-/// other, they are refused for good; if it is, they were rotated and the request goes out again.
-pub trait Provider: fmt::Debug + Send + Sync {
-    /// Reads them where they are kept now. May wait for the local disk, never for the network.
+/// They are loaded when an origin is opened, and again when the service answers 401 or 403: if they are still the same,
+/// they are refused for good; if not, they were rotated and the request is sent again.
+pub trait CredentialLoader: fmt::Debug + Send + Sync {
+    /// Reads them where they are kept now. May block on the local disk, never on the network.
     ///
     /// # Errors
     /// [`Kind::Refused`] where there are none by that name or they may not be read, [`Kind::Invalid`] for a format that
     /// is wrong; both name the secret and never a value.
-    fn get(&self) -> Result<Credentials>;
+    fn load(&self) -> Result<Credentials>;
 
-    /// What they are, for messages: `the secret "hf_token"`. `None` where none were named.
+    /// Their name in messages: `the secret "hf_token"`. `None` where none are named.
     fn name(&self) -> Option<String>;
 }
 
 impl Credentials {
-    /// Reads `secret` as credentials for sources of `scheme`. White space around it is dropped.
+    /// Reads `secret` as credentials for sources of `scheme`. White space around it is ignored.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for a wrong format, which says what a right one looks like; [`Kind::Unsupported`] for a scheme
@@ -78,12 +78,12 @@ impl Credentials {
     pub fn parse(scheme: &str, secret: &Secret) -> Result<Self> {
         let text = secret.expose().trim();
         match scheme {
-            "hf" => token::hub(text).map(Self::Bearer),
-            "s3" => aws::read(text).map(Self::Aws),
-            "r2" | "cw" => aws::compatible(scheme, text).map(Self::Aws),
-            "gs" => gcp::read(text).map(Self::Gcp),
-            "azure" => azure::read(text).map(Self::Azure),
-            "https" | "http" => token::web(text),
+            "hf" => bearer::hub(text).map(Self::Bearer),
+            "s3" => access_key::read(text).map(Self::Aws),
+            "r2" | "cw" => access_key::compatible(scheme, text).map(Self::Aws),
+            "gs" => google_secret::read(text).map(Self::Gcp),
+            "azure" => azure_secret::read(text).map(Self::Azure),
+            "https" | "http" => bearer::web(text),
             _ => Err(Error::new(Kind::Unsupported, format!("{scheme}:// takes no credentials"))),
         }
     }

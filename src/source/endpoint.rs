@@ -1,34 +1,35 @@
-//! The URLs of services, as somebody gives them.
+//! The URLs of services in a configuration.
 
 use url::{Host, Url};
 
 use crate::error::{Error, Kind, Result};
 
-/// A service's URL that somebody gave, without a slash at its end.
+/// Checks the URL of a service; the result has no slash at its end.
 ///
 /// # Errors
-/// [`Kind::Invalid`], which says why it does not do.
+/// [`Kind::Invalid`], which says what is wrong with it.
 pub(crate) fn endpoint(text: &str, allow_http: bool) -> Result<String> {
     let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
     match Url::parse(text) {
         Ok(url) if !url.username().is_empty() || url.password().is_some() => invalid(
-            "the endpoint may not hold a user name or password; give credentials apart from it".into(),
+            "the endpoint may not contain a user name or password; give credentials separately".into(),
         ),
+        Ok(url)
+            if !matches!(url.scheme(), "http" | "https")
+                || url.query().is_some()
+                || url.fragment().is_some() =>
+        {
+            invalid("the endpoint is not a URL of the form https://host".into())
+        }
         Ok(url) if url.scheme() == "http" && !allow_http && !loopback(&url) => {
             invalid(format!("the endpoint {text} is plain http; use https, or allow http explicitly"))
         }
-        Ok(url)
-            if matches!(url.scheme(), "http" | "https")
-                && url.query().is_none()
-                && url.fragment().is_none() =>
-        {
-            Ok(url.as_str().trim_end_matches('/').into())
-        }
-        _ => invalid("the endpoint is no URL of the form https://host".into()),
+        Ok(url) => Ok(url.as_str().trim_end_matches('/').into()),
+        Err(_) => invalid("the endpoint is not a URL of the form https://host".into()),
     }
 }
 
-/// Whether `url` leads to this machine.
+/// Whether `url` names this machine.
 pub(crate) fn loopback(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),

@@ -2,17 +2,17 @@
 
 use serde_json::{Map, Value};
 
-use super::finding::{Findings, Place};
+use super::diagnostic::{Diagnostics, DocumentPath};
 
 /// A mapping and where it stands.
 pub(super) struct Fields<'a> {
     pub(super) map: &'a Map<String, Value>,
-    pub(super) place: Place,
+    pub(super) place: DocumentPath,
 }
 
 impl<'a> Fields<'a> {
     /// Takes `value` for a mapping.
-    pub(super) fn of(value: &'a Value, place: Place, found: &mut Findings) -> Option<Self> {
+    pub(super) fn of(value: &'a Value, place: DocumentPath, found: &mut Diagnostics) -> Option<Self> {
         match value {
             Value::Object(map) => Some(Self { map, place }),
             other => {
@@ -23,7 +23,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The text that has to be there.
-    pub(super) fn required(&self, key: &str, found: &mut Findings) -> Option<&'a str> {
+    pub(super) fn required(&self, key: &str, found: &mut Diagnostics) -> Option<&'a str> {
         match self.map.get(key) {
             Some(value) => text(value, &self.place.key(key), found),
             None => {
@@ -34,12 +34,12 @@ impl<'a> Fields<'a> {
     }
 
     /// The text that may be there.
-    pub(super) fn optional(&self, key: &str, found: &mut Findings) -> Option<&'a str> {
+    pub(super) fn optional(&self, key: &str, found: &mut Diagnostics) -> Option<&'a str> {
         self.present(key).and_then(|value| text(value, &self.place.key(key), found))
     }
 
     /// The list of texts that may be there.
-    pub(super) fn texts(&self, key: &str, found: &mut Findings) -> Option<Vec<String>> {
+    pub(super) fn texts(&self, key: &str, found: &mut Diagnostics) -> Option<Vec<String>> {
         let place = self.place.key(key);
         let items = list(self.present(key)?, &place, found)?;
         let text = |(i, item)| text(item, &place.index(i), found).map(str::to_owned);
@@ -53,7 +53,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Tells each key that is none of `known`.
-    pub(super) fn unknown(&self, known: &[&str], strict: bool, found: &mut Findings) {
+    pub(super) fn unknown(&self, known: &[&str], strict: bool, found: &mut Diagnostics) {
         for key in self.map.keys().filter(|key| !known.contains(&key.as_str())) {
             let place = self.place.key(key);
             let text = format!("is not a key that is known here; known are {}", known.join(", "));
@@ -67,7 +67,11 @@ impl<'a> Fields<'a> {
 }
 
 /// Takes `value` for a list.
-pub(super) fn list<'a>(value: &'a Value, place: &Place, found: &mut Findings) -> Option<&'a [Value]> {
+pub(super) fn list<'a>(
+    value: &'a Value,
+    place: &DocumentPath,
+    found: &mut Diagnostics,
+) -> Option<&'a [Value]> {
     match value {
         Value::Array(items) => Some(items),
         Value::String(_) => {
@@ -81,7 +85,7 @@ pub(super) fn list<'a>(value: &'a Value, place: &Place, found: &mut Findings) ->
     }
 }
 
-fn text<'a>(value: &'a Value, place: &Place, found: &mut Findings) -> Option<&'a str> {
+fn text<'a>(value: &'a Value, place: &DocumentPath, found: &mut Diagnostics) -> Option<&'a str> {
     match value {
         Value::String(text) => Some(text),
         Value::Null | Value::Bool(_) | Value::Number(_) => {

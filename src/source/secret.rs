@@ -35,7 +35,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A place where secrets are kept by name. [`crate::secrets`] looks into it.
+/// A place where secrets are kept by name. [`crate::auth::load`] looks into it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SecretStore {

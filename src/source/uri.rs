@@ -9,8 +9,8 @@ use std::str::FromStr;
 
 use url::Url;
 
-use super::form::{below, invalid, is_scheme, parts, schemes, wrong};
-use super::hub::{self, HubKind, Repository};
+use super::hub_uri::{self, HubKind, Repository};
+use super::uri_format::{below, invalid, is_scheme, parts, schemes, wrong};
 use crate::error::{Error, Kind, Result};
 
 /// Where a source lives.
@@ -118,7 +118,7 @@ impl FromStr for Uri {
             return Err(unknown(scheme));
         }
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        if authority.contains('@') && !(scheme == "hf" && hub::is_bare(rest.trim_end_matches('/'))) {
+        if authority.contains('@') && !(scheme == "hf" && hub_uri::is_bare(rest.trim_end_matches('/'))) {
             let what = "nothing may stand before an '@' there, least of all a user name or password; \
                         give credentials apart from the URI";
             return Err(wrong(scheme, what));
@@ -126,7 +126,7 @@ impl FromStr for Uri {
         match scheme {
             "file" => file(text),
             "http" | "https" => http(scheme, text),
-            "hf" => Ok(hub::parse(rest)?.into()),
+            "hf" => Ok(hub_uri::parse(rest)?.into()),
             "azure" => {
                 let (container, path) = path.split_once('/').unwrap_or((path, ""));
                 Ok(Self::Azure {
@@ -173,7 +173,7 @@ impl fmt::Display for Uri {
                 shown.set_query(url.query().map(|_| "***"));
                 shown.fmt(f)
             }
-            Self::Hf { kind, id, revision, path } => hub::write(f, *kind, id, revision.as_deref(), path),
+            Self::Hf { kind, id, revision, path } => hub_uri::write(f, *kind, id, revision.as_deref(), path),
             Self::S3 { bucket, prefix } => below(f, format_args!("s3://{bucket}"), prefix),
             Self::Gs { bucket, prefix } => below(f, format_args!("gs://{bucket}"), prefix),
             Self::Cw { bucket, prefix } => below(f, format_args!("cw://{bucket}"), prefix),
@@ -218,12 +218,16 @@ fn http(scheme: &str, text: &str) -> Result<Uri> {
     let url =
         Url::parse(text).map_err(|e| Error::with(Kind::Invalid, wrong(scheme, "bad URL").to_string(), e))?;
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(wrong(scheme, "it may not hold a user name or password"));
+        return Err(wrong(scheme, "it may not contain a user name or password"));
     }
     if url.fragment().is_some() {
         return Err(wrong(scheme, "what stands after '#' is never sent; leave it out, or write %23"));
     }
-    if url.host_str().is_some_and(hub::is_host) { Ok(hub::page(&url)?.into()) } else { Ok(Uri::Http(url)) }
+    if url.host_str().is_some_and(hub_uri::is_host) {
+        Ok(hub_uri::page(&url)?.into())
+    } else {
+        Ok(Uri::Http(url))
+    }
 }
 
 /// A bucket, account or container. Every service has narrower rules of its own, and says so.

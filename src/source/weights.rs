@@ -15,9 +15,9 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use super::auth::{self, Auth};
+use super::auth_method::{self, AuthMethod};
+use super::diagnostic::{Diagnostics, DocumentPath};
 use super::fields::{self, Fields};
-use super::finding::{Findings, Place};
 use super::patterns::Patterns;
 use super::uri::Uri;
 use crate::error::Result;
@@ -30,7 +30,7 @@ const AUTH: &str = "auth";
 const ALLOW: &str = "allow_patterns";
 const IGNORE: &str = "ignore_patterns";
 /// The keys of one of the weights.
-const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth::SECRET, ALLOW, IGNORE];
+const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
 
 /// What a reader of weights may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct WeightsSource {
     /// The directory where it is to appear: absolute, without `.`, `..`, doubled slashes or one at its end.
     pub mount_location: PathBuf,
     /// How it is authorised. An `auth_secret_name` that stands by itself means the same as one in `auth`.
-    pub auth: Option<Auth>,
+    pub auth: Option<AuthMethod>,
     /// The patterns of the files to take. `None` takes all, an empty list nothing.
     pub allow_patterns: Option<Vec<String>>,
     /// The patterns of the files to leave out.
@@ -70,7 +70,7 @@ impl WeightsSource {
 #[derive(Clone, Debug)]
 pub struct Accepted {
     /// Its place in the document.
-    pub place: Place,
+    pub place: DocumentPath,
     /// What it says.
     pub weights: WeightsSource,
     /// Every key of the model with what was written for it or null, as Truss dumps it. The URI is not shortened, so it
@@ -79,9 +79,9 @@ pub struct Accepted {
 }
 
 /// Reads the `weights` of a document. Those that are rejected are left out of what is accepted.
-pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Findings) {
-    let mut found = Findings::default();
-    let root = Place::default();
+pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
+    let mut found = Diagnostics::default();
+    let root = DocumentPath::default();
     let Some(document) = Fields::of(document, root.clone(), &mut found) else {
         return (Vec::new(), found);
     };
@@ -102,7 +102,7 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Findings) {
 }
 
 /// Tells what else a Truss configuration has that bears on its weights.
-fn other(document: &Fields<'_>, weights: bool, found: &mut Findings) {
+fn other(document: &Fields<'_>, weights: bool, found: &mut Diagnostics) {
     let filled = |key| match document.map.get(key) {
         Some(Value::Array(items)) => !items.is_empty(),
         Some(Value::Object(map)) => !map.is_empty(),
@@ -120,7 +120,7 @@ fn other(document: &Fields<'_>, weights: bool, found: &mut Findings) {
     }
 }
 
-fn source(item: &Value, place: Place, rules: Rules, found: &mut Findings) -> Option<Accepted> {
+fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Accepted> {
     let before = found.rejects();
     let fields = Fields::of(item, place, found)?;
     fields.unknown(&KEYS, rules.strict, found);
@@ -146,33 +146,33 @@ fn source(item: &Value, place: Place, rules: Rules, found: &mut Findings) -> Opt
 }
 
 /// Reads `auth` and the name of a secret beside it.
-fn authorised(fields: &Fields<'_>, rules: Rules, found: &mut Findings) -> Option<Auth> {
-    let beside = fields.optional(auth::SECRET, found).filter(|name| !name.is_empty());
+fn authorised(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Option<AuthMethod> {
+    let beside = fields.optional(auth_method::SECRET, found).filter(|name| !name.is_empty());
     let place = fields.place.key(AUTH);
     let inside = fields.present(AUTH).and_then(|value| {
         let fields = Fields::of(value, place.clone(), found)?;
-        Auth::read(&fields, rules.strict, found)
+        AuthMethod::read(&fields, rules.strict, found)
     });
     match (beside, inside) {
         (Some(_), Some(auth)) if auth.secret().is_some() => {
             let text = format!("stands here and in {AUTH}; keep one of them");
-            found.reject(&fields.place.key(auth::SECRET), text);
+            found.reject(&fields.place.key(auth_method::SECRET), text);
             None
         }
         (Some(_), Some(auth)) => {
             let text = format!("is not used, since {AUTH} says {}; leave it out", auth.method());
-            found.warn(&fields.place.key(auth::SECRET), text);
+            found.warn(&fields.place.key(auth_method::SECRET), text);
             Some(auth)
         }
-        (Some(name), None) => Some(Auth::Secret { auth_secret_name: name.to_owned() }),
+        (Some(name), None) => Some(AuthMethod::Secret { auth_secret_name: name.to_owned() }),
         (None, inside) => inside,
     }
 }
 
 /// Warns of an authorisation that its source can't use.
-fn serves(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Findings) {
+fn serves(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Diagnostics) {
     let scheme = weights.source.scheme();
-    let key = if fields.present(AUTH).is_some() { AUTH } else { auth::SECRET };
+    let key = if fields.present(AUTH).is_some() { AUTH } else { auth_method::SECRET };
     if let Some(auth) = weights.auth.as_ref().filter(|auth| !auth.serves(scheme)) {
         let text =
             format!("{} gives no credentials for {scheme}://, so reading will be refused", auth.method());
@@ -183,8 +183,8 @@ fn serves(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Findings) {
 fn normalized(map: &Map<String, Value>) -> Value {
     let mut map = filled(map, KEYS);
     if let Some(Value::Object(auth)) = map.get_mut(AUTH) {
-        *auth = filled(auth, auth::keys());
-        if let Some(Value::String(method)) = auth.get_mut(auth::METHOD) {
+        *auth = filled(auth, auth_method::keys());
+        if let Some(Value::String(method)) = auth.get_mut(auth_method::METHOD) {
             *method = method.to_uppercase();
         }
     }

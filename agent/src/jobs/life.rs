@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bdnfs::auth::load;
 use bdnfs::error::Kind;
-use bdnfs::secrets;
 use bdnfs::source::Secret;
 use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
@@ -182,7 +182,7 @@ impl Host {
             for (name, value) in &request.environment {
                 let value = match value {
                     Variable::Text(text) => Secret::new(text.clone()),
-                    Variable::Secret { name: secret } => secrets::find(&places, secret)
+                    Variable::Secret { name: secret } => load::find_secret(&places, secret)
                         .map_err(|e| e.within(format!("the variable {name}")))?,
                 };
                 environment.insert(name.clone(), value);

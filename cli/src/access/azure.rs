@@ -1,18 +1,16 @@
-//! Azure credentials of the environment.
+//! Credentials of Azure's.
 
 use bdnfs::source::AzureAccess;
 
 use super::environment::Environment;
 
-/// The variables with an account key.
+/// The secrets among the variables.
 pub const KEYS: [&str; 2] = ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"];
-/// The variable with a shared access signature.
 pub const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
-/// The variable with the password of a service principal.
 pub const PASSWORD: &str = "AZURE_CLIENT_SECRET";
 
-/// Loads them.
-pub fn load(env: &Environment) -> AzureAccess {
+/// Gathers what the environment has.
+pub fn gather(env: &Environment) -> AzureAccess {
     AzureAccess {
         account_key: env.secret(&KEYS),
         sas: env.secret(&[SAS]),

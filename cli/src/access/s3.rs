@@ -1,15 +1,15 @@
-//! S3 credentials of the environment: access keys of AWS, Cloudflare R2 and CoreWeave, and the machine's AWS identity.
+//! Access keys of AWS, Cloudflare R2 and CoreWeave, and what a machine has of AWS's own.
 
 use std::path::{Path, PathBuf, absolute};
 
 use anyhow::Result;
-use bdnfs::secrets::profile;
-use bdnfs::source::{AwsMachine, AwsProfile, S3Access, Uri};
+use bdnfs::auth::load::aws_profile;
+use bdnfs::source::{AwsAmbient, AwsProfile, S3Access, Uri};
 
 use super::environment::Environment;
 
-/// The variables of one service, the most specific first.
-struct Variables {
+/// The variables of one service, the most particular first.
+struct Names {
     key: &'static str,
     secret: &'static str,
     token: &'static str,
@@ -17,24 +17,24 @@ struct Variables {
     endpoint: &'static [&'static str],
 }
 
-/// AWS, as its own tools and the S3 libraries read them.
-const AWS: Variables = Variables {
+/// What the AWS tools and the S3 libraries read.
+const AWS: Names = Names {
     key: "AWS_ACCESS_KEY_ID",
     secret: "AWS_SECRET_ACCESS_KEY",
     token: "AWS_SESSION_TOKEN",
     region: &["AWS_REGION", "AWS_DEFAULT_REGION"],
     endpoint: &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
 };
-/// Cloudflare R2, as its documentation names them.
-const R2: Variables = Variables {
+/// For Cloudflare R2, whose documents name the keys so.
+const R2: Names = Names {
     key: "R2_ACCESS_KEY_ID",
     secret: "R2_SECRET_ACCESS_KEY",
     token: "R2_SESSION_TOKEN",
     region: &[],
     endpoint: &["R2_ENDPOINT"],
 };
-/// CoreWeave AI Object Storage.
-const CW: Variables = Variables {
+/// For CoreWeave AI Object Storage.
+const CW: Names = Names {
     key: "CW_ACCESS_KEY_ID",
     secret: "CW_SECRET_ACCESS_KEY",
     token: "CW_SESSION_TOKEN",
@@ -42,9 +42,9 @@ const CW: Variables = Variables {
     endpoint: &["CW_ENDPOINT"],
 };
 
-/// Loads the access key, region and endpoint for the service of `uri`. Without a key of its own, a service other than AWS gets
-/// that of AWS's variables, which all S3 tools read, but never their region and endpoint.
-pub fn load_key(env: &Environment, uri: &Uri) -> S3Access {
+/// A key with the place of the service of `uri`. Without one of its own, a service that isn't AWS gets the key of AWS's
+/// variables, which all S3 tools read, but never their region and endpoint.
+pub fn key(env: &Environment, uri: &Uri) -> S3Access {
     let names = match uri {
         Uri::R2 { .. } => &R2,
         Uri::Cw { .. } => &CW,
@@ -62,24 +62,24 @@ pub fn load_key(env: &Environment, uri: &Uri) -> S3Access {
     }
 }
 
-/// Loads the identity that AWS gives a machine, from the variables that it sets, and the paths of the AWS profiles. `token_file`,
-/// where an option names it, is the file of the identity token.
-pub fn load_machine(env: &Environment, token_file: Option<&Path>) -> Result<AwsMachine> {
+/// What AWS gives to those that run at it, told by the variables that it sets; and where its tools keep their profiles.
+/// The file of the identity token is `token_file`, where a flag names it.
+pub fn machine(env: &Environment, token_file: Option<&Path>) -> Result<AwsAmbient> {
     let url = env.first(&["AWS_CONTAINER_CREDENTIALS_FULL_URI"]);
     let token = env.first(&["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"]);
     let home = env.first(&["HOME"]).map(|home| Path::new(&home).join(".aws"));
-    // The agent has another working directory.
-    let profile_file = |name: &str, file: &str| {
+    // A daemon has another working directory.
+    let kept = |name: &str, file: &str| {
         let named = env.first(&[name]).map(PathBuf::from);
         named.or_else(|| home.as_ref().map(|home| home.join(file))).map(absolute).transpose()
     };
     let profile = AwsProfile {
         name: env.first(&["AWS_PROFILE"]),
-        credentials: profile_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")?,
-        config: profile_file("AWS_CONFIG_FILE", "config")?,
+        credentials: kept("AWS_SHARED_CREDENTIALS_FILE", "credentials")?,
+        config: kept("AWS_CONFIG_FILE", "config")?,
     };
     let identity = token_file.map(absolute).transpose()?;
-    Ok(AwsMachine {
+    Ok(AwsAmbient {
         token_file: identity.or(env.first(&["AWS_WEB_IDENTITY_TOKEN_FILE"]).map(absolute).transpose()?),
         role: env.first(&["AWS_ROLE_ARN"]),
         session: env.first(&["AWS_ROLE_SESSION_NAME"]),
@@ -91,9 +91,9 @@ pub fn load_machine(env: &Environment, token_file: Option<&Path>) -> Result<AwsM
     })
 }
 
-/// Region and endpoint of the machine's profile. An invalid profile fails later, when its keys are needed.
-pub fn profile(machine: &AwsMachine) -> S3Access {
-    let profile = machine.profile.as_ref().and_then(|profile| profile::read(profile).ok().flatten());
+/// The place that the profile of a machine names. What is wrong with it, whoever needs its keys says.
+pub fn profile(machine: &AwsAmbient) -> S3Access {
+    let profile = machine.profile.as_ref().and_then(|profile| aws_profile::read(profile).ok().flatten());
     let (region, endpoint) = profile.map_or((None, None), |found| (found.region, found.endpoint));
     S3Access { region, endpoint, ..S3Access::default() }
 }

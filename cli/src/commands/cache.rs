@@ -1,5 +1,6 @@
-//! `bdnfs cache`: inspects, pins, verifies and evicts cached snapshots.
+//! `bdnfs cache`: what a cache holds, and what is to become of it.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
@@ -18,59 +19,58 @@ use bdnfs_agent::runtime;
 use clap::Subcommand;
 use serde::Serialize;
 
-use crate::output::{print, short_id};
 use crate::{cache, text};
 
-/// How long to wait for a daemon that owns the cache and does not answer, because it starts or exits.
-const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait before the cache is tried again.
-const OWNER_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// How long to wait for who owns the cache and does not answer: it begins or ends.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often to look meanwhile.
+const PAUSE: Duration = Duration::from_millis(20);
 
-/// The arguments of `bdnfs cache`.
+/// What to do with a cache.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct CacheCommandArgs {
+pub struct Args {
     #[command(subcommand)]
-    command: CacheCommand,
-    /// Cache directory. Default: that of the node's agent, else /var/cache/bdnfs for root, else ~/.cache/bdnfs
+    command: Command,
+    /// Directory of the cache; by default that of the node's agent, else /var/cache/bdnfs for root, else ~/.cache/bdnfs
     #[arg(long, global = true, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
-    /// Print the result as JSON
+    /// Tell the result as JSON
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(Debug, Subcommand)]
-enum CacheCommand {
-    /// List cached snapshots: size, files, last use and current users
+enum Command {
+    /// Tell what is in the cache: by source its size, its files, when it was last used, and by whom it is now
     Summarize,
-    /// Evict snapshots that are neither in use nor pinned
-    Evict(SnapshotArgs),
-    /// Read and verify all cached data, and remove what is damaged
+    /// Remove snapshots from the cache, but what is in use or pinned
+    Evict(Which),
+    /// Read everything, and remove what is no longer what it was when it came
     Verify,
-    /// Pin snapshots, so that they are not evicted
-    Pin(SnapshotArgs),
-    /// Unpin snapshots
-    Unpin(SnapshotArgs),
+    /// Keep snapshots in the cache although nobody uses them
+    Pin(Which),
+    /// Let them go again
+    Unpin(Which),
 }
 
-/// SnapshotArgs snapshots.
+/// Which snapshots.
 #[derive(Debug, clap::Args)]
-struct SnapshotArgs {
-    /// Sources, or the first digits of snapshot ids
+struct Which {
+    /// Sources, or the first digits of snapshots' ids
     #[arg(required_unless_present = "all", value_name = "SOURCE")]
-    sources: Vec<String>,
-    /// All snapshots
-    #[arg(long, conflicts_with = "sources")]
+    which: Vec<String>,
+    /// All there are
+    #[arg(long, conflicts_with = "which")]
     all: bool,
-    /// Only snapshots of this tenant
+    /// Only what is this tenant's
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 }
 
-impl SnapshotArgs {
+impl Which {
     fn selection(&self) -> SnapshotSelection {
-        SnapshotSelection { which: self.sources.clone(), all: self.all, tenant: self.tenant.clone() }
+        SnapshotSelection { which: self.which.clone(), all: self.all, tenant: self.tenant.clone() }
     }
 }
 
@@ -80,27 +80,21 @@ const EXAMPLES: &str = "Examples:
   bdnfs cache evict hf://openai-community/gpt2
   bdnfs cache evict --all --cache-dir /nvme/bdnfs";
 
-/// Runs the subcommand.
-pub fn run(args: &CacheCommandArgs) -> Result<()> {
-    let cache = CacheAccess::open(&cache::CacheArgs::new(args.cache_dir.clone(), None))?;
+/// Does it.
+pub fn run(args: &Args) -> Result<()> {
+    let owner = Owner::find(&cache::Args::new(args.cache_dir.clone(), None))?;
     match &args.command {
-        CacheCommand::Summarize => print_report(args.json, &cache.summarize()?, format_summary),
-        CacheCommand::Evict(snapshots) => {
-            print_report(args.json, &cache.evict(&snapshots.selection())?, format_evicted)
-        }
-        CacheCommand::Pin(snapshots) => {
-            print_report(args.json, &cache.pin(&snapshots.selection(), true)?, format_pinned)
-        }
-        CacheCommand::Unpin(snapshots) => {
-            print_report(args.json, &cache.pin(&snapshots.selection(), false)?, format_unpinned)
-        }
-        CacheCommand::Verify => {
-            let report = cache.verify()?;
-            print_report(args.json, &report, format_verified)?;
-            match report.damaged.len() as u64 {
+        Command::Summarize => say(args.json, &owner.summarize()?, summary),
+        Command::Evict(which) => say(args.json, &owner.evict(&which.selection())?, evicted),
+        Command::Pin(which) => say(args.json, &owner.pin(&which.selection(), true)?, pinned),
+        Command::Unpin(which) => say(args.json, &owner.pin(&which.selection(), false)?, unpinned),
+        Command::Verify => {
+            let found = owner.verify()?;
+            say(args.json, &found, verified)?;
+            match found.damaged.len() as u64 {
                 0 => Ok(()),
                 damaged => bail!(
-                    "{} damaged; the damaged data was removed and will be fetched again",
+                    "{} damaged; what was wrong is removed and will be fetched again",
                     text::count(damaged, "blob")
                 ),
             }
@@ -108,37 +102,35 @@ pub fn run(args: &CacheCommandArgs) -> Result<()> {
     }
 }
 
-/// Access to a cache: through the daemon that owns it, or directly where none does.
-enum CacheAccess {
-    Agent(Client),
-    Direct {
+/// Who does it: whoever owns the cache, or this process where nobody does.
+enum Owner {
+    Daemon(Client),
+    Nobody {
         node: Box<Node>,
-        /// Prevents evictions other than those requested.
+        /// Nothing goes but what is asked for.
         _hold: Hold,
     },
 }
 
-impl CacheAccess {
-    fn open(args: &cache::CacheArgs) -> Result<Self> {
-        let agent = socket::well_known().filter(|_| !args.has_directory()).map(Client::new);
+impl Owner {
+    fn find(args: &cache::Args) -> Result<Self> {
+        let agent = socket::well_known().filter(|_| !args.names_directory()).map(Client::new);
         if let Some(agent) = agent.filter(Client::is_served) {
-            return Ok(Self::Agent(agent));
+            return Ok(Self::Daemon(agent));
         }
-        let cache = args.open()?;
-        let start = Instant::now();
+        let cache = args.make()?;
+        let begun = Instant::now();
         loop {
             let daemon = Client::new(socket::of_cache(&cache.dir));
             if daemon.is_served() {
-                return Ok(Self::Agent(daemon));
+                return Ok(Self::Daemon(daemon));
             }
             CacheClaim::of_nobody(&cache.dir)?;
             let config = cache.config()?;
             match Node::open(&config.cache, config.limits, config.quotas, config.now) {
-                Ok((node, hold)) => return Ok(Self::Direct { node: Box::new(node), _hold: hold }),
-                // A daemon that starts, or exits with its last mount.
-                Err(error) if error.kind() == Kind::Busy && start.elapsed() < OWNER_TIMEOUT => {
-                    sleep(OWNER_RETRY_INTERVAL)
-                }
+                Ok((node, hold)) => return Ok(Self::Nobody { node: Box::new(node), _hold: hold }),
+                // A daemon that begins, or one that ends because its last mount did.
+                Err(error) if error.kind() == Kind::Busy && begun.elapsed() < PATIENCE => sleep(PAUSE),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -146,53 +138,53 @@ impl CacheAccess {
 
     fn summarize(&self) -> Result<CacheSummary> {
         match self {
-            Self::Agent(client) => request(client.cache()),
-            Self::Direct { node, .. } => Ok(inventory::summarize(node, |_, _| Vec::new())?),
+            Self::Daemon(client) => ask(client.cache()),
+            Self::Nobody { node, .. } => Ok(inventory::summarize(node, |_, _| Vec::new())?),
         }
     }
 
     fn evict(&self, selection: &SnapshotSelection) -> Result<EvictReport> {
         match self {
-            Self::Agent(client) => request(client.evict(selection)),
-            Self::Direct { node, .. } => Ok(inventory::evict(node, selection)?),
+            Self::Daemon(client) => ask(client.evict(selection)),
+            Self::Nobody { node, .. } => Ok(inventory::evict(node, selection)?),
         }
     }
 
     fn pin(&self, selection: &SnapshotSelection, pin: bool) -> Result<PinReport> {
         match self {
-            Self::Agent(client) => request(client.pin(selection, pin)),
-            Self::Direct { node, .. } => Ok(inventory::pin(node, selection, pin)?),
+            Self::Daemon(client) => ask(client.pin(selection, pin)),
+            Self::Nobody { node, .. } => Ok(inventory::pin(node, selection, pin)?),
         }
     }
 
     fn verify(&self) -> Result<VerifyReport> {
         match self {
-            Self::Agent(client) => request(client.verify()),
-            Self::Direct { node, .. } => Ok(inventory::verify(node, &AtomicBool::new(false))?),
+            Self::Daemon(client) => ask(client.verify()),
+            Self::Nobody { node, .. } => Ok(inventory::verify(node, &AtomicBool::new(false))?),
         }
     }
 }
 
-fn request<T>(answer: impl Future<Output = Result<T, ClientError>>) -> Result<T> {
+fn ask<T>(answer: impl Future<Output = Result<T, ClientError>>) -> Result<T> {
     runtime::block_on(async { Ok(answer.await?) })
 }
 
-fn print_report<T: Serialize>(json: bool, value: &T, format: impl FnOnce(&T) -> String) -> Result<()> {
-    let text = if json { serde_json::to_string_pretty(value)? + "\n" } else { format(value) };
-    print(&text)
+fn say<T: Serialize>(json: bool, value: &T, shown: impl FnOnce(&T) -> String) -> Result<()> {
+    let text = if json { serde_json::to_string_pretty(value)? + "\n" } else { shown(value) };
+    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }
 
-fn format_summary(summary: &CacheSummary) -> String {
-    let has_tenants = summary.tenants.len() > 1;
+fn summary(summary: &CacheSummary) -> String {
+    let many = summary.tenants.len() > 1;
     let head = ["SOURCE", "SNAPSHOT", "SIZE", "LOCAL", "FILES", "LAST USED", "IN USE BY"];
-    let tenant = |name: &str| has_tenants.then(|| name.to_owned()).into_iter();
+    let tenant = |name: &str| many.then(|| name.to_owned()).into_iter();
     let mut rows = vec![tenant("TENANT").chain(head.map(str::to_owned)).collect::<Vec<_>>()];
     for line in &summary.snapshots {
-        let mut users: Vec<_> = line.in_use_by.iter().map(|path| path.display().to_string()).collect();
-        users.extend(line.pinned.then(|| "pinned".to_owned()));
+        let mut users: Vec<_> = line.in_use_by.iter().map(|place| place.display().to_string()).collect();
+        users.extend(line.pinned.then(|| "a pin".to_owned()));
         let cells = [
             line.source.clone(),
-            short_id(&line.snapshot).to_owned(),
+            line.snapshot.get(..12).unwrap_or(&line.snapshot).to_owned(),
             text::size(line.bytes),
             text::size(line.bytes_local),
             format!("{} of {}", line.files_local, line.files),
@@ -201,43 +193,43 @@ fn format_summary(summary: &CacheSummary) -> String {
         ];
         rows.push(tenant(&line.tenant).chain(cells).collect());
     }
-    let shift = usize::from(has_tenants);
+    let shift = usize::from(many);
     let mut out = text::table(&rows, &[2 + shift, 3 + shift, 4 + shift]);
     for tenant in &summary.tenants {
-        let name = if has_tenants { format!("tenant {}: ", tenant.tenant) } else { String::new() };
+        let name = if many { format!("tenant {}: ", tenant.tenant) } else { String::new() };
         let quota = tenant.quota.map_or(String::new(), |quota| format!(" of {}", text::size(quota)));
         let (bytes, others) = (text::size(tenant.bytes), text::size(tenant.others));
-        out.push_str(&format!("{name}{bytes}{quota} used, {others} of it by no listed snapshot\n"));
+        out.push_str(&format!("{name}{bytes}{quota} in all, {others} of it of no snapshot here\n"));
     }
     out
 }
 
-fn format_evicted(done: &EvictReport) -> String {
+fn evicted(done: &EvictReport) -> String {
     let held = match done.held {
         0 => String::new(),
-        held => format!("; {} not evicted: in use or pinned", text::size(held)),
+        held => format!("; {} stay, in use or pinned", text::size(held)),
     };
     let (blobs, snapshots) = (text::count(done.blobs, "blob"), text::count(done.snapshots, "snapshot"));
-    format!("{} freed: {snapshots} and {blobs} evicted{held}\n", text::size(done.bytes))
+    format!("{} freed: {blobs} removed, {snapshots} forgotten{held}\n", text::size(done.bytes))
 }
 
-fn format_pinned(done: &PinReport) -> String {
+fn pinned(done: &PinReport) -> String {
     let (local, bytes) = (text::size(done.bytes_local), text::size(done.bytes));
     format!("{} pinned, {local} of {bytes} local\n", text::count(done.snapshots.len() as u64, "snapshot"))
 }
 
-fn format_unpinned(done: &PinReport) -> String {
-    format!("{} unpinned\n", text::count(done.snapshots.len() as u64, "snapshot"))
+fn unpinned(done: &PinReport) -> String {
+    format!("{} no longer pinned\n", text::count(done.snapshots.len() as u64, "snapshot"))
 }
 
-fn format_verified(report: &VerifyReport) -> String {
-    let mut out: String = report.damaged.iter().map(|damaged| format!("damaged: {damaged}\n")).collect();
-    let unknown = match report.unknown {
+fn verified(found: &VerifyReport) -> String {
+    let mut out: String = found.damaged.iter().map(|damaged| format!("damaged: {damaged}\n")).collect();
+    let unknown = match found.unknown {
         0 => String::new(),
-        unknown => format!("; {unknown} skipped: incomplete, or of no known snapshot"),
+        unknown => format!("; {unknown} more are being fetched, or nothing is known of them"),
     };
-    let (blobs, bytes) = (text::count(report.blobs, "blob"), text::size(report.bytes));
-    out.push_str(&format!("{blobs} verified, {bytes}{unknown}\n"));
+    let (blobs, bytes) = (text::count(found.blobs, "blob"), text::size(found.bytes));
+    out.push_str(&format!("{blobs} read, {bytes}{unknown}\n"));
     out
 }
 
@@ -249,7 +241,7 @@ mod tests {
     use bdnfs_agent::api::cache::{SnapshotUsage, TenantUsage};
 
     #[test]
-    fn summary_is_a_table_with_totals() {
+    fn a_summary_is_a_table() {
         let line = SnapshotUsage {
             tenant: "default".into(),
             source: "s3://b/p".into(),
@@ -272,15 +264,15 @@ mod tests {
         };
         let text = "\
 SOURCE    SNAPSHOT        SIZE   LOCAL    FILES  LAST USED         IN USE BY
-s3://b/p  0123456789ab  4.0 kB  1.0 kB  3 of 12  1970-01-01 00:00  /mnt/p, pinned
+s3://b/p  0123456789ab  4.0 kB  1.0 kB  3 of 12  1970-01-01 00:00  /mnt/p, a pin
 s3://b/p  0123456789ab  4.0 kB  1.0 kB  3 of 12  -                 -
-1.0 kB used, 0 B of it by no listed snapshot
+1.0 kB in all, 0 B of it of no snapshot here
 ";
-        assert_eq!(format_summary(&whole), text);
+        assert_eq!(summary(&whole), text);
         let bob = TenantUsage { tenant: "bob".into(), quota: Some(5000), ..tenant.clone() };
-        let two = format_summary(&CacheSummary { tenants: vec![tenant, bob], ..whole });
+        let two = summary(&CacheSummary { tenants: vec![tenant, bob], ..whole });
         assert!(
-            two.starts_with("TENANT   SOURCE") && two.contains("tenant bob: 1.0 kB of 5.0 kB used"),
+            two.starts_with("TENANT   SOURCE") && two.contains("tenant bob: 1.0 kB of 5.0 kB in all"),
             "{two}"
         );
     }

@@ -1,4 +1,4 @@
-//! `bdnfs check`: checks a configuration file.
+//! `bdnfs check`.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -6,25 +6,25 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use bdnfs::source::weights::{self, Accepted, Rules};
-use bdnfs::source::{Finding, Findings, Place, SecretStore, Uri, Verdict};
+use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::config::{self, Document, Format};
-use crate::{secrets, text};
+use crate::secrets;
 
-/// The arguments of `bdnfs check`.
+/// What to check.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct CheckArgs {
-    /// config.yaml of Truss, training job of truss_train as JSON, or TOML with [[weights]]; - for stdin
+pub struct Args {
+    /// config.yaml of Truss, training job of truss_train as JSON, or TOML with [[weights]]; - is standard input
     file: PathBuf,
-    /// Reject unknown keys, as `truss push` does
+    /// Reject keys that are not known, as `truss push` does
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
-    secrets: secrets::SecretsArgs,
-    /// Print the report as JSON
+    secrets: secrets::Args,
+    /// Tell all of it as JSON
     #[arg(long)]
     json: bool,
 }
@@ -34,21 +34,21 @@ const EXAMPLES: &str = "Examples:
   bdnfs check --secrets /run/secrets job.json
   bdnfs check --json weights.toml | jq '.weights[].source'";
 
-/// The report of a check.
+/// All that is said of a file.
 #[derive(Debug, Default, Serialize)]
-struct CheckReport {
+struct Report {
     file: String,
     accepted: bool,
-    weights: Vec<AcceptedWeights>,
-    secrets: Vec<SecretReport>,
-    findings: Vec<LocatedFinding>,
+    weights: Vec<Weights>,
+    secrets: Vec<Named>,
+    findings: Vec<Said>,
 }
 
-/// Accepted weights.
+/// Weights that are accepted.
 #[derive(Debug, Serialize)]
-struct AcceptedWeights {
+struct Weights {
     line: usize,
-    place: Place,
+    place: DocumentPath,
     source: String,
     mount_location: PathBuf,
     normalized: Value,
@@ -56,37 +56,36 @@ struct AcceptedWeights {
 
 /// A secret that weights name.
 #[derive(Debug, Serialize)]
-struct SecretReport {
+struct Named {
     name: String,
-    /// Its location; `None` for a missing one.
+    /// Where it is; `None` where it is nowhere.
     found: Option<String>,
 }
 
-/// A finding and its line.
 #[derive(Debug, Serialize)]
-struct LocatedFinding {
+struct Said {
     line: usize,
     #[serde(flatten)]
-    finding: Finding,
+    finding: Diagnostic,
 }
 
 /// Checks a file, and fails where anything in it is rejected.
-pub fn run(args: &CheckArgs) -> Result<()> {
-    let (format, content) = config::read(&args.file)?;
+pub fn run(args: &Args) -> Result<()> {
+    let (format, text) = config::read(&args.file)?;
     let env = |name: &str| std::env::var_os(name);
     let stores = args.secrets.stores(env)?;
     let rules = Rules { local: format == Format::Toml, strict: args.strict };
     let file = args.file.display().to_string();
-    let report = CheckReport { file, ..check(format, &content, rules, &stores, env) };
+    let report = Report { file, ..check(format, &text, rules, &stores, env) };
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
     } else {
-        out.write_all(format_report(&report).as_bytes())?;
+        out.write_all(shown(&report).as_bytes())?;
     }
-    let rejects = report.findings.iter().filter(|f| f.finding.verdict == Verdict::Reject).count();
+    let rejects = report.findings.iter().filter(|f| f.finding.verdict == Severity::Reject).count();
     if rejects > 0 {
-        bail!("{} is invalid: {}", report.file, text::count(rejects as u64, "error"));
+        bail!("{} is rejected: {rejects} {}", report.file, if rejects == 1 { "reason" } else { "reasons" });
     }
     Ok(())
 }
@@ -97,40 +96,37 @@ fn check(
     rules: Rules,
     stores: &[SecretStore],
     env: impl Fn(&str) -> Option<OsString>,
-) -> CheckReport {
+) -> Report {
     let document = match config::parse(format, text) {
         Ok(document) => document,
         Err(error) => {
-            let place = Place::default();
-            let finding = Finding { place, verdict: Verdict::Reject, text: error.message };
-            return CheckReport {
-                findings: vec![LocatedFinding { line: error.line, finding }],
-                ..CheckReport::default()
-            };
+            let place = DocumentPath::default();
+            let finding = Diagnostic { place, verdict: Severity::Reject, text: error.message };
+            return Report { findings: vec![Said { line: error.line, finding }], ..Report::default() };
         }
     };
-    let (accepted, mut findings) = weights::read(&document.value, rules);
-    let secrets = find_secrets(&accepted, stores, env, &mut findings);
+    let (accepted, mut found) = weights::read(&document.value, rules);
+    let secrets = named(&accepted, stores, env, &mut found);
     let mut findings: Vec<_> = document
         .findings
         .iter()
         .cloned()
-        .chain(findings)
-        .map(|finding| LocatedFinding { line: document.line(&finding.place), finding })
+        .chain(found)
+        .map(|finding| Said { line: document.line(&finding.place), finding })
         .collect();
     findings.sort_by_key(|said| said.line);
-    let weights = accepted.into_iter().map(|accepted| accepted_weights(accepted, &document)).collect();
-    let accepted = findings.iter().all(|said| said.finding.verdict != Verdict::Reject);
-    CheckReport { file: String::new(), accepted, weights, secrets, findings }
+    let weights = accepted.into_iter().map(|accepted| told(accepted, &document)).collect();
+    let accepted = findings.iter().all(|said| said.finding.verdict != Severity::Reject);
+    Report { file: String::new(), accepted, weights, secrets, findings }
 }
 
-fn accepted_weights(accepted: Accepted, document: &Document) -> AcceptedWeights {
+fn told(accepted: Accepted, document: &Document) -> Weights {
     let Accepted { place, weights, mut normalized } = accepted;
-    // A URL may contain a signature, which its text form leaves out.
+    // A web address may hold a signature; of all others the canonical form differs from the written one.
     if let Uri::Http(_) = weights.source {
         normalized["source"] = Value::from(weights.source.to_string());
     }
-    AcceptedWeights {
+    Weights {
         line: document.line(&place),
         place,
         source: weights.source.to_string(),
@@ -139,60 +135,55 @@ fn accepted_weights(accepted: Accepted, document: &Document) -> AcceptedWeights 
     }
 }
 
-/// Finds the secrets that weights name; a missing one is a warning.
-fn find_secrets(
+/// The secrets that weights name, and warnings of those that nobody has.
+fn named(
     accepted: &[Accepted],
     stores: &[SecretStore],
     env: impl Fn(&str) -> Option<OsString>,
-    findings: &mut Findings,
-) -> Vec<SecretReport> {
-    let mut all: Vec<SecretReport> = Vec::new();
+    found: &mut Diagnostics,
+) -> Vec<Named> {
+    let mut all: Vec<Named> = Vec::new();
     for Accepted { place, weights, normalized } in accepted {
         let Some(name) = weights.auth.as_ref().and_then(|auth| auth.secret()) else { continue };
         let key = "auth_secret_name";
         let place = if normalized[key] == name { place.key(key) } else { place.key("auth").key(key) };
-        if let Some(other) =
-            all.iter().find(|known| known.name != name && secrets::share_variable(&known.name, name))
+        if let Some(other) = all.iter().find(|known| known.name != name && secrets::alike(&known.name, name))
         {
-            let text = format!(
-                "the secrets {name:?} and {:?} have the same environment variable {}",
-                other.name,
-                secrets::variable(name)
-            );
-            findings.warn(&place, text);
+            let text = format!("the secrets {name:?} and {:?} share {}", other.name, secrets::variable(name));
+            found.warn(&place, text);
         }
-        let location = secrets::locate(name, stores, &env);
-        match &location {
+        let whereabouts = secrets::whereabouts(name, stores, &env);
+        match &whereabouts {
             Ok(Some(_)) => {}
             Ok(None) => {
                 let stores: String = stores.iter().map(|store| format!(", not in {store}")).collect();
-                let text = format!("secret not found: not in {}{stores}", secrets::variable(name));
-                findings.warn(&place, text);
+                let text = format!("no such secret: not in {}{stores}", secrets::variable(name));
+                found.warn(&place, text);
             }
-            Err(error) => findings.warn(&place, error.to_string()),
+            Err(error) => found.warn(&place, error.to_string()),
         }
         if all.iter().all(|known| known.name != name) {
-            all.push(SecretReport { name: name.to_owned(), found: location.ok().flatten() });
+            all.push(Named { name: name.to_owned(), found: whereabouts.ok().flatten() });
         }
     }
     all
 }
 
-/// The report as text: findings by line, accepted weights, secrets.
-fn format_report(report: &CheckReport) -> String {
+/// The report for a person: what is found, line by line, then what is accepted.
+fn shown(report: &Report) -> String {
     let mut out = String::new();
     let mut line = |number: usize, text: String| out.push_str(&format!("{}:{number}: {text}\n", report.file));
-    for LocatedFinding { line: number, finding: Finding { place, verdict, text } } in &report.findings {
-        let verdict = if *verdict == Verdict::Reject { String::new() } else { format!("{verdict}: ") };
-        let place = if *place == Place::default() { String::new() } else { format!("{place}: ") };
+    for Said { line: number, finding: Diagnostic { place, verdict, text } } in &report.findings {
+        let verdict = if *verdict == Severity::Reject { String::new() } else { format!("{verdict}: ") };
+        let place = if *place == DocumentPath::default() { String::new() } else { format!("{place}: ") };
         line(*number, format!("{verdict}{place}{text}"));
     }
     for weights in &report.weights {
         let mount = weights.mount_location.display();
         line(weights.line, format!("{}: accepted: {} on {mount}", weights.place, weights.source));
     }
-    for SecretReport { name, found } in &report.secrets {
-        let found = found.as_deref().map_or("not found".to_owned(), |location| format!("in {location}"));
+    for Named { name, found } in &report.secrets {
+        let found = found.as_deref().map_or("missing".to_owned(), |place| format!("in {place}"));
         out.push_str(&format!("secret {name:?}: {found}\n"));
     }
     out

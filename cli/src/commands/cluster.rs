@@ -1,4 +1,4 @@
-//! `bdnfs cluster`: certificates of nodes, and the members.
+//! `bdnfs cluster`: what nodes need to trust each other, and who they are.
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -7,22 +7,22 @@ mod authority;
 mod issue;
 mod ls;
 
-/// The arguments of `bdnfs cluster`.
+/// What to do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct ClusterCommandArgs {
+pub struct Args {
     #[command(subcommand)]
-    command: ClusterCommand,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum ClusterCommand {
-    /// Create a certificate authority for the nodes of a cluster
-    InitCa(authority::InitCaArgs),
-    /// Issue a certificate for a node
-    Issue(issue::IssueArgs),
-    /// List the members of the cluster, as the agent of this node sees them
-    Ls(ls::ClusterListArgs),
+enum Command {
+    /// Make an authority whose certificates the nodes of a cluster trust
+    InitCa(authority::Args),
+    /// Make a node's certificate
+    Issue(issue::Args),
+    /// List the nodes of the cluster, as this machine's agent sees them
+    Ls(ls::Args),
 }
 
 const EXAMPLES: &str = "Examples:
@@ -30,11 +30,11 @@ const EXAMPLES: &str = "Examples:
   bdnfs cluster issue gpu-17 --ca /etc/bdnfs/ca --tenant research --out /etc/bdnfs/nodes
   bdnfs cluster ls";
 
-/// Runs the subcommand.
-pub fn run(args: &ClusterCommandArgs) -> Result<()> {
+/// Does it.
+pub fn run(args: &Args) -> Result<()> {
     match &args.command {
-        ClusterCommand::InitCa(args) => authority::run(args),
-        ClusterCommand::Issue(args) => issue::run(args),
-        ClusterCommand::Ls(args) => ls::run(args),
+        Command::InitCa(args) => authority::run(args),
+        Command::Issue(args) => issue::run(args),
+        Command::Ls(args) => ls::run(args),
     }
 }

@@ -1,4 +1,4 @@
-//! `bdnfs daemon`: the daemon that `bdnfs mount` starts and that exits with its last mount.
+//! `bdnfs daemon`: a daemon in a process of its own, which `bdnfs mount` starts and which ends with its last mount.
 
 use std::io::Write;
 use std::time::Duration;
@@ -11,50 +11,50 @@ use bdnfs_agent::{AgentConfig, AgentServer};
 use crate::cache;
 use crate::spawn::READY;
 
-/// How long a new daemon waits for its first mount.
-const FIRST_MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a daemon that was just started waits for its first mount.
+const GRACE: Duration = Duration::from_secs(10);
 
-/// The arguments of `bdnfs daemon`.
+/// What a detached daemon is told.
 #[derive(Debug, clap::Args)]
-pub struct DaemonArgs {
+pub struct Args {
     #[command(flatten)]
-    cache: cache::CacheArgs,
+    cache: cache::Args,
 }
 
-/// Serves until the last mount has ended.
-pub fn run(args: &DaemonArgs) -> Result<()> {
-    // Fails only for a session leader, which is what is wanted.
+/// `bdnfs daemon`: serves until the last mount has ended.
+pub fn run(args: &Args) -> Result<()> {
+    // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
-    // Started as /proc/self/exe, its name would be "exe".
+    // It was started as /proc/self/exe, which would name it "exe".
     rustix::thread::set_name(c"bdnfs").context("cannot name the process")?;
-    runtime::block_on_threads(serve(AgentConfig::on_demand(args.cache.open()?)))
+    runtime::block_on_threads(serve(AgentConfig::on_demand(args.cache.make()?)))
 }
 
 async fn serve(setup: AgentConfig) -> Result<()> {
     let daemon = match AgentServer::start(setup).await {
         Ok(daemon) => daemon,
         Err(failure) => {
-            report(&serde_json::to_string(&failure)?)?;
-            // Another daemon was faster, which is no error.
+            say(&serde_json::to_string(&failure)?)?;
+            // Another daemon was faster: nothing is wrong.
             return if failure.is(Kind::Busy) { Ok(()) } else { Err(failure.into()) };
         }
     };
-    report(READY)?;
+    say(READY)?;
     let hold = daemon.hold();
     let asked = daemon.asked();
     tokio::spawn(async move {
-        // A request that comes later starts another daemon.
-        let _ = tokio::time::timeout(FIRST_MOUNT_TIMEOUT, asked).await;
+        // Either way: whoever comes later than that starts another daemon.
+        let _ = tokio::time::timeout(GRACE, asked).await;
         drop(hold);
     });
     daemon.serve().await
 }
 
-/// Writes one line to the parent and closes the pipe, whose end it waits for.
-fn report(line: &str) -> Result<()> {
+/// Says one line to the parent, and no more: it is waiting for the end of the pipe, too.
+fn say(line: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
-    // A parent that exited is no reason to exit: others may be about to connect.
+    // A parent that left is no reason to end: others may be about to connect.
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
     let null = std::fs::File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
-    rustix::stdio::dup2_stdout(&null).context("cannot close stdout")
+    rustix::stdio::dup2_stdout(&null).context("cannot let stdout go")
 }

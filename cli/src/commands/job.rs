@@ -1,4 +1,6 @@
-//! `bdnfs job`: jobs whose data is staged before they start.
+//! `bdnfs job`: commands that run when all they read is local.
+
+use std::io::Write;
 
 use anyhow::{Result, bail};
 use bdnfs_agent::api::client::Client;
@@ -6,7 +8,7 @@ use bdnfs_agent::runtime;
 use clap::Subcommand;
 
 use crate::cache;
-use crate::endpoint::Endpoint;
+use crate::server::Server;
 
 pub mod follow;
 mod logs;
@@ -17,30 +19,30 @@ mod stop;
 mod submit;
 pub mod wait;
 
-/// The arguments of `bdnfs job`.
+/// What to do with jobs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct JobCommandArgs {
+pub struct Args {
     #[command(subcommand)]
-    command: JobCommand,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum JobCommand {
-    /// Run a job and wait for it: through the agent where one runs, else in this process
-    Run(Box<run::JobRunArgs>),
-    /// Submit a job to the agent and return
-    Submit(Box<submit::JobSubmitArgs>),
-    /// List the jobs of the agent
-    Ls(ls::JobListArgs),
-    /// Show a job: its state, its events and the report of its deployment
-    Show(show::JobShowArgs),
-    /// Wait until a job has ended; fail unless it completed
-    Wait(wait::JobWaitArgs),
-    /// Print the output of a job
-    Logs(logs::JobLogsArgs),
+enum Command {
+    /// Run a job and wait for its end: through the agent where there is one, else by itself
+    Run(Box<run::Args>),
+    /// Have the agent run a job, and return
+    Submit(Box<submit::Args>),
+    /// List the agent's jobs
+    Ls(ls::Args),
+    /// Show a job: where it is on its way, what happened, what its deployment came to
+    Show(show::Args),
+    /// Wait for the end of a job; fails unless it completed
+    Wait(wait::Args),
+    /// Print what a job printed
+    Logs(logs::Args),
     /// Stop a job
-    Stop(stop::JobStopArgs),
+    Stop(stop::Args),
 }
 
 const EXAMPLES: &str = "Examples:
@@ -51,45 +53,50 @@ const EXAMPLES: &str = "Examples:
   bdnfs job logs --follow 7
   bdnfs job stop 7";
 
-/// Runs the subcommand.
-pub fn run(args: JobCommandArgs) -> Result<()> {
+/// Does it.
+pub fn run(args: Args) -> Result<()> {
     match args.command {
-        JobCommand::Run(args) => runtime::block_on_threads(run::run(*args)),
-        JobCommand::Submit(args) => runtime::block_on(submit::run(*args)),
-        JobCommand::Ls(args) => runtime::block_on(ls::run(args)),
-        JobCommand::Show(args) => runtime::block_on(show::run(args)),
-        JobCommand::Wait(args) => runtime::block_on(wait::run(args)),
-        JobCommand::Logs(args) => runtime::block_on(logs::run(args)),
-        JobCommand::Stop(args) => runtime::block_on(stop::run(args)),
+        Command::Run(args) => runtime::block_on_threads(run::run(*args)),
+        Command::Submit(args) => runtime::block_on(submit::run(*args)),
+        Command::Ls(args) => runtime::block_on(ls::run(args)),
+        Command::Show(args) => runtime::block_on(show::run(args)),
+        Command::Wait(args) => runtime::block_on(wait::run(args)),
+        Command::Logs(args) => runtime::block_on(logs::run(args)),
+        Command::Stop(args) => runtime::block_on(stop::run(args)),
     }
 }
 
-/// The options that name an agent.
+/// Which agent is meant.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct AgentArgs {
+pub struct Whose {
     #[command(flatten)]
-    cache: cache::CacheArgs,
+    cache: cache::Args,
 }
 
-impl AgentArgs {
-    /// The client of the agent, which must be running.
+impl Whose {
+    /// The agent, which must be there.
     pub fn client(&self) -> Result<Client> {
-        let client = Client::new(Endpoint::find(&self.cache)?.socket());
+        let client = Client::new(Server::find(&self.cache)?.socket());
         if !client.is_served() {
-            bail!("no agent is running; start `bdnfs agent`, or name its cache with --cache-dir");
+            bail!("there is no agent here; start one with `bdnfs agent`, or name its cache with --cache-dir");
         }
         Ok(client)
     }
 }
 
-/// The arguments that name a job.
+/// Which job, and whose.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct JobArgs {
-    /// Id of the job
+pub struct Which {
+    /// The job's number
     #[arg(value_name = "JOB")]
-    id: u64,
+    job: u64,
     #[command(flatten)]
-    agent: AgentArgs,
+    whose: Whose,
+}
+
+/// Prints a line.
+fn say(line: &str) -> Result<()> {
+    Ok(writeln!(std::io::stdout().lock(), "{line}")?)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bdnfs::source::Place;
+use bdnfs::source::DocumentPath;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -13,7 +13,7 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
     let mut reader = Reader { text, lines: LineIndex::new(text), document: Document::default() };
     let whole = serde_json::from_str::<&RawValue>(text)
         .map_err(|e| ParseError::new(e.line().max(1), format!("invalid JSON at column {}", e.column())))?;
-    let value = reader.read(whole, &Place::default(), super::MAX_DEPTH)?;
+    let value = reader.read(whole, &DocumentPath::default(), super::MAX_DEPTH)?;
     Ok(Document { value, ..reader.document })
 }
 
@@ -24,7 +24,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn read(&mut self, raw: &'a RawValue, place: &Place, depth: usize) -> Result<Value, ParseError> {
+    fn read(&mut self, raw: &'a RawValue, place: &DocumentPath, depth: usize) -> Result<Value, ParseError> {
         // A raw value is a piece of the text that is being read.
         let line = self.lines.line(raw.get().as_ptr() as usize - self.text.as_ptr() as usize);
         let invalid =

@@ -1,7 +1,7 @@
 use super::*;
 
 fn line(document: &Document, keys: &[&str]) -> usize {
-    let place = keys.iter().fold(Place::default(), |place, key| match key.parse() {
+    let place = keys.iter().fold(DocumentPath::default(), |place, key| match key.parse() {
         Ok(index) => place.index(index),
         Err(_) => place.key(key),
     });

@@ -1,6 +1,6 @@
 //! TOML, the language of configurations of bdnfs itself.
 
-use bdnfs::source::Place;
+use bdnfs::source::DocumentPath;
 use serde_json::{Map, Value};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -14,13 +14,14 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
         ParseError::new(line, format!("invalid TOML: {}", e.message()))
     })?;
     let mut document = Document::default();
-    document.value = tree(table.get_ref(), &Place::default(), &lines, &mut document, super::MAX_DEPTH)?;
+    document.value =
+        tree(table.get_ref(), &DocumentPath::default(), &lines, &mut document, super::MAX_DEPTH)?;
     Ok(document)
 }
 
 fn tree(
     table: &DeTable<'_>,
-    place: &Place,
+    place: &DocumentPath,
     lines: &LineIndex,
     document: &mut Document,
     depth: usize,
@@ -36,7 +37,7 @@ fn tree(
 
 fn value_of(
     value: &Spanned<DeValue<'_>>,
-    place: &Place,
+    place: &DocumentPath,
     lines: &LineIndex,
     document: &mut Document,
     depth: usize,

@@ -5,7 +5,7 @@ mod scalar;
 
 use std::collections::HashMap;
 
-use bdnfs::source::Place;
+use bdnfs::source::DocumentPath;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, StrInput, Tag};
 use serde_json::{Map, Value};
 
@@ -36,7 +36,7 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
             }
             Event::DocumentStart(_) => documents += 1,
             Event::StreamStart | Event::StreamEnd | Event::DocumentEnd | Event::Nothing => {}
-            event => value = reader.node(event, line, &Place::default(), super::MAX_DEPTH)?,
+            event => value = reader.node(event, line, &DocumentPath::default(), super::MAX_DEPTH)?,
         }
     }
     if value.is_null() {
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         &mut self,
         event: Event<'a>,
         line: usize,
-        place: &Place,
+        place: &DocumentPath,
         depth: usize,
     ) -> Result<Value, ParseError> {
         self.document.record_line(place, line)?;
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn list(&mut self, start: usize, place: &Place, depth: usize) -> Result<Value, ParseError> {
+    fn list(&mut self, start: usize, place: &DocumentPath, depth: usize) -> Result<Value, ParseError> {
         let mut items = Vec::new();
         loop {
             match self.inner(start)? {
@@ -126,7 +126,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn mapping(&mut self, start: usize, place: &Place, depth: usize) -> Result<Value, ParseError> {
+    fn mapping(&mut self, start: usize, place: &DocumentPath, depth: usize) -> Result<Value, ParseError> {
         let mut map = Map::new();
         let mut merged = Vec::new();
         loop {
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
         map: &mut Map<String, Value>,
         value: Value,
         line: usize,
-        place: &Place,
+        place: &DocumentPath,
     ) -> Result<(), ParseError> {
         match value {
             Value::Array(items) if !items.iter().any(Value::is_array) => {

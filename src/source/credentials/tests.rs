@@ -9,7 +9,7 @@ fn each_format_is_read() {
     let bearer = |text| Credentials::Bearer(Secret::new(text));
     let basic = |u, p| Credentials::Basic { username: Secret::new(u), password: Secret::new(p) };
     let azure = |azure| Credentials::Azure(azure);
-    let principal = azure(Azure::Principal {
+    let principal = azure(AzureCredentials::Principal {
         tenant_id: "t".into(),
         client_id: "c".into(),
         client_secret: Secret::new("s"),
@@ -21,13 +21,13 @@ fn each_format_is_read() {
         ("https", r#"{"token": "abc"}"#, bearer("abc")),
         ("https", "me:a:b c", basic("me", "a:b c")),
         ("https", r#"{"username": "me", "password": "p"}"#, basic("me", "p")),
-        ("azure", "a2V5a2V5\n", azure(Azure::Key(Secret::new("a2V5a2V5")))),
-        ("azure", r#"{"account_key": "a2V5a2V5"}"#, azure(Azure::Key(Secret::new("a2V5a2V5")))),
-        ("azure", "?sv=1&sig=x%3D", azure(Azure::Sas(Secret::new("sv=1&sig=x%3D")))),
-        ("azure", r#"{"sas_token": "sv=1&sig=x"}"#, azure(Azure::Sas(Secret::new("sv=1&sig=x")))),
+        ("azure", "a2V5a2V5\n", azure(AzureCredentials::Key(Secret::new("a2V5a2V5")))),
+        ("azure", r#"{"account_key": "a2V5a2V5"}"#, azure(AzureCredentials::Key(Secret::new("a2V5a2V5")))),
+        ("azure", "?sv=1&sig=x%3D", azure(AzureCredentials::Sas(Secret::new("sv=1&sig=x%3D")))),
+        ("azure", r#"{"sas_token": "sv=1&sig=x"}"#, azure(AzureCredentials::Sas(Secret::new("sv=1&sig=x")))),
         ("azure", r#"{"tenant_id": "t", "client_id": "c", "client_secret": "s"}"#, principal.clone()),
         ("azure", r#"{"tenant": "t", "appId": "c", "password": "s", "displayName": "d"}"#, principal),
-        ("gs", google, Credentials::Gcp(Gcp::Key(Secret::new(google)))),
+        ("gs", google, Credentials::Gcp(GoogleCredentials::Key(Secret::new(google)))),
     ] {
         assert_eq!(parse(scheme, text).expect(text), read);
         assert!(!format!("{read:?}").contains("abc"));
@@ -35,9 +35,11 @@ fn each_format_is_read() {
     let google = r#"{"type": "external_account", "audience": "a", "subject_token_type": "t", "token_url": "https://sts",
         "credential_source": {"url": "http://h", "headers": {"x": "abc"},
         "format": {"type": "json", "subject_token_field_name": "f"}}}"#;
-    let Ok(Credentials::Gcp(Gcp::External(external))) = parse("gs", google) else { panic!("external") };
+    let Ok(Credentials::Gcp(GoogleCredentials::External(external))) = parse("gs", google) else {
+        panic!("external")
+    };
     let headers = vec![("x".to_owned(), Secret::new("abc"))];
-    assert_eq!(external.subject, Subject::Url { url: "http://h".into(), headers });
+    assert_eq!(external.subject, SubjectToken::Url { url: "http://h".into(), headers });
     assert_eq!((external.field.as_deref(), external.impersonation.clone()), (Some("f"), None));
     assert!(!format!("{external:?}").contains("abc"));
     let aws = r#"{"aws_access_key_id": "AK", "aws_secret_access_key": "hush", "aws_region": "eu-west-1",
@@ -74,25 +76,25 @@ fn errors_say_what_is_wrong_and_never_a_value() {
         (
             "hf",
             "hush\nhush",
-            "the Hugging Face credentials hold something else than letters, digits and signs, perhaps a space or a \
+            "the Hugging Face credentials contain characters other than letters, digits and signs, perhaps a space or a \
              second line; expected a token alone: hf_.."
                 .into(),
         ),
-        ("s3", "hush", format!("{AWS} are no JSON (line 1, column 1); {AWS_FORM}")),
-        ("s3", r#"["hush"]"#, format!("{AWS} are no JSON object; {AWS_FORM}")),
-        ("s3", r#"{"aws_access_key_id": "hush"}"#, format!(r#"{AWS} are without "aws_secret_access_key"; {AWS_FORM}"#)),
+        ("s3", "hush", format!("{AWS} are not JSON (line 1, column 1); {AWS_FORM}")),
+        ("s3", r#"["hush"]"#, format!("{AWS} are not a JSON object; {AWS_FORM}")),
+        ("s3", r#"{"aws_access_key_id": "hush"}"#, format!(r#"{AWS} lack "aws_secret_access_key"; {AWS_FORM}"#)),
         (
             "s3",
             r#"{"aws_access_key_id": "hush", "aws_secret_access_key": "hush"}"#,
-            format!(r#"{AWS} are without "aws_region"; {AWS_FORM}"#),
+            format!(r#"{AWS} lack "aws_region"; {AWS_FORM}"#),
         ),
         (
             "s3",
             r#"{"aws_access_key_id": ["hush"]}"#,
-            format!(r#"{AWS} are wrong: "aws_access_key_id" must be a text that is not empty; {AWS_FORM}"#),
+            format!(r#"{AWS} are wrong: "aws_access_key_id" must be a string that is not empty; {AWS_FORM}"#),
         ),
-        ("r2", "{}", format!(r#"the R2 credentials are without "aws_access_key_id"; {R2_FORM}"#)),
-        ("cw", "{}", format!(r#"the CoreWeave credentials are without "aws_access_key_id"; {R2_FORM}"#)),
+        ("r2", "{}", format!(r#"the R2 credentials lack "aws_access_key_id"; {R2_FORM}"#)),
+        ("cw", "{}", format!(r#"the CoreWeave credentials lack "aws_access_key_id"; {R2_FORM}"#)),
         (
             "gs",
             r#"{"type": "hush"}"#,
@@ -103,7 +105,7 @@ fn errors_say_what_is_wrong_and_never_a_value() {
         (
             "gs",
             r#"{"type": "external_account", "audience": "hush"}"#,
-            format!(r#"the Google credentials are without "credential_source"; {GCP_FORM}"#),
+            format!(r#"the Google credentials lack "credential_source"; {GCP_FORM}"#),
         ),
         (
             "gs",
@@ -115,7 +117,7 @@ fn errors_say_what_is_wrong_and_never_a_value() {
         (
             "gs",
             r#"{"type": "authorized_user", "client_id": "hush", "client_secret": "hush"}"#,
-            format!(r#"the Google credentials are without "refresh_token"; {GCP_FORM}"#),
+            format!(r#"the Google credentials lack "refresh_token"; {GCP_FORM}"#),
         ),
         (
             "s3",
@@ -126,15 +128,15 @@ fn errors_say_what_is_wrong_and_never_a_value() {
             "gs",
             r#"{"type": "service_account", "client_email": "hush", "private_key": "hush"}"#,
             format!(
-                r#"the Google credentials are wrong: "private_key" is no PEM (it begins with -----BEGIN); {GCP_FORM}"#
+                r#"the Google credentials are wrong: "private_key" is not PEM (it begins with -----BEGIN); {GCP_FORM}"#
             ),
         ),
         ("azure", " ", format!("the Azure credentials are empty; {AZURE_FORM}")),
-        ("azure", "hush hush", format!("the Azure credentials have an account key that is no base64; {AZURE_FORM}")),
+        ("azure", "hush hush", format!("the Azure credentials have an account key that is not base64; {AZURE_FORM}")),
         (
             "azure",
             "?sig=",
-            format!(r#"the Azure credentials have a SAS that is no query with "sig=" (sv=..&sig=..); {AZURE_FORM}"#),
+            format!(r#"the Azure credentials have a SAS that is not a query with "sig=" (sv=..&sig=..); {AZURE_FORM}"#),
         ),
         (
             "azure",
@@ -160,7 +162,7 @@ fn errors_say_what_is_wrong_and_never_a_value() {
         (
             "azure",
             r#"{"client_id": "hush"}"#,
-            format!(r#"the Azure credentials are without "tenant_id"; {AZURE_FORM}"#),
+            format!(r#"the Azure credentials lack "tenant_id"; {AZURE_FORM}"#),
         ),
         ("https", "{}", format!(r#"the https credentials have neither "token" nor "username"; {WEB_FORM}"#)),
         (
@@ -175,7 +177,7 @@ fn errors_say_what_is_wrong_and_never_a_value() {
                 "the https credentials have a user name with a colon, which basic authentication cannot send; {WEB_FORM}"
             ),
         ),
-        ("https", "me:hush\nhush", format!("the https credentials hold a control character; {WEB_FORM}")),
+        ("https", "me:hush\nhush", format!("the https credentials contain a control character; {WEB_FORM}")),
         ("file", "hush", "file:// takes no credentials".into()),
     ] {
         let error = parse(scheme, text).expect_err(text);

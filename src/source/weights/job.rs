@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::fields::{Fields, kind};
-use crate::source::finding::{Findings, Place};
 
 /// What may stand at a place.
 #[derive(Clone, Copy)]
@@ -124,9 +124,9 @@ pub enum Variable {
 
 /// Reads what a document says that is to be run: its `name` and its `runtime`. Of a training job, [`read`](super::read)
 /// says what is wrong with it.
-pub fn runs(document: &Value) -> (Runs, Findings) {
-    let mut found = Findings::default();
-    let Some(document) = Fields::of(document, Place::default(), &mut found) else {
+pub fn runs(document: &Value) -> (Runs, Diagnostics) {
+    let mut found = Diagnostics::default();
+    let Some(document) = Fields::of(document, DocumentPath::default(), &mut found) else {
         return (Runs::default(), found);
     };
     if !is_job(&document) {
@@ -150,7 +150,7 @@ fn is_job(document: &Fields<'_>) -> bool {
 }
 
 /// Judges `document`, if that is a training job.
-pub(super) fn judge(document: &Fields<'_>, found: &mut Findings) {
+pub(super) fn judge(document: &Fields<'_>, found: &mut Diagnostics) {
     if !is_job(document) {
         return;
     }
@@ -163,14 +163,14 @@ pub(super) fn judge(document: &Fields<'_>, found: &mut Findings) {
     }
 }
 
-fn keys(fields: &Fields<'_>, known: &[Key], found: &mut Findings) {
+fn keys(fields: &Fields<'_>, known: &[Key], found: &mut Diagnostics) {
     let names: Vec<_> = known.iter().map(|(name, ..)| *name).collect();
     // truss_train takes no other key, whoever asks.
     fields.unknown(&names, true, found);
     known.iter().for_each(|key| judge_key(fields, *key, found));
 }
 
-fn judge_key(fields: &Fields<'_>, (name, shape, need): Key, found: &mut Findings) {
+fn judge_key(fields: &Fields<'_>, (name, shape, need): Key, found: &mut Diagnostics) {
     let place = fields.place.key(name);
     match fields.map.get(name) {
         None if need == Required => found.reject(&place, "is missing"),
@@ -180,7 +180,7 @@ fn judge_key(fields: &Fields<'_>, (name, shape, need): Key, found: &mut Findings
     }
 }
 
-fn judge_one(value: &Value, shape: Shape, place: &Place, found: &mut Findings) {
+fn judge_one(value: &Value, shape: Shape, place: &DocumentPath, found: &mut Diagnostics) {
     let expected = match (shape, value) {
         (Shape::Other, _) | (Shape::Text, Value::String(_)) | (Shape::Flag, Value::Bool(_)) => return,
         (Shape::Whole, Value::Number(number)) if number.is_i64() || number.is_u64() => return,

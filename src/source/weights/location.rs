@@ -2,7 +2,7 @@
 
 use super::Rules;
 use crate::error::Error;
-use crate::source::finding::{Findings, Place};
+use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::uri::Uri;
 
 /// What a source of each scheme looks like, in the order in which people look for them.
@@ -37,7 +37,7 @@ const ALIASES: [(&str, &str); 9] = [
 ];
 
 /// Reads a source.
-pub(super) fn read(text: &str, place: &Place, rules: Rules, found: &mut Findings) -> Option<Uri> {
+pub(super) fn read(text: &str, place: &DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Uri> {
     match parse(text, rules) {
         Ok((uri, stripped)) => {
             if stripped {

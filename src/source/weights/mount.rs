@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::MOUNT;
-use crate::source::finding::{Findings, Place};
+use crate::source::diagnostic::{Diagnostics, DocumentPath};
 
 /// The longest path that Linux takes, in bytes (`PATH_MAX` without its NUL).
 const LONGEST_PATH: usize = 4095;
@@ -16,7 +16,7 @@ const SYSTEM: [&str; 14] =
     ["bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr", "var"];
 
 /// Reads a mount location: the path without what doesn't change its meaning.
-pub(super) fn read(text: &str, place: &Place, found: &mut Findings) -> Option<PathBuf> {
+pub(super) fn read(text: &str, place: &DocumentPath, found: &mut Diagnostics) -> Option<PathBuf> {
     match clean(text) {
         Ok(path) => {
             if SYSTEM.iter().any(|name| path == Path::new("/").join(name)) {
@@ -61,12 +61,12 @@ fn clean(text: &str) -> Result<PathBuf, String> {
 /// Rejects mounts that are in each other's way: at one directory, or one below the other. Returns the places of the
 /// weights that were rejected.
 pub(super) fn together<'a>(
-    mounts: impl Iterator<Item = (&'a Path, &'a Place)>,
-    found: &mut Findings,
-) -> BTreeSet<Place> {
-    let mut first = BTreeMap::<&Path, &Place>::new();
+    mounts: impl Iterator<Item = (&'a Path, &'a DocumentPath)>,
+    found: &mut Diagnostics,
+) -> BTreeSet<DocumentPath> {
+    let mut first = BTreeMap::<&Path, &DocumentPath>::new();
     let mut rejected = BTreeSet::new();
-    let mut reject = |place: &Place, text| {
+    let mut reject = |place: &DocumentPath, text| {
         found.reject(&place.key(MOUNT), text);
         rejected.insert(place.clone());
     };

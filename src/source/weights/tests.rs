@@ -1,5 +1,5 @@
 use super::*;
-use crate::source::finding::{Finding, Verdict};
+use crate::source::diagnostic::{Diagnostic, Severity};
 
 /// What Truss says, recorded by running it.
 const TRUSS: [&str; 2] =
@@ -44,7 +44,7 @@ fn vectors() -> Vec<Value> {
     TRUSS.into_iter().flat_map(cases).collect()
 }
 
-fn judge(case: &Value) -> (Vec<Accepted>, Findings) {
+fn judge(case: &Value) -> (Vec<Accepted>, Diagnostics) {
     let rules = Rules { strict: case["context"] == "forbid_extra", local: false };
     read(&serde_json::json!({"weights": case["weights"]}), rules)
 }
@@ -72,7 +72,7 @@ fn the_findings_are_these() {
     let mut said = String::new();
     for case in vectors() {
         let (_, found) = judge(&case);
-        for Finding { place, verdict, text } in found {
+        for Diagnostic { place, verdict, text } in found {
             let name = case["name"].as_str().expect("name");
             said.push_str(&format!("{name}\n    {verdict}: {place}: {text}\n"));
         }
@@ -89,14 +89,14 @@ fn training_jobs_are_read_in_each_of_their_shapes() {
     let jobs: Value = serde_json::from_str(include_str!("../testdata/truss_train_job.json")).expect("JSON");
     for shape in ["job_model_dump", "job_model_dump_json_mode", "job_model_dump_json"] {
         let (accepted, found) = read(&jobs[shape], Rules::default());
-        assert_eq!(found, Findings::default(), "{shape}");
+        assert_eq!(found, Diagnostics::default(), "{shape}");
         assert_eq!(accepted.len(), 2);
         let normalized: Value = accepted.iter().map(|a| a.normalized.clone()).collect();
         assert_eq!(normalized, jobs[shape]["weights"]);
         let weights = &accepted[0].weights;
-        assert_eq!(weights.auth.as_ref().and_then(Auth::secret), Some("hf_access_token"));
+        assert_eq!(weights.auth.as_ref().and_then(AuthMethod::secret), Some("hf_access_token"));
         assert!(weights.patterns().expect("patterns").select(b"a/b.safetensors"));
-        assert_eq!(accepted[1].weights.auth.as_ref().map(Auth::method), Some("AWS_OIDC"));
+        assert_eq!(accepted[1].weights.auth.as_ref().map(AuthMethod::method), Some("AWS_OIDC"));
     }
     // Truss doesn't compare the mounts of a job.
     let twice = &jobs["cases"][0]["dump"];
@@ -162,7 +162,7 @@ fn jobs_are_rejected_as_truss_train_rejects_them() {
         ),
     ] {
         let (_, found) = read(&job, Rules::default());
-        let rejects = found.iter().filter(|f| f.verdict == Verdict::Reject);
+        let rejects = found.iter().filter(|f| f.verdict == Severity::Reject);
         let all: Vec<_> = rejects.map(|f| format!("{}: {}", f.place, f.text)).collect();
         assert_eq!(all.join("\n"), said);
         let cases = jobs["cases"].as_array().expect("cases");
@@ -172,7 +172,7 @@ fn jobs_are_rejected_as_truss_train_rejects_them() {
     assert_eq!(rejects.count(), recorded, "each that is recorded is judged");
     // What the model makes of `enable_cache`.
     let migrated = with("", "runtime", jobs["cases"][2]["dump"].clone());
-    assert_eq!(read(&migrated, Rules::default()).1, Findings::default());
+    assert_eq!(read(&migrated, Rules::default()).1, Diagnostics::default());
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn no_secret_of_a_source_is_repeated() {
     ] {
         let document = serde_json::json!({"weights": [{"source": source, "mount_location": "/m"}]});
         let (accepted, found) = read(&document, Rules::default());
-        assert!(found.iter().any(|f| f.verdict != Verdict::Note), "{source}");
+        assert!(found.iter().any(|f| f.verdict != Severity::Note), "{source}");
         let shown = format!("{found:?} {:?}", accepted.iter().map(|a| &a.weights).collect::<Vec<_>>());
         assert!(!shown.contains("hush"), "{shown}");
     }

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
-mod killed;
 mod metrics;
 mod openapi;
 mod packaging;

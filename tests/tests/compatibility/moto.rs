@@ -129,7 +129,7 @@ fn moto_checks_keys_and_gives_roles() {
         .run(&["ls", "s3://bucket/model", "--auth", "AWS_ASSUME_ROLE", "--role", &moto.role])
         .fails(&[]);
     let said = format!(
-        "bdnfs: s3://bucket/model: the role {} is not given by {}: the server answers 403 Forbidden, AccessDenied",
+        "bdnfs: s3://bucket/model: cannot assume the role {} at {}: the server answers 403 Forbidden, AccessDenied",
         moto.role, moto.url
     );
     assert_eq!(line, said);

@@ -121,7 +121,7 @@ fn nginx_directory_mounts_and_reads_ranges() {
     assert_same_tree(&open, &point);
     machine
         .run(&["ls", &nginx.tls("open/w")])
-        .fails(&["the server's certificate is signed by nobody who is trusted here; if that is as it should be, name a file"]);
+        .fails(&["the server's certificate is not signed by a trusted authority; if its authority is a private one, name a file"]);
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn hub_gated_repository_fails_with_a_hint() {
     let refused = machine.try_mount("hf://owner/repo", &point, &[]);
     refused.fails(&["hf://models/owner/repo@", "is gated", &page, "set HF_TOKEN"]);
     assert!(!is_mounted(&point));
-    machine.run(&["ls", "hf://owner/none"]).fails(&["the Hub knows no model owner/none"]);
+    machine.run(&["ls", "hf://owner/none"]).fails(&["the Hub has no model owner/none"]);
     machine.run(&["ls", "hf://owner/repo@v9"]).fails(&["has no such revision"]);
 
     // The token that `hf auth login` has left.

@@ -190,13 +190,13 @@ async fn hub_refusal_of_each_kind_says_what_to_do() {
     }
     hub.token(TOKEN, &[]);
     for (uri, token, kind, said) in [
-        ("hf://org/none", None, Kind::NotFound, "the Hub knows no model org/none; check the name (a dataset is hf://datasets/org/none); if it is private, set HF_TOKEN to a token that may read it".into()),
-        ("hf://org/private", Some(TOKEN), Kind::NotFound, "the Hub knows no model org/private; check the name (a dataset is hf://datasets/org/private); if it is private, check that the token (HF_TOKEN) may read it".into()),
+        ("hf://org/none", None, Kind::NotFound, "the Hub has no model org/none; check the name (a dataset is hf://datasets/org/none); if it is private, set HF_TOKEN to a token that may read it".into()),
+        ("hf://org/private", Some(TOKEN), Kind::NotFound, "the Hub has no model org/private; check the name (a dataset is hf://datasets/org/private); if it is private, check that the token (HF_TOKEN) may read it".into()),
         ("hf://org/gated", None, Kind::Refused, format!("the model org/gated is gated: accept its terms at {url}/org/gated, then set HF_TOKEN to a token of that account")),
         ("hf://org/look", None, Kind::Refused, format!("the model org/look is gated: accept its terms at {url}/org/look, then set HF_TOKEN to a token of that account")),
         ("hf://org/look", Some(TOKEN), Kind::Refused, format!("the model org/look is gated: accept its terms at {url}/org/look with the account of the token (HF_TOKEN), which must be allowed to read gated repositories (it says: Access to it is restricted.)")),
         ("hf://org/m@nope", None, Kind::NotFound, format!("the model org/m has no such revision; see its branches, tags and commits at {url}/org/m")),
-        ("hf://org/m", Some("hf_bad"), Kind::Refused, format!("the Hub does not accept the token: it is wrong, expired or revoked; make one at {url}/settings/tokens and set HF_TOKEN to it")),
+        ("hf://org/m", Some("hf_bad"), Kind::Refused, format!("the Hub does not accept the token: it is wrong, expired or revoked; create one at {url}/settings/tokens and set HF_TOKEN to it")),
         ("hf://org/gone", None, Kind::Refused, format!("the Hub has disabled org/gone: nobody can read it there any more; see {url}/org/gone")),
     ] {
         let refused = async { listed(&*open(&hub, uri, token).await?).await };
@@ -251,7 +251,7 @@ async fn hub_signed_url_is_used_until_it_expires() {
     hub.storage.faults.set(Fault::Status(StatusCode::FORBIDDEN, None));
     let error = fetch(&*origin, &blob, 0..9).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
-    assert!(error.to_string().contains("refuses the address that the Hub gave"), "{error}");
+    assert!(error.to_string().contains("refuses the URL that the Hub gave"), "{error}");
     assert!(!error.to_string().contains("signed-"), "{error}");
     for (fault, kind) in [
         (Fault::IgnoreRange, Kind::Unsupported),
@@ -266,6 +266,33 @@ async fn hub_signed_url_is_used_until_it_expires() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn hub_origin_read_in_parallel_ranges_asks_the_hub_once_for_the_url() {
+    let hub = HubServer::start();
+    let bytes = content("w", 5 * LARGE);
+    hub.publish("models/org/m", "main", &[("w", &bytes)]);
+    let origin = open(&hub, "hf://org/m", None).await.unwrap();
+    let blob = pinned(&*origin, "w").await.unwrap();
+    let (origin, blob, bytes) = (&*origin, &blob, &bytes);
+    let reads = async || {
+        let ranges = (0..16).map(|n| n * 1000..n * 1000 + 9);
+        let read = |range: Range<u64>| async move {
+            let expected = &bytes[range.start as usize..range.end as usize];
+            assert_eq!(fetch(origin, blob, range).await.unwrap(), expected);
+        };
+        futures_util::future::join_all(ranges.map(read)).await;
+        hub.requests.gets("/w").requests
+    };
+    assert_eq!(reads().await, 1);
+    hub.expire();
+    assert_eq!(reads().await, 2, "one more after all of them were refused");
+    // What the Hub sends itself takes one request for each range, and no other.
+    hub.direct();
+    hub.expire();
+    assert_eq!(reads().await, 2 + 16);
+    assert_eq!(reads().await, 2 + 32);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn hub_origin_on_rate_limit_waits_or_names_it() {
     let hub = HubServer::start();
     hub.publish("models/org/m", "main", &[("x", b"x")]);
@@ -277,13 +304,10 @@ async fn hub_origin_on_rate_limit_waits_or_names_it() {
     hub.limit("resolvers", 57, 9);
     let error = fetch(&*origin, &blob, 0..1).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
-    assert!(
-        error.to_string().contains("limit of requests is used up; try again later, or set HF_TOKEN"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("rate limit is used up; try again later, or set HF_TOKEN"), "{error}");
     hub.requests.clear();
     let error = fetch(&*origin, &blob, 0..1).await.unwrap_err();
-    assert!(error.to_string().contains("asked to be left alone for another"), "{error}");
+    assert!(error.to_string().contains("asked not to be sent requests for another"), "{error}");
     assert_eq!(hub.requests.gets("").requests, 0);
 }
 

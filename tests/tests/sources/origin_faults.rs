@@ -105,7 +105,7 @@ fn alike(fault: Fault, kind: Kind, said: &'static str) -> FaultCase {
 
 /// What the storage behind the Hub says of a bad address, which isn't the user's.
 const ADDRESS: (Kind, &str) =
-    (Kind::Unavailable, "the storage behind the Hub refuses the address that the Hub gave for it");
+    (Kind::Unavailable, "the storage behind the Hub refuses the URL that the Hub gave for it");
 
 fn table() -> Vec<FaultCase> {
     let refused = |status, said| {
@@ -115,7 +115,7 @@ fn table() -> Vec<FaultCase> {
     let gone = "changed since the snapshot was taken (the server answers 404 Not Found; check the name); take a new one";
     let changed =
         "changed since the snapshot was taken (the server answers 412 Precondition Failed); take a new one";
-    let broke = "the connection to the server broke off: end of file before message length reached";
+    let broke = "the connection to the server was lost: end of file before message length reached";
     let encoded = "the server sends it encoded, though asked not to";
     let unfollowed = "the server answers 307 Temporary Redirect; the redirect is not followed";
     let plain = "the server's redirect is not followed: it leads to plain http";
@@ -142,14 +142,18 @@ fn table() -> Vec<FaultCase> {
             ],
         ),
         alike(Fault::Truncate(100), Kind::Unavailable, broke),
-        alike(Fault::WrongRange, Kind::Corrupt, "the server sends another part of the file than was asked"),
-        alike(Fault::IgnoreRange, Kind::Unsupported, "the server sends no parts of files (it ignores Range)"),
+        alike(
+            Fault::WrongRange,
+            Kind::Corrupt,
+            "the server sends another part of the file than was asked for",
+        ),
+        alike(Fault::IgnoreRange, Kind::Unsupported, "the server ignores Range and sends whole files only"),
         (
             Fault::Gzip,
             [
                 (
                     Kind::Corrupt,
-                    "the service sends it encoded (Content-Encoding), and may not send what it keeps",
+                    "the service sends it encoded (Content-Encoding), so perhaps not as it is stored",
                 ),
                 (Kind::Unsupported, encoded),
                 (Kind::Unsupported, encoded),
@@ -208,7 +212,7 @@ async fn hub_rate_limit_is_waited_for_or_named() {
             let rest = text.strip_prefix(&format!("{}: ", opened.what)).expect("the file's name");
             assert!(
                 rest == "the server answers 429 Too Many Requests"
-                    || rest.starts_with("the server asked to be left alone for another "),
+                    || rest.starts_with("the server asked not to be sent requests for another "),
                 "{text}"
             );
             assert_eq!(error.kind(), Kind::Unavailable);
@@ -231,7 +235,7 @@ async fn dns_seed_unknown_is_logged() {
         };
         let error = listed.await.expect_err("no such name");
         assert_eq!(error.kind(), Kind::Unavailable, "{error}");
-        let said = ": the server's name can't be resolved: failed to lookup address information: ";
+        let said = ": cannot resolve the server's name: failed to lookup address information: ";
         assert!(error.to_string().contains(said), "{error}");
     }
 }

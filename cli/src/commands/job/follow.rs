@@ -1,4 +1,4 @@
-//! Follows a job, its events and its output, until it ends.
+//! Following a job: what happens to it and what it prints, until its end.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -8,26 +8,25 @@ use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::job::{JobEvent, JobState, JobStatus};
 
 use super::show;
-use crate::output;
-use crate::progress::ProgressDisplay;
+use crate::progress::Display;
 
-/// How long an agent may take to restart.
-const AGENT_RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an agent may take to come back.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long to wait before it is asked again.
-const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(200);
 
-/// The format in which a job is followed.
+/// Where a job is followed to.
 #[derive(Clone, Copy, Debug)]
-pub struct FollowFormat {
-    /// Events as JSON on stdout and the output of the job on stderr; else events as text on stderr and the output on stdout.
+pub struct Shown {
+    /// Events as JSON on standard output, and what it prints on standard error; else the other way round, as text.
     pub json: bool,
 }
 
-/// Follows a job until it has ended.
-pub async fn follow(client: &Client, id: u64, format: FollowFormat) -> Result<JobStatus> {
+/// Follows it to its end.
+pub async fn follow(client: &Client, id: u64, shown: Shown) -> Result<JobStatus> {
     let ended = std::cell::Cell::new(false);
     let events = async {
-        let job = events(client, id, format).await;
+        let job = events(client, id, shown).await;
         ended.set(true);
         job
     };
@@ -35,37 +34,37 @@ pub async fn follow(client: &Client, id: u64, format: FollowFormat) -> Result<Jo
         let mut from = 0;
         loop {
             let last = ended.get();
-            match copy_output(client, id, &mut from, !last, format).await {
+            match copy(client, id, &mut from, !last, shown).await {
                 Ok(true) => {}
                 Ok(false) if last => return,
                 Ok(false) => {}
-                // The events have the reason.
+                // The events say what became of it.
                 Err(_) if last => return,
-                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
+                Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }
     };
     tokio::join!(events, log).0
 }
 
-/// Prints the events.
-async fn events(client: &Client, id: u64, format: FollowFormat) -> Result<JobStatus> {
-    let (mut seen, mut display, mut reported) = (0, None::<ProgressDisplay>, false);
+/// Tells all that happens to it.
+async fn events(client: &Client, id: u64, shown: Shown) -> Result<JobStatus> {
+    let (mut seen, mut display, mut reported) = (0, None::<Display>, false);
     loop {
-        let job = poll(client, id, seen).await?;
+        let job = after(client, id, seen).await?;
         if job.events.len() > seen {
             display = None;
         }
         for event in job.events.iter().skip(seen) {
-            print_event(event, format)?;
-            if event.state == JobState::Running && !format.json && !std::mem::replace(&mut reported, true) {
-                eprint!("{}", show::format_report(&job));
+            tell(event, shown)?;
+            if event.state == JobState::Running && !shown.json && !std::mem::replace(&mut reported, true) {
+                eprint!("{}", show::report(&job));
             }
         }
         seen = job.events.len();
         match &job.staging {
-            Some(progress) if !format.json => {
-                display.get_or_insert_with(|| ProgressDisplay::new("staging", progress)).show(progress);
+            Some(progress) if !shown.json => {
+                display.get_or_insert_with(|| Display::new("staging", progress)).show(progress);
             }
             _ => display = None,
         }
@@ -75,47 +74,47 @@ async fn events(client: &Client, id: u64, format: FollowFormat) -> Result<JobSta
     }
 }
 
-/// Waits until a job has more than `seen` events, or for a moment, and returns it. Waits for an agent that restarts, which knows
-/// the job.
-pub async fn poll(client: &Client, id: u64, seen: usize) -> Result<JobStatus, ClientError> {
-    let start = Instant::now();
+/// The job as soon as more than `seen` events have happened, or after a moment. An agent that is started again is waited
+/// for: it knows the job.
+pub async fn after(client: &Client, id: u64, seen: usize) -> Result<JobStatus, ClientError> {
+    let begun = Instant::now();
     loop {
         match client.job_after(id, seen).await {
-            Err(trouble) if trouble.is_gone() && start.elapsed() < AGENT_RESTART_TIMEOUT => {
-                tokio::time::sleep(RETRY_INTERVAL).await
+            Err(trouble) if trouble.is_gone() && begun.elapsed() < PATIENCE => {
+                tokio::time::sleep(PAUSE).await
             }
-            answer => return answer,
+            told => return told,
         }
     }
 }
 
-fn print_event(event: &JobEvent, format: FollowFormat) -> Result<()> {
-    if format.json {
-        output::print_json(event)?;
+fn tell(event: &JobEvent, shown: Shown) -> Result<()> {
+    if shown.json {
+        super::say(&serde_json::to_string(event)?)?;
     } else {
-        eprintln!("{}", show::format_event(event));
+        eprintln!("{}", show::line(event));
     }
     Ok(())
 }
 
-/// Copies the next output of a job. Returns false when there is none now.
-pub async fn copy_output(
+/// Copies what it printed next. False where there is nothing now.
+pub async fn copy(
     client: &Client,
     id: u64,
     from: &mut u64,
     wait: bool,
-    format: FollowFormat,
+    shown: Shown,
 ) -> Result<bool, ClientError> {
     let piece = client.log(id, *from, wait).await?;
     if piece.bytes.is_empty() {
         return Ok(false);
     }
     if piece.from > *from {
-        eprintln!("note: {} bytes of output were dropped", piece.from - *from);
+        eprintln!("note: {} bytes are no longer kept", piece.from - *from);
     }
     *from = piece.from + piece.bytes.len() as u64;
-    // A closed output is no reason to stop the job.
-    let _ = if format.json {
+    // That nobody reads it any more is no reason to end the job.
+    let _ = if shown.json {
         std::io::stderr().lock().write_all(&piece.bytes)
     } else {
         let mut out = std::io::stdout().lock();
@@ -125,7 +124,7 @@ pub async fn copy_output(
 }
 
 /// Fails unless the job completed.
-pub fn check_completed(job: &JobStatus) -> Result<()> {
+pub fn judge(job: &JobStatus) -> Result<()> {
     match (job.state, &job.why) {
         (JobState::Completed, _) => Ok(()),
         (JobState::Stopped, _) => anyhow::bail!("job {} was stopped", job.id),

@@ -2,18 +2,17 @@
 
 use anyhow::Result;
 
-use super::JobArgs;
-use super::wait::wait_for;
-use crate::commands::wait::WaitCondition;
-use crate::output::print_line;
+use super::wait::until;
+use super::{Which, say};
+use crate::commands::wait::Until;
 
-/// The arguments of `bdnfs job stop`.
+/// Which job.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct JobStopArgs {
+pub struct Args {
     #[command(flatten)]
-    job: JobArgs,
-    /// Kill its processes at once, without the grace period
+    which: Which,
+    /// Kill its processes at once, without the time to end that they have otherwise
     #[arg(long)]
     now: bool,
 }
@@ -22,10 +21,10 @@ const EXAMPLES: &str = "Examples:
   bdnfs job stop 7
   bdnfs job stop --now 7";
 
-/// Stops the job and returns when it has ended.
-pub async fn run(args: JobStopArgs) -> Result<()> {
-    let client = args.job.agent.client()?;
-    client.stop(args.job.id, args.now).await?;
-    let job = wait_for(&client, args.job.id, WaitCondition::Ended).await?;
-    print_line(&format!("job {}: {}", job.id, job.state))
+/// Stops it, and returns when it has ended.
+pub async fn run(args: Args) -> Result<()> {
+    let client = args.which.whose.client()?;
+    client.stop(args.which.job, args.now).await?;
+    let job = until(&client, args.which.job, Until::Ended).await?;
+    say(&format!("job {}: {}", job.id, job.state))
 }

@@ -1,107 +1,101 @@
-//! `bdnfs job submit`, and the arguments that specify a job.
+//! `bdnfs job submit`, and how a job is put together.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::weights::{Variable, runs};
 use bdnfs_agent::api::job::{JobRequest, default_grace};
 use rustix::fs::Mode;
 
-use super::AgentArgs;
+use super::{Whose, say};
 use crate::mirror;
-use crate::output::print_value;
 use crate::source;
-use crate::text;
-use crate::weights::{Configuration, WeightsEntry};
+use crate::weights::{Configuration, Item};
 
-/// Environment variables that a job inherits from the command that submits it, unless it sets them. It inherits no others, which
-/// may contain credentials.
-const INHERITED_VARIABLES: [&str; 9] =
-    ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"];
+/// Variables that programs need to find their way, and that a job gets from the command that submits it unless it says
+/// otherwise. All others stay behind: there may be credentials in them.
+const TAKEN_ALONG: [&str; 9] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 
-/// The arguments that specify a job.
+/// What a job is.
 #[derive(Debug, clap::Args)]
-pub struct JobSpecArgs {
+pub struct Spec {
     /// Training job of truss_train as JSON, config.yaml of Truss, or TOML; - is standard input
     #[arg(value_name = "SPEC")]
     spec: PathBuf,
-    /// Command to run instead of the start_commands of SPEC
+    /// Run this instead of the start_commands that SPEC has
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
-    /// Working directory of the commands. Default: the current directory
+    /// The directory that the commands run in; by default the present one
     #[arg(long, value_name = "DIR")]
     workdir: Option<PathBuf>,
-    /// Grace period between SIGTERM and SIGKILL when the job is stopped, such as 90s. Default: 30s
-    #[arg(long, value_name = "DURATION", value_parser = text::parse_duration)]
-    grace: Option<Duration>,
-    /// Stage directly from the sources, without a mirror
+    /// How many seconds the job's processes have to end when it is stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = default_grace())]
+    grace: u64,
+    /// Stage the sources from where they live, and copy them into no mirror
     #[arg(long, conflicts_with = "mirror")]
     no_mirror: bool,
     #[command(flatten)]
-    options: source::SourceOptions,
+    how: source::How,
     #[command(flatten)]
-    mirror: mirror::MirrorArgs,
+    mirror: mirror::Args,
 }
 
-impl JobSpecArgs {
-    /// The request that they specify.
+impl Spec {
+    /// Puts the job together.
     pub fn request(&self) -> Result<JobRequest> {
         let file = Configuration::read(&self.spec)?;
-        let items = file.weights(&self.options)?;
-        let (runs, findings) = runs(file.value());
-        file.report(&findings)?;
+        let items = file.weights(&self.how)?;
+        let (runs, found) = runs(file.value());
+        file.judge(&found)?;
         let start_commands = match &self.command[..] {
             [] => runs.start_commands,
-            words => vec![quote_command(words)],
+            words => vec![quoted(words)],
         };
         if start_commands.is_empty() {
             let name = self.spec.display();
-            bail!("{name} has no start_commands; add a command: bdnfs job run {name} -- COMMAND");
+            bail!("{name} has no start_commands; name a command: bdnfs job run {name} -- COMMAND");
         }
-        let mut secrets = self.options.access.stores()?;
+        let mut secrets = self.how.access.stores()?;
         for variable in runs.environment.values() {
             if let Variable::Secret { name } = variable {
-                secrets.splice(0..0, self.options.access.stores_for(name)?);
+                secrets.splice(0..0, self.how.access.holding(name)?);
             }
         }
         secrets.dedup();
         let uri = items.first().map(|item| item.source.uri().clone());
         let workdir = self.workdir.clone().map_or_else(std::env::current_dir, Ok);
-        let workdir =
-            workdir.and_then(|path| path.canonicalize()).context("cannot use the working directory")?;
+        let workdir = workdir.and_then(|path| path.canonicalize()).context("the working directory")?;
         Ok(JobRequest {
             name: runs.name,
-            weights: items.into_iter().map(WeightsEntry::into_weights).collect(),
+            weights: items.into_iter().map(Item::weights).collect(),
             start_commands,
             environment: environment(runs.environment, |name| std::env::var(name).ok()),
             secrets,
             workdir,
             umask: umask(),
-            grace: self.grace.map_or_else(default_grace, |grace| grace.as_secs()),
+            grace: self.grace,
             tenant: self.mirror.tenant().map(str::to_owned),
-            mirror: self.mirror.request(&self.options.access, uri.as_ref())?,
+            mirror: self.mirror.request(&self.how.access, uri.as_ref())?,
             direct: self.no_mirror,
             attached: false,
         })
     }
 }
 
-/// The environment of the job: the variables that it sets, and those that it inherits.
+/// What the job says, and what it needs besides.
 fn environment(
-    own: BTreeMap<String, Variable>,
+    said: BTreeMap<String, Variable>,
     env: impl Fn(&str) -> Option<String>,
 ) -> BTreeMap<String, Variable> {
-    let inherited =
-        INHERITED_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), Variable::Text(env(name)?))));
-    let mut all: BTreeMap<_, _> = inherited.collect();
-    all.extend(own);
+    let along = TAKEN_ALONG.iter().filter_map(|name| Some(((*name).to_owned(), Variable::Text(env(name)?))));
+    let mut all: BTreeMap<_, _> = along.collect();
+    all.extend(said);
     all
 }
 
-/// Quotes a command for a shell.
-fn quote_command(words: &[String]) -> String {
+/// A command for a shell, word by word as it was given.
+fn quoted(words: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=/.,:+@%".contains(c);
     let quote = |word: &String| {
         if !word.is_empty() && word.chars().all(plain) {
@@ -113,22 +107,22 @@ fn quote_command(words: &[String]) -> String {
     words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-/// The umask of this process. It can only be read by changing it for a moment; there is no second thread yet that could notice.
+/// This process's own. The only way to learn it is to change it for a moment; this one has no second thread that could mind.
 fn umask() -> u32 {
     let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::umask(mask);
     mask.bits()
 }
 
-/// The arguments of `bdnfs job submit`.
+/// What to submit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct JobSubmitArgs {
+pub struct Args {
     #[command(flatten)]
-    spec: JobSpecArgs,
+    spec: Spec,
     #[command(flatten)]
-    agent: AgentArgs,
-    /// Print the job as JSON
+    whose: Whose,
+    /// Tell the job as JSON
     #[arg(long)]
     json: bool,
 }
@@ -137,11 +131,11 @@ const EXAMPLES: &str = "Examples:
   bdnfs job submit job.json
   bdnfs job submit --json job.toml | jq .id";
 
-/// Submits the job.
-pub async fn run(args: JobSubmitArgs) -> Result<()> {
-    let client = args.agent.client()?;
+/// Submits it.
+pub async fn run(args: Args) -> Result<()> {
+    let client = args.whose.client()?;
     let job = client.submit(&args.spec.request()?).await?;
-    print_value(args.json, &job, || format!("job {}", job.id))
+    say(&if args.json { serde_json::to_string(&job)? } else { format!("job {}", job.id) })
 }
 
 #[cfg(test)]
@@ -149,15 +143,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quote_command_keeps_words_for_the_shell() {
+    fn words_reach_the_shell_as_they_are() {
         let words = ["python", "-c", "print('a b')", ""].map(str::to_owned);
-        assert_eq!(quote_command(&words), r#"python -c 'print('\''a b'\'')' ''"#);
+        assert_eq!(quoted(&words), r#"python -c 'print('\''a b'\'')' ''"#);
     }
 
     #[test]
-    fn environment_of_the_job_precedes_inherited_variables() {
-        let own = BTreeMap::from([("HOME".to_owned(), Variable::Text("/job".to_owned()))]);
-        let all = environment(own, |name| Some(format!("my {name}")));
+    fn what_the_job_says_goes_before_what_is_taken_along() {
+        let said = BTreeMap::from([("HOME".to_owned(), Variable::Text("/job".to_owned()))]);
+        let all = environment(said, |name| Some(format!("my {name}")));
         assert_eq!(all["HOME"], Variable::Text("/job".to_owned()));
         assert_eq!(all["PATH"], Variable::Text("my PATH".to_owned()));
         assert!(!all.contains_key("AWS_SECRET_ACCESS_KEY"));

@@ -6,20 +6,19 @@ use anyhow::{Result, bail};
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::JobStatus;
 
-use super::{JobArgs, follow};
-use crate::commands::wait::WaitCondition;
-use crate::output::print_json;
+use super::{Which, follow, say};
+use crate::commands::wait::Until;
 
-/// The arguments of `bdnfs job wait`.
+/// Which job, and how long.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct JobWaitArgs {
+pub struct Args {
     #[command(flatten)]
-    job: JobArgs,
-    /// Fail when the time is over, such as 90s or 12h
-    #[arg(long, value_name = "DURATION", value_parser = crate::text::parse_duration)]
+    which: Which,
+    /// Fail when it has not ended by then, such as 90s or 12h
+    #[arg(long, value_name = "TIME", value_parser = crate::text::span)]
     timeout: Option<Duration>,
-    /// Print the job as JSON
+    /// Tell the job as JSON
     #[arg(long)]
     json: bool,
 }
@@ -28,32 +27,32 @@ const EXAMPLES: &str = "Examples:
   bdnfs job wait 7
   bdnfs job wait --timeout 12h 7";
 
-/// Waits until the job has ended, and fails unless it completed.
-pub async fn run(args: JobWaitArgs) -> Result<()> {
-    let client = args.job.agent.client()?;
-    let job = with_timeout(args.timeout, wait_for(&client, args.job.id, WaitCondition::Ended)).await?;
+/// Waits for its end, and fails unless it completed.
+pub async fn run(args: Args) -> Result<()> {
+    let client = args.which.whose.client()?;
+    let job = within(args.timeout, until(&client, args.which.job, Until::Ended)).await?;
     if args.json {
-        print_json(&job)?;
+        say(&serde_json::to_string(&job)?)?;
     }
-    follow::check_completed(&job)
+    follow::judge(&job)
 }
 
-/// Waits until the job meets the condition, or has ended.
-pub async fn wait_for(client: &Client, id: u64, until: WaitCondition) -> Result<JobStatus> {
+/// Waits until it is so far, or has ended.
+pub async fn until(client: &Client, id: u64, until: Until) -> Result<JobStatus> {
     let mut job = client.job(id).await?;
-    while !job.state.is_last() && (until == WaitCondition::Ended || job.started.is_none()) {
-        job = follow::poll(client, id, job.events.len()).await?;
+    while !job.state.is_last() && (until == Until::Ended || job.started.is_none()) {
+        job = follow::after(client, id, job.events.len()).await?;
     }
     Ok(job)
 }
 
-/// Limits the time of `work`.
-pub async fn with_timeout<T>(timeout: Option<Duration>, work: impl Future<Output = Result<T>>) -> Result<T> {
+/// What `work` comes to, unless it takes longer than it may.
+pub async fn within<T>(timeout: Option<Duration>, work: impl Future<Output = Result<T>>) -> Result<T> {
     match timeout {
         None => work.await,
         Some(timeout) => match tokio::time::timeout(timeout, work).await {
-            Ok(result) => result,
-            Err(_) => bail!("timed out after {}", humantime::format_duration(timeout)),
+            Ok(done) => done,
+            Err(_) => bail!("not after {timeout:?}"),
         },
     }
 }

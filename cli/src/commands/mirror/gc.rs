@@ -1,42 +1,41 @@
-//! `bdnfs mirror gc`: deletes unused data.
+//! `bdnfs mirror gc`.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use super::MirrorTargetArgs;
-use crate::output::print_value;
+use super::{At, say};
 use crate::text;
 
-/// The arguments of `bdnfs mirror gc`.
+/// What to delete.
 #[derive(Debug, clap::Args)]
-pub struct MirrorGcArgs {
+pub struct Args {
     #[command(flatten)]
-    target: MirrorTargetArgs,
-    /// Keep data that was written, removed or replaced within this time: 90s, 30m, 24h, 7d
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = text::parse_duration)]
+    at: At,
+    /// Keep what was written, removed or replaced more recently: 90s, 30m, 24h, 7d
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = text::span)]
     grace: Duration,
-    /// Print what would be deleted, and delete nothing
+    /// Delete nothing, only tell what would be
     #[arg(long)]
     dry_run: bool,
-    /// Print the result as JSON
+    /// Tell it as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Deletes unused data.
-pub async fn run(args: MirrorGcArgs) -> Result<()> {
-    let mirror = args.target.open().await?;
+/// Collects.
+pub async fn run(args: Args) -> Result<()> {
+    let mirror = args.at.open().await?;
     let collected = mirror.collect(args.grace, args.dry_run).await?;
-    print_value(args.json, &collected, || {
-        let verb = if args.dry_run { "would delete" } else { "deleted" };
+    say(args.json, &collected, || {
+        let did = if args.dry_run { "would delete" } else { "deleted" };
         let kept = match collected.kept {
             0 => String::new(),
             kept => {
                 let (kept, bytes) = (text::count(kept, "object"), text::size(collected.kept_bytes));
-                format!("; kept {kept}, {bytes}, within the grace period or in use")
+                format!("; kept {kept}, {bytes}, for the grace or for somebody at work")
             }
         };
-        format!("{verb} {}, {}{kept}", text::count(collected.objects, "object"), text::size(collected.bytes))
+        format!("{did} {}, {}{kept}", text::count(collected.objects, "object"), text::size(collected.bytes))
     })
 }

@@ -1,25 +1,26 @@
-//! `bdnfs mirror ls`: lists mirrored sources.
+//! `bdnfs mirror ls`.
+
+use std::io::Write;
 
 use anyhow::{Result, bail};
 use bdnfs::mirror::catalog::Ref;
 
-use super::MirrorTargetArgs;
-use crate::output::{print, print_json};
+use super::{At, say};
 use crate::text;
 
-/// The arguments of `bdnfs mirror ls`.
+/// What to list.
 #[derive(Debug, clap::Args)]
-pub struct MirrorListArgs {
+pub struct Args {
     #[command(flatten)]
-    target: MirrorTargetArgs,
-    /// Print each source as a JSON object on a line of its own
+    at: At,
+    /// Tell each as one JSON object on a line of its own
     #[arg(long)]
     json: bool,
 }
 
 /// Lists all refs.
-pub async fn run(args: MirrorListArgs) -> Result<()> {
-    let mirror = args.target.open().await?;
+pub async fn run(args: Args) -> Result<()> {
+    let mirror = args.at.open().await?;
     let (mut refs, mut damaged) = (Vec::new(), 0);
     for found in mirror.refs().await? {
         match found {
@@ -31,12 +32,12 @@ pub async fn run(args: MirrorListArgs) -> Result<()> {
         }
     }
     if args.json {
-        refs.iter().try_for_each(print_json)?;
+        refs.iter().try_for_each(|found| say(true, found, String::new))?;
     } else {
-        print(&table(&refs))?;
+        std::io::stdout().lock().write_all(table(&refs).as_bytes())?;
     }
     if damaged > 0 {
-        bail!("{} damaged", text::count(damaged, "ref"));
+        bail!("{damaged} refs are damaged");
     }
     Ok(())
 }

@@ -1,29 +1,26 @@
-//! `bdnfs mirror rm`: removes a source.
+//! `bdnfs mirror rm`.
 
 use anyhow::Result;
 
-use super::{MirrorTargetArgs, find::find_ref};
-use crate::output::print_value;
+use super::{At, find::find, say};
 
-/// The arguments of `bdnfs mirror rm`.
+/// What to remove.
 #[derive(Debug, clap::Args)]
-pub struct MirrorRemoveArgs {
+pub struct Args {
     /// A source, or the first digits of the id of a snapshot or a ref
     #[arg(value_name = "REF")]
-    name: String,
+    named: String,
     #[command(flatten)]
-    target: MirrorTargetArgs,
-    /// Print the result as JSON
+    at: At,
+    /// Tell what was removed as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Removes the source.
-pub async fn run(args: MirrorRemoveArgs) -> Result<()> {
-    let mirror = args.target.open().await?;
-    let found = find_ref(&mirror, &args.name).await?;
+/// Removes it.
+pub async fn run(args: Args) -> Result<()> {
+    let mirror = args.at.open().await?;
+    let found = find(&mirror, &args.named).await?;
     let removed = mirror.remove(&found.key()).await?;
-    print_value(args.json, &removed, || {
-        format!("removed {}; `bdnfs mirror gc` frees its space", removed.source)
-    })
+    say(args.json, &removed, || format!("removed {}; `bdnfs mirror gc` frees its space", removed.source))
 }

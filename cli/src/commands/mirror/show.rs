@@ -1,32 +1,31 @@
-//! `bdnfs mirror show`: shows a snapshot.
+//! `bdnfs mirror show`.
 
 use anyhow::Result;
 use bdnfs::mirror::catalog::Ref;
 
-use super::{MirrorTargetArgs, find::find_ref};
-use crate::output::print_value;
+use super::{At, find::find, say};
 use crate::text;
 
-/// The arguments of `bdnfs mirror show`.
+/// What to show.
 #[derive(Debug, clap::Args)]
-pub struct MirrorShowArgs {
+pub struct Args {
     /// A source, or the first digits of the id of a snapshot or a ref
     #[arg(value_name = "SNAPSHOT")]
-    name: String,
+    named: String,
     #[command(flatten)]
-    target: MirrorTargetArgs,
-    /// Print the snapshot as JSON
+    at: At,
+    /// Tell it as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Shows the snapshot.
-pub async fn run(args: MirrorShowArgs) -> Result<()> {
-    let found = find_ref(&args.target.open().await?, &args.name).await?;
-    print_value(args.json, &found, || format_ref(&found))
+/// Shows it.
+pub async fn run(args: Args) -> Result<()> {
+    let found = find(&args.at.open().await?, &args.named).await?;
+    say(args.json, &found, || shown(&found))
 }
 
-fn format_ref(found: &Ref) -> String {
+fn shown(found: &Ref) -> String {
     let patterns = |patterns: &[String]| match patterns {
         [] => "-".to_owned(),
         some => some.join(" "),

@@ -1,4 +1,4 @@
-//! `bdnfs mirror verify`: verifies mirrored data.
+//! `bdnfs mirror verify`.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -6,29 +6,28 @@ use anyhow::{Result, bail};
 use bdnfs::mirror::verify::Seen;
 use serde::Serialize;
 
-use super::{MirrorTargetArgs, find::find_ref};
-use crate::output::print_value;
+use super::{At, find::find, say};
 use crate::text;
 
-/// The arguments of `bdnfs mirror verify`.
+/// What to verify.
 #[derive(Debug, clap::Args)]
-pub struct MirrorVerifyArgs {
-    /// Verify only this: a source, or the first digits of the id of a snapshot or a ref
+pub struct Args {
+    /// Only this: a source, or the first digits of the id of a snapshot or a ref
     #[arg(value_name = "SNAPSHOT")]
-    name: Option<String>,
+    named: Option<String>,
     #[command(flatten)]
-    target: MirrorTargetArgs,
-    /// Read and verify every byte, not only sizes
+    at: At,
+    /// Read every byte
     #[arg(long)]
     deep: bool,
-    /// Print the report as JSON
+    /// Tell what was found as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The report.
+/// What was found.
 #[derive(Debug, Serialize)]
-struct VerifyReport {
+struct Report {
     refs: u64,
     blobs: u64,
     stored: u64,
@@ -36,42 +35,38 @@ struct VerifyReport {
     faults: Vec<String>,
 }
 
-/// Verifies the mirror. Prints every fault, and fails if there is one.
-pub async fn run(args: MirrorVerifyArgs) -> Result<()> {
-    let mirror = args.target.open().await?;
-    let refs = match &args.name {
-        Some(name) => vec![Ok(find_ref(&mirror, name).await?)],
+/// Verifies it. Every fault is told, and makes it fail.
+pub async fn run(args: Args) -> Result<()> {
+    let mirror = args.at.open().await?;
+    let refs = match &args.named {
+        Some(named) => vec![Ok(find(&mirror, named).await?)],
         None => mirror.refs().await?,
     };
     let (seen, mut faults) = (Seen::default(), Vec::new());
-    let record = |fault: bdnfs::error::Error| {
+    let told = |fault: bdnfs::error::Error| {
         if !args.json {
             eprintln!("{fault}");
         }
         faults.push(fault.to_string());
     };
-    mirror.verify(refs, args.deep, &seen, record).await?;
+    mirror.verify(refs, args.deep, &seen, told).await?;
     let (refs, blobs, stored) =
         (seen.refs.load(Relaxed), seen.blobs.load(Relaxed), seen.stored.load(Relaxed));
-    let report = VerifyReport { refs, blobs, stored, deep: args.deep, faults };
+    let report = Report { refs, blobs, stored, deep: args.deep, faults };
     let count = report.faults.len() as u64;
-    let verified = if args.deep { "complete, every byte verified" } else { "complete, sizes verified" };
-    print_value(args.json, &report, || {
+    let how = if args.deep { "all there, every byte right" } else { "all there, every size right" };
+    say(args.json, &report, || {
         let what = format!(
             "{}, {}, {}",
             text::count(refs, "source"),
             text::count(blobs, "blob"),
             text::size(stored)
         );
-        if count == 0 {
-            format!("{what}: {verified}")
-        } else {
-            format!("{what}: {}", text::count(count, "fault"))
-        }
+        if count == 0 { format!("{what}: {how}") } else { format!("{what}: {}", text::count(count, "fault")) }
     })?;
     if count > 0 {
         bail!(
-            "{} in {}; `bdnfs mirror add` of the sources repairs them",
+            "{} in {}; `bdnfs mirror add` with the sources named repairs that",
             text::count(count, "fault"),
             mirror.name()
         );

@@ -1,4 +1,4 @@
-//! The view: the status of all daemons, and transfer rates between two refreshes.
+//! What is seen: what the daemons say of themselves, and how fast it changes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::agents;
 use crate::commands::status;
 
-/// Bytes per second by tier.
+/// Bytes a second by tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Served from the cache by the daemon; reads of the kernel by itself are not counted.
+    /// Out of the node's cache, by the daemon; what the kernel reads by itself is not known.
     pub cache: f64,
     /// From other nodes.
     pub peer: f64,
@@ -26,9 +26,9 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The rates over a number of seconds.
+    /// What came within so many seconds.
     fn between(before: &Traffic, now: &Traffic, seconds: f64) -> Self {
-        // A daemon that restarted counts from 0.
+        // A daemon that has started anew counts from 0.
         let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
         Self {
             cache: rate(before.cache, now.cache),
@@ -38,111 +38,107 @@ impl Rates {
         }
     }
 
-    /// The rate of all tiers but the cache.
+    /// What came from elsewhere.
     pub fn fetched(&self) -> f64 {
         self.peer + self.mirror + self.origin
     }
 }
 
-/// The daemons of this machine and their rates since the last refresh.
+/// The daemons at one moment, and since the one before.
 #[derive(Debug, Default)]
 pub struct View {
-    refreshed_at: Option<Instant>,
-    /// The traffic at the last refresh: of daemons by process id, and of their mounts by id.
-    last_traffic: HashMap<(u32, Option<u64>), Traffic>,
-    /// The daemons.
-    pub daemons: Vec<DaemonView>,
+    at: Option<Instant>,
+    /// What had come at that moment: to daemons by their process, and to their mounts by number.
+    before: HashMap<(u32, Option<u64>), Traffic>,
+    pub daemons: Vec<Seen>,
     /// Daemons that do not answer, a line each.
-    pub errors: Vec<String>,
+    pub troubles: Vec<String>,
 }
 
 /// A daemon and its mounts.
 #[derive(Debug, Serialize)]
-pub struct DaemonView {
-    /// Its status.
+pub struct Seen {
+    /// What it says of itself.
     #[serde(flatten)]
     pub daemon: AgentInfo,
-    /// Its rates.
+    /// How much comes to it.
     pub rates: Rates,
     /// Its mounts.
-    pub mounts: Vec<MountView>,
+    pub mounts: Vec<SeenMount>,
 }
 
 /// A mount.
 #[derive(Debug, Serialize)]
-pub struct MountView {
-    /// Its status.
+pub struct SeenMount {
+    /// What its daemon says of it.
     #[serde(flatten)]
     pub status: MountStatus,
-    /// Its rates.
+    /// How much comes to it.
     pub rates: Rates,
-    /// Its state, in a few words.
-    #[serde(rename = "doing")]
-    pub state: String,
+    /// One or a few words for a person.
+    pub doing: String,
 }
 
-/// The JSON form of a view.
+/// All of it, for machines.
 #[derive(Debug, Serialize)]
-pub struct JsonView<'a> {
-    daemons: &'a [DaemonView],
-    #[serde(rename = "troubles")]
-    errors: &'a [String],
+pub struct Told<'a> {
+    daemons: &'a [Seen],
+    troubles: &'a [String],
 }
 
 impl View {
-    /// Queries all daemons, or only that of `cache`.
-    pub async fn refresh(&mut self, cache: Option<&Path>, now: Instant) -> Result<()> {
-        let seconds = self.refreshed_at.map_or(f64::INFINITY, |at| (now - at).as_secs_f64().max(1e-3));
-        let before = std::mem::take(&mut self.last_traffic);
-        let answers = agents::query_all(cache).await?;
-        (self.daemons, self.errors) = (Vec::new(), Vec::new());
-        for (socket, answer) in answers {
+    /// Asks all daemons, or only the one of `cache`.
+    pub async fn look(&mut self, cache: Option<&Path>, now: Instant) -> Result<()> {
+        let seconds = self.at.map_or(f64::INFINITY, |at| (now - at).as_secs_f64().max(1e-3));
+        let before = std::mem::take(&mut self.before);
+        let found = agents::daemons(cache).await?;
+        (self.daemons, self.troubles) = (Vec::new(), Vec::new());
+        for (socket, answer) in found {
             match answer {
-                // A daemon may listen on two sockets.
+                // One may listen at two places.
                 Ok(status) if self.daemons.iter().any(|seen| seen.daemon.pid == status.daemon.pid) => {}
-                Ok(status) => self.daemons.push(self.daemon_view(status, &before, seconds)),
-                Err(error) => self.errors.push(format!("{}: {error}", socket.display())),
+                Ok(status) => self.daemons.push(self.seen(status, &before, seconds)),
+                Err(trouble) => self.troubles.push(trouble_at(&socket, &trouble)),
             }
         }
         for seen in &self.daemons {
-            self.last_traffic.insert((seen.daemon.pid, None), seen.daemon.work.traffic);
+            self.before.insert((seen.daemon.pid, None), seen.daemon.work.traffic);
             for mount in &seen.mounts {
                 let traffic = mount.status.traffic;
-                self.last_traffic.insert((seen.daemon.pid, Some(mount.status.mounted.id)), traffic);
+                self.before.insert((seen.daemon.pid, Some(mount.status.mounted.id)), traffic);
             }
         }
-        self.refreshed_at = Some(now);
+        self.at = Some(now);
         Ok(())
     }
 
-    fn daemon_view(
-        &self,
-        status: AgentStatus,
-        before: &HashMap<(u32, Option<u64>), Traffic>,
-        seconds: f64,
-    ) -> DaemonView {
+    fn seen(&self, status: AgentStatus, before: &HashMap<(u32, Option<u64>), Traffic>, seconds: f64) -> Seen {
         let pid = status.daemon.pid;
         let rates = |id: Option<u64>, now: &Traffic| {
-            // All traffic of a new mount falls into the interval; on the first refresh there are no rates.
+            // What is new has come within that time; on the first look nothing is known.
             let zero = Traffic::default();
             Rates::between(before.get(&(pid, id)).unwrap_or(&zero), now, seconds)
         };
-        let mounts = status.mounts.into_iter().map(|mount| MountView {
+        let mounts = status.mounts.into_iter().map(|mount| SeenMount {
             rates: rates(Some(mount.mounted.id), &mount.traffic),
-            state: status::format_state(&mount),
+            doing: status::state(&mount),
             status: mount,
         });
-        DaemonView {
+        Seen {
             mounts: mounts.collect(),
             rates: rates(None, &status.daemon.work.traffic),
             daemon: status.daemon,
         }
     }
 
-    /// For JSON output.
-    pub fn as_json(&self) -> JsonView<'_> {
-        JsonView { daemons: &self.daemons, errors: &self.errors }
+    /// For machines.
+    pub fn told(&self) -> Told<'_> {
+        Told { daemons: &self.daemons, troubles: &self.troubles }
     }
+}
+
+fn trouble_at(socket: &Path, trouble: &str) -> String {
+    format!("{}: {trouble}", socket.display())
 }
 
 #[cfg(test)]
@@ -150,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_after_a_restart_are_not_negative() {
+    fn a_rate_is_what_came_in_a_second_and_never_negative() {
         let before = Traffic { mirror: 100, origin: 50, ..Traffic::default() };
         let now = Traffic { mirror: 300, origin: 20, cache: 8, ..Traffic::default() };
         let rates = Rates::between(&before, &now, 2.0);

@@ -84,7 +84,7 @@ fn secret_by_name_for_hub_lists() {
     let line = machine.run(&["ls", "hf://o/r", "--secret", "hf_access_token"]).fails(&[]);
     let said = format!(
         "bdnfs: hf://models/o/r: the Hub does not accept the secret \"hf_access_token\": it is wrong, expired or revoked; \
-         make one at {}/settings/tokens and put it into the secret \"hf_access_token\"",
+         create one at {}/settings/tokens and put it into the secret \"hf_access_token\"",
         hub.url()
     );
     assert_eq!(line, said);

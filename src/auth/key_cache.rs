@@ -1,0 +1,207 @@
+//! The key of one source, shared by all its requests.
+//!
+//! A [`KeyCache`] holds one [`IssuedKey`] at a time. It is renewed before it expires, and once more when the service
+//! refuses it: whichever request needs the new key first asks for it, and all others, however many, wait for that answer.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+use super::AuthKey;
+use super::refresh::key_expiry::format_time;
+use super::resolve::CredentialResolver;
+use crate::error::{Error, Kind, Result};
+use crate::http_client::HttpClient;
+use crate::source::{Access, Uri};
+
+/// How long a key that is still good is used on after its renewal failed.
+const RENEWAL_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// The least age at which a refused key of a token service is replaced. A younger one is not the reason for the refusal.
+const MIN_REPLACEABLE_AGE: Duration = Duration::from_secs(1);
+
+/// A key, and what is known of it.
+#[derive(Clone, Debug)]
+pub(crate) struct IssuedKey {
+    /// The key.
+    pub(crate) key: AuthKey,
+    /// What a configuration names it by, `the secret "x"`; `None` where it names none.
+    pub(crate) name: Option<String>,
+    /// The end of its validity, where that is known.
+    pub(super) expires_at: Option<SystemTime>,
+    /// When another one is asked for, refused or not.
+    pub(super) renew_at: Option<Instant>,
+    /// When a token service gave it; `None` for a key that was configured.
+    pub(super) issued_at: Option<Instant>,
+}
+
+impl IssuedKey {
+    /// Adds to a refusal of this key what to do about it. Other errors stay as they are.
+    pub(crate) fn explain_refusal(&self, error: Error) -> Error {
+        match error.kind() {
+            Kind::Refused => error.advise(self.advice(SystemTime::now())),
+            _ => error,
+        }
+    }
+
+    /// Says when its validity ends or ended: `it expired at 2026-01-02T03:04:05Z`.
+    pub(crate) fn describe_expiry(&self) -> Option<String> {
+        let end = self.expires_at?;
+        let verb = if self.is_valid(SystemTime::now()) { "is valid until" } else { "expired at" };
+        Some(format!("it {verb} {}", format_time(end)))
+    }
+
+    /// What to do when it is refused.
+    fn advice(&self, now: SystemTime) -> String {
+        let name = self.name.as_deref().unwrap_or("the credentials");
+        match self.expires_at {
+            None => format!("check {name}"),
+            Some(end) if end <= now => format!("{name} expired at {}; renew it", format_time(end)),
+            Some(end) => format!("check {name}, which is valid until {}", format_time(end)),
+        }
+    }
+
+    /// Whether it has not expired, as far as is known.
+    fn is_valid(&self, now: SystemTime) -> bool {
+        self.expires_at.is_none_or(|end| end > now)
+    }
+}
+
+#[cfg(test)]
+impl IssuedKey {
+    /// A key whose expiry is unknown.
+    pub(crate) fn of(key: AuthKey, name: Option<&str>) -> Self {
+        Self { key, name: name.map(str::to_owned), expires_at: None, renew_at: None, issued_at: None }
+    }
+}
+
+/// Issues the keys of one source.
+#[async_trait]
+pub(super) trait KeyIssuer: fmt::Debug + Send + Sync {
+    /// Gets a key as things are now. `refused`: the service refused the one before.
+    async fn issue(&self, refused: bool) -> Result<IssuedKey>;
+}
+
+/// The current key of one source.
+#[derive(Debug)]
+pub(crate) struct KeyCache {
+    issuer: Box<dyn KeyIssuer>,
+    current: Mutex<Arc<KeySlot>>,
+}
+
+/// A key, or the one request for it that is under way.
+#[derive(Debug, Default)]
+struct KeySlot {
+    /// The key before it.
+    previous: Option<Arc<IssuedKey>>,
+    /// Whether the service refused that.
+    refused: bool,
+    issued: OnceCell<Result<Arc<IssuedKey>>>,
+}
+
+impl KeyCache {
+    /// Opens the cache for `uri` and gets its first key, so that missing credentials are reported at once. `client` asks
+    /// token services.
+    ///
+    /// # Errors
+    /// [`Kind::Refused`] and [`Kind::Invalid`] for missing or wrong credentials, [`Kind::Unavailable`] and
+    /// [`Kind::Timeout`] of a token service.
+    pub(crate) async fn open(uri: &Uri, access: &Access, client: &HttpClient) -> Result<Self> {
+        let keys = Self::lazy(uri, access, client);
+        keys.get().await?;
+        Ok(keys)
+    }
+
+    /// Makes a cache that gets its first key when it is needed.
+    pub(crate) fn lazy(uri: &Uri, access: &Access, client: &HttpClient) -> Self {
+        Self::with_issuer(Box::new(CredentialResolver::new(uri, access, client)))
+    }
+
+    fn with_issuer(issuer: Box<dyn KeyIssuer>) -> Self {
+        Self { issuer, current: Mutex::default() }
+    }
+
+    /// Sends a request with the key, and once more with another key if the first is refused and there is another.
+    pub(crate) async fn send_with_key<T, F>(&self, send: impl Fn(Arc<IssuedKey>) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let first = self.get().await?;
+        match send(first.clone()).await {
+            Err(refusal) if refusal.kind() == Kind::Refused => match self.replace(&first).await? {
+                Some(other) => send(other).await,
+                None => Err(refusal),
+            },
+            done => done,
+        }
+    }
+
+    /// The current key.
+    pub(crate) async fn get(&self) -> Result<Arc<IssuedKey>> {
+        let slot = {
+            let mut current = self.current.lock();
+            let previous = match current.issued.get() {
+                None => None,
+                Some(Ok(issued)) if issued.renew_at.is_none_or(|at| at > Instant::now()) => None,
+                Some(Ok(issued)) => Some(Some(issued.clone())),
+                Some(Err(_)) => Some(current.previous.clone()),
+            };
+            if let Some(previous) = previous {
+                let refused = current.refused && matches!(current.issued.get(), Some(Err(_)));
+                *current = Arc::new(KeySlot { previous, refused, ..KeySlot::default() });
+            }
+            current.clone()
+        };
+        let issued = slot.issued.get_or_init(|| self.issue(&slot)).await;
+        issued.as_ref().map(Arc::clone).map_err(Error::share)
+    }
+
+    /// Gets another key than `refused`; `None` where there is none.
+    async fn replace(&self, refused: &Arc<IssuedKey>) -> Result<Option<Arc<IssuedKey>>> {
+        let too_young = refused.issued_at.is_some_and(|at| at.elapsed() < MIN_REPLACEABLE_AGE);
+        if refused.key == AuthKey::Anonymous || too_young {
+            return Ok(None);
+        }
+        self.mark_refused(refused);
+        let other = self.get().await?;
+        Ok((other.key != refused.key).then_some(other))
+    }
+
+    /// Makes the next request ask for another key than `refused`, unless one did already.
+    pub(crate) fn mark_refused(&self, refused: &Arc<IssuedKey>) {
+        let mut current = self.current.lock();
+        if matches!(current.issued.get(), Some(Ok(issued)) if Arc::ptr_eq(issued, refused)) {
+            let previous = Some(refused.clone());
+            *current = Arc::new(KeySlot { previous, refused: true, ..KeySlot::default() });
+        }
+    }
+
+    /// Adds to a refusal of the current key what to do about it. Other errors stay as they are.
+    pub(crate) fn explain_refusal(&self, error: Error) -> Error {
+        let current = self.current.lock();
+        let known = current.issued.get().and_then(|issued| issued.as_ref().ok());
+        match known.or(current.previous.as_ref()) {
+            Some(issued) => issued.explain_refusal(error),
+            None => error,
+        }
+    }
+
+    async fn issue(&self, slot: &KeySlot) -> Result<Arc<IssuedKey>> {
+        match (self.issuer.issue(slot.refused).await, &slot.previous) {
+            (Ok(issued), _) => Ok(Arc::new(issued)),
+            // The renewal was early, so the old key is still good and the failure may pass.
+            (Err(_), Some(previous)) if !slot.refused && previous.is_valid(SystemTime::now()) => {
+                let renew_at = Some(Instant::now() + RENEWAL_RETRY_DELAY);
+                Ok(Arc::new(IssuedKey { renew_at, ..IssuedKey::clone(previous) }))
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! Requests to remote services: one client with the engine's timeouts ([`HttpClient`]), the reading of answers
+//! ([`response`]) and when to retry ([`retry`]).
+//!
+//! The errors made here say what the server did, not what was asked of it: the caller adds that ([`Error::within`]). None
+//! of them holds a URL, since a query may hold a signature.
+
+mod response;
+mod retry;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Request, Response};
+use tokio::time::Instant;
+
+pub(crate) use self::response::{accept, body_of_length, header, innermost, read, transport_error};
+pub(crate) use self::retry::{retry, retry_listing};
+use crate::error::{Error, Kind, Result};
+
+/// How long a connection may take to be established.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a server may be silent: before the first byte of an answer, and between any two pieces of it. There is no
+/// limit on an answer as a whole, which may be large and the line slow.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest `Retry-After` that a request waits for. After a longer one it fails: its caller may know another tier.
+const MAX_RETRY_AFTER_WAIT: Duration = Duration::from_secs(2);
+/// The same for a page of a listing, of which there may be thousands: as long as any operation may take.
+const MAX_LISTING_RETRY_AFTER_WAIT: Duration = Duration::from_secs(30);
+/// The longest `Retry-After` that is obeyed: the longest window of a known rate limit, the Hugging Face Hub's.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+
+/// All that is percent-encoded in a part of a URL's path (RFC 3986, section 2.3).
+pub(crate) const UNRESERVED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// The client of one service. Clones share its connections and the `Retry-After` that the service asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpClient {
+    http: reqwest::Client,
+    /// When the service may be asked again.
+    retry_at: Arc<Mutex<Option<Instant>>>,
+}
+
+impl HttpClient {
+    /// Makes a client that trusts the certificates in `authorities` (PEM) beside those of this machine.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] where `authorities` holds no certificate.
+    pub(crate) fn new(redirects: Policy, authorities: Option<&str>) -> Result<Self> {
+        let http = reqwest::Client::builder()
+            .tls_certs_merge(certificates(authorities)?)
+            .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(SILENCE_TIMEOUT)
+            .redirect(redirects)
+            // It would hand a signature in a query to the target of the redirect.
+            .referer(false)
+            // Parallel connections are faster for bulk than the streams of one.
+            .http1_only()
+            // A proxy is configured explicitly, not by this machine's environment.
+            .no_proxy()
+            .build()
+            .map_err(|e| Error::with(Kind::Unsupported, "cannot set up an HTTP client", e))?;
+        Ok(Self { http, retry_at: Arc::default() })
+    }
+
+    /// Sends a request, and makes an error of any answer but success.
+    pub(crate) async fn send(&self, request: Request) -> Result<Response> {
+        accept(self.execute(request).await?).await
+    }
+
+    /// Sends a request, and once more after a short `Retry-After`.
+    pub(crate) async fn execute(&self, request: Request) -> Result<Response> {
+        self.wait_to_retry().await?;
+        let second = request.try_clone();
+        let response = self.http.execute(request).await.map_err(transport_error)?;
+        let Some(wait) = retry::retry_after(&response) else { return Ok(response) };
+        *self.retry_at.lock() = Some(Instant::now() + wait.min(MAX_RETRY_AFTER));
+        match second {
+            Some(request) if wait <= MAX_RETRY_AFTER_WAIT => {
+                self.wait_to_retry().await?;
+                self.http.execute(request).await.map_err(transport_error)
+            }
+            _ => Ok(response),
+        }
+    }
+
+    /// Waits until the service may be asked again, unless that is too long even for a listing: then the next request
+    /// fails.
+    pub(crate) async fn wait_to_list(&self) {
+        let left = self.retry_after_left();
+        if left <= MAX_LISTING_RETRY_AFTER_WAIT {
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    /// How long the service may not be asked yet.
+    fn retry_after_left(&self) -> Duration {
+        let retry_at = *self.retry_at.lock();
+        retry_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Waits until the service may be asked again, if that is soon.
+    async fn wait_to_retry(&self) -> Result<()> {
+        let left = self.retry_after_left();
+        if left > MAX_RETRY_AFTER_WAIT {
+            let text =
+                format!("the server asked not to be sent requests for another {} s", left.as_secs() + 1);
+            return Err(Error::new(Kind::Unavailable, text));
+        }
+        if !left.is_zero() {
+            tokio::time::sleep(left).await;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the certificates in a PEM text, if there is one.
+fn certificates(pem: Option<&str>) -> Result<Vec<Certificate>> {
+    let Some(pem) = pem else { return Ok(Vec::new()) };
+    match Certificate::from_pem_bundle(pem.as_bytes()) {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        _ => {
+            let text =
+                "the file of trusted authorities holds no certificate (expected -----BEGIN CERTIFICATE-----)";
+            Err(Error::new(Kind::Invalid, text))
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Answers: whether they are a success, what an error means, and their bodies.
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{Stream, StreamExt, stream};
+use reqwest::header::{HeaderMap, HeaderName};
+use reqwest::{Response, StatusCode};
+use serde_json::Value;
+
+use super::{CONNECT_TIMEOUT, SILENCE_TIMEOUT};
+use crate::error::{Error, Kind, Result};
+use crate::tier::Body;
+
+/// How much of an error's body is read in search of its code, in bytes.
+const ERROR_BODY_LIMIT: usize = 64 << 10;
+/// The region of a bucket, which S3 tells when it was asked in another.
+const BUCKET_REGION: HeaderName = HeaderName::from_static("x-amz-bucket-region");
+
+/// Accepts an answer of success, and makes an error of any other.
+pub(crate) async fn accept(response: Response) -> Result<Response> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let region = header(response.headers(), &BUCKET_REGION).map(str::to_owned);
+    let code = error_code(response).await;
+    let (kind, advice) = classify(status, code.as_deref());
+    let code = code.map_or(String::new(), |code| format!(", {code}"));
+    let advice = match region {
+        Some(region) if status.is_redirection() => format!("; the bucket's region is {region}"),
+        _ => advice.into(),
+    };
+    Err(Error::new(kind, format!("the server answers {status}{code}{advice}")))
+}
+
+/// The kind of an error answer, and the advice to a person.
+fn classify(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
+    match (status.as_u16(), code) {
+        (400, Some("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired")) | (401 | 403 | 407, _) => {
+            (Kind::Refused, "")
+        }
+        (404 | 410, _) => (Kind::NotFound, "; check the name"),
+        (412 | 416, _) => (Kind::Changed, ""),
+        (408 | 504, _) => (Kind::Timeout, ""),
+        (425 | 429 | 500.., _) => (Kind::Unavailable, ""),
+        (300..400, _) => (Kind::Unsupported, "; the redirect is not followed"),
+        _ => (Kind::Invalid, ""),
+    }
+}
+
+/// The error code of a cloud's service, which says more than the status.
+async fn error_code(response: Response) -> Option<String> {
+    let body = read(response, ERROR_BODY_LIMIT).await.ok()?;
+    let text = std::str::from_utf8(&body).ok()?;
+    let code = match text.split_once("<Code>") {
+        Some((_, rest)) => rest.split_once("</Code>")?.0.to_owned(),
+        None => json_error_code(&serde_json::from_str(text).ok()?)?.to_owned(),
+    };
+    // Only a word: a server could repeat the request's secrets in anything longer.
+    let plain = code.len() <= 64 && code.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
+    plain.then_some(code)
+}
+
+/// The code in an error of OAuth's (RFC 6749, section 5.2), or of Google's.
+fn json_error_code(value: &Value) -> Option<&str> {
+    let error = value.get("error")?;
+    error
+        .as_str()
+        .or_else(|| error.get("status")?.as_str())
+        .or_else(|| error.pointer("/errors/0/reason")?.as_str())
+}
+
+/// The error for a request that got no answer, or an answer that was cut off.
+pub(crate) fn transport_error(error: reqwest::Error) -> Error {
+    let (kind, text) = if error.is_timeout() {
+        let limit = if error.is_connect() { CONNECT_TIMEOUT } else { SILENCE_TIMEOUT };
+        return Error::new(Kind::Timeout, format!("the server did not answer within {} s", limit.as_secs()));
+    } else if is_dns_error(&error) {
+        (Kind::Unavailable, "cannot resolve the server's name")
+    } else if error.is_connect() && is_untrusted_certificate(&error) {
+        let text = "the server's certificate is not signed by a trusted authority; if its authority is a private one, name a \
+                    file with that authority's certificate";
+        return Error::new(Kind::Unavailable, text);
+    } else if error.is_connect() {
+        (Kind::Unavailable, "cannot connect to the server")
+    } else if error.is_redirect() {
+        (Kind::Unsupported, "the server's redirect is not followed")
+    } else {
+        (Kind::Unavailable, "the connection to the server was lost")
+    };
+    Error::new(kind, format!("{text}: {}", innermost(&error.without_url())))
+}
+
+/// Whether resolving the server's name failed. The client tells that in words alone.
+fn is_dns_error(error: &reqwest::Error) -> bool {
+    let first: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(first), |e| e.source()).any(|layer| layer.to_string() == "dns error")
+}
+
+/// Whether the server's certificate is of no trusted authority, or of one that only has the name of a trusted one. The
+/// client tells that in words alone, too.
+fn is_untrusted_certificate(error: &reqwest::Error) -> bool {
+    let reason = innermost(error);
+    ["UnknownIssuer", "BadSignature"]
+        .iter()
+        .any(|what| reason.ends_with(&format!("peer certificate: {what}")))
+}
+
+/// The message at the bottom of an error: the reason, without the layers that passed it on.
+pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::successors(Some(error), |e| e.source()).last().map_or(String::new(), ToString::to_string)
+}
+
+/// A header as text.
+pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Reads the whole body of an answer.
+///
+/// # Errors
+/// [`Kind::Unsupported`] where it is longer than `limit` bytes.
+pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
+    let mut whole = BytesMut::new();
+    let mut body = response.bytes_stream();
+    while let Some(piece) = body.next().await {
+        whole.extend_from_slice(&piece.map_err(transport_error)?);
+        if whole.len() > limit {
+            return Err(Error::new(Kind::Unsupported, format!("the answer is longer than {limit} bytes")));
+        }
+    }
+    Ok(whole.freeze())
+}
+
+/// Checks that `body` has exactly `len` bytes as it passes. Its errors name `what`.
+pub(crate) fn body_of_length(
+    body: impl Stream<Item = Result<Bytes>> + Send + 'static,
+    len: u64,
+    what: String,
+) -> Body {
+    let state = (body.boxed(), Some(len), what);
+    let pieces = stream::unfold(state, |(mut body, left, what)| async move {
+        let left = left?;
+        let (item, left) = match body.next().await {
+            Some(Ok(piece)) => match left.checked_sub(piece.len() as u64) {
+                Some(left) => (Ok(piece), Some(left)),
+                None => (
+                    Err(Error::new(
+                        Kind::Corrupt,
+                        format!("{what}: the server sends more than was asked for"),
+                    )),
+                    None,
+                ),
+            },
+            Some(Err(error)) => (Err(error.within(&what)), None),
+            None if left == 0 => return None,
+            None => (Err(Error::new(Kind::Unavailable, format!("{what}: the answer ended early"))), None),
+        };
+        Some((item, (body, left, what)))
+    });
+    pieces.boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn body_of_another_length_is_an_error() {
+        let body = |len| {
+            let pieces = [Bytes::from_static(b"abc"), Bytes::from_static(b"de")].map(Ok);
+            body_of_length(stream::iter(pieces), len, "x".into()).collect::<Vec<_>>()
+        };
+        assert!(body(5).await.iter().all(Result::is_ok));
+        let short = body(6).await;
+        assert_eq!(short.last().and_then(|r| r.as_ref().err()).map(Error::kind), Some(Kind::Unavailable));
+        assert_eq!(short.len(), 3);
+        let long = body(4).await;
+        assert_eq!(long.last().and_then(|r| r.as_ref().err()).map(Error::kind), Some(Kind::Corrupt));
+    }
+}

@@ -1,0 +1,86 @@
+//! When a request is sent again: after a passing failure, and not before the server allows it.
+
+use std::time::Duration;
+
+use reqwest::header::{DATE, HeaderName, RETRY_AFTER};
+use reqwest::{Response, StatusCode};
+
+use super::header;
+use crate::error::{Kind, Result};
+
+/// How often a request is retried after a passing failure.
+const RETRY_LIMIT: u32 = 3;
+/// The wait before the first retry; it doubles with each.
+const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+
+/// How much is left of a service's limit of requests, and when it is reset.
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+
+/// Retries what a listing asks for after every passing failure, so that a long listing survives it.
+pub(crate) async fn retry_listing<T, F: Future<Output = Result<T>>>(send: impl FnMut() -> F) -> Result<T> {
+    retry(&[Kind::Unavailable, Kind::Timeout], send).await
+}
+
+/// Retries `send` a few times after a failure that is one of `passing`.
+pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
+    passing: &[Kind],
+    mut send: impl FnMut() -> F,
+) -> Result<T> {
+    let mut retries = 0;
+    loop {
+        match send().await {
+            Err(e) if retries < RETRY_LIMIT && passing.contains(&e.kind()) => {
+                tokio::time::sleep(FIRST_BACKOFF * (1 << retries)).await;
+                retries += 1;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// How long a busy server asks to wait: seconds or until a date (RFC 9110, section 10.2.3), or until a limit that is used
+/// up is reset.
+pub(super) fn retry_after(response: &Response) -> Option<Duration> {
+    if !matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        return None;
+    }
+    let value = header(response.headers(), &RETRY_AFTER);
+    let wait = value.and_then(|value| {
+        let until = || {
+            let date = chrono::DateTime::parse_from_rfc2822(value).ok()?;
+            date.signed_duration_since(server_time(response)?).to_std().ok()
+        };
+        value.parse().ok().map(Duration::from_secs).or_else(until)
+    });
+    wait.max(header(response.headers(), &RATE_LIMIT).and_then(rate_limit_reset))
+}
+
+/// How long until the last of the limits that are used up is reset: `"api";r=12;t=30, "resolvers";r=0;t=57`
+/// (draft-ietf-httpapi-ratelimit-headers-09).
+fn rate_limit_reset(limits: &str) -> Option<Duration> {
+    let reset = |limit: &str| {
+        let parameter = |name| limit.split(';').find_map(|p| p.trim().strip_prefix(name)?.parse().ok());
+        (parameter("r=") == Some(0)).then(|| parameter("t="))?
+    };
+    limits.split(',').filter_map(reset).max().map(Duration::from_secs)
+}
+
+/// The server's own time, by which it names dates.
+fn server_time(response: &Response) -> Option<chrono::DateTime<chrono::FixedOffset>> {
+    chrono::DateTime::parse_from_rfc2822(header(response.headers(), &DATE)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_limit_that_is_used_up_tells_its_reset() {
+        let seconds = |text| rate_limit_reset(text).map(|wait| wait.as_secs());
+        assert_eq!(seconds(r#""resolvers";r=0;t=57"#), Some(57));
+        assert_eq!(seconds(r#""api"; r=0; t=3, "pages";r=9;t=99, "x";t=5;r=0"#), Some(5));
+        for none in [r#""api";r=1;t=57"#, r#""api";r=0"#, r#""api";r=0;t=-1"#, "", "57"] {
+            assert_eq!(seconds(none), None, "{none}");
+        }
+    }
+}

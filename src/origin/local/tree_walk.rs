@@ -1,0 +1,157 @@
+//! Listing a local directory.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Dir, FileType, OFlags, Stat};
+use rustix::io::Errno;
+use tokio::sync::mpsc::{Sender, channel};
+
+use crate::task::blocking;
+
+use super::{LocalRoot, failure, version};
+use crate::error::Result;
+use crate::manifest::{Found, Listing};
+use crate::origin::display_path;
+
+/// How many entries cross from the walking thread at once: enough that the hand-over costs nothing.
+const BATCH: usize = 1024;
+/// How many batches may wait. The walk stops while the listing can't keep up.
+const WAITING: usize = 4;
+
+/// EntryKind was found at a path.
+struct WalkEntry {
+    path: Vec<u8>,
+    mtime: (i64, u32),
+    what: EntryKind,
+}
+
+enum EntryKind {
+    File { size: u64, executable: bool, version: String },
+    Directory,
+    Symlink(Vec<u8>),
+    Other(&'static str),
+}
+
+/// Lists all that is below `root` into `listing`.
+pub(super) async fn list(path: &str, root: Arc<LocalRoot>, listing: &mut Listing) -> Result<()> {
+    let (sender, mut batches) = channel(WAITING);
+    let mut walk = TreeWalk { path: path.into(), root, sender, batch: Vec::new(), todo: Vec::new() };
+    let walked = blocking(move || walk.run());
+    let taken = async {
+        while let Some(batch) = batches.recv().await {
+            batch.into_iter().for_each(|entry| take(listing, entry));
+        }
+    };
+    futures_util::future::join(walked, taken).await.0
+}
+
+fn take(listing: &mut Listing, entry: WalkEntry) {
+    let WalkEntry { path, mtime, what } = entry;
+    match what {
+        EntryKind::File { size, executable, version } => listing.file(Found {
+            path: &path,
+            size,
+            mtime,
+            executable,
+            version: version.as_bytes(),
+            sha256: None,
+        }),
+        EntryKind::Directory => listing.directory(&path, mtime),
+        EntryKind::Symlink(target) => listing.symlink(&path, &target, mtime),
+        EntryKind::Other(why) => listing.refuse(&path, why),
+    }
+}
+
+/// A walk under way. It ends when nobody listens any more.
+struct TreeWalk {
+    /// The root's, for messages.
+    path: String,
+    root: Arc<LocalRoot>,
+    sender: Sender<Vec<WalkEntry>>,
+    batch: Vec<WalkEntry>,
+    /// Directories still to be read.
+    todo: Vec<Vec<u8>>,
+}
+
+impl TreeWalk {
+    fn run(&mut self) -> Result<()> {
+        match self.root.only.clone() {
+            Some(name) => self.entry(&self.root.clone().directory, name.clone(), &name)?,
+            None => self.todo.push(Vec::new()),
+        }
+        while let Some(path) = self.todo.pop() {
+            self.directory(&path)?;
+            if self.sender.is_closed() {
+                return Ok(());
+            }
+        }
+        self.hand_over();
+        Ok(())
+    }
+
+    fn directory(&mut self, path: &[u8]) -> Result<()> {
+        let name = display_path(&self.path, path);
+        let fd = match self.root.at(path, OFlags::RDONLY | OFlags::DIRECTORY) {
+            // Removed, or replaced by something else, since its parent was read: it is not there any more.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_empty() => return Ok(()),
+            opened => opened.map_err(|e| failure(&name, e))?,
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(|e| failure(&name, e))?;
+        self.found(WalkEntry { path: path.to_vec(), mtime: mtime(&stat), what: EntryKind::Directory });
+        for child in Dir::read_from(&fd).map_err(|e| failure(&name, e))? {
+            let child = child.map_err(|e| failure(&name, e))?;
+            let name = child.file_name().to_bytes();
+            if !matches!(name, b"." | b"..") {
+                let below = if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() };
+                self.entry(&fd, below, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what is called `name` in `parent`; its path below the root is `path`.
+    fn entry(&mut self, parent: &OwnedFd, path: Vec<u8>, name: &[u8]) -> Result<()> {
+        let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(()),
+            found => found.map_err(|e| failure(&display_path(&self.path, &path), e))?,
+        };
+        let what = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                self.todo.push(path);
+                return Ok(());
+            }
+            FileType::RegularFile => EntryKind::File {
+                size: stat.st_size.unsigned_abs(),
+                executable: stat.st_mode & 0o111 != 0,
+                version: version(&stat),
+            },
+            FileType::Symlink => match rustix::fs::readlinkat(parent, name, Vec::new()) {
+                Ok(target) => EntryKind::Symlink(target.into_bytes()),
+                Err(Errno::NOENT | Errno::INVAL) => return Ok(()),
+                Err(error) => return Err(failure(&display_path(&self.path, &path), error)),
+            },
+            FileType::Socket => EntryKind::Other("it is a socket"),
+            FileType::Fifo => EntryKind::Other("it is a fifo"),
+            _ => EntryKind::Other("it is a device"),
+        };
+        self.found(WalkEntry { path, mtime: mtime(&stat), what });
+        Ok(())
+    }
+
+    fn found(&mut self, entry: WalkEntry) {
+        self.batch.push(entry);
+        if self.batch.len() >= BATCH {
+            self.hand_over();
+        }
+    }
+
+    fn hand_over(&mut self) {
+        // An error means that the listing was given up; the walk notices after its directory.
+        let _ = self.sender.blocking_send(std::mem::take(&mut self.batch));
+    }
+}
+
+fn mtime(stat: &Stat) -> (i64, u32) {
+    (stat.st_mtime, stat.st_mtime_nsec as u32)
+}

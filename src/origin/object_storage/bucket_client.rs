@@ -1,0 +1,63 @@
+//! Requests to one bucket: signed anew for each attempt, and retried after a passing failure.
+
+use std::sync::Arc;
+
+use object_store::client::{HttpRequest, HttpRequestBody};
+use reqwest::Response;
+use reqwest::header::HeaderMap;
+
+use super::object_api::{ObjectApi, ObjectEntry, ObjectPage};
+use super::object_version::VersionTag;
+use crate::auth::store_adapter::engine_request;
+use crate::auth::{IssuedKey, KeyCache};
+use crate::error::{Error, Kind, Result};
+use crate::http_client::{self, HttpClient, retry, retry_listing};
+
+/// The largest page that is read, in bytes: 1,000 keys (the most that a page has) at 1 KiB, encoded, and the rest.
+const PAGE_SIZE_LIMIT: usize = 16 << 20;
+
+/// The client of one bucket.
+#[derive(Debug)]
+pub(super) struct BucketClient {
+    pub http: HttpClient,
+    pub keys: KeyCache,
+    pub api: Box<dyn ObjectApi>,
+}
+
+impl BucketClient {
+    /// Gets a page of the keys that begin with `prefix`: the first, or the one that `next` names.
+    pub(super) async fn page(&self, prefix: &str, next: Option<&str>) -> Result<ObjectPage> {
+        let url = self.api.page_url(prefix, next);
+        retry_listing(|| async {
+            self.http.wait_to_list().await;
+            let answer = self.send(&url, &HeaderMap::new()).await?;
+            self.api.page(&http_client::read(answer, PAGE_SIZE_LIMIT).await?)
+        })
+        .await
+    }
+
+    /// Gets the object of `key`. A timeout is not retried: it took long enough already.
+    pub(super) async fn object(&self, key: &str, tag: &VersionTag, headers: &HeaderMap) -> Result<Response> {
+        let url = self.api.object_url(key, tag);
+        retry(&[Kind::Unavailable], || self.send(&url, headers)).await
+    }
+
+    /// Looks up the object whose key is exactly `key` in a listing: among the keys that begin with it, it is the first.
+    pub(super) async fn find(&self, key: &str) -> Result<Option<ObjectEntry>> {
+        let page = self.page(key, None).await?;
+        Ok(page.objects.into_iter().find(|object| object.key == key.as_bytes()))
+    }
+
+    async fn send(&self, url: &str, headers: &HeaderMap) -> Result<Response> {
+        let send = |issued: Arc<IssuedKey>| async move {
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            let invalid = |_| Error::new(Kind::Invalid, "the service's URL is invalid");
+            *request.uri_mut() = url.parse().map_err(invalid)?;
+            *request.headers_mut() = headers.clone();
+            self.api.authorize(&mut request, &issued.key)?;
+            let answer = self.http.send(engine_request(request).await?).await;
+            answer.map_err(|e| issued.explain_refusal(e))
+        };
+        self.keys.send_with_key(send).await
+    }
+}

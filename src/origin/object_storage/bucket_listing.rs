@@ -1,0 +1,80 @@
+//! Listing a bucket page by page, with keys exactly as they are.
+
+use chrono::{DateTime, Utc};
+
+use super::bucket_client::BucketClient;
+use super::object_api::ObjectEntry;
+use super::object_version::ObjectVersion;
+use crate::error::{Error, Kind, Result};
+use crate::manifest::{Found, Listing};
+use crate::origin::pagination::Pagination;
+
+/// Lists all objects whose keys begin with `prefix`. Returns whether there are any.
+pub(super) async fn list_below(client: &BucketClient, prefix: &str, listing: &mut Listing) -> Result<bool> {
+    let (mut pages, mut next) = (Pagination::of("the service"), None);
+    loop {
+        let page = client.page(prefix, next.as_deref()).await?;
+        pages.check_keys(page.objects.iter().map(|object| &*object.key))?;
+        for object in &page.objects {
+            list_object(client, listing, object, prefix)?;
+        }
+        listing.sound()?;
+        let Some(following) = page.next else { return Ok(pages.has_keys()) };
+        pages.check_cursor(next.as_deref(), &following)?;
+        next = Some(following);
+    }
+}
+
+/// Lists an object whose key begins with `prefix`.
+fn list_object(
+    client: &BucketClient,
+    listing: &mut Listing,
+    object: &ObjectEntry,
+    prefix: &str,
+) -> Result<()> {
+    let Some(path) = object.key.strip_prefix(prefix.as_bytes()) else {
+        return Err(Error::new(
+            Kind::Unsupported,
+            "the service lists keys that do not begin with the prefix",
+        ));
+    };
+    let mtime = timestamp(&object.modified);
+    if object.directory || object.size == 0 && (path.is_empty() || path.ends_with(b"/")) {
+        // File browsers put such an object into a bucket to show an empty directory.
+        listing.directory(path.strip_suffix(b"/").unwrap_or(path), mtime);
+        return Ok(());
+    }
+    match std::str::from_utf8(&object.key) {
+        Err(_) => listing.refuse(path, "its key is not UTF-8"),
+        Ok(key) if !client.api.can_name(key) => {
+            listing.refuse(path, "a part of its key is '.' or '..', so no request can name it");
+        }
+        Ok(_) => list_file(listing, object, path, false)?,
+    }
+    Ok(())
+}
+
+/// Lists an object that is the whole source.
+pub(super) fn list_single(object: &ObjectEntry, listing: &mut Listing) -> Result<()> {
+    let name = object.key.rsplit(|b| *b == b'/').next().unwrap_or(&object.key);
+    list_file(listing, object, name, true)
+}
+
+fn list_file(listing: &mut Listing, object: &ObjectEntry, path: &[u8], alone: bool) -> Result<()> {
+    let tag = object.tag.clone().ok_or_else(|| {
+        let key = String::from_utf8_lossy(&object.key);
+        let text = format!(
+            "the service sends no strong ETag or generation for {key:?}, so a change would go unnoticed"
+        );
+        Error::new(Kind::Unsupported, text)
+    })?;
+    let version = ObjectVersion { tag, alone, escaped: listing.escapes() }.encode();
+    let (version, size) = (version.as_bytes(), object.size);
+    let mtime = timestamp(&object.modified);
+    listing.file(Found { path, size, mtime, executable: false, version, sha256: None });
+    Ok(())
+}
+
+fn timestamp(date: &DateTime<Utc>) -> (i64, u32) {
+    (date.timestamp(), date.timestamp_subsec_nanos())
+}

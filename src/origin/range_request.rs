@@ -1,0 +1,150 @@
+//! Asking a server for a part of a file in the version that a snapshot pinned, and checking the answer: what all origins
+//! but local files have in common.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
+use reqwest::{Response, StatusCode};
+
+use super::changed;
+use crate::blob::Blob;
+use crate::error::{Error, Kind, Result};
+use crate::http_client::{body_of_length, header, transport_error};
+use crate::tier::Body;
+
+/// The value of `Accept-Encoding` that asks for the bytes as they are.
+pub(super) const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+
+/// A part of a blob that is asked for.
+pub(super) struct RangeRequest {
+    /// The file's name in messages.
+    pub name: String,
+    /// The size of the whole file, in bytes.
+    size: u64,
+    /// Not empty.
+    range: Range<u64>,
+}
+
+impl RangeRequest {
+    /// The request for `range`, which is not empty, of `blob`; messages call it `name`.
+    pub(super) fn new(name: String, blob: &Blob, range: Range<u64>) -> Self {
+        Self { name, size: blob.size, range }
+    }
+
+    /// Asks for the range, in whatever encoding.
+    pub(super) fn set_range(&self, headers: &mut HeaderMap) {
+        set_range(headers, &self.range);
+    }
+
+    /// Asks for the range, not encoded.
+    pub(super) fn set_headers(&self, headers: &mut HeaderMap) {
+        headers.insert(ACCEPT_ENCODING, IDENTITY);
+        self.set_range(headers);
+    }
+
+    /// The number of bytes that are asked for.
+    pub(super) fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// The error of a request that failed: what is not found any more has changed.
+    pub(super) fn failed(&self, error: Error) -> Error {
+        match error.kind() {
+            Kind::NotFound | Kind::Changed => self.changed(&error.to_string()),
+            _ => error.within(&self.name),
+        }
+    }
+
+    /// The error for a file that is no longer what the snapshot pinned.
+    pub(super) fn changed(&self, how: &str) -> Error {
+        changed(&self.name, how)
+    }
+
+    /// Checks that the body of `response` is exactly the range, not encoded.
+    pub(super) fn check(&self, response: &Response) -> Result<()> {
+        if header(response.headers(), &CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+            return Err(self.error(Kind::Unsupported, "the server sends it encoded, though asked not to"));
+        }
+        self.check_range(response)
+    }
+
+    /// Checks that the body of `response` is exactly the range, however it is encoded.
+    pub(super) fn check_range(&self, response: &Response) -> Result<()> {
+        let len = response.content_length();
+        let other_size = || self.changed("its size is another");
+        if response.status() == StatusCode::OK {
+            return match len {
+                Some(len) if len != self.size => Err(other_size()),
+                _ if self.range == (0..self.size) => Ok(()),
+                _ => {
+                    Err(self.error(Kind::Unsupported, "the server ignores Range and sends whole files only"))
+                }
+            };
+        }
+        match header(response.headers(), &CONTENT_RANGE).and_then(content_range) {
+            Some((_, total)) if total != self.size => Err(other_size()),
+            Some((Some(sent), _)) if sent == self.range && len.is_none_or(|len| len == self.bytes()) => {
+                Ok(())
+            }
+            _ => {
+                Err(self.error(Kind::Corrupt, "the server sends another part of the file than was asked for"))
+            }
+        }
+    }
+
+    /// The body of `response`, which has to have the range's length.
+    pub(super) fn body(&self, response: Response) -> Body {
+        self.body_from(response.bytes_stream().map(|piece| piece.map_err(transport_error)))
+    }
+
+    /// The same out of pieces that were read before.
+    pub(super) fn body_from(&self, pieces: impl Stream<Item = Result<Bytes>> + Send + 'static) -> Body {
+        body_of_length(pieces, self.bytes(), self.name.clone())
+    }
+
+    fn error(&self, kind: Kind, text: &str) -> Error {
+        Error::new(kind, format!("{}: {text}", self.name))
+    }
+}
+
+/// Asks for `range`, which is not empty.
+pub(super) fn set_range(headers: &mut HeaderMap, range: &Range<u64>) {
+    let value = format!("bytes={}-{}", range.start, range.end - 1);
+    headers.insert(RANGE, HeaderValue::from_str(&value).expect("digits"));
+}
+
+/// The range and the whole length in a `Content-Range` (RFC 9110, section 14.4).
+pub(super) fn content_range(value: &str) -> Option<(Option<Range<u64>>, u64)> {
+    let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
+    let range = match range.split_once('-') {
+        Some((first, last)) => Some(first.parse().ok()?..last.parse::<u64>().ok()?.checked_add(1)?),
+        None if range == "*" => None,
+        None => return None,
+    };
+    Some((range, total.parse().ok()?))
+}
+
+/// A version as the value of a header that makes a request conditional.
+///
+/// # Errors
+/// [`Kind::Invalid`] for characters that no header may contain.
+pub(super) fn condition(version: &str) -> Result<HeaderValue> {
+    let text = "the version contains characters that no HTTP header may contain";
+    HeaderValue::from_str(version).map_err(|e| Error::with(Kind::Invalid, text, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_range_is_read_or_refused() {
+        assert_eq!(content_range("bytes 0-0/9"), Some((Some(0..1), 9)));
+        assert_eq!(content_range("bytes */0"), Some((None, 0)));
+        for bad in ["bytes 0-0/*", "bytes 0/9", "0-0/9", "bytes 0-18446744073709551615/9", "bytes a-b/9"] {
+            assert_eq!(content_range(bad), None, "{bad}");
+        }
+    }
+}

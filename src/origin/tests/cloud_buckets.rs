@@ -1,0 +1,151 @@
+//! Google's and Azure's protocols, spoken by the server of these tests.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, TryStreamExt};
+
+use super::test_server::Server;
+use super::{failed, listed};
+use crate::blob::Blob;
+use crate::error::Kind;
+use crate::origin::object_storage::BucketOrigin;
+use crate::source::{Access, AzureAccess, GcsAccess, Patterns, Secret, Uri};
+use crate::tier::conformance::{self, Subject, pinned};
+use crate::tier::{Tier, Urgency};
+
+/// A bucket `b`, and the origin of `model` in it.
+struct Bucket {
+    server: Arc<Server>,
+    origin: BucketOrigin,
+}
+
+impl Subject for Bucket {
+    fn tier(&self) -> &dyn Tier {
+        &self.origin
+    }
+
+    fn put<'a>(&'a self, path: &'a str, content: Bytes) -> BoxFuture<'a, Blob> {
+        self.server.put(&format!("b/model/{path}"), content);
+        async move { pinned(&self.origin, path).await.expect("listed") }.boxed()
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()> {
+        self.server.remove(&format!("b/model/{path}"));
+        async {}.boxed()
+    }
+}
+
+async fn open(uri: &str, access: &Access) -> crate::error::Result<BucketOrigin> {
+    BucketOrigin::open(&uri.parse::<Uri>().expect(uri), access).await
+}
+
+async fn gcs() -> Bucket {
+    let server = Server::start().await;
+    let given = GcsAccess { endpoint: Some(server.url.clone()), anonymous: true, ..GcsAccess::default() };
+    let origin = open("gs://b/model", &Access { gcs: Some(given), ..Access::default() }).await.expect("open");
+    Bucket { server, origin }
+}
+
+async fn azure() -> Bucket {
+    let server = Server::start().await;
+    let given = AzureAccess {
+        account_key: Some(Secret::new("aHVzaA==")),
+        endpoint: Some(server.url.clone()),
+        ..AzureAccess::default()
+    };
+    let access = Access { azure: Some(given), ..Access::default() };
+    let origin = open("azure://account/b/model", &access).await.expect("open");
+    Bucket { server, origin }
+}
+
+#[tokio::test]
+async fn google_conforms() {
+    conformance::suite(&gcs().await).await;
+}
+
+#[tokio::test]
+async fn azure_conforms() {
+    conformance::suite(&azure().await).await;
+}
+
+#[tokio::test]
+async fn names_are_exact_at_all() {
+    for Bucket { server, origin } in [gcs().await, azure().await] {
+        let names = ["a%2Fb", "+ é", "b/c", "~*'()", "&<>?#"];
+        names.iter().for_each(|name| server.put(&format!("b/model/{name}"), "xyz"));
+        server.put("b/model/d/", "");
+        server.put("b/model2/x", "x");
+        for name in names {
+            let blob = pinned(&origin, name).await.expect(name);
+            let body = origin.fetch(&blob, 1..3, Urgency::Read).await.expect(name).expect("no miss");
+            assert_eq!(body.try_collect::<Vec<Bytes>>().await.expect(name).concat(), b"yz");
+        }
+        let paths = listed(&origin, Patterns::default()).await.expect("listed");
+        assert_eq!(paths.len(), names.len() + 2, "{paths:?}");
+        assert!(paths.contains(&("d".into(), "directory".into())), "{paths:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_dot_in_a_key_is_within_googles_reach() {
+    let server = Server::start().await;
+    let given = GcsAccess { endpoint: Some(server.url.clone()), anonymous: true, ..GcsAccess::default() };
+    let access = Access { gcs: Some(given), escape: true, ..Access::default() };
+    let origin = open("gs://b/model", &access).await.expect("open");
+    server.put("b/model/../x", "up");
+    let blob = pinned(&origin, "%2E%2E/x").await.expect("listed");
+    let body = origin.fetch(&blob, 0..2, Urgency::Read).await.expect("fetched").expect("no miss");
+    assert_eq!(body.try_collect::<Vec<Bytes>>().await.expect("read").concat(), b"up");
+}
+
+#[tokio::test]
+async fn who_asks_is_told_and_refusals_name_the_source() {
+    let Bucket { server, origin } = azure().await;
+    server.put("b/model/x", "x");
+    server.rule(|request| {
+        let signed = request.headers().get("authorization").and_then(|v| v.to_str().ok());
+        let right = signed.is_some_and(|v| v.starts_with("SharedKey account:"))
+            && request.headers().contains_key("x-ms-version");
+        let body = "<Error><Code>AuthenticationFailed</Code></Error>";
+        (!right).then(|| (StatusCode::FORBIDDEN, body).into_response())
+    });
+    pinned(&origin, "x").await.expect("signed");
+    let given = AzureAccess { anonymous: true, endpoint: Some(server.url.clone()), ..AzureAccess::default() };
+    let access = Access { azure: Some(given), ..Access::default() };
+    let error = failed(&open("azure://account/b/model", &access).await.expect("open")).await;
+    let said = "azure://account/b/model: the server answers 403 Forbidden, AuthenticationFailed; check the credentials";
+    assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said.into()));
+}
+
+#[tokio::test]
+async fn bad_credentials_are_refused_at_once_and_not_repeated() {
+    let gcs = |given| Access { gcs: Some(given), ..Access::default() };
+    let azure = |given| Access { azure: Some(given), ..Access::default() };
+    let key = GcsAccess { service_account: Some(Secret::new("{\"hush\": 1}")), ..GcsAccess::default() };
+    let file = GcsAccess { application_credentials: Some("/missing".into()), ..GcsAccess::default() };
+    let account = AzureAccess { account_key: Some(Secret::new("hush!")), ..AzureAccess::default() };
+    let sas = AzureAccess { sas: Some(Secret::new("hush")), ..AzureAccess::default() };
+    let nobody = Access { requester_pays: true, ..Access::default() };
+    for (uri, access, said) in [
+        ("gs://b", gcs(key), "gs://b: the service account key is not the JSON that Google gives out"),
+        ("gs://b", gcs(file), "gs://b: cannot use the application default credentials in /missing"),
+        ("gs://b", nobody, "gs://b: requester pays is set, but no project to bill is given"),
+        (
+            "azure://a/c",
+            azure(account),
+            "azure://a/c: the Azure credentials are invalid: an account key is base64",
+        ),
+        ("azure://a/c", azure(sas), "azure://a/c: the Azure credentials are invalid"),
+        ("r2://a.b", Access::default(), "r2://a.b: no credentials found; give an access key ID"),
+        ("cw://b", Access::default(), "cw://b: no credentials found; give an access key ID"),
+    ] {
+        let error = open(uri, &access).await.expect_err(said);
+        let text = format!("{error} {error:?}");
+        assert!(text.starts_with(said) && !text.contains("hush"), "{text}");
+        assert!(matches!(error.kind(), Kind::Refused | Kind::Invalid), "{text}");
+    }
+}

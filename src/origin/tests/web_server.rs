@@ -1,0 +1,271 @@
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse, Redirect};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, TryStreamExt};
+use sha2::{Digest as _, Sha256};
+use url::Url;
+
+use super::test_server::Server;
+use super::{failed, listed};
+use crate::blob::Blob;
+use crate::error::{Error, Kind};
+use crate::origin::web::WebOrigin;
+use crate::source::{Access, Patterns};
+use crate::tier::conformance::{self, Subject, pinned};
+use crate::tier::{Tier, Urgency};
+
+struct Site {
+    server: Arc<Server>,
+    origin: WebOrigin,
+}
+
+/// A server, and the origin of `path` on it.
+async fn site(path: &str) -> Site {
+    let server = Server::start().await;
+    let origin = open(&server, path);
+    Site { server, origin }
+}
+
+fn open(server: &Server, path: &str) -> WebOrigin {
+    let url = Url::parse(&format!("{}/{path}", server.url)).expect("URL");
+    WebOrigin::open(&url, &Access::default()).expect("loopback")
+}
+
+fn index(path: &str) -> String {
+    format!(r#"{{"files": [{{"path": "{path}"}}]}}"#)
+}
+
+impl Subject for Site {
+    fn tier(&self) -> &dyn Tier {
+        &self.origin
+    }
+
+    fn put<'a>(&'a self, path: &'a str, content: Bytes) -> BoxFuture<'a, Blob> {
+        self.server.put(&format!("dir/{path}"), content);
+        self.server.put("dir/bdnfs.json", index(path));
+        async move { pinned(&self.origin, path).await.expect("listed") }.boxed()
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()> {
+        self.server.remove(&format!("dir/{path}"));
+        async {}.boxed()
+    }
+}
+
+async fn fetched(site: &Site, blob: &Blob, range: std::ops::Range<u64>) -> Result<Bytes, Error> {
+    let body = site.origin.fetch(blob, range, Urgency::Read).await?.expect("an origin has no misses");
+    Ok(body.try_collect::<Vec<Bytes>>().await?.concat().into())
+}
+
+#[tokio::test]
+async fn it_conforms() {
+    conformance::suite(&site("dir/").await).await;
+}
+
+#[tokio::test]
+async fn it_conforms_on_a_server_that_heeds_no_conditions() {
+    let site = site("dir/").await;
+    site.server.conditions.store(false, Ordering::Relaxed);
+    conformance::suite(&site).await;
+}
+
+#[tokio::test]
+async fn a_single_file_is_a_tree_of_one() {
+    let site = site("d/m%20x.bin?sig=hush").await;
+    site.server.put("d/m x.bin", "weights");
+    for head in [true, false] {
+        site.server.rule(move |request| {
+            (!head && request.method() == Method::HEAD)
+                .then(|| StatusCode::METHOD_NOT_ALLOWED.into_response())
+        });
+        let paths = listed(&site.origin, Patterns::default()).await.expect("listed");
+        assert_eq!(paths, [("m x.bin".to_owned(), "7".to_owned())]);
+    }
+    let blob = pinned(&site.origin, "m x.bin").await.expect("pinned");
+    assert_eq!(fetched(&site, &blob, 2..5).await.expect("fetch"), "igh");
+    site.server.remove("d/m x.bin");
+    let error = failed(&site.origin).await;
+    assert_eq!(error.kind(), Kind::NotFound);
+    let said = format!("{}/d/m%20x.bin?***: the server answers 404 Not Found", site.server.url);
+    assert!(error.to_string().starts_with(&said), "{error}");
+}
+
+#[tokio::test]
+async fn a_directory_is_what_its_index_lists() {
+    let site = site("d/").await;
+    let error = failed(&site.origin).await;
+    assert_eq!(error.kind(), Kind::NotFound);
+    assert!(error.to_string().contains("neither bdnfs.json nor SHA256SUMS"), "{error}");
+
+    site.server.put("d/a/b c", "xyz");
+    let hash = Sha256::digest("xyz");
+    let hex = blake3::Hash::from_bytes(hash.into()).to_hex();
+    site.server.put("d/SHA256SUMS", format!("{hex}  ./a/b c\n"));
+    let expected = [("a".to_owned(), "directory".to_owned()), ("a/b c".to_owned(), "3".to_owned())];
+    assert_eq!(listed(&site.origin, Patterns::default()).await.expect("listed"), expected);
+    let blob = pinned(&site.origin, "a/b c").await.expect("pinned");
+    assert_eq!(blob.sha256, Some(hash.into()));
+    assert_eq!(fetched(&site, &blob, 0..3).await.expect("fetch"), "xyz");
+
+    // The better index is preferred; what it tells whole is not asked after.
+    site.server.put("d/bdnfs.json", r#"{"files": [{"path": "told", "size": 9, "etag": "\"x\""}]}"#);
+    let before = site.server.requests.load(Ordering::Relaxed);
+    let paths = listed(&site.origin, Patterns::default()).await.expect("listed");
+    assert_eq!(paths, [("told".to_owned(), "9".to_owned())]);
+    assert_eq!(site.server.requests.load(Ordering::Relaxed) - before, 1);
+    assert_eq!(
+        listed(&open(&site.server, "d/SHA256SUMS"), Patterns::default()).await.expect("sums"),
+        expected
+    );
+}
+
+#[tokio::test]
+async fn what_an_index_lists_wrongly_is_named() {
+    let site = site("d/bdnfs.json").await;
+    for (files, kind, said) in [
+        (index("../up"), Kind::Invalid, "\"../up\": a part is '.' or '..'"),
+        (index("/abs"), Kind::Invalid, "\"/abs\": it begins with '/'"),
+        (index("gone"), Kind::NotFound, "/d/gone: the server answers 404"),
+        (r#"{"files": [{"path": "here", "size": 4}]}"#.into(), Kind::Invalid, "says 4 bytes, the server 3"),
+        ("<html>".into(), Kind::Invalid, "/d/bdnfs.json: not an index"),
+    ] {
+        site.server.put("d/here", "xyz");
+        site.server.put("d/bdnfs.json", files);
+        let error = failed(&site.origin).await;
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_without_a_version_is_refused_unless_its_hash_is_known() {
+    let site = site("d/").await;
+    site.server.etags.store(false, Ordering::Relaxed);
+    site.server.put("d/x", "xyz");
+    site.server.put("d/bdnfs.json", index("x"));
+    let error = failed(&site.origin).await;
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("neither ETag nor Last-Modified"), "{error}");
+    site.server.remove("d/bdnfs.json");
+    site.server.put("d/SHA256SUMS", format!("{}  x\n", "00".repeat(32)));
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    assert_eq!(fetched(&site, &blob, 0..3).await.expect("fetch"), "xyz");
+}
+
+#[tokio::test]
+async fn a_server_without_ranges_serves_whole_files_only() {
+    let site = site("x").await;
+    site.server.put("x", "weights");
+    site.server.ranges.store(false, Ordering::Relaxed);
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    assert_eq!(fetched(&site, &blob, 0..7).await.expect("whole"), "weights");
+    let error = fetched(&site, &blob, 1..7).await.expect_err("a part");
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("ignores Range"), "{error}");
+}
+
+#[tokio::test]
+async fn refusals_are_told_by_what_to_do() {
+    let site = site("x?sig=hush").await;
+    site.server.put("x", "weights");
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    for (status, kind, said) in [
+        (401, Kind::Refused, "401 Unauthorized; check the credentials"),
+        (403, Kind::Refused, "403 Forbidden; check the credentials"),
+        (404, Kind::Changed, "changed since the snapshot was taken"),
+        (410, Kind::Changed, "410 Gone"),
+        (412, Kind::Changed, "412 Precondition Failed"),
+        (416, Kind::Changed, "416 Range Not Satisfiable"),
+        (500, Kind::Unavailable, "500 Internal Server Error"),
+        (504, Kind::Timeout, "504 Gateway Timeout"),
+    ] {
+        let status = StatusCode::from_u16(status).expect("status");
+        site.server.rule(move |_| Some(status.into_response()));
+        let error = fetched(&site, &blob, 0..7).await.expect_err("refused");
+        assert_eq!(error.kind(), kind, "{error}");
+        let text = error.to_string();
+        assert!(text.contains(said) && text.contains("/x?***") && !text.contains("hush"), "{text}");
+    }
+    // The kernel takes the connection, and nobody ever answers.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/x", port.local_addr().expect("bound"));
+    let silent = WebOrigin::open(&Url::parse(&url).expect("URL"), &Access::default()).expect("open");
+    let error = failed(&silent).await;
+    assert_eq!(error.kind(), Kind::Timeout);
+    assert_eq!(error.to_string(), format!("{url}: the server did not answer within 5 s"));
+    // Nobody listens there.
+    let gone =
+        WebOrigin::open(&Url::parse("http://127.0.0.1:1/x?sig=hush").expect("URL"), &Access::default())
+            .expect("open");
+    let error = failed(&gone).await;
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(error.to_string().contains("cannot connect to the server: Connection refused"), "{error}");
+    assert!(!error.to_string().contains("hush"), "{error}");
+}
+
+#[tokio::test]
+async fn web_server_that_is_busy_is_not_asked_before_retry_after() {
+    let site = site("x").await;
+    site.server.put("x", "weights");
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    let busy =
+        |after: &'static str| (StatusCode::TOO_MANY_REQUESTS, [("retry-after", after)]).into_response();
+    let once = std::sync::atomic::AtomicBool::new(true);
+    site.server.rule(move |_| once.swap(false, Ordering::Relaxed).then(|| busy("1")));
+    assert_eq!(fetched(&site, &blob, 0..7).await.expect("after a second"), "weights");
+
+    site.server.rule(move |_| Some(busy("30")));
+    let before = site.server.requests.load(Ordering::Relaxed);
+    let error = fetched(&site, &blob, 0..7).await.expect_err("busy");
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(error.to_string().contains("429 Too Many Requests"), "{error}");
+    let error = fetched(&site, &blob, 0..7).await.expect_err("not asked at all");
+    assert!(error.to_string().contains("asked not to be sent requests for another"), "{error}");
+    assert_eq!(site.server.requests.load(Ordering::Relaxed) - before, 1);
+}
+
+#[tokio::test]
+async fn redirects_are_followed_but_not_for_ever_nor_to_plain_http_elsewhere() {
+    let site = site("x").await;
+    site.server.put("y", "weights");
+    site.server
+        .rule(|request| (request.uri().path() == "/x").then(|| Redirect::temporary("/y").into_response()));
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    assert_eq!(fetched(&site, &blob, 0..7).await.expect("fetch"), "weights");
+    for (to, said) in [
+        ("/x", "more than 10 redirects"),
+        ("http://example.org/", "it leads to plain http"),
+        ("ftp://127.0.0.1/x", "it does not lead to a web server"),
+    ] {
+        site.server.rule(move |_| Some(Redirect::temporary(to).into_response()));
+        let error = fetched(&site, &blob, 0..7).await.expect_err("a bad redirect");
+        assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_lying_server_is_caught() {
+    let site = site("x").await;
+    site.server.put("x", "weights");
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    for (range, kind) in
+        [("bytes 0-2/7", Kind::Corrupt), ("bytes 1-3/8", Kind::Changed), ("rows", Kind::Corrupt)]
+    {
+        site.server.rule(move |_| {
+            let headers = [("content-range", range), ("etag", "\"v0\"")];
+            Some((StatusCode::PARTIAL_CONTENT, headers, "wei").into_response())
+        });
+        let error = fetched(&site, &blob, 1..4).await.expect_err(range);
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+    site.server.rule(|_| {
+        let headers = [("content-range", "bytes 1-3/7"), ("etag", "\"v0\"")];
+        Some((StatusCode::PARTIAL_CONTENT, headers, "eigh").into_response())
+    });
+    assert_eq!(fetched(&site, &blob, 1..4).await.expect_err("long").kind(), Kind::Corrupt);
+}

@@ -1,0 +1,72 @@
+//! Asking a web server for a file's size and version before it is read.
+
+use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, LAST_MODIFIED};
+use reqwest::{Method, Request, StatusCode};
+use url::Url;
+
+use super::WebOrigin;
+use super::validator::Validator;
+use crate::error::{Error, Kind, Result};
+use crate::http_client::{accept, header};
+use crate::origin::range_request::{IDENTITY, content_range, set_range};
+
+/// What the headers of a server say of a file.
+#[derive(Debug)]
+pub(super) struct FileProbe {
+    pub size: u64,
+    pub validator: Option<Validator>,
+    pub mtime: Option<(i64, u32)>,
+}
+
+impl FileProbe {
+    /// Asks for the headers of `url`, or for its first byte where a server refuses that (a signature, for one, may be
+    /// valid for GET only).
+    pub(super) async fn of(web: &WebOrigin, url: Url) -> Result<Self> {
+        let mut request = Request::new(Method::HEAD, url.clone());
+        request.headers_mut().insert(ACCEPT_ENCODING, IDENTITY);
+        let response = match web.execute(&request).await {
+            Err(e) if e.kind() == Kind::Refused => return Self::first_byte(web, url).await,
+            answer => answer?,
+        };
+        match response.status().as_u16() {
+            400 | 405 | 501 => return Self::first_byte(web, url).await,
+            _ => {
+                let response = accept(response).await?;
+                match length(response.headers()) {
+                    Some(size) => Ok(Self::new(size, response.headers())),
+                    None => Self::first_byte(web, url).await,
+                }
+            }
+        }
+    }
+
+    async fn first_byte(web: &WebOrigin, url: Url) -> Result<Self> {
+        let mut request = Request::new(Method::GET, url);
+        request.headers_mut().insert(ACCEPT_ENCODING, IDENTITY);
+        set_range(request.headers_mut(), &(0..1));
+        let response = web.execute(&request).await?;
+        // An empty file has no first byte; the answer says so.
+        let (status, empty) = (response.status(), StatusCode::RANGE_NOT_SATISFIABLE);
+        let response = if status == empty { response } else { accept(response).await? };
+        let headers = response.headers();
+        let size = match status {
+            StatusCode::OK => length(headers),
+            _ => header(headers, &CONTENT_RANGE).and_then(content_range).map(|(_, total)| total),
+        };
+        match size {
+            Some(size) => Ok(Self::new(size, headers)),
+            None => Err(Error::new(Kind::Unsupported, "the server does not send the size of the file")),
+        }
+    }
+
+    fn new(size: u64, headers: &HeaderMap) -> Self {
+        let modified =
+            header(headers, &LAST_MODIFIED).and_then(|date| chrono::DateTime::parse_from_rfc2822(date).ok());
+        let mtime = modified.map(|date| (date.timestamp(), 0));
+        Self { size, validator: Validator::of(headers), mtime }
+    }
+}
+
+fn length(headers: &HeaderMap) -> Option<u64> {
+    header(headers, &CONTENT_LENGTH)?.parse().ok()
+}

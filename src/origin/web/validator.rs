@@ -1,0 +1,86 @@
+//! What identifies a version of a file on a web server.
+
+use reqwest::header::{ETAG, HeaderMap, HeaderName, IF_MATCH, IF_UNMODIFIED_SINCE, LAST_MODIFIED};
+
+use crate::http_client::header;
+
+/// The best identity of a file's content that its server sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Validator {
+    /// A strong ETag, with its quotes (RFC 9110, section 8.8.3).
+    Etag(String),
+    /// The time of the last change, as the server writes it. Two changes within a second look the same.
+    Modified(String),
+    /// The SHA-256 in an index, in hexadecimal. No request can be conditional on it; the whole content is checked against
+    /// it.
+    Sha256(String),
+}
+
+impl Validator {
+    /// The identity in the headers of an answer.
+    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+        let etag = header(headers, &ETAG).and_then(Self::etag);
+        etag.or_else(|| header(headers, &LAST_MODIFIED).map(|date| Self::Modified(date.into())))
+    }
+
+    /// An ETag, if it is a strong one: a weak one may stay the same when bytes change.
+    pub(super) fn etag(text: &str) -> Option<Self> {
+        let strong = text.len() >= 2 && text.starts_with('"') && text.ends_with('"');
+        strong.then(|| Self::Etag(text.into()))
+    }
+
+    /// Encodes it as the version that a snapshot pins.
+    pub(super) fn encode(&self) -> String {
+        match self {
+            Self::Etag(etag) => format!("etag {etag}"),
+            Self::Modified(date) => format!("modified {date}"),
+            Self::Sha256(hex) => format!("sha256 {hex}"),
+        }
+    }
+
+    /// Decodes a version that a snapshot pinned; `None` for another origin's.
+    pub(super) fn decode(version: &[u8]) -> Option<Self> {
+        let (kind, value) = std::str::from_utf8(version).ok()?.split_once(' ')?;
+        match kind {
+            "etag" => Self::etag(value),
+            "modified" => Some(Self::Modified(value.into())),
+            "sha256" => Some(Self::Sha256(value.into())),
+            _ => None,
+        }
+    }
+
+    /// The header that makes a request conditional on this version.
+    pub(super) fn condition(&self) -> Option<(HeaderName, &str)> {
+        match self {
+            Self::Etag(etag) => Some((IF_MATCH, etag)),
+            Self::Modified(date) => Some((IF_UNMODIFIED_SINCE, date)),
+            Self::Sha256(_) => None,
+        }
+    }
+
+    /// Whether an answer is of this version, as far as its headers say. Not every server obeys conditions.
+    pub(super) fn matches(&self, headers: &HeaderMap) -> bool {
+        match self {
+            Self::Etag(etag) => header(headers, &ETAG) == Some(etag),
+            Self::Modified(date) => header(headers, &LAST_MODIFIED) == Some(date),
+            Self::Sha256(_) => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn validator_is_decoded_as_it_was_encoded_and_weak_etags_are_refused() {
+        let all = [r#"etag "a b""#, "modified Sun, 06 Nov 1994 08:49:37 GMT", "sha256 00ff"];
+        for text in all {
+            let validator = Validator::decode(text.as_bytes()).expect(text);
+            assert_eq!(validator.encode(), text);
+        }
+        for bad in ["", "etag", "etag W/\"x\"", "etag x", "1-2-3", "\"x\""] {
+            assert_eq!(Validator::decode(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Listing a web server: by an index, and by asking for name the index leaves out.
+
+use futures_util::{StreamExt, stream};
+use reqwest::{Method, Request};
+
+use super::directory_index::{IndexFormat, IndexItem};
+use super::file_probe::FileProbe;
+use super::validator::Validator;
+use super::{UrlLayout, WebOrigin};
+use crate::error::{Error, Kind, Result};
+use crate::http_client;
+use crate::manifest::{Found, Listing};
+
+/// The largest index that is read, in bytes: that of a million files.
+const INDEX_SIZE_LIMIT: usize = 256 << 20;
+/// How many files are probed at once.
+const PARALLEL_PROBES: usize = 16;
+
+/// Lists name `web` has into `listing`. Files whose size or version is not in an index are probed.
+pub(super) async fn list(web: &WebOrigin, listing: &mut Listing) -> Result<()> {
+    let items = match &web.layout {
+        UrlLayout::File(name) => vec![IndexItem { path: name.clone(), ..IndexItem::default() }],
+        UrlLayout::Directory(formats) => read_index(web, formats).await?,
+    };
+    let complete = |item: &IndexItem| item.size.is_some() && item.version.is_some();
+    let (done, unknown): (Vec<_>, Vec<_>) = items
+        .into_iter()
+        .partition(|item| complete(item) || !is_nameable(&item.path) || !listing.selects(&item.path));
+    done.iter().for_each(|item| list_file(listing, item));
+    let mut probed =
+        stream::iter(unknown).map(|item| complete_item(web, item)).buffer_unordered(PARALLEL_PROBES);
+    while let Some(item) = probed.next().await {
+        list_file(listing, &item?);
+    }
+    Ok(())
+}
+
+/// Whether a URL can name `path`: one with `..` would name another. The listing refuses those.
+fn is_nameable(path: &[u8]) -> bool {
+    path.split(|b| *b == b'/').all(|part| !matches!(part, b"" | b"." | b".."))
+}
+
+fn list_file(listing: &mut Listing, item: &IndexItem) {
+    let version = item.version.as_ref().map_or(String::new(), Validator::encode);
+    listing.file(Found {
+        path: &item.path,
+        size: item.size.unwrap_or(0),
+        mtime: item.mtime.unwrap_or((0, 0)),
+        executable: item.executable,
+        version: version.as_bytes(),
+        sha256: item.sha256,
+    });
+}
+
+/// Reads the first index that exists.
+async fn read_index(web: &WebOrigin, formats: &[IndexFormat]) -> Result<Vec<IndexItem>> {
+    for format in formats {
+        let file = format.file().as_bytes();
+        let name = web.file_name(file);
+        match web.send(&Request::new(Method::GET, web.url(file))).await {
+            Ok(answer) => {
+                let content =
+                    http_client::read(answer, INDEX_SIZE_LIMIT).await.map_err(|e| e.within(&name))?;
+                return format.read(&content).map_err(|e| e.within(&name));
+            }
+            Err(error) if error.kind() == Kind::NotFound && formats.len() > 1 => {}
+            Err(error) => return Err(error.within(&name)),
+        }
+    }
+    let names = formats.iter().map(|format| format.file()).collect::<Vec<_>>().join(" nor ");
+    let text =
+        format!("cannot list {}: it has neither {names}; name a file, or put an index there", web.name);
+    Err(Error::new(Kind::NotFound, text))
+}
+
+/// Asks the server for name the index leaves out.
+async fn complete_item(web: &WebOrigin, mut item: IndexItem) -> Result<IndexItem> {
+    let name = web.file_name(&item.path);
+    let probe = FileProbe::of(web, web.url(&item.path)).await.map_err(|e| e.within(&name))?;
+    if let Some(size) = item.size.filter(|size| *size != probe.size) {
+        let text = format!("{name}: the index says {size} bytes, the server {}", probe.size);
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    item.size = Some(probe.size);
+    item.mtime = item.mtime.or(probe.mtime);
+    let hash =
+        || item.sha256.map(|hash| Validator::Sha256(blake3::Hash::from_bytes(hash).to_hex().to_string()));
+    item.version = item.version.take().or(probe.validator).or_else(hash);
+    if item.version.is_none() {
+        let text = format!(
+            "{name}: the server sends neither ETag nor Last-Modified, so a change would go unnoticed"
+        );
+        return Err(Error::new(Kind::Unsupported, text));
+    }
+    Ok(item)
+}

@@ -1,0 +1,119 @@
+//! How a source's owner lets us in: the `auth` of a configuration.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::diagnostic::Diagnostics;
+use super::fields::Fields;
+
+/// How a source is authorised. It names secrets and roles and holds no secret itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "auth_method")]
+pub enum AuthMethod {
+    /// The credentials are a secret with this name.
+    #[serde(rename = "CUSTOM_SECRET")]
+    Secret {
+        /// The secret's name.
+        auth_secret_name: String,
+    },
+    /// An AWS role, taken on with the web identity token of this machine.
+    #[serde(rename = "AWS_OIDC")]
+    AwsOidc {
+        /// The role's ARN.
+        aws_oidc_role_arn: String,
+        /// The region whose STS is asked.
+        aws_oidc_region: String,
+    },
+    /// A Google service account, taken on through workload identity federation.
+    #[serde(rename = "GCP_OIDC")]
+    GcpOidc {
+        /// The service account's address.
+        gcp_oidc_service_account: String,
+        /// The full resource name of the workload identity provider.
+        gcp_oidc_workload_id_provider: String,
+    },
+    /// An AWS role, taken on with the AWS credentials that this machine has.
+    #[serde(rename = "AWS_ASSUME_ROLE")]
+    AwsAssumeRole {
+        /// The role's ARN.
+        aws_assume_role_arn: String,
+        /// The region whose STS is asked.
+        aws_assume_role_region: String,
+    },
+}
+
+/// The key that says which of [`METHODS`] it is.
+pub(super) const METHOD: &str = "auth_method";
+/// The key of a secret's name, in `auth` and beside it.
+pub(super) const SECRET: &str = "auth_secret_name";
+
+/// All methods, with the keys that each needs. The keys of the others don't go with it.
+const METHODS: [(&str, &[&str]); 4] = [
+    ("CUSTOM_SECRET", &[SECRET]),
+    ("AWS_OIDC", &["aws_oidc_role_arn", "aws_oidc_region"]),
+    ("GCP_OIDC", &["gcp_oidc_service_account", "gcp_oidc_workload_id_provider"]),
+    ("AWS_ASSUME_ROLE", &["aws_assume_role_arn", "aws_assume_role_region"]),
+];
+
+/// All keys that an `auth` may have but the method's.
+pub(super) fn keys() -> impl Iterator<Item = &'static str> {
+    METHODS.iter().flat_map(|(_, keys)| *keys).copied()
+}
+
+impl AuthMethod {
+    /// The method's name in a configuration.
+    pub fn method(&self) -> &'static str {
+        match self {
+            Self::Secret { .. } => "CUSTOM_SECRET",
+            Self::AwsOidc { .. } => "AWS_OIDC",
+            Self::GcpOidc { .. } => "GCP_OIDC",
+            Self::AwsAssumeRole { .. } => "AWS_ASSUME_ROLE",
+        }
+    }
+
+    /// The secret that it names.
+    pub fn secret(&self) -> Option<&str> {
+        match self {
+            Self::Secret { auth_secret_name } => Some(auth_secret_name),
+            _ => None,
+        }
+    }
+
+    /// Whether it can give credentials to sources of `scheme`.
+    pub fn serves(&self, scheme: &str) -> bool {
+        match self {
+            Self::Secret { .. } => scheme != "file",
+            Self::AwsOidc { .. } | Self::AwsAssumeRole { .. } => scheme == "s3",
+            Self::GcpOidc { .. } => scheme == "gs",
+        }
+    }
+
+    /// Reads an `auth`. `None` where it is rejected.
+    pub(super) fn read(fields: &Fields<'_>, strict: bool, found: &mut Diagnostics) -> Option<Self> {
+        let before = found.rejects();
+        fields.unknown(&keys().chain([METHOD]).collect::<Vec<_>>(), strict, found);
+        let mut given = Map::new();
+        for key in keys() {
+            if let Some(text) = fields.optional(key, found).filter(|text| !text.is_empty()) {
+                given.insert(key.to_owned(), Value::from(text));
+            }
+        }
+        let written = fields.required(METHOD, found)?.to_uppercase();
+        let Some((method, needed)) = METHODS.into_iter().find(|(name, _)| *name == written) else {
+            let known = METHODS.map(|(name, _)| name).join(", ");
+            found.reject(&fields.place.key(METHOD), format!("is no method; write one of {known}"));
+            return None;
+        };
+        for key in given.keys().filter(|key| !needed.contains(&key.as_str())) {
+            found.reject(&fields.place.key(key), format!("does not go with {METHOD} {method}; leave it out"));
+        }
+        let absent = |key| !given.contains_key(key) && fields.present(key).is_none_or(Value::is_string);
+        let missing: Vec<_> = needed.iter().copied().filter(|key| absent(key)).collect();
+        if !missing.is_empty() {
+            found.reject(&fields.place, format!("{METHOD} {method} needs {}", missing.join(" and ")));
+        }
+        given.insert(METHOD.to_owned(), Value::from(method));
+        let auth = serde_json::from_value(Value::Object(given)).ok();
+        auth.filter(|_| found.rejects() == before)
+    }
+}
