@@ -17,22 +17,22 @@
 //! recently used first ([`evict`]). All functions here block on the local disk: call them off the async threads.
 
 pub mod commit;
-pub mod direct;
-pub mod evict;
+pub mod direct_io;
+pub mod eviction;
 pub mod inventory;
 pub mod io;
 pub mod layout;
-pub mod lease;
+pub mod leases;
 pub mod node;
 pub mod partial;
+pub mod partition;
 pub mod pins;
 pub mod presence;
-pub mod relief;
-pub mod room;
-pub mod share;
+pub mod pressure;
+pub mod scrub;
+pub mod space;
 #[cfg(test)]
 mod tests;
-pub mod verify;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -44,16 +44,16 @@ use crate::blob::Key;
 use crate::error::{Error, Kind, Result};
 
 use commit::Committer;
-use layout::{Form, Layout};
-use lease::Leases;
-use node::Node;
-use partial::Partial;
-use room::Room;
-use share::Share;
+use layout::{BlobFile, Layout};
+use leases::LeaseTable;
+use node::NodeCache;
+use partial::PartialBlob;
+use partition::Partition;
+use space::TenantSpace;
 
 /// How stale a blob's time of last use may grow before an open refreshes it: eviction order needs no better, and an
 /// open of a hot file then costs no write to the inode.
-const TOUCH: Duration = Duration::from_secs(60);
+const ATIME_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What bounds a cache.
 #[derive(Clone, Copy, Debug)]
@@ -67,35 +67,35 @@ pub struct Limits {
 /// The cache of one tenant on this node. Clones are handles to one and the same.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    share: Arc<Share>,
-    room: Arc<Room>,
+    partition: Arc<Partition>,
+    space: Arc<TenantSpace>,
     committer: Arc<Committer>,
     now: fn() -> SystemTime,
 }
 
 impl Cache {
-    /// Opens the cache in `root` for one tenant only, as [`Node::open`] has it.
+    /// Opens the cache in `root` for one tenant only, as [`NodeCache::open`] has it.
     ///
     /// # Errors
-    /// Those of [`Node::open`].
+    /// Those of [`NodeCache::open`].
     pub fn open(root: &Path, tenant: &str, limits: Limits, now: fn() -> SystemTime) -> Result<Self> {
-        let (node, _hold) = Node::open(root, limits, BTreeMap::new(), now)?;
+        let (node, _hold) = NodeCache::open(root, limits, BTreeMap::new(), now)?;
         node.tenant(tenant)
     }
 
     /// Where things lie.
     pub fn layout(&self) -> &Layout {
-        &self.share.layout
+        &self.partition.layout
     }
 
     /// Who holds what.
-    pub fn leases(&self) -> &Arc<Leases> {
-        &self.share.leases
+    pub fn leases(&self) -> &Arc<LeaseTable> {
+        &self.partition.leases
     }
 
     /// How much room there is.
-    pub fn room(&self) -> &Arc<Room> {
-        &self.room
+    pub fn space(&self) -> &Arc<TenantSpace> {
+        &self.space
     }
 
     /// Makes parts whole.
@@ -107,13 +107,13 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub fn whole(&self, key: &Key, size: u64) -> Result<Option<File>> {
-        let Some(file) = self.layout().open_blob(key, Form::Whole)? else { return Ok(None) };
+    pub fn open_whole(&self, key: &Key, size: u64) -> Result<Option<File>> {
+        let Some(file) = self.layout().open_blob(key, BlobFile::Whole)? else { return Ok(None) };
         let stat = rustix::fs::fstat(&file).map_err(|e| self.layout().fault("stat", key, e))?;
         if stat.st_size as u64 != size {
             // Only a damaged disk or a stranger's hand makes this; what has the wrong length is not the blob.
             tracing::warn!(%key, "a whole blob has {} bytes instead of {size}: removed", stat.st_size);
-            self.layout().remove(key, Form::Whole)?;
+            self.layout().remove(key, BlobFile::Whole)?;
             return Ok(None);
         }
         self.mark(&file, &stat);
@@ -121,34 +121,34 @@ impl Cache {
     }
 
     /// Marks a whole blob as used now, unless that was noted a moment ago.
-    pub fn used(&self, file: &File) {
+    pub fn mark_used(&self, file: &File) {
         if let Ok(stat) = rustix::fs::fstat(file) {
             self.mark(file, &stat);
         }
     }
 
     fn mark(&self, file: &File, stat: &rustix::fs::Stat) {
-        if self.was_used_long_ago(stat) {
+        if self.is_atime_stale(stat) {
             io::touch(file);
         }
     }
 
-    fn was_used_long_ago(&self, stat: &rustix::fs::Stat) -> bool {
+    fn is_atime_stale(&self, stat: &rustix::fs::Stat) -> bool {
         let used = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_atime.max(0) as u64);
-        (self.now)().duration_since(used).is_ok_and(|age| age > TOUCH)
+        (self.now)().duration_since(used).is_ok_and(|age| age > ATIME_UPDATE_INTERVAL)
     }
 
     /// Whether the whole blob is here. Cheaper than [`whole`](Self::whole), and no use of it.
     pub fn has(&self, key: &Key, size: u64) -> bool {
-        self.layout().stat(key, Form::Whole).is_some_and(|stat| stat.st_size as u64 == size)
+        self.layout().stat(key, BlobFile::Whole).is_some_and(|stat| stat.st_size as u64 == size)
     }
 
     /// What an earlier run left of a blob that is not whole; `None` when there is nothing.
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub fn resume(&self, key: &Key, size: u64) -> Result<Option<Arc<Partial>>> {
-        if self.layout().stat(key, Form::Map).is_none() {
+    pub fn resume(&self, key: &Key, size: u64) -> Result<Option<Arc<PartialBlob>>> {
+        if self.layout().stat(key, BlobFile::Map).is_none() {
             return Ok(None);
         }
         self.begin(key, size).map(Some)
@@ -158,14 +158,14 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
-    pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<Partial>> {
-        Ok(Arc::new(Partial::open(self.share.layout.clone(), self.room.clone(), *key, size)?))
+    pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<PartialBlob>> {
+        Ok(Arc::new(PartialBlob::open(self.partition.layout.clone(), self.space.clone(), *key, size)?))
     }
 
     /// The same for the blob `key`, if it is whole. Without opening it: there may be a million of them.
-    pub fn used_blob(&self, key: &Key) {
-        if self.layout().stat(key, Form::Whole).is_some_and(|stat| self.was_used_long_ago(&stat)) {
-            io::touch_at(self.layout().blobs(), &Layout::name(key, Form::Whole));
+    pub fn mark_key_used(&self, key: &Key) {
+        if self.layout().stat(key, BlobFile::Whole).is_some_and(|stat| self.is_atime_stale(&stat)) {
+            io::touch_at(self.layout().blobs(), &Layout::name(key, BlobFile::Whole));
         }
     }
 

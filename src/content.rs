@@ -28,9 +28,9 @@ use tokio::time::Instant;
 
 use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK};
-use crate::cache::lease::Lease;
-use crate::cache::partial::Partial;
-use crate::cache::presence::State;
+use crate::cache::leases::BlobLease;
+use crate::cache::partial::PartialBlob;
+use crate::cache::presence::BlockState;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::{FetchScope, Ladder};
 use crate::flight::{Delivery, Flight, Flights};
@@ -69,7 +69,7 @@ pub struct Content {
     ladder: Mutex<Arc<Ladder>>,
     whole: OnceLock<Arc<File>>,
     /// The part in the cache, from its first use until the blob is whole.
-    partial: Mutex<Option<Arc<Partial>>>,
+    partial: Mutex<Option<Arc<PartialBlob>>>,
     making: Mutex<()>,
     /// Those that may wait for other nodes.
     flights: Flights,
@@ -79,7 +79,7 @@ pub struct Content {
     committing: AtomicBool,
     broken: Mutex<Option<Error>>,
     news: Notify,
-    _lease: Lease,
+    _lease: BlobLease,
 }
 
 impl Content {
@@ -115,7 +115,7 @@ impl Content {
 
     fn look(&self) -> Result<()> {
         let cache = &self.resources.cache;
-        if let Some(file) = cache.whole(&self.blob.key, self.blob.size)? {
+        if let Some(file) = cache.open_whole(&self.blob.key, self.blob.size)? {
             self.whole.set(Arc::new(file)).ok();
         } else if let Some(partial) = cache.resume(&self.blob.key, self.blob.size)? {
             *self.slot() = Some(partial);
@@ -167,7 +167,8 @@ impl Content {
     }
 
     fn is_present(&self, index: u64) -> bool {
-        self.whole.get().is_some() || self.part().is_some_and(|p| p.presence().state(index) == State::Present)
+        self.whole.get().is_some()
+            || self.part().is_some_and(|p| p.presence().state(index) == BlockState::Present)
     }
 
     /// All blocks in the order in which a stage had best ask for them, as [`Ladder::stage_order`] has it when they are due.
@@ -348,7 +349,7 @@ impl Content {
     }
 
     /// The part in the cache, made on first use: a file that is opened and never read costs no disk.
-    fn partial(&self) -> Result<Arc<Partial>> {
+    fn partial(&self) -> Result<Arc<PartialBlob>> {
         let _one = self.making.lock();
         if let Some(partial) = self.part() {
             return Ok(partial);
@@ -358,11 +359,11 @@ impl Content {
         Ok(partial)
     }
 
-    fn part(&self) -> Option<Arc<Partial>> {
+    fn part(&self) -> Option<Arc<PartialBlob>> {
         self.slot().clone()
     }
 
-    fn slot(&self) -> MutexGuard<'_, Option<Arc<Partial>>> {
+    fn slot(&self) -> MutexGuard<'_, Option<Arc<PartialBlob>>> {
         self.partial.lock()
     }
 }
@@ -372,7 +373,7 @@ impl Drop for Content {
         self.resources.recent_blocks.forget(&self.blob.key);
         // Some keep a file open for days.
         if let Some(file) = self.whole.get() {
-            self.resources.cache.used(file);
+            self.resources.cache.mark_used(file);
         }
     }
 }

@@ -19,8 +19,8 @@ use tokio::sync::Semaphore;
 use crate::budget::{Budget, BudgetUsage};
 use crate::buffer::BufferPool;
 use crate::cache::Limits;
-use crate::cache::evict::Hold;
-use crate::cache::node::Node;
+use crate::cache::eviction::EvictionPause;
+use crate::cache::node::NodeCache;
 use crate::content::{RecentBlocks, SharedResources};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -77,7 +77,7 @@ pub struct Engine {
 /// What all tenants use together.
 #[derive(Debug)]
 struct NodeState {
-    node: Node,
+    node: NodeCache,
     budget: Arc<Budget>,
     waiting: Arc<Budget>,
     lent: Arc<Budget>,
@@ -110,7 +110,7 @@ pub struct Usage {
 
 impl Usage {
     /// How full `node` is.
-    pub fn of(node: &Node) -> Self {
+    pub fn of(node: &NodeCache) -> Self {
         let evictor = node.evictor();
         let Limits { capacity, reserve } = evictor.limits();
         Self { used: evictor.used(), capacity, free: evictor.free(), reserve, evicted: evictor.evicted() }
@@ -121,7 +121,7 @@ impl Engine {
     /// Opens the cache and takes its lock. Fetches run on `runtime`. Blocks on the local disk.
     ///
     /// # Errors
-    /// Those of [`Node::open`].
+    /// Those of [`NodeCache::open`].
     pub fn open(config: &Config, runtime: Handle) -> Result<Self> {
         Self::open_held(config, runtime).map(|(engine, _)| engine)
     }
@@ -129,9 +129,9 @@ impl Engine {
     /// The same. Nothing is evicted before the hold is dropped: time for those to come back who held what is there.
     ///
     /// # Errors
-    /// Those of [`Node::open`].
-    pub fn open_held(config: &Config, runtime: Handle) -> Result<(Self, Hold)> {
-        let (node, hold) = Node::open(&config.cache, config.limits, config.quotas.clone(), config.now)?;
+    /// Those of [`NodeCache::open`].
+    pub fn open_held(config: &Config, runtime: Handle) -> Result<(Self, EvictionPause)> {
+        let (node, hold) = NodeCache::open(&config.cache, config.limits, config.quotas.clone(), config.now)?;
         let hands = HASH_PERMITS_PER_CORE * std::thread::available_parallelism().map_or(2, usize::from);
         let shared = NodeState {
             node,
@@ -301,7 +301,7 @@ impl Engine {
     }
 
     /// The cache on the disk, of all tenants.
-    pub fn cache(&self) -> &Node {
+    pub fn cache(&self) -> &NodeCache {
         &self.node.node
     }
 

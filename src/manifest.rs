@@ -65,18 +65,18 @@
 //! and its target; then of each blob its version, its place and the ends of its frames. A reader takes them from
 //! wherever the records point.
 
-mod bad;
-mod branch;
-mod decode;
-mod encode;
+mod binary;
+mod decoder;
+mod directories;
+mod encoder;
+mod entries;
 pub(crate) mod escape;
-mod layout;
 mod listing;
-mod mirrored;
+mod mirrored_listing;
 mod name;
-mod order;
 mod pack;
-mod record;
+mod rejections;
+mod row;
 mod run;
 mod sort;
 #[cfg(test)]
@@ -87,10 +87,10 @@ use std::ops::Range;
 
 use crate::error::{Error, Kind};
 
-pub use decode::Manifest;
-pub use listing::{Found, Listing};
-pub use mirrored::{Kept, Mirrored};
-pub use pack::Part;
+pub use decoder::Manifest;
+pub use listing::{ListedFile, Listing};
+pub use mirrored_listing::{MirroredBlob, MirroredListing};
+pub use pack::PackedFile;
 
 /// A part of a blob: what a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -25,23 +25,23 @@
 //! - Nothing that is read is believed: manifests and records are held against their digests, blocks against their
 //!   checks, refs against the check that they hold and their own names, and known recipes against those.
 
+pub mod blobs;
 pub mod catalog;
 pub mod draft;
 pub mod frames;
 pub mod gc;
-mod holder;
-pub mod layout;
+pub mod keys;
 pub mod lease;
-mod local;
+mod leftovers;
 pub mod manifests;
+pub mod multipart;
 mod open;
-pub mod parts;
+mod process_id;
 pub mod record;
-pub mod serve;
-pub mod shelf;
+pub mod serving;
 mod store;
 pub mod upload;
-pub mod verify;
+pub mod verification;
 
 use std::fmt;
 use std::fs::File;
@@ -53,12 +53,12 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Listing;
 use crate::source::{Access, Patterns, Uri, tenant};
-use parts::Store;
+use multipart::MirrorStore;
 
 /// One tenant's part of a mirror. Clones are handles to one and the same.
 #[derive(Clone)]
 pub struct Mirror {
-    store: Store,
+    store: MirrorStore,
     name: Arc<str>,
     tenant: Arc<str>,
     scratch: Arc<PathBuf>,
@@ -74,7 +74,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Kind::Invalid`] for what can't be the name of a tenant.
-    pub fn new(store: Store, name: &str, tenant: &str, scratch: PathBuf) -> Result<Self> {
+    pub fn new(store: MirrorStore, name: &str, tenant: &str, scratch: PathBuf) -> Result<Self> {
         tenant::check(tenant)?;
         let name = name.trim_end_matches('/').into();
         Ok(Self { store, name, tenant: tenant.into(), scratch: Arc::new(scratch), local: None, keys: None })

@@ -71,7 +71,7 @@ impl PeerBlockService {
         let (resources, key, size) = (self.resources().clone(), Key::Content(ask.blob), ask.size);
         blocking(move || {
             // Asked first: a peer's idea of its size is no reason to take a blob for damaged.
-            if resources.cache.has(&key, size) { resources.cache.whole(&key, size) } else { Ok(None) }
+            if resources.cache.has(&key, size) { resources.cache.open_whole(&key, size) } else { Ok(None) }
         })
         .await
     }

@@ -12,11 +12,11 @@
 //! break off anywhere, and the next one reads again at most what was under way. Every read is conditional on the version
 //! that was listed. When the source changes meanwhile, it is listed again, once.
 
-mod before;
-mod make;
-mod plan;
+mod builder;
+mod origin_reader;
+mod packing;
 mod progress;
-mod read;
+mod reuse;
 #[cfg(test)]
 mod tests;
 
@@ -31,39 +31,39 @@ use tokio::time::Instant;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
-use crate::manifest::{Kept, Manifest, Mirrored};
+use crate::manifest::{Manifest, MirroredBlob, MirroredListing};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::{Ref, source_key};
-use crate::mirror::lease::{Lease, Purpose};
-use crate::mirror::record::Record;
-use crate::mirror::verify::Seen;
+use crate::mirror::lease::{MirrorLease, Purpose};
+use crate::mirror::record::MirrorRecord;
+use crate::mirror::verification::VerifyProgress;
 use crate::source::Patterns;
 use crate::task::blocking;
 use crate::tier::{Origin, Tier};
 
-use before::Before;
-use make::Maker;
-use plan::Recipe;
+use builder::BlobBuilder;
+use packing::Recipe;
+use reuse::PreviousSnapshot;
 
-pub use progress::{Progress, State};
+pub use progress::{PublishPhase, PublishProgress};
 
 /// How many blobs are looked for or made at once. What they hold in memory is bounded by itself.
-const BLOBS: usize = 32;
+const BLOBS_IN_FLIGHT: usize = 32;
 /// How many faults of what was there are told one by one: who wants all of them verifies the mirror.
-const TOLD: usize = 10;
+const MAX_LISTED_REPAIRS: usize = 10;
 /// How often blobs that vanish while others are made are made again: it takes somebody who deletes them.
-const ROUNDS: u32 = 3;
+const MAX_ROUNDS: u32 = 3;
 
 /// What a publication goes by.
 #[derive(Clone, Copy, Debug)]
-pub struct Config {
+pub struct PublishConfig {
     /// The most memory for content on its way, in bytes.
     pub memory: u64,
 }
 
 /// What is published.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct PublishSource {
     /// Its name for a person, without secrets.
     pub name: String,
     /// What tells it from all others ([`Uri::identity`](crate::source::Uri::identity)).
@@ -84,23 +84,23 @@ pub struct Published {
     /// Patterns that matched nothing: most likely a slip.
     pub unmatched: Vec<String>,
     /// What was wrong with what it was mirrored as before, and is no more.
-    pub repaired: Faults,
+    pub repaired: Repairs,
 }
 
 /// What is wrong with something in the mirror.
 #[derive(Clone, Debug, Default)]
-pub struct Faults {
+pub struct Repairs {
     /// How many there are.
     pub count: u64,
     /// What the first ten say.
     pub first: Vec<String>,
 }
 
-impl Faults {
+impl Repairs {
     fn add(&mut self, fault: &Error) {
         tracing::info!(%fault, "repairing the mirror");
         self.count += 1;
-        if self.first.len() < TOLD {
+        if self.first.len() < MAX_LISTED_REPAIRS {
             self.first.push(fault.to_string());
         }
     }
@@ -112,13 +112,13 @@ impl Faults {
 /// [`Kind::Changed`] when the source changes all the time; those of the origin and of the store.
 pub async fn publish(
     mirror: &Mirror,
-    source: &Source,
-    config: Config,
-    progress: &Progress,
+    source: &PublishSource,
+    config: PublishConfig,
+    progress: &PublishProgress,
 ) -> Result<Published> {
-    mirror.found().await?;
+    mirror.init().await?;
     let lease = mirror.lease(Purpose::Add).await?;
-    let run = Run { mirror, source, config, progress, lease: &lease };
+    let run = PublishRun { mirror, source, config, progress, lease: &lease };
     let mut outcome = run.attempt().await;
     if let Err(error) = &outcome
         && error.kind() == Kind::Changed
@@ -131,16 +131,16 @@ pub async fn publish(
 }
 
 /// One source on its way.
-struct Run<'a> {
+struct PublishRun<'a> {
     mirror: &'a Mirror,
-    source: &'a Source,
-    config: Config,
-    progress: &'a Progress,
-    lease: &'a Lease,
+    source: &'a PublishSource,
+    config: PublishConfig,
+    progress: &'a PublishProgress,
+    lease: &'a MirrorLease,
 }
 
 /// What the origin listed.
-struct Listed {
+struct OriginListing {
     manifest: Arc<Manifest>,
     digest: Digest,
     at: DateTime<Utc>,
@@ -148,18 +148,18 @@ struct Listed {
     unmatched: Vec<String>,
 }
 
-impl Run<'_> {
+impl PublishRun<'_> {
     async fn attempt(&self) -> Result<Published> {
-        self.progress.enter(State::Listing);
+        self.progress.enter(PublishPhase::Listing);
         let listed = self.list().await?;
-        let mut repaired = Faults::default();
-        if let Some(found) = self.same(&listed, &mut repaired).await? {
+        let mut repaired = Repairs::default();
+        if let Some(found) = self.find_unchanged(&listed, &mut repaired).await? {
             return Ok(Published { found, new: false, unmatched: listed.unmatched, repaired });
         }
-        let recipes = plan::plan(&listed.manifest, &self.source.identity)?;
+        let recipes = packing::plan(&listed.manifest, &self.source.identity)?;
         self.progress.begin(&listed.manifest);
-        let records = self.keep(&listed.manifest, &recipes).await?;
-        self.progress.enter(State::Finishing);
+        let records = self.put_blobs(&listed.manifest, &recipes).await?;
+        self.progress.enter(PublishPhase::Finishing);
         let blobs: HashMap<_, _> = records.iter().map(|record| (record.digest, record)).collect();
         let stored = blobs.values().filter_map(|record| record.stored.len(record.size)).sum();
         let (allow, ignore) = self.source.patterns.texts();
@@ -185,7 +185,7 @@ impl Run<'_> {
         Ok(Published { found, new, unmatched: listed.unmatched, repaired })
     }
 
-    async fn list(&self) -> Result<Listed> {
+    async fn list(&self) -> Result<OriginListing> {
         // By the store's clock: of two that add the same, the one that listed later counts.
         let (at, began) = (self.lease.now().await?, Instant::now());
         let mut listing = self.mirror.listing(&self.source.origin.identity(), self.source.patterns.clone());
@@ -197,54 +197,55 @@ impl Run<'_> {
             Ok((Arc::new(Manifest::open(&file)?), digest))
         });
         let (manifest, digest) = written.await?;
-        Ok(Listed { manifest, digest, at, began, unmatched })
+        Ok(OriginListing { manifest, digest, at, began, unmatched })
     }
 
     /// What the source is mirrored as already, if that is just what was listed and all of it is there. What is wrong with it
     /// comes to `faults`.
-    async fn same(&self, listed: &Listed, faults: &mut Faults) -> Result<Option<Ref>> {
-        let found = match self.mirror.newest(&self.source.key()).await?.found {
+    async fn find_unchanged(&self, listed: &OriginListing, faults: &mut Repairs) -> Result<Option<Ref>> {
+        let found = match self.mirror.latest(&self.source.key()).await?.found {
             Ok(Some(found)) if !found.removed && found.listing == listed.digest => found,
             _ => return Ok(None),
         };
         let tell = |fault| faults.add(&fault);
-        self.mirror.verify(vec![Ok(found.clone())], false, &Seen::default(), tell).await?;
+        self.mirror.verify(vec![Ok(found.clone())], false, &VerifyProgress::default(), tell).await?;
         Ok((faults.count == 0).then_some(found))
     }
 
     /// What the source was mirrored as before, if anything.
-    async fn before(&self) -> Option<Before> {
-        let found = self.mirror.newest(&self.source.key()).await.ok()?.found.ok()??;
+    async fn previous(&self) -> Option<PreviousSnapshot> {
+        let found = self.mirror.latest(&self.source.key()).await.ok()?.found.ok()??;
         let manifest = self.mirror.manifest(&found.manifest).await.ok()??;
         let mirror = ladder(Arc::new(self.mirror.clone()));
-        Some(Before::new(manifest, mirror))
+        Some(PreviousSnapshot::new(manifest, mirror))
     }
 
     /// Puts every blob into the mirror that isn't there, and answers with how each is kept.
-    async fn keep(&self, listing: &Manifest, recipes: &[Recipe]) -> Result<Vec<Record>> {
+    async fn put_blobs(&self, listing: &Manifest, recipes: &[Recipe]) -> Result<Vec<MirrorRecord>> {
         let ladder = ladder(self.source.origin.clone());
-        let before = self.before().await;
-        let maker = Maker::new(self.mirror, listing, ladder, before, self.lease, self.config.memory);
-        let mut kept: Vec<Option<Record>> = vec![None; recipes.len()];
+        let previous = self.previous().await;
+        let builder =
+            BlobBuilder::new(self.mirror, listing, ladder, previous, self.lease, self.config.memory);
+        let mut kept: Vec<Option<MirrorRecord>> = vec![None; recipes.len()];
         let mut firsts = HashMap::new();
         for (at, recipe) in recipes.iter().enumerate() {
             firsts.entry(recipe.name).or_insert(at);
         }
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let firsts = recipes.iter().map(|recipe| firsts[&recipe.name]);
             let missing = recipes.iter().enumerate().zip(firsts.clone());
             // What is the same is made once.
             let missing =
                 missing.filter(|((at, _), first)| at == first && kept[*at].is_none()).map(|(one, _)| one);
             let made = stream::iter(missing.map(Ok)).map_ok(|(at, recipe)| {
-                let (maker, progress) = (&maker, self.progress);
-                async move { Ok((at, maker.make(recipe, progress).await?)) }
+                let (builder, progress) = (&builder, self.progress);
+                async move { Ok((at, builder.find_or_build(recipe, progress).await?)) }
             });
-            let made: Vec<_> = made.try_buffer_unordered(BLOBS).try_collect().await?;
+            let made: Vec<_> = made.try_buffer_unordered(BLOBS_IN_FLIGHT).try_collect().await?;
             made.into_iter().for_each(|(at, record)| kept[at] = Some(record));
             firsts.enumerate().for_each(|(at, first)| kept[at] = kept[first].clone());
-            self.lease.unswept().await?;
-            if self.look(&mut kept).await? {
+            self.lease.wait_for_collectors().await?;
+            if self.check_blobs(&mut kept).await? {
                 return Ok(kept.into_iter().flatten().collect());
             }
         }
@@ -253,16 +254,16 @@ impl Run<'_> {
     }
 
     /// Looks whether all blobs are there, and forgets those that are not.
-    async fn look(&self, kept: &mut [Option<Record>]) -> Result<bool> {
+    async fn check_blobs(&self, kept: &mut [Option<MirrorRecord>]) -> Result<bool> {
         let looked = stream::iter(kept.iter().enumerate()).map(|(at, record)| async move {
             let Some(record) = record else { return Ok(Some(at)) };
-            if self.mirror.sound(record).await? {
+            if self.mirror.has_blob(record).await? {
                 return Ok(None);
             }
             self.mirror.forget(&record.digest).await?;
             Ok::<_, Error>(Some(at))
         });
-        let missing: Vec<_> = looked.buffer_unordered(BLOBS).try_collect().await?;
+        let missing: Vec<_> = looked.buffer_unordered(BLOBS_IN_FLIGHT).try_collect().await?;
         let mut all = true;
         for at in missing.into_iter().flatten() {
             (kept[at], all) = (None, false);
@@ -275,9 +276,9 @@ impl Run<'_> {
         &self,
         listing: Arc<Manifest>,
         recipes: Vec<Recipe>,
-        records: &[Record],
+        records: &[MirrorRecord],
     ) -> Result<Digest> {
-        let kept = recipes.into_iter().zip(records).map(|(recipe, record)| Kept {
+        let kept = recipes.into_iter().zip(records).map(|(recipe, record)| MirroredBlob {
             files: recipe.files,
             digest: record.digest,
             size: record.size,
@@ -286,7 +287,7 @@ impl Run<'_> {
         });
         let (kept, mut file) = (kept.collect(), self.mirror.scratch()?);
         let written = blocking(move || {
-            let digest = Mirrored::new(&listing, kept)?.write(&mut file)?;
+            let digest = MirroredListing::new(&listing, kept)?.write(&mut file)?;
             Ok((digest, file))
         });
         let (digest, file) = written.await?;
@@ -295,7 +296,7 @@ impl Run<'_> {
     }
 }
 
-impl Source {
+impl PublishSource {
     /// What its ref is found by.
     fn key(&self) -> Digest {
         source_key(&self.identity, &self.patterns)
@@ -307,13 +308,13 @@ fn ladder(tier: Arc<dyn Tier>) -> Ladder {
     Ladder::new(vec![tier], Arc::default(), Arc::default())
 }
 
-impl Progress {
+impl PublishProgress {
     /// The totals are known.
     fn begin(&self, listing: &Manifest) {
         self.files.store(listing.files(), Relaxed);
         self.bytes.store(listing.bytes(), Relaxed);
         self.files_done.store(0, Relaxed);
         self.bytes_done.store(0, Relaxed);
-        self.enter(State::Copying);
+        self.enter(PublishPhase::Copying);
     }
 }

@@ -9,15 +9,15 @@ use parking_lot::Mutex;
 
 use crate::blob::{Blob, Key};
 use crate::cache::commit::DIGEST_XATTR;
-use crate::cache::lease::{Group, LeaseSet, ManifestLease};
-use crate::cache::relief::Relief;
+use crate::cache::leases::{LeaseGroup, LeaseSet, ManifestLease};
+use crate::cache::pressure::CachePressureListener;
 use crate::content::{Content, SharedResources};
 use crate::digest::Digest;
 use crate::error::Result;
 use crate::fetch::Ladder;
 use crate::manifest::{Manifest, Slice};
 use crate::metrics::Traffic;
-use crate::mirror::lease::Lease;
+use crate::mirror::lease::MirrorLease;
 use crate::peer::client::Holder;
 use crate::read::Reader;
 use crate::stage::Stage;
@@ -47,7 +47,7 @@ pub struct Snapshot {
 enum LeaseState {
     #[default]
     None,
-    Lease(Lease),
+    Held(MirrorLease),
     Released,
 }
 
@@ -78,17 +78,17 @@ impl Snapshot {
     }
 
     /// The same, with the mirror's lease to keep its content.
-    pub(crate) fn leased(self, lease: Option<Lease>) -> Self {
-        Self { lease: Mutex::new(lease.map_or(LeaseState::None, LeaseState::Lease)), ..self }
+    pub(crate) fn leased(self, lease: Option<MirrorLease>) -> Self {
+        Self { lease: Mutex::new(lease.map_or(LeaseState::None, LeaseState::Held)), ..self }
     }
 
     /// The same, for one that is served already. If it has been [released](Self::release) meanwhile, so is the lease.
-    pub(crate) async fn lease_with(&self, lease: Lease) {
+    pub(crate) async fn lease_with(&self, lease: MirrorLease) {
         let spare = {
             let mut held = self.lease.lock();
             match *held {
                 LeaseState::None => {
-                    *held = LeaseState::Lease(lease);
+                    *held = LeaseState::Held(lease);
                     None
                 }
                 _ => Some(lease),
@@ -136,7 +136,7 @@ impl Snapshot {
             let mut held = self.lease.lock();
             std::mem::replace(&mut *held, LeaseState::Released)
         };
-        if let LeaseState::Lease(lease) = lease {
+        if let LeaseState::Held(lease) = lease {
             lease.release().await;
         }
         if self.held.get().is_some() {
@@ -144,7 +144,7 @@ impl Snapshot {
             // What was leased may not have been opened for days, and was in use all the same.
             let touched = self.resources.runtime.spawn_blocking(move || {
                 let keys = (0..manifest.blobs()).filter_map(|blob| manifest.key(blob).ok());
-                keys.for_each(|key| cache.used_blob(&key));
+                keys.for_each(|key| cache.mark_key_used(&key));
             });
             touched.await.ok();
         }
@@ -227,7 +227,7 @@ impl Snapshot {
     /// # Errors
     /// [`NoSpace`](crate::error::Kind::NoSpace), and those of [`hold`](Self::hold).
     pub fn admit(&self) -> Result<()> {
-        self.hold_with(|group| Ok(self.resources.cache.room().admit(vec![group])?.remove(0)))
+        self.hold_with(|group| Ok(self.resources.cache.space().admit(vec![group])?.remove(0)))
     }
 
     /// The same for several of one tenant: all are held, or none that was not before.
@@ -237,8 +237,9 @@ impl Snapshot {
     pub fn admit_all(snapshots: &[&Self]) -> Result<()> {
         let fresh: Vec<_> = snapshots.iter().filter(|snapshot| snapshot.held.get().is_none()).collect();
         let Some(first) = fresh.first() else { return Ok(()) };
-        let groups = fresh.iter().map(|snapshot| Group::of(&snapshot.manifest)).collect::<Result<_>>()?;
-        let leases = first.resources.cache.room().admit(groups)?;
+        let groups =
+            fresh.iter().map(|snapshot| LeaseGroup::of(&snapshot.manifest)).collect::<Result<_>>()?;
+        let leases = first.resources.cache.space().admit(groups)?;
         for (snapshot, lease) in fresh.into_iter().zip(leases) {
             snapshot.held.set(lease).ok();
         }
@@ -251,14 +252,16 @@ impl Snapshot {
     /// Those of [`admit`](Self::admit).
     pub fn could_be_admitted(snapshots: &[&Self]) -> Result<()> {
         let Some(first) = snapshots.first() else { return Ok(()) };
-        let groups =
-            snapshots.iter().map(|snapshot| Group::of(&snapshot.manifest)).collect::<Result<Vec<_>>>()?;
-        first.resources.cache.room().holds(&groups)
+        let groups = snapshots
+            .iter()
+            .map(|snapshot| LeaseGroup::of(&snapshot.manifest))
+            .collect::<Result<Vec<_>>>()?;
+        first.resources.cache.space().ensure_fits(&groups)
     }
 
-    fn hold_with(&self, lease: impl FnOnce(Group) -> Result<LeaseSet>) -> Result<()> {
+    fn hold_with(&self, lease: impl FnOnce(LeaseGroup) -> Result<LeaseSet>) -> Result<()> {
         if self.held.get().is_none() {
-            self.held.set(lease(Group::of(&self.manifest)?)?).ok();
+            self.held.set(lease(LeaseGroup::of(&self.manifest)?)?).ok();
         }
         Ok(())
     }
@@ -282,8 +285,8 @@ impl Snapshot {
     }
 
     /// Has `relief` asked, for as long as it lives, when the cache is full and finds nothing to evict.
-    pub fn relieve_with(&self, relief: Weak<dyn Relief>) {
-        self.resources.cache.room().evictor().reliefs().add(relief);
+    pub fn on_cache_pressure(&self, listener: Weak<dyn CachePressureListener>) {
+        self.resources.cache.space().evictor().pressure_listeners().add(listener);
     }
 
     /// What came from where since this snapshot was opened.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bdnfs::cache::evict::Hold;
+use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::source::SecretStore;
@@ -79,7 +79,7 @@ pub struct AgentServer {
     host: Arc<Host>,
     claim: Option<CacheClaim>,
     /// Nothing is evicted before what was mounted is back.
-    kept: Hold,
+    kept: EvictionPause,
     /// What was mounted and held.
     held: Vec<Found>,
 }

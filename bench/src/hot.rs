@@ -10,7 +10,7 @@ use bdnfs::block::{self, Arrival, Check};
 use bdnfs::cache::presence::Presence;
 use bdnfs::digest::Digest;
 use bdnfs::error::Result;
-use bdnfs::manifest::{Found, Listing, Manifest};
+use bdnfs::manifest::{ListedFile, Listing, Manifest};
 use bdnfs::peer::Member;
 use bdnfs::peer::rank::{self, Group};
 use bdnfs::source::Patterns;
@@ -64,7 +64,7 @@ fn lookup() -> Result<Work> {
     for index in 0..FILES {
         let (path, version) = (name(index), index.to_le_bytes());
         let (size, mtime, executable) = (1, (0, 0), false);
-        listing.file(Found { path: &path, size, mtime, executable, version: &version, sha256: None });
+        listing.file(ListedFile { path: &path, size, mtime, executable, version: &version, sha256: None });
     }
     let mut bytes = Vec::new();
     listing.finish(&mut bytes)?;

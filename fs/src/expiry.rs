@@ -45,7 +45,7 @@ pub(crate) async fn idle_expiry(filesystem: Weak<Filesystem>, mut woken: watch::
             quiet = if filesystem.activity.active.swap(false, Relaxed) { 0 } else { quiet + 1 };
             let expire = move || {
                 filesystem.files.expire(Instant::now());
-                filesystem.snapshot.manifest().rest();
+                filesystem.snapshot.manifest().release_pages();
             };
             if tokio::task::spawn_blocking(expire).await.is_err() {
                 return;

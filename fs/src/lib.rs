@@ -56,7 +56,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use bdnfs::cache::relief::Relief;
+use bdnfs::cache::pressure::CachePressureListener;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
@@ -317,13 +317,13 @@ fn filesystem(
     runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), woken));
     // Backing files of the previous process may be idle already.
     filesystem.activity.record();
-    let relief: Weak<Filesystem> = Arc::downgrade(&filesystem);
-    filesystem.snapshot.relieve_with(relief);
+    let listener: Weak<Filesystem> = Arc::downgrade(&filesystem);
+    filesystem.snapshot.on_cache_pressure(listener);
     filesystem
 }
 
-impl Relief for Filesystem {
-    fn relieve(&self) {
+impl CachePressureListener for Filesystem {
+    fn release_idle(&self) {
         self.files.expire(Instant::now() + open_table::IDLE_TIMEOUT);
     }
 }

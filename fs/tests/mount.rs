@@ -19,7 +19,7 @@ use bdnfs::cache::Limits;
 use bdnfs::digest::Digest;
 use bdnfs::engine::{Config, Engine};
 use bdnfs::error::{Kind, Result};
-use bdnfs::manifest::{Found, Listing};
+use bdnfs::manifest::{ListedFile, Listing};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Patterns;
 use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
@@ -63,7 +63,7 @@ impl Origin for Memory {
 
     fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
         for (path, content) in &self.0 {
-            listing.file(Found {
+            listing.file(ListedFile {
                 path,
                 size: content.len() as u64,
                 mtime: (1_700_000_000, 5),

@@ -14,36 +14,36 @@ use rustix::fs::XattrFlags;
 use crate::error::{Error, Kind, Result};
 
 use super::io;
-use super::layout::Form;
-use super::partial::Partial;
+use super::layout::BlobFile;
+use super::partial::PartialBlob;
 
 /// How many parts may wait for their commit. A stage that is faster than the disk's flushes waits here, which bounds
 /// the open files too.
-const QUEUE: usize = 512;
+const COMMIT_QUEUE_LEN: usize = 512;
 
 /// From how many parts on the whole file system is flushed once instead of each file by itself: a flush a file costs a
 /// journal commit and a barrier each, and other dirty data on a cache's disk is mostly the cache's own.
-const SHARED_FLUSH: usize = 8;
+const SYNCFS_MIN_BATCH: usize = 8;
 
 /// The extended attribute that keeps a whole blob's digest, so that nobody needs to hash it again: its 32 bytes as they
 /// are, which ext4 still keeps within the inode.
 pub const DIGEST_XATTR: &str = "user.bdnfs.digest";
 
-type Done = Box<dyn FnOnce(Result<File>) + Send>;
+type CommitCallback = Box<dyn FnOnce(Result<File>) + Send>;
 
-struct Request {
-    partial: Arc<Partial>,
-    done: Done,
+struct CommitRequest {
+    partial: Arc<PartialBlob>,
+    done: CommitCallback,
 }
 
 /// The thread that commits, and the way to it.
 #[derive(Debug)]
 pub struct Committer {
-    queue: Option<SyncSender<Request>>,
+    queue: Option<SyncSender<CommitRequest>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl std::fmt::Debug for Request {
+impl std::fmt::Debug for CommitRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "commit of {}", self.partial.key())
     }
@@ -55,7 +55,7 @@ impl Committer {
     /// # Errors
     /// [`Kind::Disk`] when no thread can be made.
     pub fn start() -> Result<Self> {
-        let (queue, requests) = sync_channel(QUEUE);
+        let (queue, requests) = sync_channel(COMMIT_QUEUE_LEN);
         let thread = std::thread::Builder::new()
             .name("bdnfs-commit".into())
             .spawn(move || serve(&requests))
@@ -65,8 +65,8 @@ impl Committer {
 
     /// Commits `partial`, all of whose blocks are present, and tells `done` the whole file. Blocks while the queue is
     /// full.
-    pub fn commit(&self, partial: Arc<Partial>, done: impl FnOnce(Result<File>) + Send + 'static) {
-        let request = Request { partial, done: Box::new(done) };
+    pub fn commit(&self, partial: Arc<PartialBlob>, done: impl FnOnce(Result<File>) + Send + 'static) {
+        let request = CommitRequest { partial, done: Box::new(done) };
         let refused = match &self.queue {
             Some(queue) => queue.send(request).err().map(|refused| refused.0),
             None => Some(request),
@@ -88,10 +88,10 @@ impl Drop for Committer {
     }
 }
 
-fn serve(requests: &Receiver<Request>) {
+fn serve(requests: &Receiver<CommitRequest>) {
     while let Ok(first) = requests.recv() {
         let mut batch = vec![first];
-        batch.extend(requests.try_iter().take(QUEUE - 1));
+        batch.extend(requests.try_iter().take(COMMIT_QUEUE_LEN - 1));
         let flushed = flush(&batch);
         for (request, flushed) in batch.into_iter().zip(flushed) {
             let whole = flushed.and_then(|()| promote(&request.partial));
@@ -101,24 +101,24 @@ fn serve(requests: &Receiver<Request>) {
 }
 
 /// Makes the content of all parts durable, and answers for each.
-fn flush(batch: &[Request]) -> Vec<Result<()>> {
-    for Request { partial, .. } in batch {
+fn flush(batch: &[CommitRequest]) -> Vec<Result<()>> {
+    for CommitRequest { partial, .. } in batch {
         note_digest(partial);
     }
     let fault = |e: std::io::Error| Error::disk("cannot make a blob durable in the cache", e);
-    if let Some(first) = batch.first().filter(|_| batch.len() >= SHARED_FLUSH) {
+    if let Some(first) = batch.first().filter(|_| batch.len() >= SYNCFS_MIN_BATCH) {
         // All tenants lie on one file system.
         let flushed = rustix::fs::syncfs(first.partial.layout().blobs()).map_err(|e| fault(e.into()));
         return batch.iter().map(|_| flushed.as_ref().map_err(Error::share).copied()).collect();
     }
-    for Request { partial, .. } in batch {
+    for CommitRequest { partial, .. } in batch {
         io::begin_writeback(partial.file(), 0, partial.size());
     }
     batch.iter().map(|request| request.partial.file().sync_all().map_err(fault)).collect()
 }
 
 /// Notes the digest on the file. A convenience: where the file system can't do it, nobody is told the digest.
-fn note_digest(partial: &Partial) {
+fn note_digest(partial: &PartialBlob) {
     let Some(digest) = partial.digest() else { return };
     let noted = rustix::fs::fsetxattr(partial.file(), DIGEST_XATTR, &digest.0, XattrFlags::empty());
     if let Err(error) = noted {
@@ -126,15 +126,15 @@ fn note_digest(partial: &Partial) {
     }
 }
 
-fn promote(partial: &Partial) -> Result<File> {
+fn promote(partial: &PartialBlob) -> Result<File> {
     let layout = partial.layout();
     layout.promote(partial.key())?;
-    layout.remove(partial.key(), Form::Map)?;
+    layout.remove(partial.key(), BlobFile::Map)?;
     // Only now: a part that nobody may write to could not be taken up again after a crash.
     if let Err(error) = partial.file().set_permissions(std::fs::Permissions::from_mode(0o400)) {
         tracing::debug!(key = %partial.key(), %error, "a blob is kept writable");
     }
     layout
-        .open_blob(partial.key(), Form::Whole)?
+        .open_blob(partial.key(), BlobFile::Whole)?
         .ok_or_else(|| Error::new(Kind::Disk, format!("blob {} vanished from the cache", partial.key())))
 }

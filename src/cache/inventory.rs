@@ -9,13 +9,13 @@ use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, Node};
 
-use super::layout::Form;
+use super::layout::BlobFile;
+use super::partition::{CachedFile, Partition};
 use super::pins;
-use super::share::{Found, Share};
 
 /// A snapshot that the cache has something of, or knows of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct CachedSnapshot {
     /// What it is called: its source, as its origin names it.
     pub source: String,
     /// Its id.
@@ -38,7 +38,7 @@ pub struct Line {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// Its snapshots, in no order.
-    pub lines: Vec<Line>,
+    pub snapshots: Vec<CachedSnapshot>,
     /// Bytes that all its blobs occupy.
     pub bytes: u64,
     /// Bytes of blobs that no snapshot here has.
@@ -47,7 +47,7 @@ pub struct Inventory {
 
 /// What became of an eviction by hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Evicted {
+pub struct EvictionTotals {
     /// Snapshots that were forgotten.
     pub snapshots: u64,
     /// Blobs that were removed.
@@ -62,15 +62,18 @@ pub struct Evicted {
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk).
-pub fn take(share: &Share) -> Result<Inventory> {
-    let found: HashMap<Key, Found> = share.look().into_iter().map(|found| (found.key, found)).collect();
-    let pinned: HashSet<Digest> = pins::all(share)?.into_iter().collect();
+pub fn take(partition: &Partition) -> Result<Inventory> {
+    let found: HashMap<Key, CachedFile> =
+        partition.scan().into_iter().map(|found| (found.key, found)).collect();
+    let pinned: HashSet<Digest> = pins::list(partition)?.into_iter().collect();
     let mut inventory =
         Inventory { bytes: found.values().map(|found| found.bytes).sum(), ..Inventory::default() };
     let mut named = HashSet::new();
-    for (snapshot, manifest) in manifests(share)? {
+    for (snapshot, manifest) in manifests(partition)? {
         match line(snapshot, &manifest, &found, &mut named) {
-            Ok(line) => inventory.lines.push(Line { pinned: pinned.contains(&snapshot), ..line }),
+            Ok(line) => {
+                inventory.snapshots.push(CachedSnapshot { pinned: pinned.contains(&snapshot), ..line })
+            }
             Err(error) => tracing::warn!(%error, %snapshot, "a manifest of the cache is passed over"),
         }
     }
@@ -82,9 +85,9 @@ pub fn take(share: &Share) -> Result<Inventory> {
 fn line(
     snapshot: Digest,
     manifest: &Manifest,
-    found: &HashMap<Key, Found>,
+    found: &HashMap<Key, CachedFile>,
     named: &mut HashSet<Key>,
-) -> Result<Line> {
+) -> Result<CachedSnapshot> {
     let (mut bytes, mut bytes_local, mut used_at) = (0, 0, None);
     let mut whole = vec![false; manifest.blobs() as usize];
     for blob in 0..manifest.blobs() {
@@ -94,7 +97,7 @@ fn line(
         if let Some(here) = found.get(&key) {
             bytes_local += here.bytes;
             used_at = used_at.max(Some(here.used_at));
-            whole[blob as usize] |= here.form == Form::Whole && here.size == size;
+            whole[blob as usize] |= here.form == BlobFile::Whole && here.size == size;
             named.insert(key);
         }
     }
@@ -105,15 +108,15 @@ fn line(
         }
     }
     let (source, files) = (manifest.source().to_owned(), manifest.files());
-    Ok(Line { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned: false })
+    Ok(CachedSnapshot { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned: false })
 }
 
 /// All manifests of a tenant, each with its digest, which is not held against its content.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk).
-pub fn manifests(share: &Share) -> Result<Vec<(Digest, Manifest)>> {
-    let list = || std::fs::read_dir(share.layout.manifests())?.collect::<io::Result<Vec<_>>>();
+pub fn manifests(partition: &Partition) -> Result<Vec<(Digest, Manifest)>> {
+    let list = || std::fs::read_dir(partition.layout.manifests())?.collect::<io::Result<Vec<_>>>();
     let entries = list().map_err(|e| Error::disk("cannot read the manifests of the cache", e))?.into_iter();
     let known = entries.filter_map(|entry| {
         let id = entry.file_name().to_str()?.parse().ok()?;
@@ -127,10 +130,14 @@ pub fn manifests(share: &Share) -> Result<Vec<(Digest, Manifest)>> {
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk).
-pub fn evict(share: &Share, choose: impl Fn(&Digest, &str) -> bool, strays: bool) -> Result<Evicted> {
+pub fn evict(
+    partition: &Partition,
+    choose: impl Fn(&Digest, &str) -> bool,
+    strays: bool,
+) -> Result<EvictionTotals> {
     let (mut chosen, mut others) = (HashSet::new(), HashSet::new());
     let mut forget = Vec::new();
-    for (id, manifest) in manifests(share)? {
+    for (id, manifest) in manifests(partition)? {
         let is_chosen = choose(&id, manifest.source());
         let blobs = if is_chosen { &mut chosen } else { &mut others };
         for blob in 0..manifest.blobs() {
@@ -140,15 +147,15 @@ pub fn evict(share: &Share, choose: impl Fn(&Digest, &str) -> bool, strays: bool
             forget.push(id);
         }
     }
-    let mut evicted = Evicted::default();
-    for found in share.look() {
+    let mut evicted = EvictionTotals::default();
+    for found in partition.scan() {
         let is_stray = !chosen.contains(&found.key) && !others.contains(&found.key);
         let goes =
             if is_stray { strays } else { chosen.contains(&found.key) && !others.contains(&found.key) };
         if !goes {
             continue;
         }
-        if share.remove(&found) {
+        if partition.remove(&found) {
             evicted.blobs += 1;
             evicted.bytes += found.bytes;
         } else {
@@ -156,8 +163,8 @@ pub fn evict(share: &Share, choose: impl Fn(&Digest, &str) -> bool, strays: bool
         }
     }
     for id in forget {
-        let path = share.layout.manifests().join(id.to_string());
-        if let Some(removed) = share.leases.unless_manifest_held(&id, || std::fs::remove_file(path)) {
+        let path = partition.layout.manifests().join(id.to_string());
+        if let Some(removed) = partition.leases.unless_manifest_leased(&id, || std::fs::remove_file(path)) {
             removed.map_err(|e| Error::disk("cannot remove a manifest from the cache", e))?;
             evicted.snapshots += 1;
         }

@@ -65,15 +65,15 @@ pub fn begin_writeback(file: &File, offset: u64, len: u64) {
 
 /// Marks `file` as used now. Best effort: a failure makes eviction a little less fair.
 pub fn touch(file: &File) {
-    told(rustix::fs::futimens(file, &USED_NOW));
+    log_failure(rustix::fs::futimens(file, &USED_NOW));
 }
 
 /// The same for the file `name` in `directory`, which need not be open.
 pub fn touch_at(directory: &OwnedFd, name: &str) {
-    told(rustix::fs::utimensat(directory, name, &USED_NOW, AtFlags::SYMLINK_NOFOLLOW));
+    log_failure(rustix::fs::utimensat(directory, name, &USED_NOW, AtFlags::SYMLINK_NOFOLLOW));
 }
 
-fn told(touched: rustix::io::Result<()>) {
+fn log_failure(touched: rustix::io::Result<()>) {
     if let Err(error) = touched {
         tracing::debug!(%error, "cannot mark a blob as used");
     }

@@ -20,14 +20,14 @@ use crate::source::tenant;
 const FORMAT: &str = "bdnfs cache 1\n";
 
 /// The directory that holds those of all tenants.
-const TENANTS: &str = "tenants";
+const TENANTS_DIRECTORY: &str = "tenants";
 
 /// Up to how many shards are made durable one by one: each costs a barrier, the whole file system a few.
-const FEW_SHARDS: usize = 8;
+const MAX_SHARD_FSYNCS: usize = 8;
 
 /// The forms that a blob's files have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum BlobFile {
     /// All of it, durable.
     Whole,
     /// Some blocks of it.
@@ -36,7 +36,7 @@ pub enum Form {
     Map,
 }
 
-impl Form {
+impl BlobFile {
     fn suffix(self) -> &'static str {
         match self {
             Self::Whole => "",
@@ -48,18 +48,18 @@ impl Form {
 
 /// A cache directory that this process owns, as long as this lives.
 #[derive(Debug)]
-pub struct Root {
+pub struct CacheRoot {
     path: PathBuf,
     _lock: File,
 }
 
-impl Root {
+impl CacheRoot {
     /// Makes or opens the directory and locks it.
     ///
     /// # Errors
-    /// As [`Node::open`](super::Node::open).
+    /// As [`NodeCache::open`](super::NodeCache::open).
     pub fn open(path: &Path) -> Result<Self> {
-        std::fs::create_dir_all(path.join(TENANTS)).map_err(|e| unusable(path, e))?;
+        std::fs::create_dir_all(path.join(TENANTS_DIRECTORY)).map_err(|e| unusable(path, e))?;
         let lock = lock(path)?;
         check_format(path)?;
         Ok(Self { path: path.to_owned(), _lock: lock })
@@ -75,7 +75,7 @@ impl Root {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn tenants(&self) -> Result<Vec<String>> {
-        let list = || std::fs::read_dir(self.path.join(TENANTS))?.collect::<io::Result<Vec<_>>>();
+        let list = || std::fs::read_dir(self.path.join(TENANTS_DIRECTORY))?.collect::<io::Result<Vec<_>>>();
         let names = list().map_err(|e| unusable(&self.path, e))?.into_iter();
         let names = names.filter_map(|entry| entry.file_name().into_string().ok());
         Ok(names.filter(|name| tenant::check(name).is_ok()).collect())
@@ -85,7 +85,7 @@ impl Root {
 /// Where the blobs and manifests of one tenant lie.
 #[derive(Debug)]
 pub struct Layout {
-    root: Arc<Root>,
+    root: Arc<CacheRoot>,
     tenant: String,
     manifests: PathBuf,
     pins: PathBuf,
@@ -103,9 +103,9 @@ impl Layout {
     ///
     /// # Errors
     /// [`Kind::Invalid`] for what can't be a tenant, [`Kind::Disk`].
-    pub fn open(root: Arc<Root>, tenant: &str) -> Result<Self> {
+    pub fn open(root: Arc<CacheRoot>, tenant: &str) -> Result<Self> {
         tenant::check(tenant)?;
-        let home = root.path.join(TENANTS).join(tenant);
+        let home = root.path.join(TENANTS_DIRECTORY).join(tenant);
         let (manifests, pins) = (home.join("manifests"), home.join("pins"));
         let fault = |e: io::Error| unusable(&root.path, e);
         for directory in [&manifests, &pins] {
@@ -153,7 +153,7 @@ impl Layout {
     }
 
     /// The path of one of a blob's files, from [`blobs`](Self::blobs).
-    pub fn name(key: &Key, form: Form) -> String {
+    pub fn name(key: &Key, form: BlobFile) -> String {
         format!("{}/{key}{}", shard(key), form.suffix())
     }
 
@@ -161,7 +161,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub fn open_blob(&self, key: &Key, form: Form) -> Result<Option<File>> {
+    pub fn open_blob(&self, key: &Key, form: BlobFile) -> Result<Option<File>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::empty()) {
             Ok(fd) => Ok(Some(fd.into())),
@@ -174,7 +174,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
-    pub fn create_blob(&self, key: &Key, form: Form) -> Result<File> {
+    pub fn create_blob(&self, key: &Key, form: BlobFile) -> Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::RUSR | Mode::WUSR);
         let opened = match open() {
@@ -193,7 +193,7 @@ impl Layout {
     }
 
     /// What the disk says of one of a blob's files; `None` when it is not there.
-    pub fn stat(&self, key: &Key, form: Form) -> Option<Stat> {
+    pub fn stat(&self, key: &Key, form: BlobFile) -> Option<Stat> {
         rustix::fs::statat(&self.blobs, Self::name(key, form), AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
@@ -202,7 +202,7 @@ impl Layout {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn promote(&self, key: &Key) -> Result<()> {
-        let (from, to) = (Self::name(key, Form::Part), Self::name(key, Form::Whole));
+        let (from, to) = (Self::name(key, BlobFile::Part), Self::name(key, BlobFile::Whole));
         rustix::fs::renameat(&self.blobs, from, &self.blobs, to).map_err(|e| self.fault("name", key, e))?;
         let (Key::Content(digest) | Key::Origin(digest)) = key;
         self.renamed[usize::from(digest.0[0] / 64)].fetch_or(1 << (digest.0[0] % 64), Relaxed);
@@ -213,7 +213,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub fn remove(&self, key: &Key, form: Form) -> Result<()> {
+    pub fn remove(&self, key: &Key, form: BlobFile) -> Result<()> {
         match rustix::fs::unlinkat(&self.blobs, Self::name(key, form), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(self.fault("remove", key, e)),
@@ -239,7 +239,7 @@ impl Layout {
         let shards = (0..=255u8).filter(|shard| renamed[usize::from(shard / 64)] >> (shard % 64) & 1 == 1);
         match shards.clone().count() {
             0 => return Ok(()),
-            1..=FEW_SHARDS => {}
+            1..=MAX_SHARD_FSYNCS => {}
             _ => return Ok(rustix::fs::syncfs(&self.blobs)?),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

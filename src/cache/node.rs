@@ -10,24 +10,24 @@ use parking_lot::Mutex;
 use crate::error::Result;
 
 use super::commit::Committer;
-use super::evict::{Evictor, Hold};
-use super::layout::{Layout, Root};
-use super::room::Room;
-use super::share::Share;
+use super::eviction::{EvictionPause, Evictor};
+use super::layout::{CacheRoot, Layout};
+use super::partition::Partition;
+use super::space::TenantSpace;
 use super::{Cache, Limits, pins};
 
 /// The cache of a node.
 #[derive(Debug)]
-pub struct Node {
-    root: Arc<Root>,
+pub struct NodeCache {
+    root: Arc<CacheRoot>,
     quotas: BTreeMap<String, u64>,
     evictor: Arc<Evictor>,
     committer: Arc<Committer>,
     now: fn() -> SystemTime,
-    tenants: Mutex<BTreeMap<String, Arc<Share>>>,
+    tenants: Mutex<BTreeMap<String, Arc<Partition>>>,
 }
 
-impl Node {
+impl NodeCache {
     /// Opens the cache in `root`, making what is missing, and locks it against other processes. A tenant's blobs may
     /// occupy as many bytes as `quotas` says, if it does. `now` tells the time that uses are stamped with. What is pinned
     /// is leased; else nothing is before the hold is dropped, and nothing evicted.
@@ -41,16 +41,16 @@ impl Node {
         limits: Limits,
         quotas: BTreeMap<String, u64>,
         now: fn() -> SystemTime,
-    ) -> Result<(Self, Hold)> {
-        let root = Arc::new(Root::open(root)?);
+    ) -> Result<(Self, EvictionPause)> {
+        let root = Arc::new(CacheRoot::open(root)?);
         let evictor = Arc::new(Evictor::new(root.clone(), limits));
         let (committer, tenants) = (Arc::new(Committer::start()?), Mutex::default());
         let node = Self { root, quotas, evictor, committer, now, tenants };
         // Those too that nobody asks for: what they have counts, and may go.
         for tenant in node.root.tenants()? {
-            node.share(&tenant)?;
+            node.partition(&tenant)?;
         }
-        let hold = node.evictor.hold();
+        let hold = node.evictor.pause();
         node.evictor.count_in_background();
         Ok((node, hold))
     }
@@ -60,18 +60,18 @@ impl Node {
     /// # Errors
     /// [`Kind::Invalid`](crate::error::Kind::Invalid) for what can't be a tenant, [`Kind::Disk`](crate::error::Kind::Disk).
     pub fn tenant(&self, tenant: &str) -> Result<Cache> {
-        let share = self.share(tenant)?;
+        let partition = self.partition(tenant)?;
         Ok(Cache {
-            room: Arc::new(Room::new(self.evictor.clone(), share.clone())),
-            share,
+            space: Arc::new(TenantSpace::new(self.evictor.clone(), partition.clone())),
+            partition,
             committer: self.committer.clone(),
             now: self.now,
         })
     }
 
     /// The shares of all tenants.
-    pub fn shares(&self) -> Vec<Arc<Share>> {
-        self.evictor.shares()
+    pub fn partitions(&self) -> Vec<Arc<Partition>> {
+        self.evictor.partitions()
     }
 
     /// The cache directory.
@@ -84,16 +84,16 @@ impl Node {
         &self.evictor
     }
 
-    fn share(&self, tenant: &str) -> Result<Arc<Share>> {
+    fn partition(&self, tenant: &str) -> Result<Arc<Partition>> {
         let mut tenants = self.tenants.lock();
-        if let Some(share) = tenants.get(tenant) {
-            return Ok(share.clone());
+        if let Some(partition) = tenants.get(tenant) {
+            return Ok(partition.clone());
         }
         let layout = Layout::open(self.root.clone(), tenant)?;
-        let share = Arc::new(Share::new(layout, self.quotas.get(tenant).copied()));
-        pins::lease(&share);
-        tenants.insert(tenant.to_owned(), share.clone());
-        self.evictor.add(share.clone());
-        Ok(share)
+        let partition = Arc::new(Partition::new(layout, self.quotas.get(tenant).copied()));
+        pins::lease(&partition);
+        tenants.insert(tenant.to_owned(), partition.clone());
+        self.evictor.add(partition.clone());
+        Ok(partition)
     }
 }

@@ -13,32 +13,32 @@ use crate::block::{self, Arrival, BLOCK, Check, Verified};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
-use super::direct::Direct;
+use super::direct_io::DirectFile;
 use super::io;
-use super::layout::{Form, Layout};
-use super::presence::{self, Presence, State};
-use super::room::Room;
+use super::layout::{BlobFile, Layout};
+use super::presence::{self, BlockState, Presence};
+use super::space::TenantSpace;
 
 /// A blob of which some blocks are here. Blocks can be put and read from many threads at once.
 #[derive(Debug)]
-pub struct Partial {
+pub struct PartialBlob {
     layout: Arc<Layout>,
-    room: Arc<Room>,
+    space: Arc<TenantSpace>,
     key: Key,
     size: u64,
     file: File,
     /// The way for whole blocks; none for blobs without one, and where the file system has none.
-    direct: Option<Direct>,
+    direct: Option<DirectFile>,
     /// Blobs of one block are there or not there; they have no map.
     map: Option<Mutex<File>>,
     presence: Presence,
 }
 
-impl Partial {
+impl PartialBlob {
     /// Opens or makes the part of `key`.
-    pub(super) fn open(layout: Arc<Layout>, room: Arc<Room>, key: Key, size: u64) -> Result<Self> {
+    pub(super) fn open(layout: Arc<Layout>, space: Arc<TenantSpace>, key: Key, size: u64) -> Result<Self> {
         let blocks = block::count(size);
-        let file = layout.create_blob(&key, Form::Part)?;
+        let file = layout.create_blob(&key, BlobFile::Part)?;
         let length = file.metadata().map_err(|e| layout.fault("stat", &key, e))?.len();
         let (map, presence) = if blocks > 1 {
             let (map, presence) = open_map(&layout, &key, size, length == size)?;
@@ -47,8 +47,8 @@ impl Partial {
             (None, Presence::none(blocks))
         };
         file.set_len(size).map_err(|e| layout.fault("size", &key, e))?;
-        let direct = if size >= BLOCK { Direct::open(&layout, &key) } else { None };
-        Ok(Self { layout, room, key, size, file, direct, map, presence })
+        let direct = if size >= BLOCK { DirectFile::open(&layout, &key) } else { None };
+        Ok(Self { layout, space, key, size, file, direct, map, presence })
     }
 
     /// Where it lies.
@@ -77,14 +77,14 @@ impl Partial {
     /// [`Kind::NoSpace`] when neither the limits nor eviction leave room; [`Kind::Disk`].
     pub fn put(&self, verified: &Verified) -> Result<()> {
         let (index, bytes) = (verified.index(), verified.bytes());
-        if self.presence.state(index) == State::Present {
+        if self.presence.state(index) == BlockState::Present {
             return Ok(());
         }
-        let claim = self.room.claim(bytes.len() as u64)?;
+        let reservation = self.space.reserve(bytes.len() as u64)?;
         self.write(index * BLOCK, bytes)
             .and_then(|()| self.record(index, verified.check()))
             .map_err(|e| self.layout.fault("write", &self.key, e))?;
-        claim.written();
+        reservation.written();
         Ok(())
     }
 
@@ -111,7 +111,7 @@ impl Partial {
     pub fn recheck(&self, index: u64) -> bool {
         self.presence.doubt(index);
         self.settle(index, None);
-        self.presence.state(index) == State::Present
+        self.presence.state(index) == BlockState::Present
     }
 
     /// Holds a doubted block against its check, `known` or as the map has it. Afterwards it is present or absent.
@@ -195,9 +195,9 @@ impl Partial {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn discard(&self) -> Result<()> {
-        self.layout.remove(&self.key, Form::Map)?;
-        self.layout.remove(&self.key, Form::Part)?;
-        self.room.release(self.size);
+        self.layout.remove(&self.key, BlobFile::Map)?;
+        self.layout.remove(&self.key, BlobFile::Part)?;
+        self.space.release(self.size);
         Ok(())
     }
 }
@@ -205,9 +205,9 @@ impl Partial {
 /// Opens the map of a part, or makes one where there is none that fits. `sound` says that the part itself fits.
 fn open_map(layout: &Layout, key: &Key, size: u64, sound: bool) -> Result<(File, Presence)> {
     let blocks = block::count(size);
-    let map = layout.create_blob(key, Form::Map)?;
+    let map = layout.create_blob(key, BlobFile::Map)?;
     let fault = |e| layout.fault("open the map of", key, e);
-    let head = (presence::HEADER + presence::bits_len(blocks)) as usize;
+    let head = (presence::MAP_HEADER_BYTES + presence::bits_len(blocks)) as usize;
     let known = io::read(&map, 0, head).ok().and_then(|b| presence::read(&b, size, layout.stamp()));
     let presence = match known {
         Some(presence) if sound => presence,
@@ -218,7 +218,7 @@ fn open_map(layout: &Layout, key: &Key, size: u64, sound: bool) -> Result<(File,
     };
     // The words first, then the stamp that vouches for those among them that say "present".
     map.set_len(presence::check_at(blocks, blocks)).map_err(fault)?;
-    io::write(&map, presence::HEADER, &presence.pairs()).map_err(fault)?;
+    io::write(&map, presence::MAP_HEADER_BYTES, &presence.pairs()).map_err(fault)?;
     io::write(&map, 0, &presence::header(size, layout.stamp())).map_err(fault)?;
     Ok((map, presence))
 }

@@ -10,17 +10,17 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Manifest;
 
-use super::lease::Group;
-use super::share::Share;
+use super::leases::LeaseGroup;
+use super::partition::Partition;
 
-/// Leases what is pinned of `share`.
-pub fn lease(share: &Share) {
-    let pinned = match all(share) {
+/// Leases what is pinned of `partition`.
+pub fn lease(partition: &Partition) {
+    let pinned = match list(partition) {
         Ok(pinned) => pinned,
         Err(error) => return tracing::warn!(%error, "what is pinned is not known"),
     };
     for id in pinned {
-        if let Err(error) = hold(share, &id) {
+        if let Err(error) = lease_pinned(partition, &id) {
             tracing::warn!(%error, %id, "a pin holds nothing");
         }
     }
@@ -30,8 +30,8 @@ pub fn lease(share: &Share) {
 ///
 /// # Errors
 /// [`Kind::Disk`].
-pub fn all(share: &Share) -> Result<Vec<Digest>> {
-    let list = || std::fs::read_dir(share.layout.pins())?.collect::<io::Result<Vec<_>>>();
+pub fn list(partition: &Partition) -> Result<Vec<Digest>> {
+    let list = || std::fs::read_dir(partition.layout.pins())?.collect::<io::Result<Vec<_>>>();
     let names = list().map_err(|e| Error::disk("cannot read the pins of the cache", e))?;
     Ok(names.into_iter().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
@@ -40,9 +40,9 @@ pub fn all(share: &Share) -> Result<Vec<Digest>> {
 ///
 /// # Errors
 /// [`Kind::NotFound`] when it is not here, [`Kind::Disk`].
-pub fn pin(share: &Share, id: &Digest) -> Result<()> {
-    hold(share, id)?;
-    let pins = share.layout.pins();
+pub fn pin(partition: &Partition, id: &Digest) -> Result<()> {
+    lease_pinned(partition, id)?;
+    let pins = partition.layout.pins();
     let make = || {
         File::create(pins.join(id.to_string()))?.sync_all()?;
         File::open(pins)?.sync_all()
@@ -54,24 +54,24 @@ pub fn pin(share: &Share, id: &Digest) -> Result<()> {
 ///
 /// # Errors
 /// [`Kind::Disk`].
-pub fn unpin(share: &Share, id: &Digest) -> Result<bool> {
-    let pins = share.layout.pins();
+pub fn unpin(partition: &Partition, id: &Digest) -> Result<bool> {
+    let pins = partition.layout.pins();
     let removed = match std::fs::remove_file(pins.join(id.to_string())) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
         removed => removed.and_then(|()| File::open(pins)?.sync_all()),
     };
     removed.map_err(|e| Error::disk("cannot unpin in the cache", e))?;
-    share.let_go(id);
+    partition.release_pin(id);
     Ok(true)
 }
 
-fn hold(share: &Share, id: &Digest) -> Result<()> {
+fn lease_pinned(partition: &Partition, id: &Digest) -> Result<()> {
     let missing = |e: io::Error| match e.kind() {
         ErrorKind::NotFound => Error::new(Kind::NotFound, format!("the cache has no manifest {id}")),
         _ => Error::disk("cannot read a manifest of the cache", e),
     };
-    let file = File::open(share.layout.manifests().join(id.to_string())).map_err(missing)?;
-    let group = Group::of(&Manifest::open(&file)?)?;
-    share.keep(*id, (share.leases.lease_all(group), share.leases.lease_manifest(*id)));
+    let file = File::open(partition.layout.manifests().join(id.to_string())).map_err(missing)?;
+    let group = LeaseGroup::of(&Manifest::open(&file)?)?;
+    partition.hold_pin(*id, (partition.leases.lease_all(group), partition.leases.lease_manifest(*id)));
     Ok(())
 }

@@ -25,13 +25,13 @@ use crate::block;
 use crate::digest::Digest;
 
 /// The bytes before the bits.
-pub const HEADER: u64 = 64;
+pub const MAP_HEADER_BYTES: u64 = 64;
 const MAGIC: &[u8; 8] = b"bdnfsmap";
 const VERSION: u32 = 1;
 
 /// What is known of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum BlockState {
     /// It isn't here.
     Absent,
     /// It is said to be here, by a map from before an unclean stop.
@@ -80,15 +80,15 @@ impl Presence {
     }
 
     /// What is known of block `index`.
-    pub fn state(&self, index: u64) -> State {
+    pub fn state(&self, index: u64) -> BlockState {
         let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
         // Acquire pairs with the Release in `settle`: who sees the bit sees the bytes that were written before it.
         if self.present[word].load(std::sync::atomic::Ordering::Acquire) & bit != 0 {
-            State::Present
+            BlockState::Present
         } else if self.doubted[word].load(Relaxed) & bit != 0 {
-            State::Doubted
+            BlockState::Doubted
         } else {
-            State::Absent
+            BlockState::Absent
         }
     }
 
@@ -131,7 +131,7 @@ impl Presence {
         let word = (index / 64) as usize;
         let (present, doubted) = (self.present[word].load(Relaxed), self.doubted[word].load(Relaxed));
         let pair = u128::from(present) | u128::from(doubted) << 64;
-        (HEADER + word as u64 * 16, pair.to_le_bytes())
+        (MAP_HEADER_BYTES + word as u64 * 16, pair.to_le_bytes())
     }
 
     /// All pairs, as they lie in the map behind its header.
@@ -147,12 +147,12 @@ pub fn bits_len(blocks: u64) -> u64 {
 
 /// Where the check of block `index` lies in a map.
 pub fn check_at(blocks: u64, index: u64) -> u64 {
-    HEADER + bits_len(blocks) + index * 32
+    MAP_HEADER_BYTES + bits_len(blocks) + index * 32
 }
 
 /// A map's header.
-pub fn header(size: u64, stamp: &Digest) -> [u8; HEADER as usize] {
-    let mut bytes = [0; HEADER as usize];
+pub fn header(size: u64, stamp: &Digest) -> [u8; MAP_HEADER_BYTES as usize] {
+    let mut bytes = [0; MAP_HEADER_BYTES as usize];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
     bytes[16..24].copy_from_slice(&size.to_le_bytes());
@@ -162,13 +162,13 @@ pub fn header(size: u64, stamp: &Digest) -> [u8; HEADER as usize] {
 
 /// What a map's `bytes` (header and words) claim for a blob of `size` bytes; `None` when they are not such a map.
 pub fn read(bytes: &[u8], size: u64, stamp: &Digest) -> Option<Presence> {
-    let head = bytes.get(..HEADER as usize)?;
+    let head = bytes.get(..MAP_HEADER_BYTES as usize)?;
     let written = Digest(*head.get(24..56)?.first_chunk()?);
     if head != header(size, &written) {
         return None;
     }
     let blocks = block::count(size);
-    let pairs = bytes.get(HEADER as usize..(HEADER + bits_len(blocks)) as usize)?;
+    let pairs = bytes.get(MAP_HEADER_BYTES as usize..(MAP_HEADER_BYTES + bits_len(blocks)) as usize)?;
     Some(Presence::claimed(blocks, pairs, written == *stamp))
 }
 
@@ -184,7 +184,7 @@ mod tests {
             let stamp = Digest::of(b"now");
             let presence = Presence::none(blocks);
             let mut map = header(size, &stamp).to_vec();
-            map.resize((HEADER + bits_len(blocks)) as usize, 0);
+            map.resize((MAP_HEADER_BYTES + bits_len(blocks)) as usize, 0);
             for index in there.iter().map(|i| i % blocks) {
                 presence.settle(index, true);
                 let (at, pair) = presence.pair(index);
@@ -196,8 +196,8 @@ mod tests {
             prop_assert_eq!(later.missing(), blocks);
             for index in 0..blocks {
                 prop_assert_eq!(again.state(index), presence.state(index));
-                let doubted = presence.state(index) == State::Present;
-                prop_assert_eq!(later.state(index), if doubted { State::Doubted } else { State::Absent });
+                let doubted = presence.state(index) == BlockState::Present;
+                prop_assert_eq!(later.state(index), if doubted { BlockState::Doubted } else { BlockState::Absent });
             }
         }
 
@@ -213,7 +213,10 @@ mod tests {
         assert!(presence.settle(0, true));
         assert!(!presence.settle(0, true));
         presence.settle(1, false);
-        assert_eq!([0, 1, 2].map(|i| presence.state(i)), [State::Present, State::Absent, State::Doubted]);
+        assert_eq!(
+            [0, 1, 2].map(|i| presence.state(i)),
+            [BlockState::Present, BlockState::Absent, BlockState::Doubted]
+        );
         assert_eq!(presence.missing(), 2);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 
 use bytes::Bytes;
 
-use super::presence::State;
+use super::presence::BlockState;
 use super::*;
 use crate::block::{Arrival, BLOCK, Verified};
 use crate::digest::Digest;
@@ -14,7 +14,7 @@ const FREE: Limits = Limits { capacity: None, reserve: 0 };
 
 fn open(root: &Path, limits: Limits) -> Cache {
     let cache = Cache::open(root, "default", limits, SystemTime::now).expect("a cache");
-    while cache.room().used().is_none() {
+    while cache.space().used().is_none() {
         std::thread::yield_now();
     }
     cache
@@ -56,10 +56,10 @@ fn a_part_survives_a_restart_and_becomes_whole() {
         cache.begin(&key(1), size).expect("a part").put(&block(&bytes, 3)).expect("room");
     }
     let cache = open(home.path(), FREE);
-    assert!(cache.whole(&key(1), size).expect("disk").is_none());
+    assert!(cache.open_whole(&key(1), size).expect("disk").is_none());
     let partial = cache.resume(&key(1), size).expect("disk").expect("the part is there");
     let states = [0, 1, 2, 3].map(|i| partial.presence().state(i));
-    assert_eq!(states, [State::Absent, State::Absent, State::Absent, State::Present]);
+    assert_eq!(states, [BlockState::Absent, BlockState::Absent, BlockState::Absent, BlockState::Present]);
     assert_eq!(partial.read(3 * BLOCK, 17).expect("disk"), bytes[3 << 20..]);
     drop(partial);
     let file = fill(&cache, 1, size).expect("committed");
@@ -81,19 +81,19 @@ fn after_an_unclean_stop_every_block_is_held_against_its_check() {
         partial.put(&block(&bytes, index)).expect("room");
     }
     // What a power cut may leave: a map from another life of the machine, and a block that never reached the disk.
-    let map = cache.layout().create_blob(&key(2), Form::Map).expect("the map");
+    let map = cache.layout().create_blob(&key(2), BlobFile::Map).expect("the map");
     map.write_all_at(&[7; 32], 24).expect("another stamp");
     partial.file().write_all_at(&[0; 4096], BLOCK + 4096).expect("lost bytes");
     drop(partial);
     let partial = cache.resume(&key(2), size).expect("disk").expect("the part is there");
-    assert!((0..3).all(|i| partial.presence().state(i) == State::Doubted));
+    assert!((0..3).all(|i| partial.presence().state(i) == BlockState::Doubted));
     partial.settle(0, None);
     partial.settle(1, None);
     drop(partial);
     // A second restart, within this life now: what was settled stays so, and the doubt that is left is still one.
     let partial = cache.resume(&key(2), size).expect("disk").expect("the part is there");
     let states = [0, 1, 2].map(|i| partial.presence().state(i));
-    assert_eq!(states, [State::Present, State::Absent, State::Doubted]);
+    assert_eq!(states, [BlockState::Present, BlockState::Absent, BlockState::Doubted]);
 }
 
 #[test]
@@ -117,9 +117,9 @@ fn what_was_not_used_for_longest_goes_first_and_what_is_leased_stays() {
     assert_eq!(here(&cache), [false, false, true, true, true]);
 }
 
-fn node(root: &Path, limits: Limits, quotas: &[(&str, u64)]) -> Node {
+fn node(root: &Path, limits: Limits, quotas: &[(&str, u64)]) -> NodeCache {
     let quotas = quotas.iter().map(|(tenant, quota)| (tenant.to_string(), *quota)).collect();
-    let (node, _) = Node::open(root, limits, quotas, SystemTime::now).expect("a cache");
+    let (node, _) = NodeCache::open(root, limits, quotas, SystemTime::now).expect("a cache");
     while node.evictor().used().is_none() {
         std::thread::yield_now();
     }
@@ -144,12 +144,12 @@ fn a_blob_is_marked_as_used_by_its_key_unless_it_was_a_moment_ago() {
     for (before, after) in [(1000, now..i64::MAX), (now - 1, now - 1..now)] {
         used_long_ago(&file, before);
         let modified = rustix::fs::fstat(&file).expect("a file").st_mtime;
-        cache.used_blob(&key(1));
+        cache.mark_key_used(&key(1));
         assert!(after.contains(&used_at()), "{}", used_at());
         assert_eq!(rustix::fs::fstat(&file).expect("a file").st_mtime, modified);
     }
     // What is not here is not made.
-    cache.used_blob(&key(2));
+    cache.mark_key_used(&key(2));
     assert!(!cache.has(&key(2), 0));
 }
 
@@ -189,9 +189,10 @@ fn nothing_is_evicted_before_the_hold_is_dropped() {
     let home = tempfile::tempdir().expect("a directory");
     fill(&open(home.path(), FREE), 1, 4 * BLOCK).expect("room");
     let limits = Limits { capacity: Some(4 * BLOCK), reserve: 0 };
-    let (node, hold) = Node::open(home.path(), limits, BTreeMap::new(), SystemTime::now).expect("a cache");
+    let (node, hold) =
+        NodeCache::open(home.path(), limits, BTreeMap::new(), SystemTime::now).expect("a cache");
     let cache = node.tenant("default").expect("a tenant");
-    while cache.room().used().is_none() {
+    while cache.space().used().is_none() {
         std::thread::yield_now();
     }
     let writer = std::thread::spawn({
@@ -213,25 +214,25 @@ fn what_has_no_room_beside_the_others_is_refused_and_they_are_named() {
     let node = node(home.path(), Limits { capacity: Some(8 * BLOCK), reserve: 0 }, &[("bob", 4 * BLOCK)]);
     let (alice, bob) = (node.tenant("alice").expect("a tenant"), node.tenant("bob").expect("a tenant"));
     let group = |what: &str, seeds: std::ops::Range<u64>| {
-        lease::Group::new(what, seeds.map(|seed| (key(seed), 2 * BLOCK)))
+        leases::LeaseGroup::new(what, seeds.map(|seed| (key(seed), 2 * BLOCK)))
     };
-    let one = alice.room().admit(vec![group("s3://one", 1..3)]).expect("room");
-    let _two = alice.room().admit(vec![group("s3://two", 2..4)]).expect("what both have counts once");
-    let error = alice.room().admit(vec![group("s3://three", 4..6)]).expect_err("too much").to_string();
+    let one = alice.space().admit(vec![group("s3://one", 1..3)]).expect("room");
+    let _two = alice.space().admit(vec![group("s3://two", 2..4)]).expect("what both have counts once");
+    let error = alice.space().admit(vec![group("s3://three", 4..6)]).expect_err("too much").to_string();
     for word in ["s3://three", "s3://one (4194304 bytes)", "s3://two (4194304 bytes)", "--cache-size"] {
         assert!(error.contains(word), "{word} is not in {error}");
     }
-    let error = bob.room().admit(vec![group("s3://four", 1..3)]).expect_err("too much").to_string();
+    let error = bob.space().admit(vec![group("s3://four", 1..3)]).expect_err("too much").to_string();
     assert!(error.contains("other tenants (6291456 bytes)") && !error.contains("s3://one"), "{error}");
     drop(one);
-    bob.room().admit(vec![group("s3://four", 1..3)]).expect("room");
-    let error = bob.room().admit(vec![group("s3://five", 1..4)]).expect_err("over its quota");
+    bob.space().admit(vec![group("s3://four", 1..3)]).expect("room");
+    let error = bob.space().admit(vec![group("s3://five", 1..4)]).expect_err("over its quota");
     assert_eq!(error.kind(), Kind::NoSpace);
 }
 
 #[test]
 fn what_is_pinned_stays_over_a_restart() {
-    use crate::manifest::{Found, Listing};
+    use crate::manifest::{ListedFile, Listing};
     use crate::source::Patterns;
 
     let home = tempfile::tempdir().expect("a directory");
@@ -242,24 +243,26 @@ fn what_is_pinned_stays_over_a_restart() {
         let mut listing = Listing::new("test://", Patterns::default(), home.path());
         let version = &1u64.to_le_bytes();
         let (path, size, mtime, executable, sha256) = (b"file", 2 * BLOCK, (0, 0), false, None);
-        listing.file(Found { path, size, mtime, executable, version, sha256 });
+        listing.file(ListedFile { path, size, mtime, executable, version, sha256 });
         let mut manifest = Vec::new();
         let id = listing.finish(&mut manifest).expect("a manifest");
         std::fs::write(cache.layout().manifests().join(id.to_string()), manifest).expect("kept");
         fill(&cache, 1, 2 * BLOCK).expect("room");
-        let share = &node.shares()[0];
-        assert!(pins::pin(share, &Digest::of(b"another")).is_err());
-        pins::pin(share, &id).expect("pinned");
+        let partition = &node.partitions()[0];
+        assert!(pins::pin(partition, &Digest::of(b"another")).is_err());
+        pins::pin(partition, &id).expect("pinned");
         id
     };
     let node = node(home.path(), limits, &[]);
-    let (cache, share) = (node.tenant("default").expect("a tenant"), &node.shares()[0]);
-    assert_eq!(pins::all(share).expect("read"), [id]);
+    let (cache, partition) = (node.tenant("default").expect("a tenant"), &node.partitions()[0]);
+    assert_eq!(pins::list(partition).expect("read"), [id]);
     fill(&cache, 2, 2 * BLOCK).expect("room");
     fill(&cache, 3, 2 * BLOCK).expect("the other one went");
     assert!(cache.has(&key(1), 2 * BLOCK) && !cache.has(&key(2), 2 * BLOCK));
-    assert!(pins::unpin(share, &id).expect("unpinned") && !pins::unpin(share, &id).expect("not there"));
-    used_long_ago(&cache.whole(&key(1), 2 * BLOCK).expect("read").expect("here"), 1000);
+    assert!(
+        pins::unpin(partition, &id).expect("unpinned") && !pins::unpin(partition, &id).expect("not there")
+    );
+    used_long_ago(&cache.open_whole(&key(1), 2 * BLOCK).expect("read").expect("here"), 1000);
     fill(&cache, 4, 2 * BLOCK).expect("room was made");
     assert!(!cache.has(&key(1), 2 * BLOCK));
 }

@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 use sha2::{Digest as _, Sha256};
 
 use crate::block;
-use crate::cache::partial::Partial;
+use crate::cache::partial::PartialBlob;
 use crate::error::{Error, Kind, Result};
 
 use super::Content;
@@ -49,7 +49,7 @@ impl Content {
     }
 
     /// Holds the whole content against the SHA-256 that its origin publishes, where it does and nothing better is known.
-    fn prove(&self, partial: &Partial) -> Result<()> {
+    fn prove(&self, partial: &PartialBlob) -> Result<()> {
         let proved = self.blob.checks.is_some();
         let Some(expected) = self.blob.sha256.as_ref().filter(|_| !proved) else { return Ok(()) };
         let mut hasher = Sha256::new();

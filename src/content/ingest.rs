@@ -7,8 +7,8 @@ use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use crate::block::Arrival;
-use crate::cache::partial::Partial;
-use crate::cache::presence::State;
+use crate::cache::partial::PartialBlob;
+use crate::cache::presence::BlockState;
 use crate::error::Result;
 use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::{Delivery, Flight};
@@ -81,7 +81,7 @@ impl Content {
             }
         };
         for index in flight.extent().range() {
-            if partial.presence().state(index) == State::Doubted {
+            if partial.presence().state(index) == BlockState::Doubted {
                 let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
                 partial.settle(index, known);
             }
@@ -113,17 +113,17 @@ impl Content {
 }
 
 /// The blocks of a flight that must be fetched, unless some are doubted: to say so takes no disk.
-fn lacking(partial: &Partial, flight: &Flight) -> Option<Vec<u64>> {
-    let doubted = flight.extent().range().any(|index| partial.presence().state(index) == State::Doubted);
+fn lacking(partial: &PartialBlob, flight: &Flight) -> Option<Vec<u64>> {
+    let doubted = flight.extent().range().any(|index| partial.presence().state(index) == BlockState::Doubted);
     (!doubted).then(|| missing(partial, flight))
 }
 
 /// The blocks of a flight that are not here. Those that are have finished.
-fn missing(partial: &Partial, flight: &Flight) -> Vec<u64> {
+fn missing(partial: &PartialBlob, flight: &Flight) -> Vec<u64> {
     let mut missing = Vec::new();
     for index in flight.extent().range() {
         match partial.presence().state(index) {
-            State::Present => flight.deliver(index, Delivery::Stored),
+            BlockState::Present => flight.deliver(index, Delivery::Stored),
             _ => missing.push(index),
         }
     }

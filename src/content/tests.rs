@@ -136,7 +136,7 @@ impl Bench {
                 opened => break opened.expect("a cache"),
             }
         };
-        while cache.room().used().is_none() {
+        while cache.space().used().is_none() {
             std::thread::yield_now();
         }
         let resources = SharedResources {

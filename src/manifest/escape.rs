@@ -4,7 +4,7 @@
 
 use percent_encoding::percent_decode;
 
-use super::name::LONGEST_NAME;
+use super::name::MAX_NAME_BYTES;
 
 /// `path` with each part a name. Encoded are NULs, percent signs, the dots of `.` and `..`, and the slashes that begin
 /// or end a path or follow another. A part that is too long ends in a percent sign and goes on below itself.
@@ -40,7 +40,7 @@ pub(crate) fn decode(encoded: &[u8]) -> Vec<u8> {
 pub(super) fn beside(name: &[u8]) -> Vec<u8> {
     let escaped = |at: usize| (at.saturating_sub(2)..=at).any(|at| name[at] == b'%');
     match (0..name.len()).find(|at| !escaped(*at)) {
-        Some(at) if name.len() + 2 <= LONGEST_NAME => {
+        Some(at) if name.len() + 2 <= MAX_NAME_BYTES => {
             [&name[..at], format!("%{:02X}", name[at]).as_bytes(), &name[at + 1..]].concat()
         }
         _ => name.to_vec(),
@@ -50,7 +50,7 @@ pub(super) fn beside(name: &[u8]) -> Vec<u8> {
 /// One part of a path as a name, or as several, each in the one before it.
 fn parts(mut name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(name.len());
-    while name.len() > LONGEST_NAME {
+    while name.len() > MAX_NAME_BYTES {
         let cut = cut(name);
         path.extend(&name[..cut]);
         path.extend(b"%/");
@@ -66,7 +66,7 @@ fn parts(mut name: &[u8]) -> Vec<u8> {
 
 /// Where a name that is too long may be cut: in no character of UTF-8, and in no escape.
 fn cut(name: &[u8]) -> usize {
-    let most = LONGEST_NAME - 1;
+    let most = MAX_NAME_BYTES - 1;
     let inside = |at: usize| name[at] & 0xc0 == 0x80 || name[at - 1] == b'%' || name[at - 2] == b'%';
     (most - 4..=most).rev().find(|at| !inside(*at)).unwrap_or(most)
 }

@@ -4,27 +4,27 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::bad::Bad;
-use super::branch::Branch;
-use super::encode::encode;
+use super::directories::DirectoryStack;
+use super::encoder::encode;
+use super::entries::SortedEntries;
 use super::name;
-use super::order::Ordered;
-use super::record::{self, Record, What};
-use super::run::Run;
-use super::sort::Sorter;
-use super::{escape, layout};
+use super::rejections::RejectedEntries;
+use super::row::{self, ListingRow, RowKind};
+use super::run::SortedRun;
+use super::sort::ExternalSorter;
+use super::{binary, escape};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::{Patterns, Selection};
 
 /// The most entries a manifest can have: the last number stands for none.
-const MOST: u32 = u32::MAX - 1;
+const MAX_ENTRIES: u32 = u32::MAX - 1;
 /// The longest version of a blob and the longest name of a source, in bytes. No service comes near it.
-const LONGEST_VERSION: usize = u16::MAX as usize - 32;
+const MAX_VERSION_BYTES: usize = u16::MAX as usize - 32;
 
 /// A file as an origin lists it.
 #[derive(Clone, Debug)]
-pub struct Found<'a> {
+pub struct ListedFile<'a> {
     /// Its path below the source's root, `/` between parts, byte for byte.
     pub path: &'a [u8],
     /// Its size in bytes.
@@ -47,14 +47,14 @@ pub struct Found<'a> {
 pub struct Listing {
     origin: String,
     selection: Selection,
-    sorter: Sorter,
-    branch: Branch,
+    sorter: ExternalSorter,
+    directories: DirectoryStack,
     scratch: PathBuf,
-    bad: Bad,
+    rejected: RejectedEntries,
     /// Files and links that the origin told of.
-    told: u64,
+    listed: u64,
     /// Those of them that were selected.
-    taken: u64,
+    selected: u64,
     escape: bool,
 }
 
@@ -65,27 +65,27 @@ impl Listing {
         Self {
             origin: origin.into(),
             selection: Selection::new(patterns),
-            sorter: Sorter::new(scratch),
-            branch: Branch::new(),
+            sorter: ExternalSorter::new(scratch),
+            directories: DirectoryStack::new(),
             scratch: scratch.into(),
-            bad: Bad::default(),
-            told: 0,
-            taken: 0,
+            rejected: RejectedEntries::default(),
+            listed: 0,
+            selected: 0,
             escape: false,
         }
     }
 
-    /// Has `teller` told of everything that can't be an entry, as it is found: an error holds the first ones.
-    pub fn tell_bad(&mut self, teller: impl FnMut(&[u8], &str) + Send + 'static) {
-        self.bad.teller = Some(Box::new(teller));
+    /// Has `callback` told of everything that can't be an entry, as it is found: an error holds the first ones.
+    pub fn on_rejected(&mut self, callback: impl FnMut(&[u8], &str) + Send + 'static) {
+        self.rejected.callback = Some(Box::new(callback));
     }
 
     /// Whether all that came so far could be kept. Asked between pages it spares the rest of a long listing.
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
-    pub fn sound(&mut self) -> Result<()> {
-        self.sorter.sound()
+    pub fn check_spill(&mut self) -> Result<()> {
+        self.sorter.check_spill()
     }
 
     /// Has what can't be a name percent-encoded from now on, and not refused. Every `%` is encoded then, so decoding a
@@ -97,8 +97,8 @@ impl Listing {
 
     /// Has less room in memory.
     #[cfg(test)]
-    pub(super) fn cramped(&mut self, room: usize) {
-        self.sorter.cramped(room);
+    pub(super) fn limit_memory(&mut self, room: usize) {
+        self.sorter.limit_memory(room);
     }
 
     /// Whether that is so.
@@ -112,20 +112,20 @@ impl Listing {
     }
 
     /// Takes a file.
-    pub fn file(&mut self, found: Found<'_>) {
+    pub fn file(&mut self, found: ListedFile<'_>) {
         let path = self.named(found.path);
-        let found = Found { path: &path, ..found };
+        let found = ListedFile { path: &path, ..found };
         if !self.wants(found.path) {
             return;
         }
-        if found.version.len() > LONGEST_VERSION {
-            return self.bad.add(found.path, "its version is too long");
+        if found.version.len() > MAX_VERSION_BYTES {
+            return self.rejected.add(found.path, "its version is too long");
         }
-        if found.size > layout::LARGEST {
-            return self.bad.add(found.path, "it is larger than any file can be");
+        if found.size > binary::MAX_BLOB_BYTES {
+            return self.rejected.add(found.path, "it is larger than any file can be");
         }
-        let what = if found.executable { What::Program } else { What::File };
-        let Found { path, size, version, ref sha256, .. } = found;
+        let what = if found.executable { RowKind::Program } else { RowKind::File };
+        let ListedFile { path, size, version, ref sha256, .. } = found;
         self.take(path, what, size, found.mtime, sha256.as_ref(), version);
     }
 
@@ -139,15 +139,15 @@ impl Listing {
         {
             // Whatever is selected below a bad name has a bad path of its own.
             if all {
-                self.bad.add(path, why);
+                self.rejected.add(path, why);
             }
             return;
         }
         let mtime = time(mtime);
-        self.branch.enter(&record::key(path), &mut self.sorter);
-        self.branch.date(mtime);
+        self.directories.enter(&row::key(path), &mut self.sorter);
+        self.directories.date(mtime);
         if all {
-            self.branch.keep(mtime);
+            self.directories.keep(mtime);
         }
     }
 
@@ -158,8 +158,8 @@ impl Listing {
             return;
         }
         match name::target(target) {
-            Ok(()) => self.take(path, What::Symlink, 0, mtime, None, target),
-            Err(why) => self.bad.add(path, why),
+            Ok(()) => self.take(path, RowKind::Symlink, 0, mtime, None, target),
+            Err(why) => self.rejected.add(path, why),
         }
     }
 
@@ -167,30 +167,30 @@ impl Listing {
     fn take(
         &mut self,
         path: &[u8],
-        what: What,
+        what: RowKind,
         size: u64,
         mtime: (i64, u32),
         sha256: Option<&[u8; 32]>,
         tail: &[u8],
     ) {
-        let (path, mtime) = (record::key(path), time(mtime));
+        let (path, mtime) = (row::key(path), time(mtime));
         let name = path.iter().rev().take_while(|b| **b != 0).count();
         let directory = &path[..(path.len() - name).saturating_sub(1)];
-        self.branch.enter(directory, &mut self.sorter);
-        self.branch.keep(mtime);
-        let depth = record::depth(&path);
+        self.directories.enter(directory, &mut self.sorter);
+        self.directories.keep(mtime);
+        let depth = row::depth(&path);
         let (path, dated, kept) = (&path[..], true, true);
-        self.sorter.take(&Record { path, depth, what, size, mtime, dated, kept, sha256, tail });
+        self.sorter.take(&ListingRow { path, depth, what, size, mtime, dated, kept, sha256, tail });
     }
 
     /// Notes that what is at `path` can't be an entry, and why: a socket, an object whose key is no path. Like a bad
     /// name, it is told when the listing is finished, if it is selected.
     pub fn refuse(&mut self, path: &[u8], why: &str) {
         let path = &*self.named(path);
-        self.told += 1;
+        self.listed += 1;
         if self.selection.select(path) {
-            self.taken += 1;
-            self.bad.add(path, why);
+            self.selected += 1;
+            self.rejected.add(path, why);
         }
     }
 
@@ -207,13 +207,13 @@ impl Listing {
 
     /// Whether what is at `path` is selected and can be an entry; if only the former, that is noted.
     fn wants(&mut self, path: &[u8]) -> bool {
-        self.told += 1;
+        self.listed += 1;
         if !self.selection.select(path) {
             return false;
         }
-        self.taken += 1;
+        self.selected += 1;
         if let Err(why) = name::path(path) {
-            self.bad.add(path, why);
+            self.rejected.add(path, why);
             return false;
         }
         true
@@ -226,76 +226,82 @@ impl Listing {
     /// selected, [`Kind::Disk`] and [`Kind::NoSpace`] from `out`, which is taken to lie where the records do.
     pub fn finish(mut self, out: &mut dyn Write) -> Result<Digest> {
         let origin = &self.origin;
-        if origin.len() > LONGEST_VERSION {
+        if origin.len() > MAX_VERSION_BYTES {
             return Err(Error::new(Kind::Invalid, format!("a source's name has {} bytes", origin.len())));
         }
-        self.branch.close(&mut self.sorter);
-        let run =
-            order(self.sorter, &self.scratch, self.escape, &mut self.bad).map_err(|e| e.within(origin))?;
-        self.bad.check(origin)?;
-        if self.taken == 0 {
-            let (told, patterns) = (self.told, self.selection.patterns());
+        self.directories.close(&mut self.sorter);
+        let run = order(self.sorter, &self.scratch, self.escape, &mut self.rejected)
+            .map_err(|e| e.within(origin))?;
+        self.rejected.check(origin)?;
+        if self.selected == 0 {
+            let (listed, patterns) = (self.listed, self.selection.patterns());
             return Err(Error::new(
                 Kind::NotFound,
-                match told {
+                match listed {
                     0 => format!("{origin} holds no file"),
                     1 => format!("the only file of {origin} is not selected by the patterns ({patterns})"),
                     _ => format!(
-                        "none of the {told} files of {origin} is selected by the patterns ({patterns})"
+                        "none of the {listed} files of {origin} is selected by the patterns ({patterns})"
                     ),
                 },
             ));
         }
-        encode(&Ordered { source: origin, run }, out).map_err(|e| e.on_disk(&self.scratch).within(origin))
+        encode(&SortedEntries { source: origin, run }, out)
+            .map_err(|e| e.on_disk(&self.scratch).within(origin))
     }
 }
 
 /// The records of `sorter` that become entries, in their order. Where two have one path, the second is told to be bad, or
 /// gets another name.
-fn order(sorter: Sorter, scratch: &Path, escape: bool, bad: &mut Bad) -> Result<Run> {
-    let mut beside = Sorter::new(scratch);
-    let run = sorter.finish(&mut Twins::default().find(|record, directory| {
+fn order(
+    sorter: ExternalSorter,
+    scratch: &Path,
+    escape: bool,
+    rejected: &mut RejectedEntries,
+) -> Result<SortedRun> {
+    let mut beside = ExternalSorter::new(scratch);
+    let run = sorter.finish(&mut DuplicatePaths::default().find(|record, directory| {
         if escape && directory {
             let parent = &record.path[..record.path.len() - record.name().len()];
             let path = [parent, &escape::beside(record.name())[..]].concat();
-            beside.take(&Record { path: &path, ..*record });
+            beside.take(&ListingRow { path: &path, ..*record });
             return false;
         }
-        bad.add(&record::path(record.path), if directory { BOTH } else { TWICE });
+        rejected.add(&row::path(record.path), if directory { ALSO_A_DIRECTORY } else { LISTED_TWICE });
         true
     }))?;
     if beside.is_empty() {
         return Ok(run);
     }
     beside.take_run(run);
-    beside.finish(&mut Twins::default().find(|record, directory| {
-        bad.add(&record::path(record.path), if directory { BOTH } else { TWICE });
+    beside.finish(&mut DuplicatePaths::default().find(|record, directory| {
+        rejected.add(&row::path(record.path), if directory { ALSO_A_DIRECTORY } else { LISTED_TWICE });
         true
     }))
 }
 
-const BOTH: &str = "a file has the same path";
-const TWICE: &str = "it is there twice";
+const ALSO_A_DIRECTORY: &str = "a file has the same path";
+const LISTED_TWICE: &str = "it is there twice";
 
 /// Finds what has the path of another.
 #[derive(Default)]
-struct Twins {
+struct DuplicatePaths {
     /// The path of the last record, and whether it was a directory.
     last: (Vec<u8>, bool),
     count: u32,
 }
 
-impl Twins {
+impl DuplicatePaths {
     /// Wants what is kept. What has the path of what came before it, a directory or not, is wanted if `twin` says so.
     fn find(
         mut self,
-        mut twin: impl FnMut(&Record<'_>, bool) -> bool,
-    ) -> impl FnMut(&Record<'_>) -> Result<bool> {
+        mut twin: impl FnMut(&ListingRow<'_>, bool) -> bool,
+    ) -> impl FnMut(&ListingRow<'_>) -> Result<bool> {
         move |record| {
             if !record.kept {
                 return Ok(false);
             }
-            if self.count == MOST {
+            if self.count == MAX_ENTRIES {
                 let text = "there are more entries than a manifest can hold";
                 return Err(Error::new(Kind::Invalid, text));
             }
@@ -305,7 +311,7 @@ impl Twins {
             }
             path.clear();
             path.extend_from_slice(record.path);
-            *directory = record.what == What::Directory;
+            *directory = record.what == RowKind::Directory;
             self.count += 1;
             Ok(true)
         }

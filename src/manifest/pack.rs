@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::decode::Manifest;
-use super::{Node, corrupt, layout};
+use super::decoder::Manifest;
+use super::{Node, binary, corrupt};
 use crate::error::Result;
 
 /// A file in a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct PackedFile {
     /// Its bytes in the pack.
     pub range: Range<u64>,
     /// Its path below the source's root.
@@ -24,8 +24,8 @@ impl Manifest {
     ///
     /// # Errors
     /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob.
-    pub fn packed(&self, index: u32) -> Result<bool> {
-        Ok(self.blob_record(index)?.flags & layout::PACK != 0)
+    pub fn is_pack(&self, index: u32) -> Result<bool> {
+        Ok(self.blob_record(index)?.flags & binary::PACK != 0)
     }
 
     /// The parts of blob `index`, in order; none where it is no pack.
@@ -33,9 +33,9 @@ impl Manifest {
     /// # Errors
     /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob,
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt).
-    pub fn parts(&self, index: u32) -> Result<Vec<Part>> {
+    pub fn parts(&self, index: u32) -> Result<Vec<PackedFile>> {
         let (record, mut parts) = (self.blob_record(index)?, Vec::new());
-        if record.flags & layout::PACK == 0 {
+        if record.flags & binary::PACK == 0 {
             return Ok(parts);
         }
         let size = self.blob_size(index)?;
@@ -50,7 +50,7 @@ impl Manifest {
                 let version = self.take_version(&mut versions).ok_or_else(|| broken(index))?;
                 let range = next..next + slice.len;
                 next = range.end;
-                parts.push(Part { range, path: self.path(entry)?.into(), version });
+                parts.push(PackedFile { range, path: self.path(entry)?.into(), version });
             }
             entry = entry.checked_add(1).ok_or_else(|| broken(index))?;
         }

@@ -11,39 +11,40 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::record::{HEAD, Record, What};
+use super::row::{ListingRow, ROW_HEADER_BYTES, RowKind};
 use crate::error::{Error, Result};
 
 /// How much of a run's file is read at once: runs are read beside each other, each from the start to the end.
-const PIECE: usize = 256 << 10;
+const READ_BUFFER_BYTES: usize = 256 << 10;
 
 /// Sorted records; no directory is there twice.
 #[derive(Clone, Debug)]
-pub(super) enum Run {
+pub(super) enum SortedRun {
     Memory(Bytes),
     Disk(Arc<File>),
 }
 
-impl Run {
+impl SortedRun {
     /// A cursor before the first record.
-    pub(super) fn open(&self) -> Cursor {
+    pub(super) fn open(&self) -> RowCursor {
         let input: Box<dyn BufRead + Send> = match self {
             Self::Memory(bytes) => Box::new(io::Cursor::new(bytes.clone())),
-            Self::Disk(file) => {
-                Box::new(BufReader::with_capacity(PIECE, Positioned { file: file.clone(), at: 0 }))
-            }
+            Self::Disk(file) => Box::new(BufReader::with_capacity(
+                READ_BUFFER_BYTES,
+                PositionedReader { file: file.clone(), at: 0 },
+            )),
         };
-        Cursor { input, bytes: Vec::new() }
+        RowCursor { input, bytes: Vec::new() }
     }
 }
 
 /// A file that several read at once, each from its own place.
-struct Positioned {
+struct PositionedReader {
     file: Arc<File>,
     at: u64,
 }
 
-impl Read for Positioned {
+impl Read for PositionedReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read_at(buffer, self.at)?;
         self.at += read as u64;
@@ -52,21 +53,21 @@ impl Read for Positioned {
 }
 
 /// A place in a run.
-pub(super) struct Cursor {
+pub(super) struct RowCursor {
     input: Box<dyn BufRead + Send>,
     bytes: Vec<u8>,
 }
 
-impl Cursor {
+impl RowCursor {
     /// The next record; `None` after the last.
-    pub(super) fn next(&mut self) -> Result<Option<Record<'_>>> {
+    pub(super) fn next(&mut self) -> Result<Option<ListingRow<'_>>> {
         let there = self.step().map_err(|e| Error::disk("cannot read back a part of the listing", e))?;
         Ok(if there { self.record() } else { None })
     }
 
     /// The one that was read last.
-    pub(super) fn record(&self) -> Option<Record<'_>> {
-        Record::get(&self.bytes)
+    pub(super) fn record(&self) -> Option<ListingRow<'_>> {
+        ListingRow::get(&self.bytes)
     }
 
     fn step(&mut self) -> io::Result<bool> {
@@ -74,46 +75,46 @@ impl Cursor {
         if self.input.fill_buf()?.is_empty() {
             return Ok(false);
         }
-        let mut head = [0; HEAD];
+        let mut head = [0; ROW_HEADER_BYTES];
         self.input.read_exact(&mut head)?;
         self.bytes.extend_from_slice(&head);
-        self.bytes.resize(Record::len(&head), 0);
-        self.input.read_exact(&mut self.bytes[HEAD..])?;
+        self.bytes.resize(ListingRow::len(&head), 0);
+        self.input.read_exact(&mut self.bytes[ROW_HEADER_BYTES..])?;
         Ok(true)
     }
 }
 
 /// Writes records, which come in their order, into a run; those of one directory become one.
-pub(super) struct Writer {
-    out: Out,
+pub(super) struct RunWriter {
+    out: RunOutput,
     /// The directory that came last.
     last: Vec<u8>,
     record: Vec<u8>,
 }
 
-enum Out {
+enum RunOutput {
     Memory(Vec<u8>),
     /// Into a file of this directory.
     Disk(BufWriter<File>, PathBuf),
 }
 
-impl Writer {
+impl RunWriter {
     /// A writer into memory.
     pub(super) fn memory() -> Self {
-        Self { out: Out::Memory(Vec::new()), last: Vec::new(), record: Vec::new() }
+        Self { out: RunOutput::Memory(Vec::new()), last: Vec::new(), record: Vec::new() }
     }
 
     /// A writer into a file of the directory `scratch`.
     pub(super) fn disk(scratch: &Path) -> Result<Self> {
         let file = tempfile::tempfile_in(scratch).map_err(|e| unkept(scratch, e))?;
-        let out = Out::Disk(BufWriter::with_capacity(PIECE, file), scratch.into());
+        let out = RunOutput::Disk(BufWriter::with_capacity(READ_BUFFER_BYTES, file), scratch.into());
         Ok(Self { out, last: Vec::new(), record: Vec::new() })
     }
 
     /// Takes the next record. `wanted` is asked of each, once it is known whole, whether it is to be written.
-    pub(super) fn take(&mut self, record: &Record<'_>, wanted: &mut Wanted<'_>) -> Result<()> {
-        if record.what == What::Directory
-            && let Some(last) = Record::get(&self.last).filter(|last| last.path == record.path)
+    pub(super) fn take(&mut self, record: &ListingRow<'_>, wanted: &mut RowFilter<'_>) -> Result<()> {
+        if record.what == RowKind::Directory
+            && let Some(last) = ListingRow::get(&self.last).filter(|last| last.path == record.path)
         {
             let mtime = match (last.dated, record.dated) {
                 (true, false) => last.mtime,
@@ -121,14 +122,14 @@ impl Writer {
                 _ => last.mtime.max(record.mtime),
             };
             let (dated, kept) = (last.dated || record.dated, last.kept || record.kept);
-            let both = Record { mtime, dated, kept, ..*record };
+            let both = ListingRow { mtime, dated, kept, ..*record };
             self.record.clear();
             both.put(&mut self.record);
             std::mem::swap(&mut self.last, &mut self.record);
             return Ok(());
         }
         self.release(wanted)?;
-        if record.what == What::Directory {
+        if record.what == RowKind::Directory {
             record.put(&mut self.last);
             return Ok(());
         }
@@ -136,9 +137,9 @@ impl Writer {
     }
 
     /// Lets go of the directory that came last.
-    fn release(&mut self, wanted: &mut Wanted<'_>) -> Result<()> {
+    fn release(&mut self, wanted: &mut RowFilter<'_>) -> Result<()> {
         let last = std::mem::take(&mut self.last);
-        if let Some(record) = Record::get(&last) {
+        if let Some(record) = ListingRow::get(&last) {
             self.write(&record, wanted)?;
         }
         self.last = last;
@@ -146,13 +147,13 @@ impl Writer {
         Ok(())
     }
 
-    fn write(&mut self, record: &Record<'_>, wanted: &mut Wanted<'_>) -> Result<()> {
+    fn write(&mut self, record: &ListingRow<'_>, wanted: &mut RowFilter<'_>) -> Result<()> {
         if !wanted(record)? {
             return Ok(());
         }
         match &mut self.out {
-            Out::Memory(bytes) => record.put(bytes),
-            Out::Disk(out, scratch) => {
+            RunOutput::Memory(bytes) => record.put(bytes),
+            RunOutput::Disk(out, scratch) => {
                 self.record.clear();
                 record.put(&mut self.record);
                 out.write_all(&self.record).map_err(|e| unkept(scratch, e))?;
@@ -162,20 +163,20 @@ impl Writer {
     }
 
     /// The run.
-    pub(super) fn finish(mut self, wanted: &mut Wanted<'_>) -> Result<Run> {
+    pub(super) fn finish(mut self, wanted: &mut RowFilter<'_>) -> Result<SortedRun> {
         self.release(wanted)?;
         Ok(match self.out {
-            Out::Memory(bytes) => Run::Memory(bytes.into()),
-            Out::Disk(out, scratch) => {
+            RunOutput::Memory(bytes) => SortedRun::Memory(bytes.into()),
+            RunOutput::Disk(out, scratch) => {
                 let file = out.into_inner().map_err(|e| unkept(&scratch, e.into_error()))?;
-                Run::Disk(Arc::new(file))
+                SortedRun::Disk(Arc::new(file))
             }
         })
     }
 }
 
 /// Whether a record is to be written.
-pub(super) type Wanted<'a> = dyn FnMut(&Record<'_>) -> Result<bool> + 'a;
+pub(super) type RowFilter<'a> = dyn FnMut(&ListingRow<'_>) -> Result<bool> + 'a;
 
 fn unkept(scratch: &Path, error: io::Error) -> Error {
     let text = format!("the listing is too long for memory, and can't be kept in {}", scratch.display());
@@ -183,12 +184,12 @@ fn unkept(scratch: &Path, error: io::Error) -> Error {
 }
 
 /// Puts all records of `runs` into `out`, in their order.
-pub(super) fn merge(runs: &[Run], out: &mut Writer, wanted: &mut Wanted<'_>) -> Result<()> {
+pub(super) fn merge(runs: &[SortedRun], out: &mut RunWriter, wanted: &mut RowFilter<'_>) -> Result<()> {
     let mut heap = BinaryHeap::with_capacity(runs.len());
     for run in runs {
         let mut cursor = run.open();
         if cursor.next()?.is_some() {
-            heap.push(First(cursor));
+            heap.push(HeapRow(cursor));
         }
     }
     while let Some(mut first) = heap.peek_mut() {
@@ -203,9 +204,9 @@ pub(super) fn merge(runs: &[Run], out: &mut Writer, wanted: &mut Wanted<'_>) -> 
 }
 
 /// A cursor, the greater the earlier its record comes: a heap has the greatest on top.
-struct First(Cursor);
+struct HeapRow(RowCursor);
 
-impl Ord for First {
+impl Ord for HeapRow {
     fn cmp(&self, other: &Self) -> Ordering {
         match (self.0.record(), other.0.record()) {
             (Some(one), Some(other)) => other.order(&one),
@@ -215,16 +216,16 @@ impl Ord for First {
     }
 }
 
-impl PartialOrd for First {
+impl PartialOrd for HeapRow {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for First {
+impl PartialEq for HeapRow {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for First {}
+impl Eq for HeapRow {}

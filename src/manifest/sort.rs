@@ -4,53 +4,53 @@
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-use super::record::Record;
-use super::run::{Run, Wanted, Writer, merge};
+use super::row::ListingRow;
+use super::run::{RowFilter, RunWriter, SortedRun, merge};
 use crate::error::{Error, Kind, Result};
 
 /// How many bytes of records are kept in memory before they are put on the disk; while that happens, as many come. Those
 /// of 100,000 objects, and so of nearly every source. A little less than a power of two, so that the last record doesn't
 /// double what they lie in.
-const ROOM: usize = (16 << 20) - (128 << 10);
+const BATCH_BYTES: usize = (16 << 20) - (128 << 10);
 /// How many runs are merged at once: their buffers take 16 MiB.
-const MOST_RUNS: usize = 64;
+const MAX_MERGED_RUNS: usize = 64;
 
 /// Records, while they come.
 #[derive(Debug)]
-pub(super) struct Sorter {
+pub(super) struct ExternalSorter {
     scratch: PathBuf,
-    room: usize,
-    batch: Batch,
-    runs: Vec<Run>,
+    batch_bytes: usize,
+    batch: RowBatch,
+    runs: Vec<SortedRun>,
     /// The runs, while another is being written.
-    writing: Option<JoinHandle<Result<Vec<Run>>>>,
+    writing: Option<JoinHandle<Result<Vec<SortedRun>>>>,
     failure: Option<Error>,
 }
 
 /// Records in memory.
 #[derive(Debug, Default)]
-struct Batch {
+struct RowBatch {
     bytes: Vec<u8>,
     /// Where each begins.
     places: Vec<u32>,
 }
 
-impl Sorter {
+impl ExternalSorter {
     /// No records yet. Files are made in the directory `scratch` if there come to be many.
     pub(super) fn new(scratch: &Path) -> Self {
-        let (runs, batch) = (Vec::new(), Batch::default());
-        Self { scratch: scratch.into(), room: ROOM, batch, runs, writing: None, failure: None }
+        let (runs, batch) = (Vec::new(), RowBatch::default());
+        Self { scratch: scratch.into(), batch_bytes: BATCH_BYTES, batch, runs, writing: None, failure: None }
     }
 
     /// The same with less room.
     #[cfg(test)]
-    pub(super) fn cramped(&mut self, room: usize) {
-        self.room = room;
+    pub(super) fn limit_memory(&mut self, batch_bytes: usize) {
+        self.batch_bytes = batch_bytes;
     }
 
     /// Takes a record. Waits for the disk only when it is slower than what comes.
-    pub(super) fn take(&mut self, record: &Record<'_>) {
-        if self.batch.bytes.len() >= self.room {
+    pub(super) fn take(&mut self, record: &ListingRow<'_>) {
+        if self.batch.bytes.len() >= self.batch_bytes {
             self.spill();
         }
         self.batch.places.push(self.batch.bytes.len() as u32);
@@ -58,7 +58,7 @@ impl Sorter {
     }
 
     /// Takes a whole run.
-    pub(super) fn take_run(&mut self, run: Run) {
+    pub(super) fn take_run(&mut self, run: SortedRun) {
         self.runs.push(run);
     }
 
@@ -71,7 +71,7 @@ impl Sorter {
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`] for the directory; once.
-    pub(super) fn sound(&mut self) -> Result<()> {
+    pub(super) fn check_spill(&mut self) -> Result<()> {
         if self.writing.as_ref().is_some_and(JoinHandle::is_finished) {
             self.settle();
         }
@@ -88,12 +88,12 @@ impl Sorter {
         }
         let scratch = self.scratch.clone();
         self.writing = Some(std::thread::spawn(move || {
-            if runs.len() >= MOST_RUNS {
-                let mut out = Writer::disk(&scratch)?;
+            if runs.len() >= MAX_MERGED_RUNS {
+                let mut out = RunWriter::disk(&scratch)?;
                 merge(&runs, &mut out, &mut all)?;
                 runs = vec![out.finish(&mut all)?];
             }
-            runs.push(batch.write(Writer::disk(&scratch)?, &mut all)?);
+            runs.push(batch.write(RunWriter::disk(&scratch)?, &mut all)?);
             Ok(runs)
         }));
     }
@@ -112,29 +112,29 @@ impl Sorter {
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`] for the directory; those of `wanted`.
-    pub(super) fn finish(mut self, wanted: &mut Wanted<'_>) -> Result<Run> {
+    pub(super) fn finish(mut self, wanted: &mut RowFilter<'_>) -> Result<SortedRun> {
         self.settle();
         if self.runs.is_empty() && self.failure.is_none() {
-            return self.batch.write(Writer::memory(), wanted);
+            return self.batch.write(RunWriter::memory(), wanted);
         }
         self.spill();
         self.settle();
-        self.sound()?;
-        let mut out = Writer::disk(&self.scratch)?;
+        self.check_spill()?;
+        let mut out = RunWriter::disk(&self.scratch)?;
         merge(&self.runs, &mut out, wanted)?;
         out.finish(wanted)
     }
 }
 
 /// Wants every record.
-fn all(_: &Record<'_>) -> Result<bool> {
+fn all(_: &ListingRow<'_>) -> Result<bool> {
     Ok(true)
 }
 
-impl Batch {
+impl RowBatch {
     /// Sorts its records into a run.
-    fn write(mut self, mut out: Writer, wanted: &mut Wanted<'_>) -> Result<Run> {
-        let record = |place: u32| Record::get(&self.bytes[place as usize..]);
+    fn write(mut self, mut out: RunWriter, wanted: &mut RowFilter<'_>) -> Result<SortedRun> {
+        let record = |place: u32| ListingRow::get(&self.bytes[place as usize..]);
         self.places.sort_unstable_by(|one, other| match (record(*one), record(*other)) {
             (Some(one), Some(other)) => one.order(&other),
             _ => std::cmp::Ordering::Equal,

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::encode::{Content, Contents, Name, encode};
+use super::encoder::{BlobEntry, BlobName, ManifestContents, encode};
 use super::*;
 use crate::blob::{Key, Stored};
 use crate::block::{BLOCK, Check};
@@ -43,7 +43,7 @@ fn add<'a>(listing: &mut Listing, things: impl IntoIterator<Item = (&'a Vec<u8>,
             Thing::Symlink(target) => listing.symlink(path, target, mtime),
             Thing::File { size, executable, version, sha256 } => {
                 let (size, executable, sha256) = (*size, *executable, *sha256);
-                listing.file(Found { path, size, mtime, executable, version, sha256 });
+                listing.file(ListedFile { path, size, mtime, executable, version, sha256 });
             }
         }
     }
@@ -57,8 +57,8 @@ fn finish(listing: Listing) -> Result<Manifest> {
     Ok(manifest)
 }
 
-fn file(path: &str, size: u64) -> Found<'_> {
-    Found { path: path.as_bytes(), size, mtime: (7, 8), executable: false, version: b"v1", sha256: None }
+fn file(path: &str, size: u64) -> ListedFile<'_> {
+    ListedFile { path: path.as_bytes(), size, mtime: (7, 8), executable: false, version: b"v1", sha256: None }
 }
 
 fn listing(allow: &[&str], files: &[&str]) -> Listing {
@@ -133,7 +133,7 @@ proptest! {
         }
         prop_assert_eq!(finish(list(shuffled.clone())).expect("good").digest(), manifest.digest());
         let mut spilled = Listing::new(ORIGIN, Patterns::default(), &std::env::temp_dir());
-        spilled.cramped(room);
+        spilled.limit_memory(room);
         add(&mut spilled, shuffled);
         prop_assert_eq!(finish(spilled).expect("good").digest(), manifest.digest());
 
@@ -264,20 +264,20 @@ impl Pack {
     }
 }
 
-impl Contents for Pack {
+impl ManifestContents for Pack {
     fn source(&self) -> &str {
         ORIGIN
     }
     fn entries(&self, each: &mut dyn FnMut(Entry<'_>) -> Result<()>) -> Result<()> {
         Self::entries().into_iter().try_for_each(each)
     }
-    fn blobs(&self, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
-        let name = Name::Content(Digest::of(&self.content), Some(&self.checks));
+    fn blobs(&self, each: &mut dyn FnMut(BlobEntry<'_>) -> Result<()>) -> Result<()> {
+        let name = BlobName::Content(Digest::of(&self.content), Some(&self.checks));
         let size = self.content.len() as u64;
         let stored = Self::stored();
         // The versions "v1" and "v22", each with its length.
         let version = b"\x02\0v1\x03\0v22"[..].into();
-        each(Content { name, size, entry: Some(1), version, packed: true, sha256: Some([9; 32]), stored })
+        each(BlobEntry { name, size, entry: Some(1), version, packed: true, sha256: Some([9; 32]), stored })
     }
 }
 
@@ -300,7 +300,7 @@ fn content_keeps_its_checks() {
     assert_eq!(manifest.entry(two).expect("good"), Pack::entries()[2]);
     assert_eq!(blob.stored, Pack::stored());
     let parts = manifest.parts(0).expect("good");
-    let part = |range, path: &'static str, version: &'static str| Part {
+    let part = |range, path: &'static str, version: &'static str| PackedFile {
         range,
         path: path.into(),
         version: version.into(),
@@ -323,7 +323,7 @@ fn a_file_is_mapped_and_a_newer_version_refused() {
     disk.rewind().expect("rewound");
     let manifest = Manifest::open(&disk).expect("good");
     assert_eq!((manifest.digest(), manifest.entries()), (digest, 3));
-    manifest.rest();
+    manifest.release_pages();
     assert_eq!(manifest.path(2).expect("good"), b"a/b");
     assert_eq!(
         Manifest::open(&tempfile::tempfile().expect("file")).expect_err("empty").kind(),
@@ -341,7 +341,7 @@ fn bad_names_are_refused_all_together() {
     bad.symlink(b"link", b"", (0, 0));
     bad.directory(b"d/", (0, 0));
     bad.directory(b"ok", (0, 0));
-    bad.file(Found { path: b"\xff\n/./x", ..file("", 1) });
+    bad.file(ListedFile { path: b"\xff\n/./x", ..file("", 1) });
     let error = finish(bad).expect_err("bad");
     assert_eq!(error.kind(), Kind::Invalid);
     let text = error.to_string();
@@ -364,11 +364,11 @@ fn bad_names_are_refused_all_together() {
 
 #[test]
 fn of_many_bad_names_each_is_told_and_an_error_holds_the_first() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let teller = told.clone();
+    let listed = Arc::new(Mutex::new(Vec::new()));
+    let callback = listed.clone();
     let mut many = listing(&[], &[]);
-    many.tell_bad(move |path, why| {
-        teller.lock().push((String::from_utf8_lossy(path).into_owned(), why.to_owned()));
+    many.on_rejected(move |path, why| {
+        callback.lock().push((String::from_utf8_lossy(path).into_owned(), why.to_owned()));
     });
     (0..10_000).for_each(|i| many.file(file(&format!("{i}/."), 5)));
     let error = finish(many).expect_err("bad").to_string();
@@ -377,8 +377,8 @@ fn of_many_bad_names_each_is_told_and_an_error_holds_the_first() {
     let told_at_once = error.matches("a part is").count();
     assert_eq!(more, format!("{} more: `bdnfs ls` prints all of them", 10_000 - told_at_once));
     assert!((60 << 10..70 << 10).contains(&error.len()), "{}", error.len());
-    let told = told.lock();
-    assert_eq!((told.len(), &told[9_999].0[..]), (10_000, "9999/."));
+    let listed = listed.lock();
+    assert_eq!((listed.len(), &listed[9_999].0[..]), (10_000, "9999/."));
 }
 
 #[test]
@@ -387,13 +387,13 @@ fn more_than_fits_into_memory_is_in_order_all_the_same() {
         let mut listing = listing(&[], &[]);
         listing.escape();
         if spilled {
-            listing.cramped(2_000);
+            listing.limit_memory(2_000);
         }
         // Every path of three directories each, and each directory also as a file; far apart from each other.
         for i in 0..3_000u32 {
             let at = i * 1_571 % 3_000;
             listing.file(file(&format!("{}/{}/f{at}", at % 7, at % 11), u64::from(at % 3)));
-            listing.sound().expect("room");
+            listing.check_spill().expect("room");
         }
         for i in 0..77 {
             listing.file(file(&format!("{}/{}", i % 7, i % 11), 1));
@@ -416,7 +416,7 @@ fn ten_million_files_take_little_memory() {
         // Each thousand in a directory of its own, and those in no order.
         let shard = i / 1000 * 7_919 % 10_000;
         let (path, version) = (format!("train/shard-{shard:05}/image-{i:08}.jpg"), format!("\"{i:032x}\""));
-        listing.file(Found { version: version.as_bytes(), ..file(&path, i) });
+        listing.file(ListedFile { version: version.as_bytes(), ..file(&path, i) });
     }
     let mut out = tempfile::tempfile().expect("a file");
     listing.finish(&mut std::io::BufWriter::new(&mut out)).expect("good");
@@ -443,9 +443,9 @@ fn ten_million_files_take_little_memory() {
 #[test]
 fn what_fits_nowhere_is_an_error() {
     let mut listing = Listing::new(ORIGIN, Patterns::default(), Path::new("/proc/no-such-directory"));
-    listing.cramped(100);
+    listing.limit_memory(100);
     (0..9).for_each(|i| listing.file(file(&format!("f{i}"), 5)));
-    let error = listing.sound().and_then(|()| finish(listing).map(drop)).expect_err("no room");
+    let error = listing.check_spill().and_then(|()| finish(listing).map(drop)).expect_err("no room");
     assert_eq!(error.kind(), Kind::Disk);
     let text = "the listing is too long for memory, and can't be kept in /proc/no-such-directory: ";
     assert!(error.to_string().contains(text), "{error}");

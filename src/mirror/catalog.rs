@@ -5,7 +5,7 @@
 //! conditionally is something that local directories can't. Generations that were replaced stay until they are collected
 //! ([`super::gc`]), so whoever reads one has time to go on.
 
-mod text;
+mod ref_json;
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use futures_util::TryStreamExt;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
-use super::layout::Shelf;
+use super::keys::ObjectKind;
 use super::{Mirror, damaged};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::Patterns;
 
 /// How often a ref is looked for again when it was replaced or collected meanwhile.
-const LOOKS: u32 = 8;
+const MAX_ATTEMPTS: u32 = 8;
 
 /// What a source is mirrored as.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ fn key(identity: &str, allow: Option<&[String]>, ignore: &[String]) -> Digest {
 
 /// The newest generation of a ref.
 #[derive(Debug)]
-pub struct Newest {
+pub struct LatestRef {
     /// Its number; 0 where there is none.
     pub generation: u64,
     /// What it says, unless it is damaged; `None` where there is none.
@@ -110,7 +110,7 @@ impl Mirror {
     /// # Errors
     /// [`Kind::Corrupt`] when the ref is damaged; those of the store.
     pub async fn find(&self, key: &Digest) -> Result<Option<Ref>> {
-        Ok(self.newest(key).await?.found?.filter(|found| !found.removed))
+        Ok(self.latest(key).await?.found?.filter(|found| !found.removed))
     }
 
     /// All that is mirrored, by source, damaged refs as the errors that they are.
@@ -119,7 +119,7 @@ impl Mirror {
     /// Those of the store.
     pub async fn refs(&self) -> Result<Vec<Result<Ref>>> {
         let mut refs = Vec::new();
-        for key in self.generations(self.below(Shelf::Refs.name())).await?.keys() {
+        for key in self.generations(self.tenant_key(ObjectKind::Refs.name())).await?.keys() {
             match self.find(key).await {
                 Ok(found) => refs.extend(found.map(Ok)),
                 Err(e) if e.kind() == Kind::Corrupt => refs.push(Err(e)),
@@ -134,20 +134,20 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn newest(&self, key: &Digest) -> Result<Newest> {
-        for _ in 0..LOOKS {
-            let generations = self.generations(self.key(Shelf::Refs, key)).await?;
-            let newest = generations.get(key).and_then(|all| all.last_key_value());
-            let Some((&generation, _)) = newest else {
-                return Ok(Newest { generation: 0, found: Ok(None) });
+    pub async fn latest(&self, key: &Digest) -> Result<LatestRef> {
+        for _ in 0..MAX_ATTEMPTS {
+            let generations = self.generations(self.key(ObjectKind::Refs, key)).await?;
+            let latest = generations.get(key).and_then(|all| all.last_key_value());
+            let Some((&generation, _)) = latest else {
+                return Ok(LatestRef { generation: 0, found: Ok(None) });
             };
             match self.generation(key, generation).await {
                 Ok(None) => continue,
                 Err(e) if e.kind() != Kind::Corrupt => return Err(e),
-                found => return Ok(Newest { generation, found }),
+                found => return Ok(LatestRef { generation, found }),
             }
         }
-        let text = format!("{} is replaced all the time", self.shown(&self.key(Shelf::Refs, key)));
+        let text = format!("{} is replaced all the time", self.url_of(&self.key(ObjectKind::Refs, key)));
         Err(Error::new(Kind::Unavailable, text))
     }
 
@@ -155,11 +155,11 @@ impl Mirror {
     pub(super) async fn generation(&self, key: &Digest, generation: u64) -> Result<Option<Ref>> {
         let path = self.generation_key(key, generation);
         let Some(got) = self.get(&path).await? else { return Ok(None) };
-        let found = text::read(&got.bytes).map_err(|how| damaged(self.shown(&path), how))?;
+        let found = ref_json::read(&got.bytes).map_err(|how| damaged(self.url_of(&path), how))?;
         if found.key() == *key {
             Ok(Some(found))
         } else {
-            Err(damaged(self.shown(&path), "it is another source's"))
+            Err(damaged(self.url_of(&path), "it is another source's"))
         }
     }
 
@@ -167,8 +167,8 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of the store.
-    pub(super) async fn succeed(&self, generation: u64, next: &Ref) -> Result<bool> {
-        let text = text::write(next)
+    pub(super) async fn create_generation(&self, generation: u64, next: &Ref) -> Result<bool> {
+        let text = ref_json::write(next)
             .map_err(|e| Error::with(Kind::Invalid, format!("{} can't be a ref", next.source), e))?;
         self.create(&self.generation_key(&next.key(), generation + 1), text.into()).await
     }
@@ -179,15 +179,15 @@ impl Mirror {
     /// # Errors
     /// Those of the store.
     pub async fn publish(&self, ours: &Ref) -> Result<Ref> {
-        for _ in 0..LOOKS {
-            let newest = self.newest(&ours.key()).await?;
-            if let Ok(Some(theirs)) = newest.found
+        for _ in 0..MAX_ATTEMPTS {
+            let latest = self.latest(&ours.key()).await?;
+            if let Ok(Some(theirs)) = latest.found
                 && !theirs.removed
                 && (theirs.manifest == ours.manifest || theirs.listed > ours.listed)
             {
                 return Ok(theirs);
             }
-            if self.succeed(newest.generation, ours).await? {
+            if self.create_generation(latest.generation, ours).await? {
                 return Ok(ours.clone());
             }
         }
@@ -199,11 +199,11 @@ impl Mirror {
     /// # Errors
     /// [`Kind::NotFound`] when there is no such ref, [`Kind::Busy`] when it was replaced meanwhile; those of the store.
     pub async fn remove(&self, key: &Digest) -> Result<Ref> {
-        let newest = self.newest(key).await?;
-        let Some(found) = newest.found?.filter(|found| !found.removed) else {
+        let latest = self.latest(key).await?;
+        let Some(found) = latest.found?.filter(|found| !found.removed) else {
             return Err(Error::new(Kind::NotFound, format!("the mirror {} has no such source", self.name)));
         };
-        if self.succeed(newest.generation, &Ref { removed: true, ..found.clone() }).await? {
+        if self.create_generation(latest.generation, &Ref { removed: true, ..found.clone() }).await? {
             return Ok(found);
         }
         Err(Error::new(Kind::Busy, format!("{} was replaced just now; look at it again", found.source)))
@@ -225,7 +225,7 @@ impl Mirror {
 
     /// The key of one generation of a ref. Ten digits, so that listings show them in order.
     pub(super) fn generation_key(&self, key: &Digest, generation: u64) -> Path {
-        self.below(&format!("{}/{key}/{generation:010}", Shelf::Refs.name()))
+        self.tenant_key(&format!("{}/{key}/{generation:010}", ObjectKind::Refs.name()))
     }
 }
 

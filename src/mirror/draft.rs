@@ -19,33 +19,33 @@ use sha2::Sha256;
 use tokio::task::JoinHandle;
 
 use super::Mirror;
-use super::layout::{Shelf, fresh};
-use super::lease::{Lease, Purpose};
-use super::parts::Id;
-use super::record::Record;
+use super::keys::{ObjectKind, random_id};
+use super::lease::{MirrorLease, Purpose};
+use super::multipart::UploadId;
+use super::record::MirrorRecord;
 use super::upload::Upload;
 use crate::blob::Stored;
 use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::Result;
-use state::{State, stored};
+use state::{DraftState, stored};
 
 /// A note is written again when this part of what is done is new: it grows with the blob, and costs a hundredth of it so.
-const NEW: usize = 16;
+const JOURNAL_FRACTION: usize = 16;
 /// The most parts that go without a note: little more than what is on its way anyway.
-const MOST_NEW: usize = 16;
+const MAX_UNJOURNALED_PARTS: usize = 16;
 
 /// A blob under way.
 #[derive(Debug)]
 pub struct Draft {
     upload: Upload,
-    note: Note,
+    journal: Journal,
     size: u64,
     checks: Vec<Check>,
     ends: Option<Vec<u8>>,
-    marks: VecDeque<Mark>,
-    noted: usize,
-    noting: Option<JoinHandle<()>>,
+    boundaries: VecDeque<PartBoundary>,
+    journaled: usize,
+    journaling: Option<JoinHandle<()>>,
     /// What another run had done.
     found: u64,
     continued: bool,
@@ -53,7 +53,7 @@ pub struct Draft {
 
 /// Where its state is noted.
 #[derive(Clone, Debug)]
-pub(super) struct Note {
+pub(super) struct Journal {
     mirror: Mirror,
     recipe: Digest,
     key: Path,
@@ -63,7 +63,7 @@ pub(super) struct Note {
 
 /// What is known where a part ends.
 #[derive(Debug)]
-struct Mark {
+struct PartBoundary {
     parts: usize,
     blocks: usize,
     rest: Bytes,
@@ -72,7 +72,7 @@ struct Mark {
 
 /// A note that was found: of the newest turn, and of those before it.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct JournalEntry {
     pub key: Path,
     pub written: DateTime<Utc>,
     pub size: u64,
@@ -87,32 +87,38 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn draft(&self, recipe: &Digest, size: u64, framed: bool, lease: &Lease) -> Result<Draft> {
-        let place = format!("{}/{}", Shelf::Uploads.name(), fresh());
-        let (upload, note) = self.announced(recipe, place, size, lease.name()).await?;
+    pub async fn begin_draft(
+        &self,
+        recipe: &Digest,
+        size: u64,
+        framed: bool,
+        lease: &MirrorLease,
+    ) -> Result<Draft> {
+        let place = format!("{}/{}", ObjectKind::Uploads.name(), random_id());
+        let (upload, journal) = self.begin_journaled(recipe, place, size, lease.name()).await?;
         let ends = framed.then(Vec::new);
-        Ok(Draft::new(upload, note, size, Vec::new(), ends))
+        Ok(Draft::new(upload, journal, size, Vec::new(), ends))
     }
 
     /// Begins the object that is to lie at `place`, and notes that.
-    pub(super) async fn announced(
+    pub(super) async fn begin_journaled(
         &self,
         recipe: &Digest,
         place: String,
         size: u64,
         holder: &str,
-    ) -> Result<(Upload, Note)> {
-        let upload = Upload::begin(self, self.below(&place), size).await?;
-        let note = Note {
+    ) -> Result<(Upload, Journal)> {
+        let upload = Upload::begin(self, self.tenant_key(&place), size).await?;
+        let journal = Journal {
             mirror: self.clone(),
             recipe: *recipe,
-            key: self.note_key(recipe, &fresh(), 0),
+            key: self.journal_key(recipe, &random_id(), 0),
             place,
             holder: holder.to_owned(),
         };
-        let nothing = Mark { parts: 0, blocks: 0, rest: Bytes::new(), sha256: None };
-        note.write(&upload, note.state(&upload, size, &[], None, &nothing)).await?;
-        Ok((upload, note))
+        let nothing = PartBoundary { parts: 0, blocks: 0, rest: Bytes::new(), sha256: None };
+        journal.write(&upload, journal.state(&upload, size, &[], None, &nothing)).await?;
+        Ok((upload, journal))
     }
 
     /// Goes on with a blob of `size` bytes that is made from `recipe`, where somebody left one who is gone; with the
@@ -120,58 +126,58 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn resume(
+    pub async fn resume_draft(
         &self,
         recipe: &Digest,
         size: u64,
-        lease: &Lease,
+        lease: &MirrorLease,
     ) -> Result<Option<(Draft, Option<Sha256>)>> {
-        let below = self.below(&format!("{}/{recipe}", Shelf::Drafts.name()));
+        let below = self.tenant_key(&format!("{}/{recipe}", ObjectKind::Drafts.name()));
         let drafts = self.drafts(below).await?;
         if drafts.is_empty() {
             return Ok(None);
         }
-        let busy = self.at_work(lease).await?;
-        let mut best: Option<(Found, State)> = None;
+        let live = self.live_adders(lease).await?;
+        let mut best: Option<(JournalEntry, DraftState)> = None;
         for found in drafts {
             let Some(state) = self.state(&found).await? else { continue };
-            if state.size != size || busy.contains(&state.holder) {
+            if state.size != size || live.contains(&state.holder) {
                 continue;
             }
             match best.as_ref().map_or(0, |(_, state)| state.checks.len()) {
                 // Nobody ever goes on with nothing.
-                _ if state.checks.is_empty() => self.give_up(found).await?,
+                _ if state.checks.is_empty() => self.discard_draft(found).await?,
                 most if state.checks.len() > most => best = Some((found, state)),
                 _ => {}
             }
         }
         let Some((found, mut state)) = best else { return Ok(None) };
         state.holder = lease.name().to_owned();
-        let key = self.note_key(recipe, &found.id, found.turn + 1);
+        let key = self.journal_key(recipe, &found.id, found.turn + 1);
         if !self.create(&key, state.encode(recipe).into()).await? {
             return Ok(None);
         }
         self.delete(&found.key).await?;
         let (place, holder) = (state.place.clone(), state.holder.clone());
-        let note = Note { mirror: self.clone(), recipe: *recipe, key, place, holder };
-        let id = Id { key: self.below(&state.place), upload: state.upload.clone() };
+        let journal = Journal { mirror: self.clone(), recipe: *recipe, key, place, holder };
+        let id = UploadId { key: self.tenant_key(&state.place), upload: state.upload.clone() };
         let (found, sha256) = (state.stored(), state.sha256.take());
-        let noted = state.parts.len();
-        let upload = Upload::after(self, id, state.part, state.parts, state.rest);
-        let draft = Draft::new(upload, note, size, state.checks, state.ends);
-        Ok(Some((Draft { found, noted, continued: true, ..draft }, sha256)))
+        let journaled = state.parts.len();
+        let upload = Upload::resume(self, id, state.part, state.parts, state.rest);
+        let draft = Draft::new(upload, journal, size, state.checks, state.ends);
+        Ok(Some((Draft { found, journaled, continued: true, ..draft }, sha256)))
     }
 
     /// Who adds now, but for the holder of `lease`.
-    async fn at_work(&self, lease: &Lease) -> Result<HashSet<String>> {
+    async fn live_adders(&self, lease: &MirrorLease) -> Result<HashSet<String>> {
         let now = lease.now().await?;
-        let living = self.leases().await?.into_iter().filter(|found| found.lives(now));
+        let living = self.leases().await?.into_iter().filter(|found| found.is_live(now));
         let adding = living.filter(|found| found.purpose == Purpose::Add && &found.key != lease.key());
         Ok(adding.filter_map(|found| found.key.filename().map(str::to_owned)).collect())
     }
 
     /// The drafts below `key`.
-    pub(super) async fn drafts(&self, key: Path) -> Result<Vec<Found>> {
+    pub(super) async fn drafts(&self, key: Path) -> Result<Vec<JournalEntry>> {
         let mut drafts = BTreeMap::<_, BTreeMap<u64, _>>::new();
         let mut listed = self.list(key);
         while let Some(meta) = listed.try_next().await? {
@@ -183,32 +189,32 @@ impl Mirror {
                 drafts.entry((recipe, id.to_owned())).or_default().insert(turn, meta);
             }
         }
-        let newest = drafts.into_iter().filter_map(|((recipe, id), mut turns)| {
+        let latest = drafts.into_iter().filter_map(|((recipe, id), mut turns)| {
             let (turn, meta) = turns.pop_last()?;
             let earlier = turns.into_values().map(|meta| meta.location).collect();
             let (key, written, size) = (meta.location, meta.last_modified, meta.size);
-            Some(Found { key, written, size, earlier, recipe, id, turn })
+            Some(JournalEntry { key, written, size, earlier, recipe, id, turn })
         });
-        Ok(newest.collect())
+        Ok(latest.collect())
     }
 
-    async fn state(&self, found: &Found) -> Result<Option<State>> {
+    async fn state(&self, found: &JournalEntry) -> Result<Option<DraftState>> {
         let got = self.get(&found.key).await?;
-        Ok(got.and_then(|got| State::decode(&got.bytes, &found.recipe)))
+        Ok(got.and_then(|got| DraftState::decode(&got.bytes, &found.recipe)))
     }
 
     /// How many bytes a service keeps of a draft's object. In a directory it is a file like others that were left.
-    pub(super) async fn uploaded(&self, found: &Found) -> Result<u64> {
+    pub(super) async fn uploaded(&self, found: &JournalEntry) -> Result<u64> {
         let state = if self.local.is_none() { self.state(found).await? } else { None };
         Ok(state.map_or(0, |state| state.parts.len() as u64 * state.part))
     }
 
     /// Gives up a draft that was found.
-    pub(super) async fn give_up(&self, found: Found) -> Result<()> {
+    pub(super) async fn discard_draft(&self, found: JournalEntry) -> Result<()> {
         if self.local.is_none()
             && let Some(state) = self.state(&found).await?
         {
-            let id = Id { key: self.below(&state.place), upload: state.upload };
+            let id = UploadId { key: self.tenant_key(&state.place), upload: state.upload };
             let aborted = self.store.parts.abort(&id).await;
             aborted.map_err(|e| self.failure("give up the upload of", &id.key, &e))?;
         }
@@ -218,21 +224,28 @@ impl Mirror {
         Ok(())
     }
 
-    fn note_key(&self, recipe: &Digest, id: &str, turn: u64) -> Path {
-        self.below(&format!("{}/{recipe}/{id}-{turn}", Shelf::Drafts.name()))
+    fn journal_key(&self, recipe: &Digest, id: &str, turn: u64) -> Path {
+        self.tenant_key(&format!("{}/{recipe}/{id}-{turn}", ObjectKind::Drafts.name()))
     }
 }
 
-impl Note {
-    fn state(&self, upload: &Upload, size: u64, checks: &[Check], ends: Option<&[u8]>, mark: &Mark) -> State {
-        State {
+impl Journal {
+    fn state(
+        &self,
+        upload: &Upload,
+        size: u64,
+        checks: &[Check],
+        ends: Option<&[u8]>,
+        boundary: &PartBoundary,
+    ) -> DraftState {
+        DraftState {
             size,
-            checks: checks[..mark.blocks].to_vec(),
-            ends: ends.map(|ends| ends[..8 * mark.blocks].to_vec()),
-            sha256: mark.sha256.clone(),
+            checks: checks[..boundary.blocks].to_vec(),
+            ends: ends.map(|ends| ends[..8 * boundary.blocks].to_vec()),
+            sha256: boundary.sha256.clone(),
             part: upload.part(),
-            parts: upload.parts(mark.parts).map(str::to_owned).collect(),
-            rest: mark.rest.clone(),
+            parts: upload.parts(boundary.parts).map(str::to_owned).collect(),
+            rest: boundary.rest.clone(),
             place: self.place.clone(),
             upload: upload.id().upload.clone(),
             holder: self.holder.clone(),
@@ -240,12 +253,12 @@ impl Note {
     }
 
     /// Writes what is known, when the parts that it speaks of are durable.
-    fn write(&self, upload: &Upload, state: State) -> impl Future<Output = Result<()>> + Send + 'static {
-        let (note, id) = (self.clone(), upload.id().clone());
+    fn write(&self, upload: &Upload, state: DraftState) -> impl Future<Output = Result<()>> + Send + 'static {
+        let (journal, id) = (self.clone(), upload.id().clone());
         async move {
-            let settled = note.mirror.store.parts.settle(&id).await;
-            settled.map_err(|e| note.mirror.failure("write", &id.key, &e))?;
-            note.mirror.put(&note.key, state.encode(&note.recipe).into()).await
+            let settled = journal.mirror.store.parts.sync(&id).await;
+            settled.map_err(|e| journal.mirror.failure("write", &id.key, &e))?;
+            journal.mirror.put(&journal.key, state.encode(&journal.recipe).into()).await
         }
     }
 
@@ -258,9 +271,20 @@ impl Note {
 }
 
 impl Draft {
-    fn new(upload: Upload, note: Note, size: u64, checks: Vec<Check>, ends: Option<Vec<u8>>) -> Self {
-        let (marks, noted, noting) = (VecDeque::new(), 0, None);
-        Self { upload, note, size, checks, ends, marks, noted, noting, found: 0, continued: false }
+    fn new(upload: Upload, journal: Journal, size: u64, checks: Vec<Check>, ends: Option<Vec<u8>>) -> Self {
+        let (boundaries, journaled, journaling) = (VecDeque::new(), 0, None);
+        Self {
+            upload,
+            journal,
+            size,
+            checks,
+            ends,
+            boundaries,
+            journaled,
+            journaling,
+            found: 0,
+            continued: false,
+        }
     }
 
     /// How many blocks are done.
@@ -275,7 +299,7 @@ impl Draft {
 
     /// Where its object lies, below the tenant's.
     pub(super) fn place(&self) -> &str {
-        &self.note.place
+        &self.journal.place
     }
 
     /// How many bytes of its stored form this run has written.
@@ -289,8 +313,8 @@ impl Draft {
     }
 
     /// Whether it was left by another run, and the store takes nothing more of it: it is to be begun anew.
-    pub fn is_useless(&self) -> bool {
-        self.continued && self.upload.is_refused()
+    pub fn is_stale(&self) -> bool {
+        self.continued && self.upload.is_rejected()
     }
 
     /// Writes the next block in its stored form. `sha256` is that of all blocks up to it, where it is wanted.
@@ -305,28 +329,30 @@ impl Draft {
         }
         if let Some(cut) = self.upload.write(bytes).await? {
             let (parts, rest, blocks) = (cut.parts, cut.rest, self.checks.len());
-            self.marks.push_back(Mark { parts, blocks, rest, sha256 });
-            self.note();
+            self.boundaries.push_back(PartBoundary { parts, blocks, rest, sha256 });
+            self.journal_progress();
         }
         Ok(())
     }
 
     /// Notes how far it is, where that is worth it and nobody is at it.
-    fn note(&mut self) {
-        let landed = self.upload.landed();
-        while self.marks.get(1).is_some_and(|next| next.parts <= landed) {
-            self.marks.pop_front();
+    fn journal_progress(&mut self) {
+        let uploaded = self.upload.uploaded();
+        while self.boundaries.get(1).is_some_and(|next| next.parts <= uploaded) {
+            self.boundaries.pop_front();
         }
-        let due = self.noted + 1 + (landed / NEW).min(MOST_NEW - 1);
-        let busy = self.noting.as_ref().is_some_and(|noting| !noting.is_finished());
-        let Some(mark) = self.marks.front().filter(|mark| mark.parts <= landed) else { return };
-        if mark.parts < due || busy {
+        let due = self.journaled + 1 + (uploaded / JOURNAL_FRACTION).min(MAX_UNJOURNALED_PARTS - 1);
+        let busy = self.journaling.as_ref().is_some_and(|journaling| !journaling.is_finished());
+        let Some(boundary) = self.boundaries.front().filter(|boundary| boundary.parts <= uploaded) else {
+            return;
+        };
+        if boundary.parts < due || busy {
             return;
         }
-        self.noted = mark.parts;
-        let state = self.note.state(&self.upload, self.size, &self.checks, self.ends.as_deref(), mark);
-        let written = self.note.write(&self.upload, state);
-        self.noting = Some(tokio::spawn(async move {
+        self.journaled = boundary.parts;
+        let state = self.journal.state(&self.upload, self.size, &self.checks, self.ends.as_deref(), boundary);
+        let written = self.journal.write(&self.upload, state);
+        self.journaling = Some(tokio::spawn(async move {
             if let Err(error) = written.await {
                 tracing::debug!(%error, "a draft can't be noted: if this breaks off, more is read again");
             }
@@ -334,26 +360,26 @@ impl Draft {
     }
 
     /// Leaves it to another run.
-    pub async fn leave(mut self) {
-        if self.upload.land_all().await.is_ok() {
-            self.quiet().await;
-            self.noted = 0;
-            self.note();
+    pub async fn suspend(mut self) {
+        if self.upload.await_parts().await.is_ok() {
+            self.await_journal().await;
+            self.journaled = 0;
+            self.journal_progress();
         }
-        self.quiet().await;
+        self.await_journal().await;
     }
 
     /// Gives it up.
-    pub async fn abandon(mut self) {
-        self.quiet().await;
+    pub async fn discard(mut self) {
+        self.await_journal().await;
         self.upload.abort().await;
-        self.note.delete().await;
+        self.journal.delete().await;
     }
 
     /// Waits until nothing is being noted.
-    async fn quiet(&mut self) {
-        if let Some(noting) = self.noting.take() {
-            noting.await.ok();
+    async fn await_journal(&mut self) {
+        if let Some(journaling) = self.journaling.take() {
+            journaling.await.ok();
         }
     }
 
@@ -361,26 +387,26 @@ impl Draft {
     ///
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when blocks lack.
-    pub fn record(&self) -> Result<Record> {
+    pub fn record(&self) -> Result<MirrorRecord> {
         let stored =
             Stored { place: self.place().to_owned().into(), ends: self.ends.clone().map(Bytes::from) };
         let (digest, checks) = (Check::combine(self.size, &self.checks)?, Arc::from(&self.checks[..]));
-        Ok(Record { digest, size: self.size, checks, stored })
+        Ok(MirrorRecord { digest, size: self.size, checks, stored })
     }
 
     /// Makes an object of it, when all of its blocks are done. Its note says so first: from then on nothing is read again.
     pub(super) async fn finish(&mut self, sha256: Option<Sha256>) -> Result<()> {
-        self.upload.drain().await?;
-        self.quiet().await;
-        let (parts, blocks) = (self.upload.landed(), self.checks.len());
-        let end = Mark { parts, blocks, rest: Bytes::new(), sha256 };
-        let state = self.note.state(&self.upload, self.size, &self.checks, self.ends.as_deref(), &end);
-        self.note.write(&self.upload, state).await?;
+        self.upload.flush().await?;
+        self.await_journal().await;
+        let (parts, blocks) = (self.upload.uploaded(), self.checks.len());
+        let end = PartBoundary { parts, blocks, rest: Bytes::new(), sha256 };
+        let state = self.journal.state(&self.upload, self.size, &self.checks, self.ends.as_deref(), &end);
+        self.journal.write(&self.upload, state).await?;
         self.upload.complete(self.stored()).await
     }
 
     /// Ends it, when its object needs it no more.
-    pub async fn end(self) {
-        self.note.delete().await;
+    pub async fn close(self) {
+        self.journal.delete().await;
     }
 }

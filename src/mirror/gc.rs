@@ -20,21 +20,21 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 
 use super::catalog::Generations;
-use super::layout::Shelf;
-use super::lease::{Lease, Purpose};
-use super::record::Record;
-use super::{Mirror, damaged, digest_of, local};
+use super::keys::ObjectKind;
+use super::lease::{MirrorLease, Purpose};
+use super::record::MirrorRecord;
+use super::{Mirror, damaged, digest_of, leftovers};
 use crate::blob::Key;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::task::blocking;
 
 /// How many objects are looked into or deleted at once.
-const AT_ONCE: usize = 32;
+const REQUESTS_IN_FLIGHT: usize = 32;
 
 /// What was collected, or would be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Collected {
+pub struct GcReport {
     /// Objects deleted.
     pub objects: u64,
     /// Their bytes.
@@ -47,7 +47,7 @@ pub struct Collected {
 
 /// What refs and leases reach.
 #[derive(Debug, Default)]
-struct Reached {
+struct Reachable {
     manifests: HashSet<Digest>,
     blobs: HashSet<Digest>,
     /// Blobs that lie elsewhere than under their digests.
@@ -61,54 +61,54 @@ impl Mirror {
     /// # Errors
     /// [`Kind::Corrupt`] when a ref or a manifest is damaged or missing, for then nobody
     /// can tell what they reach; those of the store.
-    pub async fn collect(&self, grace: Duration, dry: bool) -> Result<Collected> {
+    pub async fn collect(&self, grace: Duration, dry: bool) -> Result<GcReport> {
         let lease = self.lease(Purpose::Sweep).await?;
         let outcome = self.sweep(&lease, grace, dry).await;
         lease.release().await;
         outcome
     }
 
-    async fn sweep(&self, lease: &Lease, grace: Duration, dry: bool) -> Result<Collected> {
+    async fn sweep(&self, lease: &MirrorLease, grace: Duration, dry: bool) -> Result<GcReport> {
         let now = lease.began();
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
-        let grown = now.checked_sub_signed(grace).unwrap_or(DateTime::<Utc>::MIN_UTC);
+        let expired_before = now.checked_sub_signed(grace).unwrap_or(DateTime::<Utc>::MIN_UTC);
         let leases = self.leases().await?;
-        let (living, lapsed): (Vec<_>, Vec<_>) = leases.into_iter().partition(|found| found.lives(now));
+        let (living, lapsed): (Vec<_>, Vec<_>) = leases.into_iter().partition(|found| found.is_live(now));
         let adding = living.iter().filter(|found| found.purpose == Purpose::Add).map(|found| found.began);
-        let before = adding.fold(grown, DateTime::min);
+        let before = adding.fold(expired_before, DateTime::min);
 
-        let mut sweeper = Sweeper { mirror: self, before, dry, collected: Collected::default() };
-        let generations = self.generations(self.below(Shelf::Refs.name())).await?;
+        let mut collector = Collector { mirror: self, before, dry, collected: GcReport::default() };
+        let generations = self.generations(self.tenant_key(ObjectKind::Refs.name())).await?;
         let serving = living.iter().filter_map(|found| match found.purpose {
             Purpose::Serve(manifest) => Some(manifest),
             _ => None,
         });
-        let mut reached = Reached::default();
-        let outdated = self.roots(&generations, grown, &mut reached).await?;
-        for manifest in reached.manifests.clone() {
-            self.reach(&manifest, &mut reached).await?;
+        let mut reachable = Reachable::default();
+        let outdated = self.roots(&generations, expired_before, &mut reachable).await?;
+        for manifest in reachable.manifests.clone() {
+            self.mark(&manifest, &mut reachable).await?;
         }
         for manifest in serving {
             // Somebody may serve from its cache what is gone already.
-            self.reach(&manifest, &mut reached).await.or_else(|e| match e.kind() {
+            self.mark(&manifest, &mut reachable).await.or_else(|e| match e.kind() {
                 Kind::Corrupt => Ok(()),
                 _ => Err(e),
             })?;
-            reached.manifests.insert(manifest);
+            reachable.manifests.insert(manifest);
         }
-        sweeper.delete(lapsed.into_iter().map(|found| found.key).filter(|key| key != lease.key())).await?;
-        sweeper.delete(outdated).await?;
-        sweeper.sweep(&reached).await?;
-        sweeper.leftovers().await?;
-        Ok(sweeper.collected)
+        collector.delete(lapsed.into_iter().map(|found| found.key).filter(|key| key != lease.key())).await?;
+        collector.delete(outdated).await?;
+        collector.sweep(&reachable).await?;
+        collector.leftovers().await?;
+        Ok(collector.collected)
     }
 
     /// Gathers the manifests of all generations that count, and answers with those that do no more.
     async fn roots(
         &self,
         generations: &Generations,
-        grown: DateTime<Utc>,
-        reached: &mut Reached,
+        expired_before: DateTime<Utc>,
+        reachable: &mut Reachable,
     ) -> Result<Vec<Path>> {
         let mut outdated = Vec::new();
         for (key, all) in generations {
@@ -116,16 +116,16 @@ impl Mirror {
             for (&number, &written) in all.iter().rev() {
                 // A generation's time is over when the next one was made.
                 let over = later.replace(written);
-                if over.is_some_and(|over| over < grown) {
+                if over.is_some_and(|over| over < expired_before) {
                     outdated.push(self.generation_key(key, number));
                     continue;
                 }
                 match self.generation(key, number).await {
-                    Ok(Some(found)) if found.removed && over.is_none() && written < grown => {
+                    Ok(Some(found)) if found.removed && over.is_none() && written < expired_before => {
                         outdated.push(self.generation_key(key, number));
                     }
                     Ok(Some(found)) if !found.removed => {
-                        reached.manifests.insert(found.manifest);
+                        reachable.manifests.insert(found.manifest);
                     }
                     // What was replaced already need not be readable.
                     Err(e) if over.is_none() => return Err(e),
@@ -137,16 +137,16 @@ impl Mirror {
     }
 
     /// Adds the blobs of a manifest to what is reached.
-    async fn reach(&self, digest: &Digest, reached: &mut Reached) -> Result<()> {
+    async fn mark(&self, digest: &Digest, reachable: &mut Reachable) -> Result<()> {
         let Some(manifest) = self.manifest(digest).await? else {
-            return Err(damaged(self.shown(&self.key(Shelf::Manifests, digest)), "it is missing"));
+            return Err(damaged(self.url_of(&self.key(ObjectKind::Manifests, digest)), "it is missing"));
         };
         for index in 0..manifest.blobs() {
             let blob = manifest.blob(index)?;
             let Key::Content(digest) = blob.key else { continue };
-            reached.blobs.insert(digest);
+            reachable.blobs.insert(digest);
             if !blob.stored.place.is_empty() {
-                reached.places.insert(self.blob_key(&digest, &blob.stored));
+                reachable.places.insert(self.blob_key(&digest, &blob.stored));
             }
         }
         Ok(())
@@ -154,26 +154,26 @@ impl Mirror {
 }
 
 /// A collection under way.
-struct Sweeper<'a> {
+struct Collector<'a> {
     mirror: &'a Mirror,
     /// What was written since then is spared.
     before: DateTime<Utc>,
     dry: bool,
-    collected: Collected,
+    collected: GcReport,
 }
 
-impl Sweeper<'_> {
+impl Collector<'_> {
     /// Deletes what is not reached. Whoever looks for a blob finds its record first, so that goes first.
-    async fn sweep(&mut self, reached: &Reached) -> Result<()> {
+    async fn sweep(&mut self, reachable: &Reachable) -> Result<()> {
         let mut spared = HashSet::new();
         let mut dead = Vec::new();
-        let mut records = self.mirror.list(self.mirror.below(Shelf::Records.name()));
+        let mut records = self.mirror.list(self.mirror.tenant_key(ObjectKind::Records.name()));
         while let Some(meta) = records.try_next().await? {
             let Some(digest) = digest_of(&meta.location) else { continue };
-            if reached.blobs.contains(&digest) {
+            if reachable.blobs.contains(&digest) {
                 continue;
             }
-            if self.counts(meta.last_modified, meta.size) {
+            if self.count(meta.last_modified, meta.size) {
                 dead.push(meta.location);
             } else {
                 // Its content may be old, but somebody has dated its record anew.
@@ -183,16 +183,18 @@ impl Sweeper<'_> {
         let places = self.places_of(&spared).await?;
         self.delete(dead).await?;
         self.drafts().await?;
-        self.shelf(Shelf::Blobs, |_, digest| !reached.blobs.contains(&digest) && !spared.contains(&digest))
-            .await?;
-        let placed = |key: &Path| reached.places.contains(key) || places.contains(key);
+        self.sweep_kind(ObjectKind::Blobs, |_, digest| {
+            !reachable.blobs.contains(&digest) && !spared.contains(&digest)
+        })
+        .await?;
+        let placed = |key: &Path| reachable.places.contains(key) || places.contains(key);
         self.uploads(placed).await?;
-        self.shelf(Shelf::Manifests, |_, digest| !reached.manifests.contains(&digest)).await?;
-        self.recipes(reached, &spared).await
+        self.sweep_kind(ObjectKind::Manifests, |_, digest| !reachable.manifests.contains(&digest)).await?;
+        self.recipes(reachable, &spared).await
     }
 
     /// Counts an object that nothing reaches. True when it is to be deleted.
-    fn counts(&mut self, written: DateTime<Utc>, size: u64) -> bool {
+    fn count(&mut self, written: DateTime<Utc>, size: u64) -> bool {
         let old = written < self.before;
         let collected = &mut self.collected;
         let (objects, bytes) = match old {
@@ -205,13 +207,13 @@ impl Sweeper<'_> {
     }
 
     /// Deletes what lies on `shelf` and is `dead`.
-    async fn shelf(&mut self, shelf: Shelf, dead: impl Fn(&Path, Digest) -> bool) -> Result<()> {
-        let mut listed = self.mirror.list(self.mirror.below(shelf.name()));
+    async fn sweep_kind(&mut self, kind: ObjectKind, dead: impl Fn(&Path, Digest) -> bool) -> Result<()> {
+        let mut listed = self.mirror.list(self.mirror.tenant_key(kind.name()));
         let mut gone = Vec::new();
         while let Some(meta) = listed.try_next().await? {
             let digest = digest_of(&meta.location);
             if digest.is_some_and(|digest| dead(&meta.location, digest))
-                && self.counts(meta.last_modified, meta.size)
+                && self.count(meta.last_modified, meta.size)
             {
                 gone.push(meta.location);
             }
@@ -221,10 +223,10 @@ impl Sweeper<'_> {
 
     /// Gives up drafts that nobody has gone on with.
     async fn drafts(&mut self) -> Result<()> {
-        for draft in self.mirror.drafts(self.mirror.below(Shelf::Drafts.name())).await? {
+        for draft in self.mirror.drafts(self.mirror.tenant_key(ObjectKind::Drafts.name())).await? {
             let uploaded = self.mirror.uploaded(&draft).await?;
-            if self.counts(draft.written, draft.size + uploaded) && !self.dry {
-                self.mirror.give_up(draft).await?;
+            if self.count(draft.written, draft.size + uploaded) && !self.dry {
+                self.mirror.discard_draft(draft).await?;
             }
         }
         Ok(())
@@ -232,10 +234,10 @@ impl Sweeper<'_> {
 
     /// Deletes uploads that broke off when they had ended.
     async fn uploads(&mut self, placed: impl Fn(&Path) -> bool) -> Result<()> {
-        let mut listed = self.mirror.list(self.mirror.below(Shelf::Uploads.name()));
+        let mut listed = self.mirror.list(self.mirror.tenant_key(ObjectKind::Uploads.name()));
         let mut gone = Vec::new();
         while let Some(meta) = listed.try_next().await? {
-            if !placed(&meta.location) && self.counts(meta.last_modified, meta.size) {
+            if !placed(&meta.location) && self.count(meta.last_modified, meta.size) {
                 gone.push(meta.location);
             }
         }
@@ -243,21 +245,21 @@ impl Sweeper<'_> {
     }
 
     /// Deletes the recipes of blobs that are gone.
-    async fn recipes(&mut self, reached: &Reached, spared: &HashSet<Digest>) -> Result<()> {
+    async fn recipes(&mut self, reachable: &Reachable, spared: &HashSet<Digest>) -> Result<()> {
         let mirror = self.mirror;
-        let listed = mirror.list(mirror.below(Shelf::Known.name()));
+        let listed = mirror.list(mirror.tenant_key(ObjectKind::Recipes.name()));
         let looked = listed.map_ok(|meta| async move {
             let made = mirror
                 .get(&meta.location)
                 .await?
-                .and_then(|got| super::record::known(&got.bytes, &digest_of(&meta.location)?));
+                .and_then(|got| super::record::decode_recipe(&got.bytes, &digest_of(&meta.location)?));
             Ok((meta, made))
         });
-        let mut looked = looked.try_buffer_unordered(AT_ONCE);
+        let mut looked = looked.try_buffer_unordered(REQUESTS_IN_FLIGHT);
         let mut gone = Vec::new();
         while let Some((meta, made)) = looked.try_next().await? {
-            let lives = made.is_some_and(|made| reached.blobs.contains(&made) || spared.contains(&made));
-            if !lives && self.counts(meta.last_modified, meta.size) {
+            let is_live = made.is_some_and(|made| reachable.blobs.contains(&made) || spared.contains(&made));
+            if !is_live && self.count(meta.last_modified, meta.size) {
                 gone.push(meta.location);
             }
         }
@@ -269,12 +271,12 @@ impl Sweeper<'_> {
     async fn places_of(&self, spared: &HashSet<Digest>) -> Result<HashSet<Path>> {
         let mirror = self.mirror;
         let places = stream::iter(spared.iter().copied()).map(|digest| async move {
-            let got = mirror.get(&mirror.key(Shelf::Records, &digest)).await?;
-            let record = got.and_then(|got| Record::decode(&got.bytes, &digest));
+            let got = mirror.get(&mirror.key(ObjectKind::Records, &digest)).await?;
+            let record = got.and_then(|got| MirrorRecord::decode(&got.bytes, &digest));
             Ok(record.map(|record| mirror.blob_key(&digest, &record.stored)))
         });
         places
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(REQUESTS_IN_FLIGHT)
             .try_filter_map(|place| std::future::ready(Ok(place)))
             .try_collect()
             .await
@@ -287,7 +289,7 @@ impl Sweeper<'_> {
         let (before, dry, mut collected) = (self.before.into(), self.dry, self.collected);
         self.collected = blocking(move || {
             let fault = |e| Error::disk(format!("cannot look through {}", tenant.display()), e);
-            local::collect(&tenant, before, dry, &mut collected).map_err(fault)?;
+            leftovers::collect(&tenant, before, dry, &mut collected).map_err(fault)?;
             Ok(collected)
         })
         .await?;
@@ -303,6 +305,6 @@ impl Sweeper<'_> {
             let mirror = mirror.clone();
             async move { mirror.delete(&key).await }
         });
-        deleted.buffer_unordered(AT_ONCE).try_collect().await
+        deleted.buffer_unordered(REQUESTS_IN_FLIGHT).try_collect().await
     }
 }

@@ -15,18 +15,18 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::layout::{Shelf, fresh};
-use super::{Mirror, holder};
+use super::keys::{ObjectKind, random_id};
+use super::{Mirror, process_id};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
 /// How often a lease is renewed.
-const BEAT: Duration = Duration::from_secs(60);
+const RENEW_INTERVAL: Duration = Duration::from_secs(60);
 /// When one that isn't renewed has lapsed: a store that is out of order for a few minutes ends nobody's work.
-const LIFE: Duration = Duration::from_secs(300);
+const LEASE_TTL: Duration = Duration::from_secs(300);
 
 /// How long the end of somebody's work waits for a lease to be deleted.
-const FAREWELL: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What somebody is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum Purpose {
 
 /// A lease that is renewed as long as it is held.
 #[derive(Debug)]
-pub struct Lease {
+pub struct MirrorLease {
     mirror: Mirror,
     key: Path,
     began: DateTime<Utc>,
@@ -52,21 +52,22 @@ pub struct Lease {
 
 /// Somebody's lease, as it was found.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct LeaseEntry {
     pub key: Path,
     pub purpose: Purpose,
     /// When it was first written, as far as is known.
     pub began: DateTime<Utc>,
     /// When it was last renewed.
     pub renewed: DateTime<Utc>,
-    /// Which process holds it ([`holder`]).
+    /// Which process holds it ([`process_id`]).
     holder: String,
 }
 
-impl Found {
+impl LeaseEntry {
     /// Whether its holder is still at work at the time `now` of the store.
-    pub(super) fn lives(&self, now: DateTime<Utc>) -> bool {
-        self.renewed + TimeDelta::from_std(LIFE).unwrap_or_default() > now && !holder::is_gone(&self.holder)
+    pub(super) fn is_live(&self, now: DateTime<Utc>) -> bool {
+        self.renewed + TimeDelta::from_std(LEASE_TTL).unwrap_or_default() > now
+            && !process_id::is_gone(&self.holder)
     }
 }
 
@@ -75,13 +76,13 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn lease(&self, purpose: Purpose) -> Result<Lease> {
+    pub async fn lease(&self, purpose: Purpose) -> Result<MirrorLease> {
         let name = match purpose {
             Purpose::Add => "add".to_owned(),
             Purpose::Sweep => "sweep".to_owned(),
             Purpose::Serve(digest) => format!("serve-{digest}"),
         };
-        let key = self.below(&format!("{}/{name}-{}", Shelf::Leases.name(), fresh()));
+        let key = self.tenant_key(&format!("{}/{name}-{}", ObjectKind::Leases.name(), random_id()));
         let began = self.renew(&key, None).await?;
         // From now on it tells when it began, whoever looks at it.
         self.renew(&key, Some(began)).await?;
@@ -89,21 +90,22 @@ impl Mirror {
         let lapsed = Arc::new(AtomicBool::new(false));
         let beat = beat(self.clone(), key.clone(), began, lapsed.clone(), released);
         let beating = Some(tokio::spawn(beat));
-        Ok(Lease { mirror: self.clone(), key, began, lapsed, held: Some(held), beating })
+        Ok(MirrorLease { mirror: self.clone(), key, began, lapsed, held: Some(held), beating })
     }
 
     /// Writes a lease, and answers with the store's time.
     async fn renew(&self, key: &Path, began: Option<DateTime<Utc>>) -> Result<DateTime<Utc>> {
-        let text = began.map_or(String::new(), |began| format!("{} {}", began.to_rfc3339(), holder::own()));
+        let text =
+            began.map_or(String::new(), |began| format!("{} {}", began.to_rfc3339(), process_id::current()));
         self.put(key, text.into_bytes().into()).await?;
-        let gone = || Error::new(Kind::Unavailable, format!("{} was deleted", self.shown(key)));
+        let gone = || Error::new(Kind::Unavailable, format!("{} was deleted", self.url_of(key)));
         Ok(self.head(key).await?.ok_or_else(gone)?.last_modified)
     }
 
     /// All leases, lapsed ones too.
-    pub(super) async fn leases(&self) -> Result<Vec<Found>> {
+    pub(super) async fn leases(&self) -> Result<Vec<LeaseEntry>> {
         let mut found = Vec::new();
-        let mut listed = self.list(self.below(Shelf::Leases.name()));
+        let mut listed = self.list(self.tenant_key(ObjectKind::Leases.name()));
         while let Some(meta) = listed.try_next().await? {
             let name = meta.location.filename().unwrap_or_default();
             let purpose = match name.split('-').collect::<Vec<_>>()[..] {
@@ -118,13 +120,13 @@ impl Mirror {
             // One that doesn't tell was first written just now.
             let began = began.parse().unwrap_or(meta.last_modified);
             let holder = holder.to_owned();
-            found.push(Found { key: meta.location, purpose, began, renewed: got.written, holder });
+            found.push(LeaseEntry { key: meta.location, purpose, began, renewed: got.written, holder });
         }
         Ok(found)
     }
 }
 
-impl Lease {
+impl MirrorLease {
     /// When it began, by the store's clock.
     pub fn began(&self) -> DateTime<Utc> {
         self.began
@@ -148,8 +150,8 @@ impl Lease {
         let now = self.mirror.renew(&self.key, Some(self.began)).await?;
         if self.lapsed.load(Ordering::Relaxed) {
             let text = format!(
-                "the lease {} could not be renewed for {LIFE:?}; try again, what was done is found",
-                self.mirror.shown(&self.key)
+                "the lease {} could not be renewed for {LEASE_TTL:?}; try again, what was done is found",
+                self.mirror.url_of(&self.key)
             );
             return Err(Error::new(Kind::Unavailable, text));
         }
@@ -161,7 +163,7 @@ impl Lease {
         self.held = None;
         if let Some(beating) = self.beating.take() {
             // One that can't be deleted lapses.
-            timeout(FAREWELL, beating).await.ok();
+            timeout(RELEASE_TIMEOUT, beating).await.ok();
         }
     }
 }
@@ -175,9 +177,9 @@ async fn beat(
     mut released: oneshot::Receiver<()>,
 ) {
     let mut last = Instant::now();
-    while timeout(BEAT, &mut released).await.is_err() {
+    while timeout(RENEW_INTERVAL, &mut released).await.is_err() {
         let renewed = mirror.renew(&key, Some(began)).await;
-        if last.elapsed() >= LIFE {
+        if last.elapsed() >= LEASE_TTL {
             lapsed.store(true, Ordering::Relaxed);
         }
         match renewed {
@@ -190,17 +192,17 @@ async fn beat(
     }
 }
 
-impl Lease {
+impl MirrorLease {
     /// Waits until nobody collects. What was collected since this lease began must be looked for again afterwards;
     /// whoever begins later spares what was written since.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn unswept(&self) -> Result<()> {
+    pub async fn wait_for_collectors(&self) -> Result<()> {
         loop {
             let now = self.now().await?;
             let leases = self.mirror.leases().await?;
-            if !leases.iter().any(|found| found.purpose == Purpose::Sweep && found.lives(now)) {
+            if !leases.iter().any(|found| found.purpose == Purpose::Sweep && found.is_live(now)) {
                 return Ok(());
             }
             sleep(Duration::from_secs(1)).await;

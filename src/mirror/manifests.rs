@@ -9,8 +9,8 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectStoreExt;
 
-use super::layout::Shelf;
-use super::lease::Lease;
+use super::keys::ObjectKind;
+use super::lease::MirrorLease;
 use super::{Mirror, damaged};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -18,9 +18,9 @@ use crate::manifest::Manifest;
 use crate::task::blocking;
 
 /// How much of a manifest one request moves, in bytes.
-const PIECE: u64 = 8 << 20;
+const PIECE_BYTES: u64 = 8 << 20;
 /// How many such requests are under way at once.
-const PIECES: usize = 4;
+const PIECES_IN_FLIGHT: usize = 4;
 
 impl Mirror {
     /// The manifest `digest`, opened; `None` when it isn't there.
@@ -40,17 +40,17 @@ impl Mirror {
     /// # Errors
     /// As [`manifest`](Self::manifest).
     pub async fn copy_manifest(&self, digest: &Digest, file: Arc<File>) -> Result<Option<Arc<File>>> {
-        let key = self.key(Shelf::Manifests, digest);
+        let key = self.key(ObjectKind::Manifests, digest);
         let Some(meta) = self.head(&key).await? else { return Ok(None) };
-        let starts = (0..meta.size).step_by(PIECE as usize);
+        let starts = (0..meta.size).step_by(PIECE_BYTES as usize);
         let pieces = stream::iter(starts).map(|start| {
             let key = &key;
             async move {
-                let range = start..meta.size.min(start + PIECE);
+                let range = start..meta.size.min(start + PIECE_BYTES);
                 self.store.objects.get_range(key, range).await.map_err(|e| self.failure("read", key, &e))
             }
         });
-        let mut pieces = pieces.buffered(PIECES);
+        let mut pieces = pieces.buffered(PIECES_IN_FLIGHT);
         let mut hasher = blake3::Hasher::new();
         while let Some(piece) = pieces.try_next().await? {
             let file = file.clone();
@@ -62,7 +62,7 @@ impl Mirror {
             .await?;
         }
         if hasher.finalize().as_bytes() != &digest.0 {
-            return Err(damaged(self.shown(&key), "its content does not have its digest"));
+            return Err(damaged(self.url_of(&key), "its content does not have its digest"));
         }
         Ok(Some(file))
     }
@@ -71,35 +71,35 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk) for the file; those of the store.
-    pub async fn put_manifest(&self, digest: &Digest, file: File, lease: &Lease) -> Result<()> {
+    pub async fn put_manifest(&self, digest: &Digest, file: File, lease: &MirrorLease) -> Result<()> {
         let fault = |e| Error::disk("cannot read a manifest", e);
         let size = (&file).seek(SeekFrom::End(0)).map_err(fault)?;
         let file = Arc::new(file);
         let piece = |start: u64| {
-            let (file, len) = (file.clone(), PIECE.min(size - start) as usize);
+            let (file, len) = (file.clone(), PIECE_BYTES.min(size - start) as usize);
             blocking(move || {
                 let mut piece = vec![0; len];
                 file.read_exact_at(&mut piece, start).map_err(fault)?;
                 Ok(Bytes::from(piece))
             })
         };
-        let place = format!("{}/{digest}", Shelf::Manifests.name());
-        if size <= PIECE {
-            return self.put(&self.below(&place), piece(0).await?.into()).await;
+        let place = format!("{}/{digest}", ObjectKind::Manifests.name());
+        if size <= PIECE_BYTES {
+            return self.put(&self.tenant_key(&place), piece(0).await?.into()).await;
         }
-        let (mut upload, note) = self.announced(digest, place, size, lease.name()).await?;
+        let (mut upload, journal) = self.begin_journaled(digest, place, size, lease.name()).await?;
         let written = async {
-            for start in (0..size).step_by(PIECE as usize) {
+            for start in (0..size).step_by(PIECE_BYTES as usize) {
                 upload.write(piece(start).await?).await?;
             }
-            upload.drain().await?;
+            upload.flush().await?;
             upload.complete(size).await
         };
         let outcome = written.await;
         if outcome.is_err() {
             upload.abort().await;
         }
-        note.delete().await;
+        journal.delete().await;
         outcome
     }
 }

@@ -12,8 +12,8 @@ use object_store::local::LocalFileSystem;
 use object_store::{Certificate, ClientOptions};
 use reqwest::redirect::Policy;
 
-use super::parts::Store;
-use super::store::innermost;
+use super::multipart::MirrorStore;
+use super::store::root_cause;
 use crate::auth::KeyCache;
 use crate::auth::store_adapter::{StoreConnector, StoreKeys};
 use crate::error::{Error, Kind, Result};
@@ -21,12 +21,12 @@ use crate::http_client::HttpClient;
 use crate::source::{Access, BucketService, Uri};
 
 /// How long a connection may take to come about (DESIGN, section 6).
-const CONNECT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long one request may take: a part of an upload over a slow line, or a copy of 5 GiB within the store.
-const REQUEST: Duration = Duration::from_secs(600);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A store, and what it is let in with where that is no local directory.
-type Opened = (Store, Option<Arc<KeyCache>>);
+type Opened = (MirrorStore, Option<Arc<KeyCache>>);
 
 /// Opens the store that `uri` names; a local directory is made if it is missing.
 ///
@@ -51,9 +51,9 @@ pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
 }
 
 /// Opens a bucket, where its service is and with the keys that an origin in it would have.
-fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<Store> {
+fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore> {
     // What is at fault is not quoted where it may be a key.
-    let invalid = |e: object_store::Error| Error::new(Kind::Invalid, innermost(&e));
+    let invalid = |e: object_store::Error| Error::new(Kind::Invalid, root_cause(&e));
     let service = BucketService::of(uri, access)?;
     let http = service.endpoint.starts_with("http:");
     let options = client(access, http)?;
@@ -71,7 +71,7 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<Store> {
                 .with_skip_signature(anonymous)
                 .with_http_connector(StoreConnector(keys.clone()))
                 .with_client_options(options);
-            Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
+            MirrorStore::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         Uri::Gs { bucket, prefix } => {
             let builder = GoogleCloudStorageBuilder::new()
@@ -81,7 +81,7 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<Store> {
                 .with_skip_signature(anonymous)
                 .with_http_connector(StoreConnector(keys.clone()))
                 .with_client_options(options);
-            Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
+            MirrorStore::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         Uri::Azure { account, container, prefix } => {
             let builder = MicrosoftAzureBuilder::new()
@@ -92,23 +92,26 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<Store> {
                 .with_skip_signature(anonymous)
                 .with_http_connector(StoreConnector(keys.clone()))
                 .with_client_options(options);
-            Store::service(Arc::new(builder.build().map_err(invalid)?), prefix)
+            MirrorStore::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         _ => return Err(Error::new(Kind::Unsupported, "it is no object storage")),
     })
 }
 
-fn local(path: &Path) -> Result<Store> {
+fn local(path: &Path) -> Result<MirrorStore> {
     let fault = |e: io::Error| Error::disk(format!("cannot use {} as a mirror", path.display()), e);
     std::fs::create_dir_all(path).map_err(fault)?;
-    let store = LocalFileSystem::new_with_prefix(path).map_err(|e| fault(io::Error::other(innermost(&e))))?;
-    Ok(Store::directory(store.with_fsync(true), path.to_owned()))
+    let store =
+        LocalFileSystem::new_with_prefix(path).map_err(|e| fault(io::Error::other(root_cause(&e))))?;
+    Ok(MirrorStore::directory(store.with_fsync(true), path.to_owned()))
 }
 
 /// How every service is asked.
 fn client(access: &Access, http: bool) -> Result<ClientOptions> {
-    let mut client =
-        ClientOptions::new().with_connect_timeout(CONNECT).with_timeout(REQUEST).with_allow_http(http);
+    let mut client = ClientOptions::new()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_timeout(REQUEST_TIMEOUT)
+        .with_allow_http(http);
     if let Some(authorities) = &access.authorities {
         let wrong = |_| Error::new(Kind::Invalid, "the authorities to trust are no certificates (PEM)");
         for certificate in Certificate::from_pem_bundle(authorities.as_bytes()).map_err(wrong)? {
@@ -202,7 +205,7 @@ mod tests {
         let (endpoint, server) = service(&[NONE, WRITTEN, EXISTS]).await;
         let gcs = Some(GcsAccess { anonymous: true, endpoint: Some(endpoint), ..GcsAccess::default() });
         let access = Access { gcs, ..Access::default() };
-        founded("gs://bucket/below", &access).found().await.expect("founded");
+        founded("gs://bucket/below", &access).init().await.expect("founded");
         let requests = server.await.expect("served");
         assert!(requests[1].starts_with("put /bucket/below%2fformat%2ejson "), "{}", requests[1]);
         assert!(!requests.concat().contains("authorization"), "{requests:?}");
@@ -214,7 +217,7 @@ mod tests {
             let (endpoint, server) = service(answers).await;
             let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });
             let access = Access { s3, ..Access::default() };
-            let error = founded("s3://bucket", &access).found().await.expect_err("ignored");
+            let error = founded("s3://bucket", &access).init().await.expect_err("ignored");
             assert!(
                 error.kind() == Kind::Unsupported && error.to_string().contains("If-None-Match"),
                 "{error}"

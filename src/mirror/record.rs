@@ -17,7 +17,7 @@ const VERSION: u32 = 1;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Head {
+struct RecordHeader {
     magic: [u8; 8],
     version: U32,
     /// 0 as it is, 1 as one zstd frame a block.
@@ -28,7 +28,7 @@ struct Head {
 
 /// A blob that the mirror keeps. Clones share its checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct MirrorRecord {
     /// Its digest.
     pub digest: Digest,
     /// Its length in bytes.
@@ -39,10 +39,10 @@ pub struct Record {
     pub stored: Stored,
 }
 
-impl Record {
+impl MirrorRecord {
     /// The record as it is written: a header, the checks, the ends of its frames, its place, and the digest of all that.
     pub fn encode(&self) -> Vec<u8> {
-        let head = Head {
+        let head = RecordHeader {
             magic: MAGIC,
             version: VERSION.into(),
             encoding: u32::from(self.stored.ends.is_some()).into(),
@@ -59,13 +59,13 @@ impl Record {
     /// Reads the record of the blob `digest`; `None` when it is none, or another one's.
     pub fn decode(bytes: &Bytes, digest: &Digest) -> Option<Self> {
         let (bytes, own) = bytes.split_last_chunk().map(|(rest, own)| (bytes.slice_ref(rest), *own))?;
-        let (head, _) = Head::ref_from_prefix(&bytes).ok()?;
+        let (head, _) = RecordHeader::ref_from_prefix(&bytes).ok()?;
         if head.magic != MAGIC || head.version.get() != VERSION || Digest::of(&bytes) != Digest(own) {
             return None;
         }
         let size = head.size.get();
         let blocks = usize::try_from(block::count(size)).ok()?;
-        let mut rest = bytes.slice(size_of::<Head>()..);
+        let mut rest = bytes.slice(size_of::<RecordHeader>()..);
         let mut take = |len: usize| (len <= rest.len()).then(|| rest.split_to(len));
         let checks = take(blocks.checked_mul(size_of::<Check>())?)?;
         let checks = <[Check]>::ref_from_bytes(&checks).ok().map(Arc::<[Check]>::from)?;
@@ -94,27 +94,27 @@ pub fn recipe(files: impl IntoIterator<Item = ([u8; 32], u64)>) -> Digest {
 
 /// What stands in the mirror for a known recipe: the digest of what was made from it, the recipe itself, and the digest
 /// of both as text, so that neither a flipped bit nor an exchange of two of them is believed.
-pub(super) fn know(recipe: &Digest, made: &Digest) -> String {
+pub(super) fn encode_recipe(recipe: &Digest, made: &Digest) -> String {
     let text = format!("{made} {recipe}");
     format!("{text} {}\n", Digest::of(text.as_bytes()))
 }
 
-/// What was made from `recipe`, as [`know`] wrote it; `None` when it is damaged.
-pub(super) fn known(text: &[u8], recipe: &Digest) -> Option<Digest> {
+/// What was made from `recipe`, as [`encode_recipe`] wrote it; `None` when it is damaged.
+pub(super) fn decode_recipe(text: &[u8], recipe: &Digest) -> Option<Digest> {
     let made = str::from_utf8(text).ok()?.split(' ').next()?.parse().ok()?;
-    (know(recipe, &made).as_bytes() == text).then_some(made)
+    (encode_recipe(recipe, &made).as_bytes() == text).then_some(made)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn record(ends: Option<Vec<u64>>) -> Record {
+    fn record(ends: Option<Vec<u64>>) -> MirrorRecord {
         let size = block::BLOCK + 1;
         let checks: Arc<[Check]> = Arc::new([Check([1; 32]), Check([2; 32])]);
         let digest = Check::combine(size, &checks).expect("two");
         let ends = ends.map(|ends| ends.iter().flat_map(|e| e.to_le_bytes()).collect());
-        Record { digest, size, checks, stored: Stored { place: "uploads/x".into(), ends } }
+        MirrorRecord { digest, size, checks, stored: Stored { place: "uploads/x".into(), ends } }
     }
 
     #[test]
@@ -122,15 +122,19 @@ mod tests {
         for ends in [None, Some(vec![5, 9])] {
             let record = record(ends);
             let bytes = record.encode();
-            assert_eq!(Record::decode(&bytes.clone().into(), &record.digest), Some(record.clone()));
-            assert_eq!(Record::decode(&bytes.clone().into(), &Digest::of(b"other")), None);
+            assert_eq!(MirrorRecord::decode(&bytes.clone().into(), &record.digest), Some(record.clone()));
+            assert_eq!(MirrorRecord::decode(&bytes.clone().into(), &Digest::of(b"other")), None);
             for len in 0..bytes.len() {
-                assert_eq!(Record::decode(&bytes[..len].to_vec().into(), &record.digest), None, "{len}");
+                assert_eq!(
+                    MirrorRecord::decode(&bytes[..len].to_vec().into(), &record.digest),
+                    None,
+                    "{len}"
+                );
             }
             for at in 0..bytes.len() {
                 let mut bytes = bytes.clone();
                 bytes[at] ^= 0x80;
-                assert_eq!(Record::decode(&bytes.into(), &record.digest), None);
+                assert_eq!(MirrorRecord::decode(&bytes.into(), &record.digest), None);
             }
         }
         let backwards = record(Some(vec![9, 5]));
@@ -142,9 +146,9 @@ mod tests {
     fn a_recipe_is_known_by_its_own_name_only() {
         let (one, two) = (recipe([([1; 32], 5)]), recipe([([1; 32], 6)]));
         let made = Digest::of(b"made");
-        let text = know(&one, &made);
-        assert_eq!(known(text.as_bytes(), &one), Some(made));
-        assert_eq!(known(text.as_bytes(), &two), None);
-        assert_eq!(known(text.replacen(['0', '1', '2', '3', '4'], "f", 1).as_bytes(), &one), None);
+        let text = encode_recipe(&one, &made);
+        assert_eq!(decode_recipe(text.as_bytes(), &one), Some(made));
+        assert_eq!(decode_recipe(text.as_bytes(), &two), None);
+        assert_eq!(decode_recipe(text.replacen(['0', '1', '2', '3', '4'], "f", 1).as_bytes(), &one), None);
     }
 }

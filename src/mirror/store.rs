@@ -13,10 +13,10 @@ use super::Mirror;
 use crate::error::{Error, Kind, Result};
 
 /// The largest object that is taken into memory whole. Records are the largest: 40 bytes for each MiB of a blob.
-const LARGEST: u64 = 512 << 20;
+const MAX_OBJECT_BYTES: u64 = 512 << 20;
 
 /// An object that was read whole.
-pub(super) struct Got {
+pub(super) struct StoredObject {
     /// Its content.
     pub bytes: Bytes,
     /// When it was written, by the store's clock.
@@ -25,18 +25,18 @@ pub(super) struct Got {
 
 impl Mirror {
     /// The object at `key`, whole; `None` when there is none.
-    pub(super) async fn get(&self, key: &Path) -> Result<Option<Got>> {
+    pub(super) async fn get(&self, key: &Path) -> Result<Option<StoredObject>> {
         let got = match self.store.objects.get_opts(key, GetOptions::default()).await {
             Ok(got) => got,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
             Err(e) => return Err(self.failure("read", key, &e)),
         };
-        if got.meta.size > LARGEST {
-            return Err(super::damaged(self.shown(key), format!("it has {} bytes", got.meta.size)));
+        if got.meta.size > MAX_OBJECT_BYTES {
+            return Err(super::damaged(self.url_of(key), format!("it has {} bytes", got.meta.size)));
         }
         let written = got.meta.last_modified;
         let bytes = got.bytes().await.map_err(|e| self.failure("read", key, &e))?;
-        Ok(Some(Got { bytes, written }))
+        Ok(Some(StoredObject { bytes, written }))
     }
 
     /// Writes the object at `key`, in place of one that may be there.
@@ -53,17 +53,17 @@ impl Mirror {
                 Ok(false)
             }
             // 501, as S3's errors have it.
-            Err(e) if innermost(&e).contains("NotImplemented") => Err(self.unconditional(key)),
+            Err(e) if root_cause(&e).contains("NotImplemented") => Err(self.no_conditional_writes(key)),
             Err(e) => Err(self.failure("write", key, &e)),
         }
     }
 
     /// The error for a store that can't do what [`create`](Self::create) asks for.
-    pub(super) fn unconditional(&self, key: &Path) -> Error {
+    pub(super) fn no_conditional_writes(&self, key: &Path) -> Error {
         let text = format!(
             "cannot write {}: the service does not honour If-None-Match, which keeps those who write at once from undoing \
              each other's work; use one that does",
-            self.shown(key)
+            self.url_of(key)
         );
         Error::new(Kind::Unsupported, text)
     }
@@ -102,9 +102,9 @@ impl Mirror {
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
                 Kind::Unsupported
             }
-            _ => beneath(error).unwrap_or(Kind::Unavailable),
+            _ => cause_kind(error).unwrap_or(Kind::Unavailable),
         };
-        let failed = Error::new(kind, format!("cannot {action} {}: {}", self.shown(key), innermost(error)));
+        let failed = Error::new(kind, format!("cannot {action} {}: {}", self.url_of(key), root_cause(error)));
         match &self.keys {
             Some(keys) => keys.explain_refusal(failed),
             None => failed,
@@ -113,7 +113,7 @@ impl Mirror {
 }
 
 /// The kind of what lies beneath a failure, where that is an error of ours or of a local disk.
-fn beneath(error: &object_store::Error) -> Option<Kind> {
+fn cause_kind(error: &object_store::Error) -> Option<Kind> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(layer) = cause {
         if let Some(ours) = layer.downcast_ref::<Error>() {
@@ -133,7 +133,7 @@ fn beneath(error: &object_store::Error) -> Option<Kind> {
 }
 
 /// What lies at the bottom of an error: the reason, without the layers that passed it on.
-pub(super) fn innermost(error: &object_store::Error) -> String {
+pub(super) fn root_cause(error: &object_store::Error) -> String {
     let mut cause: &(dyn std::error::Error + 'static) = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;

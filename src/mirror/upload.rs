@@ -11,42 +11,42 @@ use object_store::path::Path;
 use tokio::task::JoinSet;
 
 use super::Mirror;
-use super::parts::Id;
+use super::multipart::UploadId;
 use crate::error::{Error, Kind, Result};
 
 /// The least size of a part, in bytes: large enough that requests don't show, small enough for several in memory. S3
 /// asks for 5 MiB at least.
-pub const PART: u64 = 16 << 20;
+pub const MIN_PART_BYTES: u64 = 16 << 20;
 /// How many parts an object may have: S3 allows 10,000, and some room is for what doesn't compress.
-const MOST_PARTS: u64 = 9_000;
+const MAX_PARTS: u64 = 9_000;
 /// How many parts are on their way at once.
-const FLYING: usize = 4;
+const PARTS_IN_FLIGHT: usize = 4;
 
 /// A part, and what came of it.
-type Put = (usize, object_store::Result<String>);
-type Landed = std::result::Result<Put, tokio::task::JoinError>;
+type PartUpload = (usize, object_store::Result<String>);
+type PartResult = std::result::Result<PartUpload, tokio::task::JoinError>;
 
 /// An object under way.
 #[derive(Debug)]
 pub(super) struct Upload {
     mirror: Mirror,
-    id: Id,
+    id: UploadId,
     part: u64,
     pending: Vec<Bytes>,
     pending_len: u64,
     /// The parts that were cut off.
-    cut: usize,
+    sent: usize,
     /// What the store calls the contents of those that it has.
-    landed: BTreeMap<usize, String>,
-    flying: JoinSet<Put>,
+    uploaded: BTreeMap<usize, String>,
+    in_flight: JoinSet<PartUpload>,
     /// How many parts it took from us.
-    taken: usize,
-    refused: bool,
+    accepted: usize,
+    rejected: bool,
 }
 
 /// Where a part ended.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct PartEnd {
     /// How many parts there are before it.
     pub parts: usize,
     /// What of the bytes just written comes behind it.
@@ -55,7 +55,7 @@ pub(super) struct Cut {
 
 /// The size of the parts of an object of about `size` bytes.
 fn part(size: u64) -> u64 {
-    PART.max(size.div_ceil(MOST_PARTS).next_multiple_of(1 << 20))
+    MIN_PART_BYTES.max(size.div_ceil(MAX_PARTS).next_multiple_of(1 << 20))
 }
 
 impl Upload {
@@ -63,26 +63,26 @@ impl Upload {
     pub(super) async fn begin(mirror: &Mirror, key: Path, size: u64) -> Result<Self> {
         let begun = mirror.store.parts.begin(key.clone()).await;
         let id = begun.map_err(|e| mirror.failure("write", &key, &e))?;
-        Ok(Self::after(mirror, id, part(size), Vec::new(), Bytes::new()))
+        Ok(Self::resume(mirror, id, part(size), Vec::new(), Bytes::new()))
     }
 
     /// Goes on with one that has these parts; `rest` comes behind them.
-    pub(super) fn after(mirror: &Mirror, id: Id, part: u64, parts: Vec<String>, rest: Bytes) -> Self {
+    pub(super) fn resume(mirror: &Mirror, id: UploadId, part: u64, parts: Vec<String>, rest: Bytes) -> Self {
         Self {
             mirror: mirror.clone(),
             id,
             part,
             pending_len: rest.len() as u64,
             pending: vec![rest],
-            cut: parts.len(),
-            landed: parts.into_iter().enumerate().collect(),
-            flying: JoinSet::new(),
-            taken: 0,
-            refused: false,
+            sent: parts.len(),
+            uploaded: parts.into_iter().enumerate().collect(),
+            in_flight: JoinSet::new(),
+            accepted: 0,
+            rejected: false,
         }
     }
 
-    pub(super) fn id(&self) -> &Id {
+    pub(super) fn id(&self) -> &UploadId {
         &self.id
     }
 
@@ -92,22 +92,22 @@ impl Upload {
     }
 
     /// How many parts have arrived, without a gap.
-    pub(super) fn landed(&self) -> usize {
-        (0..).zip(self.landed.keys()).take_while(|(index, landed)| index == *landed).count()
+    pub(super) fn uploaded(&self) -> usize {
+        (0..).zip(self.uploaded.keys()).take_while(|(index, uploaded)| index == *uploaded).count()
     }
 
     /// What the store calls the first `count` parts.
     pub(super) fn parts(&self, count: usize) -> impl Iterator<Item = &str> {
-        self.landed.values().take(count).map(String::as_str)
+        self.uploaded.values().take(count).map(String::as_str)
     }
 
     /// Whether the store refused it, and never took a part.
-    pub(super) fn is_refused(&self) -> bool {
-        self.refused && self.taken == 0
+    pub(super) fn is_rejected(&self) -> bool {
+        self.rejected && self.accepted == 0
     }
 
     /// Writes more of it, at most a part. Waits while too much is on its way. Tells when a part ended.
-    pub(super) async fn write(&mut self, mut bytes: Bytes) -> Result<Option<Cut>> {
+    pub(super) async fn write(&mut self, mut bytes: Bytes) -> Result<Option<PartEnd>> {
         let room = self.part - self.pending_len;
         if (bytes.len() as u64) < room {
             self.pending_len += bytes.len() as u64;
@@ -119,76 +119,76 @@ impl Upload {
         self.send().await?;
         self.pending_len = rest.len() as u64;
         self.pending.push(rest.clone());
-        Ok(Some(Cut { parts: self.cut, rest }))
+        Ok(Some(PartEnd { parts: self.sent, rest }))
     }
 
     /// Sends what is left, and waits until all has arrived.
-    pub(super) async fn drain(&mut self) -> Result<()> {
-        if self.pending_len > 0 || self.cut == 0 {
+    pub(super) async fn flush(&mut self) -> Result<()> {
+        if self.pending_len > 0 || self.sent == 0 {
             self.send().await?;
         }
-        self.land_all().await
+        self.await_parts().await
     }
 
     /// Waits until all that was sent has arrived.
-    pub(super) async fn land_all(&mut self) -> Result<()> {
-        while !self.flying.is_empty() {
-            self.land().await?;
+    pub(super) async fn await_parts(&mut self) -> Result<()> {
+        while !self.in_flight.is_empty() {
+            self.await_part().await?;
         }
         Ok(())
     }
 
     /// Ends it, when all has arrived: from now on the object is there.
     pub(super) async fn complete(&mut self, len: u64) -> Result<()> {
-        let parts = self.landed.values().cloned().collect();
+        let parts = self.uploaded.values().cloned().collect();
         let Err(error) = self.mirror.store.parts.complete(&self.id, parts).await else { return Ok(()) };
         // It may have ended before, with nobody to hear of it.
         if self.mirror.head(&self.id.key).await?.is_some_and(|meta| meta.size == len) {
             return Ok(());
         }
-        self.refused = true;
+        self.rejected = true;
         Err(self.mirror.failure("finish", &self.id.key, &error))
     }
 
     /// Gives it up.
     pub(super) async fn abort(&mut self) {
-        self.flying.shutdown().await;
+        self.in_flight.shutdown().await;
         if let Err(error) = self.mirror.store.parts.abort(&self.id).await {
             tracing::debug!(%error, "an upload is left to its store to clean up");
         }
     }
 
     async fn send(&mut self) -> Result<()> {
-        while let Some(landed) = self.flying.try_join_next() {
-            self.take(Some(landed))?;
+        while let Some(uploaded) = self.in_flight.try_join_next() {
+            self.record_part(Some(uploaded))?;
         }
-        while self.flying.len() >= FLYING {
-            self.land().await?;
+        while self.in_flight.len() >= PARTS_IN_FLIGHT {
+            self.await_part().await?;
         }
         let payload: PutPayload = self.pending.drain(..).collect();
         let (parts, id, index, part) =
-            (self.mirror.store.parts.clone(), self.id.clone(), self.cut, self.part);
+            (self.mirror.store.parts.clone(), self.id.clone(), self.sent, self.part);
         let put = async move { (index, parts.put(&id, index, index as u64 * part, payload).await) };
-        self.flying.spawn(put);
-        (self.cut, self.pending_len) = (index + 1, 0);
+        self.in_flight.spawn(put);
+        (self.sent, self.pending_len) = (index + 1, 0);
         Ok(())
     }
 
-    async fn land(&mut self) -> Result<()> {
-        let landed = self.flying.join_next().await;
-        self.take(landed)
+    async fn await_part(&mut self) -> Result<()> {
+        let uploaded = self.in_flight.join_next().await;
+        self.record_part(uploaded)
     }
 
-    fn take(&mut self, landed: Option<Landed>) -> Result<()> {
-        match landed {
+    fn record_part(&mut self, uploaded: Option<PartResult>) -> Result<()> {
+        match uploaded {
             None => Ok(()),
             Some(Ok((index, Ok(content)))) => {
-                self.taken += 1;
-                self.landed.insert(index, content);
+                self.accepted += 1;
+                self.uploaded.insert(index, content);
                 Ok(())
             }
             Some(Ok((_, Err(e)))) => {
-                self.refused = true;
+                self.rejected = true;
                 Err(self.mirror.failure("write", &self.id.key, &e))
             }
             Some(Err(e)) => Err(Error::with(Kind::Interrupted, "a part of an upload was lost", e)),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 /// What is being done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum PublishPhase {
     /// The origin is being listed.
     Listing,
     /// Content is being copied.
@@ -17,7 +17,7 @@ pub enum State {
 
 /// How far it is. Counted while it runs; read by whoever shows it.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct PublishProgress {
     state: AtomicU8,
     /// Regular files in the source.
     pub files: AtomicU64,
@@ -33,13 +33,14 @@ pub struct Progress {
     pub written: AtomicU64,
 }
 
-impl Progress {
+impl PublishProgress {
     /// What is being done.
-    pub fn state(&self) -> State {
-        [State::Listing, State::Copying, State::Finishing][usize::from(self.state.load(Relaxed)).min(2)]
+    pub fn state(&self) -> PublishPhase {
+        [PublishPhase::Listing, PublishPhase::Copying, PublishPhase::Finishing]
+            [usize::from(self.state.load(Relaxed)).min(2)]
     }
 
-    pub(super) fn enter(&self, state: State) {
+    pub(super) fn enter(&self, state: PublishPhase) {
         self.state.store(state as u8, Relaxed);
     }
 }

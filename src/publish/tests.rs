@@ -1,7 +1,7 @@
 //! Sources published, read back, damaged, repaired and collected.
 
+mod crash;
 mod golden;
-mod mortal;
 mod resume;
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use crate::block::BLOCK;
 use crate::cache::Limits;
 use crate::engine::{self, Engine};
 use crate::manifest::{Listing, Node};
-use crate::mirror::parts::Store;
+use crate::mirror::multipart::MirrorStore;
 use crate::snapshot::Snapshot;
 use crate::source::{Access, Uri};
 use crate::tier::lazy_origin::OriginOpener;
@@ -35,7 +35,7 @@ use crate::tier::{Body, Tier, TierKind, Urgency};
 
 const NO_GRACE: Duration = Duration::ZERO;
 /// So little memory that a file of 2 MiB and more is streamed.
-const CONFIG: Config = Config { memory: 8 << 20 };
+const CONFIG: PublishConfig = PublishConfig { memory: 8 << 20 };
 
 type Files = BTreeMap<Vec<u8>, Bytes>;
 
@@ -59,8 +59,8 @@ fn text(len: u64, seed: u64) -> Bytes {
 
 /// A source with every kind of file. Making it takes long enough to be done once.
 fn files() -> Files {
-    static FILES: LazyLock<Files> = LazyLock::new(make_files);
-    FILES.clone()
+    static FILES_IN_FLIGHT: LazyLock<Files> = LazyLock::new(make_files);
+    FILES_IN_FLIGHT.clone()
 }
 
 fn make_files() -> Files {
@@ -84,7 +84,8 @@ fn origin(files: &Files) -> Arc<Memory> {
 }
 
 fn mirror<S: ObjectStore + MultipartStore>(store: Arc<S>) -> Mirror {
-    Mirror::new(Store::service(store, ""), "memory://mirror", "tenant", std::env::temp_dir()).expect("a name")
+    Mirror::new(MirrorStore::service(store, ""), "memory://mirror", "tenant", std::env::temp_dir())
+        .expect("a name")
 }
 
 /// A mirror in a local directory.
@@ -94,7 +95,7 @@ fn directory_mirror(directory: &std::path::Path) -> Mirror {
 }
 
 async fn add(mirror: &Mirror, origin: Arc<dyn Origin>) -> Result<Published> {
-    add_as("memory://origin", mirror, origin, &Progress::default()).await
+    add_as("memory://origin", mirror, origin, &PublishProgress::default()).await
 }
 
 /// Adds it as the source that is called `name`.
@@ -102,9 +103,10 @@ async fn add_as(
     name: &str,
     mirror: &Mirror,
     origin: Arc<dyn Origin>,
-    progress: &Progress,
+    progress: &PublishProgress,
 ) -> Result<Published> {
-    let source = Source { name: name.into(), identity: name.into(), patterns: Patterns::default(), origin };
+    let source =
+        PublishSource { name: name.into(), identity: name.into(), patterns: Patterns::default(), origin };
     publish(mirror, &source, CONFIG, progress).await
 }
 
@@ -112,17 +114,17 @@ async fn faults(mirror: &Mirror, deep: bool) -> Vec<String> {
     let mut faults = Vec::new();
     let refs = mirror.refs().await.expect("listed");
     let told = |fault: Error| faults.push(fault.to_string());
-    mirror.verify(refs, deep, &Seen::default(), told).await.expect("a store in order");
+    mirror.verify(refs, deep, &VerifyProgress::default(), told).await.expect("a store in order");
     faults
 }
 
 /// A node with an empty cache.
-struct Node1 {
+struct TestNode {
     engine: Engine,
     _directory: tempfile::TempDir,
 }
 
-fn node() -> Node1 {
+fn node() -> TestNode {
     let directory = tempfile::tempdir().expect("directory");
     let config = engine::Config {
         cache: directory.path().to_owned(),
@@ -132,10 +134,10 @@ fn node() -> Node1 {
         memory: 64 << 20,
         now: std::time::SystemTime::now,
     };
-    Node1 { engine: Engine::open(&config, Handle::current()).expect("cache"), _directory: directory }
+    TestNode { engine: Engine::open(&config, Handle::current()).expect("cache"), _directory: directory }
 }
 
-async fn mount(node: &Node1, mirror: &Mirror, origin: Option<Arc<dyn Origin>>) -> Result<Arc<Snapshot>> {
+async fn mount(node: &TestNode, mirror: &Mirror, origin: Option<Arc<dyn Origin>>) -> Result<Arc<Snapshot>> {
     let key = source_key("memory://origin", &Patterns::default());
     let open: OriginOpener = Box::new(move || {
         let gone = || Error::new(Kind::Refused, "the origin is gone");
@@ -219,9 +221,9 @@ async fn anybody_can_check_and_restore_what_is_stored() {
 
 /// Counts what is sent of each path.
 #[derive(Debug)]
-struct Counted(Arc<Memory>, Mutex<BTreeMap<Vec<u8>, u64>>);
+struct CountingOrigin(Arc<Memory>, Mutex<BTreeMap<Vec<u8>, u64>>);
 
-impl Tier for Counted {
+impl Tier for CountingOrigin {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -236,7 +238,7 @@ impl Tier for Counted {
     }
 }
 
-impl Origin for Counted {
+impl Origin for CountingOrigin {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -250,7 +252,7 @@ async fn adding_again_reads_what_changed() {
     let mirror = mirror(Arc::new(InMemory::new()));
     let held = origin(&files());
     let sent = async || {
-        let counted = Arc::new(Counted(held.clone(), Mutex::default()));
+        let counted = Arc::new(CountingOrigin(held.clone(), Mutex::default()));
         let published = add(&mirror, counted.clone()).await.expect("added");
         (std::mem::take(&mut *counted.1.lock()), published.new)
     };
@@ -272,8 +274,8 @@ async fn what_another_source_has_too_is_stored_once_and_once_more_for_another_te
     let store = Arc::new(InMemory::new());
     let written = async |tenant: &str, name: &str, files: &Files| {
         let mirror =
-            Mirror::new(Store::service(store.clone(), ""), "memory://m", tenant, std::env::temp_dir());
-        let progress = Progress::default();
+            Mirror::new(MirrorStore::service(store.clone(), ""), "memory://m", tenant, std::env::temp_dir());
+        let progress = PublishProgress::default();
         add_as(name, &mirror.expect("a tenant"), origin(files), &progress).await.expect("added");
         progress.written.load(Relaxed)
     };
@@ -395,9 +397,9 @@ async fn only_what_nothing_reaches_is_collected() {
 
 /// An origin that changes when it has been listed so many times.
 #[derive(Debug)]
-struct Restless(Arc<Memory>, AtomicU64);
+struct ChangingOrigin(Arc<Memory>, AtomicU64);
 
-impl Tier for Restless {
+impl Tier for ChangingOrigin {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -411,7 +413,7 @@ impl Tier for Restless {
     }
 }
 
-impl Origin for Restless {
+impl Origin for ChangingOrigin {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -431,10 +433,10 @@ impl Origin for Restless {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_changes_is_taken_in_one_state_or_not_at_all() {
     let mirror = mirror(Arc::new(InMemory::new()));
-    let error = add(&mirror, Arc::new(Restless(origin(&files()), 2.into()))).await.expect_err("twice");
+    let error = add(&mirror, Arc::new(ChangingOrigin(origin(&files()), 2.into()))).await.expect_err("twice");
     assert_eq!(error.kind(), Kind::Changed, "{error}");
     assert!(mirror.refs().await.expect("listed").is_empty());
-    add(&mirror, Arc::new(Restless(origin(&files()), 1.into()))).await.expect("once");
+    add(&mirror, Arc::new(ChangingOrigin(origin(&files()), 1.into()))).await.expect("once");
     let mut expected = files();
     expected.insert(b"large.bin".to_vec(), noise(3 * BLOCK, 1));
     let snapshot = mount(&node(), &mirror, None).await.expect("mounted");

@@ -35,7 +35,7 @@ impl Stage {
         let planned = if missing.is_empty() { missing } else { ordered(manifest, missing)? };
         let files: u64 = planned.iter().map(|missing| missing.files).sum();
         self.files_done.fetch_add(self.files.saturating_sub(files), Relaxed);
-        manifest.rest();
+        manifest.release_pages();
         Ok(planned)
     }
 }

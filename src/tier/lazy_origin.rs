@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 use super::{Body, Origin, Tier, TierKind, Urgency};
 use crate::blob::{Blob, Key, Stored};
 use crate::error::{Error, Kind, Result};
-use crate::manifest::{Manifest, Part};
+use crate::manifest::{Manifest, PackedFile};
 
 /// How many parts are asked for at once: a block of small files must arrive before the fetch takes it for stalled.
 const AT_ONCE: usize = 16;
@@ -40,7 +40,7 @@ impl LazyOrigin {
     /// The number of the pack `key`, if it is one.
     fn pack(&self, key: &Key) -> Option<u32> {
         let gather = || {
-            let packs = (0..self.manifest.blobs()).filter(|i| self.manifest.packed(*i).unwrap_or_default());
+            let packs = (0..self.manifest.blobs()).filter(|i| self.manifest.is_pack(*i).unwrap_or_default());
             packs.filter_map(|i| Some((self.manifest.blob(i).ok()?.key, i))).collect()
         };
         self.packs.get_or_init(gather).get(key).copied()
@@ -73,7 +73,7 @@ impl LazyOrigin {
 }
 
 /// The blob that the origin knows a part by.
-fn file(source: &str, part: &Part) -> Blob {
+fn file(source: &str, part: &PackedFile) -> Blob {
     Blob {
         key: Key::origin(source, &part.path, &part.version),
         size: part.range.end - part.range.start,

@@ -12,7 +12,7 @@ use super::{Body, Origin, Tier, TierKind, Urgency};
 use crate::blob::{Blob, Key, Stored};
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
-use crate::manifest::{Found, Listing};
+use crate::manifest::{ListedFile, Listing};
 
 /// Files in memory, by their paths.
 #[derive(Debug)]
@@ -113,7 +113,14 @@ impl Origin for Memory {
             for (path, (version, content)) in &self.files().held {
                 let (size, version) = (content.len() as u64, version.to_string());
                 let version = version.as_bytes();
-                listing.file(Found { path, size, mtime: (0, 0), executable: false, version, sha256: None });
+                listing.file(ListedFile {
+                    path,
+                    size,
+                    mtime: (0, 0),
+                    executable: false,
+                    version,
+                    sha256: None,
+                });
             }
             Ok(())
         }

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use bdnfs::cache::inventory::{self, Line};
-use bdnfs::cache::node::Node;
-use bdnfs::cache::share::Share;
-use bdnfs::cache::{pins, verify};
+use bdnfs::cache::inventory::{self, CachedSnapshot};
+use bdnfs::cache::node::NodeCache;
+use bdnfs::cache::partition::Partition;
+use bdnfs::cache::{pins, scrub};
 use bdnfs::engine::Usage;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Uri;
@@ -19,14 +19,14 @@ use crate::api::cache::{
 const FEWEST: usize = 6;
 
 /// Tells what `node` holds. `mounted` tells where a snapshot of a tenant is mounted, given its id.
-pub fn summarize(node: &Node, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Result<CacheSummary> {
+pub fn summarize(node: &NodeCache, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Result<CacheSummary> {
     let (mut tenants, mut snapshots) = (Vec::new(), Vec::new());
-    for share in node.shares() {
-        let tenant = share.layout.tenant();
-        let mut stock = inventory::take(&share)?;
-        stock.lines.sort_by_key(|line| std::cmp::Reverse((line.used_at, line.bytes)));
-        snapshots.extend(stock.lines.into_iter().map(|line| told(tenant, line, &mounted)));
-        let (quota, tenant) = (share.quota, tenant.to_owned());
+    for partition in node.partitions() {
+        let tenant = partition.layout.tenant();
+        let mut stock = inventory::take(&partition)?;
+        stock.snapshots.sort_by_key(|line| std::cmp::Reverse((line.used_at, line.bytes)));
+        snapshots.extend(stock.snapshots.into_iter().map(|line| told(tenant, line, &mounted)));
+        let (quota, tenant) = (partition.quota, tenant.to_owned());
         tenants.push(TenantUsage { tenant, bytes: stock.bytes, quota, others: stock.others });
     }
     tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
@@ -34,8 +34,8 @@ pub fn summarize(node: &Node, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> R
     Ok(CacheSummary { cache: node.root().to_owned(), usage: Usage::of(node), tenants, snapshots })
 }
 
-fn told(tenant: &str, line: Line, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> SnapshotUsage {
-    let Line { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned } = line;
+fn told(tenant: &str, line: CachedSnapshot, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> SnapshotUsage {
+    let CachedSnapshot { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned } = line;
     let (snapshot, tenant) = (snapshot.to_string(), tenant.to_owned());
     let in_use_by = mounted(&tenant, &snapshot);
     SnapshotUsage {
@@ -53,11 +53,11 @@ fn told(tenant: &str, line: Line, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) 
 }
 
 /// Removes what is selected and not in use.
-pub fn evict(node: &Node, selection: &SnapshotSelection) -> Result<EvictReport> {
+pub fn evict(node: &NodeCache, selection: &SnapshotSelection) -> Result<EvictReport> {
     let mut sum = EvictReport::default();
-    for (share, chosen) in choose(node, selection)? {
+    for (partition, chosen) in choose(node, selection)? {
         let takes = |id: &bdnfs::digest::Digest, _: &str| chosen.iter().any(|line| line.snapshot == *id);
-        let one = inventory::evict(&share, takes, selection.all)?;
+        let one = inventory::evict(&partition, takes, selection.all)?;
         sum.snapshots += one.snapshots;
         sum.blobs += one.blobs;
         sum.bytes += one.bytes;
@@ -67,14 +67,14 @@ pub fn evict(node: &Node, selection: &SnapshotSelection) -> Result<EvictReport> 
 }
 
 /// Pins what is selected, or with `pin` false unpins it.
-pub fn pin(node: &Node, selection: &SnapshotSelection, pin: bool) -> Result<PinReport> {
+pub fn pin(node: &NodeCache, selection: &SnapshotSelection, pin: bool) -> Result<PinReport> {
     let mut sum = PinReport::default();
-    for (share, chosen) in choose(node, selection)? {
+    for (partition, chosen) in choose(node, selection)? {
         for line in chosen {
             let done = if pin {
-                pins::pin(&share, &line.snapshot).map(|()| true)
+                pins::pin(&partition, &line.snapshot).map(|()| true)
             } else {
-                pins::unpin(&share, &line.snapshot)
+                pins::unpin(&partition, &line.snapshot)
             };
             if done? {
                 sum.snapshots.push(line.snapshot.to_string());
@@ -87,10 +87,10 @@ pub fn pin(node: &Node, selection: &SnapshotSelection, pin: bool) -> Result<PinR
 }
 
 /// Reads everything, and removes what is not right. Ends early when `give_up` is set.
-pub fn verify(node: &Node, give_up: &AtomicBool) -> Result<VerifyReport> {
+pub fn verify(node: &NodeCache, give_up: &AtomicBool) -> Result<VerifyReport> {
     let mut sum = VerifyReport::default();
-    for share in node.shares() {
-        let one = verify::verify(&node.tenant(share.layout.tenant())?, give_up)?;
+    for partition in node.partitions() {
+        let one = scrub::scrub(&node.tenant(partition.layout.tenant())?, give_up)?;
         sum.blobs += one.blobs;
         sum.bytes += one.bytes;
         sum.unknown += one.unknown;
@@ -100,19 +100,22 @@ pub fn verify(node: &Node, give_up: &AtomicBool) -> Result<VerifyReport> {
 }
 
 /// What is selected, by tenant. Each name must have chosen something.
-fn choose(node: &Node, selection: &SnapshotSelection) -> Result<Vec<(std::sync::Arc<Share>, Vec<Line>)>> {
+fn choose(
+    node: &NodeCache,
+    selection: &SnapshotSelection,
+) -> Result<Vec<(std::sync::Arc<Partition>, Vec<CachedSnapshot>)>> {
     if selection.which.is_empty() && !selection.all {
         return Err(Error::new(Kind::Invalid, "nothing is named; name sources or ids of snapshots, or all"));
     }
     let named: Vec<_> = selection.which.iter().map(|text| Name::new(text)).collect();
     let mut hits = vec![false; named.len()];
     let mut chosen = Vec::new();
-    for share in node.shares() {
-        if selection.tenant.as_ref().is_some_and(|tenant| tenant != share.layout.tenant()) {
+    for partition in node.partitions() {
+        if selection.tenant.as_ref().is_some_and(|tenant| tenant != partition.layout.tenant()) {
             continue;
         }
-        let mut lines = inventory::take(&share)?.lines;
-        lines.retain(|line| {
+        let mut snapshots = inventory::take(&partition)?.snapshots;
+        snapshots.retain(|line| {
             let mut takes = selection.all;
             for (name, hit) in named.iter().zip(&mut hits) {
                 let matches = name.matches(&line.snapshot.to_string(), &line.source);
@@ -121,7 +124,7 @@ fn choose(node: &Node, selection: &SnapshotSelection) -> Result<Vec<(std::sync::
             }
             takes
         });
-        chosen.push((share, lines));
+        chosen.push((partition, snapshots));
     }
     match selection.which.iter().zip(hits).find(|(_, hit)| !hit) {
         Some((name, _)) => {

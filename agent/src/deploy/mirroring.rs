@@ -8,7 +8,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::origin;
-use bdnfs::publish::{self, Config, publish};
+use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
 use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
@@ -119,9 +119,9 @@ async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequ
 async fn copy(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequest) -> Result<String> {
     let origin = origin::open(uri, &request.weights.access).await?;
     let (name, identity) = (uri.to_string(), uri.identity(&request.weights.access));
-    let source = publish::Source { name, identity, patterns, origin };
-    let progress = publish::Progress::default();
-    let config = Config { memory: MEMORY };
+    let source = PublishSource { name, identity, patterns, origin };
+    let progress = PublishProgress::default();
+    let config = PublishConfig { memory: MEMORY };
     let published = publish(mirror, &source, config, &progress).await?;
     let what =
         format!("{uri}: {}, {}", text::files(published.found.files), text::size(published.found.bytes));

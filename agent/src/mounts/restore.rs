@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdnfs::cache::evict::Hold;
+use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::snapshot::Snapshot;
 use bdnfs_fs::handover::MountDescriptors;
 use bdnfs_fs::{Mount, mounts};
@@ -50,7 +50,7 @@ impl Missing {
 
 impl Host {
     /// Brings back what was mounted, `held` or not; lets go of `hold` as soon as all leases are there.
-    pub async fn restore(self: &Arc<Self>, hold: Hold, held: Vec<Found>) {
+    pub async fn restore(self: &Arc<Self>, hold: EvictionPause, held: Vec<Found>) {
         let mut held: HashMap<u64, Found> = held.into_iter().map(|held| (held.id, held)).collect();
         let kept = self.kept().await;
         self.table().last = kept.iter().map(|kept| kept.id).max().unwrap_or(0);

@@ -73,17 +73,17 @@ impl Facts {
         mounts: Vec<Mount>,
         lost: u64,
     ) -> Self {
-        let shares = engine.cache().shares();
-        let sum = |count: fn(&bdnfs::cache::share::Share) -> usize| -> u64 {
-            shares.iter().map(|share| count(share) as u64).sum()
+        let shares = engine.cache().partitions();
+        let sum = |count: fn(&bdnfs::cache::partition::Partition) -> usize| -> u64 {
+            shares.iter().map(|partition| count(partition) as u64).sum()
         };
         Self {
             ready,
             metered: engine.metrics(),
             memory: engine.memory(),
             usage: engine.usage(),
-            leased_blobs: sum(|share| share.leases.singles()),
-            leased_snapshots: sum(|share| share.leases.groups().len()),
+            leased_blobs: sum(|partition| partition.leases.singles()),
+            leased_snapshots: sum(|partition| partition.leases.groups().len()),
             cluster: engine
                 .peers()
                 .map(|peers| Cluster { figures: peers.figures(), banned: peers.banned().len() as u64 }),

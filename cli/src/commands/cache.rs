@@ -7,8 +7,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use bdnfs::cache::evict::Hold;
-use bdnfs::cache::node::Node;
+use bdnfs::cache::eviction::EvictionPause;
+use bdnfs::cache::node::NodeCache;
 use bdnfs::error::Kind;
 use bdnfs_agent::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
 use bdnfs_agent::api::client::{Client, ClientError};
@@ -106,9 +106,9 @@ pub fn run(args: &Args) -> Result<()> {
 enum Owner {
     Daemon(Client),
     Nobody {
-        node: Box<Node>,
+        node: Box<NodeCache>,
         /// Nothing goes but what is asked for.
-        _hold: Hold,
+        _hold: EvictionPause,
     },
 }
 
@@ -127,7 +127,7 @@ impl Owner {
             }
             CacheClaim::of_nobody(&cache.dir)?;
             let config = cache.config()?;
-            match Node::open(&config.cache, config.limits, config.quotas, config.now) {
+            match NodeCache::open(&config.cache, config.limits, config.quotas, config.now) {
                 Ok((node, hold)) => return Ok(Self::Nobody { node: Box::new(node), _hold: hold }),
                 // A daemon that begins, or one that ends because its last mount did.
                 Err(error) if error.kind() == Kind::Busy && begun.elapsed() < PATIENCE => sleep(PAUSE),

@@ -70,7 +70,7 @@ async fn manifest(args: &Args) -> Result<Manifest> {
     let scratch = scratch();
     let mut listing = Listing::new(origin.name(), args.source.how.patterns()?, &scratch);
     let json = args.json;
-    listing.tell_bad(move |path, why| {
+    listing.on_rejected(move |path, why| {
         let bad = if json { text::exact(path) } else { text::name(path) };
         // That nobody reads it is no reason to say less on the standard error.
         let _ = match serde_json::to_string(&Bad { bad: bad.clone(), why }) {
@@ -123,7 +123,7 @@ fn walk(
         };
         looked += 1;
         if looked % STRIDE == 0 {
-            manifest.rest();
+            manifest.release_pages();
         }
         let entry = manifest.entry(index)?;
         let (size, target) = match entry.node {

@@ -16,7 +16,7 @@ const VERSION: u32 = 1;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Head {
+struct DraftHeader {
     magic: [u8; 8],
     version: U32,
     /// 0 as it is, 1 as one zstd frame each block.
@@ -31,7 +31,7 @@ struct Head {
 
 /// How far a blob is: its first blocks, of whose stored form the first parts are in the store.
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct DraftState {
     /// The size of its content.
     pub size: u64,
     /// The checks of the blocks that are done.
@@ -53,11 +53,11 @@ pub(super) struct State {
     pub holder: String,
 }
 
-impl State {
+impl DraftState {
     /// The state as it is written, of what is made from `recipe`.
     pub(super) fn encode(&self, recipe: &Digest) -> Vec<u8> {
         let number = |len: usize| U64::new(len as u64);
-        let head = Head {
+        let head = DraftHeader {
             magic: MAGIC,
             version: VERSION.into(),
             form: u32::from(self.ends.is_some()).into(),
@@ -84,12 +84,12 @@ impl State {
     /// Reads the state of what is made from `recipe`; `None` when it is none, or another one's.
     pub(super) fn decode(bytes: &Bytes, recipe: &Digest) -> Option<Self> {
         let (rest, own) = bytes.split_last_chunk()?;
-        let (head, _) = Head::ref_from_prefix(rest).ok()?;
+        let (head, _) = DraftHeader::ref_from_prefix(rest).ok()?;
         let ours = head.magic == MAGIC && head.version.get() == VERSION && head.recipe == recipe.0;
         if !ours || Digest::of(rest) != Digest(*own) {
             return None;
         }
-        let mut rest = bytes.slice(size_of::<Head>()..rest.len());
+        let mut rest = bytes.slice(size_of::<DraftHeader>()..rest.len());
         let mut take = |len: usize| (len <= rest.len()).then(|| rest.split_to(len));
         let number = |number: U64| usize::try_from(number.get()).ok();
         let blocks = number(head.blocks)?;
@@ -147,8 +147,8 @@ mod tests {
     use super::*;
     use sha2::Digest as _;
 
-    fn state(framed: bool) -> State {
-        State {
+    fn state(framed: bool) -> DraftState {
+        DraftState {
             size: 9 * BLOCK,
             checks: vec![Check([1; 32]), Check([2; 32])],
             ends: framed.then(|| [500_u64, 700].iter().flat_map(|end| end.to_le_bytes()).collect()),
@@ -167,15 +167,15 @@ mod tests {
         let recipe = Digest::of(b"recipe");
         for framed in [false, true] {
             let bytes = Bytes::from(state(framed).encode(&recipe));
-            let back = State::decode(&bytes, &recipe).expect("good");
+            let back = DraftState::decode(&bytes, &recipe).expect("good");
             assert_eq!(back.encode(&recipe), bytes);
             assert_eq!(back.sha256.expect("one").finalize(), Sha256::digest([7; 64]));
-            assert!(State::decode(&bytes, &Digest::of(b"other")).is_none());
+            assert!(DraftState::decode(&bytes, &Digest::of(b"other")).is_none());
             for at in 0..bytes.len() {
-                assert!(State::decode(&bytes.slice(..at), &recipe).is_none(), "{at}");
+                assert!(DraftState::decode(&bytes.slice(..at), &recipe).is_none(), "{at}");
                 let mut bytes = bytes.to_vec();
                 bytes[at] ^= 0x40;
-                assert!(State::decode(&bytes.into(), &recipe).is_none(), "{at}");
+                assert!(DraftState::decode(&bytes.into(), &recipe).is_none(), "{at}");
             }
         }
     }
@@ -185,18 +185,19 @@ mod tests {
     fn the_golden_draft_is_written_and_read() {
         let (golden, recipe) = (include_bytes!("../../publish/testdata/draft"), Digest::of(b"recipe"));
         assert_eq!(state(true).encode(&recipe), golden);
-        let read = State::decode(&Bytes::from_static(golden), &recipe).expect("good");
+        let read = DraftState::decode(&Bytes::from_static(golden), &recipe).expect("good");
         assert_eq!(read.encode(&recipe), golden);
     }
 
     #[test]
     fn parts_that_are_not_its_blocks_are_refused() {
         let recipe = Digest::of(b"recipe");
-        let refused = |state: State| State::decode(&state.encode(&recipe).into(), &recipe).is_none();
+        let refused =
+            |state: DraftState| DraftState::decode(&state.encode(&recipe).into(), &recipe).is_none();
         assert!(!refused(state(false)) && !refused(state(true)));
-        assert!(refused(State { part: 0, ..state(false) }));
-        assert!(refused(State { parts: vec![], ..state(false) }));
-        assert!(refused(State { rest: Bytes::from_static(b"x"), ..state(true) }));
-        assert!(refused(State { size: BLOCK, ..state(false) }));
+        assert!(refused(DraftState { part: 0, ..state(false) }));
+        assert!(refused(DraftState { parts: vec![], ..state(false) }));
+        assert!(refused(DraftState { rest: Bytes::from_static(b"x"), ..state(true) }));
+        assert!(refused(DraftState { size: BLOCK, ..state(false) }));
     }
 }

@@ -10,7 +10,7 @@ use super::file_headers::FileHeaders;
 use super::hub_version::HubVersion;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, header};
-use crate::manifest::{Found, Listing};
+use crate::manifest::{ListedFile, Listing};
 use crate::origin::pagination::Pagination;
 
 /// The largest page that is read, in bytes: 1,000 entries (the most that the Hub sends) at 4 KiB, and more.
@@ -53,7 +53,7 @@ pub(super) async fn list(hub: &HubOrigin, listing: &mut Listing) -> Result<()> {
         for entry in &entries {
             take(hub, listing, entry)?;
         }
-        listing.sound()?;
+        listing.check_spill()?;
         sample = sample.or_else(|| entries.into_iter().find(|entry| entry.what == "file"));
         let Some(query) = next else { break };
         pages.check_cursor(url.query(), &query)?;
@@ -132,7 +132,7 @@ async fn probe(hub: &HubOrigin, path: &str) -> Result<FileHeaders> {
 fn file(hub: &HubOrigin, listing: &mut Listing, path: &str, size: u64, oid: &str, alone: bool) -> Result<()> {
     let version = HubVersion::new(oid, alone)
         .ok_or_else(|| unsupported(&format!("the Hub sends {oid:?} as the version of {path:?}")))?;
-    listing.file(Found {
+    listing.file(ListedFile {
         path: path.as_bytes(),
         size,
         mtime: hub.mtime(),

@@ -11,7 +11,7 @@ use crate::task::blocking;
 
 use super::{LocalRoot, failure, version};
 use crate::error::Result;
-use crate::manifest::{Found, Listing};
+use crate::manifest::{ListedFile, Listing};
 use crate::origin::display_path;
 
 /// How many entries cross from the walking thread at once: enough that the hand-over costs nothing.
@@ -49,7 +49,7 @@ pub(super) async fn list(path: &str, root: Arc<LocalRoot>, listing: &mut Listing
 fn take(listing: &mut Listing, entry: WalkEntry) {
     let WalkEntry { path, mtime, what } = entry;
     match what {
-        EntryKind::File { size, executable, version } => listing.file(Found {
+        EntryKind::File { size, executable, version } => listing.file(ListedFile {
             path: &path,
             size,
             mtime,

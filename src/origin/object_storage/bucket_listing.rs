@@ -6,7 +6,7 @@ use super::bucket_client::BucketClient;
 use super::object_api::ObjectEntry;
 use super::object_version::ObjectVersion;
 use crate::error::{Error, Kind, Result};
-use crate::manifest::{Found, Listing};
+use crate::manifest::{ListedFile, Listing};
 use crate::origin::pagination::Pagination;
 
 /// Lists all objects whose keys begin with `prefix`. Returns whether there are any.
@@ -18,7 +18,7 @@ pub(super) async fn list_below(client: &BucketClient, prefix: &str, listing: &mu
         for object in &page.objects {
             list_object(client, listing, object, prefix)?;
         }
-        listing.sound()?;
+        listing.check_spill()?;
         let Some(following) = page.next else { return Ok(pages.has_keys()) };
         pages.check_cursor(next.as_deref(), &following)?;
         next = Some(following);
@@ -71,7 +71,7 @@ fn list_file(listing: &mut Listing, object: &ObjectEntry, path: &[u8], alone: bo
     let version = ObjectVersion { tag, alone, escaped: listing.escapes() }.encode();
     let (version, size) = (version.as_bytes(), object.size);
     let mtime = timestamp(&object.modified);
-    listing.file(Found { path, size, mtime, executable: false, version, sha256: None });
+    listing.file(ListedFile { path, size, mtime, executable: false, version, sha256: None });
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use super::validator::Validator;
 use super::{UrlLayout, WebOrigin};
 use crate::error::{Error, Kind, Result};
 use crate::http_client;
-use crate::manifest::{Found, Listing};
+use crate::manifest::{ListedFile, Listing};
 
 /// The largest index that is read, in bytes: that of a million files.
 const INDEX_SIZE_LIMIT: usize = 256 << 20;
@@ -42,7 +42,7 @@ fn is_nameable(path: &[u8]) -> bool {
 
 fn list_file(listing: &mut Listing, item: &IndexItem) {
     let version = item.version.as_ref().map_or(String::new(), Validator::encode);
-    listing.file(Found {
+    listing.file(ListedFile {
         path: &item.path,
         size: item.size.unwrap_or(0),
         mtime: item.mtime.unwrap_or((0, 0)),

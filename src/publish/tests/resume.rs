@@ -2,19 +2,19 @@
 
 use super::*;
 use crate::block::Check;
-use crate::mirror::gc::Collected;
+use crate::mirror::gc::GcReport;
 
 const MIB: u64 = 1 << 20;
 
 /// An origin that refuses what lies beyond so many bytes of a file, and counts what it sends.
 #[derive(Debug)]
-struct Short {
+struct TruncatedOrigin {
     origin: Arc<Memory>,
     limit: u64,
     sent: AtomicU64,
 }
 
-impl Short {
+impl TruncatedOrigin {
     fn new(origin: &Arc<Memory>, limit: u64) -> Arc<Self> {
         Arc::new(Self { origin: origin.clone(), limit, sent: AtomicU64::new(0) })
     }
@@ -24,7 +24,7 @@ impl Short {
     }
 }
 
-impl Tier for Short {
+impl Tier for TruncatedOrigin {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -42,7 +42,7 @@ impl Tier for Short {
     }
 }
 
-impl Origin for Short {
+impl Origin for TruncatedOrigin {
     fn name(&self) -> &str {
         self.origin.name()
     }
@@ -77,10 +77,10 @@ async fn what_was_copied_of_a_large_file_is_not_read_again() {
         };
         let files = Files::from([(b"large".to_vec(), content.clone())]);
         let held = origin(&files);
-        let short = Short::new(&held, 48 * MIB);
+        let short = TruncatedOrigin::new(&held, 48 * MIB);
         let error = add(&mirror, short.clone()).await.expect_err("it broke off");
         assert!(error.kind() == Kind::Refused && short.sent() == 48 * MIB, "{error}");
-        let whole = Short::new(&held, u64::MAX);
+        let whole = TruncatedOrigin::new(&held, u64::MAX);
         add(&mirror, whole.clone()).await.expect("completed");
         let again = content.len() as u64 - noted;
         assert!(whole.sent() <= again && whole.sent() > again - 2 * MIB, "{} of {again}", whole.sent());
@@ -88,7 +88,7 @@ async fn what_was_copied_of_a_large_file_is_not_read_again() {
         let snapshot = mount(&node(), &mirror, None).await.expect("mounted");
         assert!(read(&snapshot).await.expect("read") == files);
         let left = mirror.collect(NO_GRACE, true).await.expect("counted");
-        assert_eq!(left, Collected::default(), "nothing is left over");
+        assert_eq!(left, GcReport::default(), "nothing is left over");
     }
 }
 
@@ -98,7 +98,7 @@ async fn what_nobody_goes_on_with_is_collected() {
     let mirror = directory_mirror(directory.path());
     let files = Files::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
     let held = origin(&files);
-    add(&mirror, Short::new(&held, 48 * MIB)).await.expect_err("it broke off");
+    add(&mirror, TruncatedOrigin::new(&held, 48 * MIB)).await.expect_err("it broke off");
     let day = Duration::from_secs(86_400);
     let kept = mirror.collect(day, false).await.expect("collected");
     assert!(kept.objects == 0 && kept.kept_bytes > 48 * MIB, "{kept:?}");
@@ -109,7 +109,7 @@ async fn what_nobody_goes_on_with_is_collected() {
     let unfinished =
         std::fs::read_dir(directory.path().join("tenants/tenant/uploads")).expect("read").count();
     assert_eq!(unfinished, 0);
-    let whole = Short::new(&held, u64::MAX);
+    let whole = TruncatedOrigin::new(&held, u64::MAX);
     add(&mirror, whole.clone()).await.expect("added anew");
     assert_eq!(whole.sent(), 57 * MIB);
 }
@@ -120,13 +120,13 @@ async fn an_upload_that_its_store_has_forgotten_is_begun_anew() {
     let mirror = directory_mirror(directory.path());
     let files = Files::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
     let held = origin(&files);
-    add(&mirror, Short::new(&held, 48 * MIB)).await.expect_err("it broke off");
+    add(&mirror, TruncatedOrigin::new(&held, 48 * MIB)).await.expect_err("it broke off");
     for left in std::fs::read_dir(directory.path().join("tenants/tenant/uploads")).expect("read") {
         std::fs::remove_file(left.expect("an entry").path()).expect("removed");
     }
     add(&mirror, held).await.expect("added");
     assert_eq!(faults(&mirror, true).await, [""; 0]);
-    assert_eq!(mirror.collect(NO_GRACE, true).await.expect("counted"), Collected::default());
+    assert_eq!(mirror.collect(NO_GRACE, true).await.expect("counted"), GcReport::default());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -135,14 +135,15 @@ async fn a_draft_is_taken_over_when_its_holder_is_gone_and_by_one_alone() {
     let (recipe, other, size) = (Digest::of(b"recipe"), Digest::of(b"other"), 40 * MIB);
     let lease = async || mirror.lease(Purpose::Add).await.expect("leased");
     let holder = lease().await;
-    let mut draft = mirror.draft(&recipe, size, false, &holder).await.expect("begun");
+    let mut draft = mirror.begin_draft(&recipe, size, false, &holder).await.expect("begun");
     let block = noise(BLOCK, 1);
     for index in 0..36 {
         draft.push(Check::of(size, index, &block), block.clone(), None).await.expect("written");
     }
-    draft.leave().await;
+    draft.suspend().await;
     let next = lease().await;
-    let resume = async |recipe, size, lease| mirror.resume(recipe, size, lease).await.expect("looked for");
+    let resume =
+        async |recipe, size, lease| mirror.resume_draft(recipe, size, lease).await.expect("looked for");
     assert!(resume(&recipe, size, &next).await.is_none(), "its holder is at work");
     holder.release().await;
     assert!(resume(&other, size, &next).await.is_none());
@@ -154,8 +155,8 @@ async fn a_draft_is_taken_over_when_its_holder_is_gone_and_by_one_alone() {
         draft.push(Check::of(size, index, &block), block.clone(), None).await.expect("written");
     }
     let since = next.began();
-    let (record, new) = mirror.shelve_draft(&recipe, &mut draft, None, since).await.expect("shelved");
-    draft.end().await;
+    let (record, new) = mirror.put_draft(&recipe, &mut draft, None, since).await.expect("shelved");
+    draft.close().await;
     assert!(new && record.digest == Digest::of(&block.repeat(40)));
-    assert!(mirror.sound(&record).await.expect("looked at"));
+    assert!(mirror.has_blob(&record).await.expect("looked at"));
 }

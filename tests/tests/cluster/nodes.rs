@@ -20,7 +20,7 @@ use bdnfs::peer::server::{Server, Shelf};
 use bdnfs::peer::wire::Ask;
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
 use bdnfs::peer_service::PeerBlockService;
-use bdnfs::publish::{self, Progress, Source, publish};
+use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns, S3Access, Secret};
 use bdnfs::tier::Body;
@@ -147,9 +147,9 @@ impl InProcessCluster {
             files.iter().map(|(name, len)| (name.as_bytes().to_vec(), noise(name, *len))).collect();
         files.iter().for_each(|(path, content)| origin.put(path, content.clone()));
         let (name, identity) = ("memory://origin".to_owned(), "memory://origin".to_owned());
-        let source = Source { name, identity, patterns: Patterns::default(), origin };
-        let config = publish::Config { memory: 64 << 20 };
-        publish(&mirror, &source, config, &Progress::default()).await.expect("published");
+        let source = PublishSource { name, identity, patterns: Patterns::default(), origin };
+        let config = PublishConfig { memory: 64 << 20 };
+        publish(&mirror, &source, config, &PublishProgress::default()).await.expect("published");
         Self { nodes: Vec::new(), members: Arc::default(), mirror, s3, files, _root: root }
     }
 

@@ -9,7 +9,9 @@ use anyhow::{Context, Result, bail};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::origin;
-use bdnfs::publish::{self, Config, Faults, Published, State, publish};
+use bdnfs::publish::{
+    PublishConfig, PublishPhase, PublishProgress, PublishSource, Published, Repairs, publish,
+};
 use bdnfs::source::{Access, Patterns, Uri};
 use bdnfs::stage;
 use bdnfs_agent::signals;
@@ -128,9 +130,9 @@ async fn add(args: &Args, mirror: &Mirror, item: &Item) -> Result<()> {
     let fault = || format!("cannot mirror {uri}");
     let origin = origin::open(uri, access).await.with_context(fault)?;
     let (name, identity) = (uri.to_string(), uri.identity(access));
-    let source = publish::Source { name, identity, patterns: patterns.clone(), origin };
-    let config = Config { memory: args.memory.as_u64() };
-    let progress = Arc::new(publish::Progress::default());
+    let source = PublishSource { name, identity, patterns: patterns.clone(), origin };
+    let config = PublishConfig { memory: args.memory.as_u64() };
+    let progress = Arc::new(PublishProgress::default());
     let shown = tokio::spawn(show(progress.clone()));
     let published = publish(mirror, &source, config, &progress).await;
     shown.abort();
@@ -140,7 +142,7 @@ async fn add(args: &Args, mirror: &Mirror, item: &Item) -> Result<()> {
     for pattern in &published.unmatched {
         eprintln!("note: {}", text::unmatched(pattern, &uri.to_string()));
     }
-    let Faults { count: repaired, first } = &published.repaired;
+    let Repairs { count: repaired, first } = &published.repaired;
     for fault in first {
         eprintln!("note: found and repaired: {}", text::name(fault.as_bytes()));
     }
@@ -153,11 +155,11 @@ async fn add(args: &Args, mirror: &Mirror, item: &Item) -> Result<()> {
 }
 
 /// Shows how far it is, until it is aborted.
-async fn show(progress: Arc<publish::Progress>) {
+async fn show(progress: Arc<PublishProgress>) {
     let mut display = None;
     loop {
         tokio::time::sleep(TICK).await;
-        if progress.state() != State::Listing {
+        if progress.state() != PublishPhase::Listing {
             let staged = stage::Progress {
                 files: progress.files.load(Relaxed),
                 files_done: progress.files_done.load(Relaxed),

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Result, bail};
-use bdnfs::mirror::verify::Seen;
+use bdnfs::mirror::verification::VerifyProgress;
 use serde::Serialize;
 
 use super::{At, find::find, say};
@@ -42,7 +42,7 @@ pub async fn run(args: Args) -> Result<()> {
         Some(named) => vec![Ok(find(&mirror, named).await?)],
         None => mirror.refs().await?,
     };
-    let (seen, mut faults) = (Seen::default(), Vec::new());
+    let (seen, mut faults) = (VerifyProgress::default(), Vec::new());
     let told = |fault: bdnfs::error::Error| {
         if !args.json {
             eprintln!("{fault}");

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What a record is of. A directory comes before all else of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum What {
+pub(super) enum RowKind {
     Directory,
     /// A regular file. Its tail is its version.
     File,
@@ -19,13 +19,13 @@ pub(super) enum What {
 
 /// One entry to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record<'a> {
+pub(super) struct ListingRow<'a> {
     /// Its path with a NUL for each slash; empty for the root. So what is deeper in a tree, or follows in its order, is
     /// greater byte by byte.
     pub path: &'a [u8],
     /// How many names its path has.
     pub depth: u16,
-    pub what: What,
+    pub what: RowKind,
     /// The size of a file, in bytes.
     pub size: u64,
     /// Seconds and nanoseconds since 1970. Of a directory without a time of its own, that of the newest below it.
@@ -42,7 +42,7 @@ pub(super) struct Record<'a> {
 /// What a record begins with; its path, SHA-256 and tail follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Head {
+struct RowHeader {
     size: U64,
     seconds: I64,
     nanoseconds: U32,
@@ -57,10 +57,10 @@ const DATED: u8 = 1;
 const KEPT: u8 = 2;
 const SHA256: u8 = 4;
 
-impl<'a> Record<'a> {
+impl<'a> ListingRow<'a> {
     /// A directory that is not kept yet.
     pub(super) fn directory(path: &'a [u8], depth: u16) -> Self {
-        let (what, mtime) = (What::Directory, (0, 0));
+        let (what, mtime) = (RowKind::Directory, (0, 0));
         Self { path, depth, what, size: 0, mtime, dated: false, kept: false, sha256: None, tail: b"" }
     }
 
@@ -70,14 +70,14 @@ impl<'a> Record<'a> {
     }
 
     /// Whether it is the directory that `child` lies in.
-    pub(super) fn holds(&self, child: &Record<'_>) -> bool {
+    pub(super) fn holds(&self, child: &ListingRow<'_>) -> bool {
         let parent = &child.path[..child.path.len() - child.name().len()];
         let parent = parent.strip_suffix(&[0]).unwrap_or(parent);
-        self.what == What::Directory && self.depth + 1 == child.depth && self.path == parent
+        self.what == RowKind::Directory && self.depth + 1 == child.depth && self.path == parent
     }
 
     /// The order of the format: breadth first, each directory's entries by name. What has one path stands together.
-    pub(super) fn order(&self, other: &Record<'_>) -> Ordering {
+    pub(super) fn order(&self, other: &ListingRow<'_>) -> Ordering {
         self.place().cmp(&other.place()).then(self.what.cmp(&other.what))
     }
 
@@ -89,7 +89,7 @@ impl<'a> Record<'a> {
     /// Puts it at the end of `out`.
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         let flag = |flag: u8, set: bool| if set { flag } else { 0 };
-        let head = Head {
+        let head = RowHeader {
             size: self.size.into(),
             seconds: self.mtime.0.into(),
             nanoseconds: self.mtime.1.into(),
@@ -106,22 +106,22 @@ impl<'a> Record<'a> {
     }
 
     /// How many bytes a record has that begins with `head`.
-    pub(super) fn len(head: &[u8; HEAD]) -> usize {
-        let head: &Head = zerocopy::transmute_ref!(head);
+    pub(super) fn len(head: &[u8; ROW_HEADER_BYTES]) -> usize {
+        let head: &RowHeader = zerocopy::transmute_ref!(head);
         let sha256 = if head.flags & SHA256 != 0 { 32 } else { 0 };
-        HEAD + usize::from(head.path.get()) + sha256 + head.tail.get() as usize
+        ROW_HEADER_BYTES + usize::from(head.path.get()) + sha256 + head.tail.get() as usize
     }
 
     /// The record that `bytes` begins with. `None` for what [`put`](Self::put) never wrote.
     pub(super) fn get(bytes: &'a [u8]) -> Option<Self> {
-        let (head, rest) = Head::ref_from_prefix(bytes).ok()?;
+        let (head, rest) = RowHeader::ref_from_prefix(bytes).ok()?;
         let (path, mut rest) = rest.split_at_checked(head.path.get().into())?;
         let mut sha256 = None;
         if head.flags & SHA256 != 0 {
             let (hash, after) = rest.split_first_chunk()?;
             (sha256, rest) = (Some(hash), after);
         }
-        let what = [What::Directory, What::File, What::Program, What::Symlink];
+        let what = [RowKind::Directory, RowKind::File, RowKind::Program, RowKind::Symlink];
         Some(Self {
             path,
             depth: head.depth.get(),
@@ -137,7 +137,7 @@ impl<'a> Record<'a> {
 }
 
 /// The bytes that tell how long a record is.
-pub(super) const HEAD: usize = size_of::<Head>();
+pub(super) const ROW_HEADER_BYTES: usize = size_of::<RowHeader>();
 
 /// `path` as records have it.
 pub(super) fn key(path: &[u8]) -> Vec<u8> {

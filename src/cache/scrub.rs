@@ -15,13 +15,13 @@ use crate::error::{Error, Kind, Result};
 
 use super::commit::DIGEST_XATTR;
 use super::inventory::manifests;
-use super::layout::Form;
-use super::presence::State;
-use super::share::{Found, Share};
+use super::layout::BlobFile;
+use super::partition::{CachedFile, Partition};
+use super::presence::BlockState;
 
 /// What a look at everything found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
+pub struct ScrubTotals {
     /// Blobs that were read.
     pub blobs: u64,
     /// Bytes that were read.
@@ -44,16 +44,16 @@ enum Verdict {
 ///
 /// # Errors
 /// [`Kind::Disk`], [`Kind::Interrupted`].
-pub fn verify(cache: &Cache, give_up: &AtomicBool) -> Result<Verified> {
-    let found = cache.share.look();
-    let (next, verified) = (AtomicUsize::new(0), Mutex::new((Verified::default(), Vec::new())));
+pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
+    let found = cache.partition.scan();
+    let (next, verified) = (AtomicUsize::new(0), Mutex::new((ScrubTotals::default(), Vec::new())));
     let failed = Mutex::new(None);
     let work = || {
         while let Some(found) = found.get(next.fetch_add(1, Relaxed)) {
             if give_up.load(Relaxed) {
                 return;
             }
-            let verdict = judge(cache, found);
+            let verdict = check_blob(cache, found);
             let (sum, wrong) = &mut *verified.lock();
             match verdict {
                 Ok(Verdict::Unknown) => sum.unknown += 1,
@@ -79,20 +79,20 @@ pub fn verify(cache: &Cache, give_up: &AtomicBool) -> Result<Verified> {
         return Err(error);
     }
     let (sum, wrong) = verified.into_inner();
-    Ok(Verified { damaged: names(&cache.share, &wrong)?, ..sum })
+    Ok(ScrubTotals { damaged: names(&cache.partition, &wrong)?, ..sum })
 }
 
 /// Reads a blob, and removes what of it is not right.
-fn judge(cache: &Cache, found: &Found) -> Result<Verdict> {
-    if found.form == Form::Part {
+fn check_blob(cache: &Cache, found: &CachedFile) -> Result<Verdict> {
+    if found.form == BlobFile::Part {
         return part(cache, found);
     }
     let layout = cache.layout();
     // Evicted meanwhile.
-    let Some(file) = layout.open_blob(&found.key, Form::Whole)? else { return Ok(Verdict::Unknown) };
+    let Some(file) = layout.open_blob(&found.key, BlobFile::Whole)? else { return Ok(Verdict::Unknown) };
     let expected = match &found.key {
         Key::Content(digest) => *digest,
-        Key::Origin(_) => match noted(&file) {
+        Key::Origin(_) => match noted_digest(&file) {
             Some(digest) => digest,
             None => return Ok(Verdict::Unknown),
         },
@@ -103,15 +103,15 @@ fn judge(cache: &Cache, found: &Found) -> Result<Verdict> {
         // What the disk can't read is no better than what is wrong.
         Err(error) => tracing::warn!(key = %found.key, %error, "a blob can't be read"),
     }
-    layout.remove(&found.key, Form::Whole)?;
-    cache.share.gone(found.bytes);
+    layout.remove(&found.key, BlobFile::Whole)?;
+    cache.partition.subtract(found.bytes);
     Ok(Verdict::Wrong(found.size))
 }
 
 /// Holds the blocks of a part that are said to be here against their checks.
-fn part(cache: &Cache, found: &Found) -> Result<Verdict> {
+fn part(cache: &Cache, found: &CachedFile) -> Result<Verdict> {
     // Who uses it knows better what is there.
-    let Some(partial) = cache.leases().unless_held(&found.key, || cache.resume(&found.key, found.size))
+    let Some(partial) = cache.leases().unless_leased(&found.key, || cache.resume(&found.key, found.size))
     else {
         return Ok(Verdict::Unknown);
     };
@@ -119,7 +119,7 @@ fn part(cache: &Cache, found: &Found) -> Result<Verdict> {
     let mut bytes = 0;
     let mut right = true;
     for index in 0..partial.presence().blocks() {
-        if partial.presence().state(index) == State::Present {
+        if partial.presence().state(index) == BlockState::Present {
             bytes += BLOCK;
             right &= partial.recheck(index);
         }
@@ -127,7 +127,7 @@ fn part(cache: &Cache, found: &Found) -> Result<Verdict> {
     Ok(if right { Verdict::Right(bytes) } else { Verdict::Wrong(bytes) })
 }
 
-fn noted(file: &File) -> Option<Digest> {
+fn noted_digest(file: &File) -> Option<Digest> {
     let mut digest = [0; 32];
     let len = rustix::fs::fgetxattr(file, DIGEST_XATTR, &mut digest[..]).ok()?;
     (len == digest.len()).then_some(Digest(digest))
@@ -147,12 +147,12 @@ fn hash(mut file: File) -> std::io::Result<(Digest, u64)> {
 }
 
 /// What a person knows blobs as.
-fn names(share: &Share, keys: &[Key]) -> Result<Vec<String>> {
+fn names(partition: &Partition, keys: &[Key]) -> Result<Vec<String>> {
     let mut names: Vec<String> = keys.iter().map(|key| format!("blob {key}")).collect();
     if keys.is_empty() {
         return Ok(names);
     }
-    for (_, manifest) in manifests(share)? {
+    for (_, manifest) in manifests(partition)? {
         for blob in (0..manifest.blobs()).filter_map(|blob| manifest.blob(blob).ok()) {
             if let Some(at) = keys.iter().position(|key| *key == blob.key) {
                 let path = String::from_utf8_lossy(&blob.path);

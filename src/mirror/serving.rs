@@ -41,7 +41,7 @@ impl Tier for Mirror {
 
     fn locate(&self, blob: &Blob) -> String {
         match blob.key {
-            Key::Content(digest) => self.shown(&self.blob_key(&digest, &blob.stored)),
+            Key::Content(digest) => self.url_of(&self.blob_key(&digest, &blob.stored)),
             Key::Origin(_) => "the mirror".into(),
         }
     }
@@ -53,19 +53,19 @@ impl Mirror {
         let options = GetOptions::new().with_range(Some(range.clone()));
         let got = match self.store.objects.get_opts(key, options).await {
             Ok(got) if got.meta.size == len && got.range == range => got,
-            Ok(got) => return Err(damaged(self.shown(key), format!("{} bytes, not {len}", got.meta.size))),
-            Err(e) => return Err(self.missing(key, len, e).await),
+            Ok(got) => return Err(damaged(self.url_of(key), format!("{} bytes, not {len}", got.meta.size))),
+            Err(e) => return Err(self.explain_unreadable(key, len, e).await),
         };
         let (mirror, key) = (self.clone(), key.clone());
         Ok(pieces(got).map_err(move |e| mirror.failure("read", &key, &e)).boxed())
     }
 
     /// Why an object of `len` bytes can't be read: it is gone or cut off, or the store is out of order.
-    async fn missing(&self, key: &Path, len: u64, error: object_store::Error) -> Error {
+    async fn explain_unreadable(&self, key: &Path, len: u64, error: object_store::Error) -> Error {
         match self.head(key).await {
-            Ok(None) => damaged(self.shown(key), "it is missing"),
+            Ok(None) => damaged(self.url_of(key), "it is missing"),
             Ok(Some(meta)) if meta.size != len => {
-                damaged(self.shown(key), format!("{} bytes, not {len}", meta.size))
+                damaged(self.url_of(key), format!("{} bytes, not {len}", meta.size))
             }
             _ => self.failure("read", key, &error),
         }
@@ -82,16 +82,16 @@ impl Mirror {
             let frame = blob.stored.range(blob.size, index..index + 1).ok_or_else(unknown)?;
             lens.push((frame.end - frame.start, block::len(blob.size, index)));
         }
-        let frames = Frames { body: self.body(key, stored, len).await?, rest: BytesMut::new() };
-        let shown = self.shown(key);
+        let frames = FrameReader { body: self.body(key, stored, len).await?, rest: BytesMut::new() };
+        let url_of = self.url_of(key);
         let state = (frames, lens.into_iter().zip(blocks));
         let restored = stream::try_unfold(state, move |(mut frames, mut lens)| {
-            let (range, shown) = (range.clone(), shown.clone());
+            let (range, url_of) = (range.clone(), url_of.clone());
             async move {
                 let Some(((stored, len), index)) = lens.next() else { return Ok(None) };
                 let frame = frames.next(stored as usize).await?;
-                let block = blocking(move || frames::restore(&frame, len as usize)).await;
-                let block = block.map_err(|e| e.within(shown))?;
+                let block = blocking(move || frames::decompress(&frame, len as usize)).await;
+                let block = block.map_err(|e| e.within(url_of))?;
                 let start = range.start.saturating_sub(index * BLOCK);
                 let end = (range.end - index * BLOCK).min(len);
                 Ok(Some((block.slice(start as usize..end as usize), (frames, lens))))
@@ -102,12 +102,12 @@ impl Mirror {
 }
 
 /// A body, cut into frames.
-struct Frames {
+struct FrameReader {
     body: Body,
     rest: BytesMut,
 }
 
-impl Frames {
+impl FrameReader {
     async fn next(&mut self, len: usize) -> Result<Bytes> {
         while self.rest.len() < len {
             let piece = self.body.next().await.transpose()?;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use memmap2::Mmap;
 use zerocopy::FromBytes;
 
-use super::layout::{self, BlobRecord, EntryRecord, Header, Sections};
+use super::binary::{self, BlobRecord, EntryRecord, Header, Sections};
 use super::{Entry, Node, Slice, corrupt, name};
 use crate::blob::{Blob, Key, Stored};
 use crate::block::{self, Check};
@@ -58,7 +58,7 @@ impl Manifest {
 
     /// Lets go of the memory that reading it has mapped; what is read again comes from the page cache. A walk over a
     /// million entries maps a hundred megabytes, which nobody needs once it is over.
-    pub fn rest(&self) {
+    pub fn release_pages(&self) {
         if !self.mapped {
             return;
         }
@@ -130,16 +130,16 @@ impl Manifest {
             }
         }
         let node = match record.kind {
-            layout::DIRECTORY => Node::Directory(self.children_of(index, record)?),
-            layout::FILE => Node::File(self.slice(index, record)?),
-            layout::SYMLINK => Node::Symlink(self.target(index, record)?),
+            binary::DIRECTORY => Node::Directory(self.children_of(index, record)?),
+            binary::FILE => Node::File(self.slice(index, record)?),
+            binary::SYMLINK => Node::Symlink(self.target(index, record)?),
             _ => return Err(corrupt(format!("entry {index} is of no known kind"))),
         };
         let mtime = (record.seconds.get(), record.nanoseconds.get());
-        if mtime.1 >= 1_000_000_000 || index == 0 && (parent, record.kind) != (0, layout::DIRECTORY) {
+        if mtime.1 >= 1_000_000_000 || index == 0 && (parent, record.kind) != (0, binary::DIRECTORY) {
             return Err(corrupt(format!("entry {index} has no right time or parent")));
         }
-        let executable = record.flags & layout::EXECUTABLE != 0;
+        let executable = record.flags & binary::EXECUTABLE != 0;
         Ok(Entry { name: self.name(index, record)?, parent, mtime, executable, node })
     }
 
@@ -194,7 +194,7 @@ impl Manifest {
             let name = self.name(at, record)?;
             len += name.len() + 1;
             // A parent comes before its child, so this ends; the longest path bounds what it gathers.
-            if record.parent.get() >= at || len - 1 > name::LONGEST_PATH {
+            if record.parent.get() >= at || len - 1 > name::MAX_PATH_BYTES {
                 return Err(corrupt(format!("entry {index} has no path")));
             }
             parts.push(name);
@@ -210,7 +210,7 @@ impl Manifest {
     /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
     pub fn blob_size(&self, index: u32) -> Result<u64> {
         let size = self.blob_record(index)?.size.get();
-        if size > layout::LARGEST {
+        if size > binary::MAX_BLOB_BYTES {
             Err(corrupt(format!("blob {index} has no right size")))
         } else {
             Ok(size)
@@ -226,14 +226,14 @@ impl Manifest {
         let record = self.blob_record(index)?;
         let path = self.blob_path(index, record)?;
         let version = self.range(record.version.get(), record.version_len.get().into())?;
-        let packed = record.flags & layout::PACK != 0;
+        let packed = record.flags & binary::PACK != 0;
         // A pack is no file of its origin's: what its origin knows are its parts.
         let (path, version) =
             if packed { (Vec::new(), Bytes::new()) } else { (path, self.bytes.slice(version)) };
-        let mut hashes = Hashes { manifest: self, next: record.hashes.get() };
+        let mut hashes = BlobHashes { manifest: self, next: record.hashes.get() };
         let key = self.key_of(index, record, &path, &mut hashes)?;
-        let sha256 = (record.flags & layout::SHA256 != 0).then(|| hashes.take(1)).transpose()?;
-        let checks = (record.flags & layout::CHECKS != 0).then(|| hashes.take(block::count(size)));
+        let sha256 = (record.flags & binary::SHA256 != 0).then(|| hashes.take(1)).transpose()?;
+        let checks = (record.flags & binary::CHECKS != 0).then(|| hashes.take(block::count(size)));
         Ok(Blob {
             key,
             size,
@@ -251,16 +251,22 @@ impl Manifest {
     /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
     pub fn key(&self, index: u32) -> Result<Key> {
         let record = self.blob_record(index)?;
-        let by_path = record.kind == layout::ORIGIN && record.flags & layout::PACK == 0;
+        let by_path = record.kind == binary::ORIGIN && record.flags & binary::PACK == 0;
         let path = if by_path { self.blob_path(index, record)? } else { Vec::new() };
-        self.key_of(index, record, &path, &mut Hashes { manifest: self, next: record.hashes.get() })
+        self.key_of(index, record, &path, &mut BlobHashes { manifest: self, next: record.hashes.get() })
     }
 
     /// The key of a blob whose origin knows it by `path`. Its digest, if it has one, is the first of its `hashes`.
-    fn key_of(&self, index: u32, record: &BlobRecord, path: &[u8], hashes: &mut Hashes<'_>) -> Result<Key> {
+    fn key_of(
+        &self,
+        index: u32,
+        record: &BlobRecord,
+        path: &[u8],
+        hashes: &mut BlobHashes<'_>,
+    ) -> Result<Key> {
         match record.kind {
-            layout::CONTENT => Ok(Key::Content(Digest(hashes.take(1)?[0].0))),
-            layout::ORIGIN if !path.is_empty() => {
+            binary::CONTENT => Ok(Key::Content(Digest(hashes.take(1)?[0].0))),
+            binary::ORIGIN if !path.is_empty() => {
                 let version = self.string(record.version.get(), record.version_len.get().into())?;
                 Ok(Key::origin(self.source(), path, version))
             }
@@ -273,8 +279,8 @@ impl Manifest {
         let (start, len) = (record.place.get(), u64::from(record.place_len.get()));
         let place = self.bytes.slice(self.range(start, len)?);
         let ends = match record.encoding {
-            layout::PLAIN => None,
-            layout::FRAMES => {
+            binary::PLAIN => None,
+            binary::FRAMES => {
                 let ends = self.range(start.saturating_add(len), block::count(size) * 8)?;
                 Some(self.bytes.slice(ends))
             }
@@ -286,7 +292,7 @@ impl Manifest {
     /// The path that its origin knows a blob by; empty where there is none.
     fn blob_path(&self, index: u32, record: &BlobRecord) -> Result<Vec<u8>> {
         let entry = record.entry.get();
-        if entry == layout::NO_ENTRY {
+        if entry == binary::NO_ENTRY {
             return Ok(Vec::new());
         }
         match self.entry(entry).map_err(inside)?.node {
@@ -312,7 +318,7 @@ impl Manifest {
         let (first, count) = (record.a.get(), record.b.get());
         let end = first.checked_add(count).filter(|end| *end <= u64::from(self.entries()));
         match end {
-            Some(end) if record.kind == layout::DIRECTORY && first > u64::from(index) => {
+            Some(end) if record.kind == binary::DIRECTORY && first > u64::from(index) => {
                 Ok(first as u32..end as u32)
             }
             _ => Err(corrupt(format!("entry {index} is no right directory"))),
@@ -361,12 +367,12 @@ impl Manifest {
 }
 
 /// The hashes of one blob, taken one after the other.
-struct Hashes<'a> {
+struct BlobHashes<'a> {
     manifest: &'a Manifest,
     next: u64,
 }
 
-impl<'a> Hashes<'a> {
+impl<'a> BlobHashes<'a> {
     /// The next `count` hashes.
     fn take(&mut self, count: u64) -> Result<&'a [Check]> {
         let bytes = within(&self.manifest.sections.hashes, self.next, count, size_of::<Check>())

@@ -9,10 +9,10 @@ use crate::digest::Digest;
 use super::Ref;
 
 /// What stands before the check, and behind it.
-const BEFORE: &str = ",\n  \"check\": \"";
-const BEHIND: &str = "\"\n}\n";
+const CHECK_PREFIX: &str = ",\n  \"check\": \"";
+const CHECK_SUFFIX: &str = "\"\n}\n";
 /// How the last line but one begins where there is no check: earlier versions wrote none.
-const LAST: &str = "\n  \"tool\": \"";
+const TOOL_PREFIX: &str = "\n  \"tool\": \"";
 
 /// The text of a ref.
 ///
@@ -22,16 +22,16 @@ pub(super) fn write(found: &Ref) -> serde_json::Result<Vec<u8>> {
     let mut text = serde_json::to_string_pretty(found)?;
     text.truncate(text.trim_end_matches("\n}").len());
     let check = Digest::of(text.as_bytes());
-    text.extend([BEFORE, &check.to_string(), BEHIND]);
+    text.extend([CHECK_PREFIX, &check.to_string(), CHECK_SUFFIX]);
     Ok(text.into_bytes())
 }
 
 /// The ref that `text` is; else what is wrong with it.
 pub(super) fn read(text: &[u8]) -> Result<Ref, String> {
     let text = std::str::from_utf8(text).map_err(|e| e.to_string())?;
-    match text.strip_suffix(BEHIND).and_then(|text| text.rsplit_once(BEFORE)) {
+    match text.strip_suffix(CHECK_SUFFIX).and_then(|text| text.rsplit_once(CHECK_PREFIX)) {
         Some((all, check)) if Digest::of(all.as_bytes()).to_string() == check => {}
-        None if text.rfind(LAST).is_some_and(|last| text[last + 1..].lines().count() == 2) => {}
+        None if text.rfind(TOOL_PREFIX).is_some_and(|last| text[last + 1..].lines().count() == 2) => {}
         _ => return Err("its check is another one".into()),
     }
     serde_json::from_str(text).map_err(|e| e.to_string())

@@ -16,21 +16,21 @@ use crate::block::BLOCK;
 use crate::buffer::{self, ALIGNMENT};
 
 use super::io as positioned;
-use super::layout::{Form, Layout};
+use super::layout::{BlobFile, Layout};
 
 /// A part, opened past the page cache.
 #[derive(Debug)]
-pub struct Direct {
+pub struct DirectFile {
     file: File,
     /// The disk wants something that we don't give it; the page cache takes everything.
     refused: AtomicBool,
 }
 
-impl Direct {
+impl DirectFile {
     /// Opens the part of `key`; `None` where the file system has no such way.
     pub fn open(layout: &Layout, key: &Key) -> Option<Self> {
         let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
-        let part = Layout::name(key, Form::Part);
+        let part = Layout::name(key, BlobFile::Part);
         let file = rustix::fs::openat(layout.blobs(), part, flags, Mode::empty()).ok()?;
         Some(Self { file: file.into(), refused: AtomicBool::new(false) })
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::gc::Collected;
+use super::gc::GcReport;
 
 /// Deletes the unfinished objects below `root` that were last written before `before`; when `dry`, only counts them.
 ///
@@ -16,7 +16,7 @@ pub(super) fn collect(
     root: &Path,
     before: SystemTime,
     dry: bool,
-    collected: &mut Collected,
+    collected: &mut GcReport,
 ) -> io::Result<()> {
     for entry in gone(std::fs::read_dir(root))?.into_iter().flatten() {
         let entry = entry?;
@@ -67,12 +67,12 @@ mod tests {
         for name in ["ab12", "ab12#3", "x#y", "z#"] {
             std::fs::write(directory.join(name), b"12345").expect("written");
         }
-        let mut young = Collected::default();
+        let mut young = GcReport::default();
         collect(root.path(), SystemTime::UNIX_EPOCH, false, &mut young).expect("a disk in order");
-        assert_eq!(young, Collected { kept: 1, kept_bytes: 5, ..Collected::default() });
+        assert_eq!(young, GcReport { kept: 1, kept_bytes: 5, ..GcReport::default() });
         let later = SystemTime::now() + Duration::from_secs(9);
         for dry in [true, false, true] {
-            let mut old = Collected::default();
+            let mut old = GcReport::default();
             collect(root.path(), later, dry, &mut old).expect("a disk in order");
             assert_eq!(old.objects, u64::from(directory.join("ab12#3").exists() || !dry));
         }

@@ -6,29 +6,32 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 /// Somebody who keeps blobs open because they may be wanted again.
-pub trait Relief: Send + Sync + Debug {
+pub trait CachePressureListener: Send + Sync + Debug {
     /// Lets go what isn't in use at this moment.
-    fn relieve(&self);
+    fn release_idle(&self);
 }
 
 /// Who can be asked when a cache that is full finds nothing to evict.
 #[derive(Debug, Default)]
-pub struct Reliefs {
-    asked: Mutex<Vec<Weak<dyn Relief>>>,
+pub struct PressureListeners {
+    asked: Mutex<Vec<Weak<dyn CachePressureListener>>>,
 }
 
-impl Reliefs {
+impl PressureListeners {
     /// Has `relief` asked when room is short, for as long as it lives.
-    pub fn add(&self, relief: Weak<dyn Relief>) {
+    pub fn add(&self, relief: Weak<dyn CachePressureListener>) {
         let mut asked = self.asked.lock();
         asked.retain(|other| other.strong_count() > 0);
         asked.push(relief);
     }
 
     /// Asks everybody.
-    pub fn ask(&self) {
+    pub fn notify(&self) {
         let asked = self.asked.lock().clone();
         // Without the lock: letting go closes files.
-        asked.iter().filter_map(Weak::upgrade).for_each(|relief: Arc<dyn Relief>| relief.relieve());
+        asked
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|relief: Arc<dyn CachePressureListener>| relief.release_idle());
     }
 }

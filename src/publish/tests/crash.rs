@@ -14,35 +14,35 @@ use super::*;
 
 /// A store that fails for good after so many operations, as a process that is killed sees it.
 #[derive(Debug)]
-struct Mortal {
+struct CrashingStore {
     store: Arc<InMemory>,
     left: AtomicU64,
 }
 
-impl Mortal {
+impl CrashingStore {
     fn live(&self) -> StoreResult<()> {
         let lived = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
         lived.map(drop).map_err(|_| object_store::Error::Generic { store: "mortal", source: "dead".into() })
     }
 }
 
-impl fmt::Display for Mortal {
+impl fmt::Display for CrashingStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("mortal")
     }
 }
 
 #[derive(Debug)]
-struct Shell(Arc<Mortal>);
+struct CrashingStoreHandle(Arc<CrashingStore>);
 
-impl fmt::Display for Shell {
+impl fmt::Display for CrashingStoreHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
 #[async_trait]
-impl ObjectStore for Shell {
+impl ObjectStore for CrashingStoreHandle {
     async fn put_opts(&self, at: &Path, payload: PutPayload, opts: PutOptions) -> StoreResult<PutResult> {
         self.0.live()?;
         self.0.store.put_opts(at, payload, opts).await
@@ -83,7 +83,7 @@ impl ObjectStore for Shell {
 }
 
 #[async_trait]
-impl MultipartStore for Shell {
+impl MultipartStore for CrashingStoreHandle {
     async fn create_multipart(&self, path: &Path) -> StoreResult<MultipartId> {
         self.0.live()?;
         self.0.store.create_multipart(path).await
@@ -113,8 +113,8 @@ impl MultipartStore for Shell {
     }
 }
 
-fn mortal(store: &Arc<InMemory>, left: u64) -> Mirror {
-    mirror(Arc::new(Shell(Arc::new(Mortal { store: store.clone(), left: left.into() }))))
+fn crashing(store: &Arc<InMemory>, left: u64) -> Mirror {
+    mirror(Arc::new(CrashingStoreHandle(Arc::new(CrashingStore { store: store.clone(), left: left.into() }))))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,7 +134,7 @@ async fn an_end_at_any_point_leaves_the_old_state_and_the_next_run_completes_it(
     }
     for left in 0.. {
         let store = Arc::new(first.fork());
-        let outcome = add(&mortal(&store, left), held.clone()).await;
+        let outcome = add(&crashing(&store, left), held.clone()).await;
         let whole = mirror(store.clone());
         assert_eq!(faults(&whole, true).await, [""; 0], "after {left} operations");
         if left % 16 == 0 || outcome.is_ok() {

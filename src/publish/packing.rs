@@ -21,16 +21,16 @@ use crate::manifest::Manifest;
 use crate::mirror::record::recipe;
 
 /// Files of this size and more are blobs of their own: requests of a block and more no longer gain from company.
-pub(super) const ALONE: u64 = BLOCK;
+pub(super) const MIN_OWN_BLOB_BYTES: u64 = BLOCK;
 /// The least and the most that a pack holds, in bytes. A pack of the most fits into one request, and no request moves more
 /// however large the pack is; but all of a pack is made again when a file of it changes.
-const LEAST: u64 = 4 << 20;
-const MOST: u64 = MAX_EXTENT_BLOCKS * BLOCK;
+const MIN_PACK_BYTES: u64 = 4 << 20;
+const MAX_PACK_BYTES: u64 = MAX_EXTENT_BLOCKS * BLOCK;
 /// How many bytes beyond the least a pack holds on average, at the most. With the least that is as much as is asked for at once
 /// of a store that takes 20 ms to begin ([`crate::extent`]).
-const BEYOND: u64 = 4 << 20;
+const MEAN_PACK_EXCESS_BYTES: u64 = 4 << 20;
 /// The most files in a pack: their versions must fit into a manifest's record.
-const MOST_FILES: usize = 65_536;
+const MAX_PACK_FILES: usize = 65_536;
 
 /// A blob to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,18 +64,18 @@ pub(super) fn plan(listing: &Manifest, source: &str) -> Result<Vec<Recipe>> {
         let name = name(source, &blob);
         match blob.size {
             0 => {}
-            size if size >= ALONE => {
+            size if size >= MIN_OWN_BLOB_BYTES => {
                 let name = recipe([(name, size)]);
                 recipes.push(Recipe { files: vec![index], size, name });
             }
             size => {
-                if pack.size + size > MOST || pack.files.len() == MOST_FILES {
+                if pack.size + size > MAX_PACK_BYTES || pack.files.len() == MAX_PACK_FILES {
                     recipes.push(pack.close());
                 }
                 pack.files.push(index);
                 pack.names.push((name, size));
                 pack.size += size;
-                if pack.size >= LEAST && ends(&blob.path, size) {
+                if pack.size >= MIN_PACK_BYTES && ends(&blob.path, size) {
                     recipes.push(pack.close());
                 }
             }
@@ -110,7 +110,7 @@ fn name(source: &str, blob: &Blob) -> [u8; 32] {
 fn ends(path: &[u8], size: u64) -> bool {
     let hash = blake3::hash(path);
     let number = hash.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    number / (u64::MAX / BEYOND) < size
+    number / (u64::MAX / MEAN_PACK_EXCESS_BYTES) < size
 }
 
 #[cfg(test)]
@@ -118,14 +118,21 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::manifest::{Found, Listing};
+    use crate::manifest::{ListedFile, Listing};
     use crate::source::Patterns;
 
     fn listing(files: impl IntoIterator<Item = (String, u64)>) -> Manifest {
         let mut listing = Listing::new("memory", Patterns::default(), &std::env::temp_dir());
         for (path, size) in files {
             let path = path.as_bytes();
-            listing.file(Found { path, size, mtime: (0, 0), executable: false, version: b"1", sha256: None });
+            listing.file(ListedFile {
+                path,
+                size,
+                mtime: (0, 0),
+                executable: false,
+                version: b"1",
+                sha256: None,
+            });
         }
         let mut bytes = Vec::new();
         listing.finish(&mut bytes).expect("memory");
@@ -149,7 +156,7 @@ mod tests {
         assert_eq!(all, filled);
         for recipe in &recipes {
             let sum = recipe.files.iter().map(|f| listing.blob_size(*f).expect("good")).sum::<u64>();
-            assert!(recipe.size == sum && (sum <= MOST || recipe.files.len() == 1));
+            assert!(recipe.size == sum && (sum <= MAX_PACK_BYTES || recipe.files.len() == 1));
         }
         assert_eq!(recipes.iter().filter(|r| r.files.len() == 1).count(), 2);
         assert!(recipes.len() < 40, "{} blobs for 200 MB", recipes.len());
@@ -188,7 +195,7 @@ mod tests {
             stored.sort_unstable();
             let (median, most) = (stored[stored.len() / 2], stored[stored.len() - 1]);
             assert!(
-                median < 3 * LEAST && most < 3 * MOST,
+                median < 3 * MIN_PACK_BYTES && most < 3 * MAX_PACK_BYTES,
                 "{what}: {median} at the median, {most} at the most"
             );
         }
@@ -198,6 +205,6 @@ mod tests {
         files.insert(9000, ("d9/added".into(), 77));
         files.remove(15_000);
         let moved = stored(&before, files);
-        assert!(moved > 0 && moved < 6 * MOST, "{moved} of 819 MB");
+        assert!(moved > 0 && moved < 6 * MAX_PACK_BYTES, "{moved} of 819 MB");
     }
 }

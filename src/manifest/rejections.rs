@@ -2,41 +2,41 @@
 
 use std::fmt;
 
-use super::name::Shown;
+use super::name::QuotedName;
 use crate::error::{Error, Kind, Result};
 
 /// How much of the list an error holds, in bytes: more than anybody reads, and little enough for a log.
-const ROOM: usize = 64 << 10;
+const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// What is told each of them, as it is found: its path and why.
-pub(super) type Teller = Box<dyn FnMut(&[u8], &str) + Send>;
+pub(super) type RejectionCallback = Box<dyn FnMut(&[u8], &str) + Send>;
 
 /// What can't be an entry: the first ones, and how many there are.
 #[derive(Default)]
-pub(super) struct Bad {
+pub(super) struct RejectedEntries {
     text: String,
-    told: u64,
+    listed: u64,
     count: u64,
-    pub teller: Option<Teller>,
+    pub callback: Option<RejectionCallback>,
 }
 
-impl Bad {
+impl RejectedEntries {
     pub(super) fn add(&mut self, path: &[u8], why: &str) {
         self.count += 1;
-        if let Some(tell) = &mut self.teller {
+        if let Some(tell) = &mut self.callback {
             tell(path, why);
         }
-        if self.text.len() < ROOM {
-            let separator = if self.told == 0 { "" } else { "; " };
-            self.text.push_str(&format!("{separator}{}: {why}", Shown(path)));
-            self.told += 1;
+        if self.text.len() < MAX_ERROR_BYTES {
+            let separator = if self.listed == 0 { "" } else { "; " };
+            self.text.push_str(&format!("{separator}{}: {why}", QuotedName(path)));
+            self.listed += 1;
         }
     }
 
     /// # Errors
     /// [`Kind::Invalid`] if there is anything.
     pub(super) fn check(&self, origin: &str) -> Result<()> {
-        let more = match self.count - self.told {
+        let more = match self.count - self.listed {
             0 if self.count == 0 => return Ok(()),
             0 => String::new(),
             more => format!("; and {more} more: `bdnfs ls` prints all of them"),
@@ -49,7 +49,7 @@ impl Bad {
     }
 }
 
-impl fmt::Debug for Bad {
+impl fmt::Debug for RejectedEntries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bad").field("count", &self.count).finish_non_exhaustive()
     }

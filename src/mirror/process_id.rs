@@ -7,7 +7,7 @@ use rustix::process::{Pid, test_kill_process};
 
 /// This process: the machine's life and the namespace of its processes, hashed; its id; when it started. Empty where
 /// that can't be told. What it asks the kernel for never waits.
-pub(super) fn own() -> String {
+pub(super) fn current() -> String {
     let pid = std::process::id();
     match machine().zip(started(pid)) {
         Some((machine, started)) => format!("{machine}-{pid}-{started}"),
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn only_a_process_of_this_machine_that_ended_is_gone() {
-        let own = own();
+        let own = current();
         assert!(!own.is_empty() && !is_gone(&own));
         let mut child = Command::new("true").spawn().expect("spawned");
         let ended = own.replace(&format!("-{}-", std::process::id()), &format!("-{}-", child.id()));

@@ -1,20 +1,20 @@
 //! The directories that a listing is in: from the root to where its last file lay.
 
-use super::record::{self, Record};
-use super::sort::Sorter;
+use super::row::{self, ListingRow};
+use super::sort::ExternalSorter;
 
 /// A path of directories. Each becomes a record when the listing leaves it; what comes back to one makes it another.
 #[derive(Debug)]
-pub(super) struct Branch {
+pub(super) struct DirectoryStack {
     /// The last directory's path, as records have it.
     path: Vec<u8>,
     /// The root comes first.
-    levels: Vec<Level>,
+    levels: Vec<OpenDirectory>,
 }
 
 /// One of them.
 #[derive(Debug, Default)]
-struct Level {
+struct OpenDirectory {
     /// The length of its path.
     end: usize,
     /// Its own time, where it is known.
@@ -24,14 +24,14 @@ struct Level {
     kept: bool,
 }
 
-impl Branch {
+impl DirectoryStack {
     /// The root alone.
     pub(super) fn new() -> Self {
-        Self { path: Vec::new(), levels: vec![Level { kept: true, ..Level::default() }] }
+        Self { path: Vec::new(), levels: vec![OpenDirectory { kept: true, ..OpenDirectory::default() }] }
     }
 
     /// Goes to the directory `path`, as records have it.
-    pub(super) fn enter(&mut self, path: &[u8], sorter: &mut Sorter) {
+    pub(super) fn enter(&mut self, path: &[u8], sorter: &mut ExternalSorter) {
         if path == self.path {
             return;
         }
@@ -45,7 +45,7 @@ impl Branch {
         self.path.clear();
         self.path.extend_from_slice(path);
         let ends = (known + 1..=path.len()).filter(|end| path.get(*end).is_none_or(|b| *b == 0));
-        self.levels.extend(ends.map(|end| Level { end, ..Level::default() }));
+        self.levels.extend(ends.map(|end| OpenDirectory { end, ..OpenDirectory::default() }));
     }
 
     /// Keeps the directory that it is in, where something of time `mtime` lies.
@@ -64,18 +64,18 @@ impl Branch {
     }
 
     /// Makes records of all that are left.
-    pub(super) fn close(&mut self, sorter: &mut Sorter) {
+    pub(super) fn close(&mut self, sorter: &mut ExternalSorter) {
         while !self.levels.is_empty() {
             self.leave(sorter);
         }
     }
 
-    fn leave(&mut self, sorter: &mut Sorter) {
+    fn leave(&mut self, sorter: &mut ExternalSorter) {
         let Some(level) = self.levels.pop() else { return };
         let path = &self.path[..level.end];
         let mtime = level.own.unwrap_or(level.newest);
         let (dated, kept) = (level.own.is_some(), level.kept);
-        sorter.take(&Record { mtime, dated, kept, ..Record::directory(path, record::depth(path)) });
+        sorter.take(&ListingRow { mtime, dated, kept, ..ListingRow::directory(path, row::depth(path)) });
         if level.kept
             && let Some(parent) = self.levels.last_mut()
         {

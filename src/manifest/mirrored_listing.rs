@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
 
-use super::encode::{Content, Contents, Name, encode};
+use super::encoder::{BlobEntry, BlobName, ManifestContents, encode};
 use super::{Entry, Manifest, Node, Slice, corrupt};
 use crate::blob::Stored;
 use crate::block::Check;
@@ -14,7 +14,7 @@ use crate::error::Result;
 
 /// A blob that a mirror keeps.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct MirroredBlob {
     /// The files that it holds, one after the other: their blobs in the listing, in order. Several make it a pack.
     pub files: Vec<u32>,
     /// Its digest.
@@ -29,22 +29,22 @@ pub struct Kept {
 
 /// A listing whose content is mirrored.
 #[derive(Debug)]
-pub struct Mirrored<'a> {
+pub struct MirroredListing<'a> {
     listing: &'a Manifest,
-    blobs: Vec<Kept>,
+    blobs: Vec<MirroredBlob>,
     /// By the blobs of the listing: where the content lies now. The empty files have a place of their own.
     places: Vec<Option<(u32, u64)>>,
     /// The blob of the empty files, where there are any.
     empty: Option<u32>,
 }
 
-impl<'a> Mirrored<'a> {
+impl<'a> MirroredListing<'a> {
     /// Puts the content of `listing` into `blobs`, which hold each of its files that isn't empty once, in the order of
     /// their first ones. Those of one digest become one.
     ///
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when the listing is, or a file is in no blob.
-    pub fn new(listing: &'a Manifest, blobs: Vec<Kept>) -> Result<Self> {
+    pub fn new(listing: &'a Manifest, blobs: Vec<MirroredBlob>) -> Result<Self> {
         let mut this =
             Self { listing, blobs: Vec::new(), places: vec![None; listing.blobs() as usize], empty: None };
         let mut known = HashMap::new();
@@ -78,7 +78,7 @@ impl<'a> Mirrored<'a> {
     }
 }
 
-impl Contents for Mirrored<'_> {
+impl ManifestContents for MirroredListing<'_> {
     fn source(&self) -> &str {
         self.listing.source()
     }
@@ -96,14 +96,14 @@ impl Contents for Mirrored<'_> {
         Ok(())
     }
 
-    fn blobs(&self, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
+    fn blobs(&self, each: &mut dyn FnMut(BlobEntry<'_>) -> Result<()>) -> Result<()> {
         self.blobs.iter().try_for_each(|kept| each(self.content(kept)?))?;
-        self.empty.map_or(Ok(()), |_| each(Content::empty()))
+        self.empty.map_or(Ok(()), |_| each(BlobEntry::empty()))
     }
 }
 
-impl Mirrored<'_> {
-    fn content<'a>(&'a self, kept: &'a Kept) -> Result<Content<'a>> {
+impl MirroredListing<'_> {
+    fn content<'a>(&'a self, kept: &'a MirroredBlob) -> Result<BlobEntry<'a>> {
         let first = self.listing.blob_record(kept.files[0])?;
         let (version, sha256) = match &kept.files[..] {
             [only] => {
@@ -112,8 +112,8 @@ impl Mirrored<'_> {
             }
             files => (Cow::Owned(versions(self.listing, files)?), None),
         };
-        Ok(Content {
-            name: Name::Content(kept.digest, Some(&kept.checks)),
+        Ok(BlobEntry {
+            name: BlobName::Content(kept.digest, Some(&kept.checks)),
             size: kept.size,
             entry: Some(first.entry.get()),
             version,

@@ -12,22 +12,22 @@ use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK};
 use crate::error::Result;
 use crate::fetch::{FetchScope, Ladder};
-use crate::manifest::{Manifest, Node, Part};
+use crate::manifest::{Manifest, Node, PackedFile};
 use crate::tier::Urgency;
 
 /// How long the mirror is asked again while nothing arrives; then the origin is.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The snapshot that there was, and the mirror that has it.
-pub(super) struct Before {
+pub(super) struct PreviousSnapshot {
     manifest: Manifest,
     mirror: Ladder,
 }
 
 /// Files of the listing, with where their content lies in an old pack.
-type Found = Vec<(u32, Range<u64>)>;
+type PackedRanges = Vec<(u32, Range<u64>)>;
 
-impl Before {
+impl PreviousSnapshot {
     pub(super) fn new(manifest: Manifest, mirror: Ladder) -> Self {
         Self { manifest, mirror }
     }
@@ -47,9 +47,9 @@ impl Before {
     }
 
     /// The old packs that hold some of `files`.
-    fn packs(&self, listing: &Manifest, files: &[u32]) -> Result<BTreeMap<u32, Found>> {
-        let mut known: HashMap<u32, Vec<Part>> = HashMap::new();
-        let mut packs: BTreeMap<u32, Found> = BTreeMap::new();
+    fn packs(&self, listing: &Manifest, files: &[u32]) -> Result<BTreeMap<u32, PackedRanges>> {
+        let mut known: HashMap<u32, Vec<PackedFile>> = HashMap::new();
+        let mut packs: BTreeMap<u32, PackedRanges> = BTreeMap::new();
         for &file in files {
             let blob = listing.blob(file)?;
             let Some((pack, offset)) = self.lookup(&blob)? else { continue };
@@ -84,7 +84,7 @@ impl Before {
     }
 
     /// The files `found` in an old pack, verified. Only the blocks that they lie in are in memory meanwhile.
-    async fn read(&self, pack: u32, found: &Found) -> Result<HashMap<u32, Bytes>> {
+    async fn read(&self, pack: u32, found: &PackedRanges) -> Result<HashMap<u32, Bytes>> {
         let blob = self.manifest.blob(pack)?;
         let blocks = Mutex::new(HashMap::new());
         let accept = async |arrival: Arrival| {
@@ -96,7 +96,7 @@ impl Before {
         };
         let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| block::touched(range)).collect();
         let wanted = wanted.into_iter().collect();
-        self.mirror.fetch(&blob, wanted, (FetchScope::Direct, Urgency::Stage), PATIENCE, accept).await?;
+        self.mirror.fetch(&blob, wanted, (FetchScope::Direct, Urgency::Stage), STALL_TIMEOUT, accept).await?;
         let blocks = blocks.into_inner();
         Ok(found.iter().filter_map(|(file, range)| Some((*file, cut(&blocks, range)?))).collect())
     }

@@ -14,13 +14,13 @@ const VERSION: u32 = 1;
 
 /// The kinds of things that a tenant keeps, each below a key of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shelf {
+pub(super) enum ObjectKind {
     /// Content by its digest.
     Blobs,
     /// How it is kept.
     Records,
     /// What was made from what.
-    Known,
+    Recipes,
     /// Manifests by their digests.
     Manifests,
     /// What sources are mirrored as.
@@ -33,13 +33,13 @@ pub(super) enum Shelf {
     Leases,
 }
 
-impl Shelf {
+impl ObjectKind {
     /// Its name in keys.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Blobs => "blobs",
             Self::Records => "records",
-            Self::Known => "known",
+            Self::Recipes => "known",
             Self::Manifests => "manifests",
             Self::Refs => "refs",
             Self::Uploads => "uploads",
@@ -51,31 +51,31 @@ impl Shelf {
 
 /// What `format.json` says.
 #[derive(Serialize, Deserialize)]
-struct Format {
+struct FormatFile {
     format: String,
     version: u32,
 }
 
 impl Mirror {
     /// The key of what the tenant calls `below`.
-    pub(super) fn below(&self, below: &str) -> Path {
+    pub(super) fn tenant_key(&self, below: &str) -> Path {
         Path::from(format!("tenants/{}/{below}", self.tenant))
     }
 
     /// The key of what lies on `shelf` by this digest. Blobs, records and recipes are many, so they lie in 256
     /// directories.
-    pub(super) fn key(&self, shelf: Shelf, digest: &Digest) -> Path {
-        let name = shelf.name();
-        match shelf {
-            Shelf::Blobs | Shelf::Records | Shelf::Known => {
-                self.below(&format!("{name}/{:02x}/{digest}", digest.0[0]))
+    pub(super) fn key(&self, kind: ObjectKind, digest: &Digest) -> Path {
+        let name = kind.name();
+        match kind {
+            ObjectKind::Blobs | ObjectKind::Records | ObjectKind::Recipes => {
+                self.tenant_key(&format!("{name}/{:02x}/{digest}", digest.0[0]))
             }
-            _ => self.below(&format!("{name}/{digest}")),
+            _ => self.tenant_key(&format!("{name}/{digest}")),
         }
     }
 
     /// The name of an object for a person: the mirror's and its key.
-    pub(super) fn shown(&self, key: &Path) -> String {
+    pub(super) fn url_of(&self, key: &Path) -> String {
         format!("{}/{key}", self.name)
     }
 
@@ -86,7 +86,7 @@ impl Mirror {
     pub async fn exists(&self) -> Result<bool> {
         let key = Path::from("format.json");
         let Some(found) = self.get(&key).await? else { return Ok(false) };
-        match serde_json::from_slice::<Format>(&found.bytes) {
+        match serde_json::from_slice::<FormatFile>(&found.bytes) {
             Ok(format) if format.format == "bdnfs mirror" && format.version == VERSION => Ok(true),
             Ok(format) if format.format == "bdnfs mirror" => {
                 let text = format!(
@@ -95,7 +95,7 @@ impl Mirror {
                 );
                 Err(Error::new(Kind::Unsupported, text))
             }
-            _ => Err(Error::new(Kind::Invalid, format!("{} says that this is no mirror", self.shown(&key)))),
+            _ => Err(Error::new(Kind::Invalid, format!("{} says that this is no mirror", self.url_of(&key)))),
         }
     }
 
@@ -104,7 +104,7 @@ impl Mirror {
     /// # Errors
     /// As [`exists`](Self::exists); [`Kind::Unsupported`] for a store that creates no object on condition that it is not
     /// there: of two who add at once, one would undo what the other did.
-    pub async fn found(&self) -> Result<()> {
+    pub async fn init(&self) -> Result<()> {
         if self.exists().await? {
             return Ok(());
         }
@@ -113,14 +113,14 @@ impl Mirror {
         self.create(&key, text.clone().into()).await?;
         if self.create(&key, text.into()).await? {
             self.delete(&key).await?;
-            return Err(self.unconditional(&key));
+            return Err(self.no_conditional_writes(&key));
         }
         Ok(())
     }
 }
 
 /// A name that nothing else has: 128 random bits.
-pub(super) fn fresh() -> String {
+pub(super) fn random_id() -> String {
     let random = || RandomState::new().hash_one(std::process::id());
     format!("{:016x}{:016x}", random(), random())
 }

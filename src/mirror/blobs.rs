@@ -12,22 +12,26 @@ use sha2::Sha256;
 
 use super::Mirror;
 use super::draft::Draft;
-use super::layout::Shelf;
-use super::record::{Record, know, known};
+use super::keys::ObjectKind;
+use super::record::{MirrorRecord, decode_recipe, encode_recipe};
 use crate::digest::Digest;
 use crate::error::Result;
 
 /// The largest object that a store copies by one request: 5 GiB on S3.
-const COPIED: u64 = 5 << 30;
+const MAX_COPY_BYTES: u64 = 5 << 30;
 
 impl Mirror {
     /// The blob that was made from `recipe`; `None` when it isn't there. It is dated `since` or later.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn recall(&self, recipe: &Digest, since: DateTime<Utc>) -> Result<Option<Record>> {
-        let Some(got) = self.get(&self.key(Shelf::Known, recipe)).await? else { return Ok(None) };
-        match known(&got.bytes, recipe) {
+    pub async fn find_by_recipe(
+        &self,
+        recipe: &Digest,
+        since: DateTime<Utc>,
+    ) -> Result<Option<MirrorRecord>> {
+        let Some(got) = self.get(&self.key(ObjectKind::Recipes, recipe)).await? else { return Ok(None) };
+        match decode_recipe(&got.bytes, recipe) {
             Some(digest) => self.record(&digest, since).await,
             None => Ok(None),
         }
@@ -37,13 +41,13 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn record(&self, digest: &Digest, since: DateTime<Utc>) -> Result<Option<Record>> {
-        let key = self.key(Shelf::Records, digest);
+    pub async fn record(&self, digest: &Digest, since: DateTime<Utc>) -> Result<Option<MirrorRecord>> {
+        let key = self.key(ObjectKind::Records, digest);
         let Some(got) = self.get(&key).await? else { return Ok(None) };
-        let record = Record::decode(&got.bytes, digest);
+        let record = MirrorRecord::decode(&got.bytes, digest);
         match &record {
             None => {
-                tracing::warn!("{} is damaged: removed", self.shown(&key));
+                tracing::warn!("{} is damaged: removed", self.url_of(&key));
                 self.delete(&key).await?;
             }
             Some(_) if got.written < since => self.put(&key, got.bytes.into()).await?,
@@ -57,55 +61,55 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn shelve(
+    pub async fn put_blob(
         &self,
         recipe: &Digest,
-        record: Record,
+        record: MirrorRecord,
         content: Vec<Bytes>,
         since: DateTime<Utc>,
-    ) -> Result<(Record, bool)> {
+    ) -> Result<(MirrorRecord, bool)> {
         let there = self.record(&record.digest, since).await?;
         let new = there.is_none();
         let record = match there {
             Some(there) => there,
             None => {
                 let payload: PutPayload = content.into_iter().collect();
-                self.put(&self.key(Shelf::Blobs, &record.digest), payload).await?;
-                self.enter(record).await?
+                self.put(&self.key(ObjectKind::Blobs, &record.digest), payload).await?;
+                self.create_record(record).await?
             }
         };
-        self.note(recipe, &record.digest).await?;
+        self.put_recipe(recipe, &record.digest).await?;
         Ok((record, new))
     }
 
-    /// Puts a blob that was drafted, as [`shelve`](Self::shelve) does. `sha256` is that of its content, where it is known.
+    /// Puts a blob that was drafted, as [`put_blob`](Self::put_blob) does. `sha256` is that of its content, where it is known.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn shelve_draft(
+    pub async fn put_draft(
         &self,
         recipe: &Digest,
         draft: &mut Draft,
         sha256: Option<Sha256>,
         since: DateTime<Utc>,
-    ) -> Result<(Record, bool)> {
+    ) -> Result<(MirrorRecord, bool)> {
         let mut record = draft.record()?;
-        let from = self.below(draft.place());
+        let from = self.tenant_key(draft.place());
         let there = self.record(&record.digest, since).await?;
         let new = there.is_none();
         let record = match there {
             Some(there) => there,
             None => {
                 draft.finish(sha256).await?;
-                let named = self.key(Shelf::Blobs, &record.digest);
+                let named = self.key(ObjectKind::Blobs, &record.digest);
                 let len = draft.stored();
-                if len <= COPIED && self.copy(&from, &named, len).await? {
+                if len <= MAX_COPY_BYTES && self.copy(&from, &named, len).await? {
                     record.stored.place = Bytes::new();
                 }
-                self.enter(record).await?
+                self.create_record(record).await?
             }
         };
-        self.note(recipe, &record.digest).await?;
+        self.put_recipe(recipe, &record.digest).await?;
         if record.stored.place != draft.place().as_bytes() {
             self.delete(&from).await?;
         }
@@ -128,24 +132,25 @@ impl Mirror {
     }
 
     /// Makes the record of a blob that is there, and answers with the one that counts: another's, who was faster.
-    async fn enter(&self, record: Record) -> Result<Record> {
-        let key = self.key(Shelf::Records, &record.digest);
+    async fn create_record(&self, record: MirrorRecord) -> Result<MirrorRecord> {
+        let key = self.key(ObjectKind::Records, &record.digest);
         if self.create(&key, record.encode().into()).await? {
             return Ok(record);
         }
         let got = self.get(&key).await?;
-        Ok(got.and_then(|got| Record::decode(&got.bytes, &record.digest)).unwrap_or(record))
+        Ok(got.and_then(|got| MirrorRecord::decode(&got.bytes, &record.digest)).unwrap_or(record))
     }
 
-    async fn note(&self, recipe: &Digest, made: &Digest) -> Result<()> {
-        self.put(&self.key(Shelf::Known, recipe), know(recipe, made).into_bytes().into()).await
+    async fn put_recipe(&self, recipe: &Digest, made: &Digest) -> Result<()> {
+        self.put(&self.key(ObjectKind::Recipes, recipe), encode_recipe(recipe, made).into_bytes().into())
+            .await
     }
 
     /// Whether a blob's object is there and as long as its record says.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn sound(&self, record: &Record) -> Result<bool> {
+    pub async fn has_blob(&self, record: &MirrorRecord) -> Result<bool> {
         let key = self.blob_key(&record.digest, &record.stored);
         let len = record.stored.len(record.size);
         Ok(self.head(&key).await?.is_some_and(|meta| Some(meta.size) == len))
@@ -156,14 +161,14 @@ impl Mirror {
     /// # Errors
     /// Those of the store.
     pub async fn forget(&self, digest: &Digest) -> Result<()> {
-        self.delete(&self.key(Shelf::Records, digest)).await
+        self.delete(&self.key(ObjectKind::Records, digest)).await
     }
 
     /// The key of a blob's object.
     pub(super) fn blob_key(&self, digest: &Digest, stored: &crate::blob::Stored) -> Path {
         match str::from_utf8(&stored.place) {
-            Ok(place) if !place.is_empty() => self.below(place),
-            _ => self.key(Shelf::Blobs, digest),
+            Ok(place) if !place.is_empty() => self.tenant_key(place),
+            _ => self.key(ObjectKind::Blobs, digest),
         }
     }
 }

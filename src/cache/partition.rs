@@ -11,16 +11,16 @@ use crate::blob::Key;
 use crate::digest::Digest;
 use crate::error::Error;
 
-use super::layout::{Form, Layout};
-use super::lease::{LeaseSet, Leases, ManifestLease};
+use super::layout::{BlobFile, Layout};
+use super::leases::{LeaseSet, LeaseTable, ManifestLease};
 
 /// One tenant's share of a cache.
 #[derive(Debug)]
-pub struct Share {
+pub struct Partition {
     /// Where its blobs lie.
     pub layout: Arc<Layout>,
     /// Which of them are held.
-    pub leases: Arc<Leases>,
+    pub leases: Arc<LeaseTable>,
     /// The most that they may occupy, in bytes, beside what holds for all tenants together.
     pub quota: Option<u64>,
     used: AtomicI64,
@@ -32,7 +32,7 @@ pub struct Share {
 
 /// One file of a blob, as a look at the disk finds it.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct CachedFile {
     /// When it was last used, in seconds since 1970.
     pub used_at: i64,
     /// The bytes that it occupies.
@@ -42,10 +42,10 @@ pub struct Found {
     /// Whose it is.
     pub key: Key,
     /// All of the blob, or a part.
-    pub form: Form,
+    pub form: BlobFile,
 }
 
-impl Share {
+impl Partition {
     /// The share of the tenant whose blobs lie in `layout`. Nothing is counted yet.
     pub fn new(layout: Layout, quota: Option<u64>) -> Self {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
@@ -54,12 +54,12 @@ impl Share {
     }
 
     /// Keeps what a pin holds.
-    pub(super) fn keep(&self, id: Digest, held: (LeaseSet, ManifestLease)) {
+    pub(super) fn hold_pin(&self, id: Digest, held: (LeaseSet, ManifestLease)) {
         self.pinned.lock().insert(id, held);
     }
 
     /// Lets go what a pin held.
-    pub(super) fn let_go(&self, id: &Digest) {
+    pub(super) fn release_pin(&self, id: &Digest) {
         self.pinned.lock().remove(id);
     }
 
@@ -74,7 +74,7 @@ impl Share {
     }
 
     /// Counts `bytes` that are about to be written.
-    pub(super) fn claim(&self, bytes: u64) {
+    pub(super) fn reserve(&self, bytes: u64) {
         self.used.fetch_add(bytes as i64, Relaxed);
         self.pending.fetch_add(bytes as i64, Relaxed);
     }
@@ -83,24 +83,24 @@ impl Share {
     pub(super) fn settle(&self, bytes: u64, written: bool) {
         self.pending.fetch_sub(bytes as i64, Relaxed);
         if !written {
-            self.gone(bytes);
+            self.subtract(bytes);
         }
     }
 
     /// Counts `bytes` that were removed.
-    pub(super) fn gone(&self, bytes: u64) {
+    pub(super) fn subtract(&self, bytes: u64) {
         self.used.fetch_sub(bytes as i64, Relaxed);
     }
 
     /// Takes what was found on the disk, and what is still to come there, for what is used: so it follows what others
     /// remove, and what the file system makes of many small files.
-    pub(super) fn note(&self, found: &[Found]) {
+    pub(super) fn recount(&self, found: &[CachedFile]) {
         let found: u64 = found.iter().map(|found| found.bytes).sum();
         self.used.store(found as i64 + self.pending.load(Relaxed), Relaxed);
     }
 
     /// Every blob there is.
-    pub fn look(&self) -> Vec<Found> {
+    pub fn scan(&self) -> Vec<CachedFile> {
         let mut all = Vec::new();
         let mut buffer = Vec::with_capacity(64 << 10);
         for shard in 0..=255u8 {
@@ -115,7 +115,7 @@ impl Share {
                 let stat = rustix::fs::statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
                 if let Ok(stat) = stat {
                     let (bytes, size) = (stat.st_blocks as u64 * 512, stat.st_size as u64);
-                    all.push(Found { used_at: stat.st_atime, bytes, size, key, form });
+                    all.push(CachedFile { used_at: stat.st_atime, bytes, size, key, form });
                 }
             }
         }
@@ -124,18 +124,18 @@ impl Share {
 
     /// Removes a blob unless somebody holds it by now, and says whether it did. The name goes under the lease lock, the
     /// content after it: that can take a while for a large file.
-    pub fn remove(&self, found: &Found) -> bool {
-        let removed = self.leases.unless_held(&found.key, || {
+    pub fn remove(&self, found: &CachedFile) -> bool {
+        let removed = self.leases.unless_leased(&found.key, || {
             let kept_open = self.layout.open_blob(&found.key, found.form).ok().flatten();
-            if found.form == Form::Part {
-                self.layout.remove(&found.key, Form::Map)?;
+            if found.form == BlobFile::Part {
+                self.layout.remove(&found.key, BlobFile::Map)?;
             }
             self.layout.remove(&found.key, found.form)?;
             Ok::<_, Error>(kept_open)
         });
         match removed {
             Some(Ok(_kept_open)) => {
-                self.gone(found.bytes);
+                self.subtract(found.bytes);
                 true
             }
             Some(Err(error)) => {
@@ -148,11 +148,11 @@ impl Share {
 }
 
 /// Whose file a name is. Maps go with their parts.
-fn parse(name: &[u8]) -> Option<(Key, Form)> {
+fn parse(name: &[u8]) -> Option<(Key, BlobFile)> {
     let name = std::str::from_utf8(name).ok()?;
     let (stem, form) = match name.strip_suffix(".part") {
-        Some(stem) => (stem, Form::Part),
-        None => (name, Form::Whole),
+        Some(stem) => (stem, BlobFile::Part),
+        None => (name, BlobFile::Whole),
     };
     let key = match stem.strip_prefix("o-") {
         Some(digest) => Key::Origin(digest.parse().ok()?),

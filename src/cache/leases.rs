@@ -14,27 +14,27 @@ use super::layout::on_disk;
 
 /// Who holds what. A blob under a lease stays.
 #[derive(Debug, Default)]
-pub struct Leases {
-    held: Mutex<Held>,
+pub struct LeaseTable {
+    held: Mutex<LeaseCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct LeaseCounts {
     single: HashMap<Key, usize>,
-    sets: Vec<Arc<Group>>,
+    sets: Vec<Arc<LeaseGroup>>,
     manifests: HashMap<Digest, usize>,
 }
 
 /// Blobs that are held together: a snapshot's.
 #[derive(Debug)]
-pub struct Group {
+pub struct LeaseGroup {
     what: String,
     /// The [`short`] name of each, sorted, and the bytes that it occupies: 16 bytes a blob instead of a hundred, so that a
     /// snapshot of a million blobs can be held. Two blobs with one short name merely keep each other.
     blobs: Vec<(u64, u64)>,
 }
 
-impl Group {
+impl LeaseGroup {
     /// The `blobs`, each with its size in bytes, of what a person knows as `what`.
     pub fn new(what: impl Into<String>, blobs: impl Iterator<Item = (Key, u64)>) -> Self {
         let mut blobs: Vec<_> = blobs.map(|(key, size)| (short(&key), on_disk(size))).collect();
@@ -79,9 +79,9 @@ impl Group {
 }
 
 /// The bytes that `groups` occupy together, each blob counted once.
-pub fn together<'a>(groups: impl Iterator<Item = &'a Group>) -> u64 {
+pub fn union_bytes<'a>(groups: impl Iterator<Item = &'a LeaseGroup>) -> u64 {
     let mut blobs: Vec<(u64, u64)> = Vec::new();
-    let mut seen: Vec<&Group> = Vec::new();
+    let mut seen: Vec<&LeaseGroup> = Vec::new();
     for group in groups {
         // Most that are held twice are the same snapshot.
         if seen.iter().all(|other| other.blobs != group.blobs) {
@@ -102,15 +102,15 @@ fn short(key: &Key) -> u64 {
     digest.0.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-impl Leases {
+impl LeaseTable {
     /// Leases one blob.
-    pub fn lease(self: &Arc<Self>, key: Key) -> Lease {
+    pub fn lease(self: &Arc<Self>, key: Key) -> BlobLease {
         *self.held.lock().single.entry(key).or_default() += 1;
-        Lease { leases: self.clone(), key }
+        BlobLease { leases: self.clone(), key }
     }
 
     /// Leases many blobs at once.
-    pub fn lease_all(self: &Arc<Self>, group: Group) -> LeaseSet {
+    pub fn lease_all(self: &Arc<Self>, group: LeaseGroup) -> LeaseSet {
         let group = Arc::new(group);
         self.held.lock().sets.push(group.clone());
         LeaseSet { leases: self.clone(), group }
@@ -123,13 +123,13 @@ impl Leases {
     }
 
     /// All that are held together.
-    pub fn groups(&self) -> Vec<Arc<Group>> {
+    pub fn groups(&self) -> Vec<Arc<LeaseGroup>> {
         self.held.lock().sets.clone()
     }
 
     /// The bytes that all groups occupy together with `more`, each blob counted once.
-    pub fn bytes_with(&self, more: &[Group]) -> u64 {
-        together(self.groups().iter().map(Arc::as_ref).chain(more))
+    pub fn bytes_with(&self, more: &[LeaseGroup]) -> u64 {
+        union_bytes(self.groups().iter().map(Arc::as_ref).chain(more))
     }
 
     /// How many blobs are leased by themselves: those that somebody reads or fetches.
@@ -138,18 +138,18 @@ impl Leases {
     }
 
     /// Whether somebody holds `key`.
-    pub fn is_held(&self, key: &Key) -> bool {
-        self.unless_held(key, || ()).is_none()
+    pub fn is_leased(&self, key: &Key) -> bool {
+        self.unless_leased(key, || ()).is_none()
     }
 
     /// Runs `remove` if nobody holds the manifest, and nobody gets to hold it before `remove` is done.
-    pub fn unless_manifest_held<T>(&self, manifest: &Digest, remove: impl FnOnce() -> T) -> Option<T> {
+    pub fn unless_manifest_leased<T>(&self, manifest: &Digest, remove: impl FnOnce() -> T) -> Option<T> {
         let held = self.held.lock();
         (!held.manifests.contains_key(manifest)).then(remove)
     }
 
     /// Runs `remove` if nobody holds `key`, and nobody gets to hold it before `remove` is done.
-    pub fn unless_held<T>(&self, key: &Key, remove: impl FnOnce() -> T) -> Option<T> {
+    pub fn unless_leased<T>(&self, key: &Key, remove: impl FnOnce() -> T) -> Option<T> {
         let held = self.held.lock();
         let name = short(key);
         let leased = held.single.contains_key(key) || held.sets.iter().any(|set| set.has(name));
@@ -159,12 +159,12 @@ impl Leases {
 
 /// Holds one blob until it is dropped.
 #[derive(Debug)]
-pub struct Lease {
-    leases: Arc<Leases>,
+pub struct BlobLease {
+    leases: Arc<LeaseTable>,
     key: Key,
 }
 
-impl Drop for Lease {
+impl Drop for BlobLease {
     fn drop(&mut self) {
         let mut held = self.leases.held.lock();
         if let Some(count) = held.single.get_mut(&self.key) {
@@ -179,8 +179,8 @@ impl Drop for Lease {
 /// Holds many blobs until it is dropped.
 #[derive(Debug)]
 pub struct LeaseSet {
-    leases: Arc<Leases>,
-    group: Arc<Group>,
+    leases: Arc<LeaseTable>,
+    group: Arc<LeaseGroup>,
 }
 
 impl Drop for LeaseSet {
@@ -195,7 +195,7 @@ impl Drop for LeaseSet {
 /// Holds a manifest until it is dropped.
 #[derive(Debug)]
 pub struct ManifestLease {
-    leases: Arc<Leases>,
+    leases: Arc<LeaseTable>,
     manifest: Digest,
 }
 
@@ -217,33 +217,33 @@ mod tests {
 
     #[test]
     fn a_blob_is_free_when_its_last_lease_ends() {
-        let leases = Arc::new(Leases::default());
+        let leases = Arc::new(LeaseTable::default());
         let (one, two) = (Key::Content(Digest::of(b"1")), Key::Content(Digest::of(b"2")));
         let first = leases.lease(one);
         let second = leases.lease(one);
-        let set = leases.lease_all(Group::new("both", [(one, 1), (two, 5000)].into_iter()));
-        let more = Group::new("more", [(two, 5000), (Key::Origin(Digest::of(b"3")), 1)].into_iter());
+        let set = leases.lease_all(LeaseGroup::new("both", [(one, 1), (two, 5000)].into_iter()));
+        let more = LeaseGroup::new("more", [(two, 5000), (Key::Origin(Digest::of(b"3")), 1)].into_iter());
         assert_eq!(leases.bytes_with(&[]), 3 * 4096);
         assert_eq!(leases.bytes_with(&[more]), 4 * 4096);
-        assert!(leases.unless_held(&two, || ()).is_none());
+        assert!(leases.unless_leased(&two, || ()).is_none());
         drop(set);
-        assert!(leases.unless_held(&two, || ()).is_some());
+        assert!(leases.unless_leased(&two, || ()).is_some());
         drop(first);
-        assert!(leases.unless_held(&one, || ()).is_none());
+        assert!(leases.unless_leased(&one, || ()).is_none());
         drop(second);
-        assert!(leases.unless_held(&one, || ()).is_some());
+        assert!(leases.unless_leased(&one, || ()).is_some());
         assert_eq!(leases.bytes_with(&[]), 0);
     }
 
     #[test]
     fn a_manifest_stays_as_long_as_it_is_held() {
-        let leases = Arc::new(Leases::default());
+        let leases = Arc::new(LeaseTable::default());
         let manifest = Digest::of(b"manifest");
         let held = [(); 2].map(|()| leases.lease_manifest(manifest));
         for lease in held {
-            assert!(leases.unless_manifest_held(&manifest, || ()).is_none());
+            assert!(leases.unless_manifest_leased(&manifest, || ()).is_none());
             drop(lease);
         }
-        assert!(leases.unless_manifest_held(&manifest, || ()).is_some());
+        assert!(leases.unless_manifest_leased(&manifest, || ()).is_some());
     }
 }

@@ -1,56 +1,56 @@
 //! A sorted run of records as the contents of a manifest: numbers come from counting, so nothing is kept of any entry.
 
-use super::encode::{Content, Contents, Name};
-use super::record::{Record, What};
-use super::run::{Cursor, Run};
+use super::encoder::{BlobEntry, BlobName, ManifestContents};
+use super::row::{ListingRow, RowKind};
+use super::run::{RowCursor, SortedRun};
 use super::{Entry, Node, Slice, corrupt};
 use crate::blob::Stored;
 use crate::error::Result;
 
 /// The entries of a listing, in the order of the format.
 #[derive(Debug)]
-pub(super) struct Ordered<'a> {
+pub(super) struct SortedEntries<'a> {
     /// The name of what was listed.
     pub source: &'a str,
     /// One record for each entry, the root's first.
-    pub run: Run,
+    pub run: SortedRun,
 }
 
-impl Contents for Ordered<'_> {
+impl ManifestContents for SortedEntries<'_> {
     fn source(&self) -> &str {
         self.source
     }
 
     fn entries(&self, each: &mut dyn FnMut(Entry<'_>) -> Result<()>) -> Result<()> {
         let mut here = self.run.open();
-        let (mut above, mut below) = (Numbered::new(&self.run), Numbered::new(&self.run));
+        let (mut above, mut below) = (NumberedCursor::new(&self.run), NumberedCursor::new(&self.run));
         above.step()?;
         // The root is nobody's child.
         below.step()?;
         below.step()?;
-        let (mut index, mut blobs) = (0, Blobs::default());
+        let (mut index, mut blobs) = (0, BlobNumbers::default());
         while let Some(record) = here.next()? {
             while index > 0 && !above.cursor.record().ok_or_else(lost)?.holds(&record) {
                 above.step()?;
             }
             let node = match record.what {
-                What::Directory => {
+                RowKind::Directory => {
                     let start = below.number;
                     while below.cursor.record().is_some_and(|child| record.holds(&child)) {
                         below.step()?;
                     }
                     Node::Directory(start..below.number)
                 }
-                What::File | What::Program => {
+                RowKind::File | RowKind::Program => {
                     Node::File(Slice { blob: blobs.number(&record).0, offset: 0, len: record.size })
                 }
-                What::Symlink => Node::Symlink(record.tail),
+                RowKind::Symlink => Node::Symlink(record.tail),
             };
             each(Entry {
                 name: record.name(),
                 parent: above.number,
                 mtime: record.mtime,
-                executable: record.what == What::Program,
+                executable: record.what == RowKind::Program,
                 node,
             })?;
             index += 1;
@@ -58,12 +58,12 @@ impl Contents for Ordered<'_> {
         Ok(())
     }
 
-    fn blobs(&self, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
+    fn blobs(&self, each: &mut dyn FnMut(BlobEntry<'_>) -> Result<()>) -> Result<()> {
         let mut here = self.run.open();
-        let (mut entry, mut blobs) = (0, Blobs::default());
+        let (mut entry, mut blobs) = (0, BlobNumbers::default());
         while let Some(record) = here.next()? {
-            if matches!(record.what, What::File | What::Program) && blobs.number(&record).1 {
-                each(if record.size == 0 { Content::empty() } else { content(&record, entry) })?;
+            if matches!(record.what, RowKind::File | RowKind::Program) && blobs.number(&record).1 {
+                each(if record.size == 0 { BlobEntry::empty() } else { content(&record, entry) })?;
             }
             entry += 1;
         }
@@ -72,9 +72,9 @@ impl Contents for Ordered<'_> {
 }
 
 /// The content of a file that isn't empty.
-fn content<'a>(record: &Record<'a>, entry: u32) -> Content<'a> {
-    Content {
-        name: Name::Origin,
+fn content<'a>(record: &ListingRow<'a>, entry: u32) -> BlobEntry<'a> {
+    BlobEntry {
+        name: BlobName::Origin,
         size: record.size,
         entry: Some(entry),
         version: record.tail.into(),
@@ -86,14 +86,14 @@ fn content<'a>(record: &Record<'a>, entry: u32) -> Content<'a> {
 
 /// The blobs of the files so far. All empty files share one.
 #[derive(Default)]
-struct Blobs {
+struct BlobNumbers {
     count: u32,
     empty: Option<u32>,
 }
 
-impl Blobs {
+impl BlobNumbers {
     /// The number of a file's blob, and whether it is the first that has it.
-    fn number(&mut self, file: &Record<'_>) -> (u32, bool) {
+    fn number(&mut self, file: &ListingRow<'_>) -> (u32, bool) {
         if let Some(empty) = self.empty.filter(|_| file.size == 0) {
             return (empty, false);
         }
@@ -107,15 +107,15 @@ impl Blobs {
 }
 
 /// A cursor that knows the number of its entry.
-struct Numbered {
-    cursor: Cursor,
+struct NumberedCursor {
+    cursor: RowCursor,
     number: u32,
     begun: bool,
 }
 
-impl Numbered {
+impl NumberedCursor {
     /// Before the first.
-    fn new(run: &Run) -> Self {
+    fn new(run: &SortedRun) -> Self {
         Self { cursor: run.open(), number: 0, begun: false }
     }
 

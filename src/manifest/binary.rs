@@ -35,7 +35,7 @@ pub(super) const FRAMES: u8 = 1;
 /// The entry of a blob whose origin has no path for it.
 pub(super) const NO_ENTRY: u32 = u32::MAX;
 /// The size of the largest blob, in bytes: what a file's offset (`off_t`) can tell.
-pub(super) const LARGEST: u64 = i64::MAX as u64;
+pub(super) const MAX_BLOB_BYTES: u64 = i64::MAX as u64;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 
 use zerocopy::IntoBytes;
 
-use super::layout::{self, BlobRecord, EntryRecord, Header};
+use super::binary::{self, BlobRecord, EntryRecord, Header};
 use super::{Entry, Node};
 use crate::blob::Stored;
 use crate::block::Check;
@@ -14,19 +14,19 @@ use crate::error::{Error, Result};
 
 /// What a manifest is written from. It is gone through several times, so that nothing is kept meanwhile; what it answers
 /// must be right and the same each time, for nothing is checked here.
-pub(super) trait Contents {
+pub(super) trait ManifestContents {
     /// The source's name.
     fn source(&self) -> &str;
     /// Hands on each entry, in the order of the format.
     fn entries(&self, each: &mut dyn FnMut(Entry<'_>) -> Result<()>) -> Result<()>;
     /// Hands on each blob, in order.
-    fn blobs(&self, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()>;
+    fn blobs(&self, each: &mut dyn FnMut(BlobEntry<'_>) -> Result<()>) -> Result<()>;
 }
 
 /// What a manifest says of a blob.
-pub(super) struct Content<'a> {
+pub(super) struct BlobEntry<'a> {
     /// What names it.
-    pub name: Name<'a>,
+    pub name: BlobName<'a>,
     /// Its length in bytes.
     pub size: u64,
     /// The first entry that holds it, where its origin knows it by that entry's path.
@@ -42,26 +42,26 @@ pub(super) struct Content<'a> {
 }
 
 /// What names a blob: a [`Key`](crate::blob::Key) before it is made.
-pub(super) enum Name<'a> {
+pub(super) enum BlobName<'a> {
     /// Its origin, its path there and its version.
     Origin,
     /// Its digest; with the checks of its blocks, where they are known.
     Content(Digest, Option<&'a [Check]>),
 }
 
-impl Content<'_> {
+impl BlobEntry<'_> {
     /// The blob of all empty files.
     pub(super) fn empty() -> Self {
-        let name = Name::Content(Digest::of(b""), None);
+        let name = BlobName::Content(Digest::of(b""), None);
         let (version, stored) = (Cow::default(), Stored::default());
-        Content { name, size: 0, entry: None, version, packed: false, sha256: None, stored }
+        BlobEntry { name, size: 0, entry: None, version, packed: false, sha256: None, stored }
     }
 
     /// Its hashes, in the order of the format.
     fn hashes(&self) -> impl Iterator<Item = &[u8; 32]> {
         let (digest, checks) = match &self.name {
-            Name::Origin => (None, None),
-            Name::Content(digest, checks) => (Some(&digest.0), *checks),
+            BlobName::Origin => (None, None),
+            BlobName::Content(digest, checks) => (Some(&digest.0), *checks),
         };
         digest.into_iter().chain(&self.sha256).chain(checks.into_iter().flatten().map(|check| &check.0))
     }
@@ -77,7 +77,7 @@ impl Content<'_> {
 /// # Errors
 /// Those of `contents`; [`Kind::Disk`](crate::error::Kind::Disk) and [`Kind::NoSpace`](crate::error::Kind::NoSpace) from
 /// `out`.
-pub(super) fn encode(contents: &impl Contents, out: &mut dyn Write) -> Result<Digest> {
+pub(super) fn encode(contents: &impl ManifestContents, out: &mut dyn Write) -> Result<Digest> {
     let out = Hashing { out, hasher: blake3::Hasher::new() };
     // Large enough that the hash runs at full speed.
     let mut out = BufWriter::with_capacity(256 << 10, out);
@@ -105,7 +105,7 @@ fn unwritten(error: io::Error) -> Error {
     Error::disk("cannot write the manifest", error)
 }
 
-fn header(contents: &impl Contents) -> Result<Header> {
+fn header(contents: &impl ManifestContents) -> Result<Header> {
     let (mut entries, mut blobs, mut strings, mut hashes) = (0u32, 0u32, contents.source().len() as u64, 0);
     let (mut files, mut bytes, mut largest) = (0, 0u64, 0);
     contents.entries(&mut |entry| {
@@ -129,8 +129,8 @@ fn header(contents: &impl Contents) -> Result<Header> {
         Ok(())
     })?;
     Ok(Header {
-        magic: layout::MAGIC,
-        version: layout::VERSION.into(),
+        magic: binary::MAGIC,
+        version: binary::VERSION.into(),
         entries: entries.into(),
         blobs: blobs.into(),
         source_len: (contents.source().len() as u32).into(),
@@ -146,16 +146,16 @@ fn header(contents: &impl Contents) -> Result<Header> {
 fn entry(entry: &Entry<'_>, strings: &mut u64) -> EntryRecord {
     let name = take(strings, entry.name.len());
     let (kind, a, b, blob) = match &entry.node {
-        Node::Directory(children) => (layout::DIRECTORY, children.start.into(), children.len() as u64, 0),
-        Node::File(slice) => (layout::FILE, slice.offset, slice.len, slice.blob),
-        Node::Symlink(target) => (layout::SYMLINK, take(strings, target.len()), target.len() as u64, 0),
+        Node::Directory(children) => (binary::DIRECTORY, children.start.into(), children.len() as u64, 0),
+        Node::File(slice) => (binary::FILE, slice.offset, slice.len, slice.blob),
+        Node::Symlink(target) => (binary::SYMLINK, take(strings, target.len()), target.len() as u64, 0),
     };
     EntryRecord {
         name: name.into(),
         parent: entry.parent.into(),
         name_len: (entry.name.len() as u16).into(),
         kind,
-        flags: if entry.executable { layout::EXECUTABLE } else { 0 },
+        flags: if entry.executable { binary::EXECUTABLE } else { 0 },
         a: a.into(),
         b: b.into(),
         blob: blob.into(),
@@ -165,11 +165,11 @@ fn entry(entry: &Entry<'_>, strings: &mut u64) -> EntryRecord {
 }
 
 /// The record of `blob`, whose texts are put at `strings` and whose hashes at `hashes`.
-fn blob(blob: &Content<'_>, strings: &mut u64, hashes: &mut u64) -> BlobRecord {
+fn blob(blob: &BlobEntry<'_>, strings: &mut u64, hashes: &mut u64) -> BlobRecord {
     let (kind, checks) = match blob.name {
-        Name::Origin => (layout::ORIGIN, 0),
-        Name::Content(_, None) => (layout::CONTENT, 0),
-        Name::Content(_, Some(_)) => (layout::CONTENT, layout::CHECKS),
+        BlobName::Origin => (binary::ORIGIN, 0),
+        BlobName::Content(_, None) => (binary::CONTENT, 0),
+        BlobName::Content(_, Some(_)) => (binary::CONTENT, binary::CHECKS),
     };
     let [version, place, ends] = blob.strings().map(<[u8]>::len);
     let flag = |flag: u8, set: bool| if set { flag } else { 0 };
@@ -178,12 +178,12 @@ fn blob(blob: &Content<'_>, strings: &mut u64, hashes: &mut u64) -> BlobRecord {
         hashes: take(hashes, blob.hashes().count()).into(),
         version: take(strings, version).into(),
         place: take(strings, place + ends).into(),
-        entry: blob.entry.unwrap_or(layout::NO_ENTRY).into(),
+        entry: blob.entry.unwrap_or(binary::NO_ENTRY).into(),
         version_len: (version as u32).into(),
         place_len: (place as u16).into(),
         kind,
-        encoding: if blob.stored.ends.is_some() { layout::FRAMES } else { layout::PLAIN },
-        flags: checks | flag(layout::SHA256, blob.sha256.is_some()) | flag(layout::PACK, blob.packed),
+        encoding: if blob.stored.ends.is_some() { binary::FRAMES } else { binary::PLAIN },
+        flags: checks | flag(binary::SHA256, blob.sha256.is_some()) | flag(binary::PACK, blob.packed),
         reserved: [0; 3],
     }
 }

@@ -17,18 +17,18 @@ use object_store::{ObjectStore, PutPayload, Result};
 
 use crate::task;
 
-use super::layout::fresh;
+use super::keys::random_id;
 
 /// What a mirror lies in: its objects, and its uploads.
 #[derive(Clone)]
-pub struct Store {
+pub struct MirrorStore {
     pub(super) objects: Arc<dyn ObjectStore>,
-    pub(super) parts: Parts,
+    pub(super) parts: PartStore,
 }
 
 /// Where uploads go.
 #[derive(Clone)]
-pub(super) enum Parts {
+pub(super) enum PartStore {
     /// To a service, below a key.
     Service(Arc<dyn MultipartStore>, Path),
     /// To a directory.
@@ -37,31 +37,31 @@ pub(super) enum Parts {
 
 /// An upload: the key of its object, and what the store calls it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Id {
+pub(super) struct UploadId {
     pub key: Path,
     pub upload: String,
 }
 
-impl Store {
+impl MirrorStore {
     /// A service of object storage, below a key.
     pub fn service<S: ObjectStore + MultipartStore>(store: Arc<S>, below: &str) -> Self {
-        let parts = Parts::Service(store.clone(), Path::from(below));
+        let parts = PartStore::Service(store.clone(), Path::from(below));
         Self { objects: Arc::new(PrefixStore::new(store, below)), parts }
     }
 
     /// A directory that `store` has its objects in.
     pub(super) fn directory(store: impl ObjectStore, directory: PathBuf) -> Self {
-        Self { objects: Arc::new(store), parts: Parts::Directory(Arc::new(directory)) }
+        Self { objects: Arc::new(store), parts: PartStore::Directory(Arc::new(directory)) }
     }
 }
 
-impl Parts {
-    pub(super) async fn begin(&self, key: Path) -> Result<Id> {
+impl PartStore {
+    pub(super) async fn begin(&self, key: Path) -> Result<UploadId> {
         let upload = match self {
-            Self::Service(store, below) => store.create_multipart(&full(below, &key)).await?,
+            Self::Service(store, below) => store.create_multipart(&full_key(below, &key)).await?,
             Self::Directory(root) => {
-                let number = u128::from_str_radix(&fresh(), 16).unwrap_or_default().to_string();
-                let path = unfinished(root, &key, &number);
+                let number = u128::from_str_radix(&random_id(), 16).unwrap_or_default().to_string();
+                let path = unfinished_path(root, &key, &number);
                 blocking(move || {
                     path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
                     File::create_new(&path).map(drop)
@@ -70,24 +70,24 @@ impl Parts {
                 number
             }
         };
-        Ok(Id { key, upload })
+        Ok(UploadId { key, upload })
     }
 
     /// Puts part `index`, which begins at `offset`. Answers with what the store calls its content.
     pub(super) async fn put(
         &self,
-        id: &Id,
+        id: &UploadId,
         index: usize,
         offset: u64,
         payload: PutPayload,
     ) -> Result<String> {
         match self {
             Self::Service(store, below) => {
-                let key = full(below, &id.key);
+                let key = full_key(below, &id.key);
                 Ok(store.put_part(&key, &id.upload, index, payload).await?.content_id)
             }
             Self::Directory(root) => {
-                let path = unfinished(root, &id.key, &id.upload);
+                let path = unfinished_path(root, &id.key, &id.upload);
                 blocking(move || {
                     let file = OpenOptions::new().write(true).open(path)?;
                     let mut at = offset;
@@ -103,21 +103,21 @@ impl Parts {
     }
 
     /// Makes durable what was put, which services do by themselves.
-    pub(super) async fn settle(&self, id: &Id) -> Result<()> {
+    pub(super) async fn sync(&self, id: &UploadId) -> Result<()> {
         let Self::Directory(root) = self else { return Ok(()) };
-        let path = unfinished(root, &id.key, &id.upload);
+        let path = unfinished_path(root, &id.key, &id.upload);
         blocking(move || File::open(path)?.sync_data()).await
     }
 
     /// Makes an object of what was put.
-    pub(super) async fn complete(&self, id: &Id, parts: Vec<String>) -> Result<()> {
+    pub(super) async fn complete(&self, id: &UploadId, parts: Vec<String>) -> Result<()> {
         match self {
             Self::Service(store, below) => {
                 let parts = parts.into_iter().map(|content_id| PartId { content_id }).collect();
-                store.complete_multipart(&full(below, &id.key), &id.upload, parts).await.map(drop)
+                store.complete_multipart(&full_key(below, &id.key), &id.upload, parts).await.map(drop)
             }
             Self::Directory(root) => {
-                let (from, to) = (unfinished(root, &id.key, &id.upload), root.join(id.key.as_ref()));
+                let (from, to) = (unfinished_path(root, &id.key, &id.upload), root.join(id.key.as_ref()));
                 blocking(move || {
                     File::open(&from)?.sync_all()?;
                     std::fs::rename(&from, &to)?;
@@ -129,11 +129,11 @@ impl Parts {
     }
 
     /// Gives an upload up, if it is there.
-    pub(super) async fn abort(&self, id: &Id) -> Result<()> {
+    pub(super) async fn abort(&self, id: &UploadId) -> Result<()> {
         let aborted = match self {
-            Self::Service(store, below) => store.abort_multipart(&full(below, &id.key), &id.upload).await,
+            Self::Service(store, below) => store.abort_multipart(&full_key(below, &id.key), &id.upload).await,
             Self::Directory(root) => {
-                let path = unfinished(root, &id.key, &id.upload);
+                let path = unfinished_path(root, &id.key, &id.upload);
                 blocking(move || std::fs::remove_file(path)).await
             }
         };
@@ -144,11 +144,11 @@ impl Parts {
     }
 }
 
-fn full(below: &Path, key: &Path) -> Path {
+fn full_key(below: &Path, key: &Path) -> Path {
     below.parts().chain(key.parts()).collect()
 }
 
-fn unfinished(root: &std::path::Path, key: &Path, number: &str) -> PathBuf {
+fn unfinished_path(root: &std::path::Path, key: &Path, number: &str) -> PathBuf {
     root.join(format!("{key}#{number}"))
 }
 
@@ -162,7 +162,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     })
 }
 
-impl std::fmt::Debug for Store {
+impl std::fmt::Debug for MirrorStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.objects.fmt(f)
     }

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::catalog::Ref;
-use super::layout::Shelf;
+use super::keys::ObjectKind;
 use super::{Mirror, damaged};
 use crate::blob::{Blob, Key};
 use crate::block::{self, Arrival, BLOCK};
@@ -18,12 +18,12 @@ use crate::task::blocking;
 use crate::tier::{Tier, Urgency};
 
 /// How many blobs are looked at, and how many are read, at once.
-const LOOKED_AT: usize = 64;
-const READ: usize = 4;
+const HEADS_IN_FLIGHT: usize = 64;
+const READS_IN_FLIGHT: usize = 4;
 
 /// What a verification has seen so far.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct VerifyProgress {
     /// Refs.
     pub refs: AtomicU64,
     /// Different blobs that they reach.
@@ -34,7 +34,7 @@ pub struct Seen {
 
 impl Mirror {
     /// Verifies what `refs` reach: that it is there and as long as it should be; when `deep`, every byte of it. Each
-    /// fault is told to `tell`, and a blob at fault is forgotten, so that adding its source repairs it.
+    /// fault is told to `report`, and a blob at fault is forgotten, so that adding its source repairs it.
     ///
     /// # Errors
     /// Those of the store, which leave open what else is wrong.
@@ -42,21 +42,21 @@ impl Mirror {
         &self,
         refs: Vec<Result<Ref>>,
         deep: bool,
-        seen: &Seen,
-        mut tell: impl FnMut(Error),
+        progress: &VerifyProgress,
+        mut report: impl FnMut(Error),
     ) -> Result<()> {
         let mut blobs = HashSet::new();
         for found in refs {
-            seen.refs.fetch_add(1, Ordering::Relaxed);
+            progress.refs.fetch_add(1, Ordering::Relaxed);
             let manifest = match self.snapshot(found).await {
                 Ok(manifest) => manifest,
                 Err(fault) if fault.kind() == Kind::Corrupt => {
-                    tell(fault);
+                    report(fault);
                     continue;
                 }
                 Err(e) => return Err(e),
             };
-            self.verify_blobs(&manifest, deep, seen, &mut blobs, &mut tell).await?;
+            self.verify_blobs(&manifest, deep, progress, &mut blobs, &mut report).await?;
         }
         Ok(())
     }
@@ -64,36 +64,37 @@ impl Mirror {
     /// The manifest of a ref.
     async fn snapshot(&self, found: Result<Ref>) -> Result<Manifest> {
         let found = found?;
-        let key = self.key(Shelf::Manifests, &found.manifest);
+        let key = self.key(ObjectKind::Manifests, &found.manifest);
         let manifest = self.manifest(&found.manifest).await.map_err(|e| e.within(&found.source))?;
-        manifest.ok_or_else(|| damaged(self.shown(&key), format!("{} needs it; it is missing", found.source)))
+        manifest
+            .ok_or_else(|| damaged(self.url_of(&key), format!("{} needs it; it is missing", found.source)))
     }
 
     async fn verify_blobs(
         &self,
         manifest: &Manifest,
         deep: bool,
-        seen: &Seen,
-        known: &mut HashSet<[u8; 32]>,
-        tell: &mut impl FnMut(Error),
+        progress: &VerifyProgress,
+        decode_recipe: &mut HashSet<[u8; 32]>,
+        report: &mut impl FnMut(Error),
     ) -> Result<()> {
         // The same blob may be kept in another form, or elsewhere, in another manifest.
         let new = (0..manifest.blobs()).filter_map(|index| match manifest.blob(index) {
             Ok(blob) if blob.size == 0 => None,
             Ok(blob) => {
                 let form = format!("{}{:?}", blob.key, blob.stored);
-                known.insert(*blake3::hash(form.as_bytes()).as_bytes()).then_some(Ok(blob))
+                decode_recipe.insert(*blake3::hash(form.as_bytes()).as_bytes()).then_some(Ok(blob))
             }
             Err(e) => Some(Err(e)),
         });
         let looked = stream::iter(new).map(|blob| async move {
             let blob = blob?;
-            seen.blobs.fetch_add(1, Ordering::Relaxed);
-            let fault = if deep { self.read_all(&blob).await } else { self.look(&blob).await }.err();
-            seen.stored.fetch_add(blob.stored.len(blob.size).unwrap_or_default(), Ordering::Relaxed);
+            progress.blobs.fetch_add(1, Ordering::Relaxed);
+            let fault = if deep { self.read_all(&blob).await } else { self.check_object(&blob).await }.err();
+            progress.stored.fetch_add(blob.stored.len(blob.size).unwrap_or_default(), Ordering::Relaxed);
             Ok((blob, fault))
         });
-        let mut looked = looked.buffer_unordered(if deep { READ } else { LOOKED_AT });
+        let mut looked = looked.buffer_unordered(if deep { READS_IN_FLIGHT } else { HEADS_IN_FLIGHT });
         while let Some((blob, fault)) = looked.try_next().await? {
             let Some(fault) = fault else { continue };
             if fault.kind() != Kind::Corrupt {
@@ -104,13 +105,13 @@ impl Mirror {
             {
                 tracing::warn!(%error, "a damaged blob is not marked: adding its source will not repair it");
             }
-            tell(fault.within(manifest.source()));
+            report(fault.within(manifest.source()));
         }
         Ok(())
     }
 
     /// Whether a blob's object is there, and as long as it should be.
-    async fn look(&self, blob: &Blob) -> Result<()> {
+    async fn check_object(&self, blob: &Blob) -> Result<()> {
         let Key::Content(digest) = blob.key else {
             return Err(damaged(self.locate(blob), "a blob without a digest"));
         };
@@ -118,20 +119,20 @@ impl Mirror {
         let len = blob.stored.len(blob.size).unwrap_or_default();
         match self.head(&key).await? {
             Some(meta) if meta.size == len => {}
-            Some(meta) => return Err(damaged(self.shown(&key), format!("{} bytes, not {len}", meta.size))),
-            None => return Err(damaged(self.shown(&key), "it is missing")),
+            Some(meta) => return Err(damaged(self.url_of(&key), format!("{} bytes, not {len}", meta.size))),
+            None => return Err(damaged(self.url_of(&key), "it is missing")),
         }
         // Without its record, it was found damaged before, and nobody has repaired it since.
-        let record = self.key(Shelf::Records, &digest);
+        let record = self.key(ObjectKind::Records, &digest);
         match self.head(&record).await? {
             Some(_) => Ok(()),
-            None => Err(damaged(self.shown(&key), format!("its record {record} is missing"))),
+            None => Err(damaged(self.url_of(&key), format!("its record {record} is missing"))),
         }
     }
 
     /// Reads all of a blob and holds it against its checks.
     async fn read_all(&self, blob: &Blob) -> Result<()> {
-        self.look(blob).await?;
+        self.check_object(blob).await?;
         let mut first = 0;
         while first < block::count(blob.size) {
             let extent = Extent { first, blocks: MAX_EXTENT_BLOCKS.min(block::count(blob.size) - first) };
@@ -145,8 +146,8 @@ impl Mirror {
                 },
             );
             let (blob, bytes) = (blob.clone(), bytes.await?.freeze());
-            let shown = self.locate(&blob);
-            blocking(move || check(&blob, extent, &bytes)).await.map_err(|e| e.within(shown))?;
+            let url_of = self.locate(&blob);
+            blocking(move || check(&blob, extent, &bytes)).await.map_err(|e| e.within(url_of))?;
             first = extent.range().end;
         }
         Ok(())
