@@ -3,9 +3,9 @@
 
 use std::fmt;
 
-use crate::report::{Figure, Group, Pair, Report, quantity};
+use crate::report::{BenchReport, Comparison, Figure, RowGroup, quantity};
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 /// Less than this is not worth telling, however sure it is: from one day to the next the other side moves as well.
 const SLACK: f64 = 0.1;
@@ -14,7 +14,7 @@ const SLACK_OF_INSTRUCTIONS: f64 = 0.02;
 
 /// What became of the rows that both reports have.
 #[derive(Debug, Default)]
-pub struct Verdict {
+pub struct ReportComparison {
     /// How many rows were compared.
     compared: usize,
     /// What is worse, a line each.
@@ -25,9 +25,9 @@ pub struct Verdict {
     not: Vec<String>,
 }
 
-impl Verdict {
+impl ReportComparison {
     /// Of `new`, held against `old`.
-    pub fn new(old: &Report, new: &Report) -> Self {
+    pub fn new(old: &BenchReport, new: &BenchReport) -> Self {
         let mut verdict = Self::default();
         for before in &old.groups {
             match new.find(&before.key) {
@@ -49,9 +49,9 @@ impl Verdict {
         self.compared
     }
 
-    fn group(&mut self, before: &Group, after: &Group) {
+    fn group(&mut self, before: &RowGroup, after: &RowGroup) {
         for old in &before.pairs {
-            let same = |new: &&Pair| new.name == old.name && new.against == old.against;
+            let same = |new: &&Comparison| new.name == old.name && new.against == old.against;
             let name = format!("{}: {}, beside {}", after.name, old.name, old.against);
             match after.pairs.iter().find(same) {
                 Some(new) => self.hold(&name, None, SLACK, [&old.ratios(), &new.ratios()]),
@@ -60,7 +60,7 @@ impl Verdict {
         }
         for old in before.figures.iter().filter(|figure| figure.unit.is_steady()) {
             let name = format!("{}: {}", after.name, old.name);
-            let slack = if old.unit == Unit::Instructions { SLACK_OF_INSTRUCTIONS } else { SLACK };
+            let slack = if old.unit == MeasureUnit::Instructions { SLACK_OF_INSTRUCTIONS } else { SLACK };
             let same = |new: &&Figure| new.name == old.name;
             match after.figures.iter().find(same) {
                 Some(new) => self.hold(&name, Some(old.unit), slack, [&old.value, &new.value]),
@@ -71,7 +71,7 @@ impl Verdict {
 
     /// A figure in `unit`, or a ratio. Worse is what lies beyond what both are known to: even the better end of the interval now is
     /// worse than the worse end then.
-    fn hold(&mut self, name: &str, unit: Option<Unit>, slack: f64, [old, new]: [&Samples; 2]) {
+    fn hold(&mut self, name: &str, unit: Option<MeasureUnit>, slack: f64, [old, new]: [&Samples; 2]) {
         self.compared += 1;
         let ([least, most], [low, high]) = (new.interval(), old.interval());
         let (lower, higher) = (most < low, least > high);
@@ -84,11 +84,15 @@ impl Verdict {
             format!("{} ({} to {})", number(one.median()), number(one.min()), number(one.max()))
         };
         let line = format!("{name}: {}, was {}", tell(new), tell(old));
-        if higher == unit.is_some_and(Unit::is_cost) { self.worse.push(line) } else { self.better.push(line) }
+        if higher == unit.is_some_and(MeasureUnit::is_cost) {
+            self.worse.push(line)
+        } else {
+            self.better.push(line)
+        }
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ReportComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -108,17 +112,21 @@ impl fmt::Display for Verdict {
 mod tests {
     use super::*;
     use crate::lab::Sizes;
-    use crate::machine::Machine;
+    use crate::machine::HostInfo;
     use crate::report::Rows;
 
-    fn report(sizes: Sizes, bdnfs: &[f64], instructions: f64) -> Report {
-        let mut report = Report::new(Machine::default(), sizes);
+    fn report(sizes: Sizes, bdnfs: &[f64], instructions: f64) -> BenchReport {
+        let mut report = BenchReport::new(HostInfo::default(), sizes);
         report.group("key", "group", "about it");
         let samples = |of: &[f64]| of.iter().copied().collect::<Samples>();
-        let pair =
-            Pair::new("row", Unit::Megabytes, "ext4", [samples(&vec![1.0; bdnfs.len()]), samples(bdnfs)]);
-        let seconds = Figure::new("seconds", Unit::Seconds, samples(&[instructions]));
-        let instructions = Figure::new("verify", Unit::Instructions, samples(&[instructions]));
+        let pair = Comparison::new(
+            "row",
+            MeasureUnit::Megabytes,
+            "ext4",
+            [samples(&vec![1.0; bdnfs.len()]), samples(bdnfs)],
+        );
+        let seconds = Figure::new("seconds", MeasureUnit::Seconds, samples(&[instructions]));
+        let instructions = Figure::new("verify", MeasureUnit::Instructions, samples(&[instructions]));
         let rows = Rows { pairs: vec![pair], figures: vec![seconds, instructions], ..Rows::default() };
         report.measure("rows", || Ok(rows)).unwrap();
         report
@@ -128,7 +136,7 @@ mod tests {
     fn verdict_worse_lies_beyond_both_intervals() {
         let old = report(Sizes::QUICK, &[0.9, 1.0, 1.1], 1000.0);
         let worse = |bdnfs: &[f64], instructions| {
-            let verdict = Verdict::new(&old, &report(Sizes::QUICK, bdnfs, instructions));
+            let verdict = ReportComparison::new(&old, &report(Sizes::QUICK, bdnfs, instructions));
             assert_eq!(verdict.compared, 2, "seconds by themselves are not compared");
             (verdict.worse.len(), verdict.better.len())
         };
@@ -149,7 +157,7 @@ mod tests {
     fn verdict_without_common_rows_names_them() {
         let mut old = report(Sizes::QUICK, &[1.0], 1.0);
         let mut new = report(Sizes::FULL, &[0.1], 9.0);
-        let verdict = Verdict::new(&old, &new);
+        let verdict = ReportComparison::new(&old, &new);
         assert_eq!((verdict.compared, verdict.worse.len()), (0, 0));
         assert!(verdict.to_string().contains("not compared: group: of another size"), "{verdict}");
         // Of instructions there are as many, whatever else is measured.
@@ -157,7 +165,7 @@ mod tests {
             report.groups[0].pairs.clear();
             report.groups[0].figures.remove(0);
         }
-        let verdict = Verdict::new(&old, &new);
+        let verdict = ReportComparison::new(&old, &new);
         assert_eq!((verdict.compared, verdict.worse.len()), (1, 1));
     }
 }

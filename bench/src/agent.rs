@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use crate::bucket::Bucket;
+use crate::bucket::BenchBucket;
 use crate::data::{self, FILES_IN_DIRECTORY};
-use crate::lab::Lab;
-use crate::process::Process;
-use crate::report::{Figure, Pair, Report, Rows};
-use crate::run::{self, Running};
+use crate::lab::BenchEnv;
+use crate::process::ProcessStats;
+use crate::report::{BenchReport, Comparison, Figure, Rows};
+use crate::run::{self, RunningProgram};
 use crate::samples::{Samples, Side, in_turn};
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 use crate::{cold, interrupt};
 
 const ABOUT: &str = "An agent with a cache of its own. Restage: `bdnfs mount --wait` of what its cache has all of, listing \
@@ -44,23 +44,23 @@ const IDLE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     // A million single files would take as long to make as all else to measure.
     let files = lab.sizes.many / 10;
-    report.group("agent", "Agent", format!("{ABOUT} The job's data: {} MiB.", size(lab) >> 20));
+    report.group("agent", "BenchAgent", format!("{ABOUT} The job's data: {} MiB.", size(lab) >> 20));
     report.measure("10 files", || {
-        let place = Place::stage(lab, 10, false)?;
+        let place = AgentMount::stage(lab, 10, false)?;
         let again = place.again(lab, 10)?;
         let figure = Figure { limit: Some(AGAIN), ..again };
         Ok(Rows { figures: vec![figure], ..Rows::default() })
     })?;
     report.measure("many files", || {
-        let place = Place::stage(lab, files, false)?;
+        let place = AgentMount::stage(lab, files, false)?;
         let figures = vec![place.again(lab, files)?, place.idle(files)?, place.ready(lab, files)?];
         Ok(Rows { figures, ..Rows::default() })
     })?;
     report.measure("very many files", || {
-        let place = Place::stage(lab, lab.sizes.many, true)?;
+        let place = AgentMount::stage(lab, lab.sizes.many, true)?;
         let again = place.again(lab, lab.sizes.many)?;
         let figure = Figure { limit: Some(MANY), ..again };
         Ok(Rows { figures: vec![figure], ..Rows::default() })
@@ -68,22 +68,22 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
     report.measure("a job", || job(lab))
 }
 
-fn size(lab: &Lab) -> u64 {
+fn size(lab: &BenchEnv) -> u64 {
     lab.sizes.size / 4
 }
 
 /// An agent, and a source that its cache has all of.
-struct Place {
+struct AgentMount {
     // First, so that it ends before its directory goes.
-    agent: Agent,
+    agent: BenchAgent,
     source: String,
     mirror: Option<String>,
     room: TempDir,
 }
 
-impl Place {
+impl AgentMount {
     /// With a source of so many files, each of which is a blob, or part of one in a mirror if they are `packed`.
-    fn stage(lab: &Lab, files: usize, packed: bool) -> Result<Self> {
+    fn stage(lab: &BenchEnv, files: usize, packed: bool) -> Result<Self> {
         let blobs = if packed { 0 } else { files };
         let room = lab.room("agent", ((files + blobs) * FILE) as u64)?;
         let url = |name: &str| format!("file://{}", room.path().join(name).display());
@@ -92,14 +92,14 @@ impl Place {
         if let Some(mirror) = &mirror {
             run::run(run::command(&lab.bdnfs).args(["mirror", "add", &source, "--mirror", mirror]), COMMAND)?;
         }
-        let agent = Agent::start(lab, room.path())?;
+        let agent = BenchAgent::start(lab, room.path())?;
         let place = Self { agent, source, mirror, room };
         place.mount(lab)?;
         Ok(place)
     }
 
     /// Mounts the source until all of it is local, unmounts it, and answers with the seconds that the first took.
-    fn mount(&self, lab: &Lab) -> Result<f64> {
+    fn mount(&self, lab: &BenchEnv) -> Result<f64> {
         let point = self.room.path().join("mount");
         fs::create_dir_all(&point).context("cannot make a directory")?;
         let mut mount = self.command(lab, "mount");
@@ -109,18 +109,18 @@ impl Place {
         Ok(took)
     }
 
-    fn command(&self, lab: &Lab, name: &str) -> Command {
+    fn command(&self, lab: &BenchEnv, name: &str) -> Command {
         let mut command = run::command(&lab.bdnfs);
         command.arg(name).arg("--cache-dir").arg(&self.agent.cache);
         command
     }
 
-    fn again(&self, lab: &Lab, files: usize) -> Result<Figure> {
+    fn again(&self, lab: &BenchEnv, files: usize) -> Result<Figure> {
         let times = (0..lab.sizes.runs).map(|_| interrupt::check().and_then(|()| self.mount(lab)));
         let packs = if self.mirror.is_some() { " in packs" } else { "" };
         Ok(Figure::new(
             &format!("restage of {files} files{packs}"),
-            Unit::Seconds,
+            MeasureUnit::Seconds,
             times.collect::<Result<_>>()?,
         ))
     }
@@ -135,40 +135,40 @@ impl Place {
         }
         let used: Samples = [agent.cpu()? - before].into_iter().collect();
         let name = format!("CPU in {} s at rest, with {files} blobs", IDLE.as_secs());
-        Ok(Figure::new(&name, Unit::Seconds, used))
+        Ok(Figure::new(&name, MeasureUnit::Seconds, used))
     }
 
-    fn ready(mut self, lab: &Lab, files: usize) -> Result<Figure> {
+    fn ready(mut self, lab: &BenchEnv, files: usize) -> Result<Figure> {
         let mut times = Samples::default();
         for _ in 0..lab.sizes.runs {
             interrupt::check()?;
             self.agent.process().end(END);
-            self.agent = Agent::start(lab, self.room.path())?;
+            self.agent = BenchAgent::start(lab, self.room.path())?;
             times.push(self.agent.took);
         }
-        let figure = Figure::new(&format!("ready, with {files} blobs"), Unit::Seconds, times);
+        let figure = Figure::new(&format!("ready, with {files} blobs"), MeasureUnit::Seconds, times);
         Ok(Figure { limit: Some(MANY), ..figure })
     }
 }
 
 /// An agent; it ends when dropped.
-struct Agent {
+struct BenchAgent {
     cache: PathBuf,
-    running: Running,
+    running: RunningProgram,
     /// Seconds until it was ready.
     took: f64,
 }
 
-impl Agent {
+impl BenchAgent {
     /// Starts one whose cache and sockets lie in `room`.
-    fn start(lab: &Lab, room: &Path) -> Result<Self> {
+    fn start(lab: &BenchEnv, room: &Path) -> Result<Self> {
         let (config, cache, socket) = (room.join("agent.toml"), room.join("cache"), room.join("agent.sock"));
         let text = format!("cache_dir = \"{}\"\nsocket = \"{}\"\n", cache.display(), socket.display());
         fs::write(&config, text).context("cannot write a configuration")?;
         let out = tempfile::tempfile().context("cannot make a temporary file")?;
         let begin = Instant::now();
         let mut command = run::command(&lab.bdnfs);
-        let running = Running::start(command.arg("agent").arg("--config").arg(&config), out)?;
+        let running = RunningProgram::start(command.arg("agent").arg("--config").arg(&config), out)?;
         while !is_ready(&socket) {
             interrupt::check()?;
             if running.has_ended() {
@@ -184,12 +184,12 @@ impl Agent {
     }
 
     /// Its process, and not whoever owns its cache: that may be the next one already.
-    fn process(&self) -> Process {
+    fn process(&self) -> ProcessStats {
         self.running.process()
     }
 }
 
-impl Drop for Agent {
+impl Drop for BenchAgent {
     fn drop(&mut self) {
         // It unmounts what it has, as it would not if it were killed.
         self.process().end(END);
@@ -209,7 +209,7 @@ fn is_ready(socket: &Path) -> bool {
     ask().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
-fn job(lab: &Lab) -> Result<Pair> {
+fn job(lab: &BenchEnv) -> Result<Comparison> {
     let bucket = cold::bucket(lab, 4, size(lab))?;
     let objects = bucket.objects()?;
     let sides = in_turn(lab.sizes.runs, |side| {
@@ -219,11 +219,11 @@ fn job(lab: &Lab) -> Result<Pair> {
         })?;
         Ok(size(lab) as f64 / 1e6 / seconds)
     })?;
-    Ok(Pair::new("a job, cold", Unit::Megabytes, "8 curls, then fsync", sides).wanting(WANTED))
+    Ok(Comparison::new("a job, cold", MeasureUnit::Megabytes, "8 curls, then fsync", sides).wanting(WANTED))
 }
 
 /// Seconds from the submission of a job until it has ended.
-fn run_job(lab: &Lab, bucket: &Bucket, room: &Path) -> Result<f64> {
+fn run_job(lab: &BenchEnv, bucket: &BenchBucket, room: &Path) -> Result<f64> {
     let spec = room.join("job.toml");
     let text = format!(
         "[runtime]\nstart_commands = [\"true\"]\n[[weights]]\nsource = \"{}\"\nmount_location = \"{}\"\n",

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::lab::{self, Lab};
-use crate::link::{self, Link};
-use crate::mount::{Mount, Plan};
-use crate::run::{self, Running};
-use crate::s3::{BUCKET, Object, Server};
+use crate::lab::{self, BenchEnv};
+use crate::link::{self, ShapedLink};
+use crate::mount::{BenchMount, MountPlan};
+use crate::run::{self, RunningProgram};
+use crate::s3::{BUCKET, BucketObject, S3Process};
 
 /// How long reading all of it once may take.
 const WARM: Duration = Duration::from_secs(300);
@@ -25,24 +25,24 @@ const MIRROR: &str = "mirror";
 
 /// A bucket, its server, and beside it an empty one for a mirror.
 #[derive(Debug)]
-pub struct Bucket {
+pub struct BenchBucket {
     /// Who serves it. First, so that it ends before its directory goes.
-    pub server: Server,
+    pub server: S3Process,
     /// Where its objects lie as files.
     pub directory: PathBuf,
     /// What lies between it and whoever reads.
-    link: Option<Link>,
+    link: Option<ShapedLink>,
     root: TempDir,
     /// When all of it was last read, and how often caches had been dropped then.
     warmed: Cell<Option<(u64, Instant)>>,
 }
 
-impl Bucket {
+impl BenchBucket {
     /// A bucket that `fill` puts files into, which take up to `bytes`; a copy in the mirror has room, too.
     ///
     /// # Errors
     /// The disk fails, or the server does not start.
-    pub fn new(lab: &Lab, bytes: u64, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+    pub fn new(lab: &BenchEnv, bytes: u64, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
         Self::behind(lab, None, bytes, fill)
     }
 
@@ -51,8 +51,8 @@ impl Bucket {
     /// # Errors
     /// The disk fails, or the server does not start.
     pub fn behind(
-        lab: &Lab,
-        link: Option<Link>,
+        lab: &BenchEnv,
+        link: Option<ShapedLink>,
         bytes: u64,
         fill: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<Self> {
@@ -62,7 +62,7 @@ impl Bucket {
             fs::create_dir(bucket).context("cannot make a bucket")?;
         }
         fill(&directory)?;
-        let server = Server::start(lab, root.path(), link.as_ref())?;
+        let server = S3Process::start(lab, root.path(), link.as_ref())?;
         Ok(Self { server, directory, link, root, warmed: Cell::new(None) })
     }
 
@@ -70,7 +70,7 @@ impl Bucket {
     ///
     /// # Errors
     /// The server does not start.
-    pub fn move_away(&mut self, lab: &Lab, late: Duration) -> Result<()> {
+    pub fn move_away(&mut self, lab: &BenchEnv, late: Duration) -> Result<()> {
         self.server.move_away(lab, self.root.path(), self.link.as_ref(), late)
     }
 
@@ -88,7 +88,7 @@ impl Bucket {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn objects(&self) -> Result<Vec<Object>> {
+    pub fn objects(&self) -> Result<Vec<BucketObject>> {
         let mut objects = Vec::new();
         gather(&self.directory, "", &mut objects).context("cannot list a bucket")?;
         objects.sort_by(|one, other| one.key.cmp(&other.key));
@@ -107,7 +107,7 @@ impl Bucket {
     ///
     /// # Errors
     /// `bdnfs mount` fails, with what it said.
-    pub fn mount(&self, lab: &Lab, room: &Path, wait: bool, options: &[&str]) -> Result<Mount> {
+    pub fn mount(&self, lab: &BenchEnv, room: &Path, wait: bool, options: &[&str]) -> Result<BenchMount> {
         self.mount_of(lab, &self.source(), room, wait, options)
     }
 
@@ -115,20 +115,27 @@ impl Bucket {
     ///
     /// # Errors
     /// `bdnfs mount` fails, with what it said.
-    pub fn mount_part(&self, lab: &Lab, prefix: &str, room: &Path, wait: bool) -> Result<Mount> {
+    pub fn mount_part(&self, lab: &BenchEnv, prefix: &str, room: &Path, wait: bool) -> Result<BenchMount> {
         self.mount_of(lab, &format!("{}/{prefix}", self.source()), room, wait, &[])
     }
 
-    fn mount_of(&self, lab: &Lab, source: &str, room: &Path, wait: bool, options: &[&str]) -> Result<Mount> {
+    fn mount_of(
+        &self,
+        lab: &BenchEnv,
+        source: &str,
+        room: &Path,
+        wait: bool,
+        options: &[&str],
+    ) -> Result<BenchMount> {
         let (env, link) = (self.server.env(), self.link.as_ref());
-        Mount::new(lab, &Plan { source, room, wait, env: &env, options, link })
+        BenchMount::new(lab, &MountPlan { source, room, wait, env: &env, options, link })
     }
 
     /// Copies it into its mirror, and answers with the seconds that it took.
     ///
     /// # Errors
     /// `bdnfs mirror add` fails, with what it said.
-    pub fn add(&self, lab: &Lab) -> Result<f64> {
+    pub fn add(&self, lab: &BenchEnv) -> Result<f64> {
         let mut command = link::command(self.link.as_ref(), &lab.bdnfs);
         command.args(["mirror", "add"]).arg(self.source()).args(self.mirror()).envs(self.server.env());
         Ok(run::run(&mut command, ADD)?.seconds)
@@ -157,13 +164,13 @@ impl Bucket {
     ///
     /// # Errors
     /// It can't be read.
-    fn warm(&self, lab: &Lab) -> Result<()> {
+    fn warm(&self, lab: &BenchEnv) -> Result<()> {
         let is_warm = |(drops, when): (u64, Instant)| drops == lab.drops() && when.elapsed() < WARM_FOR;
         if !self.warmed.get().is_some_and(is_warm) {
             let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
             let mut command = run::command("sh");
             command.args(["-c", "find \"$1\" -type f -print0 | xargs -0 -r cat", "sh"]).arg(self.root.path());
-            Running::start(&mut command, null)?.wait(WARM)?;
+            RunningProgram::start(&mut command, null)?.wait(WARM)?;
             self.warmed.set(Some((lab.drops(), Instant::now())));
         }
         lab::settle();
@@ -174,7 +181,7 @@ impl Bucket {
     ///
     /// # Errors
     /// The disk is too full, or `work` fails.
-    pub fn in_room<T>(&self, lab: &Lab, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    pub fn in_room<T>(&self, lab: &BenchEnv, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let room = lab.room("cold", self.bytes()?)?;
         self.warm(lab)?;
         work(room.path())
@@ -182,14 +189,14 @@ impl Bucket {
 }
 
 /// All files below `directory`, by their paths from the first one on.
-fn gather(directory: &Path, prefix: &str, objects: &mut Vec<Object>) -> std::io::Result<()> {
+fn gather(directory: &Path, prefix: &str, objects: &mut Vec<BucketObject>) -> std::io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let key = format!("{prefix}{}", entry.file_name().to_string_lossy());
         if entry.file_type()?.is_dir() {
             gather(&entry.path(), &format!("{key}/"), objects)?;
         } else {
-            objects.push(Object { key, size: entry.metadata()?.len() });
+            objects.push(BucketObject { key, size: entry.metadata()?.len() });
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::run::{self, Running};
+use crate::run::{self, RunningProgram};
 
 /// How long reading a file once may take.
 const ONCE: Duration = Duration::from_secs(300);
@@ -17,5 +17,5 @@ const ONCE: Duration = Duration::from_secs(300);
 /// It can't be read, or takes too long.
 pub fn cat(path: &Path) -> Result<f64> {
     let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
-    Ok(Running::start(run::command("cat").arg(path), null)?.wait(ONCE)?.seconds)
+    Ok(RunningProgram::start(run::command("cat").arg(path), null)?.wait(ONCE)?.seconds)
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::bucket::Bucket;
-use crate::lab::Lab;
+use crate::bucket::BenchBucket;
+use crate::lab::BenchEnv;
 use crate::run;
-use crate::s3::{BUCKET, KEY_ID, REGION, SECRET, Server};
+use crate::s3::{BUCKET, KEY_ID, REGION, S3Process, SECRET};
 
 /// How long a copy may take.
 const COPY: Duration = Duration::from_secs(900);
@@ -22,14 +22,14 @@ const CRT: &str = "  preferred_transfer_client = crt\n";
 
 /// A client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Client {
+pub enum CopyClient {
     /// `aws s3 cp --recursive`.
     Aws,
     /// `rclone copy`.
     Rclone,
 }
 
-impl Client {
+impl CopyClient {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::Aws, Self::Rclone];
 
@@ -53,7 +53,7 @@ impl Client {
     ///
     /// # Errors
     /// It is not installed.
-    pub fn installed(self, lab: &Lab) -> Result<()> {
+    pub fn installed(self, lab: &BenchEnv) -> Result<()> {
         match self {
             Self::Aws if lab.venv("aws").is_some() => Ok(()),
             Self::Aws => run::find("aws").map(drop),
@@ -65,7 +65,7 @@ impl Client {
     ///
     /// # Errors
     /// It is not installed, or fails.
-    pub fn copy(self, lab: &Lab, bucket: &Bucket, directory: &Path, again: bool) -> Result<f64> {
+    pub fn copy(self, lab: &BenchEnv, bucket: &BenchBucket, directory: &Path, again: bool) -> Result<f64> {
         let from = match self {
             Self::Aws => format!("s3://{BUCKET}"),
             Self::Rclone => format!("bench:{BUCKET}"),
@@ -77,7 +77,7 @@ impl Client {
     ///
     /// # Errors
     /// It is not installed, or fails.
-    pub fn upload(self, lab: &Lab, bucket: &Bucket, directory: &Path, to: &str) -> Result<f64> {
+    pub fn upload(self, lab: &BenchEnv, bucket: &BenchBucket, directory: &Path, to: &str) -> Result<f64> {
         let to = match self {
             Self::Aws => format!("s3://{to}"),
             Self::Rclone => format!("bench:{to}"),
@@ -85,7 +85,7 @@ impl Client {
         self.run(lab, &bucket.server, [directory, Path::new(&to)], false)
     }
 
-    fn run(self, lab: &Lab, server: &Server, [from, to]: [&Path; 2], again: bool) -> Result<f64> {
+    fn run(self, lab: &BenchEnv, server: &S3Process, [from, to]: [&Path; 2], again: bool) -> Result<f64> {
         let settings = tempfile::tempdir().context("cannot make a directory")?;
         let mut command = match self {
             Self::Aws => aws(lab, server, &settings.path().join("config"))?,
@@ -114,7 +114,7 @@ const RCLONE: [&str; 9] = [
 ];
 
 /// `aws` for `server`, with its settings in the file `config`.
-fn aws(lab: &Lab, server: &Server, config: &Path) -> Result<Command> {
+fn aws(lab: &BenchEnv, server: &S3Process, config: &Path) -> Result<Command> {
     let program = lab.venv("aws").unwrap_or_else(|| PathBuf::from("aws"));
     // The client in C is another package of Python, which not every aws has.
     let crt = lab.venv("aws").is_some();
@@ -127,7 +127,7 @@ fn aws(lab: &Lab, server: &Server, config: &Path) -> Result<Command> {
 }
 
 /// `rclone` with `server` as its remote `bench`. Its keys stand in variables, so in no process list.
-pub fn rclone(server: &Server) -> Command {
+pub fn rclone(server: &S3Process) -> Command {
     let mut command = run::command("rclone");
     let remote = [
         ("TYPE", "s3"),

@@ -8,11 +8,11 @@ use bdnfs_tests::cluster::TestCluster;
 use bdnfs_tests::machine::Machine;
 
 use crate::interrupt;
-use crate::lab::Lab;
+use crate::lab::BenchEnv;
 use crate::peer::tried;
-use crate::report::{Figure, Growth, Report, Rows};
+use crate::report::{BenchReport, Figure, Growth, Rows};
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "So many agents make the same large file local at the same time, each in a network namespace with a link of \
     1 Gbit/s, from a mirror behind a link of 1 Gbit/s; with peers they share it over mutual TLS. Seconds: until the last has all \
@@ -33,16 +33,16 @@ const MORE: f64 = 1.05;
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("cluster", "Cluster", format!("{ABOUT} The file: {} MiB.", size(lab) >> 20));
     report.measure("nodes", || nodes(lab))
 }
 
-fn size(lab: &Lab) -> u64 {
+fn size(lab: &BenchEnv) -> u64 {
     lab.sizes.size / 4
 }
 
-fn nodes(lab: &Lab) -> Result<Rows> {
+fn nodes(lab: &BenchEnv) -> Result<Rows> {
     let mut rows = Rows::default();
     for (peers, name, runs) in [
         (true, "with peers", lab.sizes.runs.min(WITH)),
@@ -63,7 +63,9 @@ fn nodes(lab: &Lab) -> Result<Rows> {
         let at = |of: fn(&Point) -> &Samples| {
             points.iter().map(|point| (point.0 as f64, of(point).clone())).collect()
         };
-        for (unit, points) in [(Unit::Seconds, at(|point| &point.1)), (Unit::Fetched, at(|point| &point.2))] {
+        for (unit, points) in
+            [(MeasureUnit::Seconds, at(|point| &point.1)), (MeasureUnit::Fetched, at(|point| &point.2))]
+        {
             rows.growths.push(Growth { name: name.to_owned(), unit, along: "nodes".to_owned(), points });
         }
     }
@@ -83,15 +85,15 @@ fn limits(points: &[Point]) -> Vec<Figure> {
             ..Figure::new(&format!("{count} nodes with peers, {what}"), unit, value)
         };
         [
-            figure("beside one node", Unit::Times, seconds.beside(one), LONGER),
-            figure("read of the mirror", Unit::Fetched, fetched.clone(), MORE),
+            figure("beside one node", MeasureUnit::Times, seconds.beside(one), LONGER),
+            figure("read of the mirror", MeasureUnit::Fetched, fetched.clone(), MORE),
         ]
     });
     figures.collect()
 }
 
 /// The seconds that a burst takes, and what it reads of the mirror for each byte that there is.
-fn burst(lab: &Lab, count: usize, peers: bool) -> Result<(f64, f64)> {
+fn burst(lab: &BenchEnv, count: usize, peers: bool) -> Result<(f64, f64)> {
     let size = size(lab);
     let room = lab.room("cluster-", (count as u64 + 2) * size)?;
     let Some(cluster) = TestCluster::new(RATE) else { bail!("there can be no networks here") };

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::bucket::Bucket;
+use crate::bucket::BenchBucket;
 use crate::cat::cat;
-use crate::lab::Lab;
-use crate::mount::Mount;
-use crate::report::{Figure, Pair, Report, Rows};
+use crate::lab::BenchEnv;
+use crate::mount::BenchMount;
+use crate::report::{BenchReport, Comparison, Figure, Rows};
 use crate::s3::Download;
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 use crate::{data, interrupt};
 
 const ABOUT: &str = "Bytes that lie nowhere near yet, from an S3 server on loopback that has them in memory and checks \
@@ -27,14 +27,14 @@ const CURL_SYNCED: &str = "curl, then fsync";
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("cold", "Cold from S3", format!("{ABOUT} {} MiB.", lab.sizes.size >> 20));
     report.measure("one file", || compare(lab, 1, "one file"))?;
     report.measure("4 files", || compare(lab, 4, "4 files"))
 }
 
 /// What one mount took.
-struct Mounted {
+struct ColdMount {
     seconds: f64,
     cpu: f64,
     peak: f64,
@@ -44,16 +44,16 @@ struct Mounted {
 #[derive(Default)]
 struct Rounds {
     curl: Vec<Download>,
-    wait: Vec<Mounted>,
-    cat: Vec<Mounted>,
+    wait: Vec<ColdMount>,
+    cat: Vec<ColdMount>,
 }
 
 /// A bucket with `files` files of the same size.
 ///
 /// # Errors
 /// The disk fails, or the server does not start.
-pub fn bucket(lab: &Lab, files: u64, bytes: u64) -> Result<Bucket> {
-    Bucket::new(lab, bytes, |directory| {
+pub fn bucket(lab: &BenchEnv, files: u64, bytes: u64) -> Result<BenchBucket> {
+    BenchBucket::new(lab, bytes, |directory| {
         let file = |index| data::file(&directory.join(name(index)), bytes / files);
         (0..files).try_for_each(file)
     })
@@ -64,7 +64,7 @@ pub fn name(index: u64) -> String {
     format!("file-{index}.bin")
 }
 
-fn compare(lab: &Lab, files: u64, name: &str) -> Result<Rows> {
+fn compare(lab: &BenchEnv, files: u64, name: &str) -> Result<Rows> {
     let bucket = bucket(lab, files, lab.sizes.size)?;
     let objects = bucket.objects()?;
     let mut rounds = Rounds::default();
@@ -79,19 +79,19 @@ fn compare(lab: &Lab, files: u64, name: &str) -> Result<Rows> {
     Ok(rounds.rows(name, lab.sizes.size))
 }
 
-fn wait(lab: &Lab, bucket: &Bucket, room: &Path) -> Result<Mounted> {
+fn wait(lab: &BenchEnv, bucket: &BenchBucket, room: &Path) -> Result<ColdMount> {
     let mount = bucket.mount(lab, room, true, &[])?;
-    Mounted::new(&mount, mount.took)
+    ColdMount::new(&mount, mount.took)
 }
 
-fn lazy(lab: &Lab, bucket: &Bucket, room: &Path) -> Result<Mounted> {
+fn lazy(lab: &BenchEnv, bucket: &BenchBucket, room: &Path) -> Result<ColdMount> {
     let mount = bucket.mount(lab, room, false, &[])?;
     let seconds = cat(&mount.point().join(name(0)))?;
-    Mounted::new(&mount, seconds)
+    ColdMount::new(&mount, seconds)
 }
 
-impl Mounted {
-    fn new(mount: &Mount, seconds: f64) -> Result<Self> {
+impl ColdMount {
+    fn new(mount: &BenchMount, seconds: f64) -> Result<Self> {
         let daemon = mount.daemon()?;
         Ok(Self { seconds, cpu: daemon.cpu()?, peak: daemon.memory("VmHWM")? })
     }
@@ -103,11 +103,16 @@ impl Rounds {
         let per_gib = |seconds: f64| seconds / (bytes as f64 / f64::from(1 << 30));
         let written = || self.curl.iter().map(|curl| rate(curl.written)).collect::<Samples>();
         let durable = || self.curl.iter().map(|curl| rate(curl.durable)).collect::<Samples>();
-        let of = |mounts: &[Mounted]| mounts.iter().map(|one| rate(one.seconds)).collect::<Samples>();
+        let of = |mounts: &[ColdMount]| mounts.iter().map(|one| rate(one.seconds)).collect::<Samples>();
         let mut rows = Rows::default();
         let mut pair = |what: &str, against: &str, baseline, bdnfs, wanted| {
-            let pair = Pair::new(&format!("{name}, {what}"), Unit::Megabytes, against, [baseline, bdnfs]);
-            rows.pairs.push(Pair { wanted, ..pair });
+            let pair = Comparison::new(
+                &format!("{name}, {what}"),
+                MeasureUnit::Megabytes,
+                against,
+                [baseline, bdnfs],
+            );
+            rows.pairs.push(Comparison { wanted, ..pair });
         };
         pair("mount --wait", CURL_SYNCED, durable(), of(&self.wait), Some(WANTED_WAIT));
         pair("mount --wait", CURL, written(), of(&self.wait), None);
@@ -118,13 +123,17 @@ impl Rounds {
         let mut figure = |what: &str, unit, value| {
             rows.figures.push(Figure::new(&format!("{name}, {what}"), unit, value));
         };
-        figure("8 curls: CPU", Unit::SecondsPerGib, self.curl.iter().map(|curl| per_gib(curl.cpu)).collect());
+        figure(
+            "8 curls: CPU",
+            MeasureUnit::SecondsPerGib,
+            self.curl.iter().map(|curl| per_gib(curl.cpu)).collect(),
+        );
         for (what, mounts) in [("mount --wait", &self.wait), ("lazy cat", &self.cat)] {
             if !mounts.is_empty() {
                 let cpu = mounts.iter().map(|one| per_gib(one.cpu)).collect();
-                figure(&format!("{what}: CPU of the daemon"), Unit::SecondsPerGib, cpu);
+                figure(&format!("{what}: CPU of the daemon"), MeasureUnit::SecondsPerGib, cpu);
                 let peak = mounts.iter().map(|one| one.peak).collect();
-                figure(&format!("{what}: peak memory of the daemon"), Unit::Mebibytes, peak);
+                figure(&format!("{what}: peak memory of the daemon"), MeasureUnit::Mebibytes, peak);
             }
         }
         rows

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::bucket::Bucket;
-use crate::fio::{self, Job, jobs};
-use crate::lab::Lab;
-use crate::listing::Server;
-use crate::mount::{Mount, Plan};
-use crate::report::{Figure, Growth, Report, Rows};
-use crate::run::{self, Running};
+use crate::bucket::BenchBucket;
+use crate::fio::{self, FioJob, jobs};
+use crate::lab::BenchEnv;
+use crate::listing::IndexServer;
+use crate::mount::BenchMount;
+use crate::report::{BenchReport, Figure, Growth, Rows};
+use crate::run::{self, RunningProgram};
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 use crate::{cold, interrupt};
 
 const ABOUT: &str = "What bdnfs takes, from S3 on loopback with an empty cache, and how that grows. Files: a tree that an index \
@@ -29,7 +29,7 @@ const LAST: u64 = 4 << 10;
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("cost", "Cost", format!("{ABOUT} Read by so many: {} MiB.", size(lab) >> 20));
     report.measure("staging", || staging(lab))?;
     report.measure("readers", || readers(lab))?;
@@ -37,7 +37,7 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
     report.measure("files", || files(lab))
 }
 
-fn size(lab: &Lab) -> u64 {
+fn size(lab: &BenchEnv) -> u64 {
     lab.sizes.size / 4
 }
 
@@ -53,11 +53,11 @@ struct Cost {
 impl Cost {
     /// What `work` makes of a mount, and what it cost from the mount's beginning on.
     fn of(
-        lab: &Lab,
-        bucket: &Bucket,
+        lab: &BenchEnv,
+        bucket: &BenchBucket,
         room: &Path,
         wait: bool,
-        work: impl FnOnce(&Mount) -> Result<()>,
+        work: impl FnOnce(&BenchMount) -> Result<()>,
     ) -> Result<Self> {
         let before = bucket.server.served()?;
         let mount = bucket.mount(lab, room, wait, &[])?;
@@ -68,7 +68,7 @@ impl Cost {
     }
 }
 
-fn staging(lab: &Lab) -> Result<Rows> {
+fn staging(lab: &BenchEnv) -> Result<Rows> {
     let bucket = cold::bucket(lab, 1, size(lab))?;
     let (mut costs, gib) = (Vec::new(), size(lab) as f64 / GIB);
     for _ in 0..lab.sizes.more() {
@@ -80,10 +80,10 @@ fn staging(lab: &Lab) -> Result<Rows> {
         Figure::new(&format!("mount --wait: {name}"), unit, value)
     };
     let figures = vec![
-        figure("CPU of the daemon", Unit::SecondsPerGib, |cost| cost.cpu, gib),
-        figure("peak memory of the daemon", Unit::Mebibytes, |cost| cost.peak, 1.0),
-        figure("bytes fetched", Unit::Fetched, |cost| cost.bytes, size(lab) as f64),
-        figure("requests", Unit::RequestsPerGib, |cost| cost.requests, gib),
+        figure("CPU of the daemon", MeasureUnit::SecondsPerGib, |cost| cost.cpu, gib),
+        figure("peak memory of the daemon", MeasureUnit::Mebibytes, |cost| cost.peak, 1.0),
+        figure("bytes fetched", MeasureUnit::Fetched, |cost| cost.bytes, size(lab) as f64),
+        figure("requests", MeasureUnit::RequestsPerGib, |cost| cost.requests, gib),
     ];
     Ok(Rows { figures, ..Rows::default() })
 }
@@ -99,7 +99,7 @@ impl Along {
         Self { along, growths: Vec::new() }
     }
 
-    fn add(&mut self, at: u64, name: &str, unit: Unit, value: Samples) {
+    fn add(&mut self, at: u64, name: &str, unit: MeasureUnit, value: Samples) {
         let known = self.growths.iter().position(|growth| growth.name == name);
         let index = known.unwrap_or_else(|| {
             let (name, along) = (name.to_owned(), self.along.to_owned());
@@ -114,7 +114,7 @@ impl Along {
     }
 }
 
-fn readers(lab: &Lab) -> Result<Rows> {
+fn readers(lab: &BenchEnv) -> Result<Rows> {
     let bucket = cold::bucket(lab, 1, size(lab))?;
     let mut along = Along::new("readers");
     for readers in [1, 4, 16, 64] {
@@ -126,7 +126,7 @@ fn readers(lab: &Lab) -> Result<Rows> {
         for _ in 0..lab.sizes.more() {
             interrupt::check()?;
             let mut read = None;
-            let job = Job { text: jobs::SEQUENTIAL_DROPPED, jobs: readers, seconds: 0, random: 0 };
+            let job = FioJob { text: jobs::SEQUENTIAL_DROPPED, jobs: readers, seconds: 0, random: 0 };
             let cost = bucket.in_room(lab, |room| {
                 Cost::of(lab, &bucket, room, false, |mount| {
                     read = Some(fio::measure(&job, &mount.point().join(FILE), size(lab))?);
@@ -145,13 +145,13 @@ fn readers(lab: &Lab) -> Result<Rows> {
             })?;
             shared.push(all.bytes / (size(lab) * readers) as f64);
         }
-        along.add(readers, "CPU of the daemon", Unit::SecondsPerGib, daemon);
-        along.add(readers, "CPU of the readers", Unit::SecondsPerGib, reading);
-        along.add(readers, "peak memory of the daemon", Unit::Mebibytes, memory);
-        along.add(readers, "peak memory of a reader (fio)", Unit::Mebibytes, theirs);
-        along.add(readers, "each its part", Unit::Fetched, fetched);
-        along.add(readers, "all of them all of it", Unit::Fetched, shared);
-        along.add(readers, "asked, each its part", Unit::RequestsPerGib, requests);
+        along.add(readers, "CPU of the daemon", MeasureUnit::SecondsPerGib, daemon);
+        along.add(readers, "CPU of the readers", MeasureUnit::SecondsPerGib, reading);
+        along.add(readers, "peak memory of the daemon", MeasureUnit::Mebibytes, memory);
+        along.add(readers, "peak memory of a reader (fio)", MeasureUnit::Mebibytes, theirs);
+        along.add(readers, "each its part", MeasureUnit::Fetched, fetched);
+        along.add(readers, "all of them all of it", MeasureUnit::Fetched, shared);
+        along.add(readers, "asked, each its part", MeasureUnit::RequestsPerGib, requests);
     }
     Ok(along.rows())
 }
@@ -160,17 +160,17 @@ fn readers(lab: &Lab) -> Result<Rows> {
 fn same(file: &Path, readers: u64) -> Result<()> {
     let cat = |_| {
         let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
-        Running::start(run::command("cat").arg(file), null)
+        RunningProgram::start(run::command("cat").arg(file), null)
     };
     let cats: Vec<_> = (0..readers).map(cat).collect::<Result<_>>()?;
     cats.into_iter().try_for_each(|cat| cat.wait(fio::JOB).map(drop))
 }
 
-fn sizes(lab: &Lab) -> Result<Rows> {
+fn sizes(lab: &BenchEnv) -> Result<Rows> {
     let mut along = Along::new("bytes of the file");
     for size in [4 << 10, 1 << 20, 1 << 30, 64 << 30] {
         // Nothing of it takes room on the disk.
-        let bucket = Bucket::new(lab, 0, |directory| {
+        let bucket = BenchBucket::new(lab, 0, |directory| {
             let file = File::create_new(directory.join(FILE)).context("cannot make a file")?;
             file.set_len(size).context("cannot make a sparse file")
         })?;
@@ -192,40 +192,32 @@ fn sizes(lab: &Lab) -> Result<Rows> {
             requests.push(cost.requests);
             memory.push(cost.peak);
         }
-        along.add(size, "mounted, and the last 4 KiB read", Unit::Seconds, time);
-        along.add(size, "fetched for the last 4 KiB", Unit::Mebibytes, bytes);
-        along.add(size, "peak memory of the daemon", Unit::Mebibytes, memory);
-        along.add(size, "asked for the last 4 KiB", Unit::Requests, requests);
+        along.add(size, "mounted, and the last 4 KiB read", MeasureUnit::Seconds, time);
+        along.add(size, "fetched for the last 4 KiB", MeasureUnit::Mebibytes, bytes);
+        along.add(size, "peak memory of the daemon", MeasureUnit::Mebibytes, memory);
+        along.add(size, "asked for the last 4 KiB", MeasureUnit::Requests, requests);
     }
     Ok(along.rows())
 }
 
-fn files(lab: &Lab) -> Result<Rows> {
+fn files(lab: &BenchEnv) -> Result<Rows> {
     let mut along = Along::new("files");
     let most = lab.sizes.many;
     for files in [most / 1000, most / 100, most / 10, most] {
-        let server = Server::start(files)?;
+        let server = IndexServer::start(files)?;
         let (mut time, mut memory, mut peak) = (Samples::default(), Samples::default(), Samples::default());
         for _ in 0..lab.sizes.more() {
             interrupt::check()?;
             let room = lab.room("cost", 1 << 30)?;
-            let plan = Plan {
-                source: &server.url(),
-                room: room.path(),
-                wait: false,
-                env: &[],
-                options: &[],
-                link: None,
-            };
-            let mount = Mount::new(lab, &plan)?;
+            let mount = BenchMount::plain(lab, &server.url(), room.path(), false)?;
             let daemon = mount.daemon()?;
             time.push(mount.took);
             memory.push(daemon.memory("VmRSS")?);
             peak.push(daemon.memory("VmHWM")?);
         }
-        along.add(files as u64, "mounted", Unit::Seconds, time);
-        along.add(files as u64, "memory of the daemon", Unit::Mebibytes, memory);
-        along.add(files as u64, "its peak, while listing", Unit::Mebibytes, peak);
+        along.add(files as u64, "mounted", MeasureUnit::Seconds, time);
+        along.add(files as u64, "memory of the daemon", MeasureUnit::Mebibytes, memory);
+        along.add(files as u64, "its peak, while listing", MeasureUnit::Mebibytes, peak);
     }
     Ok(along.rows())
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::report::Report;
+use crate::report::BenchReport;
 
 const FROM: &str = "<!-- figures from ";
 const BEGIN: &str = "<!-- figures: ";
@@ -55,21 +55,19 @@ fn read(text: &Path) -> Result<String> {
 
 /// The text with the figures in it.
 fn fill(path: &Path, text: &str, from: Option<&str>) -> Result<String> {
-    let mut report: Option<(Report, String)> = None;
+    let mut report: Option<BenchReport> = None;
     let mut new = String::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
         if let Some(named) = marked(line, FROM) {
             let named = from.unwrap_or(named);
             let at = path.parent().unwrap_or(Path::new(".")).join(named);
-            let stem = named.strip_suffix(".json").context("a report's name ends in .json")?;
-            report = Some((Report::read(&at)?, stem.to_owned()));
+            report = Some(BenchReport::read(&at)?);
             new += &format!("{FROM}{named}{CLOSE}\n");
         } else if let Some(key) = marked(line, BEGIN) {
-            let (report, stem) =
-                report.as_ref().context("figures stand before the report that they are from")?;
+            let report = report.as_ref().context("figures stand before the report that they are from")?;
             ensure!(lines.any(|line| line == END), "the figures of {key} have no end");
-            new += &format!("{line}\n{}{END}\n", figures(report, stem, key)?);
+            new += &format!("{line}\n{}{END}\n", figures(report, key));
         } else {
             new += line;
             new.push('\n');
@@ -83,16 +81,16 @@ fn marked<'a>(line: &'a str, begin: &str) -> Option<&'a str> {
     line.strip_prefix(begin)?.strip_suffix(CLOSE)
 }
 
-fn figures(report: &Report, stem: &str, key: &str) -> Result<String> {
+fn figures(report: &BenchReport, key: &str) -> String {
     if key == "machine" {
-        return Ok(format!("\n{}\n\n{}\n", report.machine(), report.noise()));
+        return format!("\n{}\n\n{}\n", report.machine(), report.noise());
     }
     if key == "losses" {
-        return Ok(format!("\n{}\n", report.losses()));
+        return format!("\n{}\n", report.losses());
     }
     match report.find(key) {
-        Some(group) => Ok(format!("\n{}\n", group.text(stem).trim())),
-        None => Ok("\nNot measured on this machine.\n".to_owned()),
+        Some(group) => format!("\n{}\n", group.text().trim()),
+        None => "\nNot measured on this machine.\n".to_owned(),
     }
 }
 
@@ -100,17 +98,19 @@ fn figures(report: &Report, stem: &str, key: &str) -> Result<String> {
 mod tests {
     use super::*;
     use crate::lab::Sizes;
-    use crate::machine::Machine;
-    use crate::report::Pair;
+    use crate::machine::HostInfo;
+    use crate::report::Comparison;
     use crate::samples::Samples;
-    use crate::unit::Unit;
+    use crate::unit::MeasureUnit;
 
     fn report(directory: &Path, name: &str, bdnfs: f64) {
-        let mut report = Report::new(Machine::default(), Sizes::QUICK);
+        let mut report = BenchReport::new(HostInfo::default(), Sizes::QUICK);
         report.group("cold", "Cold", "about it");
         let side = |figure: f64| [figure].into_iter().collect::<Samples>();
         report
-            .measure("row", || Ok(Pair::new("row", Unit::Seconds, "other", [side(4.0), side(bdnfs)])))
+            .measure("row", || {
+                Ok(Comparison::new("row", MeasureUnit::Seconds, "other", [side(4.0), side(bdnfs)]))
+            })
             .unwrap();
         report.write(directory, name).unwrap();
     }

@@ -15,7 +15,7 @@ pub const JOB: Duration = Duration::from_secs(300);
 
 /// A job file of bench/fio, and the figures that it takes from its environment.
 #[derive(Clone, Copy, Debug)]
-pub struct Job {
+pub struct FioJob {
     /// Its text.
     pub text: &'static str,
     /// How many processes read, each its own part of the file.
@@ -43,32 +43,32 @@ pub mod jobs {
 }
 
 /// What is read of a file that is not here yet. Of single pages few, since each of them brings a block.
-pub const COLD: [(&str, Job); 3] = [
-    ("sequential 1 MiB, 1 job", Job { text: jobs::SEQUENTIAL_DROPPED, jobs: 1, seconds: 0, random: 0 }),
-    ("128 KiB, 16 jobs", Job { text: jobs::MANY_DROPPED, jobs: 16, seconds: 0, random: 0 }),
-    ("random 4 KiB", Job { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: 1 << 20 }),
+pub const COLD: [(&str, FioJob); 3] = [
+    ("sequential 1 MiB, 1 job", FioJob { text: jobs::SEQUENTIAL_DROPPED, jobs: 1, seconds: 0, random: 0 }),
+    ("128 KiB, 16 jobs", FioJob { text: jobs::MANY_DROPPED, jobs: 16, seconds: 0, random: 0 }),
+    ("random 4 KiB", FioJob { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: 1 << 20 }),
 ];
 
 /// fio's JSON, as far as it is needed.
 #[derive(Deserialize)]
-struct Output {
-    jobs: Vec<Group>,
+struct FioOutput {
+    jobs: Vec<FioGroup>,
 }
 
 #[derive(Deserialize)]
-struct Group {
+struct FioGroup {
     error: i32,
-    read: Reads,
+    read: FioReads,
 }
 
 #[derive(Deserialize)]
-struct Reads {
+struct FioReads {
     bw_bytes: f64,
 }
 
 /// What a job did, and what it took.
 #[derive(Clone, Copy, Debug)]
-pub struct Done {
+pub struct FioResult {
     /// MB/s.
     pub rate: f64,
     /// Seconds of CPU of all its processes.
@@ -81,7 +81,7 @@ pub struct Done {
 ///
 /// # Errors
 /// fio is not installed, fails, or takes too long.
-pub fn read(job: &Job, path: &Path, size: u64) -> Result<f64> {
+pub fn read(job: &FioJob, path: &Path, size: u64) -> Result<f64> {
     Ok(measure(job, path, size)?.rate)
 }
 
@@ -89,7 +89,7 @@ pub fn read(job: &Job, path: &Path, size: u64) -> Result<f64> {
 ///
 /// # Errors
 /// fio is not installed, fails, or takes too long.
-pub fn measure(job: &Job, path: &Path, size: u64) -> Result<Done> {
+pub fn measure(job: &FioJob, path: &Path, size: u64) -> Result<FioResult> {
     let mut file = NamedTempFile::with_suffix(".fio").context("cannot make a job file")?;
     file.write_all(job.text.as_bytes()).context("cannot write a job file")?;
     let mut command = run::command("fio");
@@ -97,13 +97,13 @@ pub fn measure(job: &Job, path: &Path, size: u64) -> Result<Done> {
     command.env("FILE", path).env("PART", (size / job.jobs).to_string()).env("JOBS", job.jobs.to_string());
     command.env("SECONDS", job.seconds.to_string()).env("IO", job.random.to_string());
     let ran = run::run(&mut command, JOB)?;
-    Ok(Done { rate: parse(&ran.out)?, cpu: ran.cpu, peak: ran.peak })
+    Ok(FioResult { rate: parse(&ran.out)?, cpu: ran.cpu, peak: ran.peak })
 }
 
 fn parse(out: &str) -> Result<f64> {
     // Notes for people may come before it.
     let start = out.find('{').context("fio reported nothing")?;
-    let output: Output = serde_json::from_str(&out[start..]).context("fio's report has another format")?;
+    let output: FioOutput = serde_json::from_str(&out[start..]).context("fio's report has another format")?;
     let group = output.jobs.first().context("fio reported no job")?;
     anyhow::ensure!(group.error == 0, "fio had error {}", group.error);
     Ok(group.read.bw_bytes / 1e6)

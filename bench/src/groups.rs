@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::lab::Lab;
-use crate::report::Report;
+use crate::lab::BenchEnv;
+use crate::report::BenchReport;
 use crate::{
     agent, cluster, cold, cost, instructions, limits, loaders, local, memory, mirror, peer, rivals, small,
     staging,
@@ -14,7 +14,7 @@ use crate::{
 
 /// A group of rows. They are measured in this order: what users ask for first comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Only {
+pub enum GroupName {
     /// Instructions of the functions that every read passes
     Hot,
     /// What this machine can do at the most
@@ -45,7 +45,7 @@ pub enum Only {
     Memory,
 }
 
-impl Only {
+impl GroupName {
     /// All of them, in order.
     pub fn all() -> impl Iterator<Item = Self> {
         Self::value_variants().iter().copied()
@@ -76,7 +76,7 @@ impl Only {
     ///
     /// # Errors
     /// Interruption only.
-    pub fn measure(self, lab: &Lab, report: &mut Report) -> Result<()> {
+    pub fn measure(self, lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
         match self {
             Self::Limits => limits::measure(lab, report),
             Self::Local => local::measure(lab, report),
@@ -98,10 +98,10 @@ impl Only {
 
 /// Until when each of `groups` may begin a row, in a run that begins at `begin` and is to take `limit`. A group that is slow takes
 /// nothing from those after it but what its last row runs over; one that is fast leaves them more.
-pub fn in_time(groups: &[Only], begin: Instant, limit: Duration) -> Vec<(Only, Instant)> {
+pub fn in_time(groups: &[GroupName], begin: Instant, limit: Duration) -> Vec<(GroupName, Instant)> {
     let all: u32 = groups.iter().map(|group| group.share()).sum();
     let mut so_far = 0;
-    let until = |group: &Only| {
+    let until = |group: &GroupName| {
         so_far += group.share();
         (*group, begin + limit * so_far / all)
     };
@@ -115,12 +115,12 @@ mod tests {
     #[test]
     fn groups_in_time_share_the_whole_limit() {
         let (begin, limit) = (Instant::now(), Duration::from_secs(1000));
-        let groups: Vec<_> = Only::all().collect();
+        let groups: Vec<_> = GroupName::all().collect();
         let times = in_time(&groups, begin, limit);
         assert_eq!(times.iter().map(|time| time.0).collect::<Vec<_>>(), groups);
         assert_eq!(times.last().map(|time| time.1), Some(begin + limit));
         let ends = std::iter::once(begin).chain(times.iter().map(|time| time.1)).collect::<Vec<_>>();
         assert!(ends.windows(2).all(|two| two[1] - two[0] >= limit / 100), "{times:?}");
-        assert_eq!(in_time(&[Only::Cold], begin, limit), [(Only::Cold, begin + limit)]);
+        assert_eq!(in_time(&[GroupName::Cold], begin, limit), [(GroupName::Cold, begin + limit)]);
     }
 }

@@ -17,22 +17,22 @@ use bdnfs::source::Patterns;
 use bytes::Bytes;
 
 /// One piece of work, ready to be done again and again; what it answers with keeps it from being left out.
-pub type Work = Box<dyn FnMut() -> u64>;
+pub type HotFunction = Box<dyn FnMut() -> u64>;
 /// What makes a piece of work.
-type Make = fn() -> Result<Work>;
+type MakeHotFunction = fn() -> Result<HotFunction>;
 
 /// All of them, by name.
-pub fn all() -> BTreeMap<&'static str, Make> {
+pub fn all() -> BTreeMap<&'static str, MakeHotFunction> {
     BTreeMap::from([
-        ("verify", verify as Make),
-        ("presence", presence as Make),
-        ("lookup", lookup as Make),
-        ("rank", rank as Make),
+        ("verify", verify as MakeHotFunction),
+        ("presence", presence as MakeHotFunction),
+        ("lookup", lookup as MakeHotFunction),
+        ("rank", rank as MakeHotFunction),
     ])
 }
 
 /// One block of 1 MiB is held against its check.
-fn verify() -> Result<Work> {
+fn verify() -> Result<HotFunction> {
     // The first of two: what stands alone in its blob is hashed in another way.
     let (size, bytes) = (2 * block::BLOCK, Bytes::from(vec![7; block::BLOCK as usize]));
     let check = Check::of(size, 0, &bytes);
@@ -43,7 +43,7 @@ fn verify() -> Result<Work> {
 }
 
 /// The 4,096 blocks of a blob of 4 GiB are looked for, noted and doubted again.
-fn presence() -> Result<Work> {
+fn presence() -> Result<HotFunction> {
     let presence = Presence::none(4096);
     Ok(Box::new(move || {
         let mut news = 0;
@@ -57,7 +57,7 @@ fn presence() -> Result<Work> {
 }
 
 /// A hundred names are looked up in a directory of 10,000.
-fn lookup() -> Result<Work> {
+fn lookup() -> Result<HotFunction> {
     const FILES: usize = 10_000;
     let name = |index: usize| format!("sample-{index:08}.bin").into_bytes();
     let mut listing = Listing::new("file:///", Patterns::default(), &std::env::temp_dir());
@@ -77,7 +77,7 @@ fn lookup() -> Result<Work> {
 }
 
 /// The owners of one group of blocks among 200 nodes.
-fn rank() -> Result<Work> {
+fn rank() -> Result<HotFunction> {
     let member = |index: u16| {
         Arc::new(Member {
             id: format!("node-{index}"),

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::lab::Lab;
-use crate::report::{Figure, Report, Rows};
+use crate::lab::BenchEnv;
+use crate::report::{BenchReport, Figure, Rows};
 use crate::run;
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "Instructions of the functions that every read passes, by valgrind's callgrind, which needs no quiet machine: \
     lookup, 100 names in a directory of 10,000; presence, the 4,096 blocks of a blob looked for, noted and doubted; rank, the \
@@ -27,19 +27,19 @@ const RUNS: usize = 2;
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("hot", "Hot functions", ABOUT);
     hot::all().keys().try_for_each(|name| report.measure(name, || count(lab, name)))
 }
 
-fn count(lab: &Lab, name: &str) -> Result<Rows> {
+fn count(lab: &BenchEnv, name: &str) -> Result<Rows> {
     let room = lab.room("callgrind", 0)?;
     let mut samples = Samples::default();
     for _ in 0..RUNS {
         let [all, none] = [TIMES, 0].map(|times| callgrind(&room.path().join("out"), name, times));
         samples.push((all? - none?) / f64::from(TIMES));
     }
-    Ok(Rows { figures: vec![Figure::new(name, Unit::Instructions, samples)], ..Rows::default() })
+    Ok(Rows { figures: vec![Figure::new(name, MeasureUnit::Instructions, samples)], ..Rows::default() })
 }
 
 /// How many instructions a process takes that does `name` so often.

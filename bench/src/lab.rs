@@ -19,7 +19,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 
 /// A directory of its own, removed at the end. Whatever is mounted in it must have ended by then.
 #[derive(Debug)]
-pub struct Lab {
+pub struct BenchEnv {
     directory: TempDir,
     drops: Cell<u64>,
     /// How much is measured.
@@ -94,7 +94,7 @@ impl Sizes {
     }
 }
 
-impl Lab {
+impl BenchEnv {
     /// A laboratory below `directory`, with the programs that lie beside this one.
     ///
     /// # Errors

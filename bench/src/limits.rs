@@ -8,12 +8,12 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::data::Noise;
-use crate::fio::{self, Job, jobs};
+use crate::fio::{self, FioJob, jobs};
 use crate::interrupt;
-use crate::lab::Lab;
-use crate::report::{Figure, Report, Rows};
+use crate::lab::BenchEnv;
+use crate::report::{BenchReport, Figure, Rows};
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "What this machine can do at the most, whoever asks: the disk with large requests, one thread that copies \
     memory, one connection over loopback, one thread that hashes with BLAKE3.";
@@ -29,7 +29,7 @@ type Limit = fn() -> Result<f64>;
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("limits", "Limits of this machine", format!("{ABOUT} On the disk {} MiB.", size(lab) >> 20));
     report.measure("disk", || disk(lab))?;
     let limits =
@@ -44,14 +44,14 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
 }
 
 fn figure(name: &str, samples: Samples) -> Rows {
-    Rows { figures: vec![Figure::new(name, Unit::Megabytes, samples)], ..Rows::default() }
+    Rows { figures: vec![Figure::new(name, MeasureUnit::Megabytes, samples)], ..Rows::default() }
 }
 
-fn size(lab: &Lab) -> u64 {
+fn size(lab: &BenchEnv) -> u64 {
     lab.sizes.size / 4
 }
 
-fn disk(lab: &Lab) -> Result<Rows> {
+fn disk(lab: &BenchEnv) -> Result<Rows> {
     let (mut written, mut read) = (Samples::default(), Samples::default());
     let mut piece = vec![0; PIECE];
     Noise::new(1).fill(&mut piece);
@@ -68,7 +68,7 @@ fn disk(lab: &Lab) -> Result<Rows> {
         let bytes = size(lab).next_multiple_of(PIECE as u64);
         written.push(bytes as f64 / 1e6 / begin.elapsed().as_secs_f64());
         lab.drop_pages(&path)?;
-        let job = Job { text: jobs::SEQUENTIAL_DROPPED, jobs: 2, seconds: 0, random: 0 };
+        let job = FioJob { text: jobs::SEQUENTIAL_DROPPED, jobs: 2, seconds: 0, random: 0 };
         read.push(fio::read(&job, &path, bytes)?);
     }
     let mut rows = figure("disk: written and made durable", written);

@@ -17,11 +17,11 @@ const QUEUE: &str = "50ms";
 
 /// A link; it goes when dropped.
 #[derive(Debug)]
-pub struct Link {
+pub struct ShapedLink {
     name: String,
 }
 
-impl Link {
+impl ShapedLink {
     /// A link of `rate`, as tc(8) writes it.
     ///
     /// # Errors
@@ -48,14 +48,14 @@ impl Link {
 }
 
 /// `program`, in `link` where there is one.
-pub fn command(link: Option<&Link>, program: impl AsRef<OsStr>) -> Command {
+pub fn command(link: Option<&ShapedLink>, program: impl AsRef<OsStr>) -> Command {
     match link {
         Some(link) => link.command(program),
         None => run::command(program),
     }
 }
 
-impl Drop for Link {
+impl Drop for ShapedLink {
     fn drop(&mut self) {
         // Not by `run`, which does nothing any more once the run was interrupted. Whoever is still in it keeps it.
         let _ = run::command("ip").args(["netns", "delete", &self.name]).status();

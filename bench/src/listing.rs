@@ -13,24 +13,24 @@ use parking_lot::Mutex;
 use crate::data::{self, FILES_IN_DIRECTORY};
 
 /// A client that neither asks nor reads for so long has left.
-const PATIENCE: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A web server with one index and none of the files that it lists; it ends when dropped.
 #[derive(Debug)]
-pub struct Server {
+pub struct IndexServer {
     address: SocketAddr,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<IndexState>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct IndexState {
     ended: bool,
     /// When the last byte of the index was handed to the kernel, the last time it was asked for.
     sent: Option<Instant>,
 }
 
-impl Server {
+impl IndexServer {
     /// Lists `files` files.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl Server {
     pub fn start(files: usize) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen on loopback")?;
         let address = listener.local_addr().context("cannot listen on loopback")?;
-        let (state, index) = (Arc::new(Mutex::new(State::default())), index(files));
+        let (state, index) = (Arc::new(Mutex::new(IndexState::default())), index(files));
         let seen = state.clone();
         let serve = move || {
             for stream in listener.incoming().flatten() {
@@ -63,7 +63,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for IndexServer {
     fn drop(&mut self) {
         self.state.lock().ended = true;
         // Wakes it; where that fails it has ended already.
@@ -75,9 +75,9 @@ impl Drop for Server {
 }
 
 /// Answers one request and closes: the index is asked for once.
-fn answer(stream: &TcpStream, index: &str, state: &Mutex<State>) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn answer(stream: &TcpStream, index: &str, state: &Mutex<IndexState>) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let mut request = String::new();
     let mut reader = BufReader::new(stream);
     while reader.read_line(&mut request)? > 2 {}
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn index_server_serves_all_entries() {
-        let server = Server::start(1001).unwrap();
+        let server = IndexServer::start(1001).unwrap();
         assert!(server.sent().is_none());
         let ask = |path: &str| {
             let mut stream = TcpStream::connect(server.address).unwrap();

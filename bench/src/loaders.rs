@@ -7,16 +7,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use crate::bucket::Bucket;
+use crate::bucket::BenchBucket;
 use crate::cat::cat;
 use crate::data::{self, FILES_IN_DIRECTORY};
 use crate::interrupt;
-use crate::lab::Lab;
-use crate::mount::{Mount, Plan};
-use crate::report::{Pair, Report, Rows};
+use crate::lab::BenchEnv;
+use crate::mount::BenchMount;
+use crate::report::{BenchReport, Comparison, Rows};
 use crate::run;
 use crate::samples::{Samples, Side, in_turn};
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "Programs that load models and data sets, all of it local, through the mount and from the disk's own file \
     system. \"Hot\": the page cache has all of it; \"dropped\": the kernel has nothing in memory, neither content nor names. \
@@ -35,26 +35,38 @@ const DOWNLOADED: &str = "8 curls first";
 
 /// What is loaded, and by what.
 #[derive(Clone, Copy)]
-struct Case {
+struct LoaderCase {
     name: &'static str,
-    unit: Unit,
-    load: fn(&Lab, &Path) -> Result<f64>,
+    unit: MeasureUnit,
+    load: fn(&BenchEnv, &Path) -> Result<f64>,
 }
 
-const MODEL: [Case; 2] = [
-    Case { name: "safetensors, safe_open of every tensor", unit: Unit::Megabytes, load: open_tensors },
-    Case { name: "numpy.memmap, shuffled sequences of 8 KiB", unit: Unit::Megabytes, load: shuffle_tokens },
+const MODEL: [LoaderCase; 2] = [
+    LoaderCase {
+        name: "safetensors, safe_open of every tensor",
+        unit: MeasureUnit::Megabytes,
+        load: open_tensors,
+    },
+    LoaderCase {
+        name: "numpy.memmap, shuffled sequences of 8 KiB",
+        unit: MeasureUnit::Megabytes,
+        load: shuffle_tokens,
+    },
 ];
-const FILES: [Case; 2] = [
-    Case { name: "small files in random order, 8 processes", unit: Unit::Files, load: shuffle_files },
-    Case { name: "tar of all small files", unit: Unit::Files, load: tar },
+const FILES: [LoaderCase; 2] = [
+    LoaderCase {
+        name: "small files in random order, 8 processes",
+        unit: MeasureUnit::Files,
+        load: shuffle_files,
+    },
+    LoaderCase { name: "tar of all small files", unit: MeasureUnit::Files, load: tar },
 ];
 
 /// Measures all of it.
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     let (size, small) = (lab.sizes.size / 4, lab.sizes.small);
     let sizes =
         format!("The model {} MiB in 4 shards, as many of tokens, {small} files of 8 KiB.", size >> 20);
@@ -70,18 +82,15 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
 }
 
 fn with(
-    lab: &Lab,
-    report: &mut Report,
-    cases: &[Case],
+    lab: &BenchEnv,
+    report: &mut BenchReport,
+    cases: &[LoaderCase],
     bytes: u64,
     make: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
-    let mut place = None;
-    report.measure("what is loaded", || {
-        place = Some(Place::make(lab, bytes, make)?);
-        Ok(Rows::default())
-    })?;
-    let Some(place) = place else { return Ok(()) };
+    let Some(place) = report.prepare("what is loaded", || LoaderFiles::make(lab, bytes, make))? else {
+        return Ok(());
+    };
     for case in cases {
         for hot in [true, false] {
             report.measure(case.name, || place.compare(lab, case, hot))?;
@@ -91,13 +100,13 @@ fn with(
 }
 
 /// What is loaded, in a directory and in a mount of it.
-struct Place {
+struct LoaderFiles {
     room: TempDir,
     source: PathBuf,
 }
 
-impl Place {
-    fn make(lab: &Lab, bytes: u64, make: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+impl LoaderFiles {
+    fn make(lab: &BenchEnv, bytes: u64, make: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
         let room = lab.room("loaders", 2 * bytes)?;
         let source = room.path().join("source");
         fs::create_dir(&source).context("cannot make a directory")?;
@@ -107,19 +116,16 @@ impl Place {
         Ok(place)
     }
 
-    fn mount(&self, lab: &Lab) -> Result<Mount> {
+    fn mount(&self, lab: &BenchEnv) -> Result<BenchMount> {
         let uri = format!("file://{}", self.source.display());
-        Mount::new(
-            lab,
-            &Plan { source: &uri, room: self.room.path(), wait: true, env: &[], options: &[], link: None },
-        )
+        BenchMount::plain(lab, &uri, self.room.path(), true)
     }
 
-    fn compare(&self, lab: &Lab, case: &Case, hot: bool) -> Result<Pair> {
+    fn compare(&self, lab: &BenchEnv, case: &LoaderCase, hot: bool) -> Result<Comparison> {
         let sides = in_turn(lab.sizes.runs, |side| {
             // A new mount for each turn: nothing of the last one is cached in it.
             let mount = (side == Side::Bdnfs).then(|| self.mount(lab)).transpose()?;
-            let directory = mount.as_ref().map_or(self.source.as_path(), Mount::point);
+            let directory = mount.as_ref().map_or(self.source.as_path(), BenchMount::point);
             lab.drop_caches()?;
             if hot {
                 (case.load)(lab, directory)?;
@@ -127,7 +133,7 @@ impl Place {
             (case.load)(lab, directory)
         })?;
         let name = format!("{}, {}", case.name, if hot { "hot" } else { "dropped" });
-        Ok(Pair::new(&name, case.unit, &lab.native, sides).wanting(WANTED))
+        Ok(Comparison::new(&name, case.unit, &lab.native, sides).wanting(WANTED))
     }
 }
 
@@ -145,12 +151,12 @@ fn model(directory: &Path, size: u64) -> Result<()> {
     Ok(())
 }
 
-fn open_tensors(lab: &Lab, directory: &Path) -> Result<f64> {
+fn open_tensors(lab: &BenchEnv, directory: &Path) -> Result<f64> {
     let [seconds, bytes] = python(lab, include_str!("../loaders/safetensors_open.py"), directory, &[])?;
     Ok(bytes / 1e6 / seconds)
 }
 
-fn shuffle_tokens(lab: &Lab, directory: &Path) -> Result<f64> {
+fn shuffle_tokens(lab: &BenchEnv, directory: &Path) -> Result<f64> {
     // As many sequences as give a figure in a second or three from a disk.
     let sequences = (lab.sizes.random / (8 << 10)).to_string();
     let file = directory.join("tokens.bin");
@@ -159,13 +165,13 @@ fn shuffle_tokens(lab: &Lab, directory: &Path) -> Result<f64> {
     Ok(bytes / 1e6 / seconds)
 }
 
-fn shuffle_files(lab: &Lab, directory: &Path) -> Result<f64> {
+fn shuffle_files(lab: &BenchEnv, directory: &Path) -> Result<f64> {
     let [seconds, files] = python(lab, include_str!("../loaders/files_shuffle.py"), directory, &[WORKERS])?;
     ensure!(files as usize == lab.sizes.small, "{files} files were read and not {}", lab.sizes.small);
     Ok(files / seconds)
 }
 
-fn tar(lab: &Lab, directory: &Path) -> Result<f64> {
+fn tar(lab: &BenchEnv, directory: &Path) -> Result<f64> {
     // GNU tar reads nothing when it sees that it writes to /dev/null.
     let mut command = run::command("sh");
     command.args(["-c", "tar -C \"$1\" -cf - . | wc -c", "sh"]).arg(directory);
@@ -176,7 +182,7 @@ fn tar(lab: &Lab, directory: &Path) -> Result<f64> {
 }
 
 /// Runs a loader, and answers with the two numbers that it prints.
-fn python(lab: &Lab, script: &str, path: &Path, arguments: &[&str]) -> Result<[f64; 2]> {
+fn python(lab: &BenchEnv, script: &str, path: &Path, arguments: &[&str]) -> Result<[f64; 2]> {
     let program = lab.venv("python3").unwrap_or_else(|| PathBuf::from("python3"));
     let ran = run::run(run::command(program).args(["-c", script]).arg(path).args(arguments), LOAD)?;
     let mut numbers = ran.out.split_whitespace().filter_map(|number| number.parse().ok());
@@ -184,8 +190,8 @@ fn python(lab: &Lab, script: &str, path: &Path, arguments: &[&str]) -> Result<[f
 }
 
 /// What can be done how soon after `bdnfs mount` was called, and after a download was begun.
-fn begin(lab: &Lab, size: u64) -> Result<Rows> {
-    let bucket = Bucket::new(lab, size, |directory| model(directory, size))?;
+fn begin(lab: &BenchEnv, size: u64) -> Result<Rows> {
+    let bucket = BenchBucket::new(lab, size, |directory| model(directory, size))?;
     let objects: Vec<_> =
         bucket.objects()?.into_iter().filter(|object| object.key.ends_with("tensors")).collect();
     let mut times: [[Samples; 2]; 4] = Default::default();
@@ -219,12 +225,14 @@ fn begin(lab: &Lab, size: u64) -> Result<Rows> {
         "from nothing to every tensor loaded",
         "from nothing to all of it local and durable",
     ];
-    let pairs =
-        names.iter().zip(times).map(|(name, times)| Pair::new(name, Unit::Seconds, DOWNLOADED, times));
+    let pairs = names
+        .iter()
+        .zip(times)
+        .map(|(name, times)| Comparison::new(name, MeasureUnit::Seconds, DOWNLOADED, times));
     Ok(Rows { pairs: pairs.collect(), ..Rows::default() })
 }
 
-fn load(lab: &Lab, directory: &Path) -> Result<f64> {
+fn load(lab: &BenchEnv, directory: &Path) -> Result<f64> {
     let script = include_str!("../loaders/safetensors_open.py");
     Ok(python(lab, script, directory, &[])?[0])
 }

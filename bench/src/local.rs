@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::bucket::Bucket;
+use crate::bucket::BenchBucket;
 use crate::cat::cat;
-use crate::fio::{self, Job, jobs};
-use crate::lab::Lab;
-use crate::mount::{Mount, Plan};
-use crate::report::{Pair, Report, Rows};
+use crate::fio::{self, FioJob, jobs};
+use crate::lab::BenchEnv;
+use crate::mount::BenchMount;
+use crate::report::{BenchReport, Comparison};
 use crate::samples::{Side, in_turn};
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 use crate::{cold, data};
 
 const ABOUT: &str = "A file of the size that is named, all of it in the cache, read through the mount and from the disk's \
@@ -22,7 +22,7 @@ const WANTED: f64 = 0.95;
 const FILE: &str = "file.bin";
 
 /// What is read how.
-struct Case {
+struct FioCase {
     name: &'static str,
     text: &'static str,
     jobs: u64,
@@ -30,37 +30,35 @@ struct Case {
     hot: bool,
 }
 
-const CASES: [Case; 8] = [
-    Case { name: "sequential 1 MiB, 1 job, hot", text: jobs::SEQUENTIAL_HOT, jobs: 1, hot: true },
-    Case { name: "sequential 1 MiB, 2 jobs, hot", text: jobs::SEQUENTIAL_HOT, jobs: 2, hot: true },
-    Case { name: "sequential 1 MiB, 1 job, dropped", text: jobs::SEQUENTIAL_DROPPED, jobs: 1, hot: false },
-    Case { name: "sequential 1 MiB, 2 jobs, dropped", text: jobs::SEQUENTIAL_DROPPED, jobs: 2, hot: false },
-    Case { name: "128 KiB, 16 jobs, dropped", text: jobs::MANY_DROPPED, jobs: 16, hot: false },
-    Case { name: "random 4 KiB, hot", text: jobs::RANDOM_HOT, jobs: 1, hot: true },
-    Case { name: "random 4 KiB, dropped", text: jobs::RANDOM_DROPPED, jobs: 1, hot: false },
-    Case { name: "mmap sequential, hot", text: jobs::MMAP_HOT, jobs: 1, hot: true },
+const CASES: [FioCase; 8] = [
+    FioCase { name: "sequential 1 MiB, 1 job, hot", text: jobs::SEQUENTIAL_HOT, jobs: 1, hot: true },
+    FioCase { name: "sequential 1 MiB, 2 jobs, hot", text: jobs::SEQUENTIAL_HOT, jobs: 2, hot: true },
+    FioCase { name: "sequential 1 MiB, 1 job, dropped", text: jobs::SEQUENTIAL_DROPPED, jobs: 1, hot: false },
+    FioCase {
+        name: "sequential 1 MiB, 2 jobs, dropped",
+        text: jobs::SEQUENTIAL_DROPPED,
+        jobs: 2,
+        hot: false,
+    },
+    FioCase { name: "128 KiB, 16 jobs, dropped", text: jobs::MANY_DROPPED, jobs: 16, hot: false },
+    FioCase { name: "random 4 KiB, hot", text: jobs::RANDOM_HOT, jobs: 1, hot: true },
+    FioCase { name: "random 4 KiB, dropped", text: jobs::RANDOM_DROPPED, jobs: 1, hot: false },
+    FioCase { name: "mmap sequential, hot", text: jobs::MMAP_HOT, jobs: 1, hot: true },
 ];
 
 /// Measures all of it.
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("local", "Local file", format!("{ABOUT} {} MiB.", lab.sizes.size >> 20));
-    let mut stage = None;
-    report.measure("all of it", || {
-        stage = Some(Stage::set(lab)?);
-        Ok(Rows::default())
-    })?;
-    let Some(stage) = stage else { return Ok(()) };
+    let Some(stage) = report.prepare("all of it", || StagedFile::set(lab))? else { return Ok(()) };
     CASES.iter().try_for_each(|case| report.measure(case.name, || stage.compare(lab, case)))?;
     drop(stage);
-    let mut bucket = None;
-    report.measure("cold from the mirror", || {
+    let bucket = report.prepare("cold from the mirror", || {
         let filled = cold::bucket(lab, 1, lab.sizes.size / 4)?;
         filled.add(lab)?;
-        bucket = Some(filled);
-        Ok(Rows::default())
+        Ok(filled)
     })?;
     let Some(bucket) = bucket else { return Ok(()) };
     fio::COLD.iter().try_for_each(|(what, job)| {
@@ -70,7 +68,7 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
 }
 
 /// The same from a mirror on loopback, with an empty cache each time.
-fn mirrored(lab: &Lab, bucket: &Bucket, name: &str, job: &Job) -> Result<Pair> {
+fn mirrored(lab: &BenchEnv, bucket: &BenchBucket, name: &str, job: &FioJob) -> Result<Comparison> {
     let (size, file) = (lab.sizes.size / 4, cold::name(0));
     let sides = in_turn(lab.sizes.runs, |side| match side {
         Side::Baseline => {
@@ -82,34 +80,32 @@ fn mirrored(lab: &Lab, bucket: &Bucket, name: &str, job: &Job) -> Result<Pair> {
             fio::read(job, &mount.point().join(&file), size)
         }),
     })?;
-    Ok(Pair::new(name, Unit::Megabytes, &lab.native, sides))
+    Ok(Comparison::new(name, MeasureUnit::Megabytes, &lab.native, sides))
 }
 
 /// A file, and a mount through which it can be read, too.
-struct Stage {
+struct StagedFile {
     // First, so that it ends before its directory goes.
-    mount: Mount,
+    mount: BenchMount,
     native: PathBuf,
     room: tempfile::TempDir,
 }
 
-impl Stage {
-    fn set(lab: &Lab) -> Result<Self> {
+impl StagedFile {
+    fn set(lab: &BenchEnv) -> Result<Self> {
         let room = lab.room("local", 2 * lab.sizes.size)?;
         let source = room.path().join("source");
         std::fs::create_dir(&source).context("cannot make a directory")?;
         let native = source.join(FILE);
         data::file(&native, lab.sizes.size)?;
         let uri = format!("file://{}", source.display());
-        let mount = Mount::new(
-            lab,
-            &Plan { source: &uri, room: room.path(), wait: true, env: &[], options: &[], link: None },
-        )?;
+        let mount = BenchMount::plain(lab, &uri, room.path(), true)?;
         Ok(Self { mount, native, room })
     }
 
-    fn compare(&self, lab: &Lab, case: &Case) -> Result<Pair> {
-        let job = Job { text: case.text, jobs: case.jobs, seconds: lab.sizes.hot, random: lab.sizes.random };
+    fn compare(&self, lab: &BenchEnv, case: &FioCase) -> Result<Comparison> {
+        let job =
+            FioJob { text: case.text, jobs: case.jobs, seconds: lab.sizes.hot, random: lab.sizes.random };
         let sides = in_turn(lab.sizes.runs, |side| {
             let path = match side {
                 Side::Baseline => self.native.clone(),
@@ -123,6 +119,6 @@ impl Stage {
             }
             fio::read(&job, &path, lab.sizes.size)
         })?;
-        Ok(Pair::new(case.name, Unit::Megabytes, &lab.native, sides).wanting(WANTED))
+        Ok(Comparison::new(case.name, MeasureUnit::Megabytes, &lab.native, sides).wanting(WANTED))
     }
 }

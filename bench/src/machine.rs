@@ -46,7 +46,7 @@ impl Ticks {
 
 /// What a run ran on. What can't be found out is empty or 0.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Machine {
+pub struct HostInfo {
     date: String,
     revision: String,
     /// How this program was built, and so the one beside it.
@@ -65,10 +65,10 @@ pub struct Machine {
     load: String,
 }
 
-impl Machine {
+impl HostInfo {
     /// Describes this machine at the time `now`, with the disk that `directory` lies on, and `program`, which is measured.
     pub fn describe(directory: &Path, program: &Path, now: SystemTime) -> Self {
-        let device = Device::below(directory);
+        let device = BlockDevice::below(directory);
         let name = rustix::system::uname();
         let kib =
             |name: &str| field("/proc/meminfo", name).split(' ').next().and_then(|kib| kib.parse().ok());
@@ -88,11 +88,6 @@ impl Machine {
             disk_free_gib: free(directory).0 as f64 / f64::from(1 << 30),
             load: load(),
         }
-    }
-
-    /// Whether both measured the same build.
-    pub fn same_build(&self, other: &Self) -> bool {
-        !self.program.is_empty() && self.program == other.program
     }
 
     /// How many processors it has.
@@ -153,12 +148,12 @@ pub fn free(directory: &Path) -> (u64, u64) {
 
 /// A mounted block device.
 #[derive(Default)]
-struct Device {
+struct BlockDevice {
     name: String,
     file_system: String,
 }
 
-impl Device {
+impl BlockDevice {
     /// The one that `directory` lies on.
     fn below(directory: &Path) -> Self {
         let Ok(meta) = fs::metadata(directory) else { return Self::default() };
@@ -212,8 +207,8 @@ mod tests {
     #[test]
     fn device_by_number_is_found() {
         let line = "25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,errors=remount-ro";
-        let device = Device::parse(line, "254:0").unwrap();
+        let device = BlockDevice::parse(line, "254:0").unwrap();
         assert_eq!((device.file_system.as_str(), device.name.as_str()), ("ext4", "/dev/vda"));
-        assert!(Device::parse(line, "254:1").is_none());
+        assert!(BlockDevice::parse(line, "254:1").is_none());
     }
 }

@@ -13,7 +13,6 @@ use clap::{Parser, Subcommand};
 
 mod against;
 mod agent;
-mod agreement;
 mod bucket;
 mod cat;
 mod clients;
@@ -48,25 +47,24 @@ mod small;
 mod staging;
 mod unit;
 
-use against::Verdict;
-use agreement::Agreement;
+use against::ReportComparison;
 use bytesize::ByteSize;
-use groups::Only;
+use groups::GroupName;
 use interrupt::Interrupted;
-use lab::{Lab, Sizes};
-use machine::{Machine, Ticks};
-use probe::Probe;
-use report::Report;
+use lab::{BenchEnv, Sizes};
+use machine::{HostInfo, Ticks};
+use probe::TreeProbe;
+use report::BenchReport;
 
 /// The text that tells the figures.
 const TEXT: &str = "docs/performance.md";
 /// What a shell reports of a process that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 
-/// Measure bdnfs on this machine; writes NAME.json, NAME.md and plots
+/// Measure bdnfs on this machine; writes NAME.json and NAME.md
 #[derive(Debug, Parser)]
 #[command(name = "bdnfs-bench", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
-struct Cli {
+struct BenchArgs {
     /// Small sizes and three runs: see that everything works; trust no figure
     #[arg(long)]
     quick: bool,
@@ -91,7 +89,7 @@ struct Cli {
     runs: Option<u8>,
     /// Measure only these
     #[arg(long, value_enum, value_name = "GROUP", num_args = 1..)]
-    only: Vec<Only>,
+    only: Vec<GroupName>,
     /// Keep what a report of the same name has of other groups
     #[arg(long)]
     keep: bool,
@@ -105,19 +103,19 @@ struct Cli {
     #[arg(long, value_name = "JSON")]
     against: Option<PathBuf>,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<BenchCommand>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Hold a report against an earlier one, and fail where it is worse; or two of one build, and tell where they agree
+enum BenchCommand {
+    /// Compare a report with an earlier one, and fail where it is worse
     Compare {
         /// The earlier one
         old: PathBuf,
         /// The one that is judged
         new: PathBuf,
     },
-    /// Write the tables and the plots of a report anew, beside it
+    /// Write the tables of a report anew, beside it
     Tables {
         /// The report
         json: PathBuf,
@@ -143,7 +141,7 @@ enum Command {
     },
     /// Loop over the files of a tree, and say how many seconds it took
     #[command(hide = true)]
-    Probe(Probe),
+    Probe(TreeProbe),
 }
 
 fn work(name: &str, times: u32) -> Result<()> {
@@ -155,15 +153,15 @@ fn work(name: &str, times: u32) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = BenchArgs::parse();
     let done = match &cli.command {
-        Some(Command::Probe(probe)) => probe.here().map(|seconds| println!("{seconds}")),
-        Some(Command::Tables { json }) => tables(json),
-        Some(Command::Docs { text, check: true, .. }) => docs::check(text),
-        Some(Command::Docs { text, from, .. }) => docs::write(text, from.as_deref()),
-        Some(Command::Hot { name, times }) => work(name, *times),
-        Some(Command::Compare { old, new }) => {
-            Report::read(old).and_then(|old| compare(&old, &Report::read(new)?))
+        Some(BenchCommand::Probe(probe)) => probe.here().map(|seconds| println!("{seconds}")),
+        Some(BenchCommand::Tables { json }) => tables(json),
+        Some(BenchCommand::Docs { text, check: true, .. }) => docs::check(text),
+        Some(BenchCommand::Docs { text, from, .. }) => docs::write(text, from.as_deref()),
+        Some(BenchCommand::Hot { name, times }) => work(name, *times),
+        Some(BenchCommand::Compare { old, new }) => {
+            BenchReport::read(old).and_then(|old| judge(&old, &BenchReport::read(new)?))
         }
         None => measure(&cli),
     };
@@ -176,10 +174,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(cli: &Cli) -> Result<()> {
+fn measure(cli: &BenchArgs) -> Result<()> {
     interrupt::watch();
     // Before anything is measured, it is known whether it can be judged.
-    let old = cli.against.as_deref().map(Report::read).transpose()?;
+    let old = cli.against.as_deref().map(BenchReport::read).transpose()?;
     anyhow::ensure!(
         !cli.publish || Path::new(TEXT).is_file(),
         "{TEXT} is not here; --publish needs bdnfs's sources"
@@ -195,24 +193,24 @@ fn measure(cli: &Cli) -> Result<()> {
     };
     let (dir, out) = (or_here(&cli.dir, "target/bench"), or_here(&cli.out, "bench/results"));
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let machine = Machine::describe(&dir, &lab::beside("bdnfs")?, now);
+    let machine = HostInfo::describe(&dir, &lab::beside("bdnfs")?, now);
     let sizes = sizes(cli);
-    let lab = Lab::new(&dir, sizes, machine.file_system().to_owned())?;
-    let mut report = Report::new(machine, sizes);
+    let lab = BenchEnv::new(&dir, sizes, machine.file_system().to_owned())?;
+    let mut report = BenchReport::new(machine, sizes);
     let earlier = out.join(format!("{name}.json"));
     if cli.keep && earlier.exists() {
-        report.keep(Report::read(&earlier)?);
+        report.keep(BenchReport::read(&earlier)?);
     }
-    let mut paths = Vec::new();
+    let mut paths = None;
     for (group, until) in groups::in_time(&cli.groups(old.as_ref()), Instant::now(), cli.limit.into()) {
         let (begin, ticks) = (Instant::now(), Ticks::now());
         report.until(until);
         group.measure(&lab, &mut report)?;
         report.took(begin.elapsed(), Ticks::now().since(ticks));
         // After each, so that an interruption costs no more than the group that it falls into.
-        paths = report.write(&out, &name)?;
+        paths = Some(report.write(&out, &name)?);
     }
-    paths.iter().for_each(|path| println!("{}", path.display()));
+    paths.iter().flatten().for_each(|path| println!("{}", path.display()));
     if cli.publish {
         docs::write(Path::new(TEXT), Some(&format!("../{}/{name}.json", out.display())))?;
     }
@@ -223,12 +221,12 @@ fn measure(cli: &Cli) -> Result<()> {
 fn tables(json: &Path) -> Result<()> {
     let directory = json.parent().unwrap_or(Path::new("."));
     let name = json.file_stem().and_then(|name| name.to_str()).context("a report's name ends in .json")?;
-    let paths = Report::read(json)?.write(directory, name)?;
+    let paths = BenchReport::read(json)?.write(directory, name)?;
     paths.iter().for_each(|path| println!("{}", path.display()));
     Ok(())
 }
 
-fn sizes(cli: &Cli) -> Sizes {
+fn sizes(cli: &BenchArgs) -> Sizes {
     let sizes = match (cli.quick, cli.medium) {
         (true, _) => Sizes::QUICK,
         (_, true) => Sizes::MEDIUM,
@@ -241,34 +239,20 @@ fn sizes(cli: &Cli) -> Sizes {
     }
 }
 
-impl Cli {
+impl BenchArgs {
     /// What is to be measured.
-    fn groups(&self, old: Option<&Report>) -> Vec<Only> {
-        let wanted = |group: &Only| match old {
+    fn groups(&self, old: Option<&BenchReport>) -> Vec<GroupName> {
+        let wanted = |group: &GroupName| match old {
             _ if !self.only.is_empty() => self.only.contains(group),
             Some(old) => old.find(&group.key()).is_some(),
             None => true,
         };
-        Only::all().filter(wanted).collect()
+        GroupName::all().filter(wanted).collect()
     }
 }
 
-/// Of one build, nothing can be worse: what moved is noise.
-fn compare(old: &Report, new: &Report) -> Result<()> {
-    if !old.same_build(new) {
-        return judge(old, new);
-    }
-    let agreement = Agreement::new(old, new);
-    print!("{agreement}");
-    match (agreement.rows(), agreement.untold()) {
-        (0, _) => bail!("the reports have no row in common"),
-        (_, 0) => Ok(()),
-        (_, untold) => bail!("{untold} medians moved by more than a tenth, and neither report says so"),
-    }
-}
-
-fn judge(old: &Report, new: &Report) -> Result<()> {
-    let verdict = Verdict::new(old, new);
+fn judge(old: &BenchReport, new: &BenchReport) -> Result<()> {
+    let verdict = ReportComparison::new(old, new);
     print!("{verdict}");
     match (verdict.compared(), verdict.worse()) {
         (0, _) => bail!("the reports have no row in common"),

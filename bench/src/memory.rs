@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 
 use crate::data::FILES_IN_DIRECTORY;
 use crate::interrupt;
-use crate::lab::Lab;
-use crate::listing::Server;
-use crate::mount::{Mount, Plan};
-use crate::probe::{Probe, What};
-use crate::report::{Figure, Report, Rows};
+use crate::lab::BenchEnv;
+use crate::listing::IndexServer;
+use crate::mount::BenchMount;
+use crate::probe::{ProbeKind, TreeProbe};
+use crate::report::{BenchReport, Figure, Rows};
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "A tree that an index lists, mounted, and none of it read.";
 /// Seconds in which the tree is to be there once its listing is.
@@ -24,13 +24,13 @@ const MEMORY: f64 = 200.0;
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("memory", "Memory", format!("{ABOUT} {} files.", lab.sizes.many));
     report.measure("a tree that is only listed", || rows(lab))
 }
 
 #[derive(Default)]
-struct Figures {
+struct MemoryFigures {
     in_all: Samples,
     after_listing: Samples,
     resident: Samples,
@@ -38,9 +38,9 @@ struct Figures {
     walked: Samples,
 }
 
-fn rows(lab: &Lab) -> Result<Rows> {
-    let server = Server::start(lab.sizes.many)?;
-    let mut figures = Figures::default();
+fn rows(lab: &BenchEnv) -> Result<Rows> {
+    let server = IndexServer::start(lab.sizes.many)?;
+    let mut figures = MemoryFigures::default();
     for _ in 0..lab.sizes.runs {
         interrupt::check()?;
         figures.take(lab, &server)?;
@@ -48,20 +48,10 @@ fn rows(lab: &Lab) -> Result<Rows> {
     Ok(figures.rows())
 }
 
-impl Figures {
-    fn take(&mut self, lab: &Lab, server: &Server) -> Result<()> {
+impl MemoryFigures {
+    fn take(&mut self, lab: &BenchEnv, server: &IndexServer) -> Result<()> {
         let room = lab.room("memory", 1 << 30)?;
-        let mount = Mount::new(
-            lab,
-            &Plan {
-                source: &server.url(),
-                room: room.path(),
-                wait: false,
-                env: &[],
-                options: &[],
-                link: None,
-            },
-        )?;
+        let mount = BenchMount::plain(lab, &server.url(), room.path(), false)?;
         let mounted = Instant::now();
         let sent = server.sent().context("the index was not asked for")?;
         let daemon = mount.daemon()?;
@@ -71,7 +61,7 @@ impl Figures {
         self.peak.push(daemon.memory("VmHWM")?);
         let directory = mount.point().to_owned();
         let (files, per_directory) = (lab.sizes.many, FILES_IN_DIRECTORY);
-        Probe { what: What::Walk, directory, files, per_directory, threads: 1, hot: None }.run()?;
+        TreeProbe { what: ProbeKind::Walk, directory, files, per_directory, threads: 1, hot: None }.run()?;
         self.walked.push(daemon.memory("VmRSS")?);
         Ok(())
     }
@@ -79,11 +69,21 @@ impl Figures {
     fn rows(self) -> Rows {
         let figure = |name: &str, unit, value, limit| Figure { name: name.to_owned(), unit, value, limit };
         let figures = vec![
-            figure("mounted, since the end of the listing", Unit::Seconds, self.after_listing, Some(SECONDS)),
-            figure("mounted, in all", Unit::Seconds, self.in_all, None),
-            figure("memory of the daemon", Unit::Mebibytes, self.resident, Some(MEMORY)),
-            figure("the same, after a walk over all files", Unit::Mebibytes, self.walked, Some(MEMORY)),
-            figure("its peak, while listing", Unit::Mebibytes, self.peak, None),
+            figure(
+                "mounted, since the end of the listing",
+                MeasureUnit::Seconds,
+                self.after_listing,
+                Some(SECONDS),
+            ),
+            figure("mounted, in all", MeasureUnit::Seconds, self.in_all, None),
+            figure("memory of the daemon", MeasureUnit::Mebibytes, self.resident, Some(MEMORY)),
+            figure(
+                "the same, after a walk over all files",
+                MeasureUnit::Mebibytes,
+                self.walked,
+                Some(MEMORY),
+            ),
+            figure("its peak, while listing", MeasureUnit::Mebibytes, self.peak, None),
         ];
         Rows { figures, ..Rows::default() }
     }

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::bucket::Bucket;
-use crate::clients::{self, Client};
+use crate::bucket::BenchBucket;
+use crate::clients::{self, CopyClient};
 use crate::data::{self, FILES_IN_DIRECTORY};
-use crate::lab::Lab;
-use crate::link::Link;
-use crate::report::{Figure, Pair, Report, Rows};
-use crate::run::{self, Running};
-use crate::s3::{self, Object};
+use crate::lab::BenchEnv;
+use crate::link::ShapedLink;
+use crate::report::{BenchReport, Comparison, Figure, Rows};
+use crate::run::{self, RunningProgram};
+use crate::s3::{self, BucketObject};
 use crate::samples::{Samples, Side, in_turn};
 use crate::staging::{FEWER, SMALL};
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 use crate::{cold, interrupt};
 
 const ABOUT: &str = "Source and mirror lie on one S3 server on loopback. Adding is compared with downloading and uploading by \
@@ -44,7 +44,7 @@ const EACH: usize = 250;
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     let (tiny, small) = (2 * lab.sizes.small, lab.sizes.small / FEWER);
     let size = lab.sizes.size;
     let sizes = format!("{} MiB, of text {} MiB.", size >> 20, text_size(lab) >> 20);
@@ -57,8 +57,8 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
     report.measure("text", || text(lab))
 }
 
-fn add(lab: &Lab) -> Result<Pair> {
-    Client::Aws.installed(lab)?;
+fn add(lab: &BenchEnv) -> Result<Comparison> {
+    CopyClient::Aws.installed(lab)?;
     let size = lab.sizes.size;
     let bucket = cold::bucket(lab, 4, size)?;
     let sides = in_turn(lab.sizes.runs, |side| {
@@ -66,16 +66,17 @@ fn add(lab: &Lab) -> Result<Pair> {
         let seconds = bucket.in_room(lab, |room| match side {
             Side::Bdnfs => bucket.add(lab),
             Side::Baseline => {
-                let down = Client::Aws.copy(lab, &bucket, room, false)?;
-                Ok(down + Client::Aws.upload(lab, &bucket, room, "mirror")?)
+                let down = CopyClient::Aws.copy(lab, &bucket, room, false)?;
+                Ok(down + CopyClient::Aws.upload(lab, &bucket, room, "mirror")?)
             }
         })?;
         Ok(size as f64 / 1e6 / seconds)
     })?;
-    Ok(Pair::new("mirror add", Unit::Megabytes, "aws s3 cp down and up", sides).wanting(WANTED_ADD))
+    Ok(Comparison::new("mirror add", MeasureUnit::Megabytes, "aws s3 cp down and up", sides)
+        .wanting(WANTED_ADD))
 }
 
-fn large(lab: &Lab) -> Result<Pair> {
+fn large(lab: &BenchEnv) -> Result<Comparison> {
     let size = lab.sizes.size;
     let bucket = cold::bucket(lab, 1, size)?;
     let objects = bucket.objects()?;
@@ -87,12 +88,12 @@ fn large(lab: &Lab) -> Result<Pair> {
         })?;
         Ok(size as f64 / 1e6 / seconds)
     })?;
-    let pair = Pair::new("one large file, cold", Unit::Megabytes, "8 curls, then fsync", sides);
+    let pair = Comparison::new("one large file, cold", MeasureUnit::Megabytes, "8 curls, then fsync", sides);
     Ok(pair.wanting(WANTED_STAGE))
 }
 
-fn packed(lab: &Lab, name: &str, files: usize, bytes: usize) -> Result<Rows> {
-    let mut bucket = Bucket::new(lab, (files * bytes.max(8 << 10)) as u64, |directory| {
+fn packed(lab: &BenchEnv, name: &str, files: usize, bytes: usize) -> Result<Rows> {
+    let mut bucket = BenchBucket::new(lab, (files * bytes.max(8 << 10)) as u64, |directory| {
         data::tree(directory, files, FILES_IN_DIRECTORY, bytes)
     })?;
     bucket.add(lab)?;
@@ -104,7 +105,7 @@ fn packed(lab: &Lab, name: &str, files: usize, bytes: usize) -> Result<Rows> {
 }
 
 /// Staging from the mirror, beside one curl, beside many, and beside bdnfs without the mirror.
-fn beside(lab: &Lab, bucket: &Bucket, name: &str) -> Result<Vec<Pair>> {
+fn beside(lab: &BenchEnv, bucket: &BenchBucket, name: &str) -> Result<Vec<Comparison>> {
     let others = [1, s3::RANGES as usize];
     let objects = bucket.objects()?;
     let all = objects.len();
@@ -125,7 +126,7 @@ fn beside(lab: &Lab, bucket: &Bucket, name: &str) -> Result<Vec<Pair>> {
         mirror.push(all as f64 / seconds);
     }
     let pair = |against: &str, baseline: Samples| {
-        Pair::new(name, Unit::Files, against, [baseline, mirror.clone()]).wanting(WANTED_PACKED)
+        Comparison::new(name, MeasureUnit::Files, against, [baseline, mirror.clone()]).wanting(WANTED_PACKED)
     };
     let [one, several] = curls;
     Ok(vec![
@@ -136,13 +137,13 @@ fn beside(lab: &Lab, bucket: &Bucket, name: &str) -> Result<Vec<Pair>> {
 }
 
 /// Seconds in which so many `curls` bring all `objects`, each of them one after the other.
-fn one_by_one(bucket: &Bucket, objects: &[Object], curls: usize, room: &Path) -> Result<f64> {
+fn one_by_one(bucket: &BenchBucket, objects: &[BucketObject], curls: usize, room: &Path) -> Result<f64> {
     let begin = Instant::now();
     let curls = objects.chunks(objects.len().div_ceil(curls)).map(|objects| {
         let mut curl = run::command("curl");
         curl.args(["--config", "-", "--create-dirs"]).stdin(Stdio::from(bucket.server.config_of(objects)?));
         let null = std::fs::File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
-        Running::start(curl.current_dir(room), null)
+        RunningProgram::start(curl.current_dir(room), null)
     });
     let curls: Vec<_> = curls.collect::<Result<_>>()?;
     curls.into_iter().try_for_each(|curl| curl.wait(s3::DOWNLOAD).map(drop))?;
@@ -150,16 +151,17 @@ fn one_by_one(bucket: &Bucket, objects: &[Object], curls: usize, room: &Path) ->
     Ok(begin.elapsed().as_secs_f64())
 }
 
-fn text_size(lab: &Lab) -> u64 {
+fn text_size(lab: &BenchEnv) -> u64 {
     lab.sizes.size / 16
 }
 
 /// Text, which the mirror compresses, over a link that is slower than the machine.
-fn text(lab: &Lab) -> Result<Rows> {
-    let link = Link::new(RATE)?;
+fn text(lab: &BenchEnv) -> Result<Rows> {
+    let link = ShapedLink::new(RATE)?;
     let size = text_size(lab);
-    let bucket =
-        Bucket::behind(lab, Some(link), size, |directory| data::text(&directory.join("text.csv"), size))?;
+    let bucket = BenchBucket::behind(lab, Some(link), size, |directory| {
+        data::text(&directory.join("text.csv"), size)
+    })?;
     let mut kept = Samples::default();
     for _ in 0..lab.sizes.runs {
         bucket.forget()?;
@@ -174,12 +176,17 @@ fn text(lab: &Lab) -> Result<Rows> {
     })?;
     Ok(Rows {
         pairs: vec![
-            Pair::new("text over 1 Gbit/s, cold", Unit::Megabytes, "bdnfs without the mirror", sides)
-                .wanting(1.0),
+            Comparison::new(
+                "text over 1 Gbit/s, cold",
+                MeasureUnit::Megabytes,
+                "bdnfs without the mirror",
+                sides,
+            )
+            .wanting(1.0),
         ],
         figures: vec![Figure {
             limit: Some(0.5),
-            ..Figure::new("text as the mirror keeps it", Unit::Kept, kept)
+            ..Figure::new("text as the mirror keeps it", MeasureUnit::Kept, kept)
         }],
         ..Rows::default()
     })

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::lab::Lab;
-use crate::link::{self, Link};
-use crate::process::Process;
+use crate::lab::BenchEnv;
+use crate::link::{self, ShapedLink};
+use crate::process::ProcessStats;
 use crate::run;
 
 /// How long `bdnfs mount` may take: at the full sizes far above what a slow disk needs.
@@ -18,7 +18,7 @@ const END: Duration = Duration::from_secs(60);
 
 /// How a source is mounted.
 #[derive(Debug)]
-pub struct Plan<'a> {
+pub struct MountPlan<'a> {
     /// Its URI.
     pub source: &'a str,
     /// A directory of this mount alone, for its mountpoint and its cache.
@@ -30,24 +30,32 @@ pub struct Plan<'a> {
     /// More options of `bdnfs mount`.
     pub options: &'a [&'a str],
     /// The network that it is in, where that is another one.
-    pub link: Option<&'a Link>,
+    pub link: Option<&'a ShapedLink>,
 }
 
 /// A mounted source, whose daemon serves nothing else.
 #[derive(Debug)]
-pub struct Mount {
+pub struct BenchMount {
     point: PathBuf,
     cache: PathBuf,
     /// Seconds that `bdnfs mount` took.
     pub took: f64,
 }
 
-impl Mount {
+impl BenchMount {
+    /// Mounts `source` with no further options, with its cache in `room`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn plain(lab: &BenchEnv, source: &str, room: &Path, wait: bool) -> Result<Self> {
+        Self::new(lab, &MountPlan { source, room, wait, env: &[], options: &[], link: None })
+    }
+
     /// Mounts it.
     ///
     /// # Errors
     /// `bdnfs mount` fails, with what it said.
-    pub fn new(lab: &Lab, plan: &Plan<'_>) -> Result<Self> {
+    pub fn new(lab: &BenchEnv, plan: &MountPlan<'_>) -> Result<Self> {
         let (point, cache) = (plan.room.join("mount"), plan.room.join("cache"));
         std::fs::create_dir_all(&point).with_context(|| format!("cannot make {}", point.display()))?;
         // Made first, so that what a command leaves behind that fails or is killed is taken down, too.
@@ -68,14 +76,14 @@ impl Mount {
     ///
     /// # Errors
     /// There is none any more.
-    pub fn daemon(&self) -> Result<Process> {
-        Process::daemon(&self.cache).context("the daemon is gone")
+    pub fn daemon(&self) -> Result<ProcessStats> {
+        ProcessStats::daemon(&self.cache).context("the daemon is gone")
     }
 }
 
-impl Drop for Mount {
+impl Drop for BenchMount {
     fn drop(&mut self) {
-        if let Some(daemon) = Process::daemon(&self.cache) {
+        if let Some(daemon) = ProcessStats::daemon(&self.cache) {
             daemon.end(END);
         }
         // The daemon has done it, unless it had to be killed.

@@ -10,11 +10,11 @@ use bdnfs_tests::cluster::{ClusterNode, TestCluster};
 use bdnfs_tests::machine::Machine;
 
 use crate::data;
-use crate::fio::{self, Job};
-use crate::lab::{Lab, settle};
-use crate::report::{Figure, Pair, Report, Rows};
+use crate::fio::{self, FioJob};
+use crate::lab::{BenchEnv, settle};
+use crate::report::{BenchReport, Comparison, Figure, Rows};
 use crate::samples::{Samples, Side, in_turn};
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "Two agents, each in a network namespace of its own; one has a file, and the other, whose cache is empty, \
     reads it from there over mutual TLS. Beside it: the same file on the disk's own file system, and the same node without peers, \
@@ -28,10 +28,10 @@ const NEIGHBOUR: &str = "has-it";
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("peer", "From a peer", format!("{ABOUT} {} MiB.", size(lab) >> 20));
     report.measure("two nodes", || {
-        let place = Place::new(lab)?;
+        let place = PeerPair::new(lab)?;
         let mut rows = place.staged(lab)?;
         for (what, job) in &fio::COLD {
             rows.pairs.push(place.compare(lab, &format!("{what}, cold from a peer"), job)?);
@@ -40,7 +40,7 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
     })
 }
 
-fn size(lab: &Lab) -> u64 {
+fn size(lab: &BenchEnv) -> u64 {
     lab.sizes.size / 4
 }
 
@@ -53,7 +53,7 @@ pub fn tried<T>(work: impl FnOnce() -> T) -> Result<T> {
 }
 
 /// A mirror, and a node that has all of it.
-struct Place {
+struct PeerPair {
     _neighbour: ClusterNode,
     cluster: TestCluster,
     /// The same file on the disk that is measured.
@@ -63,8 +63,8 @@ struct Place {
     room: tempfile::TempDir,
 }
 
-impl Place {
-    fn new(lab: &Lab) -> Result<Self> {
+impl PeerPair {
+    fn new(lab: &BenchEnv) -> Result<Self> {
         let size = size(lab);
         let room = lab.room("peer", 4 * size)?;
         let native = room.path().join(FILE);
@@ -99,7 +99,7 @@ impl Place {
     }
 
     /// All of it made local: by peers, and from the mirror.
-    fn staged(&self, lab: &Lab) -> Result<Rows> {
+    fn staged(&self, lab: &BenchEnv) -> Result<Rows> {
         let (size, mut mirror) = (size(lab) as f64, Samples::default());
         let sides = in_turn(lab.sizes.runs, |side| {
             let before = self.cluster.reads();
@@ -115,14 +115,14 @@ impl Place {
         })?;
         let name = "mount --wait, from a peer";
         Ok(Rows {
-            pairs: vec![Pair::new(name, Unit::Megabytes, "from the mirror, without TLS", sides)],
-            figures: vec![Figure::new(&format!("{name}: read of the mirror"), Unit::Fetched, mirror)],
+            pairs: vec![Comparison::new(name, MeasureUnit::Megabytes, "from the mirror, without TLS", sides)],
+            figures: vec![Figure::new(&format!("{name}: read of the mirror"), MeasureUnit::Fetched, mirror)],
             ..Rows::default()
         })
     }
 
     /// fio on a node that has nothing yet, and on the disk's own file system.
-    fn compare(&self, lab: &Lab, name: &str, job: &Job) -> Result<Pair> {
+    fn compare(&self, lab: &BenchEnv, name: &str, job: &FioJob) -> Result<Comparison> {
         let read = |path: &Path| {
             lab.drop_pages(&self.native)?;
             fio::read(job, path, size(lab))
@@ -131,6 +131,6 @@ impl Place {
             Side::Baseline => read(&self.native),
             Side::Bdnfs => self.on_new(true, |node| read(&node.mount().join(FILE))),
         })?;
-        Ok(Pair::new(name, Unit::Megabytes, &lab.native, sides))
+        Ok(Comparison::new(name, MeasureUnit::Megabytes, &lab.native, sides))
     }
 }

@@ -19,9 +19,9 @@ const BUFFER: usize = 64 << 10;
 
 /// A loop over a tree that [`data::tree`] made.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Probe {
+pub struct TreeProbe {
     /// What is done with each file.
-    pub what: What,
+    pub what: ProbeKind,
     /// The tree.
     pub directory: PathBuf,
     /// How many files it has.
@@ -40,7 +40,7 @@ pub struct Probe {
 
 /// What is done with each file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum What {
+pub enum ProbeKind {
     /// Opened and closed.
     Open,
     /// Opened, read and closed.
@@ -51,7 +51,7 @@ pub enum What {
     Walk,
 }
 
-impl Probe {
+impl TreeProbe {
     /// Does it in another process, and answers with files per second.
     ///
     /// # Errors
@@ -95,11 +95,11 @@ impl Probe {
 
     /// The paths that each thread takes on: of files, or for a walk of directories.
     fn parts(&self) -> Result<Vec<Vec<CString>>> {
-        let step = if self.what == What::Walk { self.per_directory } else { 1 };
+        let step = if self.what == ProbeKind::Walk { self.per_directory } else { 1 };
         let names = (0..self.files).step_by(step).map(|index| data::name(index, self.per_directory));
         let paths = names.map(|name| {
             let path = Path::new(&name);
-            c_string(if self.what == What::Walk { path.parent().unwrap_or(path) } else { path })
+            c_string(if self.what == ProbeKind::Walk { path.parent().unwrap_or(path) } else { path })
         });
         let paths: Vec<CString> = paths.collect::<Result<_>>()?;
         Ok(paths.chunks(paths.len().div_ceil(self.threads).max(1)).map(<[_]>::to_vec).collect())
@@ -126,13 +126,13 @@ impl Probe {
         let mut files = 0;
         for path in paths {
             match self.what {
-                What::Open => drop(open(root, path, OFlags::empty())?),
-                What::Read => read(root, path, &mut buffer)?,
-                What::Stat => stat(root, path)?,
-                What::Walk => files += walk(root, path)?,
+                ProbeKind::Open => drop(open(root, path, OFlags::empty())?),
+                ProbeKind::Read => read(root, path, &mut buffer)?,
+                ProbeKind::Stat => stat(root, path)?,
+                ProbeKind::Walk => files += walk(root, path)?,
             }
         }
-        Ok(if self.what == What::Walk { files } else { paths.len() })
+        Ok(if self.what == ProbeKind::Walk { files } else { paths.len() })
     }
 }
 
@@ -181,12 +181,12 @@ mod tests {
     fn probe_of_tree_sees_every_file() {
         let directory = tempfile::tempdir().unwrap();
         data::tree(directory.path(), 25, 10, 100).unwrap();
-        for what in [What::Open, What::Read, What::Stat, What::Walk] {
+        for what in [ProbeKind::Open, ProbeKind::Read, ProbeKind::Stat, ProbeKind::Walk] {
             let path = directory.path().to_owned();
             let probe =
-                Probe { what, directory: path, files: 25, per_directory: 10, threads: 2, hot: Some(0) };
+                TreeProbe { what, directory: path, files: 25, per_directory: 10, threads: 2, hot: Some(0) };
             assert!(probe.here().unwrap() > 0.0);
-            let more = Probe { files: 26, ..probe };
+            let more = TreeProbe { files: 26, ..probe };
             assert!(more.here().is_err(), "{what:?}");
         }
     }

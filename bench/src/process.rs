@@ -10,9 +10,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// A process, our child or not.
 #[derive(Clone, Copy, Debug)]
-pub struct Process(Pid);
+pub struct ProcessStats(Pid);
 
-impl Process {
+impl ProcessStats {
     /// That with the number `pid`.
     pub fn of(pid: Pid) -> Self {
         Self(pid)
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn process_cost_of_self_is_positive() {
-        let this = Process(rustix::process::getpid());
+        let this = ProcessStats(rustix::process::getpid());
         assert!(this.cpu().unwrap() >= 0.0);
         assert!(this.memory("VmHWM").unwrap() >= this.memory("VmRSS").unwrap() * 0.5);
     }

@@ -1,9 +1,8 @@
-//! The report: the rows of all groups, as JSON, as Markdown and as plots.
+//! The report: the rows of all groups, as JSON and as Markdown.
 
 mod contest;
 mod losses;
 mod markdown;
-mod plot;
 mod rows;
 
 use std::fs;
@@ -15,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::interrupt::Interrupted;
 use crate::lab::Sizes;
-use crate::machine::{self, Machine, Ticks};
-use crate::unit::Unit;
+use crate::machine::{self, HostInfo, Ticks};
+use crate::unit::MeasureUnit;
 
 pub use markdown::quantity;
-pub use rows::{Figure, Growth, Pair, Prototype, Rows};
+pub use rows::{Comparison, Figure, Growth, Rows};
 
 /// The version of the JSON. It changes when a reader of the old one would misread the new one.
 const FORMAT: u32 = 2;
@@ -35,22 +34,22 @@ const STOLEN: f64 = 0.02;
 
 /// Everything that a run found out.
 #[derive(Debug, Deserialize, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     format: u32,
-    machine: Machine,
+    machine: HostInfo,
     /// What is measured now.
     #[serde(skip, default = "Sizes::default")]
     sizes: Sizes,
     /// In the order in which they were measured.
-    pub groups: Vec<Group>,
+    pub groups: Vec<RowGroup>,
     /// When the last row of the group under way may begin.
     #[serde(skip)]
     until: Option<Instant>,
 }
 
 /// Rows that belong together.
-#[derive(Debug, Deserialize, Serialize)]
-pub struct Group {
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub struct RowGroup {
     /// What `--only` calls it.
     pub key: String,
     /// What people call it.
@@ -70,36 +69,36 @@ pub struct Group {
     stolen: Option<f64>,
     /// What each step took, what it needs to be prepared, too.
     #[serde(default)]
-    steps: Vec<Step>,
+    steps: Vec<GroupStep>,
     /// Comparisons.
     #[serde(serialize_with = "rows::with_ratios")]
-    pub pairs: Vec<Pair>,
+    pub pairs: Vec<Comparison>,
     /// What bdnfs did alone.
     pub figures: Vec<Figure>,
     /// How figures grow.
     pub growths: Vec<Growth>,
-    missed: Vec<Missed>,
+    missed: Vec<MissedRow>,
 }
 
 /// How long a row took, or what several of them need.
 #[derive(Debug, Deserialize, Serialize)]
-struct Step {
+struct GroupStep {
     name: String,
     seconds: f64,
 }
 
 /// A row that could not be measured.
 #[derive(Debug, Deserialize, Serialize)]
-struct Missed {
+struct MissedRow {
     name: String,
     why: String,
 }
 
-impl Group {
+impl RowGroup {
     /// Whether as much was measured as in `other`: instructions are the same, however much else was.
     pub fn is_like(&self, other: &Self) -> bool {
         let only = |group: &Self| {
-            group.pairs.is_empty() && group.figures.iter().all(|one| one.unit == Unit::Instructions)
+            group.pairs.is_empty() && group.figures.iter().all(|one| one.unit == MeasureUnit::Instructions)
         };
         self.sizes.same(&other.sizes) || (only(self) && only(other))
     }
@@ -110,9 +109,9 @@ impl Group {
     }
 }
 
-impl Report {
+impl BenchReport {
     /// A report without rows.
-    pub fn new(machine: Machine, sizes: Sizes) -> Self {
+    pub fn new(machine: HostInfo, sizes: Sizes) -> Self {
         Self { format: FORMAT, machine, sizes, groups: Vec::new(), until: None }
     }
 
@@ -127,21 +126,16 @@ impl Report {
     /// It can't be read, or is of another format.
     pub fn read(path: &Path) -> Result<Self> {
         #[derive(Deserialize)]
-        struct Head {
+        struct FormatVersion {
             format: u32,
         }
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let other = || format!("{} is no report of a benchmark", path.display());
-        let head: Head = serde_json::from_str(&text).with_context(other)?;
+        let head: FormatVersion = serde_json::from_str(&text).with_context(other)?;
         if head.format != FORMAT {
             bail!("{} has format {}, and this program reads format {FORMAT}", path.display(), head.format);
         }
         serde_json::from_str(&text).with_context(other)
-    }
-
-    /// Whether both are of the same build of bdnfs.
-    pub fn same_build(&self, other: &Self) -> bool {
-        self.machine.same_build(&other.machine)
     }
 
     /// Takes over the groups of `earlier`; what is measured again replaces them.
@@ -150,7 +144,7 @@ impl Report {
     }
 
     /// The group that `--only` calls `key`.
-    pub fn find(&self, key: &str) -> Option<&Group> {
+    pub fn find(&self, key: &str) -> Option<&RowGroup> {
         self.groups.iter().find(|group| group.key == key)
     }
 
@@ -158,26 +152,14 @@ impl Report {
     pub fn group(&mut self, key: &str, name: &str, about: impl Into<String>) {
         eprintln!("{name}");
         self.groups.retain(|group| group.key != key);
-        let (key, name, about) = (key.to_owned(), name.to_owned(), about.into());
-        let (began, load) = (machine::now(), machine::load());
-        let (contest, took, stolen, steps) = (false, 0.0, None, Vec::new());
-        let (pairs, figures, growths) = (Vec::new(), Vec::new(), Vec::new());
-        let (missed, sizes) = (Vec::new(), self.sizes);
-        self.groups.push(Group {
-            key,
-            name,
-            about,
-            sizes,
-            contest,
-            began,
-            load,
-            took,
-            stolen,
-            steps,
-            pairs,
-            figures,
-            growths,
-            missed,
+        self.groups.push(RowGroup {
+            key: key.to_owned(),
+            name: name.to_owned(),
+            about: about.into(),
+            sizes: self.sizes,
+            began: machine::now(),
+            load: machine::load(),
+            ..RowGroup::default()
         });
     }
 
@@ -202,7 +184,7 @@ impl Report {
         let why = why.into().replace(&here, ".");
         eprintln!("  {name}: not measured: {why}");
         if let Some(group) = self.groups.last_mut() {
-            group.missed.push(Missed { name: name.to_owned(), why });
+            group.missed.push(MissedRow { name: name.to_owned(), why });
         }
     }
 
@@ -220,7 +202,7 @@ impl Report {
         let seconds = begin.elapsed().as_secs_f64();
         eprintln!("  {name}: {seconds:.1} s");
         if let Some(group) = self.groups.last_mut() {
-            group.steps.push(Step { name: name.to_owned(), seconds });
+            group.steps.push(GroupStep { name: name.to_owned(), seconds });
         }
         match done {
             Ok(rows) => self.add(rows),
@@ -228,6 +210,19 @@ impl Report {
             Err(error) => self.miss(name, format!("{error:#}")),
         }
         Ok(())
+    }
+
+    /// What `make` makes for the rows that follow; `None` where that failed, which the report then says.
+    ///
+    /// # Errors
+    /// Interruption only.
+    pub fn prepare<T>(&mut self, name: &str, make: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        let mut made = None;
+        self.measure(name, || {
+            made = Some(make()?);
+            Ok(Rows::default())
+        })?;
+        Ok(made)
     }
 
     fn add(&mut self, rows: Rows) {
@@ -254,24 +249,19 @@ impl Report {
         group.growths.extend(rows.growths);
     }
 
-    /// Writes `name.json`, `name.md` and the plots into `directory`, and answers with the paths.
+    /// Writes `name.json` and `name.md` into `directory`, and answers with the paths.
     ///
     /// # Errors
     /// They can't be written.
-    pub fn write(&self, directory: &Path, name: &str) -> Result<Vec<PathBuf>> {
+    pub fn write(&self, directory: &Path, name: &str) -> Result<[PathBuf; 2]> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let json = serde_json::to_string_pretty(self).context("cannot write the report as JSON")? + "\n";
-        let plots = self.groups.iter().flat_map(Group::plots).collect::<Vec<_>>();
-        let texts = [("json".to_owned(), json), ("md".to_owned(), self.markdown(name))];
-        let plots = plots.into_iter().map(|(plot, text)| (format!("{plot}.svg"), text));
-        let mut paths = Vec::new();
-        for (ending, text) in texts.into_iter().chain(plots) {
-            let joint = if ending.ends_with(".svg") { '-' } else { '.' };
-            let path = directory.join(format!("{name}{joint}{ending}"));
-            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-            paths.push(path);
+        let texts = [("json", json), ("md", self.markdown(name))];
+        let paths = texts.map(|(ending, text)| (directory.join(format!("{name}.{ending}")), text));
+        for (path, text) in &paths {
+            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
         }
-        Ok(paths)
+        Ok(paths.map(|(path, _)| path))
     }
 }
 
@@ -282,16 +272,16 @@ mod tests {
 
     #[test]
     fn report_with_failed_row_keeps_the_others() {
-        let mut report = Report::new(Machine::default(), Sizes::FULL);
+        let mut report = BenchReport::new(HostInfo::default(), Sizes::FULL);
         report.group("key", "group", "about it");
         let side = |rate: f64| [rate; 2].into_iter().collect::<Samples>();
-        let prototype = Prototype { kind: "kind".into(), reached: 1.0, native: 4.0 };
-        let pair = Pair::new("a row", Unit::Megabytes, "ext4", [side(2000.0), side(1900.0)]).wanting(0.95);
-        let pair = Pair { prototypes: vec![prototype], ..pair };
+        let pair = Comparison::new("a row", MeasureUnit::Megabytes, "ext4", [side(2000.0), side(1900.0)])
+            .wanting(0.95);
         report.measure("a row", || Ok(pair)).unwrap();
         report.measure("another", || anyhow::bail!("fio is not installed") as Result<Rows>).unwrap();
         let text = report.markdown("name");
-        let row = "| a row | ext4 | 2,000 MB/s (2,000 to 2,000) | 1,900 MB/s (1,900 to 1,900) | 0.950 | 0.95 | 0.250 (kind) |";
+        let row =
+            "| a row | ext4 | 2,000 MB/s (2,000 to 2,000) | 1,900 MB/s (1,900 to 1,900) | 0.950 | 0.95 |";
         assert!(text.contains(row), "{text}");
         assert!(text.contains("- another: fio is not installed"), "{text}");
         let failure = report.measure("a third", || Err::<Rows, _>(Interrupted.into())).unwrap_err();
@@ -301,17 +291,18 @@ mod tests {
     #[test]
     fn report_written_and_read_is_equal() {
         let directory = tempfile::tempdir().unwrap();
-        let mut report = Report::new(Machine::default(), Sizes::QUICK);
+        let mut report = BenchReport::new(HostInfo::default(), Sizes::QUICK);
         report.group("key", "group", "about it");
         let side = |figure: f64| [figure].into_iter().collect::<Samples>();
-        let pair = Pair::new("row", Unit::Seconds, "other", [side(4.0), side(2.0)]);
+        let pair = Comparison::new("row", MeasureUnit::Seconds, "other", [side(4.0), side(2.0)]);
         let points = vec![(1.0, side(1.0)), (10.0, side(3.0))];
-        let growth = Growth { name: "time".into(), unit: Unit::Seconds, along: "files".into(), points };
+        let growth =
+            Growth { name: "time".into(), unit: MeasureUnit::Seconds, along: "files".into(), points };
         report.add(Rows { pairs: vec![pair], growths: vec![growth], ..Rows::default() });
         report.write(directory.path(), "name").unwrap();
-        let read = Report::read(&directory.path().join("name.json")).unwrap();
+        let read = BenchReport::read(&directory.path().join("name.json")).unwrap();
         assert_eq!(read.markdown("name"), report.markdown("name"));
-        let mut later = Report::new(Machine::default(), Sizes::QUICK);
+        let mut later = BenchReport::new(HostInfo::default(), Sizes::QUICK);
         later.until(Instant::now());
         later.keep(read);
         later.group("key", "group", "measured again");

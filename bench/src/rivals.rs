@@ -5,20 +5,20 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::bucket::Bucket;
+use crate::bucket::BenchBucket;
 use crate::cat::cat;
-use crate::fio::{self, Job, jobs};
-use crate::lab::Lab;
-use crate::probe::{Probe, What};
-use crate::report::{Pair, Report, Rows};
+use crate::fio::{self, FioJob, jobs};
+use crate::lab::BenchEnv;
+use crate::probe::{ProbeKind, TreeProbe};
+use crate::report::{BenchReport, Comparison, Rows};
 use crate::samples::Samples;
 use crate::staging::{FEWER, SMALL};
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 use crate::{data, interrupt, run};
 
 mod mounted;
 
-use mounted::{Mounted, RIVALS, Rival};
+use mounted::{RIVALS, Rival, RivalMount};
 
 const ABOUT: &str = "The same bucket on an S3 server on loopback that checks signatures, mounted by bdnfs and by every other \
     file system that is installed here, at the settings that its manual gives for reading fast. Each begins with a mount of its \
@@ -31,18 +31,18 @@ const LARGE: [&str; 3] = ["first.bin", "large.bin", "other.bin"];
 const RANDOM: u64 = 1 << 20;
 
 /// A task, its unit, and what is called done.
-struct Task {
+struct RivalTask {
     name: &'static str,
-    unit: Unit,
+    unit: MeasureUnit,
 }
 
-const TASKS: [Task; 6] = [
-    Task { name: "from nothing to the first byte", unit: Unit::Seconds },
-    Task { name: "large file, cold", unit: Unit::Megabytes },
-    Task { name: "large file, once more", unit: Unit::Megabytes },
-    Task { name: "random 4 KiB of another, cold", unit: Unit::Megabytes },
-    Task { name: "list and stat small files, cold", unit: Unit::Files },
-    Task { name: "read small files by 8 threads, cold", unit: Unit::Files },
+const TASKS: [RivalTask; 6] = [
+    RivalTask { name: "from nothing to the first byte", unit: MeasureUnit::Seconds },
+    RivalTask { name: "large file, cold", unit: MeasureUnit::Megabytes },
+    RivalTask { name: "large file, once more", unit: MeasureUnit::Megabytes },
+    RivalTask { name: "random 4 KiB of another, cold", unit: MeasureUnit::Megabytes },
+    RivalTask { name: "list and stat small files, cold", unit: MeasureUnit::Files },
+    RivalTask { name: "read small files by 8 threads, cold", unit: MeasureUnit::Files },
 ];
 /// A result for each task.
 type Results = [f64; TASKS.len()];
@@ -51,7 +51,7 @@ type Results = [f64; TASKS.len()];
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     let (size, files) = (lab.sizes.size / 8, lab.sizes.small / FEWER);
     let about = format!("{ABOUT} Large files: {} MiB each; {files} small ones of 64 KiB.", size >> 20);
     report.group("rivals", "Beside other file systems", about);
@@ -65,10 +65,11 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
     }
     let mut failed = Vec::new();
     report.measure("the bucket", || {
-        let bucket = Bucket::new(lab, LARGE.len() as u64 * size + (files * SMALL) as u64, |directory| {
-            data::tree(&directory.join("small"), files, data::FILES_IN_DIRECTORY, SMALL)?;
-            LARGE.iter().try_for_each(|name| data::file(&directory.join(name), size))
-        })?;
+        let bucket =
+            BenchBucket::new(lab, LARGE.len() as u64 * size + (files * SMALL) as u64, |directory| {
+                data::tree(&directory.join("small"), files, data::FILES_IN_DIRECTORY, SMALL)?;
+                LARGE.iter().try_for_each(|name| data::file(&directory.join(name), size))
+            })?;
         compare(lab, &bucket, &here, &mut failed)
     })?;
     failed.iter().for_each(|(name, why)| report.miss(name, why));
@@ -76,8 +77,8 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
 }
 
 fn compare(
-    lab: &Lab,
-    bucket: &Bucket,
+    lab: &BenchEnv,
+    bucket: &BenchBucket,
     rivals: &[&Rival],
     failed: &mut Vec<(&'static str, String)>,
 ) -> Result<Rows> {
@@ -92,7 +93,7 @@ fn compare(
         others.retain_mut(|(rival, results)| {
             let done = interrupt::check().and_then(|()| {
                 bucket.in_room(lab, |room| {
-                    let mount = Mounted::new(rival, bucket, room)?;
+                    let mount = RivalMount::new(rival, bucket, room)?;
                     tasks(lab, mount.took, mount.point())
                 })
             });
@@ -111,14 +112,14 @@ fn compare(
     let pairs = TASKS.iter().enumerate().flat_map(|(index, task)| {
         let bdnfs = &bdnfs;
         others.iter().map(move |(rival, results)| {
-            Pair::new(task.name, task.unit, rival.name, [side(results, index), side(bdnfs, index)])
+            Comparison::new(task.name, task.unit, rival.name, [side(results, index), side(bdnfs, index)])
         })
     });
     Ok(Rows { pairs: pairs.collect(), ..Rows::default() })
 }
 
 /// Does all tasks in a mount that took `took` seconds to be there.
-fn tasks(lab: &Lab, took: f64, point: &Path) -> Result<Results> {
+fn tasks(lab: &BenchEnv, took: f64, point: &Path) -> Result<Results> {
     let [first, large, other] = LARGE.map(|name| point.join(name));
     let begin = Instant::now();
     run::run(run::command("head").args(["-c", "1"]).arg(&first), fio::JOB)?;
@@ -128,12 +129,13 @@ fn tasks(lab: &Lab, took: f64, point: &Path) -> Result<Results> {
     let cold = rate(cat(&large)?);
     lab.drop_caches()?;
     let again = rate(cat(&large)?);
-    let job = Job { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: RANDOM };
+    let job = FioJob { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: RANDOM };
     let random = fio::read(&job, &other, size)?;
     let small = point.join("small");
     let probe = |what, threads| {
         let directory: PathBuf = small.clone();
-        Probe { what, directory, files, per_directory: data::FILES_IN_DIRECTORY, threads, hot: None }.run()
+        TreeProbe { what, directory, files, per_directory: data::FILES_IN_DIRECTORY, threads, hot: None }
+            .run()
     };
-    Ok([first, cold, again, random, probe(What::Walk, 1)?, probe(What::Read, 8)?])
+    Ok([first, cold, again, random, probe(ProbeKind::Walk, 1)?, probe(ProbeKind::Read, 8)?])
 }

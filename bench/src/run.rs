@@ -12,14 +12,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::interrupt;
-use crate::process::Process;
+use crate::process::ProcessStats;
 
 /// How soon a signal is noticed while a command runs. The command's own end is noticed at once.
 const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What a command did.
 #[derive(Debug)]
-pub struct Ran {
+pub struct ProgramOutput {
     /// Seconds from its start to its end.
     pub seconds: f64,
     /// Seconds of CPU that it and its children used, in user and kernel mode.
@@ -32,7 +32,7 @@ pub struct Ran {
 
 /// A command under way. Dropping it kills it.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningProgram {
     pid: Pid,
     what: String,
     begin: Instant,
@@ -45,14 +45,14 @@ pub struct Running {
 ///
 /// # Errors
 /// It can't be started, fails, or takes longer than `limit`; with what it said.
-pub fn run(command: &mut Command, limit: Duration) -> Result<Ran> {
+pub fn run(command: &mut Command, limit: Duration) -> Result<ProgramOutput> {
     let out = tempfile::tempfile().context("cannot make a temporary file")?;
-    let mut running = Running::start(command, out.try_clone().context("cannot share a file")?)?;
+    let mut running = RunningProgram::start(command, out.try_clone().context("cannot share a file")?)?;
     running.out = Some(out);
     running.wait(limit)
 }
 
-impl Running {
+impl RunningProgram {
     /// Starts `command`, with its standard output going to `out`.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Running {
     ///
     /// # Errors
     /// It fails or takes longer than `limit`; with what it said.
-    pub fn wait(mut self, limit: Duration) -> Result<Ran> {
+    pub fn wait(mut self, limit: Duration) -> Result<ProgramOutput> {
         self.until(limit)?;
         let seconds = self.begin.elapsed().as_secs_f64();
         let (status, cpu, peak) = self.reap()?;
@@ -83,12 +83,12 @@ impl Running {
             let said = text(&mut self.err);
             bail!("{} ended with {status}: {}", self.what, said.trim_end().replace('\n', "; "));
         }
-        Ok(Ran { seconds, cpu, peak, out: self.out.as_mut().map(text).unwrap_or_default() })
+        Ok(ProgramOutput { seconds, cpu, peak, out: self.out.as_mut().map(text).unwrap_or_default() })
     }
 
     /// Its process.
-    pub fn process(&self) -> Process {
-        Process::of(self.pid)
+    pub fn process(&self) -> ProcessStats {
+        ProcessStats::of(self.pid)
     }
 
     /// Whether it has ended.
@@ -126,7 +126,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         if !self.ended {
             // It may have ended by itself.
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn command_that_hangs_is_killed_with_its_children() {
         let (mut read, write) = std::io::pipe().unwrap();
-        let hanging = Running::start(
+        let hanging = RunningProgram::start(
             command("sh").args(["-c", "sleep 1000 & wait"]),
             File::from(std::os::fd::OwnedFd::from(write)),
         );

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::lab::Lab;
-use crate::link::{self, Link};
-use crate::run::{self, Running};
+use crate::lab::BenchEnv;
+use crate::link::{self, ShapedLink};
+use crate::run::{self, RunningProgram};
 
 /// How long the server may take to listen.
 const START: Duration = Duration::from_secs(10);
@@ -27,25 +27,25 @@ pub const REGION: &str = "us-east-1";
 
 /// A server; it ends when dropped.
 #[derive(Debug)]
-pub struct Server {
+pub struct S3Process {
     url: String,
     /// What it says.
     out: File,
     /// What it is asked with.
     ask: PipeWriter,
-    process: Option<Running>,
+    process: Option<RunningProgram>,
 }
 
 /// What the server has served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served {
+pub struct ServedBytes {
     /// Requests.
     pub requests: u64,
     /// Bytes of the bodies that answered them.
     pub bytes: u64,
 }
 
-impl std::ops::Sub for Served {
+impl std::ops::Sub for ServedBytes {
     type Output = Self;
 
     fn sub(self, before: Self) -> Self {
@@ -55,7 +55,7 @@ impl std::ops::Sub for Served {
 
 /// An object of the bucket.
 #[derive(Clone, Debug)]
-pub struct Object {
+pub struct BucketObject {
     /// Its key.
     pub key: String,
     /// Its size in bytes.
@@ -73,12 +73,12 @@ pub struct Download {
     pub cpu: f64,
 }
 
-impl Server {
+impl S3Process {
     /// Serves the buckets below `root`, behind `link` where there is one.
     ///
     /// # Errors
     /// The server is not built or does not start.
-    pub fn start(lab: &Lab, root: &Path, link: Option<&Link>) -> Result<Self> {
+    pub fn start(lab: &BenchEnv, root: &Path, link: Option<&ShapedLink>) -> Result<Self> {
         Self::on_port(lab, root, link, Duration::ZERO, "0")
     }
 
@@ -86,7 +86,13 @@ impl Server {
     ///
     /// # Errors
     /// The server does not start.
-    pub fn move_away(&mut self, lab: &Lab, root: &Path, link: Option<&Link>, late: Duration) -> Result<()> {
+    pub fn move_away(
+        &mut self,
+        lab: &BenchEnv,
+        root: &Path,
+        link: Option<&ShapedLink>,
+        late: Duration,
+    ) -> Result<()> {
         let (_, port) = self.url.rsplit_once(':').context("a URL without a port")?;
         let port = port.trim_end_matches('/').to_owned();
         drop(self.process.take());
@@ -94,7 +100,13 @@ impl Server {
         Ok(())
     }
 
-    fn on_port(lab: &Lab, root: &Path, link: Option<&Link>, late: Duration, port: &str) -> Result<Self> {
+    fn on_port(
+        lab: &BenchEnv,
+        root: &Path,
+        link: Option<&ShapedLink>,
+        late: Duration,
+        port: &str,
+    ) -> Result<Self> {
         if !lab.s3_server.exists() {
             bail!("{} is missing; scripts/bench builds it", lab.s3_server.display());
         }
@@ -104,7 +116,7 @@ impl Server {
         command.arg("--root").arg(root).args(["--port", port]).stdin(asked);
         command.arg("--latency").arg(late.as_millis().to_string());
         command.env("AWS_ACCESS_KEY_ID", KEY_ID).env("AWS_SECRET_ACCESS_KEY", SECRET);
-        let process = Running::start(&mut command, out.try_clone().context("cannot share a file")?)?;
+        let process = RunningProgram::start(&mut command, out.try_clone().context("cannot share a file")?)?;
         let mut server = Self { url: String::new(), out, ask, process: Some(process) };
         // Its first line begins with its URL.
         server.url = server.line(0)?.split(' ').next().unwrap_or_default().to_owned();
@@ -115,14 +127,14 @@ impl Server {
     ///
     /// # Errors
     /// It is gone.
-    pub fn served(&self) -> Result<Served> {
+    pub fn served(&self) -> Result<ServedBytes> {
         let lines = self.said()?.lines().count();
         (&self.ask).write_all(b"\n").context("cannot ask the S3 server")?;
         let line = self.line(lines)?;
         let mut numbers = line.split([' ', ',']).filter_map(|word| word.parse().ok());
         let (requests, bytes) = (numbers.next(), numbers.next());
         let (requests, bytes) = requests.zip(bytes).context("the S3 server does not tell what it served")?;
-        Ok(Served { requests, bytes })
+        Ok(ServedBytes { requests, bytes })
     }
 
     /// A line that it says, or will soon.
@@ -168,7 +180,7 @@ impl Server {
     ///
     /// # Errors
     /// curl is not installed or fails.
-    pub fn download(&self, objects: &[Object], directory: &Path) -> Result<Download> {
+    pub fn download(&self, objects: &[BucketObject], directory: &Path) -> Result<Download> {
         let begin = Instant::now();
         let each = RANGES / objects.len() as u64;
         let (mut files, mut curls) = (Vec::new(), Vec::new());
@@ -184,7 +196,7 @@ impl Server {
                 let config = self.config(&object.key, first, end)?;
                 let mut curl = run::command("curl");
                 curl.args(["--config", "-"]).stdin(Stdio::from(config));
-                curls.push(Running::start(&mut curl, out)?);
+                curls.push(RunningProgram::start(&mut curl, out)?);
             }
             files.push(file);
         }
@@ -205,8 +217,8 @@ impl Server {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn config_of(&self, objects: &[Object]) -> Result<File> {
-        let one = |object: &Object| {
+    pub fn config_of(&self, objects: &[BucketObject]) -> Result<File> {
+        let one = |object: &BucketObject| {
             format!("url = \"{}\"\noutput = \"{}\"\n", self.object(&object.key), object.key)
         };
         told(&objects.iter().map(one).collect::<String>())

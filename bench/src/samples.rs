@@ -10,12 +10,12 @@ const SURE: f64 = 0.9;
 
 /// Measurements of one thing, in the order in which they were taken.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(from = "Told", into = "Told")]
+#[serde(from = "SampleSummary", into = "SampleSummary")]
 pub struct Samples(Vec<f64>);
 
 /// How samples appear in JSON. What follows from the samples is told for readers, and not read again.
 #[derive(Deserialize, Serialize)]
-struct Told {
+struct SampleSummary {
     #[serde(skip_deserializing)]
     median: f64,
     #[serde(skip_deserializing)]
@@ -25,13 +25,13 @@ struct Told {
     samples: Vec<f64>,
 }
 
-impl From<Told> for Samples {
-    fn from(told: Told) -> Self {
+impl From<SampleSummary> for Samples {
+    fn from(told: SampleSummary) -> Self {
         Self(told.samples)
     }
 }
 
-impl From<Samples> for Told {
+impl From<Samples> for SampleSummary {
     fn from(samples: Samples) -> Self {
         Self { median: samples.median(), min: samples.min(), max: samples.max(), samples: samples.0 }
     }

@@ -1,6 +1,5 @@
 //! Small: many files, where names and opens are what costs.
 
-use std::borrow::Cow;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,17 +8,16 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::data::{self, FILES_IN_DIRECTORY};
-use crate::lab::Lab;
-use crate::mount::{Mount, Plan};
-use crate::probe::{Probe, What};
-use crate::report::{Pair, Prototype, Report, Rows};
-use crate::run::{self, Running};
+use crate::lab::BenchEnv;
+use crate::mount::BenchMount;
+use crate::probe::{ProbeKind, TreeProbe};
+use crate::report::{BenchReport, Comparison};
+use crate::run::{self, RunningProgram};
 use crate::samples::{Side, in_turn};
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "Files of 8 KiB in directories of 1,000, all local (open, read), and one directory of many files \
-    (stat, list), in files per second. The prototypes' figures were taken once on Linux 6.18 with two cores: compare \
-    their ratios alone.";
+    (stat, list), in files per second.";
 /// How long `ls -f` may take.
 const LIST: Duration = Duration::from_secs(300);
 /// The size of a small file: a tokenizer's, a label's, a thumbnail's.
@@ -27,15 +25,9 @@ const SMALL: usize = 8 << 10;
 /// The size of a file that is never read.
 const TINY: usize = 1;
 
-const PASSTHROUGH: &str = "passthrough";
-const ENOSYS: &str = "open answered ENOSYS";
-const PACK: &str = "slices of one pack";
-const PACK_ENOSYS: &str = "pack, open answered ENOSYS";
-const READDIRPLUS: &str = "READDIRPLUS";
-
 /// What the kernel has cached when a probe begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Begin {
+enum CacheState {
     /// All that the probe touches.
     Hot,
     /// All but what it knows through the mount.
@@ -45,104 +37,66 @@ enum Begin {
 }
 
 /// What is done, beginning how.
-struct Case {
+struct TreeCase {
     name: &'static str,
-    work: Work,
-    begin: Begin,
-    prototypes: &'static [Prototype],
+    work: TreeWork,
+    begin: CacheState,
 }
 
 /// What is done.
 #[derive(Clone, Copy)]
-enum Work {
-    Probe(What, usize),
+enum TreeWork {
+    TreeProbe(ProbeKind, usize),
     List,
 }
 
-const fn prototype(kind: &'static str, reached: f64, native: f64) -> Prototype {
-    Prototype { kind: Cow::Borrowed(kind), reached, native }
+const fn case(name: &'static str, work: TreeWork, begin: CacheState) -> TreeCase {
+    TreeCase { name, work, begin }
 }
 
-const READ: [Case; 5] = [
-    Case {
-        name: "open, close; 1 thread, hot",
-        work: Work::Probe(What::Open, 1),
-        begin: Begin::Hot,
-        prototypes: &[prototype(PASSTHROUGH, 23.6e3, 560e3), prototype(ENOSYS, 350e3, 560e3)],
-    },
-    Case {
-        name: "open, close; 2 threads, hot",
-        work: Work::Probe(What::Open, 2),
-        begin: Begin::Hot,
-        // 37,000 with a new backing id for each open, 67,000 with one that is kept.
-        prototypes: &[prototype(PASSTHROUGH, 67e3, 850e3), prototype(ENOSYS, 650e3, 850e3)],
-    },
-    Case {
-        name: "open, read, close; hot",
-        work: Work::Probe(What::Read, 1),
-        begin: Begin::Hot,
-        prototypes: &[],
-    },
-    Case {
-        name: "open, read, close; the mount is new, the cache's files are hot",
-        work: Work::Probe(What::Read, 1),
-        begin: Begin::Mounted,
-        prototypes: &[prototype(PASSTHROUGH, 13e3, 260e3), prototype(PACK_ENOSYS, 17.4e3, 260e3)],
-    },
-    Case {
-        name: "open, read, close; all cold",
-        work: Work::Probe(What::Read, 1),
-        begin: Begin::Cold,
-        prototypes: &[prototype(PASSTHROUGH, 8.3e3, 14.2e3), prototype(PACK, 9.9e3, 14.2e3)],
-    },
+const READ: [TreeCase; 5] = [
+    case("open, close; 1 thread, hot", TreeWork::TreeProbe(ProbeKind::Open, 1), CacheState::Hot),
+    case("open, close; 2 threads, hot", TreeWork::TreeProbe(ProbeKind::Open, 2), CacheState::Hot),
+    case("open, read, close; hot", TreeWork::TreeProbe(ProbeKind::Read, 1), CacheState::Hot),
+    case(
+        "open, read, close; the mount is new, the cache's files are hot",
+        TreeWork::TreeProbe(ProbeKind::Read, 1),
+        CacheState::Mounted,
+    ),
+    case("open, read, close; all cold", TreeWork::TreeProbe(ProbeKind::Read, 1), CacheState::Cold),
 ];
 
-const LISTED: [Case; 5] = [
-    Case {
-        name: "stat; hot",
-        work: Work::Probe(What::Stat, 1),
-        begin: Begin::Hot,
-        prototypes: &[prototype(READDIRPLUS, 900e3, 950e3)],
-    },
-    Case { name: "list and stat; hot", work: Work::Probe(What::Walk, 1), begin: Begin::Hot, prototypes: &[] },
-    Case {
-        name: "list and stat; cold",
-        work: Work::Probe(What::Walk, 1),
-        begin: Begin::Cold,
-        prototypes: &[prototype(READDIRPLUS, 277e3, 133e3)],
-    },
-    Case { name: "ls -f; hot", work: Work::List, begin: Begin::Hot, prototypes: &[] },
-    Case { name: "ls -f; cold", work: Work::List, begin: Begin::Cold, prototypes: &[] },
+const LISTED: [TreeCase; 5] = [
+    case("stat; hot", TreeWork::TreeProbe(ProbeKind::Stat, 1), CacheState::Hot),
+    case("list and stat; hot", TreeWork::TreeProbe(ProbeKind::Walk, 1), CacheState::Hot),
+    case("list and stat; cold", TreeWork::TreeProbe(ProbeKind::Walk, 1), CacheState::Cold),
+    case("ls -f; hot", TreeWork::List, CacheState::Hot),
+    case("ls -f; cold", TreeWork::List, CacheState::Cold),
 ];
 
 /// Measures all of it.
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     let (small, listed) = (lab.sizes.small, lab.sizes.listed);
     report.group("small", "Many files", format!("{ABOUT} {small} files; {listed} in the one directory."));
-    with_tree(lab, report, &READ, || Tree::make(lab, small, FILES_IN_DIRECTORY, SMALL))?;
-    with_tree(lab, report, &LISTED, || Tree::make(lab, listed, listed, TINY))
+    with_tree(lab, report, &READ, || SmallFiles::make(lab, small, FILES_IN_DIRECTORY, SMALL))?;
+    with_tree(lab, report, &LISTED, || SmallFiles::make(lab, listed, listed, TINY))
 }
 
 fn with_tree(
-    lab: &Lab,
-    report: &mut Report,
-    cases: &[Case],
-    make: impl FnOnce() -> Result<Tree>,
+    lab: &BenchEnv,
+    report: &mut BenchReport,
+    cases: &[TreeCase],
+    make: impl FnOnce() -> Result<SmallFiles>,
 ) -> Result<()> {
-    let mut tree = None;
-    report.measure("a tree of files", || {
-        tree = Some(make()?);
-        Ok(Rows::default())
-    })?;
-    let Some(tree) = tree else { return Ok(()) };
+    let Some(tree) = report.prepare("a tree of files", make)? else { return Ok(()) };
     cases.iter().try_for_each(|case| report.measure(case.name, || tree.compare(lab, case)))
 }
 
 /// A directory with many files.
-struct Tree {
+struct SmallFiles {
     room: TempDir,
     source: PathBuf,
     files: usize,
@@ -153,8 +107,8 @@ struct Tree {
     hot: u64,
 }
 
-impl Tree {
-    fn make(lab: &Lab, files: usize, per_directory: usize, size: usize) -> Result<Self> {
+impl SmallFiles {
+    fn make(lab: &BenchEnv, files: usize, per_directory: usize, size: usize) -> Result<Self> {
         // Each small file takes a block of 4 KiB at the least, in the source and in the cache, and an inode.
         let room = lab.room("small", 2 * (files * (size + (8 << 10))) as u64)?;
         let source = room.path().join("source");
@@ -165,46 +119,35 @@ impl Tree {
         Ok(tree)
     }
 
-    fn mount(&self, lab: &Lab) -> Result<Mount> {
+    fn mount(&self, lab: &BenchEnv) -> Result<BenchMount> {
         let uri = format!("file://{}", self.source.display());
-        Mount::new(
-            lab,
-            &Plan {
-                source: &uri,
-                room: self.room.path(),
-                wait: self.read,
-                env: &[],
-                options: &[],
-                link: None,
-            },
-        )
+        BenchMount::plain(lab, &uri, self.room.path(), self.read)
     }
 
-    fn compare(&self, lab: &Lab, case: &Case) -> Result<Pair> {
-        if case.begin == Begin::Mounted {
+    fn compare(&self, lab: &BenchEnv, case: &TreeCase) -> Result<Comparison> {
+        if case.begin == CacheState::Mounted {
             // What lies below the mount is to be in memory, and so is what it is compared with.
             self.work(case, &self.source)?;
             self.work(case, self.mount(lab)?.point())?;
         }
         // What is hot is repeated within each turn.
-        let turns = if case.begin == Begin::Hot { lab.sizes.runs } else { lab.sizes.more() };
+        let turns = if case.begin == CacheState::Hot { lab.sizes.runs } else { lab.sizes.more() };
         let sides = in_turn(turns, |side| {
             // A new mount for each turn: nothing of the last one is cached in it.
             let mount = (side == Side::Bdnfs).then(|| self.mount(lab)).transpose()?;
-            let directory = mount.as_ref().map_or(self.source.as_path(), Mount::point);
-            if case.begin == Begin::Cold {
+            let directory = mount.as_ref().map_or(self.source.as_path(), BenchMount::point);
+            if case.begin == CacheState::Cold {
                 lab.drop_caches()?;
             }
             self.work(case, directory)
         })?;
-        let pair = Pair::new(case.name, Unit::Files, &lab.native, sides);
-        Ok(Pair { prototypes: case.prototypes.to_vec(), ..pair })
+        Ok(Comparison::new(case.name, MeasureUnit::Files, &lab.native, sides))
     }
 
-    fn work(&self, case: &Case, directory: &Path) -> Result<f64> {
-        let hot = (case.begin == Begin::Hot).then_some(self.hot);
+    fn work(&self, case: &TreeCase, directory: &Path) -> Result<f64> {
+        let hot = (case.begin == CacheState::Hot).then_some(self.hot);
         match case.work {
-            Work::List => {
+            TreeWork::List => {
                 if hot.is_some() {
                     list(directory)?;
                 }
@@ -215,10 +158,10 @@ impl Tree {
                 }
                 Ok((passes * self.files) as f64 / seconds)
             }
-            Work::Probe(what, threads) => {
+            TreeWork::TreeProbe(what, threads) => {
                 let (directory, files, per_directory) =
                     (directory.to_owned(), self.files, self.per_directory);
-                Probe { what, directory, files, per_directory, threads, hot }.run()
+                TreeProbe { what, directory, files, per_directory, threads, hot }.run()
             }
         }
     }
@@ -229,5 +172,5 @@ fn list(tree: &Path) -> Result<f64> {
     let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
     let directory = tree.join(data::name(0, 1));
     let directory = directory.parent().unwrap_or(tree);
-    Ok(Running::start(run::command("ls").arg("-f").arg(directory), null)?.wait(LIST)?.seconds)
+    Ok(RunningProgram::start(run::command("ls").arg("-f").arg(directory), null)?.wait(LIST)?.seconds)
 }

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::bucket::Bucket;
-use crate::clients::{self, Client};
-use crate::lab::Lab;
-use crate::report::{Pair, Report, Rows};
+use crate::bucket::BenchBucket;
+use crate::clients::{self, CopyClient};
+use crate::lab::BenchEnv;
+use crate::report::{BenchReport, Comparison, Rows};
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 use crate::{cold, data, interrupt};
 
 const ABOUT: &str = "A bucket is copied to the local disk, from the command's start until all of it is durable. bdnfs: `mount \
@@ -29,11 +29,11 @@ pub const FEWER: usize = 25;
 ///
 /// # Errors
 /// Interruption only.
-pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
+pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     let (size, files) = (lab.sizes.size / 2, lab.sizes.small / FEWER);
     let about = format!("{ABOUT} Large: 4 files, {} MiB in all. Small: {files} files of 64 KiB.", size >> 20);
     report.group("staging", "Staging", about);
-    for client in Client::ALL {
+    for client in CopyClient::ALL {
         if let Err(why) = client.installed(lab) {
             report.miss(client.name(), format!("{why:#}"));
         }
@@ -46,19 +46,20 @@ pub fn measure(lab: &Lab, report: &mut Report) -> Result<()> {
 ///
 /// # Errors
 /// The disk fails, or the server does not start.
-pub fn small(lab: &Lab, files: usize) -> Result<Bucket> {
-    Bucket::new(lab, (files * SMALL) as u64, |directory| {
+pub fn small(lab: &BenchEnv, files: usize) -> Result<BenchBucket> {
+    BenchBucket::new(lab, (files * SMALL) as u64, |directory| {
         data::tree(directory, files, data::FILES_IN_DIRECTORY, SMALL)
     })
 }
 
 /// Seconds of every contender, by what it did.
-type Times = BTreeMap<&'static str, Samples>;
+type TimesByClient = BTreeMap<&'static str, Samples>;
 
-fn compare(lab: &Lab, name: &str, bucket: &Bucket) -> Result<Rows> {
+fn compare(lab: &BenchEnv, name: &str, bucket: &BenchBucket) -> Result<Rows> {
     bucket.add(lab)?;
-    let clients: Vec<_> = Client::ALL.into_iter().filter(|client| client.installed(lab).is_ok()).collect();
-    let (mut first, mut again) = (Times::new(), Times::new());
+    let clients: Vec<_> =
+        CopyClient::ALL.into_iter().filter(|client| client.installed(lab).is_ok()).collect();
+    let (mut first, mut again) = (TimesByClient::new(), TimesByClient::new());
     // Many files by one curl each is not what anybody does.
     let curl = bucket.objects()?.len() <= 8;
     for _ in 0..lab.sizes.more() {
@@ -87,13 +88,23 @@ fn compare(lab: &Lab, name: &str, bucket: &Bucket) -> Result<Rows> {
         let others = first.iter().filter(|(who, _)| ![ORIGIN, MIRROR].contains(who));
         rows.pairs.extend(others.map(|(who, seconds)| {
             let sides = [rates(seconds), rates(&first[kind])];
-            Pair::new(&format!("{name}, {kind}"), Unit::Megabytes, &format!("{who}, then sync"), sides)
-                .wanting(WANTED)
+            Comparison::new(
+                &format!("{name}, {kind}"),
+                MeasureUnit::Megabytes,
+                &format!("{who}, then sync"),
+                sides,
+            )
+            .wanting(WANTED)
         }));
     }
     let others = again.iter().filter(|(who, _)| **who != AGAIN);
     rows.pairs.extend(others.map(|(who, seconds)| {
-        Pair::new(&format!("{name}, {AGAIN}"), Unit::Seconds, who, [seconds.clone(), again[AGAIN].clone()])
+        Comparison::new(
+            &format!("{name}, {AGAIN}"),
+            MeasureUnit::Seconds,
+            who,
+            [seconds.clone(), again[AGAIN].clone()],
+        )
     }));
     Ok(rows)
 }
@@ -103,7 +114,7 @@ const MIRROR: &str = "from the mirror";
 const AGAIN: &str = "once more, all of it being here";
 
 /// Seconds of a copy, and of another one over it.
-fn copied(lab: &Lab, client: Client, bucket: &Bucket, room: &Path) -> Result<[f64; 2]> {
+fn copied(lab: &BenchEnv, client: CopyClient, bucket: &BenchBucket, room: &Path) -> Result<[f64; 2]> {
     let begin = Instant::now();
     client.copy(lab, bucket, room, false)?;
     clients::sync(room)?;
@@ -112,7 +123,7 @@ fn copied(lab: &Lab, client: Client, bucket: &Bucket, room: &Path) -> Result<[f6
 }
 
 /// Seconds of a mount until all is local, and of another one with the same cache.
-fn staged(lab: &Lab, bucket: &Bucket, room: &Path, options: &[&str]) -> Result<[f64; 2]> {
+fn staged(lab: &BenchEnv, bucket: &BenchBucket, room: &Path, options: &[&str]) -> Result<[f64; 2]> {
     let first = bucket.mount(lab, room, true, options)?.took;
     Ok([first, bucket.mount(lab, room, true, options)?.took])
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// What a figure is in. In JSON it stands by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "&'static str")]
-pub enum Unit {
+pub enum MeasureUnit {
     /// Millions of bytes in a second.
     Megabytes,
     /// Files in a second.
@@ -30,13 +30,13 @@ pub enum Unit {
     Instructions,
 }
 
-use Unit::{
+use MeasureUnit::{
     Fetched, Files, Instructions, Kept, Mebibytes, Megabytes, Requests, RequestsPerGib, Seconds,
     SecondsPerGib, Times,
 };
 
-/// What stands behind a number, in the order of [`Unit`].
-const NAMES: [(Unit, &str); 11] = [
+/// What stands behind a number, in the order of [`MeasureUnit`].
+const NAMES: [(MeasureUnit, &str); 11] = [
     (Megabytes, "MB/s"),
     (Files, "files/s"),
     (Seconds, "s"),
@@ -50,7 +50,7 @@ const NAMES: [(Unit, &str); 11] = [
     (Instructions, "instructions"),
 ];
 
-impl Unit {
+impl MeasureUnit {
     /// What stands behind a number.
     pub fn name(self) -> &'static str {
         NAMES[self as usize].1
@@ -67,13 +67,13 @@ impl Unit {
     }
 }
 
-impl From<Unit> for &'static str {
-    fn from(unit: Unit) -> Self {
+impl From<MeasureUnit> for &'static str {
+    fn from(unit: MeasureUnit) -> Self {
         unit.name()
     }
 }
 
-impl TryFrom<String> for Unit {
+impl TryFrom<String> for MeasureUnit {
     type Error = String;
 
     fn try_from(name: String) -> Result<Self, String> {
@@ -90,8 +90,8 @@ mod tests {
     fn unit_names_are_unique() {
         for (index, (unit, name)) in NAMES.into_iter().enumerate() {
             assert_eq!((unit as usize, unit.name()), (index, name));
-            assert_eq!(Unit::try_from(name.to_owned()), Ok(unit));
+            assert_eq!(MeasureUnit::try_from(name.to_owned()), Ok(unit));
         }
-        assert!(Unit::try_from("furlongs".to_owned()).is_err());
+        assert!(MeasureUnit::try_from("furlongs".to_owned()).is_err());
     }
 }

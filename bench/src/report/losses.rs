@@ -1,15 +1,13 @@
 //! Losses: where bdnfs is worse than what stands beside it, or misses what is wanted. A page that praises must tell them, too,
 //! and none of them by hand.
 
-use std::fmt::Write;
-
-use super::markdown::{mark, quantity};
-use super::{Group, Pair, Report};
+use super::markdown::{mark, quantity, table};
+use super::{BenchReport, Comparison, RowGroup};
 
 /// From here on a ratio counts as a loss: what lies nearer to 1 is told by no run on any machine.
 const EVEN: f64 = 0.95;
 
-impl Report {
+impl BenchReport {
     /// What is slower than what stands beside it, in a table, the worst first; in another what is faster, but less than is wanted;
     /// and the limits that are passed.
     pub fn losses(&self) -> String {
@@ -18,11 +16,11 @@ impl Report {
         let short: Vec<_> = others.into_iter().filter(|(_, pair)| Some(pair.ratio()) < pair.wanted).collect();
         let mut text = match slower.len() {
             0 => "In no row was bdnfs worse.\n".to_owned(),
-            _ => table(slower),
+            _ => ranked(slower),
         };
         if !short.is_empty() {
             text += "\nFaster, but not by as much as is wanted:\n\n";
-            text += &table(short);
+            text += &ranked(short);
         }
         let over = self.groups.iter().flat_map(|group| {
             let over =
@@ -42,39 +40,32 @@ impl Report {
     }
 }
 
-fn table(mut rows: Vec<(&Group, &Pair)>) -> String {
+fn ranked(mut rows: Vec<(&RowGroup, &Comparison)>) -> String {
     rows.sort_by(|(_, one), (_, other)| one.ratio().total_cmp(&other.ratio()));
-    let mut text = String::from("| where | what | beside | ratio | wanted |\n|---|---|---|---|---|\n");
-    for (group, pair) in rows {
-        let noisy = mark(pair.reach());
+    let cells = |(group, pair): (&RowGroup, &Comparison)| {
+        let ratio = format!("{}{:.3}", mark(pair.reach()), pair.ratio());
         let wanted = pair.wanted.map(|wanted| format!("{wanted:.2}")).unwrap_or_default();
-        // Writing to a string can't fail.
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {noisy}{:.3} | {wanted} |",
-            group.name,
-            pair.name,
-            pair.against,
-            pair.ratio()
-        );
-    }
-    text
+        vec![group.name.clone(), pair.name.clone(), pair.against.clone(), ratio, wanted]
+    };
+    table(&["where", "what", "beside", "ratio", "wanted"], rows.into_iter().map(cells))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Figure, Pair, Rows};
+    use super::super::{Comparison, Figure, Rows};
     use super::*;
     use crate::lab::Sizes;
-    use crate::machine::Machine;
+    use crate::machine::HostInfo;
     use crate::samples::Samples;
-    use crate::unit::Unit;
+    use crate::unit::MeasureUnit;
 
     #[test]
     fn losses_listed_begin_with_the_worst() {
-        let mut report = Report::new(Machine::default(), Sizes::QUICK);
+        let mut report = BenchReport::new(HostInfo::default(), Sizes::QUICK);
         let side = |rate: f64| [rate; 3].into_iter().collect::<Samples>();
-        let pair = |name: &str, rate| Pair::new(name, Unit::Megabytes, "ext4", [side(100.0), side(rate)]);
+        let pair = |name: &str, rate| {
+            Comparison::new(name, MeasureUnit::Megabytes, "ext4", [side(100.0), side(rate)])
+        };
         report.group("key", "Group", "about it");
         assert_eq!(report.losses(), "In no row was bdnfs worse.\n");
         let pairs = vec![
@@ -85,7 +76,7 @@ mod tests {
             pair("allowed", 96.0).wanting(0.85),
         ];
         let figure =
-            |limit| Figure { limit: Some(limit), ..Figure::new("memory", Unit::Mebibytes, side(7.0)) };
+            |limit| Figure { limit: Some(limit), ..Figure::new("memory", MeasureUnit::Mebibytes, side(7.0)) };
         let figures = vec![figure(8.0), figure(6.0)];
         report.measure("rows", || Ok(Rows { pairs, figures, ..Rows::default() })).unwrap();
         let table = "| Group | slower | ext4 | 0.400 |  |\n| Group | slow | ext4 | 0.900 |  |\n\nFaster, but not by as much \

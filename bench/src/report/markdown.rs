@@ -2,18 +2,18 @@
 
 use std::fmt::Write;
 
-use super::{BUSY, CLOSE, Figure, Group, Growth, NOISY, Pair, Prototype, Report, STOLEN};
+use super::{BUSY, BenchReport, CLOSE, Comparison, Figure, Growth, NOISY, RowGroup, STOLEN};
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
-impl Report {
+impl BenchReport {
     pub(super) fn markdown(&self, name: &str) -> String {
         let mut text = format!("# Benchmark {name}\n\n{}\n\n", self.machine());
         text += "A ratio above 1 says that bdnfs was better, whatever the unit. All sides took turns.\n\n";
         text += &self.noise();
         for group in &self.groups {
             // Writing to a string can't fail, here and below.
-            let _ = write!(text, "\n## {}\n\n{}", group.name, group.text(name));
+            let _ = write!(text, "\n## {}\n\n{}", group.name, group.text());
         }
         text
     }
@@ -29,10 +29,10 @@ impl Report {
 
     /// Whether the machine was quiet enough.
     pub fn noise(&self) -> String {
-        let reaches: Vec<f64> = self.groups.iter().flat_map(Group::reaches).collect();
+        let reaches: Vec<f64> = self.groups.iter().flat_map(RowGroup::reaches).collect();
         let (all, noisy) = (reaches.len(), reaches.iter().filter(|reach| **reach > NOISY).count());
         let most = (self.machine.cores() as f64 * BUSY).max(BUSY);
-        let named = |which: &dyn Fn(&Group) -> bool| {
+        let named = |which: &dyn Fn(&RowGroup) -> bool| {
             let groups = self.groups.iter().filter(|group| which(group));
             groups.map(|group| group.name.as_str()).collect::<Vec<_>>()
         };
@@ -70,9 +70,9 @@ impl Report {
     }
 }
 
-impl Group {
-    /// All that there is to say of it, with its plots, whose files' names begin with `stem`.
-    pub fn text(&self, stem: &str) -> String {
+impl RowGroup {
+    /// All that there is to say of it.
+    pub fn text(&self) -> String {
         let mut text = format!("{}\n", self.about);
         let stolen = self.stolen.map(|part| format!(", of which other machines took {:.1} %", part * 100.0));
         let (began, load, stolen) = (&self.began, &self.load, stolen.unwrap_or_default());
@@ -89,15 +89,12 @@ impl Group {
         if !steps.is_empty() {
             let _ = write!(text, "\nSeconds, with preparations: {}.\n", steps.join("; "));
         }
-        for (plot, _) in self.plots() {
-            let _ = write!(text, "\n![{}]({stem}-{plot}.svg)\n", self.name);
-        }
         text
     }
 
     /// How closely each of its figures is known.
     fn reaches(&self) -> Vec<f64> {
-        let pairs = self.pairs.iter().map(Pair::reach);
+        let pairs = self.pairs.iter().map(Comparison::reach);
         let figures = self.figures.iter().map(|figure| figure.value.reach());
         let points = self.growths.iter().flat_map(|growth| &growth.points).map(|(_, value)| value.reach());
         pairs.chain(figures).chain(points).collect()
@@ -114,83 +111,63 @@ impl Group {
             );
         }
         if !self.pairs.is_empty() {
-            let prototypes = self.pairs.iter().any(|pair| !pair.prototypes.is_empty());
             let wanted = self.pairs.iter().any(|pair| pair.wanted.is_some());
-            let columns = [("wanted", wanted), ("prototypes, kernel 6.18", prototypes)];
-            text += "\n| what | beside | it | bdnfs | ratio |";
-            columns.iter().filter(|column| column.1).for_each(|column| {
-                let _ = write!(text, " {} |", column.0);
-            });
-            text += "\n|---|---|---|---|---|";
-            text += &"---|".repeat(columns.iter().filter(|column| column.1).count());
-            text += "\n";
-            self.pairs.iter().for_each(|pair| text += &pair.markdown(wanted, prototypes));
+            let head = ["what", "beside", "it", "bdnfs", "ratio", "wanted"];
+            let columns = if wanted { 6 } else { 5 };
+            text.push('\n');
+            text += &table(&head[..columns], self.pairs.iter().map(|pair| pair.cells()[..columns].to_vec()));
         }
         if self.contest {
             text += "\n</details>\n";
         }
         if !self.figures.is_empty() {
-            text += "\n| bdnfs alone | median (least to most) | limit |\n|---|---|---|\n";
-            self.figures.iter().for_each(|figure| text += &figure.markdown());
+            text.push('\n');
+            let head = ["bdnfs alone", "median (least to most)", "limit"];
+            text += &table(&head, self.figures.iter().map(Figure::cells));
         }
         self.growths.iter().for_each(|growth| text += &growth.markdown());
         text
     }
 }
 
-impl Pair {
-    fn markdown(&self, wanted: bool, prototypes: bool) -> String {
-        let noisy = mark(self.reach());
-        let mut text = format!(
-            "| {} | {} | {} | {} | {noisy}{:.3} |",
-            self.name,
-            self.against,
+impl Comparison {
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.name.clone(),
+            self.against.clone(),
             spread(&self.baseline, self.unit),
             spread(&self.bdnfs, self.unit),
-            self.ratio(),
-        );
-        if wanted {
-            let _ = write!(text, " {} |", self.wanted.map(|ratio| format!("{ratio:.2}")).unwrap_or_default());
-        }
-        if prototypes {
-            let prototype = |one: &Prototype| format!("{:.3} ({})", one.reached / one.native, one.kind);
-            let prototypes: Vec<_> = self.prototypes.iter().map(prototype).collect();
-            let _ = write!(text, " {} |", prototypes.join(", "));
-        }
-        text + "\n"
+            format!("{}{:.3}", mark(self.reach()), self.ratio()),
+            self.wanted.map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
+        ]
     }
 }
 
 impl Figure {
-    fn markdown(&self) -> String {
+    fn cells(&self) -> Vec<String> {
         let limit = self.limit.map(|limit| quantity(limit, self.unit)).unwrap_or_default();
-        format!(
-            "| {} | {}{} | {limit} |\n",
-            self.name,
-            mark(self.value.reach()),
-            spread(&self.value, self.unit)
-        )
+        let value = format!("{}{}", mark(self.value.reach()), spread(&self.value, self.unit));
+        vec![self.name.clone(), value, limit]
     }
 }
 
 impl Growth {
     fn markdown(&self) -> String {
-        let mut text = format!("\n| {} |", self.along);
-        self.points.iter().for_each(|(at, _)| {
-            let _ = write!(text, " {} |", amount(*at, &self.along));
-        });
-        let _ = write!(
-            text,
-            "\n|---|{}\n| {}, {} |",
-            "---|".repeat(self.points.len()),
-            self.name,
-            self.unit.name()
-        );
-        self.points.iter().for_each(|(_, value)| {
-            let _ = write!(text, " {}{} |", mark(value.reach()), number(value.median()));
-        });
-        text + "\n"
+        let head = self.points.iter().map(|(at, _)| amount(*at, &self.along));
+        let head: Vec<_> = [self.along.clone()].into_iter().chain(head).collect();
+        let cell = |value: &Samples| format!("{}{}", mark(value.reach()), number(value.median()));
+        let name = format!("{}, {}", self.name, self.unit.name());
+        let row = [name].into_iter().chain(self.points.iter().map(|(_, value)| cell(value))).collect();
+        format!("\n{}", table(&head, [row]))
     }
+}
+
+/// A table with a line for each of `rows`.
+pub(super) fn table(head: &[impl AsRef<str>], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let head: Vec<_> = head.iter().map(AsRef::as_ref).collect();
+    let mut text = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(head.len()));
+    rows.into_iter().for_each(|row| text += &format!("| {} |\n", row.join(" | ")));
+    text
 }
 
 /// What stands before a figure whose median is known no closer than that.
@@ -198,12 +175,12 @@ pub(super) fn mark(reach: f64) -> &'static str {
     if reach > NOISY { "~" } else { "" }
 }
 
-fn spread(samples: &Samples, unit: Unit) -> String {
+fn spread(samples: &Samples, unit: MeasureUnit) -> String {
     format!("{} ({} to {})", quantity(samples.median(), unit), number(samples.min()), number(samples.max()))
 }
 
 /// A figure with its unit.
-pub fn quantity(value: f64, unit: Unit) -> String {
+pub fn quantity(value: f64, unit: MeasureUnit) -> String {
     format!("{} {}", number(value), unit.name())
 }
 

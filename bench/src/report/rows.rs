@@ -1,19 +1,17 @@
 //! Rows: what a report is made of.
 
-use std::borrow::Cow;
-
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::samples::Samples;
-use crate::unit::Unit;
+use crate::unit::MeasureUnit;
 
 /// bdnfs beside something else.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Pair {
+pub struct Comparison {
     /// What was measured.
     pub name: String,
     /// The unit of both sides.
-    pub unit: Unit,
+    pub unit: MeasureUnit,
     /// What bdnfs is compared with.
     pub against: String,
     /// How that did.
@@ -22,19 +20,6 @@ pub struct Pair {
     pub bdnfs: Samples,
     /// The ratio of the medians that bdnfs is to reach.
     pub wanted: Option<f64>,
-    /// How prototypes did on another machine; only the ratios can be compared.
-    pub prototypes: Vec<Prototype>,
-}
-
-/// What a prototype reached on Linux 6.18 with two cores.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Prototype {
-    /// How it worked.
-    pub kind: Cow<'static, str>,
-    /// What it reached, in the unit of its row.
-    pub reached: f64,
-    /// What ext4 reached beside it.
-    pub native: f64,
 }
 
 /// A figure of bdnfs alone.
@@ -43,7 +28,7 @@ pub struct Figure {
     /// What was measured.
     pub name: String,
     /// Its unit.
-    pub unit: Unit,
+    pub unit: MeasureUnit,
     /// The measurements.
     pub value: Samples,
     /// The most that it is to be.
@@ -56,7 +41,7 @@ pub struct Growth {
     /// What was measured.
     pub name: String,
     /// Its unit.
-    pub unit: Unit,
+    pub unit: MeasureUnit,
     /// What grows, for example `files`.
     pub along: String,
     /// The measurements, by how much of it there was.
@@ -67,24 +52,24 @@ pub struct Growth {
 #[derive(Debug, Default)]
 pub struct Rows {
     /// Comparisons.
-    pub pairs: Vec<Pair>,
+    pub pairs: Vec<Comparison>,
     /// Figures.
     pub figures: Vec<Figure>,
     /// How figures grow.
     pub growths: Vec<Growth>,
 }
 
-impl From<Pair> for Rows {
-    fn from(pair: Pair) -> Self {
+impl From<Comparison> for Rows {
+    fn from(pair: Comparison) -> Self {
         Self { pairs: vec![pair], ..Self::default() }
     }
 }
 
-impl Pair {
+impl Comparison {
     /// bdnfs beside `against`, where no ratio was ever asked for.
-    pub fn new(name: &str, unit: Unit, against: &str, [baseline, bdnfs]: [Samples; 2]) -> Self {
+    pub fn new(name: &str, unit: MeasureUnit, against: &str, [baseline, bdnfs]: [Samples; 2]) -> Self {
         let (name, against) = (name.to_owned(), against.to_owned());
-        Self { name, unit, against, baseline, bdnfs, wanted: None, prototypes: Vec::new() }
+        Self { name, unit, against, baseline, bdnfs, wanted: None }
     }
 
     /// The same, and the ratio that is to be reached.
@@ -118,20 +103,20 @@ impl Pair {
 
 impl Figure {
     /// A figure without a limit.
-    pub fn new(name: &str, unit: Unit, value: Samples) -> Self {
+    pub fn new(name: &str, unit: MeasureUnit, value: Samples) -> Self {
         Self { name: name.to_owned(), unit, value, limit: None }
     }
 }
 
 /// Tells the ratio of each pair, too, so that a reader of the JSON need not work it out.
-pub(super) fn with_ratios<S: Serializer>(pairs: &[Pair], serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn with_ratios<S: Serializer>(pairs: &[Comparison], serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
-    struct Told<'a> {
+    struct PairWithRatio<'a> {
         #[serde(flatten)]
-        pair: &'a Pair,
+        pair: &'a Comparison,
         ratio: f64,
     }
-    serializer.collect_seq(pairs.iter().map(|pair| Told { pair, ratio: pair.ratio() }))
+    serializer.collect_seq(pairs.iter().map(|pair| PairWithRatio { pair, ratio: pair.ratio() }))
 }
 
 #[cfg(test)]
@@ -141,7 +126,7 @@ mod tests {
     #[test]
     fn ratio_of_lower_cost_is_above_one() {
         let side = |figure: f64| [figure].into_iter().collect::<Samples>();
-        let pair = |unit| Pair::new("row", unit, "other", [side(4.0), side(2.0)]).ratio();
-        assert_eq!((pair(Unit::Seconds), pair(Unit::Files)), (2.0, 0.5));
+        let pair = |unit| Comparison::new("row", unit, "other", [side(4.0), side(2.0)]).ratio();
+        assert_eq!((pair(MeasureUnit::Seconds), pair(MeasureUnit::Files)), (2.0, 0.5));
     }
 }

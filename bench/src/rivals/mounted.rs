@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::bucket::Bucket;
+use crate::bucket::BenchBucket;
 use crate::clients;
-use crate::run::{self, Running};
+use crate::run::{self, RunningProgram};
 use crate::s3::{BUCKET, KEY_ID, REGION, SECRET};
 
 /// How long a rival may take to be there.
@@ -22,12 +22,12 @@ pub struct Rival {
     /// The program that has to be there.
     pub program: &'static str,
     /// How it is started in the foreground.
-    start: fn(&Place<'_>) -> Result<Command>,
+    start: fn(&RivalPaths<'_>) -> Result<Command>,
 }
 
 /// What a rival is told.
-struct Place<'a> {
-    bucket: &'a Bucket,
+struct RivalPaths<'a> {
+    bucket: &'a BenchBucket,
     point: &'a Path,
     /// A directory that it may keep things in.
     cache: &'a Path,
@@ -69,7 +69,7 @@ pub const RIVALS: [Rival; 10] = [
 
 /// Mountpoint's manual: as much throughput as there is, and metadata that is never asked for again. Nor is Amazon's service
 /// asked that tells a machine about itself: elsewhere that only costs time.
-fn mount_s3(place: &Place<'_>) -> Command {
+fn mount_s3(place: &RivalPaths<'_>) -> Command {
     let mut command = run::command("mount-s3");
     command.arg(BUCKET).arg(place.point).args(["--foreground", "--read-only", "--force-path-style"]);
     command.args(["--metadata-ttl", "indefinite", "--maximum-throughput-gbps", "100", "--region", REGION]);
@@ -79,7 +79,7 @@ fn mount_s3(place: &Place<'_>) -> Command {
 }
 
 /// rclone's manual ("VFS File Caching", "Performance"): large chunks, no request for a time that the listing has told.
-fn rclone(place: &Place<'_>, mode: &str) -> Command {
+fn rclone(place: &RivalPaths<'_>, mode: &str) -> Command {
     let mut command = clients::rclone(&place.bucket.server);
     command.arg("mount").arg(format!("bench:{BUCKET}")).arg(place.point).arg("--cache-dir").arg(place.cache);
     command.args(["--vfs-cache-mode", mode, "--read-only", "--use-server-modtime", "--no-checksum"]);
@@ -89,7 +89,7 @@ fn rclone(place: &Place<'_>, mode: &str) -> Command {
 }
 
 /// s3fs's manual: parts in parallel, large ones, and what was asked once is remembered.
-fn s3fs(place: &Place<'_>, cache: Option<&Path>) -> Command {
+fn s3fs(place: &RivalPaths<'_>, cache: Option<&Path>) -> Command {
     let mut command = run::command("s3fs");
     command.arg(BUCKET).arg(place.point).arg("-f");
     let cache = cache.map(|path| format!(",use_cache={}", path.display())).unwrap_or_default();
@@ -105,7 +105,7 @@ fn s3fs(place: &Place<'_>, cache: Option<&Path>) -> Command {
 }
 
 /// goofys's manual: names and sizes are remembered.
-fn goofys(place: &Place<'_>) -> Command {
+fn goofys(place: &RivalPaths<'_>) -> Command {
     let mut command = run::command("goofys");
     command.args(["-f", "--stat-cache-ttl", "1h", "--type-cache-ttl", "1h", "--region", REGION]);
     command.args(["--endpoint", place.bucket.server.url(), "-o", "ro"]).arg(BUCKET).arg(place.point);
@@ -114,27 +114,27 @@ fn goofys(place: &Place<'_>) -> Command {
 }
 
 /// A rival at work. Dropping it unmounts it and ends it.
-pub struct Mounted {
+pub struct RivalMount {
     point: PathBuf,
-    process: Option<Running>,
+    process: Option<RunningProgram>,
     /// Seconds until it was there.
     pub took: f64,
 }
 
-impl Mounted {
+impl RivalMount {
     /// Mounts `bucket` below `room`.
     ///
     /// # Errors
     /// It can't be started, ends, or is not there in time; with what it said.
-    pub fn new(rival: &Rival, bucket: &Bucket, room: &Path) -> Result<Self> {
+    pub fn new(rival: &Rival, bucket: &BenchBucket, room: &Path) -> Result<Self> {
         let (point, cache) = (room.join("mount"), room.join("cache"));
         for directory in [&point, &cache] {
             std::fs::create_dir(directory).context("cannot make a directory")?;
         }
-        let mut command = (rival.start)(&Place { bucket, point: &point, cache: &cache })?;
+        let mut command = (rival.start)(&RivalPaths { bucket, point: &point, cache: &cache })?;
         let out = tempfile::tempfile().context("cannot make a temporary file")?;
         let begin = Instant::now();
-        let process = Running::start(&mut command, out)?;
+        let process = RunningProgram::start(&mut command, out)?;
         let mut mounted = Self { point, process: Some(process), took: 0.0 };
         while !mounted.is_there() {
             let process = mounted.process.take().context("a rival was lost")?;
@@ -163,7 +163,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for RivalMount {
     fn drop(&mut self) {
         // Detached, the file system ends by itself; what doesn't is killed with its handle.
         let _ = unmount(&self.point, UnmountFlags::DETACH);
