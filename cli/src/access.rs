@@ -1,6 +1,6 @@
-//! Credentials: gathered here and nowhere else, from the environment, a file and flags. Those that are named travel to the
-//! daemon as names, which it looks up itself; those of the environment in the body of one request. No secret is ever an
-//! argument.
+//! Access to sources: credentials and endpoints, from options, files and the environment, which nothing else reads.
+//! Credentials in secrets and files travel to the agent by name, and it reads them itself; those of the environment travel in
+//! the body of one request. No secret is ever an argument.
 
 mod auth;
 mod azure;
@@ -23,7 +23,7 @@ use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, S3Acc
 use self::environment::Environment;
 use crate::secrets;
 
-/// The variables that hold credentials: a daemon is started without them, since its mounts bring their own.
+/// The environment variables that hold credentials. A daemon is started without them: its mounts bring their own.
 pub const SECRET_VARIABLES: [&str; 17] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -46,53 +46,53 @@ pub const SECRET_VARIABLES: [&str; 17] = [
 
 const ALLOW_HTTP: &str = "AWS_ALLOW_HTTP";
 
-/// A file of credentials or certificates has some thousand bytes; a larger one is another file.
-const LARGEST_FILE: u64 = 1 << 20;
+/// The largest file of credentials or certificates, in bytes. They have some thousands; a larger one is another file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// How a source may be read.
+/// The options for access to a source.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
-pub struct Args {
-    /// URL of the service, where it is another than the scheme's own
+pub struct AccessArgs {
+    /// URL of the service. Default: the public one of the scheme
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
     /// Region of the bucket
     #[arg(long)]
     region: Option<String>,
-    /// Name of the secret with the credentials; without it and its like below, the environment's are used
+    /// Name of the secret with the credentials. Default: the credentials of the environment
     #[arg(long, value_name = "NAME")]
     secret: Option<String>,
     #[command(flatten)]
-    secrets: secrets::Args,
-    /// File with the credentials, in the form of the source's scheme
+    secrets: secrets::SecretsArgs,
+    /// File with the credentials, in the format of the source's scheme
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     credentials: Option<PathBuf>,
     #[command(flatten)]
-    auth: auth::Args,
-    /// Send no credentials: public buckets and repositories
+    auth: auth::AuthArgs,
+    /// Send no credentials, for public buckets and repositories
     #[arg(long, conflicts_with_all = ["credentials", "secret", "auth"])]
     anonymous: bool,
-    /// Allow plain http:// to other machines
+    /// Allow http:// without TLS to other machines
     #[arg(long)]
     allow_http: bool,
-    /// File with certificates (PEM) of authorities to trust beside this machine's
+    /// File with CA certificates (PEM) to trust in addition to the system's
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// Pay for the requests: buckets whose owner doesn't (s3, gs)
+    /// Pay for the requests, for Requester Pays buckets (s3, gs)
     #[arg(long)]
     requester_pays: bool,
-    /// How an S3 service is told the bucket
+    /// Addressing style of the S3 service
     #[arg(long, value_enum, value_name = "STYLE")]
     bucket_style: Option<BucketStyle>,
-    /// What to do with keys that can't be paths
+    /// What to do with object keys that are no valid paths
     #[arg(long, value_enum, default_value_t)]
     bad_names: BadNames,
 }
 
-/// What a certificate begins with (PEM).
-const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+/// The first line of a certificate (PEM).
+const PEM_HEADER: &str = "-----BEGIN CERTIFICATE-----";
 
-/// Where a bucket's name stands in a request.
+/// Where the name of the bucket stands in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum BucketStyle {
     /// https://service/bucket
@@ -101,70 +101,69 @@ enum BucketStyle {
     VirtualHost,
 }
 
-/// What becomes of keys that can't be paths.
+/// What to do with object keys that are no valid paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum BadNames {
-    /// Fail, and tell them
+    /// Fail and name them
     #[default]
     Refuse,
-    /// Percent-encode what is at fault, and every % with it
+    /// Percent-encode the characters at fault, and every %
     Escape,
 }
 
-impl Args {
-    /// Puts together what `uri` may need, from the flags and the environment of this process.
-    pub fn gather(&self, uri: &Uri) -> Result<Access> {
-        self.collect(uri, self.named()?, |name| std::env::var_os(name))
+impl AccessArgs {
+    /// Loads the access to `uri` from the options and the environment of this process.
+    pub fn load(&self, uri: &Uri) -> Result<Access> {
+        self.load_from(uri, self.auth_method()?, |name| std::env::var_os(name))
     }
 
-    /// The same, authorised as a configuration says.
-    pub fn gather_as(&self, uri: &Uri, auth: Option<AuthMethod>) -> Result<Access> {
-        self.collect(uri, auth, |name| std::env::var_os(name))
+    /// Loads the access to `uri`, with the credentials that a configuration names.
+    pub fn load_with_auth(&self, uri: &Uri, auth: Option<AuthMethod>) -> Result<Access> {
+        self.load_from(uri, auth, |name| std::env::var_os(name))
     }
 
-    /// Where secrets are looked for, behind the environment.
+    /// The secret stores, searched after the environment.
     pub fn stores(&self) -> Result<Vec<SecretStore>> {
         self.secrets.stores(|name| std::env::var_os(name))
     }
 
-    /// Where the secret `name` is looked for.
-    pub fn holding(&self, name: &str) -> Result<Vec<SecretStore>> {
-        self.secrets.holding(name, |name| std::env::var_os(name))
+    /// The stores that are searched for the secret `name`.
+    pub fn stores_for(&self, name: &str) -> Result<Vec<SecretStore>> {
+        self.secrets.stores_for(name, |name| std::env::var_os(name))
     }
 
-    /// The same, with plain `http://` permitted or not.
-    pub fn allowing_http(self, allow_http: bool) -> Self {
+    /// The same options, with plain `http://` allowed or not.
+    pub fn with_allow_http(self, allow_http: bool) -> Self {
         Self { allow_http, ..self }
     }
 
-    /// The same for a mirror, which may lie elsewhere. What is not said of it is as for `source`, where they are of one
-    /// kind. Whoever reads a source as nobody writes its mirror as somebody.
-    pub fn of_mirror(&self, mirror: &Own<'_>, source: Option<&Uri>) -> Self {
-        let alike = source.is_none_or(|source| source.scheme() == mirror.uri.scheme());
-        let own = mirror.credentials.is_some() || mirror.secret.is_some() || !alike;
+    /// The options for access to a mirror. Those that `mirror` leaves out are as for `source` where both have one scheme. A
+    /// source may be read anonymously, but never a mirror written so.
+    pub fn for_mirror(&self, mirror: &MirrorAccess<'_>, source: Option<&Uri>) -> Self {
+        let same_scheme = source.is_none_or(|source| source.scheme() == mirror.uri.scheme());
+        let own = mirror.credentials.is_some() || mirror.secret.is_some() || !same_scheme;
         Self {
             endpoint: mirror.endpoint.clone().or(self.endpoint.clone()),
             region: mirror.region.clone().or(self.region.clone()),
             secret: if own { mirror.secret.clone() } else { self.secret.clone() },
             credentials: if own { mirror.credentials.clone() } else { self.credentials.clone() },
-            auth: if own { auth::Args::default() } else { self.auth.clone() },
+            auth: if own { auth::AuthArgs::default() } else { self.auth.clone() },
             anonymous: false,
             requester_pays: false,
             ..self.clone()
         }
     }
 
-    /// How the flags say that a source is authorised.
-    fn named(&self) -> Result<Option<AuthMethod>> {
+    /// The authorization method that the options name.
+    fn auth_method(&self) -> Result<Option<AuthMethod>> {
         match &self.secret {
             Some(name) => Ok(Some(AuthMethod::Secret { auth_secret_name: name.clone() })),
             None => self.auth.method(self.region.as_deref()),
         }
     }
 
-    /// Puts together what `uri` may need: what a flag says goes before what belongs to the credentials, and that before the
-    /// environment.
-    fn collect(
+    /// Loads the access to `uri`. Options take precedence over what the credentials contain, and both over the environment.
+    fn load_from(
         &self,
         uri: &Uri,
         auth: Option<AuthMethod>,
@@ -181,8 +180,8 @@ impl Args {
             requester_pays: self.requester_pays,
             virtual_host: self.bucket_style.map(|style| style == BucketStyle::VirtualHost),
             escape: self.bad_names == BadNames::Escape,
-            secrets: secret.map_or(Ok(Vec::new()), |name| self.secrets.holding(name, &env))?,
-            // A daemon has another working directory.
+            secrets: secret.map_or(Ok(Vec::new()), |name| self.secrets.stores_for(name, &env))?,
+            // The agent has another working directory.
             credentials: self.credentials.as_deref().map(std::path::absolute).transpose()?,
             auth,
             ..Access::default()
@@ -192,35 +191,35 @@ impl Args {
             Uri::Gs { .. } => Access { gcs: Some(self.google(&access, &text)?), ..access },
             Uri::Azure { .. } => Access { azure: Some(self.azure(&access, &text)), ..access },
             Uri::Hf { .. } => {
-                let HubAccess { endpoint, token } = hub::access(self.is_apart(&access), text.0)?;
+                let HubAccess { endpoint, token } = hub::load(self.ignores_environment(&access), text.0)?;
                 let endpoint = self.endpoint.clone().or(endpoint);
                 Access { hub: Some(HubAccess { endpoint, token }), ..access }
             }
             Uri::File(_) | Uri::Http(_) => access,
         };
-        // A secret that isn't there, or has another form, is told here and now.
+        // A missing or malformed secret fails here, not later in the agent.
         Ok(complete_access(uri, access)?)
     }
 
-    /// Whether the environment's credentials don't count.
-    fn is_apart(&self, access: &Access) -> bool {
+    /// Whether the environment's credentials are not used.
+    fn ignores_environment(&self, access: &Access) -> bool {
         self.anonymous || access.auth.is_some() || access.credentials.is_some()
     }
 
     fn s3(&self, uri: &Uri, mut access: Access, env: &Environment) -> Result<Access> {
-        let found = s3::key(env, uri);
+        let environment = s3::load_key(env, uri);
         let is_aws = matches!(uri, Uri::S3 { .. });
-        let machine = is_aws.then(|| s3::machine(env, self.auth.token_file.as_deref())).transpose()?;
+        let machine = is_aws.then(|| s3::load_machine(env, self.auth.token_file.as_deref())).transpose()?;
         let profile = machine.as_ref().map(s3::profile).unwrap_or_default();
-        // A role is taken on with the key that there is.
-        let (keyed, region) = match &access.auth {
+        // A role is assumed with the key of the environment.
+        let (uses_key, region) = match &access.auth {
             Some(AuthMethod::AwsAssumeRole { aws_assume_role_region: region, .. }) => {
                 (true, Some(region.clone()))
             }
             Some(AuthMethod::AwsOidc { aws_oidc_region: region, .. }) => (false, Some(region.clone())),
-            _ => (!self.is_apart(&access), None),
+            _ => (!self.ignores_environment(&access), None),
         };
-        let base = if keyed { found.clone() } else { S3Access::default() };
+        let base = if uses_key { environment.clone() } else { S3Access::default() };
         let (region, endpoint) = (self.region.clone().or(region), self.endpoint.clone());
         access.aws = machine;
         if let Some(given) = access.s3_mut(uri) {
@@ -228,18 +227,18 @@ impl Args {
         }
         let mut access = complete_access(uri, access)?;
         if let Some(given) = access.s3_mut(uri) {
-            given.region = given.region.take().or(found.region).or(profile.region);
-            given.endpoint = given.endpoint.take().or(found.endpoint).or(profile.endpoint);
+            given.region = given.region.take().or(environment.region).or(profile.region);
+            given.endpoint = given.endpoint.take().or(environment.endpoint).or(profile.endpoint);
         }
         Ok(access)
     }
 
     fn google(&self, access: &Access, env: &Environment) -> Result<GcsAccess> {
-        let mut gcs = google::gather(env, self.auth.token_file.as_deref())?;
-        if self.is_apart(access) {
+        let mut gcs = google::load(env, self.auth.token_file.as_deref())?;
+        if self.ignores_environment(access) {
             gcs.service_account = None;
             gcs.anonymous = self.anonymous;
-            // Where this machine's identity is, is for GCP_OIDC to know.
+            // GCP_OIDC needs this machine's identity.
             if !matches!(access.auth, Some(AuthMethod::GcpOidc { .. })) {
                 gcs.application_credentials = None;
             }
@@ -249,8 +248,8 @@ impl Args {
     }
 
     fn azure(&self, access: &Access, env: &Environment) -> AzureAccess {
-        let mut azure = azure::gather(env);
-        if self.is_apart(access) {
+        let mut azure = azure::load(env);
+        if self.ignores_environment(access) {
             let AzureAccess { endpoint, authority, .. } = azure;
             azure = AzureAccess { anonymous: self.anonymous, endpoint, authority, ..AzureAccess::default() };
         }
@@ -259,41 +258,37 @@ impl Args {
     }
 }
 
-/// What is said of a mirror alone.
-pub struct Own<'a> {
-    /// Where it is.
+/// The access options of a mirror alone.
+pub struct MirrorAccess<'a> {
+    /// Its URL.
     pub uri: &'a Uri,
     /// URL of its service.
     pub endpoint: &'a Option<String>,
-    /// Its region.
+    /// Region of its bucket.
     pub region: &'a Option<String>,
     /// File with its credentials.
     pub credentials: &'a Option<PathBuf>,
-    /// Name of the secret with them.
+    /// Name of the secret with its credentials.
     pub secret: &'a Option<String>,
 }
 
-/// The certificates in a file.
+/// The CA certificates in a file.
 fn authorities(path: &Path) -> Result<String> {
     let text = read(path).context("--ca-file")?;
-    if !text.contains(CERTIFICATE) {
-        bail!("--ca-file: {} holds no certificate (expected {CERTIFICATE}, once or more)", shown(path));
+    if !text.contains(PEM_HEADER) {
+        bail!("--ca-file: {} contains no certificate in PEM format ({PEM_HEADER})", path.display());
     }
     Ok(text)
 }
 
-/// What `path` holds, which is not long.
+/// The content of a small file.
 fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
     let size = File::open(path)
-        .and_then(|file| file.take(LARGEST_FILE + 1).read_to_string(&mut text))
-        .with_context(|| shown(path))?;
-    if size as u64 > LARGEST_FILE {
-        bail!("{}: larger than {LARGEST_FILE} bytes, so it is something else", shown(path));
+        .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text))
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    if size as u64 > MAX_FILE_BYTES {
+        bail!("{}: file too large: more than {MAX_FILE_BYTES} bytes", path.display());
     }
     Ok(text)
-}
-
-fn shown(path: &Path) -> String {
-    format!("file {}", path.display())
 }

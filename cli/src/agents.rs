@@ -1,4 +1,4 @@
-//! Finding daemons: by the mounts that they serve, and where an agent listens.
+//! The daemons of this machine, found by the mounts that they serve and at the node agent's socket.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,27 +9,27 @@ use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::socket;
 use bdnfs_fs::mounts;
 
-use crate::pulse;
+use crate::probe;
 use crate::text;
 
-/// What each daemon of this machine answers, by its socket; with `cache` only the daemon of that. What does not answer is
-/// told in a line.
-pub async fn daemons(cache: Option<&Path>) -> Result<BTreeMap<PathBuf, Result<AgentStatus, String>>> {
+/// Queries the status of each daemon of this machine, or only of that of `cache`, by socket. One that does not answer has a
+/// message.
+pub async fn query_all(cache: Option<&Path>) -> Result<BTreeMap<PathBuf, Result<AgentStatus, String>>> {
     let mut sockets = Vec::new();
     match cache {
         Some(cache) => sockets.push(socket::of_cache(cache)),
         None => {
             let mounts = mounts::list()?;
-            let pulses = pulse::all(mounts.iter().map(|mounted| mounted.mountpoint.as_path()));
-            sockets.extend(pulses.iter().filter_map(|pulse| pulse.socket().cloned()));
+            let healths = probe::mounts(mounts.iter().map(|mounted| mounted.mountpoint.as_path()));
+            sockets.extend(healths.iter().filter_map(|probe| probe.socket().cloned()));
             sockets.extend(socket::well_known());
         }
     }
-    asked(sockets).await
+    query(sockets).await
 }
 
-/// What the daemons at `sockets` answer; where nobody listens there is none.
-pub async fn asked(sockets: Vec<PathBuf>) -> Result<BTreeMap<PathBuf, Result<AgentStatus, String>>> {
+/// Queries the status of the daemons at `sockets`; a socket without a daemon has no entry.
+pub async fn query(sockets: Vec<PathBuf>) -> Result<BTreeMap<PathBuf, Result<AgentStatus, String>>> {
     let mut daemons = BTreeMap::new();
     for socket in sockets {
         if daemons.contains_key(&socket) {

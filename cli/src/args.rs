@@ -1,4 +1,4 @@
-//! The command line as a whole: its commands and what they share.
+//! The command line: its commands and global options.
 
 use anyhow::Result;
 use bdnfs_agent::telemetry::traces::Collector;
@@ -10,11 +10,11 @@ use crate::commands::{
 };
 use crate::log;
 
-/// Mount model weights and datasets as read-only directories: there at once, and local once they have been read.
+/// Mount model weights and datasets as read-only directories, from object storage, the Hugging Face Hub or the web.
 #[derive(Debug, Parser)]
 #[command(name = "bdnfs", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
-    /// Tell more of what happens; repeat for more. BDNFS_LOG sets the level exactly (debug, or bdnfs=trace,hyper=info)
+    /// Log more; repeat for more. BDNFS_LOG sets the log level exactly (debug, or bdnfs=trace,hyper=info)
     #[arg(short, long, global = true, action = ArgAction::Count, display_order = 900)]
     verbose: u8,
     #[command(subcommand)]
@@ -24,39 +24,39 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Mount a source on a directory
-    Mount(Box<mount::Args>),
+    Mount(Box<mount::MountArgs>),
     /// Unmount a directory
     #[command(visible_alias = "unmount")]
-    Umount(umount::Args),
-    /// Run a job when all that it reads is local, and look after it
-    Job(job::Args),
-    /// Wait until all of a mount or job is local
-    Wait(wait::Args),
-    /// Show what is mounted, how much of it is local, and how full the caches are
-    Status(status::Args),
-    /// Watch what is fetched, from where and how fast, as it happens
-    Top(top::Args),
+    Umount(umount::UnmountArgs),
+    /// Run jobs whose data is staged before they start
+    Job(job::JobCommandArgs),
+    /// Wait until a mount or job is staged, or has ended
+    Wait(wait::WaitArgs),
+    /// Show mounts, how much of each is local, and the usage of caches
+    Status(status::StatusArgs),
+    /// Watch transfer rates by mount and tier
+    Top(top::TopArgs),
     /// List the files of a source without mounting it
-    Ls(ls::Args),
-    /// Judge a configuration and the weights that it names, line by line
-    Check(check::Args),
-    /// Copy sources into object storage, once, and look after them there
-    Mirror(mirror::Args),
-    /// Nodes that serve each other: their certificates, and who is there
-    Cluster(cluster::Args),
-    /// Tell what a cache holds, and decide what becomes of it
-    Cache(cache::Args),
-    /// Own this node's cache and host its mounts, for as long as it runs
-    Agent(agent::Args),
-    /// Measure this machine, beside its own file system and other ways to read the same
-    Bench(bench::Args),
-    /// Own a cache and host its mounts; `bdnfs mount` starts it
+    Ls(ls::ListArgs),
+    /// Check a configuration file and every source it names
+    Check(check::CheckArgs),
+    /// Copy sources into object storage and manage the copies
+    Mirror(mirror::MirrorCommandArgs),
+    /// Manage certificates of cluster nodes and list the members
+    Cluster(cluster::ClusterCommandArgs),
+    /// Inspect, pin, verify and evict cached snapshots
+    Cache(cache::CacheCommandArgs),
+    /// Run the agent of this node, which owns its cache, mounts and jobs
+    Agent(agent::AgentCommandArgs),
+    /// Benchmark bdnfs on this machine against other ways to read the same data
+    Bench(bench::BenchArgs),
+    /// Run a daemon that exits with its last mount; `bdnfs mount` starts it
     #[command(hide = true)]
-    Daemon(daemon::Args),
-    /// Supervise a job's commands; the daemon starts it
+    Daemon(daemon::DaemonArgs),
+    /// Supervise the commands of a job; the agent starts it
     #[command(hide = true)]
     Launch,
-    /// Hold an agent's mounts while there is no agent; the agent starts it
+    /// Keep /dev/fuse descriptors while there is no agent; the agent starts it
     #[command(hide = true)]
     Hold,
 }
@@ -70,23 +70,23 @@ const EXAMPLES: &str = "Examples:
 impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
-        let serves = match &self.command {
+        let is_service = match &self.command {
             Command::Daemon(_) | Command::Agent(_) | Command::Hold => true,
-            Command::Mount(mount) => mount.foreground(),
+            Command::Mount(mount) => mount.is_foreground(),
             _ => false,
         };
         let config = match &self.command {
             Command::Agent(agent) => agent.configuration()?,
-            _ => agent::Config::default(),
+            _ => agent::ConfigFile::default(),
         };
         let collector = match &self.command {
             Command::Agent(agent) => agent.collector(&config)?,
             Command::Daemon(_) => Collector::ambient()?,
-            Command::Mount(mount) if mount.foreground() => Collector::ambient()?,
+            Command::Mount(mount) if mount.is_foreground() => Collector::ambient()?,
             _ => None,
         };
-        // To the end: it is then that the last traces are sent.
-        let _traces = log::start(serves, self.verbose, collector.as_ref())?;
+        // Dropped at the end, which sends the last traces.
+        let _traces = log::start(is_service, self.verbose, collector.as_ref())?;
         match self.command {
             Command::Mount(args) => mount::run(*args, self.verbose),
             Command::Umount(args) => umount::run(&args),
@@ -115,12 +115,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_are_consistent() {
+    fn command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn what_is_wrong_is_a_usage_error() {
+    fn invalid_arguments_are_a_usage_error() {
         for line in [
             "bdnfs",
             "bdnfs mount s3://b/p",

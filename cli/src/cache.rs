@@ -1,4 +1,4 @@
-//! The cache directory, as the command line names it.
+//! The cache options of the command line.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -10,28 +10,28 @@ use bdnfs_agent::api::socket;
 use bdnfs_agent::cache::{CacheConfig, DEFAULT_TENANT};
 use bytesize::ByteSize;
 
-/// The longest path that a unix socket can have on Linux (`sun_path`, less its NUL).
-const LONGEST_SOCKET: usize = 107;
+/// The longest path of a unix socket on Linux, in bytes (`sun_path`, less its NUL).
+const MAX_SOCKET_PATH: usize = 107;
 
-/// Where the cache is and how large it may grow, as asked for.
+/// The options that name a cache and its size.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
-pub struct Args {
-    /// Directory of the cache; by default /var/cache/bdnfs for root, else ~/.cache/bdnfs
+pub struct CacheArgs {
+    /// CacheConfig directory. Default: /var/cache/bdnfs for root, else ~/.cache/bdnfs
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
-    /// The most that the cache may hold (200G, 1.5T); by default all but a twentieth of its disk
+    /// Size limit of the cache, such as 200G or 1.5T. Default: its disk, less 5 % (at most 20 GiB)
     #[arg(long, value_name = "SIZE")]
     cache_size: Option<ByteSize>,
 }
 
-impl Args {
-    /// A directory and a size that were found elsewhere.
+impl CacheArgs {
+    /// The options that a configuration has.
     pub fn new(cache_dir: Option<PathBuf>, cache_size: Option<ByteSize>) -> Self {
         Self { cache_dir, cache_size }
     }
 
-    /// The same, with what `other` says where this says nothing.
+    /// These options, and those of `other` where they are missing.
     pub fn or(&self, other: &Self) -> Self {
         Self {
             cache_dir: self.cache_dir.clone().or(other.cache_dir.clone()),
@@ -39,30 +39,30 @@ impl Args {
         }
     }
 
-    /// Whether a directory was named.
-    pub fn names_directory(&self) -> bool {
+    /// Whether a directory is named.
+    pub fn has_directory(&self) -> bool {
         self.cache_dir.is_some()
     }
 
-    /// The size that was asked for, in bytes.
+    /// The size limit, in bytes.
     pub fn size(&self) -> Option<u64> {
         self.cache_size.map(|size| size.as_u64())
     }
 
-    /// Finds the directory, and makes it when it is missing, for nobody else to look into.
-    pub fn make(&self) -> Result<CacheConfig> {
+    /// Opens the directory. Creates it when it is missing, with mode 0700.
+    pub fn open(&self) -> Result<CacheConfig> {
         let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let root = rustix::process::geteuid().is_root();
         let Some(dir) = self.cache_dir.clone().or_else(|| default_dir(env, root)) else {
-            bail!("no home directory to keep a cache in; name one with --cache-dir");
+            bail!("no home directory for a cache; set --cache-dir");
         };
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         let dir = made.and_then(|()| dir.canonicalize()).with_context(|| {
-            format!("cannot use {} as the cache directory; choose another with --cache-dir", dir.display())
+            format!("cannot use {} as cache directory; choose another with --cache-dir", dir.display())
         })?;
-        if socket::of_cache(&dir).as_os_str().len() > LONGEST_SOCKET {
+        if socket::of_cache(&dir).as_os_str().len() > MAX_SOCKET_PATH {
             bail!(
-                "the path {} is too long to have a control socket; shorten it with --cache-dir",
+                "cache directory {}: path too long for its control socket; choose a shorter one with --cache-dir",
                 dir.display()
             );
         }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_directory_is_the_users_own() {
+    fn default_directory_follows_user_and_xdg() {
         let env = |name: &str| match name {
             "XDG_CACHE_HOME" => Some(PathBuf::from("relative")),
             "HOME" => Some(PathBuf::from("/home/u")),

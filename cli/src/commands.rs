@@ -1,4 +1,4 @@
-//! The commands, a file for each.
+//! The commands, one module each.
 
 pub mod agent;
 pub mod bench;

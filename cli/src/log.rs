@@ -1,4 +1,4 @@
-//! The log: on stderr, which a detached daemon has in its cache directory.
+//! The log on stderr; that of a detached daemon is a file in its cache directory.
 
 use anyhow::{Context, Result};
 use tracing_subscriber::filter::{LevelFilter, Targets, filter_fn};
@@ -8,14 +8,15 @@ use tracing_subscriber::{Layer, registry};
 
 use bdnfs_agent::telemetry::traces::{self, Collector, Traces};
 
-/// Starts it: a daemon tells what it does, a command only what is wrong. `verbose` raises that, and the environment's
-/// BDNFS_LOG, the one thing that is read from it here, takes the place of both. Where there is a `collector`, what happens is
-/// traced for it until the answer is dropped.
-pub fn start(serves: bool, verbose: u8, collector: Option<&Collector>) -> Result<Option<Traces>> {
+/// Starts logging: a service logs what it does, a command only warnings. `verbose` raises the level, and the variable BDNFS_LOG
+/// replaces it. With a `collector`, spans are traced for it until the result is dropped.
+pub fn start(is_service: bool, verbose: u8, collector: Option<&Collector>) -> Result<Option<Traces>> {
     let targets = match std::env::var("BDNFS_LOG") {
-        Ok(text) => text.parse().with_context(|| format!("BDNFS_LOG={text:?} is not a log level"))?,
-        // Libraries talk a lot; only `bdnfs*` is raised.
-        Err(_) => Targets::new().with_default(LevelFilter::WARN).with_target("bdnfs", level(serves, verbose)),
+        Ok(text) => text.parse().with_context(|| format!("invalid log level BDNFS_LOG={text:?}"))?,
+        // Libraries log a lot: only the level of `bdnfs*` is raised.
+        Err(_) => {
+            Targets::new().with_default(LevelFilter::WARN).with_target("bdnfs", level(is_service, verbose))
+        }
     };
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let Some(collector) = collector else {
@@ -34,8 +35,8 @@ pub fn start(serves: bool, verbose: u8, collector: Option<&Collector>) -> Result
     Ok(Some(traces))
 }
 
-fn level(serves: bool, verbose: u8) -> LevelFilter {
-    match u8::from(serves).saturating_add(verbose) {
+fn level(is_service: bool, verbose: u8) -> LevelFilter {
+    match u8::from(is_service).saturating_add(verbose) {
         0 => LevelFilter::WARN,
         1 => LevelFilter::INFO,
         2 => LevelFilter::DEBUG,

@@ -1,8 +1,7 @@
-//! `bdnfs`: model weights and datasets as directories, from the command line.
+//! `bdnfs`: the command line.
 //!
 //! One daemon owns each cache directory and hosts every mount that uses it: the node's agent, or one that `bdnfs mount`
-//! starts when there is none and that ends with its last mount. The commands ask it over its control socket, or the
-//! kernel.
+//! starts when there is none and that exits with its last mount. Commands talk to it over its control socket.
 
 use std::process::ExitCode;
 
@@ -14,14 +13,15 @@ mod args;
 mod cache;
 mod commands;
 mod config;
+mod endpoint;
 mod log;
 mod mirror;
 mod mountpoint;
 mod options;
+mod output;
+mod probe;
 mod progress;
-mod pulse;
 mod secrets;
-mod server;
 mod source;
 mod spawn;
 mod text;
@@ -30,7 +30,7 @@ mod weights;
 fn main() -> ExitCode {
     match args::Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if text::reader_left(&error) => ExitCode::SUCCESS,
+        Err(error) if text::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bdnfs: {}", text::line(&error));
             ExitCode::FAILURE

@@ -1,4 +1,4 @@
-//! Mountpoints: what stands in the way of a mount, said before anything is started, or of its end.
+//! Mount points: checks before a mount, directories created for it, and who keeps one busy.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -8,83 +8,85 @@ use anyhow::{Context, Result, bail};
 use bdnfs_fs::mounts::{self, MountUser};
 use rustix::io::Errno;
 
-use crate::pulse::{self, Pulse};
+use crate::probe::{self, MountHealth};
 
-/// Why nothing can be mounted at a place.
+/// Why a mount point cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Obstacle {
-    /// There is nothing.
-    #[error("{0} does not exist; make it with `mkdir -p {0}`")]
-    Missing(String),
+pub enum MountPointError {
+    /// It does not exist.
+    #[error("mount point {0} does not exist; create it with `mkdir -p {0}`")]
+    NotFound(String),
     /// It is a file.
-    #[error("{0} is not a directory")]
+    #[error("mount point {0} is not a directory")]
     NotDirectory(String),
     /// A bdnfs mount is there.
-    #[error("{0} already has {1} mounted; unmount it first with `bdnfs umount {0}`")]
+    #[error("{1} is already mounted on {0}; unmount it with `bdnfs umount {0}`")]
     Mounted(String, String),
-    /// A bdnfs mount is there and doesn't answer.
-    #[error(
-        "{0} already has {1} mounted, which does not answer; unmount it first with `bdnfs umount --lazy {0}`"
-    )]
-    Stuck(String, String),
+    /// A bdnfs mount is there and does not answer.
+    #[error("{1} is already mounted on {0} and does not respond; unmount it with `bdnfs umount --lazy {0}`")]
+    Unresponsive(String, String),
     /// Another file system is mounted there.
-    #[error("{0} already has another file system mounted ({1}); unmount it, or choose another directory")]
-    Other(String, String),
-    /// The path can't be sent as text.
-    #[error("{0} is not valid UTF-8; choose another directory")]
-    NotText(String),
-    /// There is no FUSE.
-    #[error("there is no /dev/fuse: run `modprobe fuse`, or start the container with `--device /dev/fuse`")]
+    #[error("another file system ({1}) is already mounted on {0}; unmount it, or choose another mount point")]
+    OtherFileSystem(String, String),
+    /// Its path cannot be sent as text.
+    #[error("mount point {0} is not valid UTF-8; choose another")]
+    NotUtf8(String),
+    /// The kernel has no FUSE.
+    #[error("/dev/fuse not found: run `modprobe fuse`, or start the container with `--device /dev/fuse`")]
     NoFuse,
-    /// FUSE is for others.
-    #[error("no permission to use /dev/fuse: run as root, or start the container with `--device /dev/fuse`")]
-    FuseRefused,
+    /// This user may not use FUSE.
+    #[error("permission denied on /dev/fuse: run as root, or start the container with `--device /dev/fuse`")]
+    FusePermission,
 }
 
-/// A place where a mount can be made.
+/// A mount point that can be used.
 #[derive(Debug)]
-pub struct Place {
+pub struct MountPoint {
     /// Its path, absolute and without links.
     pub path: PathBuf,
-    /// What the user should know, a sentence each.
+    /// Notes for the user, a sentence each.
     pub notes: Vec<String>,
 }
 
-/// Makes sure that a mount can be made at `asked`. A mount that a crash left dead there is taken away.
-pub fn prepare(asked: &Path) -> Result<Place> {
-    let path = find(asked)?;
+/// Checks that a file system can be mounted on `path`. A dead mount that a crash left there is removed.
+pub fn prepare(path: &Path) -> Result<MountPoint> {
+    let path = resolve(path)?;
     let name = path.display().to_string();
     let mut notes = Vec::new();
     match mounts::at(&path)? {
         None => {}
-        Some(other) if !other.ours() => return Err(Obstacle::Other(name, other.source).into()),
-        Some(ours) => match pulse::of(&path) {
-            Pulse::Dead => {
+        Some(other) if !other.ours() => {
+            return Err(MountPointError::OtherFileSystem(name, other.source).into());
+        }
+        Some(ours) => match probe::mount(&path) {
+            MountHealth::Dead => {
                 mounts::detach(&path)?;
-                notes.push(format!("a dead mount of {} was taken away from {name}", ours.source));
+                notes.push(format!("removed a dead mount of {} from {name}", ours.source));
             }
-            Pulse::Silent => return Err(Obstacle::Stuck(name, ours.source).into()),
-            Pulse::Alive(_) | Pulse::Unknown(_) => return Err(Obstacle::Mounted(name, ours.source).into()),
+            MountHealth::Unresponsive => return Err(MountPointError::Unresponsive(name, ours.source).into()),
+            MountHealth::Alive(_) | MountHealth::Unknown(_) => {
+                return Err(MountPointError::Mounted(name, ours.source).into());
+            }
         },
     }
-    if !path.metadata().with_context(|| name.clone())?.is_dir() {
-        return Err(Obstacle::NotDirectory(name).into());
+    if !path.metadata().with_context(|| format!("cannot access {name}"))?.is_dir() {
+        return Err(MountPointError::NotDirectory(name).into());
     }
     if std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
-        notes.push(format!("{name} is not empty; what it holds is hidden while the mount is there"));
+        notes.push(format!("mount point {name} is not empty; its files are hidden while it is mounted"));
     }
-    Ok(Place { path, notes })
+    Ok(MountPoint { path, notes })
 }
 
-/// Directories that were made for mounts. Those that are not to be kept go again.
+/// Directories created for mounts. They are removed on drop, unless kept.
 #[derive(Debug, Default)]
-pub struct Made(Vec<PathBuf>);
+pub struct CreatedDirectories(Vec<PathBuf>);
 
-impl Made {
-    /// The directory `location`, below `root` where there is one. What is missing of it is made.
-    pub fn directory(&mut self, location: &Path, root: Option<&Path>) -> Result<PathBuf> {
+impl CreatedDirectories {
+    /// Creates the directory `location`, below `root` where there is one, and its parents.
+    pub fn create(&mut self, location: &Path, root: Option<&Path>) -> Result<PathBuf> {
         let mut path = match root {
-            Some(root) => find(root)?,
+            Some(root) => resolve(root)?,
             None => PathBuf::from("/"),
         };
         for part in location.components().filter(|part| matches!(part, Component::Normal(_))) {
@@ -92,40 +94,42 @@ impl Made {
             let name = path.display();
             match path.symlink_metadata() {
                 Ok(meta) if meta.is_symlink() && root.is_some() => {
-                    bail!("{name} is a link, which may lead out of the root; put a directory there")
+                    bail!(
+                        "{name} is a symbolic link, which may lead out of --root; replace it with a directory"
+                    )
                 }
                 Ok(_) => {}
-                // A mount that a crash left dead, which is dealt with where it matters.
+                // A dead mount that a crash left; `prepare` removes it.
                 Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {}
                 Err(e) if e.kind() == ErrorKind::NotFound => {
                     std::fs::create_dir(&path).with_context(|| {
-                        format!("cannot make {}; choose where all of it goes with --root", path.display())
+                        format!("cannot create {}; choose a writable directory with --root", path.display())
                     })?;
                     self.0.push(path.clone());
                 }
-                Err(e) => return Err(e).with_context(|| name.to_string()),
+                Err(e) => return Err(e).with_context(|| format!("cannot access {name}")),
             }
         }
         Ok(path)
     }
 
-    /// Lets them stay.
+    /// Keeps them.
     pub fn keep(&mut self) {
         self.0.clear();
     }
 }
 
-impl Drop for Made {
+impl Drop for CreatedDirectories {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            // What somebody else uses by now stays.
+            // One that is in use by now stays.
             let _ = std::fs::remove_dir(path);
         }
     }
 }
 
-/// The absolute path of `asked`, without links. A mount left dead there doesn't hinder it.
-pub fn find(asked: &Path) -> Result<PathBuf> {
+/// Resolves the absolute path of a mount point, without symbolic links, even where a dead mount is.
+pub fn resolve(asked: &Path) -> Result<PathBuf> {
     let name = || asked.display().to_string();
     let found = match asked.canonicalize() {
         Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
@@ -138,41 +142,42 @@ pub fn find(asked: &Path) -> Result<PathBuf> {
         found => found,
     };
     match found {
-        Ok(path) if path.to_str().is_none() => Err(Obstacle::NotText(name()).into()),
+        Ok(path) if path.to_str().is_none() => Err(MountPointError::NotUtf8(name()).into()),
         Ok(path) => Ok(path),
-        Err(e) if e.kind() == ErrorKind::NotFound => Err(Obstacle::Missing(name()).into()),
-        Err(e) => Err(e).with_context(name),
+        Err(e) if e.kind() == ErrorKind::NotFound => Err(MountPointError::NotFound(name()).into()),
+        Err(e) => Err(e).with_context(|| format!("cannot access {}", name())),
     }
 }
 
-/// Makes sure that this process may use FUSE at all.
-pub fn fuse() -> Result<()> {
+/// Checks that this process may use FUSE.
+pub fn check_fuse() -> Result<()> {
     match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(_) => Ok(()),
-        // Without the module a device file may be there: then opening it says ENODEV or ENXIO.
+        // Without the kernel module there may be a device file, which fails with ENODEV or ENXIO.
         Err(e) => match Errno::from_io_error(&e) {
-            Some(Errno::NOENT | Errno::NODEV | Errno::NXIO) => Err(Obstacle::NoFuse.into()),
-            Some(Errno::ACCESS | Errno::PERM) => Err(Obstacle::FuseRefused.into()),
+            Some(Errno::NOENT | Errno::NODEV | Errno::NXIO) => Err(MountPointError::NoFuse.into()),
+            Some(Errno::ACCESS | Errno::PERM) => Err(MountPointError::FusePermission.into()),
             _ => Err(e).context("cannot open /dev/fuse"),
         },
     }
 }
 
-/// Why the mount at `path` can't be taken away: who holds it.
-pub fn busy(path: &Path) -> String {
+/// The message that the mount on `path` is busy, and by whom.
+pub fn busy_message(path: &Path) -> String {
     let mounted = mounts::at(path).ok().flatten();
-    held(path, &mounted.map(|mounted| mounts::users(&mounted)).unwrap_or_default())
+    format_busy(path, &mounted.map(|mounted| mounts::users(&mounted)).unwrap_or_default())
 }
 
-fn held(path: &Path, holders: &[MountUser]) -> String {
+fn format_busy(path: &Path, holders: &[MountUser]) -> String {
     let path = path.display();
     if holders.is_empty() {
-        let way_out = format!("try as root, or use `bdnfs umount --lazy {path}`");
-        return format!("{path} is busy: held by a process that this user can't see; {way_out}");
+        return format!(
+            "{path}: target is busy: in use by a process of another user; run as root to see it, or use `bdnfs umount --lazy {path}`"
+        );
     }
     let names: Vec<_> =
         holders.iter().map(|holder| format!("{} (pid {})", holder.command, holder.pid)).collect();
-    format!("{path} is busy: held by {}", names.join(", "))
+    format!("{path}: target is busy: in use by {}", names.join(", "))
 }
 
 #[cfg(test)]
@@ -180,65 +185,69 @@ mod tests {
     use super::*;
 
     #[test]
-    fn obstacles_say_what_to_do() {
+    fn mount_point_error_says_what_to_do() {
         let texts = [
-            (Obstacle::Missing("/m".into()), "/m does not exist; make it with `mkdir -p /m`"),
             (
-                Obstacle::Mounted("/m".into(), "s3://b/p".into()),
-                "/m already has s3://b/p mounted; unmount it first with `bdnfs umount /m`",
+                MountPointError::NotFound("/m".into()),
+                "mount point /m does not exist; create it with `mkdir -p /m`",
             ),
-            (Obstacle::NotDirectory("/m".into()), "/m is not a directory"),
             (
-                Obstacle::NoFuse,
-                "there is no /dev/fuse: run `modprobe fuse`, or start the container with `--device /dev/fuse`",
+                MountPointError::Mounted("/m".into(), "s3://b/p".into()),
+                "s3://b/p is already mounted on /m; unmount it with `bdnfs umount /m`",
+            ),
+            (MountPointError::NotDirectory("/m".into()), "mount point /m is not a directory"),
+            (
+                MountPointError::NoFuse,
+                "/dev/fuse not found: run `modprobe fuse`, or start the container with `--device /dev/fuse`",
             ),
         ];
-        for (obstacle, text) in texts {
-            assert_eq!(obstacle.to_string(), text);
+        for (error, text) in texts {
+            assert_eq!(error.to_string(), text);
         }
     }
 
     #[test]
-    fn places_are_looked_at() {
+    fn prepare_refuses_what_cannot_be_mounted_on() {
         let dir = tempfile::tempdir().expect("directory");
-        let obstacle =
-            |found: Result<Place>| found.expect_err("an obstacle").downcast::<Obstacle>().expect("known");
+        let refusal = |found: Result<MountPoint>| {
+            found.expect_err("an error").downcast::<MountPointError>().expect("known")
+        };
         let missing = dir.path().join("missing");
-        assert!(matches!(obstacle(prepare(&missing)), Obstacle::Missing(_)));
-        assert!(matches!(obstacle(prepare(Path::new("/proc"))), Obstacle::Other(..)));
+        assert!(matches!(refusal(prepare(&missing)), MountPointError::NotFound(_)));
+        assert!(matches!(refusal(prepare(Path::new("/proc"))), MountPointError::OtherFileSystem(..)));
         let file = dir.path().join("file");
         std::fs::write(&file, "").expect("written");
-        assert!(matches!(obstacle(prepare(&file)), Obstacle::NotDirectory(_)));
+        assert!(matches!(refusal(prepare(&file)), MountPointError::NotDirectory(_)));
         let empty = dir.path().join("empty");
         std::fs::create_dir(&empty).expect("made");
-        assert!(prepare(&empty).expect("nothing in the way").notes.is_empty());
-        assert_eq!(prepare(dir.path()).expect("nothing in the way").notes.len(), 1, "it is not empty");
+        assert!(prepare(&empty).expect("usable").notes.is_empty());
+        assert_eq!(prepare(dir.path()).expect("usable").notes.len(), 1, "it is not empty");
     }
 
     #[test]
-    fn what_is_missing_is_made_below_the_root_and_taken_back() {
+    fn created_directories_are_below_the_root_and_removed_unless_kept() {
         let dir = tempfile::tempdir().expect("directory");
         let root = dir.path().canonicalize().expect("there");
         std::os::unix::fs::symlink("/etc", root.join("link")).expect("linked");
-        let mut made = Made::default();
-        let path = made.directory(Path::new("/a/b"), Some(&root)).expect("made");
+        let mut made = CreatedDirectories::default();
+        let path = made.create(Path::new("/a/b"), Some(&root)).expect("made");
         assert_eq!(path, root.join("a/b"));
-        assert_eq!(made.directory(Path::new("/a"), Some(&root)).expect("there"), root.join("a"));
-        let error = made.directory(Path::new("/link/x"), Some(&root)).expect_err("a way out");
-        assert!(error.to_string().contains("is a link"), "{error}");
+        assert_eq!(made.create(Path::new("/a"), Some(&root)).expect("there"), root.join("a"));
+        let error = made.create(Path::new("/link/x"), Some(&root)).expect_err("a way out");
+        assert!(error.to_string().contains("symbolic link"), "{error}");
         drop(made);
         assert!(!root.join("a").exists());
-        let mut made = Made::default();
-        made.directory(Path::new("/a/b"), Some(&root)).expect("made");
+        let mut made = CreatedDirectories::default();
+        made.create(Path::new("/a/b"), Some(&root)).expect("made");
         made.keep();
         assert!(root.join("a/b").is_dir());
     }
 
     #[test]
-    fn holders_are_named() {
+    fn busy_message_names_the_processes() {
         let holder = |name: &str, pid| MountUser { pid, command: name.to_owned() };
-        let text = held(Path::new("/m"), &[holder("python3", 123), holder("bash", 77)]);
-        assert_eq!(text, "/m is busy: held by python3 (pid 123), bash (pid 77)");
-        assert!(held(Path::new("/m"), &[]).contains("--lazy /m"));
+        let text = format_busy(Path::new("/m"), &[holder("python3", 123), holder("bash", 77)]);
+        assert_eq!(text, "/m: target is busy: in use by python3 (pid 123), bash (pid 77)");
+        assert!(format_busy(Path::new("/m"), &[]).contains("--lazy /m"));
     }
 }

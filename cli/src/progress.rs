@@ -1,4 +1,4 @@
-//! Progress of a stage: a bar on a terminal, a line now and then elsewhere.
+//! Progress on stderr: a bar on a terminal, log lines elsewhere.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
 
-/// The least time that a rate is told of: shorter ones are mostly chance.
-const LEAST: Duration = Duration::from_millis(200);
-/// In a log, a line at least this often...
-const LINE_EVERY: Duration = Duration::from_secs(10);
-/// ...and one for each tenth of the way.
-const LINE_STEPS: u64 = 10;
+/// The shortest time over which a rate is computed: shorter ones are mostly chance.
+const MIN_RATE_INTERVAL: Duration = Duration::from_millis(200);
+/// A log has a line at least this often...
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// ...and one for each tenth of the bytes.
+const LOG_STEPS: u64 = 10;
 
-/// Makes all of mount `id` local, showing how far that is on stderr; returns when it is done, or can't be.
+/// Stages the mount `id` and shows the progress; returns when it is staged or has failed.
 pub async fn stage(client: &Client, id: u64) -> Result<StageStatus, ClientError> {
     let mut staging = client.stage(id).await?;
-    let mut display = Display::new("staging", &staging.progress);
+    let mut display = ProgressDisplay::new("staging", &staging.progress);
     loop {
         display.show(&staging.progress);
         match staging.state {
@@ -32,19 +32,19 @@ pub async fn stage(client: &Client, id: u64) -> Result<StageStatus, ClientError>
     }
 }
 
-/// What shows it.
-pub enum Display {
-    /// On a terminal, with what was found to be here already.
+/// The display of progress.
+pub enum ProgressDisplay {
+    /// A bar on a terminal, and how many bytes were local before.
     Bar(ProgressBar, u64),
-    /// Elsewhere.
-    Lines(Lines),
+    /// Lines in a log.
+    Log(ProgressLog),
 }
 
-impl Display {
-    /// Shows `what` is done, on stderr.
+impl ProgressDisplay {
+    /// A display of the operation `what`, on stderr.
     pub fn new(what: &'static str, progress: &Progress) -> Self {
         if !std::io::stderr().is_terminal() {
-            return Self::Lines(Lines::new(what, Instant::now(), progress));
+            return Self::Log(ProgressLog::new(what, Instant::now(), progress));
         }
         let bar = ProgressBar::with_draw_target(Some(progress.bytes), ProgressDrawTarget::stderr());
         let style = "{bar:30} {percent:>3} %  {decimal_bytes} of {decimal_total_bytes}  {decimal_bytes_per_sec}  \
@@ -54,20 +54,20 @@ impl Display {
         Self::Bar(bar, 0)
     }
 
-    /// Shows how far it is.
+    /// Updates the display.
     pub fn show(&mut self, progress: &Progress) {
         match self {
             Self::Bar(bar, found) => {
                 bar.set_position(progress.bytes_done);
-                // What is found to be here already says nothing of the rate.
+                // Bytes that were local before say nothing of the rate.
                 if *found != progress.bytes_found {
                     *found = progress.bytes_found;
                     bar.reset_eta();
                 }
                 bar.set_message(format!("{} of {}", progress.files_done, text::files(progress.files)));
             }
-            Self::Lines(lines) => {
-                if let Some(line) = lines.due(Instant::now(), progress) {
+            Self::Log(log) => {
+                if let Some(line) = log.next_line(Instant::now(), progress) {
                     eprintln!("{line}");
                 }
             }
@@ -75,7 +75,7 @@ impl Display {
     }
 }
 
-impl Drop for Display {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
         if let Self::Bar(bar, _) = self {
             bar.finish_and_clear();
@@ -83,27 +83,28 @@ impl Drop for Display {
     }
 }
 
-/// When a line is due, and what it says.
-pub struct Lines {
+/// The lines of progress in a log.
+pub struct ProgressLog {
     what: &'static str,
     last: Instant,
     fetched: u64,
     step: Option<u64>,
 }
 
-impl Lines {
+impl ProgressLog {
     fn new(what: &'static str, now: Instant, progress: &Progress) -> Self {
         Self { what, last: now, fetched: fetched(progress), step: None }
     }
 
-    fn due(&mut self, now: Instant, progress: &Progress) -> Option<String> {
-        let step = (progress.bytes_done * LINE_STEPS).checked_div(progress.bytes).unwrap_or(LINE_STEPS);
+    /// The next line, when one is due.
+    fn next_line(&mut self, now: Instant, progress: &Progress) -> Option<String> {
+        let step = (progress.bytes_done * LOG_STEPS).checked_div(progress.bytes).unwrap_or(LOG_STEPS);
         let passed = now.duration_since(self.last);
-        if self.step == Some(step) && passed < LINE_EVERY {
+        if self.step == Some(step) && passed < LOG_INTERVAL {
             return None;
         }
         let got = fetched(progress).saturating_sub(self.fetched);
-        let rate = (got as f64 / passed.as_secs_f64().max(LEAST.as_secs_f64())) as u64;
+        let rate = (got as f64 / passed.as_secs_f64().max(MIN_RATE_INTERVAL.as_secs_f64())) as u64;
         *self = Self { what: self.what, last: now, fetched: fetched(progress), step: Some(step) };
         Some(format!(
             "{}: {} of {} ({}), {} of {}, {}/s",
@@ -118,7 +119,7 @@ impl Lines {
     }
 }
 
-/// What was not here before: the part that a rate can be told of.
+/// Bytes fetched by this operation, for the rate.
 fn fetched(progress: &Progress) -> u64 {
     progress.bytes_done.saturating_sub(progress.bytes_found)
 }
@@ -128,22 +129,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_by_tenths_and_by_time() {
+    fn log_has_a_line_per_tenth_and_per_interval() {
         let start = Instant::now();
         let at = |bytes_done| Progress { files: 2, files_done: 1, bytes: 1000, bytes_done, bytes_found: 0 };
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut lines = Lines::new("staging", start, &at(0));
-        assert!(lines.due(start, &at(0)).is_some(), "the first");
-        assert!(lines.due(after(1), &at(99)).is_none());
-        let line = lines.due(after(2), &at(500)).expect("a tenth has passed");
+        let mut log = ProgressLog::new("staging", start, &at(0));
+        assert!(log.next_line(start, &at(0)).is_some(), "the first");
+        assert!(log.next_line(after(1), &at(99)).is_none());
+        let line = log.next_line(after(2), &at(500)).expect("a tenth has passed");
         assert_eq!(line, "staging: 500 B of 1.0 kB (50 %), 1 of 2 files, 250 B/s");
-        assert!(lines.due(after(11), &at(501)).is_none());
-        assert!(lines.due(after(12), &at(501)).is_some(), "time has passed");
+        assert!(log.next_line(after(11), &at(501)).is_none());
+        assert!(log.next_line(after(12), &at(501)).is_some(), "time has passed");
     }
 
     #[test]
-    fn an_empty_stage_is_told_too() {
+    fn log_of_an_empty_stage_has_a_line() {
         let nothing = Progress::default();
-        assert!(Lines::new("staging", Instant::now(), &nothing).due(Instant::now(), &nothing).is_some());
+        assert!(
+            ProgressLog::new("staging", Instant::now(), &nothing)
+                .next_line(Instant::now(), &nothing)
+                .is_some()
+        );
     }
 }

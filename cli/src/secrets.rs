@@ -1,4 +1,4 @@
-//! Where secrets are kept, as the command line and the environment say. No secret is ever an argument, only its place.
+//! Secret stores: directories and files that options and the environment name. No secret is ever an argument.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,64 +7,66 @@ use anyhow::{Context, Result, bail};
 use bdnfs::auth::load;
 use bdnfs::source::{Secret, SecretStore};
 
-/// What the variables that hold secrets begin with. A daemon is started without them.
+/// The prefix of variables that hold secrets. A daemon is started without them.
 pub const PREFIX: &str = "BDNFS_SECRET_";
 /// The variable that names a store, where no option does.
-const STORE: &str = "BDNFS_SECRETS";
+const STORE_VARIABLE: &str = "BDNFS_SECRETS";
 
-/// Where secrets are kept.
+/// The options that name secret stores.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
-pub struct Args {
-    /// Directory with a file for each secret, or a TOML file that only you may read; may be repeated. Before them, the
-    /// secret NAME is looked for in BDNFS_SECRET_<NAME>
+pub struct SecretsArgs {
+    /// Secret store: a directory with a file per secret, or a TOML file with mode 0600; repeatable. The variable
+    /// BDNFS_SECRET_<NAME> takes precedence
     #[arg(long, value_name = "PATH")]
     secrets: Vec<PathBuf>,
 }
 
-impl Args {
-    /// Places that were found elsewhere.
+impl SecretsArgs {
+    /// Stores that a configuration names.
     pub fn new(secrets: Vec<PathBuf>) -> Self {
         Self { secrets }
     }
 
-    /// Where the secret `name` is looked for: in the environment, which nobody else can see and whose secret is therefore
-    /// taken along, then in the stores behind it.
-    pub fn holding(&self, name: &str, env: impl Fn(&str) -> Option<OsString>) -> Result<Vec<SecretStore>> {
+    /// The stores that are searched for the secret `name`: the environment first, which the agent cannot see and whose secret is
+    /// therefore sent along.
+    pub fn stores_for(&self, name: &str, env: impl Fn(&str) -> Option<OsString>) -> Result<Vec<SecretStore>> {
         let variable = variable(name);
         let text = env(&variable).map(OsString::into_string).transpose();
-        let Ok(text) = text else { bail!("the variable {variable} is no UTF-8") };
+        let Ok(text) = text else { bail!("environment variable {variable} is not valid UTF-8") };
         let secrets = text.map(|text| (name.to_owned(), Secret::new(text))).into_iter().collect();
         let mut stores = vec![SecretStore::Environment { secrets, variable }];
         stores.extend(self.stores(env)?);
         Ok(stores)
     }
 
-    /// The stores behind the environment, in the order in which they are asked.
+    /// The stores, in the order in which they are searched after the environment.
     pub fn stores(&self, env: impl Fn(&str) -> Option<OsString>) -> Result<Vec<SecretStore>> {
-        let named = env(STORE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let named = env(STORE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let paths = if self.secrets.is_empty() { named.into_iter().collect() } else { self.secrets.clone() };
         paths.into_iter().map(store).collect()
     }
 }
 
 #[cfg(test)]
-impl Args {
+impl SecretsArgs {
     /// One store.
-    pub fn of(path: &std::path::Path) -> Self {
+    pub fn at(path: &std::path::Path) -> Self {
         Self { secrets: vec![path.to_owned()] }
     }
 }
 
 fn store(path: PathBuf) -> Result<SecretStore> {
-    // A daemon has another working directory.
-    let path = std::path::absolute(&path).with_context(|| format!("secrets {}", path.display()))?;
-    let kind = std::fs::metadata(&path).with_context(|| format!("secrets {}", path.display()))?;
+    // The agent has another working directory.
+    let path =
+        std::path::absolute(&path).with_context(|| format!("cannot read secrets in {}", path.display()))?;
+    let kind =
+        std::fs::metadata(&path).with_context(|| format!("cannot read secrets in {}", path.display()))?;
     if kind.is_dir() {
         return Ok(SecretStore::Directory(path));
     }
     if !kind.is_file() {
-        bail!("secrets {}: neither a directory nor a file", path.display());
+        bail!("cannot read secrets in {}: neither a directory nor a file", path.display());
     }
     Ok(SecretStore::File(path))
 }
@@ -75,15 +77,15 @@ pub fn variable(name: &str) -> String {
     PREFIX.chars().chain(name.chars().map(letter)).collect()
 }
 
-/// Where the secret `name` is, for a person; `None` where it is nowhere. No value is looked at.
-pub fn whereabouts(
+/// The location of the secret `name`, in words; `None` for a missing one. Reads no value.
+pub fn locate(
     name: &str,
     stores: &[SecretStore],
     env: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Option<String>> {
     let variable = variable(name);
     if env(&variable).is_some() {
-        return Ok(Some(format!("the variable {variable}")));
+        return Ok(Some(format!("environment variable {variable}")));
     }
     for store in stores {
         if load::has_secret(store, name)? {
@@ -93,8 +95,8 @@ pub fn whereabouts(
     Ok(None)
 }
 
-/// Whether two names share a variable: whoever sets it sets it for both.
-pub fn alike(a: &str, b: &str) -> bool {
+/// Whether the variables of two secrets have one name.
+pub fn share_variable(a: &str, b: &str) -> bool {
     variable(a) == variable(b)
 }
 
@@ -103,19 +105,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_made_of_names() {
+    fn variable_of_a_name_is_capitals_and_underscores() {
         assert_eq!(variable("hf_access-token.1"), "BDNFS_SECRET_HF_ACCESS_TOKEN_1");
         assert_eq!(variable("schlüssel"), "BDNFS_SECRET_SCHL_SSEL");
-        assert!(alike("a-b", "A_B") && !alike("a", "b"));
+        assert!(share_variable("a-b", "A_B") && !share_variable("a", "b"));
     }
 
     #[test]
-    fn an_option_goes_before_the_variable() {
+    fn stores_with_an_option_ignore_the_variable() {
         let dir = tempfile::tempdir().expect("directory");
-        let env = |name: &str| (name == STORE).then(|| dir.path().into());
+        let env = |name: &str| (name == STORE_VARIABLE).then(|| dir.path().into());
         let here = vec![SecretStore::Directory(dir.path().to_owned())];
-        assert_eq!(Args::default().stores(env).expect("variable"), here);
-        let missing = Args { secrets: vec![dir.path().join("none")] };
+        assert_eq!(SecretsArgs::default().stores(env).expect("variable"), here);
+        let missing = SecretsArgs { secrets: vec![dir.path().join("none")] };
         assert!(format!("{:#}", missing.stores(env).expect_err("missing")).contains("none"));
     }
 }

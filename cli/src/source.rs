@@ -1,4 +1,4 @@
-//! The source, as the command line names it.
+//! Sources on the command line.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -12,46 +12,46 @@ use clap::{Arg, Command, Error};
 
 use crate::access;
 
-/// Which source, which of its files, and how it may be read.
+/// A source, which of its files, and the access to it.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct Args {
+pub struct SourceArgs {
     /// hf://owner/name@revision, s3://bucket/prefix, gs://, r2://, cw://, azure://, https://host/file, or a local /path
     #[arg(value_parser = Parser)]
     source: Source,
     #[command(flatten)]
-    pub how: How,
+    pub options: SourceOptions,
 }
 
-/// Which of a source's files are wanted, and how it may be read.
+/// Which files of a source, and the access to it.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct How {
-    /// Take only files that match; may be repeated
+pub struct SourceOptions {
+    /// Include only files that match the pattern; repeatable
     #[arg(long, value_name = "GLOB", value_parser = glob)]
     allow: Vec<String>,
-    /// Leave out files that match; may be repeated
+    /// Exclude files that match the pattern; repeatable
     #[arg(long, value_name = "GLOB", value_parser = glob)]
     ignore: Vec<String>,
     #[command(flatten)]
-    pub access: access::Args,
+    pub access: access::AccessArgs,
 }
 
-/// Where a source, or a mirror, lives.
+/// The URI of a source or mirror.
 #[derive(Clone, Debug)]
 pub struct Source {
     uri: Uri,
-    /// The same as text, whole: a URL may be signed, and then `uri` doesn't show all of it.
+    /// The same as text, with the signature that `uri` does not show.
     text: Secret,
 }
 
 impl Source {
-    /// Where it lives; a local one by its absolute path.
+    /// The URI; that of a local source has an absolute path.
     pub fn uri(&self) -> &Uri {
         &self.uri
     }
 
-    /// The same as text, which can be read again.
+    /// The URI as text, signature included, that parses back.
     pub fn text(&self) -> &Secret {
         &self.text
     }
@@ -74,28 +74,28 @@ impl Source {
     }
 }
 
-impl Args {
-    /// Where it lives; a local one by its absolute path.
+impl SourceArgs {
+    /// The URI; that of a local source has an absolute path.
     pub fn uri(&self) -> &Uri {
         self.source.uri()
     }
 }
 
-impl How {
-    /// Which files are wanted, as patterns were given: to allow, all where there are none, and to ignore.
+impl SourceOptions {
+    /// The patterns of files to allow, `None` for all, and those of files to ignore.
     pub fn globs(&self) -> (Option<Vec<String>>, Vec<String>) {
         let allow = Some(self.allow.clone()).filter(|allow| !allow.is_empty());
         (allow, self.ignore.clone())
     }
 
-    /// Which files are wanted.
+    /// The patterns, compiled.
     pub fn patterns(&self) -> Result<Patterns> {
         Ok(Patterns::new(&self.allow, &self.ignore)?)
     }
 
-    /// How `uri` may be read, from the environment and the arguments.
+    /// Loads the access to `uri` from the options and the environment.
     pub fn access(&self, uri: &Uri) -> Result<Access> {
-        self.access.gather(uri)
+        self.access.load(uri)
     }
 }
 
@@ -105,14 +105,14 @@ impl FromStr for Source {
     fn from_str(text: &str) -> bdnfs::error::Result<Self> {
         let uri = text.parse()?;
         let Uri::File(path) = &uri else { return Ok(Self { uri, text: Secret::new(text) }) };
-        // A daemon has another working directory.
+        // The agent has another working directory.
         let path = std::path::absolute(path)
             .map_err(|e| bdnfs::error::Error::disk("there is no current directory", e))?;
         Ok(Uri::File(path).into())
     }
 }
 
-/// Reads a source. Unlike the parsers that clap has, it doesn't repeat what it refuses: there may be a password in it.
+/// The parser of sources. Unlike clap's own, its errors do not repeat the value, which may contain a password.
 #[derive(Clone)]
 pub struct Parser;
 
@@ -124,7 +124,7 @@ impl TypedValueParser for Parser {
             |why: &str| Error::raw(ErrorKind::ValueValidation, format!("{why}\n")).with_cmd(command);
         let text = value
             .to_str()
-            .ok_or_else(|| refused("the source is not valid UTF-8; write file:// with %-escapes"))?;
+            .ok_or_else(|| refused("the source is not valid UTF-8; write a file:// URI with %-escapes"))?;
         Source::from_str(text).map_err(|error| refused(&error.to_string()))
     }
 }
@@ -139,14 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_is_sent_whole_and_shown_without_its_signature() {
+    fn signed_source_is_sent_whole_and_shown_without_signature() {
         let signed: Source = "https://host/x?sig=hush".parse().expect("valid");
         assert_eq!(signed.text.expose(), "https://host/x?sig=hush");
         assert!(!format!("{signed:?}").contains("hush"));
     }
 
     #[test]
-    fn a_local_source_is_absolute() {
+    fn local_source_is_made_absolute() {
         let local: Source = "./a b".parse().expect("valid");
         let here = std::env::current_dir().expect("a directory");
         assert!(matches!(&local.uri, Uri::File(path) if *path == here.join("a b")));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_refused_and_not_repeated() {
+    fn source_with_a_password_is_refused_without_repeating_it() {
         let command = Command::new("bdnfs");
         let error =
             Parser.parse_ref(&command, None, OsStr::new("https://me:hush@host/x")).expect_err("a password");

@@ -1,8 +1,9 @@
-//! Starting a daemon of its own process, and learning whether it came up.
+//! Starts a daemon in a process of its own and waits until it is ready.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use bdnfs::error::Kind;
@@ -12,20 +13,24 @@ use bdnfs_agent::cache::{self, CacheConfig};
 use crate::access::SECRET_VARIABLES;
 use crate::secrets;
 
+/// How long a daemon may take to exit before its cache is given up: it makes its data durable first.
+pub const DAEMON_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait before its socket and lock are tried again.
+pub const DAEMON_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// What a detached daemon writes to its parent once it listens; anything else is a [`Failure`].
 pub const READY: &str = "ready";
 
-/// What became of it.
+/// The outcome of starting a daemon.
 #[derive(Debug)]
-pub enum Spawned {
+pub enum SpawnOutcome {
     /// It listens.
     Ready,
-    /// Another daemon has the cache, or is to have it.
-    Busy(Failure),
+    /// Another daemon owns the cache, or is about to.
+    CacheInUse(Failure),
 }
 
 /// Starts a daemon for `cache`, detached from this process, and waits until it listens or has failed.
-pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<Spawned> {
+pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<SpawnOutcome> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("bdnfs").arg("daemon").arg("--cache-dir").arg(&cache.dir);
     if let Some(size) = cache.size {
@@ -48,15 +53,15 @@ pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<Spawned> {
     let mut child = command.spawn().context("cannot start the daemon")?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).context("cannot hear from the daemon")?;
+        BufReader::new(stdout).read_line(&mut line).context("cannot read from the daemon")?;
     }
     if line.trim_end() == READY {
-        return Ok(Spawned::Ready);
+        return Ok(SpawnOutcome::Ready);
     }
     child.wait().context("cannot wait for the daemon")?;
     match serde_json::from_str::<Failure>(&line) {
-        Ok(failure) if failure.is(Kind::Busy) => Ok(Spawned::Busy(failure)),
+        Ok(failure) if failure.is(Kind::Busy) => Ok(SpawnOutcome::CacheInUse(failure)),
         Ok(failure) => Err(failure.into()),
-        Err(_) => Err(anyhow!("the daemon ended before it was ready; see {}", cache.log().display())),
+        Err(_) => Err(anyhow!("the daemon exited before it was ready; see {}", cache.log().display())),
     }
 }

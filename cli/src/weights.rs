@@ -1,4 +1,4 @@
-//! The sources that a configuration names, as commands take them.
+//! The weights of a configuration: sources and their mount points.
 
 use std::path::{Path, PathBuf};
 
@@ -9,44 +9,44 @@ use bdnfs_agent::api::Weights;
 use serde_json::Value;
 
 use crate::config::{self, Document, Format};
-use crate::source::{How, Source};
+use crate::source::{Source, SourceOptions};
 
-/// One of them.
+/// A source and its mount point.
 #[derive(Debug)]
-pub struct Item {
-    /// Where it lives.
+pub struct WeightsEntry {
+    /// The URI.
     pub source: Source,
-    /// Where it is to appear.
-    pub location: PathBuf,
-    /// Patterns of the files to take; `None` takes all.
+    /// The mount point.
+    pub mountpoint: PathBuf,
+    /// Patterns of files to include; `None` for all.
     pub allow: Option<Vec<String>>,
-    /// Patterns of the files to leave out.
+    /// Patterns of files to exclude.
     pub ignore: Vec<String>,
-    /// How it may be read.
+    /// Access to the source.
     pub access: Access,
 }
 
-impl Item {
-    /// The same, as a daemon is told of it.
-    pub fn weights(self) -> Weights {
-        let Self { source, location: mountpoint, allow, ignore, access } = self;
+impl WeightsEntry {
+    /// The weights of a request to the daemon.
+    pub fn into_weights(self) -> Weights {
+        let Self { source, mountpoint, allow, ignore, access } = self;
         Weights { source: source.text().clone(), mountpoint, allow, ignore, access }
     }
 }
 
-/// Reads a configuration. What it doesn't say of how sources are read, `how` does.
+/// Reads the weights of a configuration. `options` are the access options that it lacks.
 ///
 /// # Errors
-/// Where anything in it is rejected, the first of what `bdnfs check` says.
-pub fn read(file: &Path, how: &How) -> Result<Vec<Item>> {
-    let items = Configuration::read(file)?.weights(how)?;
+/// The first rejection of `bdnfs check`.
+pub fn read(file: &Path, options: &SourceOptions) -> Result<Vec<WeightsEntry>> {
+    let items = Configuration::read(file)?.weights(options)?;
     if items.is_empty() {
-        bail!("{} names no weights, so there is nothing to do", file.display());
+        bail!("{} contains no weights", file.display());
     }
     Ok(items)
 }
 
-/// A configuration that was read.
+/// A parsed configuration and its name.
 pub struct Configuration {
     name: String,
     format: Format,
@@ -54,7 +54,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Reads it.
+    /// Reads and parses a file.
     pub fn read(file: &Path) -> Result<Self> {
         let name = file.display().to_string();
         let (format, text) = config::read(file)?;
@@ -64,49 +64,52 @@ impl Configuration {
         }
     }
 
-    /// What it says.
+    /// The root value.
     pub fn value(&self) -> &Value {
         &self.document.value
     }
 
-    /// The weights that it names. What it doesn't say of how they are read, `how` does.
+    /// Its weights. `options` are the access options that it lacks.
     ///
     /// # Errors
     /// Those of [`read`].
-    pub fn weights(&self, how: &How) -> Result<Vec<Item>> {
+    pub fn weights(&self, options: &SourceOptions) -> Result<Vec<WeightsEntry>> {
         let rules = Rules { local: self.format == Format::Toml, strict: false };
-        let (accepted, found) = weights::read(self.value(), rules);
-        self.judge(&found)?;
-        accepted.into_iter().map(|accepted| item(accepted.weights, how)).collect()
+        let (accepted, findings) = weights::read(self.value(), rules);
+        self.report(&findings)?;
+        accepted.into_iter().map(|accepted| entry(accepted.weights, options)).collect()
     }
 
-    /// Tells what is said of it; a failure where any of that is a reject.
-    pub fn judge(&self, found: &Diagnostics) -> Result<()> {
+    /// Prints warnings and notes.
+    ///
+    /// # Errors
+    /// The first rejection.
+    pub fn report(&self, findings: &Diagnostics) -> Result<()> {
         let name = &self.name;
-        let said = |Diagnostic { place, text, .. }: &Diagnostic| {
+        let format = |Diagnostic { place, text, .. }: &Diagnostic| {
             let separator = if place.parent().is_none() { "" } else { ": " };
             format!("{name}:{}: {place}{separator}{text}", self.document.line(place))
         };
         let (rejects, others): (Vec<_>, Vec<_>) =
-            found.iter().partition(|finding| finding.verdict == Severity::Reject);
+            findings.iter().partition(|finding| finding.verdict == Severity::Reject);
         if let Some(first) = rejects.first() {
             let more = match rejects.len() - 1 {
                 0 => String::new(),
-                more => format!(" ({more} more; `bdnfs check {name}` tells them)"),
+                more => format!(" ({more} more; run `bdnfs check {name}`)"),
             };
-            bail!("{}{more}", said(first));
+            bail!("{}{more}", format(first));
         }
-        others.into_iter().for_each(|finding| eprintln!("note: {}", said(finding)));
+        others.into_iter().for_each(|finding| eprintln!("note: {}", format(finding)));
         Ok(())
     }
 }
 
-fn item(weights: WeightsSource, how: &How) -> Result<Item> {
+fn entry(weights: WeightsSource, options: &SourceOptions) -> Result<WeightsEntry> {
     let WeightsSource { source, mount_location, auth, allow_patterns, ignore_patterns } = weights;
-    Ok(Item {
-        access: how.access.gather_as(&source, auth)?,
+    Ok(WeightsEntry {
+        access: options.access.load_with_auth(&source, auth)?,
         source: source.into(),
-        location: mount_location,
+        mountpoint: mount_location,
         allow: allow_patterns,
         ignore: ignore_patterns.unwrap_or_default(),
     })

@@ -1,51 +1,51 @@
-//! Authorisations without a secret, as the command line names them: those of a configuration's `auth`.
+//! Authorization by the identity of the machine: the options for the methods of a configuration's `auth`.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use bdnfs::source::AuthMethod;
 
-/// The region whose token service is asked where nobody names another.
-const REGION: &str = "us-east-1";
+/// The region of AWS's token service where none is named.
+const DEFAULT_STS_REGION: &str = "us-east-1";
 
-/// How a source is authorised by what this machine is.
+/// The options for authorization by the identity of the machine.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
-pub struct Args {
-    /// How this machine is let in without a secret
+pub struct AuthArgs {
+    /// Authorization by the identity of this machine, without a secret
     #[arg(id = "auth", long, value_enum, value_name = "METHOD", ignore_case = true)]
     #[arg(conflicts_with_all = ["secret", "credentials"])]
     auth: Option<Method>,
-    /// ARN of the role that is taken on (AWS_OIDC, AWS_ASSUME_ROLE)
+    /// ARN of the role to assume (AWS_OIDC, AWS_ASSUME_ROLE)
     #[arg(long, value_name = "ARN", requires = "auth")]
     role: Option<String>,
-    /// Address of the service account that is taken on (GCP_OIDC)
+    /// Email address of the service account to impersonate (GCP_OIDC)
     #[arg(long, value_name = "ADDRESS", requires = "auth")]
     service_account: Option<String>,
-    /// Full name of the workload identity provider (GCP_OIDC): projects/../providers/..
+    /// Full name of the workload identity provider (GCP_OIDC): projects/.../providers/...
     #[arg(long, value_name = "NAME", requires = "auth")]
     workload_provider: Option<String>,
-    /// File of this machine's identity token, where the environment doesn't name it
+    /// File with the identity token of this machine. Default: the file that the environment names
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
 
-/// By what a machine is let in.
+/// The methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "SCREAMING_SNAKE_CASE")]
 enum Method {
-    /// A role of AWS, for the machine's identity token
+    /// Assume an AWS role with the machine's identity token
     AwsOidc,
-    /// A role of AWS, for the machine's AWS credentials
+    /// Assume an AWS role with the machine's AWS credentials
     AwsAssumeRole,
-    /// A service account of Google's, for the machine's identity token
+    /// Impersonate a Google service account with the machine's identity token
     GcpOidc,
 }
 
-impl Args {
-    /// What was asked for. AWS's token service is asked in `region`.
+impl AuthArgs {
+    /// The method that the options name. `region` is that of AWS's token service.
     pub fn method(&self, region: Option<&str>) -> Result<Option<AuthMethod>> {
-        let region = region.unwrap_or(REGION).to_owned();
+        let region = region.unwrap_or(DEFAULT_STS_REGION).to_owned();
         Ok(Some(match (self.auth, &self.role, &self.service_account, &self.workload_provider) {
             (None, ..) => return Ok(None),
             (Some(Method::AwsOidc), Some(role), None, None) => {
@@ -60,13 +60,17 @@ impl Args {
                 gcp_oidc_workload_id_provider: provider.clone(),
             },
             (Some(Method::AwsOidc), ..) => {
-                bail!("--auth AWS_OIDC needs --role, and nothing else of its kind")
+                bail!(
+                    "--auth AWS_OIDC needs --role, and takes neither --service-account nor --workload-provider"
+                )
             }
             (Some(Method::AwsAssumeRole), ..) => {
-                bail!("--auth AWS_ASSUME_ROLE needs --role, and nothing else of its kind")
+                bail!(
+                    "--auth AWS_ASSUME_ROLE needs --role, and takes neither --service-account nor --workload-provider"
+                )
             }
             (Some(Method::GcpOidc), ..) => {
-                bail!("--auth GCP_OIDC needs --service-account and --workload-provider")
+                bail!("--auth GCP_OIDC needs --service-account and --workload-provider, and takes no --role")
             }
         }))
     }

@@ -1,16 +1,18 @@
-//! Credentials of Azure's.
+//! Azure credentials of the environment.
 
 use bdnfs::source::AzureAccess;
 
 use super::environment::Environment;
 
-/// The secrets among the variables.
+/// The variables with an account key.
 pub const KEYS: [&str; 2] = ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"];
+/// The variable with a shared access signature.
 pub const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
+/// The variable with the password of a service principal.
 pub const PASSWORD: &str = "AZURE_CLIENT_SECRET";
 
-/// Gathers what the environment has.
-pub fn gather(env: &Environment) -> AzureAccess {
+/// Loads them.
+pub fn load(env: &Environment) -> AzureAccess {
     AzureAccess {
         account_key: env.secret(&KEYS),
         sas: env.secret(&[SAS]),

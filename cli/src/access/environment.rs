@@ -1,8 +1,8 @@
-//! The environment that a command was started in, by the names that the clouds' own tools read.
+//! The environment variables of a command, by the names that the clouds' own tools read.
 
 use bdnfs::source::Secret;
 
-/// Looks a variable up.
+/// A lookup of variables.
 pub struct Environment<'a>(pub &'a dyn Fn(&str) -> Option<String>);
 
 impl Environment<'_> {
@@ -11,7 +11,7 @@ impl Environment<'_> {
         names.iter().find_map(|name| (self.0)(name).filter(|value| !value.is_empty()))
     }
 
-    /// The same, for a secret.
+    /// The first of `names` that is set and not empty, as a secret.
     pub fn secret(&self, names: &[&str]) -> Option<Secret> {
         self.first(names).map(Secret::new)
     }

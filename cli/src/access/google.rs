@@ -1,4 +1,4 @@
-//! Credentials of Google's.
+//! Google Cloud credentials of the environment.
 
 use std::path::{Path, absolute};
 
@@ -7,16 +7,16 @@ use bdnfs::source::GcsAccess;
 
 use super::environment::Environment;
 
-/// Where `gcloud auth application-default login` leaves its credentials, below the home directory.
-const DEFAULT: &str = ".config/gcloud/application_default_credentials.json";
+/// The file of `gcloud auth application-default login`, in the home directory.
+const DEFAULT_FILE: &str = ".config/gcloud/application_default_credentials.json";
 
-/// Gathers what the environment has, and where this machine's identity token is: `token_file`, or what that says.
-pub fn gather(env: &Environment, token_file: Option<&Path>) -> Result<GcsAccess> {
+/// Loads them, and the path of this machine's identity token: `token_file`, else the environment's.
+pub fn load(env: &Environment, token_file: Option<&Path>) -> Result<GcsAccess> {
     let file = |names: &[&str]| env.first(names).map(absolute).transpose();
     let token = file(&["GOOGLE_WEB_IDENTITY_TOKEN_FILE"])?;
     let mut gcs = GcsAccess {
         project: env.first(&["GOOGLE_CLOUD_PROJECT"]),
-        // A daemon has another working directory.
+        // The agent has another working directory.
         token_file: token_file.map(absolute).transpose()?.or(token),
         sts: env.first(&["CLOUDSDK_API_ENDPOINT_OVERRIDES_STS"]),
         iam: env.first(&["CLOUDSDK_API_ENDPOINT_OVERRIDES_IAMCREDENTIALS"]),
@@ -29,7 +29,7 @@ pub fn gather(env: &Environment, token_file: Option<&Path>) -> Result<GcsAccess>
         gcs.endpoint = Some(if host.contains("://") { host } else { format!("http://{host}") });
         gcs.anonymous = !given;
     } else if !given {
-        let default = env.first(&["HOME"]).map(|home| Path::new(&home).join(DEFAULT));
+        let default = env.first(&["HOME"]).map(|home| Path::new(&home).join(DEFAULT_FILE));
         gcs.application_credentials = default.filter(|path| path.is_file());
     }
     Ok(gcs)

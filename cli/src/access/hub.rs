@@ -1,4 +1,4 @@
-//! What leads to the Hugging Face Hub: its address and the token, from where Hugging Face's own tools have them.
+//! Endpoint and token of the Hugging Face Hub, from where Hugging Face's own tools read them.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use bdnfs::source::{HubAccess, Secret};
 
-/// The variables that hold a token, the one that is read first before the other.
+/// The variables that hold a token, by precedence.
 pub const TOKENS: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
 
-/// The Hub's address and the token of the environment, else that of the file which `hf auth login` writes; no token
+/// Loads the Hub's endpoint and token from the environment, else the token of the file that `hf auth login` writes; no token
 /// where requests are to be anonymous.
-pub fn access(anonymous: bool, env: impl Fn(&str) -> Option<String>) -> Result<HubAccess> {
+pub fn load(anonymous: bool, env: impl Fn(&str) -> Option<String>) -> Result<HubAccess> {
     let set = |name: &str| env(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     let token = match TOKENS.iter().find_map(|name| set(name)) {
         _ if anonymous => None,
@@ -22,7 +22,7 @@ pub fn access(anonymous: bool, env: impl Fn(&str) -> Option<String>) -> Result<H
     Ok(HubAccess { endpoint: set("HF_ENDPOINT"), token: token.map(Secret::new) })
 }
 
-/// Where the token lies: HF_TOKEN_PATH, else `token` in HF_HOME, which is `~/.cache/huggingface` by default.
+/// The path of the token file: HF_TOKEN_PATH, else `token` in HF_HOME, which is `~/.cache/huggingface` by default.
 fn token_file(env: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let set = |name| env(name).map(PathBuf::from);
     let cache = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
@@ -30,12 +30,14 @@ fn token_file(env: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     set("HF_TOKEN_PATH").or_else(|| Some(home()?.join("token")))
 }
 
-/// The token in a file; `None` where there is no file, or nothing in it.
+/// The token in a file; `None` for a missing or empty file.
 fn read(path: PathBuf) -> Result<Option<String>> {
     match fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("the Hub's token in {}", path.display())),
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot read the Hugging Face token in {}", path.display()))
+        }
     }
 }
 
@@ -46,11 +48,11 @@ mod tests {
     fn token(env: &[(&str, &str)]) -> Option<String> {
         let env =
             |name: &str| env.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-        access(false, env).expect("readable").token.map(|token| token.expose().to_owned())
+        load(false, env).expect("readable").token.map(|token| token.expose().to_owned())
     }
 
     #[test]
-    fn the_token_is_where_the_other_tools_have_it() {
+    fn token_is_read_by_the_precedence_of_huggingface_hub() {
         let home = tempfile::tempdir().expect("a directory");
         let at = |path: &str| home.path().join(path).to_str().expect("text").to_owned();
         for (directory, text) in
@@ -76,12 +78,12 @@ mod tests {
     }
 
     #[test]
-    fn anonymous_sends_none_and_keeps_the_place() {
+    fn anonymous_access_has_the_endpoint_and_no_token() {
         let env = |name: &str| Some(format!("the value of {name}"));
-        let hub = access(true, env).expect("valid");
+        let hub = load(true, env).expect("valid");
         assert_eq!((hub.token, hub.endpoint.as_deref()), (None, Some("the value of HF_ENDPOINT")));
         let error =
-            access(false, |name| (name == "HF_TOKEN_PATH").then(|| "/".to_owned())).expect_err("a directory");
-        assert!(format!("{error:#}").contains("the Hub's token in /"), "{error:#}");
+            load(false, |name| (name == "HF_TOKEN_PATH").then(|| "/".to_owned())).expect_err("a directory");
+        assert!(format!("{error:#}").contains("cannot read the Hugging Face token in /"), "{error:#}");
     }
 }

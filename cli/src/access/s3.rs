@@ -1,4 +1,4 @@
-//! Access keys of AWS, Cloudflare R2 and CoreWeave, and what a machine has of AWS's own.
+//! S3 credentials of the environment: access keys of AWS, Cloudflare R2 and CoreWeave, and the machine's AWS identity.
 
 use std::path::{Path, PathBuf, absolute};
 
@@ -8,8 +8,8 @@ use bdnfs::source::{AwsAmbient, AwsProfile, S3Access, Uri};
 
 use super::environment::Environment;
 
-/// The variables of one service, the most particular first.
-struct Names {
+/// The variables of one service, the most specific first.
+struct Variables {
     key: &'static str,
     secret: &'static str,
     token: &'static str,
@@ -17,24 +17,24 @@ struct Names {
     endpoint: &'static [&'static str],
 }
 
-/// What the AWS tools and the S3 libraries read.
-const AWS: Names = Names {
+/// AWS, as its own tools and the S3 libraries read them.
+const AWS: Variables = Variables {
     key: "AWS_ACCESS_KEY_ID",
     secret: "AWS_SECRET_ACCESS_KEY",
     token: "AWS_SESSION_TOKEN",
     region: &["AWS_REGION", "AWS_DEFAULT_REGION"],
     endpoint: &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
 };
-/// For Cloudflare R2, whose documents name the keys so.
-const R2: Names = Names {
+/// Cloudflare R2, as its documentation names them.
+const R2: Variables = Variables {
     key: "R2_ACCESS_KEY_ID",
     secret: "R2_SECRET_ACCESS_KEY",
     token: "R2_SESSION_TOKEN",
     region: &[],
     endpoint: &["R2_ENDPOINT"],
 };
-/// For CoreWeave AI Object Storage.
-const CW: Names = Names {
+/// CoreWeave AI Object Storage.
+const CW: Variables = Variables {
     key: "CW_ACCESS_KEY_ID",
     secret: "CW_SECRET_ACCESS_KEY",
     token: "CW_SESSION_TOKEN",
@@ -42,9 +42,9 @@ const CW: Names = Names {
     endpoint: &["CW_ENDPOINT"],
 };
 
-/// A key with the place of the service of `uri`. Without one of its own, a service that isn't AWS gets the key of AWS's
-/// variables, which all S3 tools read, but never their region and endpoint.
-pub fn key(env: &Environment, uri: &Uri) -> S3Access {
+/// Loads the access key, region and endpoint for the service of `uri`. Without a key of its own, a service other than AWS gets
+/// that of AWS's variables, which all S3 tools read, but never their region and endpoint.
+pub fn load_key(env: &Environment, uri: &Uri) -> S3Access {
     let names = match uri {
         Uri::R2 { .. } => &R2,
         Uri::Cw { .. } => &CW,
@@ -62,21 +62,21 @@ pub fn key(env: &Environment, uri: &Uri) -> S3Access {
     }
 }
 
-/// What AWS gives to those that run at it, told by the variables that it sets; and where its tools keep their profiles.
-/// The file of the identity token is `token_file`, where a flag names it.
-pub fn machine(env: &Environment, token_file: Option<&Path>) -> Result<AwsAmbient> {
+/// Loads the identity that AWS gives a machine, from the variables that it sets, and the paths of the AWS profiles. `token_file`,
+/// where an option names it, is the file of the identity token.
+pub fn load_machine(env: &Environment, token_file: Option<&Path>) -> Result<AwsAmbient> {
     let url = env.first(&["AWS_CONTAINER_CREDENTIALS_FULL_URI"]);
     let token = env.first(&["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"]);
     let home = env.first(&["HOME"]).map(|home| Path::new(&home).join(".aws"));
-    // A daemon has another working directory.
-    let kept = |name: &str, file: &str| {
+    // The agent has another working directory.
+    let profile_file = |name: &str, file: &str| {
         let named = env.first(&[name]).map(PathBuf::from);
         named.or_else(|| home.as_ref().map(|home| home.join(file))).map(absolute).transpose()
     };
     let profile = AwsProfile {
         name: env.first(&["AWS_PROFILE"]),
-        credentials: kept("AWS_SHARED_CREDENTIALS_FILE", "credentials")?,
-        config: kept("AWS_CONFIG_FILE", "config")?,
+        credentials: profile_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")?,
+        config: profile_file("AWS_CONFIG_FILE", "config")?,
     };
     let identity = token_file.map(absolute).transpose()?;
     Ok(AwsAmbient {
@@ -91,7 +91,7 @@ pub fn machine(env: &Environment, token_file: Option<&Path>) -> Result<AwsAmbien
     })
 }
 
-/// The place that the profile of a machine names. What is wrong with it, whoever needs its keys says.
+/// Region and endpoint of the machine's profile. An invalid profile fails later, when its keys are needed.
 pub fn profile(machine: &AwsAmbient) -> S3Access {
     let profile = machine.profile.as_ref().and_then(|profile| aws_profile::read(profile).ok().flatten());
     let (region, endpoint) = profile.map_or((None, None), |found| (found.region, found.endpoint));

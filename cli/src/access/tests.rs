@@ -8,16 +8,16 @@ fn uri(text: &str) -> Uri {
     text.parse().expect("a URI")
 }
 
-fn collect(args: &Args, text: &str, env: impl Fn(&str) -> Option<String>) -> Access {
-    try_collect(args, text, env).expect("valid")
+fn load(args: &AccessArgs, text: &str, env: impl Fn(&str) -> Option<String>) -> Access {
+    try_load(args, text, env).expect("valid")
 }
 
-fn try_collect(args: &Args, text: &str, env: impl Fn(&str) -> Option<String>) -> Result<Access> {
-    args.collect(&uri(text), args.named()?, |name| env(name).map(OsString::from))
+fn try_load(args: &AccessArgs, text: &str, env: impl Fn(&str) -> Option<String>) -> Result<Access> {
+    args.load_from(&uri(text), args.auth_method()?, |name| env(name).map(OsString::from))
 }
 
-fn s3(args: &Args) -> S3Access {
-    collect(args, "s3://b", env).s3.expect("set")
+fn s3(args: &AccessArgs) -> S3Access {
+    load(args, "s3://b", env).s3.expect("set")
 }
 
 fn env(name: &str) -> Option<String> {
@@ -36,15 +36,15 @@ fn env(name: &str) -> Option<String> {
 }
 
 #[test]
-fn the_environment_is_read_by_precedence() {
-    let access = collect(&Args::default(), "s3://b", env);
+fn load_from_environment_follows_precedence() {
+    let access = load(&AccessArgs::default(), "s3://b", env);
     let s3 = access.s3.expect("set");
     assert_eq!(s3.access_key_id.as_deref(), Some("env-id"));
     assert_eq!(s3.session_token.as_ref().map(Secret::expose), Some("env-token"));
     assert_eq!(s3.region.as_deref(), Some("env-region"));
     assert_eq!(s3.endpoint.as_deref(), Some("http://env"));
     assert!(access.allow_http);
-    assert_eq!(collect(&Args::default(), "/x", |_| None), Access::default());
+    assert_eq!(load(&AccessArgs::default(), "/x", |_| None), Access::default());
 }
 
 fn file(text: &str) -> tempfile::NamedTempFile {
@@ -57,39 +57,39 @@ const KEY: &str =
     r#"{"aws_access_key_id": "id", "aws_secret_access_key": "secret", "aws_region": "file-region"}"#;
 
 #[test]
-fn a_file_goes_before_the_environment_and_a_flag_before_both() {
+fn load_with_file_and_option_prefers_option_then_file() {
     let file = file(KEY);
-    let mut args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
-    let access = collect(&args, "s3://b", env);
+    let mut args = AccessArgs { credentials: Some(file.path().to_owned()), ..AccessArgs::default() };
+    let access = load(&args, "s3://b", env);
     assert_eq!(access.credentials.as_deref(), Some(file.path()), "who opens the source reads it");
     let s3 = access.s3.expect("set");
     assert_eq!((s3.access_key_id, s3.session_token), (None, None), "the environment's are another key's");
     assert_eq!((s3.region.as_deref(), s3.endpoint.as_deref()), (Some("file-region"), Some("http://env")));
     args.endpoint = Some("http://flag".to_owned());
     args.region = Some("flag-region".to_owned());
-    let s3 = collect(&args, "s3://b", env).s3.expect("set");
+    let s3 = load(&args, "s3://b", env).s3.expect("set");
     assert_eq!((s3.region.as_deref(), s3.endpoint.as_deref()), (Some("flag-region"), Some("http://flag")));
     // A key for these has no region.
     let bare = r#"{"access_key_id": "id", "secret_access_key": "secret"}"#;
     std::fs::write(file.path(), bare).expect("written");
-    let args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
+    let args = AccessArgs { credentials: Some(file.path().to_owned()), ..AccessArgs::default() };
     for uri in ["r2://a.b", "cw://b"] {
-        assert_eq!(collect(&args, uri, env).credentials.as_deref(), Some(file.path()));
+        assert_eq!(load(&args, uri, env).credentials.as_deref(), Some(file.path()));
     }
-    let error = try_collect(&args, "s3://b", env).expect_err("a key without a region");
+    let error = try_load(&args, "s3://b", env).expect_err("a key without a region");
     assert!(error.to_string().contains("\"aws_access_key_id\""), "{error}");
 }
 
 #[test]
-fn a_secret_travels_by_its_name() {
+fn load_with_secret_sends_its_name_only() {
     let dir = tempfile::tempdir().expect("directory");
     std::fs::write(dir.path().join("kept"), KEY).expect("written");
-    let secrets = |name: &str| Args {
+    let secrets = |name: &str| AccessArgs {
         secret: Some(name.to_owned()),
-        secrets: secrets::Args::of(dir.path()),
-        ..Args::default()
+        secrets: secrets::SecretsArgs::at(dir.path()),
+        ..AccessArgs::default()
     };
-    let access = collect(&secrets("kept"), "s3://b", env);
+    let access = load(&secrets("kept"), "s3://b", env);
     assert_eq!(access.auth, Some(AuthMethod::Secret { auth_secret_name: "kept".into() }));
     let sent = serde_json::to_string(&access).expect("JSON");
     assert!(!sent.contains("secret\":\"secret") && !sent.contains("env-secret"), "{sent}");
@@ -100,9 +100,9 @@ fn a_secret_travels_by_its_name() {
         "BDNFS_SECRET_OTHER" => Some("hush".to_owned()),
         _ => None,
     };
-    let sent = serde_json::to_string(&collect(&secrets("given"), "s3://b", more)).expect("JSON");
+    let sent = serde_json::to_string(&load(&secrets("given"), "s3://b", more)).expect("JSON");
     assert!(sent.contains("file-region") && !sent.contains("hush"), "{sent}");
-    let error = try_collect(&secrets("none"), "s3://b", env).expect_err("none");
+    let error = try_load(&secrets("none"), "s3://b", env).expect_err("none");
     let said = format!(
         "there is no secret \"none\": not in the environment (BDNFS_SECRET_NONE), not in the directory {}",
         dir.path().display()
@@ -111,7 +111,7 @@ fn a_secret_travels_by_its_name() {
 }
 
 #[test]
-fn roles_are_taken_on_with_what_there_is() {
+fn load_with_auth_method_uses_token_or_key_of_the_machine() {
     let uri = |name: &str| if name == "GCP_OIDC" { "gs://b" } else { "s3://b" };
     let more = |name: &str| match name {
         "AWS_WEB_IDENTITY_TOKEN_FILE" | "GOOGLE_WEB_IDENTITY_TOKEN_FILE" => Some("/token".to_owned()),
@@ -125,14 +125,14 @@ fn roles_are_taken_on_with_what_there_is() {
             _ls: String,
             source: String,
             #[command(flatten)]
-            args: Args,
+            args: AccessArgs,
         }
         use clap::Parser;
         let line = Line::try_parse_from(line).map_err(|e| e.to_string()).expect("a line");
         (line.args, line.source)
     };
     let (args, source) = access("aws_oidc", &["--role", "arn"]);
-    let oidc = collect(&args, &source, more);
+    let oidc = load(&args, &source, more);
     let expected =
         AuthMethod::AwsOidc { aws_oidc_role_arn: "arn".into(), aws_oidc_region: "us-east-1".into() };
     assert_eq!(oidc.auth, Some(expected));
@@ -140,58 +140,61 @@ fn roles_are_taken_on_with_what_there_is() {
     assert_eq!((machine.role, machine.token_file), (None, Some("/token".into())));
     assert_eq!(oidc.s3.expect("set").access_key_id, None);
     let (args, source) = access("AWS_ASSUME_ROLE", &["--role", "arn", "--region", "eu"]);
-    let assumed = collect(&args, &source, more).s3.expect("set");
+    let assumed = load(&args, &source, more).s3.expect("set");
     assert_eq!((assumed.access_key_id.as_deref(), assumed.region.as_deref()), (Some("env-id"), Some("eu")));
     let (args, source) =
         access("GCP_OIDC", &["--service-account", "a@b", "--workload-provider", "projects/1/p"]);
-    let gcs = collect(&args, &source, more).gcs.expect("set");
+    let gcs = load(&args, &source, more).gcs.expect("set");
     assert_eq!(gcs.token_file, Some("/token".into()));
     let (args, source) = access("GCP_OIDC", &["--service-account", "a@b"]);
-    let error = try_collect(&args, &source, more).expect_err("no provider");
-    assert_eq!(error.to_string(), "--auth GCP_OIDC needs --service-account and --workload-provider");
+    let error = try_load(&args, &source, more).expect_err("no provider");
+    assert_eq!(
+        error.to_string(),
+        "--auth GCP_OIDC needs --service-account and --workload-provider, and takes no --role"
+    );
 }
 
 #[test]
-fn anonymous_sends_nothing_and_keeps_the_place() {
-    let s3 = s3(&Args { anonymous: true, ..Args::default() });
+fn load_anonymous_has_endpoint_and_no_key() {
+    let s3 = s3(&AccessArgs { anonymous: true, ..AccessArgs::default() });
     assert!(s3.anonymous && s3.access_key_id.is_none() && s3.secret_access_key.is_none());
     assert_eq!(s3.endpoint.as_deref(), Some("http://env"));
 }
 
 #[test]
-fn a_bad_file_is_named() {
-    let args = Args { credentials: Some("/missing".into()), ..Args::default() };
-    let error = try_collect(&args, "s3://b", env).expect_err("missing");
+fn load_with_missing_file_names_it() {
+    let args = AccessArgs { credentials: Some("/missing".into()), ..AccessArgs::default() };
+    let error = try_load(&args, "s3://b", env).expect_err("missing");
     assert!(error.to_string().contains("/missing"), "{error:#}");
 }
 
 #[test]
-fn a_source_of_the_hub_brings_the_hubs_token_and_no_other_does() {
+fn load_for_hub_source_alone_has_the_hub_token() {
     let env = |name: &str| (name == "HF_TOKEN").then(|| "hf_x".to_owned());
-    let token = collect(&Args::default(), "hf://owner/name", env).hub.and_then(|hub| hub.token);
+    let token = load(&AccessArgs::default(), "hf://owner/name", env).hub.and_then(|hub| hub.token);
     assert_eq!(token.as_ref().map(Secret::expose), Some("hf_x"));
-    assert_eq!(collect(&Args::default(), "s3://b", env).hub, None);
+    assert_eq!(load(&AccessArgs::default(), "s3://b", env).hub, None);
 }
 
 #[test]
-fn another_service_gets_its_own_key_or_else_that_of_all_s3_tools() {
-    let r2 = collect(&Args::default(), "r2://a.b", env).r2.expect("set");
+fn load_for_r2_or_cw_prefers_own_key_over_aws() {
+    let r2 = load(&AccessArgs::default(), "r2://a.b", env).r2.expect("set");
     assert_eq!((r2.access_key_id.as_deref(), r2.endpoint, r2.region), (Some("env-id"), None, None));
     let own = |name: &str| match name {
         "CW_ACCESS_KEY_ID" => Some("cw-id".to_owned()),
         "CW_REGION" => Some("US-WEST-01A".to_owned()),
         _ => env(name),
     };
-    let cw = collect(&Args::default(), "cw://b", own).cw.expect("set");
+    let cw = load(&AccessArgs::default(), "cw://b", own).cw.expect("set");
     assert_eq!((cw.access_key_id.as_deref(), cw.secret_access_key), (Some("cw-id"), None));
     assert_eq!((cw.region.as_deref(), cw.endpoint), (Some("US-WEST-01A"), None));
 }
 
 #[test]
-fn googles_credentials_are_a_key_or_a_path() {
+fn load_for_gcs_takes_key_path_or_emulator() {
     let gcs = |name: &'static str, value: &str| {
         let env = |asked: &str| (asked == name).then(|| value.to_owned());
-        collect(&Args::default(), "gs://b", env).gcs.expect("set")
+        load(&AccessArgs::default(), "gs://b", env).gcs.expect("set")
     };
     let key = gcs("GOOGLE_SERVICE_ACCOUNT_KEY", "hush");
     assert_eq!(key.service_account, Some(Secret::new("hush")));
@@ -202,27 +205,27 @@ fn googles_credentials_are_a_key_or_a_path() {
 }
 
 #[test]
-fn azures_credentials_come_from_a_file_or_the_environment() {
+fn load_for_azure_prefers_file_over_environment() {
     let file = file(r#"{"sas_token": "sv=1&sig=hush"}"#);
-    let args = Args { credentials: Some(file.path().to_owned()), ..Args::default() };
+    let args = AccessArgs { credentials: Some(file.path().to_owned()), ..AccessArgs::default() };
     let env = |name: &str| (name == "AZURE_STORAGE_KEY").then(|| "other".to_owned());
-    let azure = collect(&Args::default(), "azure://a/c", env).azure.expect("set");
+    let azure = load(&AccessArgs::default(), "azure://a/c", env).azure.expect("set");
     assert_eq!(azure.account_key, Some(Secret::new("other")));
-    let azure = collect(&args, "azure://a/c", env).azure.expect("set");
+    let azure = load(&args, "azure://a/c", env).azure.expect("set");
     assert_eq!((azure.account_key, azure.sas), (None, None));
     std::fs::write(file.path(), r#"{"more": "hush"}"#).expect("written");
-    let error = format!("{:#}", try_collect(&args, "azure://a/c", env).expect_err("no credentials"));
+    let error = format!("{:#}", try_load(&args, "azure://a/c", env).expect_err("no credentials"));
     assert!(error.contains("sas_token") && !error.contains("hush"), "{error}");
 }
 
 #[test]
-fn a_mirror_is_let_in_as_its_source_where_they_are_alike() {
-    let args = Args { secret: Some("s".into()), anonymous: true, ..Args::default() };
+fn for_mirror_of_same_scheme_inherits_secret_of_source() {
+    let args = AccessArgs { secret: Some("s".into()), anonymous: true, ..AccessArgs::default() };
     let (none, own) = (None, Some("own".to_owned()));
     let of = |secret, source: Option<&str>| {
         let uri = uri("s3://m");
-        let mirror = Own { uri: &uri, endpoint: &none, region: &none, credentials: &None, secret };
-        args.of_mirror(&mirror, source.map(self::uri).as_ref()).secret
+        let mirror = MirrorAccess { uri: &uri, endpoint: &none, region: &none, credentials: &None, secret };
+        args.for_mirror(&mirror, source.map(self::uri).as_ref()).secret
     };
     assert_eq!(of(&none, Some("s3://b")).as_deref(), Some("s"));
     assert_eq!(of(&none, None).as_deref(), Some("s"));

@@ -1,4 +1,4 @@
-//! `bdnfs agent`: a daemon that stays. It owns a node's cache, hosts its mounts, and brings them back after a restart.
+//! `bdnfs agent`: runs the agent of a node, which restores its mounts after a restart.
 
 use std::path::PathBuf;
 
@@ -14,22 +14,22 @@ mod config;
 mod notify;
 mod stop;
 
-pub use config::Config;
+pub use config::ConfigFile;
 
-/// How the agent is set up. What is said here goes before what the file says.
+/// The arguments of `bdnfs agent`, which take precedence over the configuration.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// The configuration, a TOML file
+pub struct AgentCommandArgs {
+    /// Configuration file (TOML)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
-    cache: cache::Args,
-    /// Where other commands find it, whatever its cache; by default /run/bdnfs/agent.sock for root, else
+    cache: cache::CacheArgs,
+    /// Control socket, where other commands find the agent. Default: /run/bdnfs/agent.sock for root, else
     /// $XDG_RUNTIME_DIR/bdnfs/agent.sock
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Have the agent that runs take everything down and end
+    /// Stop the running agent and unmount all its mounts
     #[arg(long)]
     stop: bool,
 }
@@ -39,14 +39,14 @@ const EXAMPLES: &str = "Examples:
   bdnfs agent --cache-dir /nvme/bdnfs --cache-size 2T
   bdnfs agent --stop";
 
-impl Args {
-    /// What its configuration says. To be read once: it may come from a pipe.
-    pub fn configuration(&self) -> Result<Config> {
-        Ok(self.config.as_deref().map(Config::read).transpose()?.unwrap_or_default())
+impl AgentCommandArgs {
+    /// Reads the configuration. Call once: it may come from a pipe.
+    pub fn configuration(&self) -> Result<ConfigFile> {
+        Ok(self.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default())
     }
 
-    /// Who takes the traces of this agent: whom its configuration names, else the environment.
-    pub fn collector(&self, config: &Config) -> Result<Option<Collector>> {
+    /// The collector for traces: that of the configuration, else of the environment.
+    pub fn collector(&self, config: &ConfigFile) -> Result<Option<Collector>> {
         if self.stop {
             return Ok(None);
         }
@@ -57,10 +57,10 @@ impl Args {
     }
 }
 
-/// Serves until it is asked to end; or asks the one that does.
-pub fn run(args: &Args, config: Config) -> Result<()> {
+/// Runs the agent until it is told to stop, or stops the running one.
+pub fn run(args: &AgentCommandArgs, config: ConfigFile) -> Result<()> {
     if args.stop {
-        return stop::run(config.reached(&args.cache, args.socket.as_deref())?);
+        return stop::run(config.find_socket(&args.cache, args.socket.as_deref())?);
     }
     let setup = config.setup(&args.cache, args.socket.as_deref())?;
     runtime::block_on_threads(serve(setup))
@@ -71,7 +71,7 @@ async fn serve(setup: AgentConfig) -> Result<()> {
     let ready = daemon.ready();
     tokio::spawn(async move {
         ready.await;
-        notify::ready();
+        notify::notify_ready();
     });
     daemon.serve().await
 }

@@ -1,4 +1,4 @@
-//! `bdnfs bench`: the benchmark is a program of its own, which this one finds and becomes.
+//! `bdnfs bench`: finds the benchmark program and executes it.
 
 use std::env;
 use std::ffi::OsString;
@@ -8,24 +8,23 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// The program.
+/// The benchmark program.
 const PROGRAM: &str = "bdnfs-bench";
 
-/// What it is told. It knows by itself what that means.
+/// The arguments of `bdnfs bench`, which the program parses itself.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
-pub struct Args {
-    /// Options of the benchmark: --help tells them
+pub struct BenchArgs {
+    /// Options of the benchmark; --help lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
     options: Vec<OsString>,
 }
 
-/// Runs it in the place of this process, so that its exit code and its signals are its own.
-pub fn run(args: &Args) -> Result<()> {
+/// Replaces this process with it, so that exit code and signals are its own.
+pub fn run(args: &BenchArgs) -> Result<()> {
     let program = find().with_context(|| {
         format!(
-            "{PROGRAM} lies neither beside this program nor in PATH: `cargo build --release --bins` in bdnfs's sources \
-             makes both, and scripts/bench there runs it"
+            "{PROGRAM}: not found beside bdnfs or in PATH; `cargo build --release --bins` in the sources of bdnfs builds it"
         )
     })?;
     let error = Command::new(&program).args(&args.options).exec();

@@ -1,4 +1,4 @@
-//! `bdnfs cluster`: what nodes need to trust each other, and who they are.
+//! `bdnfs cluster`: certificates of nodes, and the members.
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -7,22 +7,22 @@ mod authority;
 mod issue;
 mod ls;
 
-/// What to do.
+/// The arguments of `bdnfs cluster`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct ClusterCommandArgs {
     #[command(subcommand)]
-    command: Command,
+    command: ClusterCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Make an authority whose certificates the nodes of a cluster trust
-    InitCa(authority::Args),
-    /// Make a node's certificate
-    Issue(issue::Args),
-    /// List the nodes of the cluster, as this machine's agent sees them
-    Ls(ls::Args),
+enum ClusterCommand {
+    /// Create a certificate authority for the nodes of a cluster
+    InitCa(authority::InitCaArgs),
+    /// Issue a certificate for a node
+    Issue(issue::IssueArgs),
+    /// List the members of the cluster, as the agent of this node sees them
+    Ls(ls::ClusterListArgs),
 }
 
 const EXAMPLES: &str = "Examples:
@@ -30,11 +30,11 @@ const EXAMPLES: &str = "Examples:
   bdnfs cluster issue gpu-17 --ca /etc/bdnfs/ca --tenant research --out /etc/bdnfs/nodes
   bdnfs cluster ls";
 
-/// Does it.
-pub fn run(args: &Args) -> Result<()> {
+/// Runs the subcommand.
+pub fn run(args: &ClusterCommandArgs) -> Result<()> {
     match &args.command {
-        Command::InitCa(args) => authority::run(args),
-        Command::Issue(args) => issue::run(args),
-        Command::Ls(args) => ls::run(args),
+        ClusterCommand::InitCa(args) => authority::run(args),
+        ClusterCommand::Issue(args) => issue::run(args),
+        ClusterCommand::Ls(args) => ls::run(args),
     }
 }

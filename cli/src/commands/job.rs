@@ -1,6 +1,4 @@
-//! `bdnfs job`: commands that run when all they read is local.
-
-use std::io::Write;
+//! `bdnfs job`: jobs whose data is staged before they start.
 
 use anyhow::{Result, bail};
 use bdnfs_agent::api::client::Client;
@@ -8,7 +6,7 @@ use bdnfs_agent::runtime;
 use clap::Subcommand;
 
 use crate::cache;
-use crate::server::Server;
+use crate::endpoint::Endpoint;
 
 pub mod follow;
 mod logs;
@@ -19,30 +17,30 @@ mod stop;
 mod submit;
 pub mod wait;
 
-/// What to do with jobs.
+/// The arguments of `bdnfs job`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct JobCommandArgs {
     #[command(subcommand)]
-    command: Command,
+    command: JobCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Run a job and wait for its end: through the agent where there is one, else by itself
-    Run(Box<run::Args>),
-    /// Have the agent run a job, and return
-    Submit(Box<submit::Args>),
-    /// List the agent's jobs
-    Ls(ls::Args),
-    /// Show a job: where it is on its way, what happened, what its deployment came to
-    Show(show::Args),
-    /// Wait for the end of a job; fails unless it completed
-    Wait(wait::Args),
-    /// Print what a job printed
-    Logs(logs::Args),
+enum JobCommand {
+    /// Run a job and wait for it: through the agent where one runs, else in this process
+    Run(Box<run::JobRunArgs>),
+    /// Submit a job to the agent and return
+    Submit(Box<submit::JobSubmitArgs>),
+    /// List the jobs of the agent
+    Ls(ls::JobListArgs),
+    /// Show a job: its state, its events and the report of its deployment
+    Show(show::JobShowArgs),
+    /// Wait until a job has ended; fail unless it completed
+    Wait(wait::JobWaitArgs),
+    /// Print the output of a job
+    Logs(logs::JobLogsArgs),
     /// Stop a job
-    Stop(stop::Args),
+    Stop(stop::JobStopArgs),
 }
 
 const EXAMPLES: &str = "Examples:
@@ -53,50 +51,45 @@ const EXAMPLES: &str = "Examples:
   bdnfs job logs --follow 7
   bdnfs job stop 7";
 
-/// Does it.
-pub fn run(args: Args) -> Result<()> {
+/// Runs the subcommand.
+pub fn run(args: JobCommandArgs) -> Result<()> {
     match args.command {
-        Command::Run(args) => runtime::block_on_threads(run::run(*args)),
-        Command::Submit(args) => runtime::block_on(submit::run(*args)),
-        Command::Ls(args) => runtime::block_on(ls::run(args)),
-        Command::Show(args) => runtime::block_on(show::run(args)),
-        Command::Wait(args) => runtime::block_on(wait::run(args)),
-        Command::Logs(args) => runtime::block_on(logs::run(args)),
-        Command::Stop(args) => runtime::block_on(stop::run(args)),
+        JobCommand::Run(args) => runtime::block_on_threads(run::run(*args)),
+        JobCommand::Submit(args) => runtime::block_on(submit::run(*args)),
+        JobCommand::Ls(args) => runtime::block_on(ls::run(args)),
+        JobCommand::Show(args) => runtime::block_on(show::run(args)),
+        JobCommand::Wait(args) => runtime::block_on(wait::run(args)),
+        JobCommand::Logs(args) => runtime::block_on(logs::run(args)),
+        JobCommand::Stop(args) => runtime::block_on(stop::run(args)),
     }
 }
 
-/// Which agent is meant.
+/// The options that name an agent.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct Whose {
+pub struct AgentArgs {
     #[command(flatten)]
-    cache: cache::Args,
+    cache: cache::CacheArgs,
 }
 
-impl Whose {
-    /// The agent, which must be there.
+impl AgentArgs {
+    /// The client of the agent, which must be running.
     pub fn client(&self) -> Result<Client> {
-        let client = Client::new(Server::find(&self.cache)?.socket());
+        let client = Client::new(Endpoint::find(&self.cache)?.socket());
         if !client.is_served() {
-            bail!("there is no agent here; start one with `bdnfs agent`, or name its cache with --cache-dir");
+            bail!("no agent is running; start `bdnfs agent`, or name its cache with --cache-dir");
         }
         Ok(client)
     }
 }
 
-/// Which job, and whose.
+/// The arguments that name a job.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct Which {
-    /// The job's number
+pub struct JobArgs {
+    /// Id of the job
     #[arg(value_name = "JOB")]
-    job: u64,
+    id: u64,
     #[command(flatten)]
-    whose: Whose,
-}
-
-/// Prints a line.
-fn say(line: &str) -> Result<()> {
-    Ok(writeln!(std::io::stdout().lock(), "{line}")?)
+    agent: AgentArgs,
 }

@@ -14,13 +14,13 @@ use serde::Serialize;
 
 use crate::{source, text};
 
-/// What to list.
+/// The arguments of `bdnfs ls`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct ListArgs {
     #[command(flatten)]
-    source: source::Args,
-    /// Tell each file as one JSON object on a line of its own
+    source: source::SourceArgs,
+    /// Print each file as a JSON object on a line of its own
     #[arg(long)]
     json: bool,
 }
@@ -29,19 +29,19 @@ const EXAMPLES: &str = "Examples:
   bdnfs ls s3://models/llama-3-8b
   bdnfs ls --allow '*.safetensors' --json /data/models";
 
-/// How many entries are looked at before the memory that they mapped is let go of.
-const STRIDE: u32 = 100_000;
+/// How many entries are listed before their mapped memory is released.
+const ENTRIES_PER_RELEASE: u32 = 100_000;
 
-/// What can't be mounted.
+/// A file that cannot be mounted.
 #[derive(Serialize)]
-struct Bad<'a> {
+struct InvalidFile<'a> {
     bad: String,
     why: &'a str,
 }
 
-/// A file or a link.
+/// A file or symbolic link.
 #[derive(Debug, Serialize)]
-struct Line {
+struct ListedFile {
     path: String,
     size: u64,
     mtime: i64,
@@ -49,14 +49,14 @@ struct Line {
     target: Option<String>,
 }
 
-/// Lists its files by name.
-pub fn run(args: &Args) -> Result<()> {
+/// Lists the files of a source, by name.
+pub fn run(args: &ListArgs) -> Result<()> {
     if let Some(note) = args.source.uri().note() {
         eprintln!("note: {note}");
     }
     let manifest = runtime::block_on(manifest(args))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
-    let name = if args.json { text::exact } else { text::name };
+    let name = if args.json { text::json_name } else { text::printable };
     walk(&manifest, name, |line| print(&mut out, args.json, line))?;
     if !args.json {
         let (files, size) = (text::files(manifest.files()), text::size(manifest.bytes()));
@@ -65,81 +65,81 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(out.flush()?)
 }
 
-async fn manifest(args: &Args) -> Result<Manifest> {
-    let origin = origin::open(args.source.uri(), &args.source.how.access(args.source.uri())?).await?;
-    let scratch = scratch();
-    let mut listing = Listing::new(origin.name(), args.source.how.patterns()?, &scratch);
+async fn manifest(args: &ListArgs) -> Result<Manifest> {
+    let origin = origin::open(args.source.uri(), &args.source.options.access(args.source.uri())?).await?;
+    let scratch = scratch_directory();
+    let mut listing = Listing::new(origin.name(), args.source.options.patterns()?, &scratch);
     let json = args.json;
     listing.on_rejected(move |path, why| {
-        let bad = if json { text::exact(path) } else { text::name(path) };
-        // That nobody reads it is no reason to say less on the standard error.
-        let _ = match serde_json::to_string(&Bad { bad: bad.clone(), why }) {
+        let bad = if json { text::json_name(path) } else { text::printable(path) };
+        // A closed stdout is no reason to stop the listing, whose errors go to stderr.
+        let _ = match serde_json::to_string(&InvalidFile { bad: bad.clone(), why }) {
             Ok(line) if json => writeln!(std::io::stdout(), "{line}"),
             _ => writeln!(std::io::stdout(), "{bad}: {why}"),
         };
     });
-    origin.list(&mut listing).await.map_err(advise)?;
+    origin.list(&mut listing).await.map_err(advise_scratch)?;
     for pattern in listing.unmatched() {
         eprintln!("note: {}", text::unmatched(pattern, &args.source.uri().to_string()));
     }
-    let mut file = file(&scratch)?;
-    listing.finish(&mut file).map_err(advise)?;
+    let mut file = create_unnamed(&scratch)?;
+    listing.finish(&mut file).map_err(advise_scratch)?;
     Ok(Manifest::open(&file)?)
 }
 
-/// Where what is too much for memory goes. `/tmp` is memory on many machines.
-fn scratch() -> PathBuf {
+/// The directory for listings that are too large for memory. `/tmp` is memory on many machines.
+fn scratch_directory() -> PathBuf {
     std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
 }
 
-/// Says where there could be room for what has none.
-fn advise(error: Error) -> Error {
+/// Adds how to choose another scratch directory to an error.
+fn advise_scratch(error: Error) -> Error {
     match error.kind() {
         Kind::NoSpace | Kind::Disk => error.share().advise("TMPDIR can name another directory"),
         _ => error,
     }
 }
 
-/// A file without a name; in memory where the directory can't have one.
-fn file(scratch: &Path) -> Result<File> {
+/// Creates an unnamed file, in memory where the directory cannot have one.
+fn create_unnamed(scratch: &Path) -> Result<File> {
     tempfile::tempfile_in(scratch).or_else(|_| {
         let file = rustix::fs::memfd_create("manifest", MemfdFlags::CLOEXEC);
-        Ok(file.context("no memory for the listing")?.into())
+        Ok(file.context("cannot allocate memory for the listing")?.into())
     })
 }
 
-/// Goes through a tree, each directory in the order of its names; these as `name` writes them.
+/// Walks a tree, each directory in name order; `name` formats names.
 fn walk(
     manifest: &Manifest,
     name: fn(&[u8]) -> String,
-    mut each: impl FnMut(&Line) -> Result<()>,
+    mut each: impl FnMut(&ListedFile) -> Result<()>,
 ) -> Result<()> {
     let root = 0..1;
-    let (mut ahead, mut looked) = (vec![root], 0);
-    while let Some(range) = ahead.last_mut() {
+    let (mut pending, mut listed) = (vec![root], 0);
+    while let Some(range) = pending.last_mut() {
         let Some(index) = range.next() else {
-            ahead.pop();
+            pending.pop();
             continue;
         };
-        looked += 1;
-        if looked % STRIDE == 0 {
+        listed += 1;
+        if listed % ENTRIES_PER_RELEASE == 0 {
             manifest.release_pages();
         }
         let entry = manifest.entry(index)?;
         let (size, target) = match entry.node {
             Node::Directory(children) => {
-                ahead.push(children);
+                pending.push(children);
                 continue;
             }
             Node::File(slice) => (slice.len, None),
             Node::Symlink(target) => (target.len() as u64, Some(name(target))),
         };
-        each(&Line { path: name(&manifest.path(index)?), size, mtime: entry.mtime.0, target })?;
+        each(&ListedFile { path: name(&manifest.path(index)?), size, mtime: entry.mtime.0, target })?;
     }
     Ok(())
 }
 
-fn print(out: &mut impl Write, json: bool, line: &Line) -> Result<()> {
+fn print(out: &mut impl Write, json: bool, line: &ListedFile) -> Result<()> {
     if json {
         writeln!(out, "{}", serde_json::to_string(line)?)?;
         return Ok(());
@@ -157,9 +157,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_reads_like_ls() {
-        let line =
-            Line { path: "a/b.bin".to_owned(), size: 13_500_000_000, mtime: 1_795_000_000, target: None };
+    fn listed_file_is_printed_like_ls() {
+        let line = ListedFile {
+            path: "a/b.bin".to_owned(),
+            size: 13_500_000_000,
+            mtime: 1_795_000_000,
+            target: None,
+        };
         let mut out = Vec::new();
         print(&mut out, false, &line).expect("written");
         print(&mut out, true, &line).expect("written");

@@ -1,6 +1,4 @@
-//! `bdnfs mirror`: sources copied once into object storage.
-
-use std::io::Write;
+//! `bdnfs mirror`: copies of sources in object storage.
 
 use anyhow::{Result, bail};
 use bdnfs_agent::runtime;
@@ -16,28 +14,28 @@ mod rm;
 mod show;
 mod verify;
 
-/// What to do with a mirror.
+/// The arguments of `bdnfs mirror`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct MirrorCommandArgs {
     #[command(subcommand)]
-    command: Command,
+    command: MirrorCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Copy sources into the mirror; what is there already is not copied again
-    Add(add::Args),
-    /// List what is mirrored
-    Ls(ls::Args),
-    /// Show one snapshot: from what it was made, and when
-    Show(show::Args),
-    /// Find out whether all that is mirrored is there
-    Verify(verify::Args),
-    /// Delete what no source needs any more
-    Gc(gc::Args),
-    /// Remove a source from the mirror; `gc` frees its space
-    Rm(rm::Args),
+enum MirrorCommand {
+    /// Copy sources into the mirror, incrementally
+    Add(add::MirrorAddArgs),
+    /// List mirrored sources
+    Ls(ls::MirrorListArgs),
+    /// Show a mirrored snapshot
+    Show(show::MirrorShowArgs),
+    /// Verify that all mirrored data is there
+    Verify(verify::MirrorVerifyArgs),
+    /// Delete data that no mirrored source uses
+    Gc(gc::MirrorGcArgs),
+    /// Remove a source from the mirror; gc frees its space
+    Rm(rm::MirrorRemoveArgs),
 }
 
 const EXAMPLES: &str = "Examples:
@@ -46,42 +44,36 @@ const EXAMPLES: &str = "Examples:
   bdnfs mirror verify --deep --mirror s3://mirror
   bdnfs mount s3://models/llama-3-8b /mnt/model --mirror s3://mirror";
 
-/// The mirror that a command is about, and how it may be used.
+/// The arguments that name an existing mirror.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-struct At {
+struct MirrorTargetArgs {
     #[command(flatten)]
-    place: mirror::Args,
+    mirror: mirror::MirrorArgs,
     #[command(flatten)]
-    access: access::Args,
+    access: access::AccessArgs,
 }
 
-impl At {
-    /// Opens the mirror, which must be there.
+impl MirrorTargetArgs {
+    /// Opens the mirror, which must exist.
     async fn open(&self) -> Result<bdnfs::mirror::Mirror> {
-        let at = self.place.request_or_default(&self.access, None)?;
-        let mirror = bdnfs_agent::mirror::open(&at, std::env::temp_dir())?;
+        let request = self.mirror.request_or_default(&self.access, None)?;
+        let mirror = bdnfs_agent::mirror::open(&request, std::env::temp_dir())?;
         if !mirror.exists().await? {
-            bail!("there is no mirror at {}; `bdnfs mirror add` makes one", mirror.name());
+            bail!("no mirror found at {}; `bdnfs mirror add` creates one", mirror.name());
         }
         Ok(mirror)
     }
 }
 
-/// Does it.
-pub fn run(args: Args) -> Result<()> {
+/// Runs the subcommand.
+pub fn run(args: MirrorCommandArgs) -> Result<()> {
     match args.command {
-        Command::Add(args) => runtime::block_on_threads(add::run(args)),
-        Command::Ls(args) => runtime::block_on_threads(ls::run(args)),
-        Command::Show(args) => runtime::block_on_threads(show::run(args)),
-        Command::Verify(args) => runtime::block_on_threads(verify::run(args)),
-        Command::Gc(args) => runtime::block_on_threads(gc::run(args)),
-        Command::Rm(args) => runtime::block_on_threads(rm::run(args)),
+        MirrorCommand::Add(args) => runtime::block_on_threads(add::run(args)),
+        MirrorCommand::Ls(args) => runtime::block_on_threads(ls::run(args)),
+        MirrorCommand::Show(args) => runtime::block_on_threads(show::run(args)),
+        MirrorCommand::Verify(args) => runtime::block_on_threads(verify::run(args)),
+        MirrorCommand::Gc(args) => runtime::block_on_threads(gc::run(args)),
+        MirrorCommand::Rm(args) => runtime::block_on_threads(rm::run(args)),
     }
-}
-
-/// Says it on stdout: as JSON on one line, or as `text`.
-fn say(json: bool, value: &impl serde::Serialize, text: impl FnOnce() -> String) -> Result<()> {
-    let line = if json { serde_json::to_string(value)? } else { text() };
-    Ok(writeln!(std::io::stdout().lock(), "{line}")?)
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::error::Kind;
@@ -12,67 +12,62 @@ use bdnfs_agent::{AgentConfig, AgentServer};
 use bdnfs_agent::{runtime, signals};
 
 use crate::cache;
+use crate::endpoint::Endpoint;
 use crate::mirror;
-use crate::mountpoint::Made;
+use crate::mountpoint::CreatedDirectories;
 use crate::options::{self, Options};
-use crate::server::Server;
+use crate::output::short_id;
 use crate::source::{self, Source};
-use crate::spawn::{Spawned, spawn};
-use crate::weights::Item;
+use crate::spawn::{DAEMON_EXIT_TIMEOUT, DAEMON_RETRY_INTERVAL, SpawnOutcome, spawn};
+use crate::weights::WeightsEntry;
 use crate::{mountpoint, progress, text, weights};
 
-/// How long a daemon may take to end before its cache is given up on: it makes what it has durable first.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to wait before its socket and its lock are tried again.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How many daemons may hang up on one request before it is taken to be what kills them.
-const LOST_DAEMONS: u32 = 3;
-/// As much of a snapshot's id as tells snapshots apart.
-const ID_SHOWN: usize = 12;
+/// How many daemons may fail during one request before it is taken for the cause.
+const DAEMON_FAILURE_LIMIT: u32 = 3;
 
-/// What to mount where, and how.
+/// The arguments of `bdnfs mount`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct MountArgs {
     /// hf://owner/name@revision, s3://bucket/prefix, gs://, r2://, cw://, azure://, https://host/file, or a local /path
     #[arg(value_parser = source::Parser, required_unless_present = "config")]
     source: Option<Source>,
-    /// Where it is to appear: an existing directory
+    /// Mount point: an existing directory
     #[arg(required_unless_present = "config")]
     mountpoint: Option<PathBuf>,
-    /// Mount all that a configuration names, each where it says: config.yaml of Truss, training job as JSON, or TOML with
-    /// [[weights]]. Directories that are missing are made
+    /// Mount all weights of a configuration: config.yaml of Truss, training job as JSON, or TOML with [[weights]]. Missing
+    /// mount points are created
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = ["source", "mountpoint", "allow", "ignore", "secret", "credentials", "auth"])]
     config: Option<PathBuf>,
-    /// With --config: put everything below this directory, and nothing elsewhere
+    /// With --config: directory under which all mount points are created
     #[arg(long, value_name = "DIR", requires = "config")]
     root: Option<PathBuf>,
     #[command(flatten)]
-    how: source::How,
+    source_options: source::SourceOptions,
     #[command(flatten)]
-    mirror: mirror::Args,
+    mirror: mirror::MirrorArgs,
     #[command(flatten)]
-    cache: cache::Args,
-    /// Stay in the foreground; SIGINT and SIGTERM unmount
+    cache: cache::CacheArgs,
+    /// Run in the foreground; SIGINT and SIGTERM unmount
     #[arg(long)]
     foreground: bool,
-    /// Return only when all of it is local and verified
+    /// Stage: return when all data is local and verified
     #[arg(long)]
     wait: bool,
-    /// Let other users read it, too
+    /// Allow other users to access the mount
     #[arg(long)]
     allow_other: bool,
-    /// Owner of all files, as a number
+    /// Owner of all files, a numeric user id. Default: the user who mounts
     #[arg(long)]
     uid: Option<u32>,
-    /// Group of all files, as a number
+    /// Group of all files, a numeric group id. Default: that of the user who mounts
     #[arg(long)]
     gid: Option<u32>,
-    /// Options as mount(8) takes them: ro, allow_other, uid=, gid=
+    /// Mount options, as of mount(8): ro, allow_other, uid=, gid=
     #[arg(short, value_name = "OPTIONS", value_parser = options::parse)]
     options: Vec<Options>,
-    /// Tell the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -86,42 +81,42 @@ const EXAMPLES: &str = "Examples:
   bdnfs mount --endpoint http://127.0.0.1:9000 --credentials key.json s3://models/x /mnt/x
   bdnfs mount --cache-dir /nvme/bdnfs --cache-size 2T https://host/weights.bin /mnt/weights";
 
-impl Args {
+impl MountArgs {
     /// Whether this process may become the daemon.
-    pub fn foreground(&self) -> bool {
+    pub fn is_foreground(&self) -> bool {
         self.foreground
     }
 
-    /// What is to be mounted, as it was named.
-    fn items(&self) -> Result<Vec<Item>> {
+    /// The sources to mount, of the arguments or a configuration.
+    fn entries(&self) -> Result<Vec<WeightsEntry>> {
         match (&self.config, &self.source, &self.mountpoint) {
-            (Some(file), ..) => weights::read(file, &self.how),
-            (None, Some(source), Some(location)) => {
-                let (allow, ignore) = self.how.globs();
-                let access = self.how.access(source.uri())?;
-                let (source, location) = (source.clone(), location.clone());
-                Ok(vec![Item { source, location, allow, ignore, access }])
+            (Some(file), ..) => weights::read(file, &self.source_options),
+            (None, Some(source), Some(mountpoint)) => {
+                let (allow, ignore) = self.source_options.globs();
+                let access = self.source_options.access(source.uri())?;
+                let (source, mountpoint) = (source.clone(), mountpoint.clone());
+                Ok(vec![WeightsEntry { source, mountpoint, allow, ignore, access }])
             }
-            _ => bail!("name a source and where it is to appear, or a configuration"),
+            _ => bail!("name a source and a mount point, or --config"),
         }
     }
 
-    /// What the daemon is asked to mount at `location`, where nothing may be in the way.
-    fn request(&self, item: Item, location: &Path) -> Result<MountRequest> {
-        let place = mountpoint::prepare(location)?;
-        let name = place.path.display();
-        let uri = item.source.uri();
-        if item.source.is_below(&place.path) {
-            bail!("{uri} lies below {name}, so the mount would hide it; choose another directory");
+    /// The request to mount `entry` on `mountpoint`, which is checked.
+    fn request(&self, entry: WeightsEntry, mountpoint: &Path) -> Result<MountRequest> {
+        let mountpoint = mountpoint::prepare(mountpoint)?;
+        let name = mountpoint.path.display();
+        let uri = entry.source.uri();
+        if entry.source.is_below(&mountpoint.path) {
+            bail!("{uri} is below {name}, so the mount would hide it; choose another mount point");
         }
-        for note in uri.note().iter().chain(&place.notes) {
+        for note in uri.note().iter().chain(&mountpoint.notes) {
             eprintln!("note: {note}");
         }
         let flags = Options { allow_other: self.allow_other, uid: self.uid, gid: self.gid };
-        let options = self.options.iter().fold(Options::default(), Options::and).and(&flags);
+        let options = self.options.iter().fold(Options::default(), Options::merge).merge(&flags);
         Ok(MountRequest {
-            mirror: self.mirror.request(&self.how.access, Some(uri))?,
-            weights: Weights { mountpoint: place.path, ..item.weights() },
+            mirror: self.mirror.request(&self.source_options.access, Some(uri))?,
+            weights: Weights { mountpoint: mountpoint.path, ..entry.into_weights() },
             tenant: self.mirror.tenant().map(str::to_owned),
             direct: false,
             allow_other: options.allow_other,
@@ -132,164 +127,168 @@ impl Args {
     }
 }
 
-/// Mounts it.
-pub fn run(args: Args, verbose: u8) -> Result<()> {
-    let task = Task::new(args, verbose)?;
-    if task.args.foreground {
-        return runtime::block_on_threads(task.foreground());
+/// Mounts the sources.
+pub fn run(args: MountArgs, verbose: u8) -> Result<()> {
+    let session = MountSession::new(args, verbose)?;
+    if session.args.foreground {
+        return runtime::block_on_threads(session.run_in_foreground());
     }
-    runtime::block_on(task.background())
+    runtime::block_on(session.run_in_background())
 }
 
-/// The mounts to be made.
-struct Task {
-    args: Args,
+/// The mounts of one command.
+struct MountSession {
+    args: MountArgs,
     verbose: u8,
-    server: Server,
+    endpoint: Endpoint,
     client: Client,
     requests: Vec<MountRequest>,
-    /// The directories that were made for them.
-    made: Made,
+    /// The directories created for them.
+    created: CreatedDirectories,
 }
 
-impl Task {
-    fn new(args: Args, verbose: u8) -> Result<Self> {
-        mountpoint::fuse()?;
-        let server = Server::find(&args.cache)?;
-        let items = args.items()?;
-        let mut made = Made::default();
+impl MountSession {
+    fn new(args: MountArgs, verbose: u8) -> Result<Self> {
+        mountpoint::check_fuse()?;
+        let endpoint = Endpoint::find(&args.cache)?;
+        let entries = args.entries()?;
+        let mut created = CreatedDirectories::default();
         let mut requests = Vec::new();
-        for item in items {
-            let location = match &args.config {
-                None => item.location.clone(),
-                Some(_) => made.directory(&item.location, args.root.as_deref())?,
+        for entry in entries {
+            let mountpoint = match &args.config {
+                None => entry.mountpoint.clone(),
+                Some(_) => created.create(&entry.mountpoint, args.root.as_deref())?,
             };
-            requests.push(args.request(item, &location)?);
+            requests.push(args.request(entry, &mountpoint)?);
         }
-        let client = Client::new(server.socket());
-        Ok(Self { args, verbose, server, client, requests, made })
+        let client = Client::new(endpoint.socket());
+        Ok(Self { args, verbose, endpoint, client, requests, created })
     }
 
-    /// Through the cache's daemon, which is started when there is none. What fails leaves nothing mounted.
-    async fn background(mut self) -> Result<()> {
+    /// Mounts through the daemon of the cache, which is started when there is none. A failure leaves nothing mounted.
+    async fn run_in_background(mut self) -> Result<()> {
         let mut mounted = Vec::new();
-        let done = tokio::select! {
+        let result = tokio::select! {
             biased;
             asked = signals::termination() => match asked {
-                Ok(()) => Err(anyhow!("interrupted; nothing stays mounted")),
+                Ok(()) => Err(anyhow!("interrupted; all mounts of this command are unmounted")),
                 Err(error) => Err(error.into()),
             },
-            done = self.make(&mut mounted) => done,
+            result = self.mount_all(&mut mounted) => result,
         };
-        if done.is_err() {
-            self.take_down(&mounted).await;
+        if result.is_err() {
+            self.unmount_all(&mounted).await;
         }
-        done
+        result
     }
 
-    async fn make(&mut self, mounted: &mut Vec<MountInfo>) -> Result<()> {
+    async fn mount_all(&mut self, mounted: &mut Vec<MountInfo>) -> Result<()> {
         for request in &self.requests {
-            mounted.push(self.request(request).await?);
+            mounted.push(self.mount(request).await?);
         }
-        self.settle(mounted).await
+        self.finish(mounted).await
     }
 
-    async fn request(&self, request: &MountRequest) -> Result<MountInfo> {
-        let (mut lost, mut busy) = (0, None);
+    /// Mounts one, and starts a daemon where there is none.
+    async fn mount(&self, request: &MountRequest) -> Result<MountInfo> {
+        let (mut failed_daemons, mut in_use_since) = (0, None);
         loop {
-            let asked = self.client.mount(request).await;
-            let Server::Owner(cache) = &self.server else { return Ok(asked?) };
-            match asked {
+            let answer = self.client.mount(request).await;
+            let Endpoint::CacheOwner(cache) = &self.endpoint else { return Ok(answer?) };
+            match answer {
                 Ok(mounted) => return Ok(mounted),
-                Err(trouble @ ClientError::Disconnected(_)) if lost == LOST_DAEMONS => {
+                Err(trouble @ ClientError::Disconnected(_)) if failed_daemons == DAEMON_FAILURE_LIMIT => {
                     return Err(trouble).with_context(|| format!("see {}", cache.log().display()));
                 }
-                Err(ClientError::Disconnected(_)) => lost += 1,
+                Err(ClientError::Disconnected(_)) => failed_daemons += 1,
                 Err(trouble) if trouble.is_gone() => {}
                 Err(trouble) => return Err(trouble.into()),
             }
-            let Spawned::Busy(failure) = spawn(cache, self.verbose)? else { continue };
-            if busy.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-                bail!("{failure}; nobody answered for {PATIENCE:?}, see {}", cache.log().display());
+            let SpawnOutcome::CacheInUse(failure) = spawn(cache, self.verbose)? else { continue };
+            if in_use_since.get_or_insert_with(Instant::now).elapsed() > DAEMON_EXIT_TIMEOUT {
+                bail!(
+                    "{failure}; no daemon answered within {DAEMON_EXIT_TIMEOUT:?}, see {}",
+                    cache.log().display()
+                );
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(DAEMON_RETRY_INTERVAL).await;
         }
     }
 
-    /// As the cache's daemon, or beside it when there is one, until the mounts end.
-    async fn foreground(mut self) -> Result<()> {
-        let begun = Instant::now();
+    /// Serves the mounts as the daemon of the cache, or mounts through the one that runs, until they end.
+    async fn run_in_foreground(mut self) -> Result<()> {
+        let start = Instant::now();
         loop {
-            let mut busy = None;
-            if let Server::Owner(cache) = &self.server {
+            let mut in_use = None;
+            if let Endpoint::CacheOwner(cache) = &self.endpoint {
                 match AgentServer::start(AgentConfig::on_demand(cache.clone())).await {
                     Ok(daemon) => return self.serve(daemon).await,
-                    Err(failure) if failure.is(Kind::Busy) => busy = Some(failure),
+                    Err(failure) if failure.is(Kind::Busy) => in_use = Some(failure),
                     Err(failure) => return Err(failure.into()),
                 }
             }
             match self.client.mount(&self.requests[0]).await {
-                Ok(first) => return self.attend(first).await,
-                Err(trouble) if trouble.is_gone() && begun.elapsed() < PATIENCE => {
-                    tokio::time::sleep(PAUSE).await;
+                Ok(first) => return self.wait_beside(first).await,
+                Err(trouble) if trouble.is_gone() && start.elapsed() < DAEMON_EXIT_TIMEOUT => {
+                    tokio::time::sleep(DAEMON_RETRY_INTERVAL).await;
                 }
-                // Who owns the cache says more than that nobody listens.
-                Err(trouble) => return Err(busy.map_or_else(|| trouble.into(), Into::into)),
+                // The owner of the cache is a better message than that nothing listens.
+                Err(trouble) => return Err(in_use.map_or_else(|| trouble.into(), Into::into)),
             }
         }
     }
 
-    /// Hosts the mounts, and others that come, until the last has ended. A signal is the daemon's to obey.
+    /// Serves the mounts, and those of other commands, until the last has ended. The daemon handles signals.
     async fn serve(&mut self, daemon: AgentServer) -> Result<()> {
         let hold = daemon.hold();
         let work = async {
             let mut mounted = Vec::new();
-            let worked = tokio::select! {
+            let result = tokio::select! {
                 biased;
-                asked = signals::termination() => asked.map_err(Into::into),
-                stayed = self.stay(&mut mounted) => stayed,
+                signal = signals::termination() => signal.map_err(Into::into),
+                result = self.mount_and_wait(&mut mounted) => result,
             };
-            if worked.is_err() {
-                self.take_down(&mounted).await;
+            if result.is_err() {
+                self.unmount_all(&mounted).await;
             }
             drop(hold);
-            worked
+            result
         };
-        let (served, worked) = tokio::join!(daemon.serve(), work);
-        worked.and(served)
+        let (served, result) = tokio::join!(daemon.serve(), work);
+        result.and(served)
     }
 
-    /// Stays beside the daemon that hosts the first mount, and makes the others; a signal unmounts them.
-    async fn attend(&mut self, first: MountInfo) -> Result<()> {
+    /// Mounts the others through the daemon that has the first mount, and waits; a signal unmounts them.
+    async fn wait_beside(&mut self, first: MountInfo) -> Result<()> {
         let mut mounted = vec![first];
-        let (done, ended) = tokio::select! {
+        let (result, ended) = tokio::select! {
             biased;
-            asked = signals::termination() => (asked.map_err(Into::into), false),
-            stayed = self.stay(&mut mounted) => { let ended = stayed.is_ok(); (stayed, ended) }
+            signal = signals::termination() => (signal.map_err(Into::into), false),
+            result = self.mount_and_wait(&mut mounted) => { let ended = result.is_ok(); (result, ended) }
         };
         if !ended {
-            self.take_down(&mounted).await;
+            self.unmount_all(&mounted).await;
         }
-        done
+        result
     }
 
-    /// Makes the mounts that are not made yet, and waits for the end of all.
-    async fn stay(&mut self, mounted: &mut Vec<MountInfo>) -> Result<()> {
+    /// Mounts what is not mounted yet, and waits until all mounts have ended.
+    async fn mount_and_wait(&mut self, mounted: &mut Vec<MountInfo>) -> Result<()> {
         for request in &self.requests[mounted.len()..] {
             mounted.push(self.client.mount(request).await?);
         }
-        self.settle(mounted).await?;
+        self.finish(mounted).await?;
         for mounted in mounted {
             self.client.ended(mounted.id).await?;
         }
         Ok(())
     }
 
-    /// Tells what is mounted, and makes it local where that was asked for.
-    async fn settle(&mut self, mounted: &[MountInfo]) -> Result<()> {
-        mounted.iter().try_for_each(|mounted| self.announce(mounted))?;
+    /// Prints the mounts, and stages them with `--wait`.
+    async fn finish(&mut self, mounted: &[MountInfo]) -> Result<()> {
+        mounted.iter().try_for_each(|mounted| self.print_mounted(mounted))?;
         if self.args.wait {
-            // All begin at once, and are told of one after the other.
+            // All are staged at once; their progress is shown one after the other.
             for mounted in &mounted[1..] {
                 self.client.stage(mounted.id).await?;
             }
@@ -297,50 +296,49 @@ impl Task {
                 self.stage(mounted).await?;
             }
         }
-        self.made.keep();
+        self.created.keep();
         Ok(())
     }
 
     async fn stage(&self, mounted: &MountInfo) -> Result<()> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let staging = match progress::stage(&self.client, mounted.id).await {
             Ok(staging) => staging,
             Err(trouble) if trouble.is_gone() || trouble.is(Kind::NotFound) => {
-                bail!("{} ended before all of it was local", mounted.mountpoint.display());
+                bail!("{} was unmounted before it was staged", mounted.mountpoint.display());
             }
             Err(trouble) => {
-                let all = if self.requests.len() > 1 { "all are" } else { "it is" };
-                return Err(trouble).with_context(|| {
-                    format!("cannot make all of {} local, so {all} unmounted again", mounted.source)
-                });
+                let unmounted = if self.requests.len() > 1 { "all mounts are" } else { "it is" };
+                return Err(trouble)
+                    .with_context(|| format!("cannot stage {}; {unmounted} unmounted", mounted.source));
             }
         };
-        say(&if self.args.json {
+        print_line(&if self.args.json {
             serde_json::to_string(&staging)?
         } else {
             let done = &staging.progress;
             let (files, bytes, found) =
                 (text::files(done.files), text::size(done.bytes), text::size(done.bytes_found));
-            let seconds = begun.elapsed().as_secs_f64();
-            format!("all local and verified: {files}, {bytes} ({found} were here before) in {seconds:.1} s")
+            let seconds = start.elapsed().as_secs_f64();
+            format!("staged {}: {files}, {bytes} ({found} cached before) in {seconds:.1} s", mounted.source)
         });
         Ok(())
     }
 
-    fn announce(&self, mounted: &MountInfo) -> Result<()> {
+    fn print_mounted(&self, mounted: &MountInfo) -> Result<()> {
         for warning in &mounted.warnings {
             eprintln!("note: {warning}");
         }
-        say(&if self.args.json { serde_json::to_string(mounted)? } else { summary(mounted) });
+        print_line(&if self.args.json { serde_json::to_string(mounted)? } else { summary(mounted) });
         Ok(())
     }
 
-    /// Unmounts them, or takes out of sight those that somebody holds already.
-    async fn take_down(&self, mounted: &[MountInfo]) {
+    /// Unmounts all; those that are busy are detached.
+    async fn unmount_all(&self, mounted: &[MountInfo]) {
         for mounted in mounted {
             match self.client.unmount(mounted.id, false).await {
                 Err(trouble) if trouble.is(Kind::Busy) => {
-                    eprintln!("note: {}; detached", mountpoint::busy(&mounted.mountpoint));
+                    eprintln!("note: {}; detached", mountpoint::busy_message(&mounted.mountpoint));
                     if let Err(trouble) = self.client.unmount(mounted.id, true).await {
                         eprintln!("note: {trouble}");
                     }
@@ -354,16 +352,16 @@ impl Task {
     }
 }
 
-/// Prints a line. That nobody reads it any more is no reason to leave a mount half made.
-fn say(line: &str) {
+/// Prints a line. A closed stdout is no reason to abandon a mount.
+fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
 fn summary(mounted: &MountInfo) -> String {
-    let id = mounted.snapshot.get(..ID_SHOWN).unwrap_or(&mounted.snapshot);
+    let id = short_id(&mounted.snapshot);
     let (files, bytes) = (text::files(mounted.files), text::size(mounted.bytes));
     format!(
-        "mounted {} at {}: {files}, {bytes} (snapshot {id})",
+        "mounted {} on {}: {files}, {bytes} (snapshot {id})",
         mounted.source,
         mounted.mountpoint.display()
     )
@@ -374,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_says_what_is_mounted() {
+    fn summary_of_a_mount_is_one_line() {
         let mounted = MountInfo {
             id: 1,
             source: "s3://models/x".to_owned(),
@@ -385,7 +383,7 @@ mod tests {
             passthrough: true,
             warnings: Vec::new(),
         };
-        let text = "mounted s3://models/x at /mnt/model: 12 files, 13.5 GB (snapshot 1f0c1f0c1f0c)";
+        let text = "mounted s3://models/x on /mnt/model: 12 files, 13.5 GB (snapshot 1f0c1f0c1f0c)";
         assert_eq!(summary(&mounted), text);
     }
 }

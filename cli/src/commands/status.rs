@@ -10,17 +10,17 @@ use bdnfs_fs::mounts;
 use serde::Serialize;
 
 use crate::agents;
-use crate::pulse::{self, Pulse};
+use crate::probe::{self, MountHealth};
 use crate::text;
 
-/// How to tell it.
+/// The arguments of `bdnfs status`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// Tell all that is known as JSON
+pub struct StatusArgs {
+    /// Print all details as JSON
     #[arg(long)]
     json: bool,
-    /// Only the mounts that use this cache
+    /// Show only mounts that use this cache
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
 }
@@ -29,84 +29,85 @@ const EXAMPLES: &str = "Examples:
   bdnfs status
   bdnfs status --json | jq '.mounts[].state'";
 
-/// All that is known of this machine.
+/// The mounts and daemons of this machine.
 #[derive(Debug, Serialize)]
-struct Report {
-    mounts: Vec<Seen>,
+struct StatusReport {
+    mounts: Vec<MountReport>,
     daemons: Vec<AgentInfo>,
 }
 
-/// A mount as the kernel lists it, and what its daemon says of it.
+/// A mount as the kernel lists it, with the status of its daemon.
 #[derive(Debug, Serialize)]
-struct Seen {
+struct MountReport {
     mountpoint: PathBuf,
     source: String,
-    /// One or a few words for a person.
+    /// In a few words.
     state: String,
-    /// What the daemon says, where it can be asked.
+    /// The status from its daemon, if that answers.
     status: Option<MountStatus>,
 }
 
-/// Tells what is mounted.
-pub fn run(args: &Args) -> Result<()> {
-    // A cache that isn't there has no mounts.
+/// Prints the status.
+pub fn run(args: &StatusArgs) -> Result<()> {
+    // A missing cache has no mounts.
     let cache = args.cache_dir.as_ref().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
-    let report = runtime::block_on(report(cache))?;
+    let report = runtime::block_on(query(cache))?;
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
     } else {
-        out.write_all(shown(&report).as_bytes())?;
+        out.write_all(format_report(&report).as_bytes())?;
     }
     Ok(())
 }
 
-async fn report(cache: Option<PathBuf>) -> Result<Report> {
+async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     let mounts = mounts::list()?;
-    let pulses = pulse::all(mounts.iter().map(|mounted| mounted.mountpoint.as_path()));
-    let wanted = |pulse: &Pulse| match (&cache, pulse) {
+    let healths = probe::mounts(mounts.iter().map(|mounted| mounted.mountpoint.as_path()));
+    let is_wanted = |health: &MountHealth| match (&cache, health) {
         (None, _) => true,
-        (Some(cache), Pulse::Alive(socket)) => *socket == socket::of_cache(cache),
+        (Some(cache), MountHealth::Alive(socket)) => *socket == socket::of_cache(cache),
         (Some(_), _) => false,
     };
-    let mounts: Vec<_> = mounts.into_iter().zip(pulses).filter(|(_, pulse)| wanted(pulse)).collect();
-    let mut sockets: Vec<PathBuf> = mounts.iter().filter_map(|(_, pulse)| pulse.socket().cloned()).collect();
-    // An agent is there without a mount, too.
+    let mounts: Vec<_> = mounts.into_iter().zip(healths).filter(|(_, health)| is_wanted(health)).collect();
+    let mut sockets: Vec<PathBuf> =
+        mounts.iter().filter_map(|(_, health)| health.socket().cloned()).collect();
+    // The agent runs without mounts, too.
     sockets.extend(cache.as_deref().map_or_else(socket::well_known, |cache| Some(socket::of_cache(cache))));
-    let daemons = agents::asked(sockets).await?;
-    let mounts = mounts.into_iter().map(|(mounted, pulse)| {
-        let (state, status) = match &pulse {
-            Pulse::Alive(socket) => answered(daemons.get(socket), &mounted.mountpoint),
-            Pulse::Dead => ("dead: its daemon is gone".to_owned(), None),
-            Pulse::Silent => ("does not answer".to_owned(), None),
-            Pulse::Unknown(error) => (format!("unknown: {error}"), None),
+    let daemons = agents::query(sockets).await?;
+    let mounts = mounts.into_iter().map(|(mounted, health)| {
+        let (state, status) = match &health {
+            MountHealth::Alive(socket) => mount_status(daemons.get(socket), &mounted.mountpoint),
+            MountHealth::Dead => ("dead: its daemon is gone".to_owned(), None),
+            MountHealth::Unresponsive => ("does not respond".to_owned(), None),
+            MountHealth::Unknown(error) => (format!("unknown: {error}"), None),
         };
-        Seen { mountpoint: mounted.mountpoint, source: mounted.source, state, status }
+        MountReport { mountpoint: mounted.mountpoint, source: mounted.source, state, status }
     });
     let mounts = mounts.collect();
     let mut daemons: Vec<_> = daemons.into_values().flatten().map(|status| status.daemon).collect();
-    // One may listen at two places.
+    // A daemon may listen on two sockets.
     daemons.sort_by_key(|daemon| daemon.pid);
     daemons.dedup_by_key(|daemon| daemon.pid);
-    Ok(Report { mounts, daemons })
+    Ok(StatusReport { mounts, daemons })
 }
 
-fn answered(
+fn mount_status(
     daemon: Option<&Result<AgentStatus, String>>,
     mountpoint: &Path,
 ) -> (String, Option<MountStatus>) {
     match daemon {
         Some(Ok(status)) => {
             let found = status.at(mountpoint);
-            (found.map_or("ending".to_owned(), state), found.cloned())
+            (found.map_or("unmounting".to_owned(), format_state), found.cloned())
         }
         Some(Err(trouble)) => (format!("unknown: {trouble}"), None),
         None => ("unknown".to_owned(), None),
     }
 }
 
-/// How a mount is doing, in one or a few words.
-pub fn state(mount: &MountStatus) -> String {
+/// The state of a mount, in a few words.
+pub fn format_state(mount: &MountStatus) -> String {
     match &mount.stage {
         None => "ready".to_owned(),
         Some(staging) => match &staging.state {
@@ -119,43 +120,45 @@ pub fn state(mount: &MountStatus) -> String {
     }
 }
 
-fn shown(report: &Report) -> String {
+fn format_report(report: &StatusReport) -> String {
     let head = ["MOUNTPOINT", "SOURCE", "FILES", "SIZE", "LOCAL", "FETCHED", "STATE"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(report.mounts.iter().map(row));
     let mut out = match rows.len() {
-        1 => "nothing is mounted\n".to_owned(),
+        1 => "no mounts\n".to_owned(),
         _ => text::table(&rows, &[2, 3, 4, 5]),
     };
     for daemon in &report.daemons {
-        out.push_str(&cache(daemon));
+        out.push_str(&format_usage(daemon));
     }
     out
 }
 
-fn row(seen: &Seen) -> Vec<String> {
-    let told = |tell: &dyn Fn(&MountStatus) -> String| seen.status.as_ref().map_or("-".to_owned(), tell);
+fn row(mount: &MountReport) -> Vec<String> {
+    let column =
+        |format: &dyn Fn(&MountStatus) -> String| mount.status.as_ref().map_or("-".to_owned(), format);
     let local = |mount: &MountStatus| match mount.local {
         Some(local) => text::percent(local.min(mount.mounted.bytes), mount.mounted.bytes),
         None => "-".to_owned(),
     };
     vec![
-        seen.mountpoint.display().to_string(),
-        seen.source.clone(),
-        told(&|mount| mount.mounted.files.to_string()),
-        told(&|mount| text::size(mount.mounted.bytes)),
-        told(&local),
-        told(&|mount| text::size(mount.traffic.peer + mount.traffic.mirror + mount.traffic.origin)),
-        seen.state.clone(),
+        mount.mountpoint.display().to_string(),
+        mount.source.clone(),
+        column(&|mount| mount.mounted.files.to_string()),
+        column(&|mount| text::size(mount.mounted.bytes)),
+        column(&local),
+        column(&|mount| text::size(mount.traffic.peer + mount.traffic.mirror + mount.traffic.origin)),
+        mount.state.clone(),
     ]
 }
 
-fn cache(daemon: &AgentInfo) -> String {
+fn format_usage(daemon: &AgentInfo) -> String {
     let usage = &daemon.usage;
-    let used = usage.used.map_or("being counted".to_owned(), |used| format!("{} used", text::size(used)));
+    let used =
+        usage.used.map_or("usage not known yet".to_owned(), |used| format!("{} used", text::size(used)));
     let limit = usage.capacity.map_or(String::new(), |limit| format!(" of {}", text::size(limit)));
     let (free, reserve) = (text::size(usage.free), text::size(usage.reserve));
-    format!("cache {}: {used}{limit}; {free} free on its disk, {reserve} kept free\n", daemon.cache.display())
+    format!("cache {}: {used}{limit}; disk: {free} free, {reserve} reserved\n", daemon.cache.display())
 }
 
 #[cfg(test)]
@@ -182,19 +185,19 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_is_a_row_and_a_cache_a_line() {
+    fn report_has_a_row_per_mount_and_a_line_per_cache() {
         let progress = Progress { bytes: 1000, bytes_done: 450, ..Progress::default() };
         let status = mount(Some(StageStatus { progress, state: StageState::Running }));
         let usage = Usage { used: Some(450), capacity: Some(2000), free: 9000, reserve: 100, evicted: 0 };
-        let report = Report {
+        let report = StatusReport {
             mounts: vec![
-                Seen {
+                MountReport {
                     mountpoint: "/mnt/p".into(),
                     source: "s3://b/p".into(),
-                    state: state(&status),
+                    state: format_state(&status),
                     status: Some(status),
                 },
-                Seen {
+                MountReport {
                     mountpoint: "/mnt/q".into(),
                     source: "s3://b/q".into(),
                     state: "dead".into(),
@@ -215,21 +218,21 @@ mod tests {
 MOUNTPOINT  SOURCE    FILES    SIZE  LOCAL  FETCHED  STATE
 /mnt/p      s3://b/p     12  1.0 kB   45 %    450 B  staging 45 %
 /mnt/q      s3://b/q      -       -      -        -  dead
-cache /c: 450 B used of 2.0 kB; 9.0 kB free on its disk, 100 B kept free
+cache /c: 450 B used of 2.0 kB; disk: 9.0 kB free, 100 B reserved
 ";
-        assert_eq!(shown(&report), text);
+        assert_eq!(format_report(&report), text);
     }
 
     #[test]
-    fn a_status_crosses_json_whole() {
+    fn status_survives_json() {
         let failure = Failure { kind: "refused".into(), message: "no".into() };
         let status =
             mount(Some(StageStatus { progress: Progress::default(), state: StageState::Failed(failure) }));
-        assert_eq!(state(&status), "staging failed: no");
+        assert_eq!(format_state(&status), "staging failed: no");
         let text = serde_json::to_string(&status).expect("JSON");
         let back: MountStatus = serde_json::from_str(&text).expect("JSON");
         assert_eq!(back.stage, status.stage);
         assert_eq!(back.mounted.files, 12);
-        assert_eq!(state(&mount(None)), "ready");
+        assert_eq!(format_state(&mount(None)), "ready");
     }
 }

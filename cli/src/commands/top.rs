@@ -1,4 +1,4 @@
-//! `bdnfs top`: what the daemons of this machine do, as it happens.
+//! `bdnfs top`: live transfer rates of the daemons of this machine.
 
 mod screen;
 mod terminal;
@@ -13,23 +13,24 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use bdnfs_agent::{runtime, signals};
 
+use crate::text;
 use terminal::Terminal;
 use view::View;
 
-/// How to show it.
+/// The arguments of `bdnfs top`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// Tell it once and end, as when there is no terminal
+pub struct TopArgs {
+    /// Print once and exit; the default without a terminal
     #[arg(long)]
     once: bool,
-    /// Tell it as JSON, a line each time
+    /// Print a line of JSON per interval
     #[arg(long)]
     json: bool,
-    /// Seconds between two looks; what is told of speed is the mean over that time
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
-    interval: f64,
-    /// Only the daemon of this cache
+    /// Refresh interval, over which rates are averaged, such as 500ms or 5s
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = refresh_interval)]
+    interval: Duration,
+    /// Show only the daemon of this cache
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
 }
@@ -39,24 +40,26 @@ const EXAMPLES: &str = "Examples:
   bdnfs top --once --interval 5
   bdnfs top --json | jq '.daemons[].rates.mirror'";
 
-/// Shorter than that tells of chance, longer of nothing.
-fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|e| format!("{e}"))?;
-    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.1 to 3600".to_owned()) }
+/// Parses a refresh interval: a duration, or a number of seconds with a fraction. A rate over a shorter time is chance.
+fn refresh_interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let interval = seconds.map_or_else(|| text::parse_duration(text), Ok)?;
+    let allowed = Duration::from_millis(100)..=Duration::from_secs(3600);
+    if allowed.contains(&interval) { Ok(interval) } else { Err("expected 100ms to 1h".to_owned()) }
 }
 
-/// Shows it until somebody has seen enough.
-pub fn run(args: &Args) -> Result<()> {
-    // A cache that isn't there has no daemon.
+/// Shows the view until the user quits.
+pub fn run(args: &TopArgs) -> Result<()> {
+    // A missing cache has no daemon.
     let cache = args.cache_dir.as_ref().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
     runtime::block_on(watch(args, cache))
 }
 
-async fn watch(args: &Args, cache: Option<PathBuf>) -> Result<()> {
+async fn watch(args: &TopArgs, cache: Option<PathBuf>) -> Result<()> {
     let live = !args.once && !args.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     let mut view = View::default();
-    view.look(cache.as_deref(), Instant::now()).await?;
-    let mut clock = interval(Duration::from_secs_f64(args.interval));
+    view.refresh(cache.as_deref(), Instant::now()).await?;
+    let mut clock = interval(args.interval);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     clock.tick().await;
     if live {
@@ -67,12 +70,12 @@ async fn watch(args: &Args, cache: Option<PathBuf>) -> Result<()> {
             _ = clock.tick() => {}
             ended = signals::termination() => return Ok(ended?),
         }
-        view.look(cache.as_deref(), Instant::now()).await?;
+        view.refresh(cache.as_deref(), Instant::now()).await?;
         let mut out = std::io::stdout().lock();
         if args.json {
-            writeln!(out, "{}", serde_json::to_string(&view.told())?)?;
+            writeln!(out, "{}", serde_json::to_string(&view.as_json())?)?;
         } else {
-            screen::lines(&view, screen::WIDE).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+            screen::lines(&view, screen::MAX_WIDTH).iter().try_for_each(|line| writeln!(out, "{line}"))?;
         }
         if args.once || !args.json {
             return Ok(());
@@ -80,21 +83,21 @@ async fn watch(args: &Args, cache: Option<PathBuf>) -> Result<()> {
     }
 }
 
-/// The same on a terminal, which is left as it was.
+/// Shows it on a terminal, which is restored at the end.
 async fn show(
     view: &mut View,
     cache: Option<PathBuf>,
     mut clock: tokio::time::Interval,
-    seconds: f64,
+    refresh: Duration,
 ) -> Result<()> {
-    // Before the terminal is another: who is ended gives it back.
+    // Before the terminal is changed: a signal restores it.
     let mut end = std::pin::pin!(signals::termination());
-    let mut terminal = Terminal::take()?;
+    let mut terminal = Terminal::enter()?;
     loop {
-        terminal.draw(|width| screen::live(view, width, seconds))?;
+        terminal.draw(|width| screen::live(view, width, refresh))?;
         tokio::select! {
-            _ = clock.tick() => view.look(cache.as_deref(), Instant::now()).await?,
-            left = terminal.left() => if left { return Ok(()) },
+            _ = clock.tick() => view.refresh(cache.as_deref(), Instant::now()).await?,
+            quit = terminal.wait_for_quit() => if quit { return Ok(()) },
             ended = &mut end => return Ok(ended?),
         }
     }

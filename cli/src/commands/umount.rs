@@ -9,15 +9,15 @@ use bdnfs_agent::runtime;
 use bdnfs_fs::mounts;
 
 use crate::mountpoint;
-use crate::pulse::{self, Pulse};
+use crate::probe::{self, MountHealth};
 
-/// What to unmount.
+/// The arguments of `bdnfs umount`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// Where it is mounted
+pub struct UnmountArgs {
+    /// Mount point
     mountpoint: PathBuf,
-    /// Take it out of sight at once; it ends when the last process lets it go
+    /// Lazy unmount: detach the file system now, clean up when it is no longer busy
     #[arg(short, long)]
     lazy: bool,
 }
@@ -26,47 +26,48 @@ const EXAMPLES: &str = "Examples:
   bdnfs umount /mnt/model
   bdnfs umount --lazy /mnt/model";
 
-/// Unmounts it, and returns when its daemon has let it go.
-pub fn run(args: &Args) -> Result<()> {
-    let path = mountpoint::find(&args.mountpoint)?;
+/// Unmounts a mount and returns when its daemon has ended it.
+pub fn run(args: &UnmountArgs) -> Result<()> {
+    let path = mountpoint::resolve(&args.mountpoint)?;
     if !mounts::at(&path)?.is_some_and(|mounted| mounted.ours()) {
-        bail!("{} is not a bdnfs mount; `bdnfs status` lists those there are", path.display());
+        bail!("{}: not a bdnfs mount; `bdnfs status` lists them", path.display());
     }
-    match pulse::of(&path) {
-        Pulse::Dead => Ok(mounts::detach(&path)?),
-        Pulse::Alive(socket) => {
-            let asked = runtime::block_on(async { Ok(ask(socket, &path, args.lazy).await) })?;
-            asked.unwrap_or_else(|| unmount(&path, args.lazy))
+    match probe::mount(&path) {
+        MountHealth::Dead => Ok(mounts::detach(&path)?),
+        MountHealth::Alive(socket) => {
+            let unmounted = runtime::block_on(async { Ok(request(socket, &path, args.lazy).await) })?;
+            unmounted.unwrap_or_else(|| unmount(&path, args.lazy))
         }
-        // The question that it didn't answer is still there, and keeps it busy.
-        Pulse::Silent if !args.lazy => {
-            bail!("{0} does not answer; take it away with `bdnfs umount --lazy {0}`", path.display())
+        // The pending probe keeps it busy.
+        MountHealth::Unresponsive if !args.lazy => {
+            bail!("{0}: mount does not respond; use `bdnfs umount --lazy {0}`", path.display())
         }
-        Pulse::Silent | Pulse::Unknown(_) => unmount(&path, args.lazy),
+        MountHealth::Unresponsive | MountHealth::Unknown(_) => unmount(&path, args.lazy),
     }
 }
 
-/// Has the daemon at `socket` do it. `None`: it is gone, or knows nothing of this mount.
-async fn ask(socket: PathBuf, path: &Path, lazy: bool) -> Option<Result<()>> {
+/// Unmounts through the daemon at `socket`; `None` if it is gone or does not know the mount.
+async fn request(socket: PathBuf, path: &Path, lazy: bool) -> Option<Result<()>> {
     let client = Client::new(socket);
     let status = client.status().await.ok()?;
     let mount = status.at(path)?;
     match client.unmount(mount.mounted.id, lazy).await {
         Ok(()) => Some(Ok(())),
-        Err(trouble) if trouble.is(Kind::Busy) => Some(Err(busy(path))),
+        Err(trouble) if trouble.is(Kind::Busy) => Some(Err(busy_error(path))),
         Err(trouble) if trouble.is_gone() || trouble.is(Kind::NotFound) => None,
         Err(trouble) => Some(Err(trouble.into())),
     }
 }
 
-/// Does it without the daemon, which can't be asked.
+/// Unmounts without the daemon.
 fn unmount(path: &Path, lazy: bool) -> Result<()> {
     if lazy {
         return Ok(mounts::detach(path)?);
     }
-    mounts::unmount(path).map_err(|error| if error.kind() == Kind::Busy { busy(path) } else { error.into() })
+    mounts::unmount(path)
+        .map_err(|error| if error.kind() == Kind::Busy { busy_error(path) } else { error.into() })
 }
 
-fn busy(path: &Path) -> anyhow::Error {
-    anyhow::Error::msg(mountpoint::busy(path))
+fn busy_error(path: &Path) -> anyhow::Error {
+    anyhow::Error::msg(mountpoint::busy_message(path))
 }

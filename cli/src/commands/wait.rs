@@ -1,4 +1,4 @@
-//! `bdnfs wait`: the gate for scripts and hooks.
+//! `bdnfs wait`: waits until data is staged, for scripts and hooks.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,74 +10,76 @@ use bdnfs_agent::api::job::JobState;
 use bdnfs_agent::runtime;
 use clap::ValueEnum;
 
-use crate::commands::job::wait::{until, within};
-use crate::commands::job::{Whose, follow};
-use crate::pulse::{self, Pulse};
+use crate::commands::job::wait::{wait_for, with_timeout};
+use crate::commands::job::{AgentArgs, follow};
+use crate::probe::{self, MountHealth};
 use crate::{mountpoint, text};
 
-/// What to wait for.
+/// The arguments of `bdnfs wait`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// A mountpoint, or the number of a job
+pub struct WaitArgs {
+    /// A mount point, or the id of a job
     #[arg(value_name = "MOUNT|JOB")]
-    what: String,
-    /// What is to be so
-    #[arg(long, value_enum, default_value_t = Until::Ready)]
-    until: Until,
-    /// Fail when it is not so by then, such as 90s or 12h
-    #[arg(long, value_name = "TIME", value_parser = text::span)]
+    target: String,
+    /// The condition to wait for
+    #[arg(long, value_enum, default_value_t = WaitCondition::Ready)]
+    until: WaitCondition,
+    /// Fail when the time is over, such as 90s or 12h
+    #[arg(long, value_name = "DURATION", value_parser = text::parse_duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
-    whose: Whose,
+    agent: AgentArgs,
 }
 
-/// What is waited for.
+/// A condition to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Until {
-    /// All is local, verified and leased: no network is needed any more
+pub enum WaitCondition {
+    /// Staged: local, verified and leased, so that the network is no longer needed
     Ready,
-    /// It has ended: the job, or the mount
+    /// Ended: the job has finished, the mount is unmounted
     Ended,
 }
 
 const EXAMPLES: &str = "Examples:
   bdnfs wait /mnt/model --timeout 30m && exec python serve.py
   bdnfs wait 7 --until ready
-A mount that nobody made local yet is made local. A job is ready when its commands run.";
+A mount that is not staged is staged. A job is ready when its commands run.";
 
-/// Waits for it.
-pub fn run(args: &Args) -> Result<()> {
-    let what = &args.what;
+/// Waits for the condition.
+pub fn run(args: &WaitArgs) -> Result<()> {
+    let target = &args.target;
     runtime::block_on(async {
         let waited = async {
-            match what.parse() {
-                Ok(id) => job(&args.whose.client()?, id, args.until).await,
-                Err(_) => mount(Path::new(what), args.until).await,
+            match target.parse() {
+                Ok(id) => job(&args.agent.client()?, id, args.until).await,
+                Err(_) => mount(Path::new(target), args.until).await,
             }
         };
-        within(args.timeout, waited).await.with_context(|| format!("waiting for {what}"))
+        with_timeout(args.timeout, waited).await.with_context(|| format!("waiting for {target}"))
     })
 }
 
-async fn job(client: &Client, id: u64, so_far: Until) -> Result<()> {
-    let job = until(client, id, so_far).await?;
-    match so_far {
-        Until::Ready if job.started.is_none() && job.state != JobState::Running => follow::judge(&job),
+async fn job(client: &Client, id: u64, condition: WaitCondition) -> Result<()> {
+    let job = wait_for(client, id, condition).await?;
+    match condition {
+        WaitCondition::Ready if job.started.is_none() && job.state != JobState::Running => {
+            follow::check_completed(&job)
+        }
         _ => Ok(()),
     }
 }
 
-async fn mount(path: &Path, until: Until) -> Result<()> {
-    let path: PathBuf = mountpoint::find(path)?;
-    let Pulse::Alive(socket) = pulse::of(&path) else {
-        bail!("{} is not a bdnfs mount that answers; `bdnfs status` lists those there are", path.display());
+async fn mount(path: &Path, until: WaitCondition) -> Result<()> {
+    let path: PathBuf = mountpoint::resolve(path)?;
+    let MountHealth::Alive(socket) = probe::mount(&path) else {
+        bail!("{}: not a bdnfs mount, or it does not respond; `bdnfs status` lists them", path.display());
     };
     let client = Client::new(socket);
     let status = client.status().await?;
-    let Some(mount) = status.at(&path) else { bail!("its daemon does not know {}", path.display()) };
+    let Some(mount) = status.at(&path) else { bail!("{}: not mounted any more", path.display()) };
     let id = mount.mounted.id;
-    if until == Until::Ended {
+    if until == WaitCondition::Ended {
         return Ok(client.ended(id).await?);
     }
     let mut staging = client.stage(id).await?;

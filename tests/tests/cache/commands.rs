@@ -73,7 +73,7 @@ fn cache_summarize_with_and_without_agent_lists_sources() {
 
     // What is staged stays; of what is only mounted, what is not open goes.
     let told = cache(&machine, &["evict", "--all"]).succeeds();
-    assert!(told.contains("stay"), "{told}");
+    assert!(told.contains("not evicted"), "{told}");
     assert_same_tree(&one, &point);
     assert!(is_local(&point.join("one/0")));
     assert_same_tree(&two, &lazy);
@@ -118,7 +118,7 @@ fn cache_verify_on_rotten_blob_repairs_it() {
     let machine = &env.machine;
     machine.umount(&machine.mount_with("s3://bucket", "mnt", &["--wait"]));
     let told = cache(machine, &["verify"]).succeeds();
-    assert!(told.starts_with("2 blobs read"), "{told}");
+    assert!(told.starts_with("2 blobs verified"), "{told}");
     let rotten =
         blobs(machine).into_iter().find(|blob| fs::metadata(blob).unwrap().len() > 3 * MIB as u64).unwrap();
     fs::set_permissions(&rotten, fs::Permissions::from_mode(0o600)).unwrap();

@@ -134,7 +134,7 @@ fn agents_without_certificates_warn_and_bind_loopback() {
     };
     refused(
         "listen = \"0.0.0.0:0\"\nadvertise = \"10.0.0.1:1\"\ninsecure = true",
-        &["can be reached by others"],
+        &["needs loopback addresses"],
     );
     refused("listen = \"127.0.0.1:0\"", &["certificate", "bdnfs cluster init-ca"]);
     let other = format!("listen = \"127.0.0.1:0\"\nid = \"b\"\n{}", ca.lines("a", "ca"));

@@ -76,6 +76,34 @@ fn is_test_name(text: &str) -> bool {
 }
 
 #[test]
+fn troubleshooting_page_messages_are_those_of_the_program() {
+    // As they are in the program: lines that go on are joined, quotes are not escaped.
+    let joined = |source: &String| {
+        let lines: Vec<_> = source.split("\\\n").collect();
+        let rest = lines[1..].iter().map(|line| line.trim_start());
+        std::iter::once(lines[0]).chain(rest).collect::<String>().replace("\\\"", "\"")
+    };
+    let sources: Vec<_> = sources().iter().map(joined).collect();
+    let page = read("docs/troubleshooting.md");
+    let rows: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |")).collect();
+    assert!(rows.len() > 50, "{} rows", rows.len());
+    let missing: Vec<_> = rows
+        .iter()
+        // What differs each time stands as `…`.
+        .filter(|(message, _)| {
+            let mut parts = message.split('…').filter(|part| part.trim().len() > 3);
+            !sources.iter().any(|source| parts.clone().all(|part| source.contains(part)))
+                && parts.next().is_some()
+        })
+        .map(|(message, _)| message)
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/troubleshooting.md has messages that the program has not: {missing:#?}"
+    );
+}
+
+#[test]
 fn pages_link_to_files_that_exist() {
     for page in files(&repository(), "md") {
         let text = fs::read_to_string(&page).unwrap();
@@ -88,5 +116,13 @@ fn pages_link_to_files_that_exist() {
                 page.display()
             );
         }
+    }
+}
+
+#[test]
+fn contributing_page_names_files_that_exist() {
+    for name in quoted(&read("CONTRIBUTING.md")) {
+        let is_path = name.contains('/') && !name.contains(' ') && !name.starts_with('/');
+        assert!(!is_path || repository().join(name).exists(), "CONTRIBUTING.md: there is no {name}");
     }
 }

@@ -13,7 +13,7 @@ use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{program, run, with_timeout};
-use bdnfs_tests::tree::{assert_same_file, assert_same_tree, content};
+use bdnfs_tests::tree::{assert_same_file, content};
 use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;
@@ -47,34 +47,6 @@ fn read_with_refused_keys_or_silence_fails_with_eacces_or_etimedout() {
     assert_eq!(read("silent"), Err(libc::ETIMEDOUT));
     env.proxy.set(NetworkFault::default());
     assert_eq!(read("silent"), Ok(content("silent", MIB)));
-}
-
-#[test]
-fn reader_on_frozen_server_when_killed_ends() {
-    let env = TestEnv::new();
-    env.put("file", 8 * MIB);
-    let point = env.machine.mount("s3://bucket", "mnt");
-    env.proxy.set(FROZEN);
-    let mut readers: Vec<Child> = (0..4).map(|_| cat(&point.join("file"))).collect();
-    let mapped =
-        "import mmap, sys; f = open(sys.argv[1], 'rb'); print(mmap.mmap(f.fileno(), 0, access=1)[5_000_000])";
-    readers.push(
-        bdnfs_tests::tools::python(mapped).arg(point.join("file")).stderr(Stdio::null()).spawn().unwrap(),
-    );
-    sleep(Duration::from_millis(500));
-    for reader in &mut readers {
-        assert!(reader.try_wait().unwrap().is_none(), "it was to be stuck");
-        reader.kill().unwrap();
-    }
-    // Far less than the deadline, at which the read would end by itself.
-    with_timeout(Duration::from_secs(10), move || {
-        for mut reader in readers {
-            let status = reader.wait().unwrap();
-            assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
-        }
-    });
-    env.proxy.set(NetworkFault::default());
-    assert_same_tree(&env.bucket(), &point);
 }
 
 #[test]

@@ -99,10 +99,7 @@ fn bench_command_passes_options_and_names_missing_program() {
     let missing = run();
     let said = String::from_utf8_lossy(&missing.stderr).into_owned();
     assert_eq!(missing.status.code(), Some(1));
-    assert!(
-        said.starts_with("bdnfs: bdnfs-bench lies neither beside") && said.lines().count() == 1,
-        "{said}"
-    );
+    assert!(said.starts_with("bdnfs: bdnfs-bench: not found beside") && said.lines().count() == 1, "{said}");
 
     let program = here.path().join("bdnfs-bench");
     fs::write(&program, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();

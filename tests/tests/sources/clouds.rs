@@ -78,7 +78,7 @@ fn cloud_source_with_bad_options_is_refused_at_once() {
         (&["ls", "gs://b", "--requester-pays", "--anonymous"], "no project is given that is billed"),
         (
             &["ls", "s3://b", "--ca-file", "/dev/null"],
-            "--ca-file: file /dev/null holds no certificate (expected -----BEGIN CERTIFICATE-----, once or more)",
+            "--ca-file: /dev/null contains no certificate in PEM format (-----BEGIN CERTIFICATE-----)",
         ),
         (&["ls", "s3://b", "--ca-file", "/none"], "--ca-file: file /none: No such file or directory"),
         (

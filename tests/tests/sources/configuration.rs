@@ -82,7 +82,7 @@ fn configuration_with_bad_source_mounts_nothing() {
     let other = machine.directory("other");
     write_file(&other, "x", 10);
     let other = format!("file://{}", other.display());
-    attempt(&other, "/link/c").fails(&["is a link, which may lead out of the root"]);
+    attempt(&other, "/link/c").fails(&["is a symbolic link, which may lead out of --root"]);
     assert_eq!(fs::read_dir(&root).unwrap().count(), 1);
     attempt(&other, "/c").succeeds();
     assert!(root.join("a/b/w").is_file() && root.join("c/x").is_file());

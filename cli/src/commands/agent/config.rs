@@ -1,4 +1,4 @@
-//! The agent's configuration: a TOML file. No secret stands in it, only where secrets are.
+//! The configuration file of the agent (TOML). It names secrets and never contains them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,82 +14,82 @@ use bdnfs_agent::telemetry::traces::Collector;
 use bytesize::ByteSize;
 use serde::Deserialize;
 
-use super::cluster::Cluster;
-use crate::access::Own;
+use super::cluster::ClusterSection;
+use crate::access::MirrorAccess;
 use crate::source::Source;
 use crate::{access, cache, mirror, secrets, text};
 
-/// What stands in the file. All of it may be left out.
+/// The configuration file. All of it is optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
-    /// Directory of the cache.
+pub struct ConfigFile {
+    /// Cache directory.
     cache_dir: Option<PathBuf>,
-    /// The most that the cache may hold.
+    /// Size limit of the cache.
     cache_size: Option<ByteSize>,
-    /// What stays free on the cache's disk.
+    /// Space to keep free on the disk of the cache.
     reserve: Option<ByteSize>,
-    /// The most memory that fetches under way may hold.
+    /// Memory limit for fetches in flight.
     memory: Option<ByteSize>,
-    /// Whose the mounts are that name no tenant.
+    /// The default tenant of mounts.
     tenant: Option<String>,
-    /// What is said of single tenants.
-    tenants: BTreeMap<String, Tenant>,
-    /// Where other commands find the agent, whatever its cache.
+    /// Settings of single tenants.
+    tenants: BTreeMap<String, TenantSection>,
+    /// Path of the control socket.
     socket: Option<PathBuf>,
-    /// Where secrets are looked for by their names: directories, and TOML files.
+    /// Secret stores: directories and TOML files.
     secrets: Vec<PathBuf>,
-    /// How long mounts wait for the next agent.
+    /// How long mounts wait for the next agent (`hold`).
     hold: Option<String>,
-    /// The mirror of mounts that name none.
-    mirror: Option<Mirror>,
-    /// The other nodes that serve it, and are served by it.
-    cluster: Option<Cluster>,
-    /// How it is watched.
-    telemetry: Telemetry,
+    /// The default mirror of mounts.
+    mirror: Option<MirrorSection>,
+    /// The cluster of this node.
+    cluster: Option<ClusterSection>,
+    /// Metrics and traces.
+    telemetry: TelemetrySection,
 }
 
-/// Long enough to start a service anew, also after a look at what went wrong; after it nothing should wait any more.
-const HOLD: Duration = Duration::from_secs(5 * 60);
+/// How long mounts wait for the next agent by default: enough to restart a service, also after a look at what went wrong.
+const DEFAULT_HOLD: Duration = Duration::from_secs(5 * 60);
 
-/// What is said of one tenant.
+/// The settings of a tenant.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Tenant {
-    /// The most that its blobs may occupy.
+struct TenantSection {
+    /// Limit for its blobs in the cache.
     quota: Option<ByteSize>,
 }
 
-/// A mirror, as the options `--mirror` and `--mirror-*` name it.
+/// A mirror, with the keys of the options `--mirror` and `--mirror-*`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Mirror {
+struct MirrorSection {
     url: String,
     endpoint: Option<String>,
     region: Option<String>,
-    /// A file with the mirror's AWS credentials.
+    /// A file with the mirror's credentials.
     credentials: Option<PathBuf>,
-    /// The name of the secret with them, in the places that `secrets` names.
+    /// The name of the secret with them, in the stores of `secrets`.
     secret: Option<String>,
     #[serde(default)]
     allow_http: bool,
 }
 
-/// How the agent is watched.
+/// The settings for metrics and traces.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Telemetry {
-    /// Where metrics and health are served over TCP, too: an address of this machine's own.
+struct TelemetrySection {
+    /// Address for metrics and health over TCP, on the loopback interface.
     listen: Option<SocketAddr>,
-    /// The collector that takes traces over OTLP.
+    /// URL of the OTLP collector for traces.
     otlp: Option<String>,
 }
 
-impl Config {
+impl ConfigFile {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self> {
         let text =
-            std::fs::read_to_string(path).with_context(|| format!("configuration {}", path.display()))?;
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Self::parse(&text).with_context(|| path.display().to_string())
     }
 
@@ -100,25 +100,25 @@ impl Config {
         })
     }
 
-    /// The collector that takes its traces, if it names one.
+    /// The collector for traces, if one is named.
     pub fn collector(&self) -> Result<Option<Collector>> {
         self.telemetry.otlp.as_deref().map(Collector::at).transpose().context("telemetry.otlp")
     }
 
-    /// The socket of the agent that has this configuration. What `cache` and `socket` say goes before what stands here.
-    pub fn reached(self, cache: &cache::Args, socket: Option<&Path>) -> Result<PathBuf> {
+    /// The control socket of the agent with this configuration. `cache` and `socket` take precedence.
+    pub fn find_socket(self, cache: &cache::CacheArgs, socket: Option<&Path>) -> Result<PathBuf> {
         let named = socket.map(Path::to_owned).or(self.socket);
-        let cache = cache.or(&cache::Args::new(self.cache_dir, self.cache_size));
-        if cache.names_directory() && named.is_none() {
-            return Ok(socket::of_cache(&cache.make()?.dir));
+        let cache = cache.or(&cache::CacheArgs::new(self.cache_dir, self.cache_size));
+        if cache.has_directory() && named.is_none() {
+            return Ok(socket::of_cache(&cache.open()?.dir));
         }
-        named.or_else(socket::well_known).context("there is no directory for sockets; name one with --socket")
+        named.or_else(socket::well_known).context("no directory for the control socket; set --socket")
     }
 
-    /// What the daemon is told. What `cache` and `socket` say goes before what stands here.
-    pub fn setup(self, cache: &cache::Args, socket: Option<&Path>) -> Result<AgentConfig> {
-        let own = cache::Args::new(self.cache_dir, self.cache_size);
-        let mut cache = cache.or(&own).make()?;
+    /// The setup of the daemon. `cache` and `socket` take precedence.
+    pub fn setup(self, cache: &cache::CacheArgs, socket: Option<&Path>) -> Result<AgentConfig> {
+        let own = cache::CacheArgs::new(self.cache_dir, self.cache_size);
+        let mut cache = cache.or(&own).open()?;
         cache.reserve = self.reserve.map(|size| size.as_u64());
         cache.memory = self.memory.map(|size| size.as_u64());
         for name in self.tenant.iter().chain(self.tenants.keys()) {
@@ -127,25 +127,25 @@ impl Config {
         if let Some(tenant) = self.tenant {
             cache.tenant = tenant;
         }
-        let named: BTreeSet<_> = self.tenants.keys().chain([&cache.tenant]).cloned().collect();
+        let tenants: BTreeSet<_> = self.tenants.keys().chain([&cache.tenant]).cloned().collect();
         let quotas = self.tenants.into_iter();
         cache.quotas = quotas.filter_map(|(name, tenant)| Some((name, tenant.quota?.as_u64()))).collect();
         let socket = socket.map(Path::to_owned).or(self.socket);
         if let Some(path) = socket.as_ref().filter(|path| !path.is_absolute()) {
-            bail!("socket {} must be absolute", path.display());
+            bail!("socket {}: must be an absolute path", path.display());
         }
         if let Some(listen) = self.telemetry.listen.filter(|listen| !listen.ip().is_loopback()) {
             bail!(
-                "telemetry.listen {listen}: metrics name sources and mountpoints, so they are served on this \
-                 machine only; write an address such as 127.0.0.1:9464"
+                "telemetry.listen {listen}: must be a loopback address such as 127.0.0.1:9464, because metrics name sources and mount points"
             );
         }
-        let stores = secrets::Args::new(self.secrets).stores(|name| std::env::var_os(name))?;
+        let stores = secrets::SecretsArgs::new(self.secrets).stores(|name| std::env::var_os(name))?;
         let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant)).transpose()?;
-        let cluster = self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), named.into_iter().collect()));
+        let cluster =
+            self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), tenants.into_iter().collect()));
         let cluster = cluster.transpose().context("cluster")?;
-        let hold = self.hold.map(|text| text::span(&text)).transpose();
-        let hold = hold.map_err(|e| anyhow::anyhow!("hold: {e}"))?.unwrap_or(HOLD);
+        let hold = self.hold.map(|text| text::parse_duration(&text)).transpose();
+        let hold = hold.map_err(|e| anyhow::anyhow!("hold: {e}"))?.unwrap_or(DEFAULT_HOLD);
         Ok(AgentConfig {
             hold,
             cache,
@@ -160,19 +160,19 @@ impl Config {
     }
 }
 
-impl Mirror {
+impl MirrorSection {
     fn request(&self, tenant: &str) -> Result<MirrorRequest> {
-        let access = access::Args::default().allowing_http(self.allow_http);
+        let access = access::AccessArgs::default().with_allow_http(self.allow_http);
         let url: Source = self.url.parse().context("mirror.url")?;
-        let own = Own {
+        let mirror = MirrorAccess {
             uri: url.uri(),
             endpoint: &self.endpoint,
             region: &self.region,
             credentials: &self.credentials,
             secret: &self.secret,
         };
-        let access = access.of_mirror(&own, None);
-        mirror::at(&url, tenant, &access).context("mirror")
+        let access = access.for_mirror(&mirror, None);
+        mirror::request(&url, tenant, &access).context("mirror")
     }
 }
 
@@ -182,43 +182,43 @@ mod tests {
 
     fn setup(text: &str) -> Result<AgentConfig> {
         let dir = tempfile::tempdir()?;
-        let cache = cache::Args::new(Some(dir.path().join("cache")), None);
-        Config::parse(text)?.setup(&cache, None)
+        let cache = cache::CacheArgs::new(Some(dir.path().join("cache")), None);
+        ConfigFile::parse(text)?.setup(&cache, None)
     }
 
     #[test]
-    fn the_example_is_a_configuration_and_says_what_is_so_anyway() {
+    fn example_configuration_is_valid_with_and_without_comments() {
         let example = include_str!("../../../../docs/agent.toml");
-        Config::parse(example).expect("the example");
-        // What stands there as a comment is what it would be with it.
+        ConfigFile::parse(example).expect("the example");
+        // Lines that are commented out show the defaults.
         let all = example
             .lines()
             .map(|line| line.strip_prefix('#').unwrap_or(line))
             .filter(|line| !line.starts_with(' '));
-        Config::parse(&all.collect::<Vec<_>>().join("\n")).expect("the example without its marks");
+        ConfigFile::parse(&all.collect::<Vec<_>>().join("\n")).expect("the example without comment marks");
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
-        for (text, told) in [
+    fn invalid_configuration_is_refused_with_line_or_key() {
+        for (text, message) in [
             ("\ncache_sise = \"2T\"", "line 2: unknown field `cache_sise`"),
             ("cache_size = \"many\"", "line 1"),
-            ("[telemetry]\nlisten = \"0.0.0.0:9464\"", "this machine only"),
+            ("[telemetry]\nlisten = \"0.0.0.0:9464\"", "must be a loopback address"),
             ("socket = \"agent.sock\"", "absolute"),
             ("secrets = [\"/no such place\"]", "/no such place"),
             ("[mirror]\nurl = \"ftp://x\"", "mirror.url"),
             ("tenant = \"a/b\"", "a/b"),
-            ("[cluster]\ninsecure = true", "cluster: nodes share what a mirror has"),
-            ("hold = \"soon\"", "hold: expected a number"),
+            ("[cluster]\ninsecure = true", "cluster: a cluster needs a mirror"),
+            ("hold = \"soon\"", "hold: "),
         ] {
             let error = crate::text::line(&setup(text).expect_err(text));
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(message), "{error}");
         }
     }
 
     #[test]
-    fn a_collector_is_named_by_a_url() {
-        let collector = |text: &str| Config::parse(text).and_then(|config| config.collector());
+    fn collector_needs_a_url() {
+        let collector = |text: &str| ConfigFile::parse(text).and_then(|config| config.collector());
         assert_eq!(collector("").expect("nothing"), None);
         let named = collector("[telemetry]\notlp = \"http://collector:4318\"").expect("a URL");
         assert_eq!(named, Some(Collector::at("http://collector:4318").expect("a URL")));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_arrives() {
+    fn setup_has_the_configured_values() {
         let text = r#"
             cache_size = "2T"
             reserve = "7GiB"

@@ -1,13 +1,13 @@
 use super::*;
 
-fn report(format: Format, text: &str) -> Report {
+fn report(format: Format, text: &str) -> CheckReport {
     let env = |name: &str| (name == "BDNFS_SECRET_HF_ACCESS_TOKEN").then(|| OsString::from("hush"));
     let rules = Rules { local: format == Format::Toml, strict: false };
-    Report { file: "file".into(), ..check(format, text, rules, &[], env) }
+    CheckReport { file: "file".into(), ..check(format, text, rules, &[], env) }
 }
 
 #[test]
-fn a_configuration_is_judged_line_by_line() {
+fn check_of_yaml_reports_findings_by_line() {
     let text = r#"model_name: x
 weights:
   - source: hf://gpt2@main
@@ -27,14 +27,14 @@ weights:
     let expected = r#"file:3: note: weights[0].source: "gpt2" has no owner: the Hub keeps such names of its first days as pointers to where the repository moved; write owner/name, for a pointer may change hands
 file:7: weights[1].mount_location: must be absolute, so begin with a slash: "m"
 file:8: weights[1].auth: auth_method AWS_OIDC needs aws_oidc_region
-file:13: warning: weights[2].auth_secret_name: no such secret: not in BDNFS_SECRET_NO_SUCH
+file:13: warning: weights[2].auth_secret_name: secret not found: not in BDNFS_SECRET_NO_SUCH
 file:14: warning: weights[2].revision: is not a key that is known here; known are source, mount_location, auth, auth_secret_name, allow_patterns, ignore_patterns; it is left alone
 file:3: weights[0]: accepted: hf://models/gpt2@main on /models/a
 file:11: weights[2]: accepted: https://host/x?*** on /models/b
-secret "hf_access_token": in the variable BDNFS_SECRET_HF_ACCESS_TOKEN
-secret "no-such": missing
+secret "hf_access_token": in environment variable BDNFS_SECRET_HF_ACCESS_TOKEN
+secret "no-such": not found
 "#;
-    assert_eq!(shown(&report), expected);
+    assert_eq!(format_report(&report), expected);
     let json = serde_json::to_string(&report).expect("JSON");
     assert!(!json.contains("hush"), "{json}");
     let json: Value = serde_json::from_str(&json).expect("JSON");
@@ -52,10 +52,10 @@ secret "no-such": missing
 }
 
 #[test]
-fn our_own_may_name_what_is_local() {
+fn check_of_toml_accepts_local_sources() {
     let toml = "[[weights]]\nsource = 'file:///srv/models'\nmount_location = '/models'\n";
     assert_eq!(
-        shown(&report(Format::Toml, toml)),
+        format_report(&report(Format::Toml, toml)),
         "file:1: weights[0]: accepted: file:///srv/models on /models\n"
     );
     let broken = report(Format::Toml, "[[weights]]\nsource = [");

@@ -1,6 +1,5 @@
-//! `bdnfs cluster ls`.
+//! `bdnfs cluster ls`: lists the members.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -9,39 +8,42 @@ use bdnfs_agent::api::cluster::{ClusterStatus, MemberState, MemberStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::runtime;
 
+use crate::output::{print, print_json};
 use crate::{cache, text};
 
-/// Whom to ask, and how to tell it.
+/// The arguments of `bdnfs cluster ls`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Directory of the cache whose agent is asked; by default the node's agent
+pub struct ClusterListArgs {
+    /// Cache directory of the agent. Default: the agent of this node
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
-    /// Tell all that is known as JSON
+    /// Print all details as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Tells who is in the cluster, as this machine's agent sees it.
-pub fn run(args: &Args) -> Result<()> {
+/// Prints the members, as the agent sees them.
+pub fn run(args: &ClusterListArgs) -> Result<()> {
     let socket = match &args.cache_dir {
-        Some(_) => Some(socket::of_cache(&cache::Args::new(args.cache_dir.clone(), None).make()?.dir)),
+        Some(_) => Some(socket::of_cache(&cache::CacheArgs::new(args.cache_dir.clone(), None).open()?.dir)),
         None => socket::well_known(),
     };
-    let client = Client::new(socket.context("no agent's socket is known; name its cache with --cache-dir")?);
+    let client = Client::new(
+        socket
+            .context("no directory for the control socket; name the cache of the agent with --cache-dir")?,
+    );
     let cluster = runtime::block_on(async { Ok(client.cluster().await?) })?;
-    let told = if args.json { serde_json::to_string(&cluster)? + "\n" } else { shown(&cluster) };
-    Ok(std::io::stdout().lock().write_all(told.as_bytes())?)
+    if args.json { print_json(&cluster) } else { print(&format_members(&cluster)) }
 }
 
-fn shown(cluster: &ClusterStatus) -> String {
+fn format_members(cluster: &ClusterStatus) -> String {
     let head = ["NODE", "ADDRESS", "ZONE", "CAPACITY", "PROTOCOL", "STATE"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(cluster.members.iter().map(|member| row(member, member.id == cluster.id)));
     let mut out = text::table(&rows, &[3, 4]);
     if !cluster.secure {
         out.push_str(
-            "WITHOUT TLS: whoever can connect reads every tenant's data; this is for tests on one machine\n",
+            "WARNING: WITHOUT TLS everyone who can connect reads the data of all tenants; for tests on one machine only\n",
         );
     }
     out
@@ -55,7 +57,7 @@ fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {
         MemberState::Suspected => "suspected",
         MemberState::Banned => "banned",
     };
-    let until = member.until.and_then(|until| text::second(i64::try_from(until).ok()?));
+    let until = member.until.and_then(|until| text::time_of_day(i64::try_from(until).ok()?));
     vec![
         member.id.clone(),
         member.address.to_string(),
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_is_a_row_and_what_is_not_safe_is_told() {
+    fn members_are_rows_with_a_warning_without_tls() {
         let member = |id: &str, state, until| MemberStatus {
             id: id.into(),
             address: "10.0.0.1:7531".parse().expect("an address"),
@@ -93,9 +95,9 @@ NODE  ADDRESS        ZONE  CAPACITY  PROTOCOL  STATE
 a     10.0.0.1:7531  -       2.0 TB         1  this node
 b     10.0.0.1:7531  -       2.0 TB         1  draining
 liar  10.0.0.1:7531  -       2.0 TB         1  banned until 00:01:01 UTC
-WITHOUT TLS: whoever can connect reads every tenant's data; this is for tests on one machine
+WARNING: WITHOUT TLS everyone who can connect reads the data of all tenants; for tests on one machine only
 ";
-        assert_eq!(shown(&cluster), text);
+        assert_eq!(format_members(&cluster), text);
         let back: ClusterStatus =
             serde_json::from_str(&serde_json::to_string(&cluster).expect("JSON")).expect("JSON");
         assert_eq!(back.members, cluster.members);

@@ -1,4 +1,4 @@
-//! Following a job: what happens to it and what it prints, until its end.
+//! Follows a job, its events and its output, until it ends.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -8,25 +8,26 @@ use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::job::{JobEvent, JobState, JobStatus};
 
 use super::show;
-use crate::progress::Display;
+use crate::output;
+use crate::progress::ProgressDisplay;
 
-/// How long an agent may take to come back.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an agent may take to restart.
+const AGENT_RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long to wait before it is asked again.
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Where a job is followed to.
+/// The format in which a job is followed.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown {
-    /// Events as JSON on standard output, and what it prints on standard error; else the other way round, as text.
+pub struct FollowFormat {
+    /// Events as JSON on stdout and the output of the job on stderr; else events as text on stderr and the output on stdout.
     pub json: bool,
 }
 
-/// Follows it to its end.
-pub async fn follow(client: &Client, id: u64, shown: Shown) -> Result<JobStatus> {
+/// Follows a job until it has ended.
+pub async fn follow(client: &Client, id: u64, format: FollowFormat) -> Result<JobStatus> {
     let ended = std::cell::Cell::new(false);
     let events = async {
-        let job = events(client, id, shown).await;
+        let job = events(client, id, format).await;
         ended.set(true);
         job
     };
@@ -34,37 +35,37 @@ pub async fn follow(client: &Client, id: u64, shown: Shown) -> Result<JobStatus>
         let mut from = 0;
         loop {
             let last = ended.get();
-            match copy(client, id, &mut from, !last, shown).await {
+            match copy_output(client, id, &mut from, !last, format).await {
                 Ok(true) => {}
                 Ok(false) if last => return,
                 Ok(false) => {}
-                // The events say what became of it.
+                // The events have the reason.
                 Err(_) if last => return,
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
     };
     tokio::join!(events, log).0
 }
 
-/// Tells all that happens to it.
-async fn events(client: &Client, id: u64, shown: Shown) -> Result<JobStatus> {
-    let (mut seen, mut display, mut reported) = (0, None::<Display>, false);
+/// Prints the events.
+async fn events(client: &Client, id: u64, format: FollowFormat) -> Result<JobStatus> {
+    let (mut seen, mut display, mut reported) = (0, None::<ProgressDisplay>, false);
     loop {
-        let job = after(client, id, seen).await?;
+        let job = poll(client, id, seen).await?;
         if job.events.len() > seen {
             display = None;
         }
         for event in job.events.iter().skip(seen) {
-            tell(event, shown)?;
-            if event.state == JobState::Running && !shown.json && !std::mem::replace(&mut reported, true) {
-                eprint!("{}", show::report(&job));
+            print_event(event, format)?;
+            if event.state == JobState::Running && !format.json && !std::mem::replace(&mut reported, true) {
+                eprint!("{}", show::format_report(&job));
             }
         }
         seen = job.events.len();
         match &job.staging {
-            Some(progress) if !shown.json => {
-                display.get_or_insert_with(|| Display::new("staging", progress)).show(progress);
+            Some(progress) if !format.json => {
+                display.get_or_insert_with(|| ProgressDisplay::new("staging", progress)).show(progress);
             }
             _ => display = None,
         }
@@ -74,47 +75,47 @@ async fn events(client: &Client, id: u64, shown: Shown) -> Result<JobStatus> {
     }
 }
 
-/// The job as soon as more than `seen` events have happened, or after a moment. An agent that is started again is waited
-/// for: it knows the job.
-pub async fn after(client: &Client, id: u64, seen: usize) -> Result<JobStatus, ClientError> {
-    let begun = Instant::now();
+/// Waits until a job has more than `seen` events, or for a moment, and returns it. Waits for an agent that restarts, which knows
+/// the job.
+pub async fn poll(client: &Client, id: u64, seen: usize) -> Result<JobStatus, ClientError> {
+    let start = Instant::now();
     loop {
         match client.job_after(id, seen).await {
-            Err(trouble) if trouble.is_gone() && begun.elapsed() < PATIENCE => {
-                tokio::time::sleep(PAUSE).await
+            Err(trouble) if trouble.is_gone() && start.elapsed() < AGENT_RESTART_TIMEOUT => {
+                tokio::time::sleep(RETRY_INTERVAL).await
             }
-            told => return told,
+            answer => return answer,
         }
     }
 }
 
-fn tell(event: &JobEvent, shown: Shown) -> Result<()> {
-    if shown.json {
-        super::say(&serde_json::to_string(event)?)?;
+fn print_event(event: &JobEvent, format: FollowFormat) -> Result<()> {
+    if format.json {
+        output::print_json(event)?;
     } else {
-        eprintln!("{}", show::line(event));
+        eprintln!("{}", show::format_event(event));
     }
     Ok(())
 }
 
-/// Copies what it printed next. False where there is nothing now.
-pub async fn copy(
+/// Copies the next output of a job. Returns false when there is none now.
+pub async fn copy_output(
     client: &Client,
     id: u64,
     from: &mut u64,
     wait: bool,
-    shown: Shown,
+    format: FollowFormat,
 ) -> Result<bool, ClientError> {
     let piece = client.log(id, *from, wait).await?;
     if piece.bytes.is_empty() {
         return Ok(false);
     }
     if piece.from > *from {
-        eprintln!("note: {} bytes are no longer kept", piece.from - *from);
+        eprintln!("note: {} bytes of output were dropped", piece.from - *from);
     }
     *from = piece.from + piece.bytes.len() as u64;
-    // That nobody reads it any more is no reason to end the job.
-    let _ = if shown.json {
+    // A closed output is no reason to stop the job.
+    let _ = if format.json {
         std::io::stderr().lock().write_all(&piece.bytes)
     } else {
         let mut out = std::io::stdout().lock();
@@ -124,7 +125,7 @@ pub async fn copy(
 }
 
 /// Fails unless the job completed.
-pub fn judge(job: &JobStatus) -> Result<()> {
+pub fn check_completed(job: &JobStatus) -> Result<()> {
     match (job.state, &job.why) {
         (JobState::Completed, _) => Ok(()),
         (JobState::Stopped, _) => anyhow::bail!("job {} was stopped", job.id),

@@ -2,16 +2,16 @@
 
 use anyhow::Result;
 
-use super::Which;
-use super::follow::{Shown, copy};
+use super::JobArgs;
+use super::follow::{FollowFormat, copy_output};
 
-/// Which output.
+/// The arguments of `bdnfs job logs`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct JobLogsArgs {
     #[command(flatten)]
-    which: Which,
-    /// Go on until the job has ended
+    job: JobArgs,
+    /// Follow the output until the job has ended
     #[arg(short, long)]
     follow: bool,
 }
@@ -20,14 +20,14 @@ const EXAMPLES: &str = "Examples:
   bdnfs job logs 7
   bdnfs job logs --follow 7";
 
-/// Prints it: the last 64 MiB, and with `--follow` what comes.
-pub async fn run(args: Args) -> Result<()> {
-    let client = args.which.whose.client()?;
+/// Prints the last 64 MiB of output, and with `--follow` what comes.
+pub async fn run(args: JobLogsArgs) -> Result<()> {
+    let client = args.job.agent.client()?;
     let mut from = 0;
     loop {
-        // Before the look: what it printed last is there then.
-        let more = args.follow && !client.job(args.which.job).await?.state.is_last();
-        while copy(&client, args.which.job, &mut from, more, Shown { json: false }).await? {}
+        // Asked before the output is copied, so that the last of it is copied too.
+        let more = args.follow && !client.job(args.job.id).await?.state.is_last();
+        while copy_output(&client, args.job.id, &mut from, more, FollowFormat { json: false }).await? {}
         if !more {
             return Ok(());
         }

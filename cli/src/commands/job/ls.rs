@@ -1,31 +1,30 @@
 //! `bdnfs job ls`.
 
-use std::io::Write;
-
 use anyhow::Result;
 
-use super::{Whose, say};
+use super::AgentArgs;
+use crate::output::{print, print_json};
 use crate::text;
 
-/// Whose jobs.
+/// The arguments of `bdnfs job ls`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct JobListArgs {
     #[command(flatten)]
-    whose: Whose,
-    /// Tell them as JSON
+    agent: AgentArgs,
+    /// Print the jobs as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Lists them, oldest first.
-pub async fn run(args: Args) -> Result<()> {
-    let jobs = args.whose.client()?.jobs().await?;
+/// Lists the jobs, oldest first.
+pub async fn run(args: JobListArgs) -> Result<()> {
+    let jobs = args.agent.client()?.jobs().await?;
     if args.json {
-        return say(&serde_json::to_string(&jobs)?);
+        return print_json(&jobs);
     }
-    let head = ["JOB", "NAME", "STATE", "CREATED", "SOURCES", "LATELY"].map(str::to_owned).to_vec();
+    let head = ["JOB", "NAME", "STATE", "CREATED", "SOURCES", "LAST EVENT"].map(str::to_owned).to_vec();
     let rows = jobs.jobs.into_iter().map(|job| {
-        let sources: Vec<_> = job.weights.into_iter().map(|reads| reads.source).collect();
+        let sources: Vec<_> = job.weights.into_iter().map(|weights| weights.source).collect();
         let created = text::minute(job.created.timestamp());
         vec![
             job.id.to_string(),
@@ -33,9 +32,9 @@ pub async fn run(args: Args) -> Result<()> {
             job.state.to_string(),
             created,
             sources.join(" "),
-            job.events.last().map_or_else(String::new, |event| text::name(event.text.as_bytes())),
+            job.events.last().map_or_else(String::new, |event| text::printable(event.text.as_bytes())),
         ]
     });
     let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
-    Ok(std::io::stdout().lock().write_all(text::table(&rows, &[0]).as_bytes())?)
+    print(&text::table(&rows, &[0]))
 }

@@ -1,6 +1,6 @@
 //! `bdnfs job run`.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use bdnfs::error::Kind;
@@ -11,27 +11,23 @@ use bdnfs_agent::signals::{Shutdown, TerminationSignals};
 use bdnfs_agent::{AgentConfig, AgentServer};
 use tokio::sync::oneshot;
 
-use super::follow::{self, Shown};
-use super::submit::Spec;
-use super::{Whose, say};
+use super::AgentArgs;
+use super::follow::{self, FollowFormat};
+use super::submit::JobSpecArgs;
+use crate::endpoint::Endpoint;
 use crate::mountpoint;
-use crate::server::Server;
+use crate::output::print_json;
+use crate::spawn::{DAEMON_EXIT_TIMEOUT, DAEMON_RETRY_INTERVAL};
 
-/// How long a daemon may take to end before its cache is given up on.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to wait before it is tried again.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// What to run.
+/// The arguments of `bdnfs job run`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct JobRunArgs {
     #[command(flatten)]
-    spec: Spec,
+    spec: JobSpecArgs,
     #[command(flatten)]
-    whose: Whose,
-    /// Tell each event and in the end the job as a JSON object on a line of its own; what the job prints goes to standard
-    /// error then
+    agent: AgentArgs,
+    /// Print each event, and at the end the job, as a JSON object on a line of its own; the output of the job goes to stderr
     #[arg(long)]
     json: bool,
 }
@@ -41,87 +37,91 @@ const EXAMPLES: &str = "Examples:
   bdnfs job run --mirror s3://mirror --secrets /run/secrets job.json
   bdnfs job run --no-mirror job.toml
   bdnfs job run config.yaml -- python serve.py --port 8080
-Ctrl-C stops the job; a second one does not wait for its processes.";
+Ctrl-C stops the job; a second Ctrl-C kills its processes at once.";
 
-/// Runs it to its end.
-pub async fn run(args: Args) -> Result<()> {
-    mountpoint::fuse()?;
+/// Runs the job until it has ended.
+pub async fn run(args: JobRunArgs) -> Result<()> {
+    mountpoint::check_fuse()?;
     let request = args.spec.request()?;
-    // Before there is a job: from then on it is to be stopped.
-    let mut heard = TerminationSignals::listen()?;
-    let begun = Instant::now();
+    // Before there is a job: from then on a signal is to stop it.
+    let mut interrupts = TerminationSignals::listen()?;
+    let start = Instant::now();
     loop {
-        let server = Server::find(&args.whose.cache)?;
-        let mut busy = None;
-        if let Server::Owner(cache) = &server {
+        let endpoint = Endpoint::find(&args.agent.cache)?;
+        let mut in_use = None;
+        if let Endpoint::CacheOwner(cache) = &endpoint {
             match AgentServer::start(AgentConfig::on_demand(cache.clone())).await {
                 Ok(daemon) => {
-                    let client = Client::new(server.socket());
-                    return alone(&args, request, daemon, &client, &mut heard).await;
+                    let client = Client::new(endpoint.socket());
+                    return run_as_daemon(&args, request, daemon, &client, &mut interrupts).await;
                 }
-                Err(failure) if failure.is(Kind::Busy) => busy = Some(failure),
+                Err(failure) if failure.is(Kind::Busy) => in_use = Some(failure),
                 Err(failure) => return Err(failure.into()),
             }
         }
-        let client = Client::new(server.socket());
+        let client = Client::new(endpoint.socket());
         match client.submit(&request).await {
-            Ok(job) => return attend(&args, &client, job.id, &mut heard).await,
-            Err(trouble) if trouble.is_gone() && begun.elapsed() < PATIENCE => {
-                tokio::time::sleep(PAUSE).await
+            Ok(job) => return attach(&args, &client, job.id, &mut interrupts).await,
+            Err(trouble) if trouble.is_gone() && start.elapsed() < DAEMON_EXIT_TIMEOUT => {
+                tokio::time::sleep(DAEMON_RETRY_INTERVAL).await
             }
-            // Who owns the cache says more than that nobody listens.
-            Err(trouble) => return Err(busy.map_or_else(|| trouble.into(), Into::into)),
+            // The owner of the cache is a better message than that nothing listens.
+            Err(trouble) => return Err(in_use.map_or_else(|| trouble.into(), Into::into)),
         }
     }
 }
 
-/// Runs it as the cache's daemon.
-async fn alone(
-    args: &Args,
+/// Runs the job as the daemon of the cache.
+async fn run_as_daemon(
+    args: &JobRunArgs,
     request: JobRequest,
     daemon: AgentServer,
     client: &Client,
-    heard: &mut TerminationSignals,
+    interrupts: &mut TerminationSignals,
 ) -> Result<()> {
     let hold = daemon.hold();
-    let (done, ended) = oneshot::channel();
+    let (ended_sender, ended) = oneshot::channel();
     let work = async {
         let request = JobRequest { attached: true, ..request };
-        let worked = match client.submit(&request).await {
-            Ok(job) => attend(args, client, job.id, heard).await,
+        let result = match client.submit(&request).await {
+            Ok(job) => attach(args, client, job.id, interrupts).await,
             Err(trouble) => Err(trouble.into()),
         };
         drop(hold);
-        // It may have ended by itself.
-        let _ = done.send(());
-        worked
+        // The daemon may have ended by itself.
+        let _ = ended_sender.send(());
+        result
     };
-    // As long as there is the job, a signal stops that, and is told of; what others have mounted meanwhile comes after it.
-    let asked = async {
+    // A signal stops the job first, and after it the daemon, whatever other commands have mounted meanwhile.
+    let end = async {
         let _ = ended.await;
         signals::termination().await.map(|()| Shutdown::Stop)
     };
-    let (served, worked) = tokio::join!(daemon.serve_until(asked), work);
-    worked.and(served)
+    let (served, result) = tokio::join!(daemon.serve_until(end), work);
+    result.and(served)
 }
 
-/// Follows it to its end. A signal stops it, a second one at once.
-async fn attend(args: &Args, client: &Client, id: u64, heard: &mut TerminationSignals) -> Result<()> {
-    let shown = Shown { json: args.json };
-    let following = follow::follow(client, id, shown);
+/// Follows the job until it has ended. A signal stops it, a second one kills it.
+async fn attach(
+    args: &JobRunArgs,
+    client: &Client,
+    id: u64,
+    interrupts: &mut TerminationSignals,
+) -> Result<()> {
+    let following = follow::follow(client, id, FollowFormat { json: args.json });
     tokio::pin!(following);
-    let mut asked = 0;
+    let mut signals = 0;
     let job = loop {
         tokio::select! {
             job = &mut following => break job?,
-            () = heard.next() => {
-                asked += 1;
-                client.stop(id, asked > 1).await?;
+            () = interrupts.next() => {
+                signals += 1;
+                client.stop(id, signals > 1).await?;
             }
         }
     };
     if args.json {
-        say(&serde_json::to_string(&job)?)?;
+        print_json(&job)?;
     }
-    follow::judge(&job)
+    follow::check_completed(&job)
 }

@@ -1,21 +1,20 @@
-//! `bdnfs job show`, and how a job is told to people.
-
-use std::io::Write;
+//! `bdnfs job show`, and the text format of jobs.
 
 use anyhow::Result;
 use bdnfs_agent::api::job::{BytesByTier, JobEvent, JobStatus};
 use chrono::SecondsFormat;
 
-use super::{Which, say};
+use super::JobArgs;
+use crate::output::{print, print_json};
 use crate::text;
 
-/// Which job.
+/// The arguments of `bdnfs job show`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct JobShowArgs {
     #[command(flatten)]
-    which: Which,
-    /// Tell it as JSON
+    job: JobArgs,
+    /// Print the job as JSON
     #[arg(long)]
     json: bool,
 }
@@ -24,32 +23,32 @@ const EXAMPLES: &str = "Examples:
   bdnfs job show 7
   bdnfs job show --json 7 | jq .report";
 
-/// Shows it.
-pub async fn run(args: Args) -> Result<()> {
-    let job = args.which.whose.client()?.job(args.which.job).await?;
+/// Shows the job.
+pub async fn run(args: JobShowArgs) -> Result<()> {
+    let job = args.job.agent.client()?.job(args.job.id).await?;
     if args.json {
-        return say(&serde_json::to_string(&job)?);
+        return print_json(&job);
     }
     let mut out = format!("job {}: {}\n", job.id, job.state);
-    for reads in &job.weights {
-        out.push_str(&format!("reads {} at {}\n", reads.source, reads.mount_location.display()));
+    for weights in &job.weights {
+        out.push_str(&format!("source {} on {}\n", weights.source, weights.mount_location.display()));
     }
     for command in &job.start_commands {
-        out.push_str(&format!("runs {}\n", text::name(command.as_bytes())));
+        out.push_str(&format!("command {}\n", text::printable(command.as_bytes())));
     }
-    job.events.iter().for_each(|event| out.push_str(&format!("{}\n", line(event))));
-    out.push_str(&report(&job));
-    Ok(std::io::stdout().lock().write_all(out.as_bytes())?)
+    job.events.iter().for_each(|event| out.push_str(&format!("{}\n", format_event(event))));
+    out.push_str(&format_report(&job));
+    print(&out)
 }
 
 /// An event in one line.
-pub fn line(event: &JobEvent) -> String {
+pub fn format_event(event: &JobEvent) -> String {
     let at = event.at.to_rfc3339_opts(SecondsFormat::Millis, true);
-    format!("{at} {} {}", event.state, text::name(event.text.as_bytes()))
+    format!("{at} {} {}", event.state, text::printable(event.text.as_bytes()))
 }
 
-/// What a job's deployment came to, as a table with lines below it; nothing before it is deployed.
-pub fn report(job: &JobStatus) -> String {
+/// The report of a deployment as a table and a line below; empty before the job is deployed.
+pub fn format_report(job: &JobStatus) -> String {
     let Some(report) = &job.report else { return String::new() };
     let columns = ["SOURCE", "FILES", "BYTES", "CACHE", "PEERS", "MIRROR", "ORIGIN", "SHARED", "VERDICT"];
     let row = |name: &str, came: BytesByTier, verdict: String| {
@@ -66,14 +65,14 @@ pub fn report(job: &JobStatus) -> String {
     if report.sources.len() > 1 {
         rows.push(row("all", report.total, report.verdict.to_string()));
     }
-    let took = report.seconds;
+    let seconds = report.seconds;
     format!(
-        "{}mirrored in {:.2} s, mounted in {:.2} s, waited {:.2} s for room, staged in {:.2} s, launched in {:.2} s\n",
+        "{}mirrored in {:.2} s, mounted in {:.2} s, waited {:.2} s for cache space, staged in {:.2} s, started in {:.2} s\n",
         text::table(&rows, &[1, 2, 3, 4, 5, 6, 7]),
-        took.mirror,
-        took.mount,
-        took.room,
-        took.stage,
-        took.launch
+        seconds.mirror,
+        seconds.mount,
+        seconds.room,
+        seconds.stage,
+        seconds.launch
     )
 }

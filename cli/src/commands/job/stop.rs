@@ -2,17 +2,18 @@
 
 use anyhow::Result;
 
-use super::wait::until;
-use super::{Which, say};
-use crate::commands::wait::Until;
+use super::JobArgs;
+use super::wait::wait_for;
+use crate::commands::wait::WaitCondition;
+use crate::output::print_line;
 
-/// Which job.
+/// The arguments of `bdnfs job stop`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct JobStopArgs {
     #[command(flatten)]
-    which: Which,
-    /// Kill its processes at once, without the time to end that they have otherwise
+    job: JobArgs,
+    /// Kill its processes at once, without the grace period
     #[arg(long)]
     now: bool,
 }
@@ -21,10 +22,10 @@ const EXAMPLES: &str = "Examples:
   bdnfs job stop 7
   bdnfs job stop --now 7";
 
-/// Stops it, and returns when it has ended.
-pub async fn run(args: Args) -> Result<()> {
-    let client = args.which.whose.client()?;
-    client.stop(args.which.job, args.now).await?;
-    let job = until(&client, args.which.job, Until::Ended).await?;
-    say(&format!("job {}: {}", job.id, job.state))
+/// Stops the job and returns when it has ended.
+pub async fn run(args: JobStopArgs) -> Result<()> {
+    let client = args.job.agent.client()?;
+    client.stop(args.job.id, args.now).await?;
+    let job = wait_for(&client, args.job.id, WaitCondition::Ended).await?;
+    print_line(&format!("job {}: {}", job.id, job.state))
 }

@@ -1,101 +1,107 @@
-//! `bdnfs job submit`, and how a job is put together.
+//! `bdnfs job submit`, and the arguments that specify a job.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::weights::{Variable, runs};
 use bdnfs_agent::api::job::{JobRequest, default_grace};
 use rustix::fs::Mode;
 
-use super::{Whose, say};
+use super::AgentArgs;
 use crate::mirror;
+use crate::output::print_value;
 use crate::source;
-use crate::weights::{Configuration, Item};
+use crate::text;
+use crate::weights::{Configuration, WeightsEntry};
 
-/// Variables that programs need to find their way, and that a job gets from the command that submits it unless it says
-/// otherwise. All others stay behind: there may be credentials in them.
-const TAKEN_ALONG: [&str; 9] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"];
+/// Environment variables that a job inherits from the command that submits it, unless it sets them. It inherits no others, which
+/// may contain credentials.
+const INHERITED_VARIABLES: [&str; 9] =
+    ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 
-/// What a job is.
+/// The arguments that specify a job.
 #[derive(Debug, clap::Args)]
-pub struct Spec {
+pub struct JobSpecArgs {
     /// Training job of truss_train as JSON, config.yaml of Truss, or TOML; - is standard input
     #[arg(value_name = "SPEC")]
     spec: PathBuf,
-    /// Run this instead of the start_commands that SPEC has
+    /// Command to run instead of the start_commands of SPEC
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
-    /// The directory that the commands run in; by default the present one
+    /// Working directory of the commands. Default: the current directory
     #[arg(long, value_name = "DIR")]
     workdir: Option<PathBuf>,
-    /// How many seconds the job's processes have to end when it is stopped
-    #[arg(long, value_name = "SECONDS", default_value_t = default_grace())]
-    grace: u64,
-    /// Stage the sources from where they live, and copy them into no mirror
+    /// Grace period between SIGTERM and SIGKILL when the job is stopped, such as 90s. Default: 30s
+    #[arg(long, value_name = "DURATION", value_parser = text::parse_duration)]
+    grace: Option<Duration>,
+    /// Stage directly from the sources, without a mirror
     #[arg(long, conflicts_with = "mirror")]
     no_mirror: bool,
     #[command(flatten)]
-    how: source::How,
+    options: source::SourceOptions,
     #[command(flatten)]
-    mirror: mirror::Args,
+    mirror: mirror::MirrorArgs,
 }
 
-impl Spec {
-    /// Puts the job together.
+impl JobSpecArgs {
+    /// The request that they specify.
     pub fn request(&self) -> Result<JobRequest> {
         let file = Configuration::read(&self.spec)?;
-        let items = file.weights(&self.how)?;
-        let (runs, found) = runs(file.value());
-        file.judge(&found)?;
+        let items = file.weights(&self.options)?;
+        let (runs, findings) = runs(file.value());
+        file.report(&findings)?;
         let start_commands = match &self.command[..] {
             [] => runs.start_commands,
-            words => vec![quoted(words)],
+            words => vec![quote_command(words)],
         };
         if start_commands.is_empty() {
             let name = self.spec.display();
-            bail!("{name} has no start_commands; name a command: bdnfs job run {name} -- COMMAND");
+            bail!("{name} has no start_commands; add a command: bdnfs job run {name} -- COMMAND");
         }
-        let mut secrets = self.how.access.stores()?;
+        let mut secrets = self.options.access.stores()?;
         for variable in runs.environment.values() {
             if let Variable::Secret { name } = variable {
-                secrets.splice(0..0, self.how.access.holding(name)?);
+                secrets.splice(0..0, self.options.access.stores_for(name)?);
             }
         }
         secrets.dedup();
         let uri = items.first().map(|item| item.source.uri().clone());
         let workdir = self.workdir.clone().map_or_else(std::env::current_dir, Ok);
-        let workdir = workdir.and_then(|path| path.canonicalize()).context("the working directory")?;
+        let workdir =
+            workdir.and_then(|path| path.canonicalize()).context("cannot use the working directory")?;
         Ok(JobRequest {
             name: runs.name,
-            weights: items.into_iter().map(Item::weights).collect(),
+            weights: items.into_iter().map(WeightsEntry::into_weights).collect(),
             start_commands,
             environment: environment(runs.environment, |name| std::env::var(name).ok()),
             secrets,
             workdir,
             umask: umask(),
-            grace: self.grace,
+            grace: self.grace.map_or_else(default_grace, |grace| grace.as_secs()),
             tenant: self.mirror.tenant().map(str::to_owned),
-            mirror: self.mirror.request(&self.how.access, uri.as_ref())?,
+            mirror: self.mirror.request(&self.options.access, uri.as_ref())?,
             direct: self.no_mirror,
             attached: false,
         })
     }
 }
 
-/// What the job says, and what it needs besides.
+/// The environment of the job: the variables that it sets, and those that it inherits.
 fn environment(
-    said: BTreeMap<String, Variable>,
+    own: BTreeMap<String, Variable>,
     env: impl Fn(&str) -> Option<String>,
 ) -> BTreeMap<String, Variable> {
-    let along = TAKEN_ALONG.iter().filter_map(|name| Some(((*name).to_owned(), Variable::Text(env(name)?))));
-    let mut all: BTreeMap<_, _> = along.collect();
-    all.extend(said);
+    let inherited =
+        INHERITED_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), Variable::Text(env(name)?))));
+    let mut all: BTreeMap<_, _> = inherited.collect();
+    all.extend(own);
     all
 }
 
-/// A command for a shell, word by word as it was given.
-fn quoted(words: &[String]) -> String {
+/// Quotes a command for a shell.
+fn quote_command(words: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=/.,:+@%".contains(c);
     let quote = |word: &String| {
         if !word.is_empty() && word.chars().all(plain) {
@@ -107,22 +113,22 @@ fn quoted(words: &[String]) -> String {
     words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-/// This process's own. The only way to learn it is to change it for a moment; this one has no second thread that could mind.
+/// The umask of this process. It can only be read by changing it for a moment; there is no second thread yet that could notice.
 fn umask() -> u32 {
     let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::umask(mask);
     mask.bits()
 }
 
-/// What to submit.
+/// The arguments of `bdnfs job submit`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct JobSubmitArgs {
     #[command(flatten)]
-    spec: Spec,
+    spec: JobSpecArgs,
     #[command(flatten)]
-    whose: Whose,
-    /// Tell the job as JSON
+    agent: AgentArgs,
+    /// Print the job as JSON
     #[arg(long)]
     json: bool,
 }
@@ -131,11 +137,11 @@ const EXAMPLES: &str = "Examples:
   bdnfs job submit job.json
   bdnfs job submit --json job.toml | jq .id";
 
-/// Submits it.
-pub async fn run(args: Args) -> Result<()> {
-    let client = args.whose.client()?;
+/// Submits the job.
+pub async fn run(args: JobSubmitArgs) -> Result<()> {
+    let client = args.agent.client()?;
     let job = client.submit(&args.spec.request()?).await?;
-    say(&if args.json { serde_json::to_string(&job)? } else { format!("job {}", job.id) })
+    print_value(args.json, &job, || format!("job {}", job.id))
 }
 
 #[cfg(test)]
@@ -143,15 +149,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_reach_the_shell_as_they_are() {
+    fn quote_command_keeps_words_for_the_shell() {
         let words = ["python", "-c", "print('a b')", ""].map(str::to_owned);
-        assert_eq!(quoted(&words), r#"python -c 'print('\''a b'\'')' ''"#);
+        assert_eq!(quote_command(&words), r#"python -c 'print('\''a b'\'')' ''"#);
     }
 
     #[test]
-    fn what_the_job_says_goes_before_what_is_taken_along() {
-        let said = BTreeMap::from([("HOME".to_owned(), Variable::Text("/job".to_owned()))]);
-        let all = environment(said, |name| Some(format!("my {name}")));
+    fn environment_of_the_job_precedes_inherited_variables() {
+        let own = BTreeMap::from([("HOME".to_owned(), Variable::Text("/job".to_owned()))]);
+        let all = environment(own, |name| Some(format!("my {name}")));
         assert_eq!(all["HOME"], Variable::Text("/job".to_owned()));
         assert_eq!(all["PATH"], Variable::Text("my PATH".to_owned()));
         assert!(!all.contains_key("AWS_SECRET_ACCESS_KEY"));

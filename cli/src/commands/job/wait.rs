@@ -6,19 +6,20 @@ use anyhow::{Result, bail};
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::JobStatus;
 
-use super::{Which, follow, say};
-use crate::commands::wait::Until;
+use super::{JobArgs, follow};
+use crate::commands::wait::WaitCondition;
+use crate::output::print_json;
 
-/// Which job, and how long.
+/// The arguments of `bdnfs job wait`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct JobWaitArgs {
     #[command(flatten)]
-    which: Which,
-    /// Fail when it has not ended by then, such as 90s or 12h
-    #[arg(long, value_name = "TIME", value_parser = crate::text::span)]
+    job: JobArgs,
+    /// Fail when the time is over, such as 90s or 12h
+    #[arg(long, value_name = "DURATION", value_parser = crate::text::parse_duration)]
     timeout: Option<Duration>,
-    /// Tell the job as JSON
+    /// Print the job as JSON
     #[arg(long)]
     json: bool,
 }
@@ -27,32 +28,32 @@ const EXAMPLES: &str = "Examples:
   bdnfs job wait 7
   bdnfs job wait --timeout 12h 7";
 
-/// Waits for its end, and fails unless it completed.
-pub async fn run(args: Args) -> Result<()> {
-    let client = args.which.whose.client()?;
-    let job = within(args.timeout, until(&client, args.which.job, Until::Ended)).await?;
+/// Waits until the job has ended, and fails unless it completed.
+pub async fn run(args: JobWaitArgs) -> Result<()> {
+    let client = args.job.agent.client()?;
+    let job = with_timeout(args.timeout, wait_for(&client, args.job.id, WaitCondition::Ended)).await?;
     if args.json {
-        say(&serde_json::to_string(&job)?)?;
+        print_json(&job)?;
     }
-    follow::judge(&job)
+    follow::check_completed(&job)
 }
 
-/// Waits until it is so far, or has ended.
-pub async fn until(client: &Client, id: u64, until: Until) -> Result<JobStatus> {
+/// Waits until the job meets the condition, or has ended.
+pub async fn wait_for(client: &Client, id: u64, until: WaitCondition) -> Result<JobStatus> {
     let mut job = client.job(id).await?;
-    while !job.state.is_last() && (until == Until::Ended || job.started.is_none()) {
-        job = follow::after(client, id, job.events.len()).await?;
+    while !job.state.is_last() && (until == WaitCondition::Ended || job.started.is_none()) {
+        job = follow::poll(client, id, job.events.len()).await?;
     }
     Ok(job)
 }
 
-/// What `work` comes to, unless it takes longer than it may.
-pub async fn within<T>(timeout: Option<Duration>, work: impl Future<Output = Result<T>>) -> Result<T> {
+/// Limits the time of `work`.
+pub async fn with_timeout<T>(timeout: Option<Duration>, work: impl Future<Output = Result<T>>) -> Result<T> {
     match timeout {
         None => work.await,
         Some(timeout) => match tokio::time::timeout(timeout, work).await {
-            Ok(done) => done,
-            Err(_) => bail!("not after {timeout:?}"),
+            Ok(result) => result,
+            Err(_) => bail!("timed out after {}", humantime::format_duration(timeout)),
         },
     }
 }

@@ -1,15 +1,15 @@
-//! Which of the refs a user means.
+//! Finds a ref of a mirror by source or id.
 
 use anyhow::{Result, bail};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::source::Uri;
 
-/// The fewest digits of an id that are taken for one.
-const FEWEST: usize = 6;
+/// The fewest digits by which an id can be name.
+const MIN_ID_DIGITS: usize = 6;
 
-/// The ref that `named` names: by its source, or by the first digits of its snapshot's id or its own.
-pub async fn find(mirror: &Mirror, named: &str) -> Result<Ref> {
+/// Finds the ref that `name` means: by its source, or by the first digits of its snapshot's id or its own.
+pub async fn find_ref(mirror: &Mirror, name: &str) -> Result<Ref> {
     let mut refs = Vec::new();
     for found in mirror.refs().await? {
         match found {
@@ -17,33 +17,35 @@ pub async fn find(mirror: &Mirror, named: &str) -> Result<Ref> {
             Err(error) => eprintln!("note: {error}"),
         }
     }
-    choose(refs, named, mirror.name())
+    select(refs, name, mirror.name())
 }
 
-fn choose(mut refs: Vec<Ref>, named: &str, mirror: &str) -> Result<Ref> {
-    let source = source(named);
+fn select(mut refs: Vec<Ref>, name: &str, mirror: &str) -> Result<Ref> {
+    let source = canonical_source(name);
     refs.retain(|found| {
-        let begins = |id: String| named.len() >= FEWEST && id.starts_with(named);
-        found.source == source || begins(found.manifest.to_string()) || begins(found.key().to_string())
+        let has_prefix = |id: String| name.len() >= MIN_ID_DIGITS && id.starts_with(name);
+        found.source == source
+            || has_prefix(found.manifest.to_string())
+            || has_prefix(found.key().to_string())
     });
     match refs.len() {
-        0 => bail!("the mirror {mirror} has no {named}; `bdnfs mirror ls` lists what it has"),
+        0 => bail!("mirror {mirror} has no {name}; `bdnfs mirror ls` lists its sources"),
         1 => Ok(refs.remove(0)),
         _ => {
             let keys: Vec<_> = refs.iter().map(|found| found.key().to_string()[..12].to_owned()).collect();
             bail!(
-                "{named} is mirrored with several sets of patterns; name one by its ref: {}",
+                "{name} is ambiguous: it is mirrored with several sets of patterns; use one of the refs {}",
                 keys.join(", ")
             )
         }
     }
 }
 
-/// A source as refs have it.
-fn source(named: &str) -> String {
-    match named.parse::<Uri>() {
+/// The name of a source in refs.
+fn canonical_source(name: &str) -> String {
+    match name.parse::<Uri>() {
         Ok(Uri::File(path)) => Uri::File(std::path::absolute(&path).unwrap_or(path)).to_string(),
         Ok(uri) => uri.to_string(),
-        Err(_) => named.to_owned(),
+        Err(_) => name.to_owned(),
     }
 }

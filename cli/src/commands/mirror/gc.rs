@@ -1,41 +1,42 @@
-//! `bdnfs mirror gc`.
+//! `bdnfs mirror gc`: deletes unused data.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{At, say};
+use super::MirrorTargetArgs;
+use crate::output::print_value;
 use crate::text;
 
-/// What to delete.
+/// The arguments of `bdnfs mirror gc`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct MirrorGcArgs {
     #[command(flatten)]
-    at: At,
-    /// Keep what was written, removed or replaced more recently: 90s, 30m, 24h, 7d
-    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = text::span)]
+    target: MirrorTargetArgs,
+    /// Keep data that was written, removed or replaced within this time: 90s, 30m, 24h, 7d
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = text::parse_duration)]
     grace: Duration,
-    /// Delete nothing, only tell what would be
+    /// Print what would be deleted, and delete nothing
     #[arg(long)]
     dry_run: bool,
-    /// Tell it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Collects.
-pub async fn run(args: Args) -> Result<()> {
-    let mirror = args.at.open().await?;
+/// Deletes unused data.
+pub async fn run(args: MirrorGcArgs) -> Result<()> {
+    let mirror = args.target.open().await?;
     let collected = mirror.collect(args.grace, args.dry_run).await?;
-    say(args.json, &collected, || {
-        let did = if args.dry_run { "would delete" } else { "deleted" };
+    print_value(args.json, &collected, || {
+        let verb = if args.dry_run { "would delete" } else { "deleted" };
         let kept = match collected.kept {
             0 => String::new(),
             kept => {
                 let (kept, bytes) = (text::count(kept, "object"), text::size(collected.kept_bytes));
-                format!("; kept {kept}, {bytes}, for the grace or for somebody at work")
+                format!("; kept {kept}, {bytes}, within the grace period or in use")
             }
         };
-        format!("{did} {}, {}{kept}", text::count(collected.objects, "object"), text::size(collected.bytes))
+        format!("{verb} {}, {}{kept}", text::count(collected.objects, "object"), text::size(collected.bytes))
     })
 }

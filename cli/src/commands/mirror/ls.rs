@@ -1,26 +1,25 @@
-//! `bdnfs mirror ls`.
-
-use std::io::Write;
+//! `bdnfs mirror ls`: lists mirrored sources.
 
 use anyhow::{Result, bail};
 use bdnfs::mirror::catalog::Ref;
 
-use super::{At, say};
+use super::MirrorTargetArgs;
+use crate::output::{print, print_json};
 use crate::text;
 
-/// What to list.
+/// The arguments of `bdnfs mirror ls`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct MirrorListArgs {
     #[command(flatten)]
-    at: At,
-    /// Tell each as one JSON object on a line of its own
+    target: MirrorTargetArgs,
+    /// Print each source as a JSON object on a line of its own
     #[arg(long)]
     json: bool,
 }
 
 /// Lists all refs.
-pub async fn run(args: Args) -> Result<()> {
-    let mirror = args.at.open().await?;
+pub async fn run(args: MirrorListArgs) -> Result<()> {
+    let mirror = args.target.open().await?;
     let (mut refs, mut damaged) = (Vec::new(), 0);
     for found in mirror.refs().await? {
         match found {
@@ -32,12 +31,12 @@ pub async fn run(args: Args) -> Result<()> {
         }
     }
     if args.json {
-        refs.iter().try_for_each(|found| say(true, found, String::new))?;
+        refs.iter().try_for_each(print_json)?;
     } else {
-        std::io::stdout().lock().write_all(table(&refs).as_bytes())?;
+        print(&table(&refs))?;
     }
     if damaged > 0 {
-        bail!("{damaged} refs are damaged");
+        bail!("{} damaged", text::count(damaged, "ref"));
     }
     Ok(())
 }

@@ -1,26 +1,29 @@
-//! `bdnfs mirror rm`.
+//! `bdnfs mirror rm`: removes a source.
 
 use anyhow::Result;
 
-use super::{At, find::find, say};
+use super::{MirrorTargetArgs, find::find_ref};
+use crate::output::print_value;
 
-/// What to remove.
+/// The arguments of `bdnfs mirror rm`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct MirrorRemoveArgs {
     /// A source, or the first digits of the id of a snapshot or a ref
     #[arg(value_name = "REF")]
-    named: String,
+    name: String,
     #[command(flatten)]
-    at: At,
-    /// Tell what was removed as JSON
+    target: MirrorTargetArgs,
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Removes it.
-pub async fn run(args: Args) -> Result<()> {
-    let mirror = args.at.open().await?;
-    let found = find(&mirror, &args.named).await?;
+/// Removes the source.
+pub async fn run(args: MirrorRemoveArgs) -> Result<()> {
+    let mirror = args.target.open().await?;
+    let found = find_ref(&mirror, &args.name).await?;
     let removed = mirror.remove(&found.key()).await?;
-    say(args.json, &removed, || format!("removed {}; `bdnfs mirror gc` frees its space", removed.source))
+    print_value(args.json, &removed, || {
+        format!("removed {}; `bdnfs mirror gc` frees its space", removed.source)
+    })
 }

@@ -1,31 +1,32 @@
-//! `bdnfs mirror show`.
+//! `bdnfs mirror show`: shows a snapshot.
 
 use anyhow::Result;
 use bdnfs::mirror::catalog::Ref;
 
-use super::{At, find::find, say};
+use super::{MirrorTargetArgs, find::find_ref};
+use crate::output::print_value;
 use crate::text;
 
-/// What to show.
+/// The arguments of `bdnfs mirror show`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct MirrorShowArgs {
     /// A source, or the first digits of the id of a snapshot or a ref
     #[arg(value_name = "SNAPSHOT")]
-    named: String,
+    name: String,
     #[command(flatten)]
-    at: At,
-    /// Tell it as JSON
+    target: MirrorTargetArgs,
+    /// Print the snapshot as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Shows it.
-pub async fn run(args: Args) -> Result<()> {
-    let found = find(&args.at.open().await?, &args.named).await?;
-    say(args.json, &found, || shown(&found))
+/// Shows the snapshot.
+pub async fn run(args: MirrorShowArgs) -> Result<()> {
+    let found = find_ref(&args.target.open().await?, &args.name).await?;
+    print_value(args.json, &found, || format_ref(&found))
 }
 
-fn shown(found: &Ref) -> String {
+fn format_ref(found: &Ref) -> String {
     let patterns = |patterns: &[String]| match patterns {
         [] => "-".to_owned(),
         some => some.join(" "),

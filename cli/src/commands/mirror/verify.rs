@@ -1,4 +1,4 @@
-//! `bdnfs mirror verify`.
+//! `bdnfs mirror verify`: verifies mirrored data.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -6,28 +6,29 @@ use anyhow::{Result, bail};
 use bdnfs::mirror::verification::VerifyProgress;
 use serde::Serialize;
 
-use super::{At, find::find, say};
+use super::{MirrorTargetArgs, find::find_ref};
+use crate::output::print_value;
 use crate::text;
 
-/// What to verify.
+/// The arguments of `bdnfs mirror verify`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Only this: a source, or the first digits of the id of a snapshot or a ref
+pub struct MirrorVerifyArgs {
+    /// Verify only this: a source, or the first digits of the id of a snapshot or a ref
     #[arg(value_name = "SNAPSHOT")]
-    named: Option<String>,
+    name: Option<String>,
     #[command(flatten)]
-    at: At,
-    /// Read every byte
+    target: MirrorTargetArgs,
+    /// Read and verify every byte, not only sizes
     #[arg(long)]
     deep: bool,
-    /// Tell what was found as JSON
+    /// Print the report as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What was found.
+/// The report.
 #[derive(Debug, Serialize)]
-struct Report {
+struct VerifyReport {
     refs: u64,
     blobs: u64,
     stored: u64,
@@ -35,38 +36,42 @@ struct Report {
     faults: Vec<String>,
 }
 
-/// Verifies it. Every fault is told, and makes it fail.
-pub async fn run(args: Args) -> Result<()> {
-    let mirror = args.at.open().await?;
-    let refs = match &args.named {
-        Some(named) => vec![Ok(find(&mirror, named).await?)],
+/// Verifies the mirror. Prints every fault, and fails if there is one.
+pub async fn run(args: MirrorVerifyArgs) -> Result<()> {
+    let mirror = args.target.open().await?;
+    let refs = match &args.name {
+        Some(name) => vec![Ok(find_ref(&mirror, name).await?)],
         None => mirror.refs().await?,
     };
     let (seen, mut faults) = (VerifyProgress::default(), Vec::new());
-    let told = |fault: bdnfs::error::Error| {
+    let record = |fault: bdnfs::error::Error| {
         if !args.json {
             eprintln!("{fault}");
         }
         faults.push(fault.to_string());
     };
-    mirror.verify(refs, args.deep, &seen, told).await?;
+    mirror.verify(refs, args.deep, &seen, record).await?;
     let (refs, blobs, stored) =
         (seen.refs.load(Relaxed), seen.blobs.load(Relaxed), seen.stored.load(Relaxed));
-    let report = Report { refs, blobs, stored, deep: args.deep, faults };
+    let report = VerifyReport { refs, blobs, stored, deep: args.deep, faults };
     let count = report.faults.len() as u64;
-    let how = if args.deep { "all there, every byte right" } else { "all there, every size right" };
-    say(args.json, &report, || {
+    let verified = if args.deep { "complete, every byte verified" } else { "complete, sizes verified" };
+    print_value(args.json, &report, || {
         let what = format!(
             "{}, {}, {}",
             text::count(refs, "source"),
             text::count(blobs, "blob"),
             text::size(stored)
         );
-        if count == 0 { format!("{what}: {how}") } else { format!("{what}: {}", text::count(count, "fault")) }
+        if count == 0 {
+            format!("{what}: {verified}")
+        } else {
+            format!("{what}: {}", text::count(count, "fault"))
+        }
     })?;
     if count > 0 {
         bail!(
-            "{} in {}; `bdnfs mirror add` with the sources named repairs that",
+            "{} in {}; `bdnfs mirror add` of the sources repairs them",
             text::count(count, "fault"),
             mirror.name()
         );

@@ -1,39 +1,41 @@
-//! The screen: a view as lines of text.
+//! Renders a view as lines of text.
+
+use std::time::Duration;
 
 use bdnfs::metrics::Traffic;
 
-use super::view::{Rates, Seen, SeenMount, View};
+use super::view::{DaemonView, MountView, Rates, View};
 use crate::text;
 
-/// How wide it is where nobody limits it.
-pub const WIDE: usize = 160;
-/// The narrowest that has room for sources.
-const WITH_SOURCES: usize = 110;
-/// The most cells that a path or a source takes.
-const LONGEST: usize = 44;
-/// The cells of a bar.
-const BAR: usize = 20;
+/// The width without a terminal, in columns.
+pub const MAX_WIDTH: usize = 160;
+/// The least width with a column of sources.
+const MIN_WIDTH_WITH_SOURCES: usize = 110;
+/// The greatest width of a path or source.
+const MAX_NAME_WIDTH: usize = 44;
+/// The width of a bar.
+const BAR_WIDTH: usize = 20;
 
-/// For a terminal: with the time between two looks, and how to leave.
-pub fn live(view: &View, width: usize, seconds: f64) -> Vec<String> {
+/// A view for a terminal, with a head line.
+pub fn live(view: &View, width: usize, refresh: Duration) -> Vec<String> {
     let mounts: usize = view.daemons.iter().map(|seen| seen.mounts.len()).sum();
     let left = format!(
         "bdnfs top: {}, {}",
         text::count(view.daemons.len() as u64, "daemon"),
         text::count(mounts as u64, "mount")
     );
-    let right = format!("every {seconds} s, q quits");
+    let right = format!("every {}, q to quit", humantime::format_duration(refresh));
     let gap = width.saturating_sub(left.chars().count() + right.chars().count()).max(1);
     let mut lines = vec![format!("{left}{}{right}", " ".repeat(gap)), String::new()];
     lines.extend(self::lines(view, width));
     lines
 }
 
-/// A view, in lines of up to so many cells.
+/// A view as lines of at most `width` columns.
 pub fn lines(view: &View, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
-    if view.daemons.is_empty() && view.troubles.is_empty() {
-        lines.push("no daemon runs, and nothing is mounted".to_owned());
+    if view.daemons.is_empty() && view.errors.is_empty() {
+        lines.push("no daemon is running".to_owned());
     }
     for seen in &view.daemons {
         lines.extend(daemon(seen));
@@ -43,14 +45,14 @@ pub fn lines(view: &View, width: usize) -> Vec<String> {
             lines.push(String::new());
         }
     }
-    lines.extend(view.troubles.iter().cloned());
+    lines.extend(view.errors.iter().cloned());
     while lines.last().is_some_and(String::is_empty) {
         lines.pop();
     }
     lines.into_iter().map(|line| fit(&line, width)).collect()
 }
 
-fn daemon(seen: &Seen) -> Vec<String> {
+fn daemon(seen: &DaemonView) -> Vec<String> {
     let daemon = &seen.daemon;
     let (kind, ready) = (
         if daemon.agent { "agent" } else { "daemon" },
@@ -61,12 +63,12 @@ fn daemon(seen: &Seen) -> Vec<String> {
         usage.capacity.unwrap_or_else(|| usage.used.unwrap_or(0) + usage.free.saturating_sub(usage.reserve));
     let fill = match usage.used {
         Some(used) => format!("{} {} of {}", bar(used, most), text::size(used), text::size(most)),
-        None => "being counted".to_owned(),
+        None => "usage not known yet".to_owned(),
     };
     let memory = &work.memory;
     let waiting = match memory.waiting {
         0 => String::new(),
-        waiting => format!(", {} waited for", text::size(waiting)),
+        waiting => format!(", {} queued", text::size(waiting)),
     };
     vec![
         format!("cache {} ({kind} {}{ready})", daemon.cache.display(), daemon.pid),
@@ -77,8 +79,8 @@ fn daemon(seen: &Seen) -> Vec<String> {
             text::size(memory.used),
             text::size(memory.total)
         ),
-        format!("  a second  {}", by_tier(&rated(&seen.rates))),
-        format!("  in all    {}", by_tier(&work.traffic)),
+        format!("  per second  {}", format_traffic(&whole_bytes(&seen.rates))),
+        format!("  total       {}", format_traffic(&work.traffic)),
     ]
 }
 
@@ -86,8 +88,8 @@ fn fetches(count: u64) -> String {
     if count == 1 { "1 fetch".to_owned() } else { format!("{count} fetches") }
 }
 
-/// Rates in whole bytes.
-fn rated(rates: &Rates) -> Traffic {
+/// Rates in whole bytes per second.
+fn whole_bytes(rates: &Rates) -> Traffic {
     let Rates { cache, peer, mirror, origin } = *rates;
     Traffic {
         cache: cache as u64,
@@ -98,7 +100,7 @@ fn rated(rates: &Rates) -> Traffic {
     }
 }
 
-fn by_tier(traffic: &Traffic) -> String {
+fn format_traffic(traffic: &Traffic) -> String {
     let tiers = [
         ("cache", traffic.cache),
         ("peers", traffic.peer),
@@ -108,8 +110,8 @@ fn by_tier(traffic: &Traffic) -> String {
     tiers.map(|(tier, bytes)| format!("{tier} {:<9}", text::size(bytes))).join(" ").trim_end().to_owned()
 }
 
-fn mounts(mounts: &[SeenMount], width: usize) -> Vec<String> {
-    let sources = width >= WITH_SOURCES;
+fn mounts(mounts: &[MountView], width: usize) -> Vec<String> {
+    let sources = width >= MIN_WIDTH_WITH_SOURCES;
     let mut head = vec!["MOUNTPOINT", "SIZE", "LOCAL", "CACHE/s", "FETCH/s", "STATE"];
     if sources {
         head.insert(1, "SOURCE");
@@ -119,18 +121,20 @@ fn mounts(mounts: &[SeenMount], width: usize) -> Vec<String> {
         let status = &mount.status;
         let bytes = status.mounted.bytes;
         let local = status.local.map_or("-".to_owned(), |local| text::percent(local.min(bytes), bytes));
-        let place =
-            tail(&text::name(status.mounted.mountpoint.as_os_str().as_encoded_bytes()), most(width, sources));
+        let mountpoint = tail(
+            &text::printable(status.mounted.mountpoint.as_os_str().as_encoded_bytes()),
+            mountpoint_width(width, sources),
+        );
         let mut row = vec![
-            place,
+            mountpoint,
             text::size(bytes),
             local,
             text::size(mount.rates.cache as u64),
             text::size(mount.rates.fetched() as u64),
-            mount.doing.clone(),
+            mount.state.clone(),
         ];
         if sources {
-            row.insert(1, tail(&text::name(status.mounted.source.as_bytes()), LONGEST));
+            row.insert(1, tail(&text::printable(status.mounted.source.as_bytes()), MAX_NAME_WIDTH));
         }
         row
     }));
@@ -138,18 +142,18 @@ fn mounts(mounts: &[SeenMount], width: usize) -> Vec<String> {
     text::table(&rows, right).lines().map(str::to_owned).collect()
 }
 
-/// How many cells there are for a mountpoint beside the other columns.
-fn most(width: usize, sources: bool) -> usize {
-    if sources { LONGEST } else { width.saturating_sub(54).clamp(12, LONGEST) }
+/// The width of the column of mount points.
+fn mountpoint_width(width: usize, sources: bool) -> usize {
+    if sources { MAX_NAME_WIDTH } else { width.saturating_sub(54).clamp(12, MAX_NAME_WIDTH) }
 }
 
-/// The end of a text, which tells more than its beginning.
-fn tail(text: &str, most: usize) -> String {
+/// The end of a text that is too long: it says more than the beginning.
+fn tail(text: &str, max: usize) -> String {
     let count = text.chars().count();
-    if count <= most {
+    if count <= max {
         text.to_owned()
     } else {
-        format!("~{}", text.chars().skip(count - most + 1).collect::<String>())
+        format!("~{}", text.chars().skip(count - max + 1).collect::<String>())
     }
 }
 
@@ -158,9 +162,12 @@ fn fit(line: &str, width: usize) -> String {
 }
 
 fn bar(part: u64, whole: u64) -> String {
-    let full =
-        if whole == 0 { 0 } else { (u128::from(part.min(whole)) * BAR as u128 / u128::from(whole)) as usize };
-    format!("[{}{}]", "#".repeat(full), "-".repeat(BAR - full))
+    let full = if whole == 0 {
+        0
+    } else {
+        (u128::from(part.min(whole)) * BAR_WIDTH as u128 / u128::from(whole)) as usize
+    };
+    format!("[{}{}]", "#".repeat(full), "-".repeat(BAR_WIDTH - full))
 }
 
 #[cfg(test)]
@@ -197,15 +204,15 @@ mod tests {
                 memory: BudgetUsage { total: 1000, used: 64, waiting: 0 },
             },
         };
-        let mounts = vec![SeenMount { status, rates, doing: "staging 45 %".to_owned() }];
+        let mounts = vec![MountView { status, rates, state: "staging 45 %".to_owned() }];
         let mut view = View::default();
-        view.daemons.push(Seen { daemon, rates, mounts });
+        view.daemons.push(DaemonView { daemon, rates, mounts });
         view
     }
 
     #[test]
-    fn eighty_cells_are_enough_for_all_but_the_source() {
-        let text = live(&view(), 80, 1.0).join("\n");
+    fn view_of_80_columns_has_all_but_the_source() {
+        let text = live(&view(), 80, Duration::from_secs(1)).join("\n");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         for part in [
             "1 daemon, 1 mount",
@@ -222,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_too() {
-        assert_eq!(lines(&View::default(), 80), ["no daemon runs, and nothing is mounted"]);
+    fn view_without_daemons_says_so() {
+        assert_eq!(lines(&View::default(), 80), ["no daemon is running"]);
     }
 }

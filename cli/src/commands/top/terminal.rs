@@ -1,4 +1,4 @@
-//! The terminal while `top` has it: another screen, and keys one by one. It is given back as it was, however that ends.
+//! The terminal of `top`: the alternate screen and single keys, restored on drop.
 
 use std::io::{self, Read, Write};
 
@@ -9,67 +9,69 @@ use rustix::termios::{
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
 
-/// To the other screen, without a cursor; and back.
+/// Escape sequences to enter the alternate screen without a cursor, and to leave it.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// The first cell; and from the cursor on, nothing of what stood there.
+/// Escape sequences to move to the first cell, and to clear the rest of the line or screen.
 const HOME: &str = "\x1b[H";
-const REST_OF_LINE: &str = "\x1b[K";
-const REST: &str = "\x1b[J";
-/// What a terminal that does not know its size is taken for.
-const USUAL: (u16, u16) = (80, 24);
-/// Ctrl-C and Ctrl-D, where they come as keys.
-const LEAVING: [u8; 4] = [b'q', b'Q', 3, 4];
+const CLEAR_LINE: &str = "\x1b[K";
+const CLEAR_SCREEN: &str = "\x1b[J";
+/// The size of a terminal that does not know it.
+const DEFAULT_SIZE: (u16, u16) = (80, 24);
+/// The keys that quit: q, Ctrl-C and Ctrl-D.
+const QUIT_KEYS: [u8; 4] = [b'q', b'Q', 3, 4];
 
-/// A terminal that is ours.
+/// A terminal in use.
 #[derive(Debug)]
 pub struct Terminal {
-    before: Termios,
+    original: Termios,
     keys: Receiver<u8>,
     resize: Signal,
 }
 
 impl Terminal {
-    /// Takes it.
-    pub fn take() -> Result<Self> {
-        let before = tcgetattr(io::stdin()).context("the terminal can't be asked how it is set")?;
+    /// Enters the alternate screen.
+    pub fn enter() -> Result<Self> {
+        let original = tcgetattr(io::stdin()).context("cannot read the terminal settings")?;
         let resize = signal(SignalKind::window_change())?;
-        let mut ours = before.clone();
+        let mut settings = original.clone();
         // Ctrl-C stays a signal.
-        ours.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
-        ours.special_codes[SpecialCodeIndex::VMIN] = 1;
-        ours.special_codes[SpecialCodeIndex::VTIME] = 0;
-        tcsetattr(io::stdin(), OptionalActions::Now, &ours).context("the terminal can't be set")?;
-        let (tell, keys) = channel(16);
+        settings.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+        settings.special_codes[SpecialCodeIndex::VMIN] = 1;
+        settings.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(io::stdin(), OptionalActions::Now, &settings)
+            .context("cannot change the terminal settings")?;
+        let (sender, keys) = channel(16);
         // A thread of its own, which waits for a key until the process ends.
         std::thread::spawn(move || {
             let mut key = [0];
-            while matches!(io::stdin().read(&mut key), Ok(1)) && tell.blocking_send(key[0]).is_ok() {}
+            while matches!(io::stdin().read(&mut key), Ok(1)) && sender.blocking_send(key[0]).is_ok() {}
         });
-        let terminal = Self { before, keys, resize };
+        let terminal = Self { original, keys, resize };
         write(ENTER)?;
         Ok(terminal)
     }
 
-    /// Draws what `lines` has for the terminal's width, as far as its height goes.
+    /// Draws the lines for the terminal's width, cut to its height.
     pub fn draw(&self, lines: impl FnOnce(usize) -> Vec<String>) -> Result<()> {
-        let (width, height) = tcgetwinsize(io::stdout()).map_or(USUAL, |size| (size.ws_col, size.ws_row));
-        let (width, height) = if width == 0 || height == 0 { USUAL } else { (width, height) };
+        let (width, height) =
+            tcgetwinsize(io::stdout()).map_or(DEFAULT_SIZE, |size| (size.ws_col, size.ws_row));
+        let (width, height) = if width == 0 || height == 0 { DEFAULT_SIZE } else { (width, height) };
         let lines = lines(width.into());
-        let fit = lines.iter().take(height.into());
-        let fit = fit.map(|line| line.chars().take(width.into()).collect::<String>() + REST_OF_LINE);
-        // No newline behind the last: it would scroll.
-        write(&format!("{HOME}{}{REST}", fit.collect::<Vec<_>>().join("\r\n")))
+        let visible = lines.iter().take(height.into());
+        let visible = visible.map(|line| line.chars().take(width.into()).collect::<String>() + CLEAR_LINE);
+        // No newline after the last, which would scroll.
+        write(&format!("{HOME}{}{CLEAR_SCREEN}", visible.collect::<Vec<_>>().join("\r\n")))
     }
 
-    /// Waits until somebody has seen enough (true), or its size is another one.
-    pub async fn left(&mut self) -> bool {
+    /// Waits until the user quits (true) or the size changes (false).
+    pub async fn wait_for_quit(&mut self) -> bool {
         loop {
             tokio::select! {
                 _ = self.resize.recv() => return false,
                 key = self.keys.recv() => match key {
-                    Some(key) if !LEAVING.contains(&key) => {}
-                    // Without a key nobody is there any more.
+                    Some(key) if !QUIT_KEYS.contains(&key) => {}
+                    // The end of input quits, too.
                     _ => return true,
                 },
             }
@@ -79,9 +81,9 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It may have gone away.
+        // The terminal may be gone.
         let _ = write(LEAVE);
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.original);
     }
 }
 

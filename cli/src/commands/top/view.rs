@@ -1,4 +1,4 @@
-//! What is seen: what the daemons say of themselves, and how fast it changes.
+//! The view: the status of all daemons, and transfer rates between two refreshes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::agents;
 use crate::commands::status;
 
-/// Bytes a second by tier.
+/// Bytes per second by tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Out of the node's cache, by the daemon; what the kernel reads by itself is not known.
+    /// Served from the cache by the daemon; reads of the kernel by itself are not counted.
     pub cache: f64,
     /// From other nodes.
     pub peer: f64,
@@ -26,9 +26,9 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// What came within so many seconds.
+    /// The rates over a number of seconds.
     fn between(before: &Traffic, now: &Traffic, seconds: f64) -> Self {
-        // A daemon that has started anew counts from 0.
+        // A daemon that restarted counts from 0.
         let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
         Self {
             cache: rate(before.cache, now.cache),
@@ -38,107 +38,111 @@ impl Rates {
         }
     }
 
-    /// What came from elsewhere.
+    /// The rate of all tiers but the cache.
     pub fn fetched(&self) -> f64 {
         self.peer + self.mirror + self.origin
     }
 }
 
-/// The daemons at one moment, and since the one before.
+/// The daemons of this machine and their rates since the last refresh.
 #[derive(Debug, Default)]
 pub struct View {
-    at: Option<Instant>,
-    /// What had come at that moment: to daemons by their process, and to their mounts by number.
-    before: HashMap<(u32, Option<u64>), Traffic>,
-    pub daemons: Vec<Seen>,
+    refreshed_at: Option<Instant>,
+    /// The traffic at the last refresh: of daemons by process id, and of their mounts by id.
+    last_traffic: HashMap<(u32, Option<u64>), Traffic>,
+    /// The daemons.
+    pub daemons: Vec<DaemonView>,
     /// Daemons that do not answer, a line each.
-    pub troubles: Vec<String>,
+    pub errors: Vec<String>,
 }
 
 /// A daemon and its mounts.
 #[derive(Debug, Serialize)]
-pub struct Seen {
-    /// What it says of itself.
+pub struct DaemonView {
+    /// Its status.
     #[serde(flatten)]
     pub daemon: AgentInfo,
-    /// How much comes to it.
+    /// Its rates.
     pub rates: Rates,
     /// Its mounts.
-    pub mounts: Vec<SeenMount>,
+    pub mounts: Vec<MountView>,
 }
 
 /// A mount.
 #[derive(Debug, Serialize)]
-pub struct SeenMount {
-    /// What its daemon says of it.
+pub struct MountView {
+    /// Its status.
     #[serde(flatten)]
     pub status: MountStatus,
-    /// How much comes to it.
+    /// Its rates.
     pub rates: Rates,
-    /// One or a few words for a person.
-    pub doing: String,
+    /// Its state, in a few words.
+    #[serde(rename = "doing")]
+    pub state: String,
 }
 
-/// All of it, for machines.
+/// The JSON form of a view.
 #[derive(Debug, Serialize)]
-pub struct Told<'a> {
-    daemons: &'a [Seen],
-    troubles: &'a [String],
+pub struct JsonView<'a> {
+    daemons: &'a [DaemonView],
+    #[serde(rename = "troubles")]
+    errors: &'a [String],
 }
 
 impl View {
-    /// Asks all daemons, or only the one of `cache`.
-    pub async fn look(&mut self, cache: Option<&Path>, now: Instant) -> Result<()> {
-        let seconds = self.at.map_or(f64::INFINITY, |at| (now - at).as_secs_f64().max(1e-3));
-        let before = std::mem::take(&mut self.before);
-        let found = agents::daemons(cache).await?;
-        (self.daemons, self.troubles) = (Vec::new(), Vec::new());
-        for (socket, answer) in found {
+    /// Queries all daemons, or only that of `cache`.
+    pub async fn refresh(&mut self, cache: Option<&Path>, now: Instant) -> Result<()> {
+        let seconds = self.refreshed_at.map_or(f64::INFINITY, |at| (now - at).as_secs_f64().max(1e-3));
+        let before = std::mem::take(&mut self.last_traffic);
+        let answers = agents::query_all(cache).await?;
+        (self.daemons, self.errors) = (Vec::new(), Vec::new());
+        for (socket, answer) in answers {
             match answer {
-                // One may listen at two places.
+                // A daemon may listen on two sockets.
                 Ok(status) if self.daemons.iter().any(|seen| seen.daemon.pid == status.daemon.pid) => {}
-                Ok(status) => self.daemons.push(self.seen(status, &before, seconds)),
-                Err(trouble) => self.troubles.push(trouble_at(&socket, &trouble)),
+                Ok(status) => self.daemons.push(self.daemon_view(status, &before, seconds)),
+                Err(error) => self.errors.push(format!("{}: {error}", socket.display())),
             }
         }
         for seen in &self.daemons {
-            self.before.insert((seen.daemon.pid, None), seen.daemon.work.traffic);
+            self.last_traffic.insert((seen.daemon.pid, None), seen.daemon.work.traffic);
             for mount in &seen.mounts {
                 let traffic = mount.status.traffic;
-                self.before.insert((seen.daemon.pid, Some(mount.status.mounted.id)), traffic);
+                self.last_traffic.insert((seen.daemon.pid, Some(mount.status.mounted.id)), traffic);
             }
         }
-        self.at = Some(now);
+        self.refreshed_at = Some(now);
         Ok(())
     }
 
-    fn seen(&self, status: AgentStatus, before: &HashMap<(u32, Option<u64>), Traffic>, seconds: f64) -> Seen {
+    fn daemon_view(
+        &self,
+        status: AgentStatus,
+        before: &HashMap<(u32, Option<u64>), Traffic>,
+        seconds: f64,
+    ) -> DaemonView {
         let pid = status.daemon.pid;
         let rates = |id: Option<u64>, now: &Traffic| {
-            // What is new has come within that time; on the first look nothing is known.
+            // All traffic of a new mount falls into the interval; on the first refresh there are no rates.
             let zero = Traffic::default();
             Rates::between(before.get(&(pid, id)).unwrap_or(&zero), now, seconds)
         };
-        let mounts = status.mounts.into_iter().map(|mount| SeenMount {
+        let mounts = status.mounts.into_iter().map(|mount| MountView {
             rates: rates(Some(mount.mounted.id), &mount.traffic),
-            doing: status::state(&mount),
+            state: status::format_state(&mount),
             status: mount,
         });
-        Seen {
+        DaemonView {
             mounts: mounts.collect(),
             rates: rates(None, &status.daemon.work.traffic),
             daemon: status.daemon,
         }
     }
 
-    /// For machines.
-    pub fn told(&self) -> Told<'_> {
-        Told { daemons: &self.daemons, troubles: &self.troubles }
+    /// For JSON output.
+    pub fn as_json(&self) -> JsonView<'_> {
+        JsonView { daemons: &self.daemons, errors: &self.errors }
     }
-}
-
-fn trouble_at(socket: &Path, trouble: &str) -> String {
-    format!("{}: {trouble}", socket.display())
 }
 
 #[cfg(test)]
@@ -146,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_what_came_in_a_second_and_never_negative() {
+    fn rates_after_a_restart_are_not_negative() {
         let before = Traffic { mirror: 100, origin: 50, ..Traffic::default() };
         let now = Traffic { mirror: 300, origin: 20, cache: 8, ..Traffic::default() };
         let rates = Rates::between(&before, &now, 2.0);
