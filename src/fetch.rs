@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::Instrument;
 
+use crate::backoff::{Backoff, entropy};
 use crate::blob::Blob;
 use crate::block::{self, Arrival};
 use crate::buffer::{Buffer, BufferPool};
@@ -28,7 +29,7 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// there is none to turn to, but not silent.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The first wait before a tier is asked again, and the longest.
+/// The first wait before the tiers are asked again, and the longest.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// How many times a tier may send wrong bytes before they are taken to be all it has.
@@ -67,6 +68,8 @@ pub struct Ladder {
     counters: Arc<SnapshotMetrics>,
     pace: Mutex<Pace>,
     buffers: Arc<BufferPool>,
+    /// What decides the jitter of retries.
+    seed: fn() -> u64,
 }
 
 /// The state of one descent: what is still missing, and what went wrong on the way.
@@ -93,12 +96,18 @@ struct Rung<'a> {
 impl Ladder {
     /// A ladder of `tiers`, which counts into `counters` and puts what arrives into `buffers`.
     pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<SnapshotMetrics>, buffers: Arc<BufferPool>) -> Self {
-        Self { placement: None, tiers, counters, pace: Mutex::default(), buffers }
+        Self { placement: None, tiers, counters, pace: Mutex::default(), buffers, seed: entropy }
     }
 
     /// The same in a cluster: the peers of `placement` are asked before all other tiers.
     pub fn placed(mut self, placement: Option<Arc<dyn Placement>>) -> Self {
         self.placement = placement;
+        self
+    }
+
+    /// The same, with retries that wait as `seed` decides, for a run that can be repeated.
+    pub fn seeded(mut self, seed: fn() -> u64) -> Self {
+        self.seed = seed;
         self
     }
 
@@ -193,7 +202,7 @@ impl Ladder {
         let (counters, still) = (&*self.counters, Instant::now());
         let mut descent = Descent { blob, counters, scope, urgency, missing: wanted, still };
         let mut wrong_bytes = 0;
-        let mut wait = RETRY_BACKOFF.0;
+        let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, (self.seed)());
         loop {
             let began = descent.still;
             let error = match self.descend(&mut descent, &accept).await {
@@ -201,16 +210,16 @@ impl Ladder {
                 Err(error) => error,
             };
             if descent.still > began {
-                wait = RETRY_BACKOFF.0;
+                backoff.reset();
             }
             wrong_bytes += u32::from(error.kind() == Kind::Corrupt);
             let hopeful = matches!(error.kind(), Kind::Unavailable | Kind::Timeout | Kind::Corrupt);
+            let wait = backoff.wait();
             if !hopeful || wrong_bytes >= WRONG_BYTES_LIMIT || descent.still.elapsed() + wait > patience {
                 return Err(error.within(blob));
             }
             tracing::debug!(%blob, %error, ?wait, "asking again");
             tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(RETRY_BACKOFF.1);
         }
     }
 

@@ -54,6 +54,7 @@
 //! - Blocking work, hashing and the disk, runs on the runtime's blocking threads; no lock is held over an await.
 
 pub mod auth;
+pub mod backoff;
 pub mod blob;
 pub mod block;
 pub mod budget;

@@ -1,6 +1,5 @@
-//! Lending: what this node has, and can get from the mirror, for its peers.
+//! The peer block service: what this node has, and can get from the mirror, for its peers.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
@@ -8,12 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
-use parking_lot::{Mutex, MutexGuard};
+use moka::future::Cache;
+use moka::policy::EvictionPolicy;
 
 use crate::blob::Key;
 use crate::block::BLOCK;
 use crate::cache;
 use crate::content::{Content, SharedResources};
+use crate::digest::Digest;
 use crate::engine::Engine;
 use crate::error::{Error, Kind, Result};
 use crate::mirror::Mirror;
@@ -25,39 +26,28 @@ use crate::tier::Body;
 
 /// How many snapshots stay open for other nodes: as many as a cluster deploys at the same time. Each is a mapped manifest,
 /// and 16 bytes a blob.
-const OPEN_SNAPSHOTS: usize = 32;
+const OPEN_SNAPSHOTS: u64 = 32;
 
 /// An engine's blobs, for other nodes.
 pub struct PeerBlockService {
     engine: Engine,
     mirror: Mirror,
-    /// The newest last.
-    open: Mutex<VecDeque<Arc<Snapshot>>>,
+    /// By their ids; each is opened once, however many ask for it at the same time.
+    snapshots: Cache<Digest, Arc<Snapshot>>,
 }
 
 impl PeerBlockService {
     /// What `engine` has, and can get from `mirror`.
     pub fn new(engine: Engine, mirror: Mirror) -> Self {
-        Self { engine, mirror, open: Mutex::default() }
+        let recency = EvictionPolicy::lru();
+        let snapshots = Cache::builder().max_capacity(OPEN_SNAPSHOTS).eviction_policy(recency).build();
+        Self { engine, mirror, snapshots }
     }
 
     /// The content of the blob that is asked for, from the mirror's manifest.
     async fn content(&self, ask: &Ask) -> Result<Arc<Content>> {
-        let known = self.open().iter().find(|snapshot| snapshot.id() == ask.snapshot).cloned();
-        let snapshot = match known {
-            Some(snapshot) => snapshot,
-            None => {
-                let snapshot = self.engine.open_for_peers(&self.mirror, ask.snapshot).await?;
-                let mut open = self.open();
-                // Several may have opened it at once.
-                open.retain(|other| other.id() != snapshot.id());
-                open.push_back(snapshot.clone());
-                if open.len() > OPEN_SNAPSHOTS {
-                    open.pop_front();
-                }
-                snapshot
-            }
-        };
+        let open = self.engine.open_for_peers(&self.mirror, ask.snapshot);
+        let snapshot = self.snapshots.try_get_with(ask.snapshot, open).await.map_err(|e| e.share())?;
         let digest = ask.blob;
         let content = blocking(move || snapshot.find(&digest).map(|blob| snapshot.content(blob)).transpose());
         let fit = |content: &Arc<Content>| content.blob().size == ask.size && content.blob().checks.is_some();
@@ -78,11 +68,6 @@ impl PeerBlockService {
 
     fn resources(&self) -> &Arc<SharedResources> {
         self.engine.resources()
-    }
-
-    fn open(&self) -> MutexGuard<'_, VecDeque<Arc<Snapshot>>> {
-        // What a panic may leave is a list all the same.
-        self.open.lock()
     }
 }
 

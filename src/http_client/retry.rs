@@ -6,12 +6,13 @@ use reqwest::header::{DATE, HeaderName, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 
 use super::header;
+use crate::backoff::{Backoff, entropy};
 use crate::error::{Kind, Result};
 
 /// How often a request is retried after a passing failure.
 const RETRY_LIMIT: u32 = 3;
-/// The wait before the first retry; it doubles with each.
-const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+/// The longest wait before the first retry, and before the last.
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(800));
 
 /// How much is left of a service's limit of requests, and when it is reset.
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -26,16 +27,14 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
     passing: &[Kind],
     mut send: impl FnMut() -> F,
 ) -> Result<T> {
-    let mut retries = 0;
-    loop {
+    let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, entropy());
+    for _ in 0..RETRY_LIMIT {
         match send().await {
-            Err(e) if retries < RETRY_LIMIT && passing.contains(&e.kind()) => {
-                tokio::time::sleep(FIRST_BACKOFF * (1 << retries)).await;
-                retries += 1;
-            }
+            Err(e) if passing.contains(&e.kind()) => tokio::time::sleep(backoff.wait()).await,
             done => return done,
         }
     }
+    send().await
 }
 
 /// How long a busy server asks to wait: seconds or until a date (RFC 9110, section 10.2.3), or until a limit that is used

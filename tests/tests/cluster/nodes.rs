@@ -7,6 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use axum::http::Method;
+use bdnfs::blob::Key;
+use bdnfs::block::BLOCK;
 use bdnfs::cache::Limits;
 use bdnfs::engine::{Config, Engine};
 use bdnfs::error::{Error, Kind, Result};
@@ -17,15 +19,15 @@ use bdnfs::peer::client::Peers;
 use bdnfs::peer::link::Http;
 use bdnfs::peer::members::{Members, Roll};
 use bdnfs::peer::server::{Server, Shelf};
-use bdnfs::peer::wire::Ask;
+use bdnfs::peer::wire::{Ask, Role};
 use bdnfs::peer::{Member, PROTOCOL, listener, token};
 use bdnfs::peer_service::PeerBlockService;
 use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns, S3Access, Secret};
-use bdnfs::tier::Body;
 use bdnfs::tier::lazy_origin::OriginOpener;
 use bdnfs::tier::memory::Memory;
+use bdnfs::tier::{Body, Urgency};
 use bdnfs_tests::s3::{Keys, S3Server};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -206,6 +208,33 @@ impl InProcessCluster {
         let blobs = |path: &str| path.starts_with("/mirror/") && path.contains("/blobs/");
         let total: usize = self.files.values().map(Bytes::len).sum();
         self.s3.requests.of(Method::GET, blobs).bytes as f64 / total as f64
+    }
+
+    /// How many requests for manifests a node that has nothing makes when it is asked for `asks` blocks of the first file at
+    /// once.
+    pub async fn manifest_requests(&self, asks: u64) -> u64 {
+        let directory = TempDir::with_prefix("bdnfs-node-").expect("a directory");
+        let service = Arc::new(PeerBlockService::new(engine(directory.path(), None), self.mirror.clone()));
+        let snapshot = self.nodes[0].snapshot();
+        let blob = snapshot.manifest().blob(0).expect("a file");
+        let Key::Content(digest) = blob.key else { panic!("by content") };
+        let ask = |index: u64| Ask {
+            tenant: TENANT.into(),
+            snapshot: snapshot.id(),
+            blob: digest,
+            size: blob.size,
+            range: index * BLOCK..(index + 1) * BLOCK,
+            role: Role::Owner,
+            urgency: Urgency::Read,
+        };
+        let manifests = || self.s3.requests.of(Method::GET, |path| path.contains("/manifests/")).requests;
+        let before = manifests();
+        let answers = (0..asks).map(|index| {
+            let (service, ask) = (service.clone(), ask(index));
+            async move { service.lend(&ask).await?.expect("an owner").try_collect::<Vec<_>>().await }
+        });
+        futures_util::future::try_join_all(answers).await.expect("served");
+        manifests() - before
     }
 
     /// Waits until the mirror has been read so often.

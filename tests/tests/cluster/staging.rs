@@ -82,3 +82,11 @@ async fn node_draining_serves_its_blocks_to_new_owners() {
     let more = cluster.mirror_reads() - read;
     assert!(more < 0.1, "{more} times more, and it owned a third");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn service_asked_by_many_at_once_loads_manifest_once() {
+    let cluster = InProcessCluster::start(1, &[("weights", 16 * MIB)]).await;
+    let one = cluster.manifest_requests(1).await;
+    assert!(one > 0, "it had nothing");
+    assert_eq!(cluster.manifest_requests(16).await, one);
+}

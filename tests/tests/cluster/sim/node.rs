@@ -121,7 +121,7 @@ impl SimNode {
                 present: Mutex::new(vec![false; ALL as usize]),
                 waiting: Flights::default(),
                 direct: Flights::default(),
-                ladder: ladder.placed(Some(self.peers().placement(TENANT, digest))),
+                ladder: ladder.placed(Some(self.peers().placement(TENANT, digest))).seeded(|| 0),
             })
         });
         held.clone()
