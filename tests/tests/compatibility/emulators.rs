@@ -1,5 +1,5 @@
 //! Origins on the clouds' emulators, which nobody here wrote: moto for S3, Azurite, an emulator of Google's storage.
-//! `scripts/test-emulators` installs them and runs this.
+//! `scripts/emulators` installs them and runs this.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -122,7 +122,7 @@ impl Emulator {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let child =
-            command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}; see scripts/test-emulators"));
+            command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}; see scripts/emulators"));
         for _ in 0..600 {
             if tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
                 break;
@@ -187,7 +187,7 @@ async fn read(origin: &dyn Origin, blob: &Blob) -> String {
     String::from_utf8(pieces.concat()).expect("UTF-8")
 }
 
-/// A program that `scripts/test-emulators` installed.
+/// A program that `scripts/emulators` installed.
 fn emulator(program: &str) -> Command {
     Command::new(target().parent().expect("a directory above the profile's").join("emulators").join(program))
 }

@@ -1,5 +1,5 @@
 //! The kit's Hub, asked by huggingface_hub itself: what our client is tried on is a Hub to that one too, and both see the
-//! same trees and bytes. `scripts/test-emulators` installs it and runs this.
+//! same trees and bytes. `scripts/emulators` installs it and runs this.
 
 use std::path::Path;
 use std::process::Command;

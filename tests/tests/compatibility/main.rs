@@ -5,7 +5,7 @@
 mod manual;
 mod programs;
 
-// The servers that scripts/test-emulators installs.
+// The servers that scripts/emulators installs.
 #[cfg(feature = "emulators")]
 mod emulators;
 #[cfg(feature = "emulators")]

@@ -1,5 +1,5 @@
 //! Credentials of AWS against moto, which nobody here wrote: it checks signatures and rights, and has a token service.
-//! `scripts/test-emulators` installs it and runs this.
+//! `scripts/emulators` installs it and runs this.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -62,7 +62,7 @@ impl Moto {
         let mut moto = Command::new(emulators.join("bin/moto_server"));
         moto.args(["-H", "127.0.0.1", "-p", &port.to_string()]).env("INITIAL_NO_AUTH_ACTION_COUNT", "1000");
         moto.current_dir(directory.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = moto.spawn().unwrap_or_else(|e| panic!("{moto:?}: {e}; see scripts/test-emulators"));
+        let child = moto.spawn().unwrap_or_else(|e| panic!("{moto:?}: {e}; see scripts/emulators"));
         eventually("moto listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
         let bytes = content("w", 3 << 20);
         let file = directory.path().join("w");

@@ -1,5 +1,5 @@
 //! A web server that nobody here wrote: nginx, with ranges, certificates of its own, basic authentication and redirects.
-//! `scripts/test-emulators` installs it and runs this.
+//! `scripts/emulators` installs it and runs this.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -83,7 +83,7 @@ impl Nginx {
         let emulators = target().parent().unwrap().join("emulators");
         let mut nginx = Command::new(emulators.join("usr/sbin/nginx"));
         nginx.arg("-p").arg(directory.path()).arg("-c").arg(at("nginx.conf")).stderr(Stdio::null());
-        let child = nginx.spawn().unwrap_or_else(|e| panic!("{nginx:?}: {e}; see scripts/test-emulators"));
+        let child = nginx.spawn().unwrap_or_else(|e| panic!("{nginx:?}: {e}; see scripts/emulators"));
         eventually("nginx listens", || std::net::TcpStream::connect(("127.0.0.1", plain)).is_ok());
         Self { child, directory, tls, plain }
     }

@@ -1,5 +1,5 @@
 //! A Hub that nobody here wrote: olah, which serves the Hub's API by a cache of its own in front of another Hub, the kit's.
-//! `scripts/test-emulators` installs it and runs this.
+//! `scripts/emulators` installs it and runs this.
 
 use std::process::{Child, Command, Stdio};
 
@@ -30,7 +30,7 @@ impl Olah {
         olah.args(["--mirror-netloc", &own, "--mirror-lfs-netloc", &own]);
         olah.current_dir(directory.path()).env("HOME", directory.path());
         olah.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = olah.spawn().unwrap_or_else(|e| panic!("{olah:?}: {e}; see scripts/test-emulators"));
+        let child = olah.spawn().unwrap_or_else(|e| panic!("{olah:?}: {e}; see scripts/emulators"));
         eventually("olah listens", || std::net::TcpStream::connect(&own).is_ok());
         Self { child, url: format!("http://{own}"), _directory: directory }
     }

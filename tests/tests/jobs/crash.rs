@@ -81,7 +81,7 @@ fn job_running_when_agent_dies_completes() {
 }
 
 #[test]
-#[ignore = "takes minutes; for a change of what an agent keeps: cargo nextest run --test job --run-ignored all hundred"]
+#[ignore = "takes minutes; for a change of what an agent keeps: cargo nextest run --test jobs --run-ignored all a_hundred_agent_kills"]
 fn jobs_under_a_hundred_agent_kills_complete() {
     let mut rng = Rng(100);
     for number in 0..100 {
@@ -271,7 +271,7 @@ fn evicting(rounds: usize, seed: u64) {
 }
 
 #[test]
-#[ignore = "takes minutes; for a change of what is evicted: cargo nextest run --test job --run-ignored all evicts_a_hundred"]
+#[ignore = "takes minutes; for a change of what is evicted: cargo nextest run --test jobs --run-ignored all killed_while_evicting"]
 fn agent_killed_while_evicting_keeps_what_is_leased() {
     evicting(100, std::env::var("SEED").map_or(7, |seed| seed.parse().expect("a number")));
 }
