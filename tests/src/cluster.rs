@@ -38,7 +38,7 @@ pub struct TestCluster {
 
 /// A node: an agent that is part of the cluster.
 #[derive(Debug)]
-pub struct ClusterNode {
+pub struct TestNode {
     /// The agent; `None` while there is none.
     pub agent: Option<AgentProcess>,
     /// Its machine.
@@ -103,7 +103,7 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node(&self, id: &str, rate: &str, lines: &str) -> ClusterNode {
+    pub fn node(&self, id: &str, rate: &str, lines: &str) -> TestNode {
         let machine = Machine::new();
         self.node_on(machine, id, rate, lines)
     }
@@ -112,7 +112,7 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node_on(&self, machine: Machine, id: &str, rate: &str, lines: &str) -> ClusterNode {
+    pub fn node_on(&self, machine: Machine, id: &str, rate: &str, lines: &str) -> TestNode {
         self.configured(lines, &self.seeds(), machine, id, rate)
     }
 
@@ -120,18 +120,11 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node_by(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> ClusterNode {
+    pub fn node_by(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> TestNode {
         self.configured("", seeds, machine, id, rate)
     }
 
-    fn configured(
-        &self,
-        lines: &str,
-        seeds: &[String],
-        machine: Machine,
-        id: &str,
-        rate: &str,
-    ) -> ClusterNode {
+    fn configured(&self, lines: &str, seeds: &[String], machine: Machine, id: &str, rate: &str) -> TestNode {
         self.ca.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
         let who = self.ca.lines(id, "ca");
         let config = format!("{lines}\n{MIRROR}[cluster]\nseeds = {seeds:?}\n{who}");
@@ -142,14 +135,14 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn standalone_node(&self, machine: Machine, rate: &str) -> ClusterNode {
+    pub fn standalone_node(&self, machine: Machine, rate: &str) -> TestNode {
         self.started(machine, rate, MIRROR.to_owned())
     }
 
-    fn started(&self, machine: Machine, rate: &str, config: String) -> ClusterNode {
+    fn started(&self, machine: Machine, rate: &str, config: String) -> TestNode {
         let host = self.network.host(rate);
         let machine = machine.in_network(&host).s3(&self.s3.server.url(), &Keys::sample());
-        let mut node = ClusterNode { agent: None, machine, host, config };
+        let mut node = TestNode { agent: None, machine, host, config };
         node.start();
         node
     }
@@ -161,7 +154,7 @@ impl TestCluster {
     }
 }
 
-impl ClusterNode {
+impl TestNode {
     /// Starts its agent.
     ///
     /// # Panics

@@ -121,8 +121,7 @@ impl Emulator {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let child =
-            command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}; see scripts/emulators"));
+        let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}; see scripts/emulators"));
         for _ in 0..600 {
             if tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
                 break;
