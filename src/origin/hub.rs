@@ -13,7 +13,7 @@
 //! settings from the environment of its own, outside of this engine's deadlines and its limits of memory and disk. So
 //! it has to be measurably faster than parallel ranges against the Hub itself before it is worth a feature; that has not
 //! been measured. The simulation of a server that its own crates have would not tell: it has neither the bridge nor the
-//! network of the HubOrigin, which are what the two ways differ in. The price is known: version 1.8 brings 63 more crates.
+//! network of the Hub, which are what the two ways differ in. The price is known: version 1.8 brings 63 more crates.
 
 mod file_headers;
 mod hub_api;

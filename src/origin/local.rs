@@ -30,13 +30,13 @@ use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 #[derive(Debug)]
 pub(super) struct LocalOrigin {
     name: String,
-    /// As messages name it.
+    /// Its path in messages.
     path: String,
     root: Arc<LocalRoot>,
 }
 
 impl LocalOrigin {
-    /// Opens what lies at `path`; that may be a symbolic link.
+    /// Opens the file or directory at `path`, which may be a symbolic link.
     pub(super) async fn open(path: &Path) -> Result<Self> {
         let path = path.to_owned();
         let (real, root) = blocking(move || LocalRoot::open(&path)).await?;
@@ -78,16 +78,16 @@ impl Origin for LocalOrigin {
     }
 }
 
-/// Where everything is opened beneath.
+/// The directory beneath which all files are opened.
 #[derive(Debug)]
 struct LocalRoot {
     directory: OwnedFd,
-    /// The only file of it that is meant, where the source is a single file.
+    /// The name of the file in it, where the source is a single file.
     only: Option<Vec<u8>>,
 }
 
 impl LocalRoot {
-    /// The root at `path`, and its path without symbolic links. Blocks.
+    /// Opens the root at `path`. Returns its path without symbolic links, too. Blocks.
     fn open(path: &Path) -> Result<(PathBuf, Self)> {
         let failed = |error| failure(&path.display().to_string(), error);
         let real =
@@ -114,7 +114,7 @@ impl LocalRoot {
     }
 }
 
-/// The version of a file: what changes when its content does, as far as a local file system can tell.
+/// The version of a file: what changes with its content, as far as a local file system can tell.
 fn version(stat: &Stat) -> String {
     let nanoseconds = |seconds: i64, rest: u64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
     let modified = nanoseconds(stat.st_mtime, stat.st_mtime_nsec);
@@ -126,7 +126,7 @@ fn version(stat: &Stat) -> String {
 fn failure(what: &str, error: Errno) -> Error {
     let (kind, text) = match error {
         Errno::NOENT | Errno::NOTDIR => (Kind::NotFound, format!("{what} does not exist")),
-        Errno::ACCESS | Errno::PERM => (Kind::Refused, format!("{what} may not be read by this user")),
+        Errno::ACCESS | Errno::PERM => (Kind::Refused, format!("permission denied: {what}")),
         _ => (Kind::Unavailable, format!("cannot read {what}")),
     };
     Error::with(kind, text, std::io::Error::from(error))

@@ -1,5 +1,5 @@
-//! What origins are opened with: credentials and options. They travel from the command line to the process that
-//! serves the mount, and nowhere else.
+//! Credentials and options that origins are opened with. They are sent from the command line to the process that serves
+//! the mount, and nowhere else.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub struct Access {
     pub s3: Option<S3Access>,
     /// For `hf://`.
     pub hub: Option<HubAccess>,
-    /// Whether plain `http://` is taken from hosts other than this machine.
+    /// Whether plain `http://` is allowed for hosts other than this machine.
     pub allow_http: bool,
     /// For `r2://`.
     pub r2: Option<S3Access>,
@@ -29,22 +29,22 @@ pub struct Access {
     pub gcs: Option<GcsAccess>,
     /// For `azure://`.
     pub azure: Option<AzureAccess>,
-    /// What this machine has for `s3://` where no key is given.
+    /// The credentials that this machine has for `s3://`, where no key is given.
     pub aws: Option<AwsAmbient>,
-    /// Whether buckets are named by host (`true`) or by path, where it is not as the service has it.
+    /// Whether buckets are named by host (`true`) or by path (`false`); `None`: as is usual for the service.
     pub virtual_host: Option<bool>,
-    /// Whether whoever asks pays: buckets of `s3://` that are not read otherwise.
+    /// Whether the requester pays, which some buckets demand.
     pub requester_pays: bool,
     /// Certificates (PEM) of authorities that are trusted beside those of this machine.
     pub authorities: Option<String>,
     /// Whether keys that can't be paths are escaped instead of refused
     /// ([`Listing::escape`](crate::manifest::Listing::escape)).
     pub escape: bool,
-    /// A file that holds the credentials, in the form of the source's scheme. It is read anew each time.
+    /// A file of credentials in the format of the source's scheme. It is read anew each time.
     pub credentials: Option<PathBuf>,
-    /// How the source is authorised; without it and such a file, by what is given above and what the machine has.
+    /// How requests are authorized; without it and such a file, by the keys above and by what this machine has.
     pub auth: Option<AuthMethod>,
-    /// Where the secret that `auth` names is looked for, in this order, each time anew.
+    /// The stores in which the secret that `auth` names is looked up, in this order, each time anew.
     pub secrets: Vec<SecretStore>,
 }
 
@@ -52,13 +52,13 @@ pub struct Access {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct S3Access {
-    /// The access key's id; no secret.
+    /// The access key's ID, which is no secret.
     pub access_key_id: Option<String>,
     /// The access key.
     pub secret_access_key: Option<Secret>,
     /// The token of a temporary access key.
     pub session_token: Option<Secret>,
-    /// Until when the key is good, where that is known.
+    /// The key's expiry, where that is known.
     pub expires: Option<DateTime<Utc>>,
     /// The region, `us-east-1`.
     pub region: Option<String>,
@@ -85,7 +85,7 @@ impl S3Access {
 }
 
 impl Access {
-    /// What is given for a source of a service that speaks S3.
+    /// The access for a source of a service that speaks S3.
     pub fn s3(&self, uri: &Uri) -> Option<&S3Access> {
         match uri {
             Uri::S3 { .. } => self.s3.as_ref(),
@@ -95,7 +95,7 @@ impl Access {
         }
     }
 
-    /// The same, to be filled in; it is made where there is none.
+    /// The same, to be changed; it is added where there is none.
     pub fn s3_mut(&mut self, uri: &Uri) -> Option<&mut S3Access> {
         let given = match uri {
             Uri::S3 { .. } => &mut self.s3,
@@ -106,7 +106,7 @@ impl Access {
         Some(given.get_or_insert_default())
     }
 
-    /// Whether requests to the service of `uri` carry nothing that says who asks.
+    /// Whether requests to the service of `uri` are anonymous.
     pub(crate) fn is_anonymous(&self, uri: &Uri) -> bool {
         match uri {
             Uri::Gs { .. } => self.gcs.as_ref().is_some_and(|gcs| gcs.anonymous),
@@ -115,7 +115,7 @@ impl Access {
         }
     }
 
-    /// The URL that is given for the service of `uri`, in place of its own.
+    /// The URL of the service of `uri`, where another than its own is given.
     pub fn endpoint(&self, uri: &Uri) -> Option<&str> {
         let endpoint = match uri {
             Uri::Gs { .. } => self.gcs.as_ref().map(|gcs| &gcs.endpoint),
@@ -126,8 +126,8 @@ impl Access {
         endpoint?.as_deref()
     }
 
-    /// The same without its secrets, as it may be written to a disk, and whether it had any. The names of secrets stay,
-    /// and the places where they are looked for.
+    /// A copy without secrets, which may be written to a disk, and whether there were any. The names of secrets and of
+    /// their stores stay.
     pub fn without_secrets(&self) -> (Self, bool) {
         // All fields by name, so that a new one is thought of here.
         let Self {

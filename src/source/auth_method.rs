@@ -1,4 +1,4 @@
-//! How a source's owner lets us in: the `auth` of a configuration.
+//! How requests to a source are authorized: the `auth` of a configuration.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::diagnostic::Diagnostics;
 use super::fields::Fields;
 
-/// How a source is authorised. It names secrets and roles and holds no secret itself.
+/// How requests to a source are authorized. It names secrets and roles and holds no secret itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "auth_method")]
 pub enum AuthMethod {
@@ -16,7 +16,7 @@ pub enum AuthMethod {
         /// The secret's name.
         auth_secret_name: String,
     },
-    /// An AWS role, taken on with the web identity token of this machine.
+    /// An AWS role, assumed with the web identity token of this machine.
     #[serde(rename = "AWS_OIDC")]
     AwsOidc {
         /// The role's ARN.
@@ -24,7 +24,7 @@ pub enum AuthMethod {
         /// The region whose STS is asked.
         aws_oidc_region: String,
     },
-    /// A Google service account, taken on through workload identity federation.
+    /// A Google service account, impersonated through workload identity federation.
     #[serde(rename = "GCP_OIDC")]
     GcpOidc {
         /// The service account's address.
@@ -32,7 +32,7 @@ pub enum AuthMethod {
         /// The full resource name of the workload identity provider.
         gcp_oidc_workload_id_provider: String,
     },
-    /// An AWS role, taken on with the AWS credentials that this machine has.
+    /// An AWS role, assumed with the AWS credentials of this machine.
     #[serde(rename = "AWS_ASSUME_ROLE")]
     AwsAssumeRole {
         /// The role's ARN.
@@ -42,12 +42,12 @@ pub enum AuthMethod {
     },
 }
 
-/// The key that says which of [`METHODS`] it is.
+/// The key of the method.
 pub(super) const METHOD: &str = "auth_method";
 /// The key of a secret's name, in `auth` and beside it.
 pub(super) const SECRET: &str = "auth_secret_name";
 
-/// All methods, with the keys that each needs. The keys of the others don't go with it.
+/// All methods, each with its keys, all of which are required.
 const METHODS: [(&str, &[&str]); 4] = [
     ("CUSTOM_SECRET", &[SECRET]),
     ("AWS_OIDC", &["aws_oidc_role_arn", "aws_oidc_region"]),
@@ -55,7 +55,7 @@ const METHODS: [(&str, &[&str]); 4] = [
     ("AWS_ASSUME_ROLE", &["aws_assume_role_arn", "aws_assume_role_region"]),
 ];
 
-/// All keys that an `auth` may have but the method's.
+/// All keys that an `auth` may have, but that of the method.
 pub(super) fn keys() -> impl Iterator<Item = &'static str> {
     METHODS.iter().flat_map(|(_, keys)| *keys).copied()
 }
@@ -79,7 +79,7 @@ impl AuthMethod {
         }
     }
 
-    /// Whether it can give credentials to sources of `scheme`.
+    /// Whether it gives credentials for sources of `scheme`.
     pub fn serves(&self, scheme: &str) -> bool {
         match self {
             Self::Secret { .. } => scheme != "file",
@@ -101,7 +101,7 @@ impl AuthMethod {
         let written = fields.required(METHOD, found)?.to_uppercase();
         let Some((method, needed)) = METHODS.into_iter().find(|(name, _)| *name == written) else {
             let known = METHODS.map(|(name, _)| name).join(", ");
-            found.reject(&fields.place.key(METHOD), format!("is no method; write one of {known}"));
+            found.reject(&fields.place.key(METHOD), format!("is not a known method; use one of {known}"));
             return None;
         };
         for key in given.keys().filter(|key| !needed.contains(&key.as_str())) {

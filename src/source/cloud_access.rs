@@ -1,4 +1,4 @@
-//! How the services of the clouds are reached, and what a machine has of its own to be let in.
+//! Access to Google's and Azure's storage, and the AWS credentials that a machine has of its own.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::secret::Secret;
 
-/// How Google Cloud Storage is reached.
+/// Access to Google Cloud Storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GcsAccess {
@@ -19,17 +19,17 @@ pub struct GcsAccess {
     pub token_file: Option<PathBuf>,
     /// Google's token service (STS), where it is not the public one.
     pub sts: Option<String>,
-    /// What issues tokens of service accounts, where it is not the public one.
+    /// The service that issues tokens of service accounts, where it is not the public one.
     pub iam: Option<String>,
     /// The service's URL, where it is not Google's.
     pub endpoint: Option<String>,
     /// The project that is billed for requests to a bucket whose requesters pay.
     pub project: Option<String>,
-    /// Whether requests carry no token: public buckets.
+    /// Whether requests are anonymous: public buckets.
     pub anonymous: bool,
 }
 
-/// How Azure Blob Storage is reached.
+/// Access to Azure Blob Storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AzureAccess {
@@ -40,19 +40,19 @@ pub struct AzureAccess {
     pub sas: Option<Secret>,
     /// The tenant of an application that Entra ID gives tokens to.
     pub tenant_id: Option<String>,
-    /// The application's id; with a managed identity, which one of several.
+    /// The application's ID; with a managed identity, which one of several.
     pub client_id: Option<String>,
     /// The application's secret.
     pub client_secret: Option<Secret>,
-    /// The file of the token that stands for the secret (workload identity). It is read anew each time.
+    /// The file of the token that replaces the secret (workload identity). It is read anew each time.
     pub federated_token_file: Option<PathBuf>,
-    /// Where Entra ID is asked, where it is not the public one.
+    /// The URL of Entra ID, where it is not the public one.
     pub authority: Option<String>,
-    /// Where a managed identity is asked for its token, where it is not the metadata service.
+    /// The URL that gives a managed identity its token, where it is not the metadata service.
     pub identity_endpoint: Option<String>,
     /// The service's URL with the account in it, where it is not `https://<account>.blob.core.windows.net`.
     pub endpoint: Option<String>,
-    /// Whether requests are not authorised at all: public containers.
+    /// Whether requests are anonymous: public containers.
     pub anonymous: bool,
 }
 
@@ -62,7 +62,7 @@ impl AzureAccess {
     }
 }
 
-/// What a machine has of AWS's own, for a source that was given no access key.
+/// The AWS credentials of a machine, for a source that was given no access key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AwsAmbient {
@@ -70,9 +70,9 @@ pub struct AwsAmbient {
     pub token_file: Option<PathBuf>,
     /// The ARN of the role that the token is for.
     pub role: Option<String>,
-    /// What the role's session is called.
+    /// The name of the role's session.
     pub session: Option<String>,
-    /// The profile of AWS's tools, and the files that it is looked for in: those of `~/.aws`.
+    /// The profile of AWS's tools, and its files: those of `~/.aws`.
     pub profile: Option<AwsProfile>,
     /// AWS's token service (STS), where it is not the region's.
     pub sts: Option<String>,
@@ -88,10 +88,10 @@ pub struct AwsAmbient {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AwsProfile {
-    /// What it is called; `None` is the one called `default`, which need not be there.
+    /// Its name; `None` is the one called `default`, which need not exist.
     pub name: Option<String>,
-    /// The file of keys, where a section is called as the profile is.
+    /// The file of keys, whose sections are named like profiles.
     pub credentials: Option<PathBuf>,
-    /// The file of settings, where a section is called `profile NAME`.
+    /// The file of settings, whose sections are named `profile NAME`.
     pub config: Option<PathBuf>,
 }

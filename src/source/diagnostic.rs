@@ -1,4 +1,4 @@
-//! What is said of a configuration: findings, each with its place in it.
+//! Diagnostics of a configuration, each with its place in it.
 
 use std::fmt;
 
@@ -63,15 +63,15 @@ impl Serialize for DocumentPath {
     }
 }
 
-/// What a finding means.
+/// How severe a diagnostic is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It can't be used like this.
+    /// The configuration can't be used like this.
     Reject,
-    /// It is taken, and is likely not what was meant.
+    /// It is accepted, but likely not what was meant.
     Warning,
-    /// It is taken, and is good to know.
+    /// It is accepted, and this is good to know.
     Note,
 }
 
@@ -85,18 +85,18 @@ impl fmt::Display for Severity {
     }
 }
 
-/// Something said of one place.
+/// A remark on one place of a document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
-    /// Of what it is said.
+    /// The place that it is about.
     pub place: DocumentPath,
-    /// What it means.
+    /// How severe it is.
     pub verdict: Severity,
-    /// What is found and what to do, in one line and without any secret.
+    /// What is wrong and what to do, in one line and without any secret.
     pub text: String,
 }
 
-/// All that is said of a document, in the order in which it was found.
+/// All diagnostics of a document, in the order in which they were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics(Vec<Diagnostic>);
 
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_read_like_code() {
+    fn document_path_is_written_like_code() {
         let place = DocumentPath::default().key("weights").index(3).key("auth");
         assert_eq!(place.to_string(), "weights[3].auth");
         assert_eq!(place.key("a b\n").to_string(), r#"weights[3].auth."a b\n""#);

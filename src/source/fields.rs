@@ -1,4 +1,4 @@
-//! A mapping of a configuration, read key by key: what is wrong is noted, and the reading goes on.
+//! Reading a mapping of a configuration key by key: what is wrong is noted, and reading goes on.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +11,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Takes `value` for a mapping.
+    /// Reads `value` as a mapping.
     pub(super) fn of(value: &'a Value, place: DocumentPath, found: &mut Diagnostics) -> Option<Self> {
         match value {
             Value::Object(map) => Some(Self { map, place }),
@@ -22,7 +22,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The text that has to be there.
+    /// The required string at `key`.
     pub(super) fn required(&self, key: &str, found: &mut Diagnostics) -> Option<&'a str> {
         match self.map.get(key) {
             Some(value) => text(value, &self.place.key(key), found),
@@ -33,13 +33,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The text that may be there.
+    /// The optional string at `key`.
     pub(super) fn optional(&self, key: &str, found: &mut Diagnostics) -> Option<&'a str> {
         self.present(key).and_then(|value| text(value, &self.place.key(key), found))
     }
 
-    /// The list of texts that may be there.
-    pub(super) fn texts(&self, key: &str, found: &mut Diagnostics) -> Option<Vec<String>> {
+    /// The optional list of strings at `key`.
+    pub(super) fn strings(&self, key: &str, found: &mut Diagnostics) -> Option<Vec<String>> {
         let place = self.place.key(key);
         let items = list(self.present(key)?, &place, found)?;
         let text = |(i, item)| text(item, &place.index(i), found).map(str::to_owned);
@@ -47,26 +47,26 @@ impl<'a> Fields<'a> {
         (texts.len() == items.len()).then_some(texts)
     }
 
-    /// What is there and is not null.
+    /// The value at `key`, unless it is null.
     pub(super) fn present(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Tells each key that is none of `known`.
+    /// Reports each key that is not in `known`.
     pub(super) fn unknown(&self, known: &[&str], strict: bool, found: &mut Diagnostics) {
         for key in self.map.keys().filter(|key| !known.contains(&key.as_str())) {
             let place = self.place.key(key);
-            let text = format!("is not a key that is known here; known are {}", known.join(", "));
+            let text = format!("is not a known key; known keys are {}", known.join(", "));
             if strict {
                 found.reject(&place, text);
             } else {
-                found.warn(&place, format!("{text}; it is left alone"));
+                found.warn(&place, format!("{text}; it is ignored"));
             }
         }
     }
 }
 
-/// Takes `value` for a list.
+/// Reads `value` as a list.
 pub(super) fn list<'a>(
     value: &'a Value,
     place: &DocumentPath,
@@ -75,7 +75,7 @@ pub(super) fn list<'a>(
     match value {
         Value::Array(items) => Some(items),
         Value::String(_) => {
-            found.reject(place, "must be a list, not a text; put it in brackets: [\"...\"]");
+            found.reject(place, "must be a list, not a string; put it in brackets: [\"...\"]");
             None
         }
         other => {
@@ -91,24 +91,24 @@ fn text<'a>(value: &'a Value, place: &DocumentPath, found: &mut Diagnostics) -> 
         Value::Null | Value::Bool(_) | Value::Number(_) => {
             found.reject(
                 place,
-                format!("must be a text, not {}; if it is meant as text, quote it", kind(value)),
+                format!("must be a string, not {}; quote it if a string is meant", kind(value)),
             );
             None
         }
         other => {
-            found.reject(place, format!("must be a text, not {}", kind(other)));
+            found.reject(place, format!("must be a string, not {}", kind(other)));
             None
         }
     }
 }
 
-/// What a value is, never the value itself.
+/// The type of a value, for messages.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
-        Value::String(_) => "a text",
+        Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "a mapping",
     }

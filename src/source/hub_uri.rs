@@ -12,7 +12,7 @@ use super::uri_format::{below, parts, wrong};
 use crate::error::Result;
 
 /// The longest owner or name, in bytes (`validate_repo_id` of `huggingface_hub`).
-const LONGEST: usize = 96;
+const NAME_LENGTH_LIMIT: usize = 96;
 
 /// The parts of the address of a page that come between a repository and a revision.
 const VIEWS: [&str; 5] = ["blob", "tree", "resolve", "raw", "blame"];
@@ -34,7 +34,7 @@ pub enum HubKind {
 
 /// A repository of the Hub, or what lies at a path in it.
 #[derive(Debug)]
-pub(super) struct Repository {
+pub(super) struct HubRepository {
     pub(super) kind: HubKind,
     pub(super) id: String,
     pub(super) revision: Option<String>,
@@ -77,7 +77,7 @@ pub(super) fn is_host(host: &str) -> bool {
 }
 
 /// Parses what comes after `hf://`.
-pub(super) fn parse(body: &str) -> Result<Repository> {
+pub(super) fn parse(body: &str) -> Result<HubRepository> {
     let (kind, location) = HubKind::split(body)?;
     let location = location.trim_matches('/');
     let (owner, rest) = match location.split_once('/') {
@@ -85,7 +85,7 @@ pub(super) fn parse(body: &str) -> Result<Repository> {
         _ if matches!(kind, HubKind::Model | HubKind::Dataset) => ("", location),
         _ => {
             let repository = location.split('@').next().unwrap_or_default();
-            return Err(wrong("hf", format!("{repository:?} is no owner and name")));
+            return Err(wrong("hf", format!("{repository:?} is not of the form owner/name")));
         }
     };
     let (name, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -134,7 +134,7 @@ fn assemble(
     name: &str,
     revision: Option<Cow<str>>,
     path: &str,
-) -> Result<Repository> {
+) -> Result<HubRepository> {
     if name.is_empty() && owner.is_empty() {
         return Err(wrong("hf", "it names no repository"));
     }
@@ -143,19 +143,19 @@ fn assemble(
         return Err(wrong(
             "hf",
             format!(
-                "{id:?} is no owner and name: each has 1 to {LONGEST} letters, digits, '_', '-' and '.', none of the \
+                "{id:?} is not of the form owner/name: each has 1 to {NAME_LENGTH_LIMIT} letters, digits, '_', '-' and '.', none of the \
                  last two at an end, no '--' or '..', no '.git'"
             ),
         ));
     }
     parts("hf", path)?;
-    Ok(Repository { kind, id, revision: revision.map(Cow::into_owned), path: path.into() })
+    Ok(HubRepository { kind, id, revision: revision.map(Cow::into_owned), path: path.into() })
 }
 
 /// Whether `part` can be an owner or a name (`validate_repo_id` of `huggingface_hub`).
 fn is_name(part: &str) -> bool {
     let edge = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    part.len() <= LONGEST
+    part.len() <= NAME_LENGTH_LIMIT
         && part.starts_with(edge)
         && part.ends_with(edge)
         && part.chars().all(|c| edge(c) || matches!(c, '-' | '.'))
@@ -164,11 +164,11 @@ fn is_name(part: &str) -> bool {
 }
 
 /// The place that a page of the Hub shows. What follows `?` only changes how it is shown.
-pub(super) fn page(url: &Url) -> Result<Repository> {
+pub(super) fn page(url: &Url) -> Result<HubRepository> {
     let path: Vec<&str> = url.path().split('/').filter(|p| !p.is_empty()).collect();
     let kinds = usize::from(path.first().is_some_and(|p| HubKind::ALL.iter().any(|k| k.plural() == *p)));
     let repository =
-        path.get(..kinds + 2).ok_or_else(|| wrong("hf", "the page is none of a repository"))?.join("/");
+        path.get(..kinds + 2).ok_or_else(|| wrong("hf", "the page is not one of a repository"))?.join("/");
     let Some((view, place)) = path[kinds + 2..].split_first() else {
         return parse(&repository);
     };
@@ -219,7 +219,7 @@ mod tests {
         [include_str!("testdata/hf_uri.json"), include_str!("testdata/hf_uri_more.json")];
 
     #[test]
-    fn reads_what_huggingface_hub_reads() {
+    fn hub_uri_is_read_as_huggingface_hub_does() {
         let read = |text| serde_json::from_str::<Value>(text).expect("JSON")["uris"].take();
         let uris = VECTORS.map(read).into_iter().flat_map(|uris| uris.as_array().cloned().expect("uris"));
         let (mut same, mut ours) = (0, 0);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_and_odd_revisions() {
+    fn hub_page_url_and_odd_revisions_are_read() {
         for (text, canonical) in [
             ("https://huggingface.co/o/m", "hf://models/o/m"),
             ("https://hf.co/o/m/tree/feature%2Ffoo", "hf://models/o/m@feature%2Ffoo"),

@@ -1,11 +1,11 @@
-//! What tells one source from all others, without asking anybody.
+//! The identity of a source, known without any request.
 
 use super::{Access, Uri};
 use crate::digest::Digest;
 
 impl Uri {
-    /// What tells this source from all others: its text, and what that leaves out. A bucket's name is unique at one
-    /// service only; and a query may be secret, so its hash stands for it. A branch stays the same source when it moves.
+    /// The identity of this source: its text, and what that leaves out. A bucket's name is unique at one endpoint only, so
+    /// that is part of it; a query may be secret, so its hash is. A branch stays the same source when it moves.
     pub fn identity(&self, access: &Access) -> String {
         match (self, access.endpoint(self)) {
             (Self::Http(url), _) => {
@@ -28,7 +28,7 @@ mod tests {
     use crate::source::S3Access;
 
     #[test]
-    fn what_differs_is_told_apart_and_no_secret_is_told() {
+    fn identity_differs_for_each_source_and_shows_no_secret() {
         let identity = |text: &str, endpoint: Option<&str>| {
             let s3 = S3Access { endpoint: endpoint.map(Into::into), ..S3Access::default() };
             let access = Access { s3: Some(s3), ..Access::default() };

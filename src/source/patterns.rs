@@ -5,8 +5,8 @@ use std::fmt;
 use super::glob::{Glob, Unit, units};
 use crate::error::{Error, Kind, Result};
 
-/// The longest pattern that is taken, in bytes: the longest path is shorter.
-const LONGEST: usize = 4096;
+/// The longest pattern, in bytes: the longest path is shorter.
+const PATTERN_LENGTH_LIMIT: usize = 4096;
 
 /// Which of a source's files are wanted: patterns with the meaning of Python's `fnmatch.fnmatchcase`, put together as
 /// `huggingface_hub` does it. `*` crosses `/`, case counts, `dir/` means all below `dir`.
@@ -17,7 +17,7 @@ pub struct Patterns {
 }
 
 impl Patterns {
-    /// Only what one of `allow` matches (all, where it is empty), and nothing that one of `ignore` matches.
+    /// Patterns that select what one of `allow` matches (all, where it is empty) and none of `ignore` does.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for a pattern that is longer than any path.
@@ -61,12 +61,14 @@ impl Patterns {
 }
 
 fn globs(texts: &[String]) -> Result<Vec<Glob>> {
-    if let Some(long) = texts.iter().find(|t| t.len() > LONGEST) {
+    if let Some(long) = texts.iter().find(|t| t.len() > PATTERN_LENGTH_LIMIT) {
         let start: String = long.chars().take(40).collect();
         let len = long.len();
         return Err(Error::new(
             Kind::Invalid,
-            format!("the pattern {start:?}... has {len} bytes; the longest that can match has {LONGEST}"),
+            format!(
+                "the pattern {start:?}... has {len} bytes; the longest that can match has {PATTERN_LENGTH_LIMIT}"
+            ),
         ));
     }
     Ok(texts.iter().map(|t| Glob::new(t)).collect())
@@ -92,7 +94,7 @@ impl fmt::Display for Patterns {
     }
 }
 
-/// Patterns at work, which remembers those of them that have matched anything.
+/// Patterns in use, which remember those of them that have matched anything.
 #[derive(Clone, Debug)]
 pub(crate) struct Selection {
     patterns: Patterns,
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn selects_what_huggingface_hub_selects() {
+    fn patterns_select_what_huggingface_hub_selects() {
         let vectors: Value =
             serde_json::from_str(include_str!("testdata/fnmatch_filter_repo_objects.json")).expect("JSON");
         let files = list(&vectors["files"]).expect("files");
@@ -163,7 +165,7 @@ mod tests {
 
     /// Single patterns, odd sets most of all, each with the places of the names that it selects.
     #[test]
-    fn single_patterns_select_what_huggingface_hub_selects() {
+    fn single_pattern_selects_what_huggingface_hub_selects() {
         let vectors: Value = serde_json::from_str(include_str!("testdata/fnmatch_sets.json")).expect("JSON");
         let names = list(&vectors["names"]).expect("names");
         let cases: Vec<(String, Vec<usize>)> =
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matched_nothing_is_told() {
+    fn pattern_that_matched_nothing_is_reported() {
         let texts = |t: &[&str]| t.iter().map(|s| s.to_string()).collect::<Vec<_>>();
         let patterns =
             Patterns::new(&texts(&["*.json", "onxx/"]), &texts(&["*.bin", "a*"])).expect("patterns");

@@ -1,4 +1,4 @@
-//! Texts that are never shown, and where they are kept under names.
+//! Secrets, which are never shown, and the stores that hold them by name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A text that is never shown. It can be serialised, since it has to travel between processes of one user.
+/// A text that is never shown. It can be serialized, since it is sent between processes of one user.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides `text`.
+    /// Makes a secret of `text`.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -35,25 +35,25 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A place where secrets are kept by name. [`crate::auth::load`] looks into it.
+/// A store of secrets by name. [`crate::auth::load`] reads it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SecretStore {
-    /// What a command found in its environment. It stays as it was then.
+    /// The environment of a command, as it was when that started.
     Environment {
         /// The secrets by their names.
         secrets: BTreeMap<String, Secret>,
-        /// The variable that was looked at, for messages.
+        /// The name of the variables, for messages.
         variable: String,
     },
     /// A directory with a file for each, as Kubernetes mounts a Secret.
     Directory(PathBuf),
-    /// A TOML file with a text for each, which only its owner may read.
+    /// A TOML file with a string for each, which only its owner may access.
     File(PathBuf),
 }
 
 impl SecretStore {
-    /// Whether it has secrets in itself, and is not just a place where they are.
+    /// Whether it holds secrets itself, and not only the place of them.
     pub fn holds_secrets(&self) -> bool {
         matches!(self, Self::Environment { secrets, .. } if !secrets.is_empty())
     }

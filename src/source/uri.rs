@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use url::Url;
 
-use super::hub_uri::{self, HubKind, Repository};
+use super::hub_uri::{self, HubKind, HubRepository};
 use super::uri_format::{below, invalid, is_scheme, parts, schemes, wrong};
 use crate::error::{Error, Kind, Result};
 
@@ -90,7 +90,7 @@ impl Uri {
         }
     }
 
-    /// What is good to know of a URI that is taken all the same.
+    /// What is good to know of a URI that is accepted all the same.
     pub fn note(&self) -> Option<String> {
         match self {
             Self::Hf { id, .. } if !id.contains('/') => Some(format!(
@@ -109,7 +109,7 @@ impl FromStr for Uri {
     /// [`Kind::Invalid`], which says what is wrong and what a right one looks like.
     fn from_str(text: &str) -> Result<Self> {
         if text.chars().any(char::is_control) {
-            return Err(invalid("the source holds a control character"));
+            return Err(invalid("the source contains a control character"));
         }
         let Some((scheme, rest)) = text.split_once("://") else {
             return plain(text);
@@ -119,8 +119,8 @@ impl FromStr for Uri {
         }
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         if authority.contains('@') && !(scheme == "hf" && hub_uri::is_bare(rest.trim_end_matches('/'))) {
-            let what = "nothing may stand before an '@' there, least of all a user name or password; \
-                        give credentials apart from the URI";
+            let what = "nothing may come before an '@' there, least of all a user name or password; \
+                        give credentials separately";
             return Err(wrong(scheme, what));
         }
         match scheme {
@@ -138,7 +138,7 @@ impl FromStr for Uri {
             "r2" => {
                 let (account, bucket) = authority
                     .split_once('.')
-                    .ok_or_else(|| wrong(scheme, "the account and the bucket stand apart by a dot"))?;
+                    .ok_or_else(|| wrong(scheme, "the account and the bucket are separated by a dot"))?;
                 let (account, bucket) = (name(scheme, "account", account)?, name(scheme, "bucket", bucket)?);
                 Ok(Self::R2 { account, bucket, prefix: prefix(scheme, path)? })
             }
@@ -154,8 +154,8 @@ impl FromStr for Uri {
     }
 }
 
-impl From<Repository> for Uri {
-    fn from(Repository { kind, id, revision, path }: Repository) -> Self {
+impl From<HubRepository> for Uri {
+    fn from(HubRepository { kind, id, revision, path }: HubRepository) -> Self {
         Self::Hf { kind, id, revision, path }
     }
 }
@@ -208,7 +208,7 @@ fn file(text: &str) -> Result<Uri> {
         return Err(wrong("file", format!("{c:?} is written as %{:02X}", u32::from(c))));
     }
     let path = Url::parse(text).ok().and_then(|url| url.to_file_path().ok());
-    path.map(Uri::File).ok_or_else(|| wrong("file", "a path on this machine begins with a third slash"))
+    path.map(Uri::File).ok_or_else(|| wrong("file", "a local path begins with a third slash"))
 }
 
 fn http(scheme: &str, text: &str) -> Result<Uri> {
@@ -221,7 +221,7 @@ fn http(scheme: &str, text: &str) -> Result<Uri> {
         return Err(wrong(scheme, "it may not contain a user name or password"));
     }
     if url.fragment().is_some() {
-        return Err(wrong(scheme, "what stands after '#' is never sent; leave it out, or write %23"));
+        return Err(wrong(scheme, "what comes after '#' is never sent; leave it out, or write %23"));
     }
     if url.host_str().is_some_and(hub_uri::is_host) {
         Ok(hub_uri::page(&url)?.into())
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_scheme_has_a_canonical_form() {
+    fn uri_of_each_scheme_has_a_canonical_form() {
         for (text, canonical) in [
             ("file:///srv/models", "file:///srv/models"),
             ("file://localhost/srv/a%20b", "file:///srv/a%20b"),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_say_what_is_wrong_and_what_is_right() {
+    fn uri_that_is_wrong_is_refused_with_the_right_form() {
         for (text, said) in [
             ("owner/name", "./directory"),
             ("", "no scheme"),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_in_a_uri_is_refused_and_never_repeated() {
+    fn uri_with_a_secret_is_refused_without_showing_it() {
         for text in [
             "https://user:hush@host/x",
             "https://hush@host",

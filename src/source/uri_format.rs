@@ -1,11 +1,11 @@
-//! The forms of URIs: what a right one of each scheme looks like, and the errors that say so.
+//! The format of each scheme's URIs, and the errors that show it.
 
 use std::fmt;
 
 use crate::error::{Error, Kind, Result};
 
-/// All schemes with what a right URI of each looks like.
-const FORMS: [(&str, &str); 9] = [
+/// All schemes with the format of their URIs.
+const FORMATS: [(&str, &str); 9] = [
     ("file", "file:///directory"),
     ("https", "https://host/file"),
     ("http", "http://host/file"),
@@ -19,12 +19,12 @@ const FORMS: [(&str, &str); 9] = [
 
 /// Whether a source can have this scheme.
 pub(super) fn is_scheme(scheme: &str) -> bool {
-    FORMS.iter().any(|(known, _)| *known == scheme)
+    FORMATS.iter().any(|(known, _)| *known == scheme)
 }
 
 /// All schemes, for messages.
 pub(super) fn schemes() -> String {
-    FORMS.map(|(scheme, _)| format!("{scheme}://")).join(", ")
+    FORMATS.map(|(scheme, _)| format!("{scheme}://")).join(", ")
 }
 
 /// Writes `root`, and `path` below it where there is one.
@@ -33,17 +33,17 @@ pub(super) fn below(f: &mut fmt::Formatter<'_>, root: fmt::Arguments<'_>, path: 
     if path.is_empty() { Ok(()) } else { write!(f, "/{path}") }
 }
 
-/// Refuses a path that has a part which can't be a name. An empty one has no parts.
+/// Refuses a path with a part that is not a file name. An empty path has no parts.
 pub(super) fn parts(scheme: &str, path: &str) -> Result<()> {
     match path.split('/').find(|part| matches!(*part, "" | "." | "..")) {
-        Some(part) if !path.is_empty() => Err(wrong(scheme, format!("its path has {part:?} for a part"))),
+        Some(part) if !path.is_empty() => Err(wrong(scheme, format!("its path has the part {part:?}"))),
         _ => Ok(()),
     }
 }
 
 /// The error for a URI of a known scheme: what is wrong, and what a right one looks like.
 pub(super) fn wrong(scheme: &str, what: impl fmt::Display) -> Error {
-    let form = FORMS.iter().find(|(known, _)| *known == scheme).map_or("", |(_, form)| form);
+    let form = FORMATS.iter().find(|(known, _)| *known == scheme).map_or("", |(_, form)| form);
     invalid(format!("bad {scheme}:// source: {what} (expected {form})"))
 }
 

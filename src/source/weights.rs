@@ -1,6 +1,6 @@
 //! The `weights` of a configuration: which sources are to appear where.
 //!
-//! The model is that of Truss (`truss.base.truss_config.Weights`), version 0.18: what it rejects is rejected here, and
+//! The schema is that of Truss (`truss.base.truss_config.Weights`), version 0.18: what it rejects is rejected here, and
 //! what it accepts is accepted, except where that would be dangerous or could never be read. `docs/weights.md` has the
 //! table of differences. A document comes as a [`Value`], whatever it was written in; what is said of it names places
 //! in it, and whoever parsed it knows their lines.
@@ -22,7 +22,7 @@ use super::patterns::Patterns;
 use super::uri::Uri;
 use crate::error::Result;
 
-pub use job::{Runs, Variable, runs};
+pub use job::{JobCommands, Variable, runs};
 
 const SOURCE: &str = "source";
 const MOUNT: &str = "mount_location";
@@ -32,12 +32,12 @@ const IGNORE: &str = "ignore_patterns";
 /// The keys of one of the weights.
 const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
 
-/// What a reader of weights may decide.
+/// Which rules weights are read by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Whether `file://` is a source: not for Truss.
     pub local: bool,
-    /// Whether a key that nobody knows is a reject, as it is to `truss push`, and not just a warning.
+    /// Whether an unknown key is a reject, as it is to `truss push`, and not just a warning.
     pub strict: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct WeightsSource {
     pub source: Uri,
     /// The directory where it is to appear: absolute, without `.`, `..`, doubled slashes or one at its end.
     pub mount_location: PathBuf,
-    /// How it is authorised. An `auth_secret_name` that stands by itself means the same as one in `auth`.
+    /// How it is authorized. An `auth_secret_name` by itself means the same as one in `auth`.
     pub auth: Option<AuthMethod>,
     /// The patterns of the files to take. `None` takes all, an empty list nothing.
     pub allow_patterns: Option<Vec<String>>,
@@ -85,14 +85,14 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
     let Some(document) = Fields::of(document, root.clone(), &mut found) else {
         return (Vec::new(), found);
     };
-    job::judge(&document, &mut found);
+    job::check(&document, &mut found);
     let place = root.key("weights");
     let Some(value) = document.map.get("weights") else {
         found.warn(&root, "has no \"weights\", so there is nothing to mount");
         return (Vec::new(), found);
     };
     let items = fields::list(value, &place, &mut found).unwrap_or_default();
-    other(&document, !items.is_empty(), &mut found);
+    check_other_keys(&document, !items.is_empty(), &mut found);
     let one = |(i, item)| source(item, place.index(i), rules, &mut found);
     let mut accepted: Vec<_> = items.iter().enumerate().filter_map(one).collect();
     let mounts = accepted.iter().map(|a| (a.weights.mount_location.as_path(), &a.place));
@@ -101,8 +101,8 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
     (accepted, found)
 }
 
-/// Tells what else a Truss configuration has that bears on its weights.
-fn other(document: &Fields<'_>, weights: bool, found: &mut Diagnostics) {
+/// Reports what else in a Truss configuration concerns its weights.
+fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostics) {
     let filled = |key| match document.map.get(key) {
         Some(Value::Array(items)) => !items.is_empty(),
         Some(Value::Object(map)) => !map.is_empty(),
@@ -128,9 +128,9 @@ fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnosti
     let uri = uri.and_then(|text| location::read(text, &fields.place.key(SOURCE), rules, found));
     let mount = fields.required(MOUNT, found);
     let mount = mount.and_then(|text| mount::read(text, &fields.place.key(MOUNT), found));
-    let auth = authorised(&fields, rules, found);
-    let allow_patterns = fields.texts(ALLOW, found);
-    let ignore_patterns = fields.texts(IGNORE, found);
+    let auth = read_auth(&fields, rules, found);
+    let allow_patterns = fields.strings(ALLOW, found);
+    let ignore_patterns = fields.strings(IGNORE, found);
     if allow_patterns.as_ref().is_some_and(Vec::is_empty) {
         let text = "is empty and so takes no file at all; leave it out to take all";
         found.warn(&fields.place.key(ALLOW), text);
@@ -140,13 +140,13 @@ fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnosti
     if let Err(error) = weights.patterns() {
         found.reject(&fields.place, error.to_string());
     }
-    serves(&weights, &fields, found);
+    check_auth(&weights, &fields, found);
     let accepted = Accepted { weights, normalized: normalized(fields.map), place: fields.place };
     (found.rejects() == before).then_some(accepted)
 }
 
 /// Reads `auth` and the name of a secret beside it.
-fn authorised(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Option<AuthMethod> {
+fn read_auth(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Option<AuthMethod> {
     let beside = fields.optional(auth_method::SECRET, found).filter(|name| !name.is_empty());
     let place = fields.place.key(AUTH);
     let inside = fields.present(AUTH).and_then(|value| {
@@ -155,7 +155,7 @@ fn authorised(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Opt
     });
     match (beside, inside) {
         (Some(_), Some(auth)) if auth.secret().is_some() => {
-            let text = format!("stands here and in {AUTH}; keep one of them");
+            let text = format!("is given both here and in {AUTH}; keep one of them");
             found.reject(&fields.place.key(auth_method::SECRET), text);
             None
         }
@@ -169,8 +169,8 @@ fn authorised(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Opt
     }
 }
 
-/// Warns of an authorisation that its source can't use.
-fn serves(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Diagnostics) {
+/// Warns of an authorization that its source can't use.
+fn check_auth(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Diagnostics) {
     let scheme = weights.source.scheme();
     let key = if fields.present(AUTH).is_some() { AUTH } else { auth_method::SECRET };
     if let Some(auth) = weights.auth.as_ref().filter(|auth| !auth.serves(scheme)) {

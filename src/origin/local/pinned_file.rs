@@ -18,9 +18,9 @@ use crate::error::Result;
 use crate::origin::changed;
 use crate::tier::Body;
 
-/// How many pieces of a body are read at once: one while the consumer is busy with the other. EntryKind a body holds is
-/// bounded by it, however slow its consumer is.
-const AHEAD: usize = 2;
+/// How many pieces of a body are read at once: one while the consumer is busy with the other. It bounds what a body holds,
+/// however slow its consumer is.
+const PIECES_AHEAD: usize = 2;
 
 /// A file in the version that a snapshot pinned.
 pub(super) struct PinnedFile {
@@ -42,7 +42,7 @@ pub(super) async fn stream(file: PinnedFile, range: Range<u64>) -> Result<Body> 
         let open = open.clone();
         blocking(move || open.0.read(&open.1, piece))
     });
-    Ok(pieces.buffered(AHEAD).boxed())
+    Ok(pieces.buffered(PIECES_AHEAD).boxed())
 }
 
 /// `range`, cut where blocks end.
@@ -53,7 +53,7 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 }
 
 impl PinnedFile {
-    /// Opens it, if it still is what was pinned. A fifo that took its place must not hold up the open.
+    /// Opens it, if it is still the pinned version. `NONBLOCK`: a fifo in its place must not block the open.
     fn open(&self) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd = self.root.at(&self.path, flags).map_err(|error| match error {
@@ -65,7 +65,7 @@ impl PinnedFile {
         Ok(fd)
     }
 
-    /// One piece. The version is looked at before and after, so that what was read in between belongs to it.
+    /// Reads one piece. The version is checked before and after, so what was read in between is of it.
     fn read(&self, fd: &OwnedFd, piece: Range<u64>) -> Result<Bytes> {
         self.check(fd)?;
         let len = (piece.end - piece.start) as usize;

@@ -14,12 +14,12 @@ use crate::error::Result;
 use crate::manifest::{ListedFile, Listing};
 use crate::origin::display_path;
 
-/// How many entries cross from the walking thread at once: enough that the hand-over costs nothing.
-const BATCH: usize = 1024;
-/// How many batches may wait. The walk stops while the listing can't keep up.
-const WAITING: usize = 4;
+/// How many entries the walking thread sends at once: enough that sending costs nothing.
+const BATCH_ENTRIES: usize = 1024;
+/// How many batches may wait. The walk pauses while the listing can't keep up.
+const BATCH_QUEUE_LENGTH: usize = 4;
 
-/// EntryKind was found at a path.
+/// An entry of the tree.
 struct WalkEntry {
     path: Vec<u8>,
     mtime: (i64, u32),
@@ -35,7 +35,7 @@ enum EntryKind {
 
 /// Lists all that is below `root` into `listing`.
 pub(super) async fn list(path: &str, root: Arc<LocalRoot>, listing: &mut Listing) -> Result<()> {
-    let (sender, mut batches) = channel(WAITING);
+    let (sender, mut batches) = channel(BATCH_QUEUE_LENGTH);
     let mut walk = TreeWalk { path: path.into(), root, sender, batch: Vec::new(), todo: Vec::new() };
     let walked = blocking(move || walk.run());
     let taken = async {
@@ -63,7 +63,7 @@ fn take(listing: &mut Listing, entry: WalkEntry) {
     }
 }
 
-/// A walk under way. It ends when nobody listens any more.
+/// A walk under way. It ends when nothing receives its batches any more.
 struct TreeWalk {
     /// The root's, for messages.
     path: String,
@@ -141,7 +141,7 @@ impl TreeWalk {
 
     fn found(&mut self, entry: WalkEntry) {
         self.batch.push(entry);
-        if self.batch.len() >= BATCH {
+        if self.batch.len() >= BATCH_ENTRIES {
             self.hand_over();
         }
     }

@@ -1,4 +1,4 @@
-//! The API of S3, and of the services that speak it: Cloudflare R2, CoreWeave AI ObjectEntry Storage.
+//! The API of S3, and of the services that speak it: Cloudflare R2, CoreWeave AI Object Storage.
 
 use chrono::{DateTime, Utc};
 use object_store::aws::AwsAuthorizer;

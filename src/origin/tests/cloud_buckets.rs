@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, TryStreamExt};
 
-use super::test_server::Server;
+use super::test_server::OriginServer;
 use super::{failed, listed};
 use crate::blob::Blob;
 use crate::error::Kind;
@@ -19,7 +19,7 @@ use crate::tier::{Tier, Urgency};
 
 /// A bucket `b`, and the origin of `model` in it.
 struct Bucket {
-    server: Arc<Server>,
+    server: Arc<OriginServer>,
     origin: BucketOrigin,
 }
 
@@ -44,14 +44,14 @@ async fn open(uri: &str, access: &Access) -> crate::error::Result<BucketOrigin> 
 }
 
 async fn gcs() -> Bucket {
-    let server = Server::start().await;
+    let server = OriginServer::start().await;
     let given = GcsAccess { endpoint: Some(server.url.clone()), anonymous: true, ..GcsAccess::default() };
     let origin = open("gs://b/model", &Access { gcs: Some(given), ..Access::default() }).await.expect("open");
     Bucket { server, origin }
 }
 
 async fn azure() -> Bucket {
-    let server = Server::start().await;
+    let server = OriginServer::start().await;
     let given = AzureAccess {
         account_key: Some(Secret::new("aHVzaA==")),
         endpoint: Some(server.url.clone()),
@@ -63,17 +63,17 @@ async fn azure() -> Bucket {
 }
 
 #[tokio::test]
-async fn google_conforms() {
+async fn gcs_bucket_conforms_to_the_tier_suite() {
     conformance::suite(&gcs().await).await;
 }
 
 #[tokio::test]
-async fn azure_conforms() {
+async fn azure_container_conforms_to_the_tier_suite() {
     conformance::suite(&azure().await).await;
 }
 
 #[tokio::test]
-async fn names_are_exact_at_all() {
+async fn bucket_listing_of_each_cloud_keeps_keys_exact() {
     for Bucket { server, origin } in [gcs().await, azure().await] {
         let names = ["a%2Fb", "+ é", "b/c", "~*'()", "&<>?#"];
         names.iter().for_each(|name| server.put(&format!("b/model/{name}"), "xyz"));
@@ -91,8 +91,8 @@ async fn names_are_exact_at_all() {
 }
 
 #[tokio::test]
-async fn a_dot_in_a_key_is_within_googles_reach() {
-    let server = Server::start().await;
+async fn gcs_key_with_a_dot_part_is_read() {
+    let server = OriginServer::start().await;
     let given = GcsAccess { endpoint: Some(server.url.clone()), anonymous: true, ..GcsAccess::default() };
     let access = Access { gcs: Some(given), escape: true, ..Access::default() };
     let origin = open("gs://b/model", &access).await.expect("open");
@@ -103,7 +103,7 @@ async fn a_dot_in_a_key_is_within_googles_reach() {
 }
 
 #[tokio::test]
-async fn who_asks_is_told_and_refusals_name_the_source() {
+async fn bucket_request_is_authorized_and_its_refusal_names_the_source() {
     let Bucket { server, origin } = azure().await;
     server.put("b/model/x", "x");
     server.rule(|request| {
@@ -122,7 +122,7 @@ async fn who_asks_is_told_and_refusals_name_the_source() {
 }
 
 #[tokio::test]
-async fn bad_credentials_are_refused_at_once_and_not_repeated() {
+async fn bucket_with_bad_credentials_is_refused_without_showing_them() {
     let gcs = |given| Access { gcs: Some(given), ..Access::default() };
     let azure = |given| Access { azure: Some(given), ..Access::default() };
     let key = GcsAccess { service_account: Some(Secret::new("{\"hush\": 1}")), ..GcsAccess::default() };

@@ -48,12 +48,12 @@ impl Subject for Directory {
 }
 
 #[tokio::test]
-async fn it_conforms() {
+async fn local_origin_conforms_to_the_tier_suite() {
     conformance::suite(&Directory::new().await).await;
 }
 
 #[tokio::test]
-async fn a_tree_is_listed_byte_for_byte() {
+async fn local_listing_keeps_names_byte_for_byte() {
     let Directory { root, origin } = Directory::new().await;
     let at = |path: &[u8]| root.path().join(std::ffi::OsStr::from_bytes(path));
     fs::create_dir_all(at(b"a/empty")).expect("mkdir");
@@ -79,7 +79,7 @@ async fn a_tree_is_listed_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn what_is_no_file_is_refused_by_name() {
+async fn local_listing_of_a_special_file_is_refused_by_name() {
     let Directory { root, origin } = Directory::new().await;
     fs::write(root.path().join("x"), "1").expect("write");
     let _socket = UnixListener::bind(root.path().join("s.sock")).expect("bind");
@@ -91,7 +91,7 @@ async fn what_is_no_file_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_single_file_is_a_tree_of_one() {
+async fn local_origin_of_a_single_file_is_a_tree_of_one() {
     let root = tempfile::tempdir().expect("a directory");
     let path = root.path().join("model.bin");
     fs::write(&path, "weights").expect("write");
@@ -110,7 +110,7 @@ async fn a_single_file_is_a_tree_of_one() {
 }
 
 #[tokio::test]
-async fn a_path_never_leaves_the_tree() {
+async fn local_path_through_a_link_never_leaves_the_tree() {
     let Directory { root, origin } = Directory::new().await;
     fs::create_dir(root.path().join("d")).expect("mkdir");
     fs::write(root.path().join("d/passwd"), "mine").expect("write");
@@ -125,7 +125,7 @@ async fn a_path_never_leaves_the_tree() {
 }
 
 #[tokio::test]
-async fn errors_name_the_path() {
+async fn local_error_names_the_path() {
     let error = LocalOrigin::open(Path::new("/nowhere/at all")).await.expect_err("missing");
     assert_eq!(error.kind(), Kind::NotFound);
     assert!(error.to_string().starts_with("/nowhere/at all does not exist"), "{error}");

@@ -24,7 +24,7 @@ const PAGE: usize = 3;
 pub type Rule = Box<dyn Fn(&Request) -> Option<Response> + Send>;
 
 #[derive(Default)]
-pub struct Server {
+pub struct OriginServer {
     pub url: String,
     files: Mutex<BTreeMap<String, (usize, Bytes)>>,
     puts: AtomicUsize,
@@ -36,7 +36,7 @@ pub struct Server {
     pub requests: AtomicUsize,
 }
 
-impl Server {
+impl OriginServer {
     pub async fn start() -> Arc<Self> {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
@@ -185,7 +185,7 @@ impl Server {
     }
 }
 
-async fn answer(State(server): State<Arc<Server>>, request: Request) -> Response {
+async fn answer(State(server): State<Arc<OriginServer>>, request: Request) -> Response {
     server.requests.fetch_add(1, Ordering::Relaxed);
     if let Some(response) = server.rule.lock().as_ref().and_then(|rule| rule(&request)) {
         return response;

@@ -12,7 +12,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::failed;
-use super::test_server::Server;
+use super::test_server::OriginServer;
 use crate::error::{Kind, Result};
 use crate::origin::object_storage::BucketOrigin;
 use crate::source::{Access, AuthMethod, AwsAmbient, AzureAccess, GcsAccess, SecretStore, Uri};
@@ -21,13 +21,13 @@ use crate::tier::{Tier, Urgency};
 
 /// Access to a server by a secret that lies in a directory.
 struct Named {
-    server: Arc<Server>,
+    server: Arc<OriginServer>,
     directory: TempDir,
 }
 
 impl Named {
     async fn new() -> Self {
-        let server = Server::start().await;
+        let server = OriginServer::start().await;
         server.put("b/model/x", "weights");
         Self { server, directory: tempfile::tempdir().expect("a directory") }
     }
@@ -64,7 +64,7 @@ fn bearer(request: &axum::extract::Request) -> Option<&str> {
 
 /// Answers as Google's token services do: with `sts`, and for that with the token of a number that grows. Only the last
 /// token opens the storage.
-fn google(server: &Server, issued: Arc<AtomicUsize>, good: Arc<AtomicUsize>) {
+fn google(server: &OriginServer, issued: Arc<AtomicUsize>, good: Arc<AtomicUsize>) {
     server.rule(move |request| match request.uri().path() {
         "/v1/token" => Some(json!({ "access_token": "sts", "expires_in": 3600 }).to_string().into_response()),
         "/v1/projects/-/serviceAccounts/a@b:generateAccessToken" if bearer(request) == Some("sts") => {
@@ -80,7 +80,7 @@ fn google(server: &Server, issued: Arc<AtomicUsize>, good: Arc<AtomicUsize>) {
     });
 }
 
-fn external(server: &Server, file: &Path) -> String {
+fn external(server: &OriginServer, file: &Path) -> String {
     let impersonation = format!("{}/v1/projects/-/serviceAccounts/a@b:generateAccessToken", server.url);
     json!({
         "type": "external_account", "audience": "//iam.googleapis.com/projects/1/p", "token_url": format!("{}/v1/token", server.url),
@@ -92,7 +92,7 @@ fn external(server: &Server, file: &Path) -> String {
 }
 
 #[tokio::test]
-async fn googles_tokens_are_got_for_the_machines_and_once_more_for_all() {
+async fn federated_token_that_is_refused_is_replaced_once_for_all_requests() {
     let named = Named::new().await;
     let (issued, good) = (Arc::<AtomicUsize>::default(), Arc::new(AtomicUsize::new(1)));
     google(&named.server, issued.clone(), good.clone());
@@ -117,7 +117,7 @@ async fn googles_tokens_are_got_for_the_machines_and_once_more_for_all() {
 }
 
 #[tokio::test]
-async fn a_service_account_is_taken_on_without_a_secret() {
+async fn gcp_oidc_impersonates_a_service_account_without_a_secret() {
     let named = Named::new().await;
     google(&named.server, Arc::default(), Arc::new(AtomicUsize::new(1)));
     std::fs::write(named.path("token"), "hush\n").expect("written");
@@ -150,7 +150,7 @@ async fn a_service_account_is_taken_on_without_a_secret() {
 }
 
 #[tokio::test]
-async fn azures_ways_by_name() {
+async fn azure_credentials_of_each_kind_authorize_requests() {
     let named = Named::new().await;
     named.server.rule(|request| {
         if request.uri().path() == "/tenant/oauth2/v2.0/token" {
@@ -179,7 +179,7 @@ async fn azures_ways_by_name() {
 }
 
 #[tokio::test]
-async fn what_is_no_answer_of_awss_token_service_is_none() {
+async fn sts_answer_that_is_malformed_is_refused_without_showing_it() {
     let named = Named::new().await;
     std::fs::write(named.path("token"), "hush\n").expect("written");
     let (sts, token_file) = (Some(named.server.url.clone()), Some(named.path("token")));

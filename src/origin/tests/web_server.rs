@@ -9,7 +9,7 @@ use futures_util::{FutureExt, TryStreamExt};
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
-use super::test_server::Server;
+use super::test_server::OriginServer;
 use super::{failed, listed};
 use crate::blob::Blob;
 use crate::error::{Error, Kind};
@@ -19,18 +19,18 @@ use crate::tier::conformance::{self, Subject, pinned};
 use crate::tier::{Tier, Urgency};
 
 struct Site {
-    server: Arc<Server>,
+    server: Arc<OriginServer>,
     origin: WebOrigin,
 }
 
 /// A server, and the origin of `path` on it.
 async fn site(path: &str) -> Site {
-    let server = Server::start().await;
+    let server = OriginServer::start().await;
     let origin = open(&server, path);
     Site { server, origin }
 }
 
-fn open(server: &Server, path: &str) -> WebOrigin {
+fn open(server: &OriginServer, path: &str) -> WebOrigin {
     let url = Url::parse(&format!("{}/{path}", server.url)).expect("URL");
     WebOrigin::open(&url, &Access::default()).expect("loopback")
 }
@@ -62,19 +62,19 @@ async fn fetched(site: &Site, blob: &Blob, range: std::ops::Range<u64>) -> Resul
 }
 
 #[tokio::test]
-async fn it_conforms() {
+async fn web_origin_conforms_to_the_tier_suite() {
     conformance::suite(&site("dir/").await).await;
 }
 
 #[tokio::test]
-async fn it_conforms_on_a_server_that_heeds_no_conditions() {
+async fn web_server_that_ignores_conditions_conforms_to_the_tier_suite() {
     let site = site("dir/").await;
     site.server.conditions.store(false, Ordering::Relaxed);
     conformance::suite(&site).await;
 }
 
 #[tokio::test]
-async fn a_single_file_is_a_tree_of_one() {
+async fn web_origin_of_a_single_file_is_a_tree_of_one() {
     let site = site("d/m%20x.bin?sig=hush").await;
     site.server.put("d/m x.bin", "weights");
     for head in [true, false] {
@@ -95,7 +95,7 @@ async fn a_single_file_is_a_tree_of_one() {
 }
 
 #[tokio::test]
-async fn a_directory_is_what_its_index_lists() {
+async fn web_directory_lists_what_its_index_names() {
     let site = site("d/").await;
     let error = failed(&site.origin).await;
     assert_eq!(error.kind(), Kind::NotFound);
@@ -124,7 +124,7 @@ async fn a_directory_is_what_its_index_lists() {
 }
 
 #[tokio::test]
-async fn what_an_index_lists_wrongly_is_named() {
+async fn web_index_with_a_wrong_entry_is_refused_by_name() {
     let site = site("d/bdnfs.json").await;
     for (files, kind, said) in [
         (index("../up"), Kind::Invalid, "\"../up\": a part is '.' or '..'"),
@@ -142,7 +142,7 @@ async fn what_an_index_lists_wrongly_is_named() {
 }
 
 #[tokio::test]
-async fn a_file_without_a_version_is_refused_unless_its_hash_is_known() {
+async fn web_file_without_a_version_is_refused_unless_its_hash_is_known() {
     let site = site("d/").await;
     site.server.etags.store(false, Ordering::Relaxed);
     site.server.put("d/x", "xyz");
@@ -157,7 +157,7 @@ async fn a_file_without_a_version_is_refused_unless_its_hash_is_known() {
 }
 
 #[tokio::test]
-async fn a_server_without_ranges_serves_whole_files_only() {
+async fn web_server_without_ranges_serves_whole_files_only() {
     let site = site("x").await;
     site.server.put("x", "weights");
     site.server.ranges.store(false, Ordering::Relaxed);
@@ -169,7 +169,7 @@ async fn a_server_without_ranges_serves_whole_files_only() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_by_what_to_do() {
+async fn web_refusal_says_what_to_do() {
     let site = site("x?sig=hush").await;
     site.server.put("x", "weights");
     let blob = pinned(&site.origin, "x").await.expect("pinned");
@@ -180,7 +180,7 @@ async fn refusals_are_told_by_what_to_do() {
         (410, Kind::Changed, "410 Gone"),
         (412, Kind::Changed, "412 Precondition Failed"),
         (416, Kind::Changed, "416 Range Not Satisfiable"),
-        (500, Kind::Unavailable, "500 Internal Server Error"),
+        (500, Kind::Unavailable, "500 Internal OriginServer Error"),
         (504, Kind::Timeout, "504 Gateway Timeout"),
     ] {
         let status = StatusCode::from_u16(status).expect("status");
@@ -229,7 +229,7 @@ async fn web_server_that_is_busy_is_not_asked_before_retry_after() {
 }
 
 #[tokio::test]
-async fn redirects_are_followed_but_not_for_ever_nor_to_plain_http_elsewhere() {
+async fn web_redirect_is_followed_unless_endless_or_to_plain_http() {
     let site = site("x").await;
     site.server.put("y", "weights");
     site.server
@@ -249,7 +249,7 @@ async fn redirects_are_followed_but_not_for_ever_nor_to_plain_http_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_lying_server_is_caught() {
+async fn web_server_that_sends_other_bytes_is_refused() {
     let site = site("x").await;
     site.server.put("x", "weights");
     let blob = pinned(&site.origin, "x").await.expect("pinned");

@@ -5,7 +5,7 @@ fn parse(scheme: &str, text: &str) -> Result<Credentials> {
 }
 
 #[test]
-fn each_format_is_read() {
+fn credentials_of_each_format_are_read() {
     let bearer = |text| Credentials::Bearer(Secret::new(text));
     let basic = |u, p| Credentials::Basic { username: Secret::new(u), password: Secret::new(p) };
     let azure = |azure| Credentials::Azure(azure);
@@ -61,7 +61,7 @@ fn each_format_is_read() {
 
 /// What is said of secrets that are wrong, word for word. "hush" stands wherever a value does.
 #[test]
-fn errors_say_what_is_wrong_and_never_a_value() {
+fn credentials_that_are_wrong_are_refused_without_showing_them() {
     const AWS: &str = "the AWS credentials";
     const AWS_FORM: &str =
         r#"expected {"aws_access_key_id": .., "aws_secret_access_key": .., "aws_region": ..}"#;

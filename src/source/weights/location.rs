@@ -5,8 +5,8 @@ use crate::error::Error;
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::uri::Uri;
 
-/// What a source of each scheme looks like, in the order in which people look for them.
-const FORMS: [(&str, &str); 8] = [
+/// The format of each scheme's sources, the most common first.
+const FORMATS: [(&str, &str); 8] = [
     ("hf", "hf://owner/name"),
     ("s3", "s3://bucket/prefix"),
     ("gs", "gs://bucket/prefix"),
@@ -20,10 +20,10 @@ const FORMS: [(&str, &str); 8] = [
 /// Schemes whose sources have no revision, so no '@'.
 const CLOUDS: [&str; 5] = ["s3", "gs", "r2", "azure", "cw"];
 
-/// The longest text before `://` that is repeated, in bytes; the schemes of other tools are shorter.
-const LONGEST_SCHEME: usize = 16;
+/// The longest scheme that is quoted, in bytes; the schemes of other tools are shorter.
+const QUOTED_SCHEME_LIMIT: usize = 16;
 
-/// What others call the schemes.
+/// Other names of the schemes.
 const ALIASES: [(&str, &str); 9] = [
     ("gcs", "gs"),
     ("az", "azure"),
@@ -109,7 +109,7 @@ fn foreign(scheme: &str, rules: Rules) -> String {
     let lower = scheme.trim().to_ascii_lowercase();
     let meant = ALIASES.iter().find(|(alias, _)| *alias == lower).map_or(&lower[..], |(_, known)| known);
     // What stands there may be anything, a password among them, unless it looks like a scheme.
-    let plain = scheme.len() <= LONGEST_SCHEME && scheme.chars().all(|c| c.is_ascii_alphanumeric());
+    let plain = scheme.len() <= QUOTED_SCHEME_LIMIT && scheme.chars().all(|c| c.is_ascii_alphanumeric());
     let what =
         if plain && !scheme.is_empty() { format!("the scheme {scheme}://") } else { "its scheme".into() };
     match form(meant, rules) {
@@ -134,5 +134,5 @@ fn forms(rules: Rules) -> String {
 }
 
 fn allowed(rules: Rules) -> impl Iterator<Item = (&'static str, &'static str)> {
-    FORMS.into_iter().filter(move |(scheme, _)| *scheme != "file" || rules.local)
+    FORMATS.into_iter().filter(move |(scheme, _)| *scheme != "file" || rules.local)
 }

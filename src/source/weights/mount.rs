@@ -7,19 +7,19 @@ use super::MOUNT;
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
 
 /// The longest path that Linux takes, in bytes (`PATH_MAX` without its NUL).
-const LONGEST_PATH: usize = 4095;
+const PATH_LENGTH_LIMIT: usize = 4095;
 /// The longest name that Linux takes, in bytes (`NAME_MAX`).
-const LONGEST_NAME: usize = 255;
+const NAME_LENGTH_LIMIT: usize = 255;
 
-/// Directories that a machine lives by. A mount hides what was there.
-const SYSTEM: [&str; 14] =
+/// Directories that a system needs; a mount would hide their content.
+const SYSTEM_DIRECTORIES: [&str; 14] =
     ["bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr", "var"];
 
 /// Reads a mount location: the path without what doesn't change its meaning.
 pub(super) fn read(text: &str, place: &DocumentPath, found: &mut Diagnostics) -> Option<PathBuf> {
     match clean(text) {
         Ok(path) => {
-            if SYSTEM.iter().any(|name| path == Path::new("/").join(name)) {
+            if SYSTEM_DIRECTORIES.iter().any(|name| path == Path::new("/").join(name)) {
                 found.warn(
                     place,
                     format!("hides the machine's own {}; a directory below it is safer", path.display()),
@@ -39,7 +39,7 @@ fn clean(text: &str) -> Result<PathBuf, String> {
         return Err("is empty; write an absolute path, /models/name".into());
     }
     if text.chars().any(char::is_control) {
-        return Err(format!("holds a control character: {text:?}"));
+        return Err(format!("contains a control character: {text:?}"));
     }
     if !text.starts_with('/') {
         return Err(format!("must be absolute, so begin with a slash: {text:?}"));
@@ -52,13 +52,15 @@ fn clean(text: &str) -> Result<PathBuf, String> {
         return Err("is the root, and a mount there hides the whole system; write /models/name".into());
     }
     let path = format!("/{}", parts.join("/"));
-    if path.len() > LONGEST_PATH || parts.iter().any(|part| part.len() > LONGEST_NAME) {
-        return Err(format!("is too long: {LONGEST_PATH} bytes at most, {LONGEST_NAME} between two slashes"));
+    if path.len() > PATH_LENGTH_LIMIT || parts.iter().any(|part| part.len() > NAME_LENGTH_LIMIT) {
+        return Err(format!(
+            "is too long: {PATH_LENGTH_LIMIT} bytes at most, {NAME_LENGTH_LIMIT} between two slashes"
+        ));
     }
     Ok(path.into())
 }
 
-/// Rejects mounts that are in each other's way: at one directory, or one below the other. Returns the places of the
+/// Rejects mounts that conflict: at one directory, or one below the other. Returns the places of the
 /// weights that were rejected.
 pub(super) fn together<'a>(
     mounts: impl Iterator<Item = (&'a Path, &'a DocumentPath)>,

@@ -50,7 +50,7 @@ fn judge(case: &Value) -> (Vec<Accepted>, Diagnostics) {
 }
 
 #[test]
-fn the_verdicts_are_those_of_truss() {
+fn weights_are_accepted_or_rejected_as_by_truss() {
     let mut stricter = 0;
     for case in vectors() {
         let name = case["name"].as_str().expect("name");
@@ -68,7 +68,7 @@ fn the_verdicts_are_those_of_truss() {
 
 /// All that is said of all those cases, word for word.
 #[test]
-fn the_findings_are_these() {
+fn weights_findings_are_those_recorded() {
     let mut said = String::new();
     for case in vectors() {
         let (_, found) = judge(&case);
@@ -85,7 +85,7 @@ fn the_findings_are_these() {
 }
 
 #[test]
-fn training_jobs_are_read_in_each_of_their_shapes() {
+fn training_job_of_each_shape_is_read() {
     let jobs: Value = serde_json::from_str(include_str!("../testdata/truss_train_job.json")).expect("JSON");
     for shape in ["job_model_dump", "job_model_dump_json_mode", "job_model_dump_json"] {
         let (accepted, found) = read(&jobs[shape], Rules::default());
@@ -105,7 +105,7 @@ fn training_jobs_are_read_in_each_of_their_shapes() {
 
 /// Those that `truss_train` rejects, by the names in its recording; and more of them, all told.
 #[test]
-fn jobs_are_rejected_as_truss_train_rejects_them() {
+fn training_job_is_rejected_as_by_truss_train() {
     let jobs: Value = serde_json::from_str(include_str!("../testdata/truss_train_job.json")).expect("JSON");
     let with = |pointer: &str, key: &str, value: Value| {
         let mut job = jobs["job_model_dump_json"].clone();
@@ -113,7 +113,7 @@ fn jobs_are_rejected_as_truss_train_rejects_them() {
         at.insert(key.to_owned(), value);
         job
     };
-    let unknown = "is not a key that is known here; known are image, compute, runtime, interactive_session, name, priority, \
+    let unknown = "is not a known key; known keys are image, compute, runtime, interactive_session, name, priority, \
                    workspace, weights, enable_baseten_workdir";
     let mut recorded = 0;
     for (name, job, said) in [
@@ -126,7 +126,7 @@ fn jobs_are_rejected_as_truss_train_rejects_them() {
         (
             "strict: node_count str",
             with("/compute", "node_count", "2".into()),
-            "compute.node_count: must be a whole number, not a text",
+            "compute.node_count: must be a whole number, not a string",
         ),
         (
             "bdn source",
@@ -135,10 +135,10 @@ fn jobs_are_rejected_as_truss_train_rejects_them() {
              gs://bucket/prefix, r2://account.bucket/prefix, azure://account/container/path, cw://bucket/prefix, \
              https://host/file",
         ),
-        ("", with("", "name", 1.into()), "name: must be a text, not a number"),
+        ("", with("", "name", 1.into()), "name: must be a string, not a number"),
         ("", with("", "weights", Value::Null), "weights: must be a list, not null"),
         ("", with("", "image", serde_json::json!({})), "image.base_image: is missing"),
-        ("", with("/compute", "memory", Value::Null), "compute.memory: must be a text, not null"),
+        ("", with("/compute", "memory", Value::Null), "compute.memory: must be a string, not null"),
         (
             "",
             with("/compute", "cpu_count", 1.5.into()),
@@ -152,12 +152,12 @@ fn jobs_are_rejected_as_truss_train_rejects_them() {
         (
             "",
             with("/runtime", "start_commands", "python".into()),
-            "runtime.start_commands: must be a list of texts, not a text",
+            "runtime.start_commands: must be a list of strings, not a string",
         ),
         (
             "",
             with("/runtime/environment_variables", "HF_TOKEN", serde_json::json!({"secret": "hush"})),
-            "runtime.environment_variables.HF_TOKEN.secret: is not a key that is known here; known are name\n\
+            "runtime.environment_variables.HF_TOKEN.secret: is not a known key; known keys are name\n\
              runtime.environment_variables.HF_TOKEN.name: is missing",
         ),
     ] {
@@ -176,7 +176,7 @@ fn jobs_are_rejected_as_truss_train_rejects_them() {
 }
 
 #[test]
-fn what_stands_beside_the_weights_is_told() {
+fn job_keys_beside_the_weights_are_reported() {
     let said = |document: Value, rules| {
         let (_, found) = read(&document, rules);
         found.into_iter().map(|f| format!("{}: {}: {}", f.verdict, f.place, f.text)).collect::<Vec<_>>()
@@ -207,7 +207,7 @@ fn what_stands_beside_the_weights_is_told() {
 }
 
 #[test]
-fn no_secret_of_a_source_is_repeated() {
+fn weights_error_shows_no_secret_of_a_source() {
     for source in [
         "https://user:hush@host/x",
         "https://hush@host/x?sig=hush",
