@@ -20,8 +20,9 @@ use anyhow::{Context, Result, bail};
 use bdnfs::auth::load::complete_access;
 use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, S3Access, SecretStore, Uri};
 
+use self::auth::AuthArgs;
 use self::environment::Environment;
-use crate::secrets;
+use crate::secrets::SecretsArgs;
 
 /// The environment variables that hold credentials. A daemon is started without them: its mounts bring their own.
 pub const SECRET_VARIABLES: [&str; 17] = [
@@ -63,12 +64,12 @@ pub struct AccessArgs {
     #[arg(long, value_name = "NAME")]
     secret: Option<String>,
     #[command(flatten)]
-    secrets: secrets::SecretsArgs,
+    secrets: SecretsArgs,
     /// File with the credentials, in the format of the source's scheme
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     credentials: Option<PathBuf>,
     #[command(flatten)]
-    auth: auth::AuthArgs,
+    auth: AuthArgs,
     /// Send no credentials, for public buckets and repositories
     #[arg(long, conflicts_with_all = ["credentials", "secret", "auth"])]
     anonymous: bool,
@@ -137,21 +138,19 @@ impl AccessArgs {
         Self { allow_http, ..self }
     }
 
-    /// The options for access to a mirror. Those that `mirror` leaves out are as for `source` where both have one scheme. A
-    /// source may be read anonymously, but never a mirror written so.
-    pub fn for_mirror(&self, mirror: &MirrorAccess<'_>, source: Option<&Uri>) -> Self {
-        let same_scheme = source.is_none_or(|source| source.scheme() == mirror.uri.scheme());
-        let own = mirror.credentials.is_some() || mirror.secret.is_some() || !same_scheme;
-        Self {
-            endpoint: mirror.endpoint.clone().or(self.endpoint.clone()),
-            region: mirror.region.clone().or(self.region.clone()),
-            secret: if own { mirror.secret.clone() } else { self.secret.clone() },
-            credentials: if own { mirror.credentials.clone() } else { self.credentials.clone() },
-            auth: if own { auth::AuthArgs::default() } else { self.auth.clone() },
-            anonymous: false,
-            requester_pays: false,
-            ..self.clone()
+    /// The options for access to the mirror at `uri`. Those that `own` leaves out are as for `source` where both have one scheme.
+    /// A source may be read anonymously, but never a mirror written so.
+    pub fn for_mirror(&self, own: MirrorAccessArgs, uri: &Uri, source: Option<&Uri>) -> Self {
+        let same_scheme = source.is_none_or(|source| source.scheme() == uri.scheme());
+        let mut access = Self { anonymous: false, requester_pays: false, ..self.clone() };
+        access.endpoint = own.mirror_endpoint.or(access.endpoint);
+        access.region = own.mirror_region.or(access.region);
+        if own.mirror_credentials.is_some() || own.mirror_secret.is_some() || !same_scheme {
+            access.secret = own.mirror_secret;
+            access.credentials = own.mirror_credentials;
+            access.auth = AuthArgs::default();
         }
+        access
     }
 
     /// The authorization method that the options name.
@@ -258,18 +257,22 @@ impl AccessArgs {
     }
 }
 
-/// The access options of a mirror alone.
-pub struct MirrorAccess<'a> {
-    /// Its URL.
-    pub uri: &'a Uri,
-    /// URL of its service.
-    pub endpoint: &'a Option<String>,
-    /// Region of its bucket.
-    pub region: &'a Option<String>,
-    /// File with its credentials.
-    pub credentials: &'a Option<PathBuf>,
-    /// Name of the secret with its credentials.
-    pub secret: &'a Option<String>,
+/// The options for access to a mirror, where it is not that to the source.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[group(skip)]
+pub struct MirrorAccessArgs {
+    /// URL of the mirror's service. Default: that of the source
+    #[arg(long, value_name = "URL")]
+    pub mirror_endpoint: Option<String>,
+    /// Region of the mirror's bucket. Default: that of the source
+    #[arg(long, value_name = "REGION")]
+    pub mirror_region: Option<String>,
+    /// File with the mirror's credentials. Default: those of the source
+    #[arg(long, value_name = "FILE")]
+    pub mirror_credentials: Option<PathBuf>,
+    /// Name of the secret with the mirror's credentials. Default: those of the source
+    #[arg(long, value_name = "NAME", conflicts_with = "mirror_credentials")]
+    pub mirror_secret: Option<String>,
 }
 
 /// The CA certificates in a file.

@@ -37,7 +37,7 @@ pub async fn query(sockets: Vec<PathBuf>) -> Result<BTreeMap<PathBuf, Result<Age
         }
         match Client::new(&socket).status().await {
             Err(ClientError::NotRunning(_)) => {}
-            answer => drop(daemons.insert(socket, answer.map_err(|trouble| text::line(&trouble.into())))),
+            answer => drop(daemons.insert(socket, answer.map_err(|error| text::line(&error.into())))),
         }
     }
     Ok(daemons)

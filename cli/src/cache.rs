@@ -56,8 +56,8 @@ impl CacheArgs {
         let Some(dir) = self.cache_dir.clone().or_else(|| default_dir(env, root)) else {
             bail!("no home directory for a cache; set --cache-dir");
         };
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-        let dir = made.and_then(|()| dir.canonicalize()).with_context(|| {
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        let dir = created.and_then(|()| dir.canonicalize()).with_context(|| {
             format!("cannot use {} as cache directory; choose another with --cache-dir", dir.display())
         })?;
         if socket::of_cache(&dir).as_os_str().len() > MAX_SOCKET_PATH {

@@ -1,13 +1,17 @@
 //! The daemon that a command talks to.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::Result;
-use bdnfs_agent::api::client::Client;
+use bdnfs::error::Kind;
+use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::cache::CacheConfig;
+use bdnfs_agent::{AgentConfig, AgentServer};
 
-use crate::cache;
+use crate::cache::CacheArgs;
+use crate::spawn::{DAEMON_EXIT_TIMEOUT, DAEMON_RETRY_INTERVAL};
 
 /// The daemon that a command talks to.
 pub enum Endpoint {
@@ -19,7 +23,7 @@ pub enum Endpoint {
 
 impl Endpoint {
     /// The agent of this node where one runs and no cache is named, else the daemon of the cache.
-    pub fn find(cache: &cache::CacheArgs) -> Result<Self> {
+    pub fn find(cache: &CacheArgs) -> Result<Self> {
         let agent = socket::well_known().filter(|_| !cache.has_directory());
         match agent.filter(|socket| Client::new(socket).is_served()) {
             Some(socket) => Ok(Self::Agent(socket)),
@@ -32,6 +36,42 @@ impl Endpoint {
         match self {
             Self::Agent(socket) => socket.clone(),
             Self::CacheOwner(cache) => socket::of_cache(&cache.dir),
+        }
+    }
+}
+
+/// The result of [`serve_or_request`].
+pub enum Connection<T> {
+    /// This process is the daemon of the cache.
+    Server(AgentServer),
+    /// Another daemon answered the request.
+    Answer(T),
+}
+
+/// Starts the daemon of a cache in this process, or sends `request` to the daemon that runs. Returns the client for either.
+pub async fn serve_or_request<T>(
+    cache: &CacheArgs,
+    request: impl AsyncFn(&Client) -> Result<T, ClientError>,
+) -> Result<(Client, Connection<T>)> {
+    let start = Instant::now();
+    loop {
+        let endpoint = Endpoint::find(cache)?;
+        let client = Client::new(endpoint.socket());
+        let mut in_use = None;
+        if let Endpoint::CacheOwner(cache) = endpoint {
+            match AgentServer::start(AgentConfig::on_demand(cache)).await {
+                Ok(server) => return Ok((client, Connection::Server(server))),
+                Err(failure) if failure.is(Kind::Busy) => in_use = Some(failure),
+                Err(failure) => return Err(failure.into()),
+            }
+        }
+        match request(&client).await {
+            Ok(answer) => return Ok((client, Connection::Answer(answer))),
+            Err(error) if error.is_gone() && start.elapsed() < DAEMON_EXIT_TIMEOUT => {
+                tokio::time::sleep(DAEMON_RETRY_INTERVAL).await;
+            }
+            // The owner of the cache is a better message than that nothing listens.
+            Err(error) => return Err(in_use.map_or_else(|| error.into(), Into::into)),
         }
     }
 }

@@ -129,19 +129,19 @@ impl Drop for CreatedDirectories {
 }
 
 /// Resolves the absolute path of a mount point, without symbolic links, even where a dead mount is.
-pub fn resolve(asked: &Path) -> Result<PathBuf> {
-    let name = || asked.display().to_string();
-    let found = match asked.canonicalize() {
+pub fn resolve(path: &Path) -> Result<PathBuf> {
+    let name = || path.display().to_string();
+    let resolved = match path.canonicalize() {
         Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
-            let absolute = std::path::absolute(asked).with_context(name)?;
+            let absolute = std::path::absolute(path).with_context(|| format!("cannot access {}", name()))?;
             match (absolute.parent(), absolute.file_name()) {
                 (Some(parent), Some(last)) => parent.canonicalize().map(|parent| parent.join(last)),
                 _ => Err(e),
             }
         }
-        found => found,
+        resolved => resolved,
     };
-    match found {
+    match resolved {
         Ok(path) if path.to_str().is_none() => Err(MountPointError::NotUtf8(name()).into()),
         Ok(path) => Ok(path),
         Err(e) if e.kind() == ErrorKind::NotFound => Err(MountPointError::NotFound(name()).into()),
@@ -209,8 +209,8 @@ mod tests {
     #[test]
     fn prepare_refuses_what_cannot_be_mounted_on() {
         let dir = tempfile::tempdir().expect("directory");
-        let refusal = |found: Result<MountPoint>| {
-            found.expect_err("an error").downcast::<MountPointError>().expect("known")
+        let refusal = |result: Result<MountPoint>| {
+            result.expect_err("an error").downcast::<MountPointError>().expect("known")
         };
         let missing = dir.path().join("missing");
         assert!(matches!(refusal(prepare(&missing)), MountPointError::NotFound(_)));
@@ -229,17 +229,17 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let root = dir.path().canonicalize().expect("there");
         std::os::unix::fs::symlink("/etc", root.join("link")).expect("linked");
-        let mut made = CreatedDirectories::default();
-        let path = made.create(Path::new("/a/b"), Some(&root)).expect("made");
+        let mut created = CreatedDirectories::default();
+        let path = created.create(Path::new("/a/b"), Some(&root)).expect("made");
         assert_eq!(path, root.join("a/b"));
-        assert_eq!(made.create(Path::new("/a"), Some(&root)).expect("there"), root.join("a"));
-        let error = made.create(Path::new("/link/x"), Some(&root)).expect_err("a way out");
+        assert_eq!(created.create(Path::new("/a"), Some(&root)).expect("there"), root.join("a"));
+        let error = created.create(Path::new("/link/x"), Some(&root)).expect_err("a way out");
         assert!(error.to_string().contains("symbolic link"), "{error}");
-        drop(made);
+        drop(created);
         assert!(!root.join("a").exists());
-        let mut made = CreatedDirectories::default();
-        made.create(Path::new("/a/b"), Some(&root)).expect("made");
-        made.keep();
+        let mut created = CreatedDirectories::default();
+        created.create(Path::new("/a/b"), Some(&root)).expect("made");
+        created.keep();
         assert!(root.join("a/b").is_dir());
     }
 

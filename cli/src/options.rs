@@ -12,21 +12,7 @@ pub struct Options {
 }
 
 /// Options without effect: a read-only mount without devices has them anyway, or they only say when to mount.
-const IGNORED: [&str; 13] = [
-    "ro",
-    "defaults",
-    "nosuid",
-    "nodev",
-    "noatime",
-    "nodiratime",
-    "relatime",
-    "async",
-    "_netdev",
-    "auto",
-    "noauto",
-    "nofail",
-    "default_permissions",
-];
+const IGNORED: &str = "ro defaults nosuid nodev noatime nodiratime relatime async _netdev auto noauto nofail default_permissions";
 
 /// Parses a list: `ro,allow_other,uid=1000`.
 pub fn parse(list: &str) -> Result<Options, String> {
@@ -35,7 +21,7 @@ pub fn parse(list: &str) -> Result<Options, String> {
         match option.split_once('=') {
             None if option == "allow_other" => options.allow_other = true,
             None if option == "rw" => return Err("mounts are read-only; remove `rw`".to_owned()),
-            None if IGNORED.contains(&option) => {}
+            None if IGNORED.split(' ').any(|ignored| ignored == option) => {}
             Some(("uid", id)) => options.uid = Some(number(option, id)?),
             Some(("gid", id)) => options.gid = Some(number(option, id)?),
             _ if option.starts_with("x-") => {}

@@ -57,11 +57,11 @@ impl ProgressDisplay {
     /// Updates the display.
     pub fn show(&mut self, progress: &Progress) {
         match self {
-            Self::Bar(bar, found) => {
+            Self::Bar(bar, cached) => {
                 bar.set_position(progress.bytes_done);
                 // Bytes that were local before say nothing of the rate.
-                if *found != progress.bytes_found {
-                    *found = progress.bytes_found;
+                if *cached != progress.bytes_found {
+                    *cached = progress.bytes_found;
                     bar.reset_eta();
                 }
                 bar.set_message(format!("{} of {}", progress.files_done, text::files(progress.files)));

@@ -10,8 +10,7 @@ use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, Command, Error};
 
-use crate::access;
-
+use crate::access::AccessArgs;
 /// A source, which of its files, and the access to it.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
@@ -34,7 +33,7 @@ pub struct SourceOptions {
     #[arg(long, value_name = "GLOB", value_parser = glob)]
     ignore: Vec<String>,
     #[command(flatten)]
-    pub access: access::AccessArgs,
+    pub access: AccessArgs,
 }
 
 /// The URI of a source or mirror.

@@ -29,7 +29,7 @@ pub fn json_name(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), str::to_owned)
 }
 
-/// An error and its causes in one line, nothing said twice.
+/// An error and its causes in one line, without repetition.
 pub fn line(error: &anyhow::Error) -> String {
     bdnfs_agent::text::line(error.as_ref())
 }

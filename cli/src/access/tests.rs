@@ -86,7 +86,7 @@ fn load_with_secret_sends_its_name_only() {
     std::fs::write(dir.path().join("kept"), KEY).expect("written");
     let secrets = |name: &str| AccessArgs {
         secret: Some(name.to_owned()),
-        secrets: secrets::SecretsArgs::at(dir.path()),
+        secrets: SecretsArgs::at(dir.path()),
         ..AccessArgs::default()
     };
     let access = load(&secrets("kept"), "s3://b", env);
@@ -221,14 +221,12 @@ fn load_for_azure_prefers_file_over_environment() {
 #[test]
 fn for_mirror_of_same_scheme_inherits_secret_of_source() {
     let args = AccessArgs { secret: Some("s".into()), anonymous: true, ..AccessArgs::default() };
-    let (none, own) = (None, Some("own".to_owned()));
-    let of = |secret, source: Option<&str>| {
-        let uri = uri("s3://m");
-        let mirror = MirrorAccess { uri: &uri, endpoint: &none, region: &none, credentials: &None, secret };
-        args.for_mirror(&mirror, source.map(self::uri).as_ref()).secret
+    let secret_of = |own: Option<&str>, source: Option<&str>| {
+        let own = MirrorAccessArgs { mirror_secret: own.map(str::to_owned), ..MirrorAccessArgs::default() };
+        args.for_mirror(own, &uri("s3://m"), source.map(uri).as_ref()).secret
     };
-    assert_eq!(of(&none, Some("s3://b")).as_deref(), Some("s"));
-    assert_eq!(of(&none, None).as_deref(), Some("s"));
-    assert_eq!(of(&none, Some("hf://o/r")), None);
-    assert_eq!(of(&own, Some("s3://b")).as_deref(), Some("own"));
+    assert_eq!(secret_of(None, Some("s3://b")).as_deref(), Some("s"));
+    assert_eq!(secret_of(None, None).as_deref(), Some("s"));
+    assert_eq!(secret_of(None, Some("hf://o/r")), None);
+    assert_eq!(secret_of(Some("own"), Some("s3://b")).as_deref(), Some("own"));
 }

@@ -7,8 +7,6 @@ use bdnfs_agent::runtime;
 use bdnfs_agent::telemetry::traces::Collector;
 use bdnfs_agent::{AgentConfig, AgentServer};
 
-use crate::cache;
-
 mod cluster;
 mod config;
 mod notify;
@@ -16,6 +14,7 @@ mod stop;
 
 pub use config::ConfigFile;
 
+use crate::cache::CacheArgs;
 /// The arguments of `bdnfs agent`, which take precedence over the configuration.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -24,7 +23,7 @@ pub struct AgentCommandArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
-    cache: cache::CacheArgs,
+    cache: CacheArgs,
     /// Control socket, where other commands find the agent. Default: /run/bdnfs/agent.sock for root, else
     /// $XDG_RUNTIME_DIR/bdnfs/agent.sock
     #[arg(long, value_name = "PATH")]

@@ -18,8 +18,9 @@ use bdnfs_agent::runtime;
 use clap::Subcommand;
 use serde::Serialize;
 
+use crate::cache::CacheArgs;
 use crate::output::{print, short_id};
-use crate::{cache, text};
+use crate::text;
 
 /// How long to wait for a daemon that owns the cache and does not answer, because it starts or exits.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -82,7 +83,7 @@ const EXAMPLES: &str = "Examples:
 
 /// Runs the subcommand.
 pub fn run(args: &CacheCommandArgs) -> Result<()> {
-    let cache = CacheAccess::open(&cache::CacheArgs::new(args.cache_dir.clone(), None))?;
+    let cache = CacheAccess::open(&CacheArgs::new(args.cache_dir.clone(), None))?;
     match &args.command {
         CacheCommand::Summarize => print_report(args.json, &cache.summarize()?, format_summary),
         CacheCommand::Evict(snapshots) => {
@@ -119,7 +120,7 @@ enum CacheAccess {
 }
 
 impl CacheAccess {
-    fn open(args: &cache::CacheArgs) -> Result<Self> {
+    fn open(args: &CacheArgs) -> Result<Self> {
         let agent = socket::well_known().filter(|_| !args.has_directory()).map(Client::new);
         if let Some(agent) = agent.filter(Client::is_served) {
             return Ok(Self::Agent(agent));
@@ -213,12 +214,12 @@ fn format_summary(summary: &CacheSummary) -> String {
 }
 
 fn format_evicted(done: &EvictReport) -> String {
-    let held = match done.held {
+    let kept = match done.held {
         0 => String::new(),
-        held => format!("; {} not evicted: in use or pinned", text::size(held)),
+        kept => format!("; {} not evicted: in use or pinned", text::size(kept)),
     };
     let (blobs, snapshots) = (text::count(done.blobs, "blob"), text::count(done.snapshots, "snapshot"));
-    format!("{} freed: {snapshots} and {blobs} evicted{held}\n", text::size(done.bytes))
+    format!("{} freed: {snapshots} and {blobs} evicted{kept}\n", text::size(done.bytes))
 }
 
 fn format_pinned(done: &PinReport) -> String {

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::config::{self, Document, Format};
+use crate::secrets::SecretsArgs;
 use crate::{secrets, text};
 
 /// The arguments of `bdnfs check`.
@@ -23,7 +24,7 @@ pub struct CheckArgs {
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
-    secrets: secrets::SecretsArgs,
+    secrets: SecretsArgs,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -118,9 +119,9 @@ fn check(
         .chain(findings)
         .map(|finding| LocatedFinding { line: document.line(&finding.place), finding })
         .collect();
-    findings.sort_by_key(|said| said.line);
+    findings.sort_by_key(|finding| finding.line);
     let weights = accepted.into_iter().map(|accepted| accepted_weights(accepted, &document)).collect();
-    let accepted = findings.iter().all(|said| said.finding.verdict != Severity::Reject);
+    let accepted = findings.iter().all(|located| located.finding.verdict != Severity::Reject);
     CheckReport { file: String::new(), accepted, weights, secrets, findings }
 }
 

@@ -8,7 +8,7 @@ use bdnfs::error::Kind;
 use bdnfs_agent::runtime;
 use bdnfs_agent::{AgentConfig, AgentServer};
 
-use crate::cache;
+use crate::cache::CacheArgs;
 use crate::spawn::READY;
 
 /// How long a new daemon waits for its first mount.
@@ -18,7 +18,7 @@ const FIRST_MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, clap::Args)]
 pub struct DaemonArgs {
     #[command(flatten)]
-    cache: cache::CacheArgs,
+    cache: CacheArgs,
 }
 
 /// Serves until the last mount has ended.

@@ -5,7 +5,7 @@ use bdnfs_agent::api::client::Client;
 use bdnfs_agent::runtime;
 use clap::Subcommand;
 
-use crate::cache;
+use crate::cache::CacheArgs;
 use crate::endpoint::Endpoint;
 
 pub mod follow;
@@ -69,7 +69,7 @@ pub fn run(args: JobCommandArgs) -> Result<()> {
 #[group(skip)]
 pub struct AgentArgs {
     #[command(flatten)]
-    cache: cache::CacheArgs,
+    cache: CacheArgs,
 }
 
 impl AgentArgs {

@@ -12,14 +12,15 @@ use bdnfs_agent::runtime;
 use rustix::fs::MemfdFlags;
 use serde::Serialize;
 
-use crate::{source, text};
+use crate::source::SourceArgs;
+use crate::text;
 
 /// The arguments of `bdnfs ls`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ListArgs {
     #[command(flatten)]
-    source: source::SourceArgs,
+    source: SourceArgs,
     /// Print each file as a JSON object on a line of its own
     #[arg(long)]
     json: bool,

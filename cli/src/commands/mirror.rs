@@ -4,7 +4,8 @@ use anyhow::{Result, bail};
 use bdnfs_agent::runtime;
 use clap::Subcommand;
 
-use crate::{access, mirror};
+use crate::access::AccessArgs;
+use crate::mirror::MirrorArgs;
 
 mod add;
 mod find;
@@ -44,14 +45,17 @@ const EXAMPLES: &str = "Examples:
   bdnfs mirror verify --deep --mirror s3://mirror
   bdnfs mount s3://models/llama-3-8b /mnt/model --mirror s3://mirror";
 
-/// The arguments that name an existing mirror.
+/// The arguments of all commands on an existing mirror.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 struct MirrorTargetArgs {
     #[command(flatten)]
-    mirror: mirror::MirrorArgs,
+    mirror: MirrorArgs,
     #[command(flatten)]
-    access: access::AccessArgs,
+    access: AccessArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl MirrorTargetArgs {

@@ -6,17 +6,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::error::Kind;
+use bdnfs_agent::AgentServer;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{MountInfo, MountRequest, Weights};
-use bdnfs_agent::{AgentConfig, AgentServer};
 use bdnfs_agent::{runtime, signals};
 
-use crate::cache;
-use crate::endpoint::Endpoint;
-use crate::mirror;
+use crate::cache::CacheArgs;
+use crate::endpoint::{Connection, Endpoint, serve_or_request};
+use crate::mirror::MirrorArgs;
 use crate::mountpoint::CreatedDirectories;
 use crate::options::{self, Options};
 use crate::output::short_id;
+use crate::source::SourceOptions;
 use crate::source::{self, Source};
 use crate::spawn::{DAEMON_EXIT_TIMEOUT, DAEMON_RETRY_INTERVAL, SpawnOutcome, spawn};
 use crate::weights::WeightsEntry;
@@ -44,11 +45,11 @@ pub struct MountArgs {
     #[arg(long, value_name = "DIR", requires = "config")]
     root: Option<PathBuf>,
     #[command(flatten)]
-    source_options: source::SourceOptions,
+    source_options: SourceOptions,
     #[command(flatten)]
-    mirror: mirror::MirrorArgs,
+    mirror: MirrorArgs,
     #[command(flatten)]
-    cache: cache::CacheArgs,
+    cache: CacheArgs,
     /// Run in the foreground; SIGINT and SIGTERM unmount
     #[arg(long)]
     foreground: bool,
@@ -170,7 +171,7 @@ impl MountSession {
         let mut mounted = Vec::new();
         let result = tokio::select! {
             biased;
-            asked = signals::termination() => match asked {
+            signal = signals::termination() => match signal {
                 Ok(()) => Err(anyhow!("interrupted; all mounts of this command are unmounted")),
                 Err(error) => Err(error.into()),
             },
@@ -197,17 +198,17 @@ impl MountSession {
             let Endpoint::CacheOwner(cache) = &self.endpoint else { return Ok(answer?) };
             match answer {
                 Ok(mounted) => return Ok(mounted),
-                Err(trouble @ ClientError::Disconnected(_)) if failed_daemons == DAEMON_FAILURE_LIMIT => {
-                    return Err(trouble).with_context(|| format!("see {}", cache.log().display()));
+                Err(error @ ClientError::Disconnected(_)) if failed_daemons == DAEMON_FAILURE_LIMIT => {
+                    return Err(error).with_context(|| format!("see {}", cache.log().display()));
                 }
                 Err(ClientError::Disconnected(_)) => failed_daemons += 1,
-                Err(trouble) if trouble.is_gone() => {}
-                Err(trouble) => return Err(trouble.into()),
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(error.into()),
             }
             let SpawnOutcome::CacheInUse(failure) = spawn(cache, self.verbose)? else { continue };
             if in_use_since.get_or_insert_with(Instant::now).elapsed() > DAEMON_EXIT_TIMEOUT {
                 bail!(
-                    "{failure}; no daemon answered within {DAEMON_EXIT_TIMEOUT:?}, see {}",
+                    "{failure}; no daemon answered within {DAEMON_EXIT_TIMEOUT:?}; see {}",
                     cache.log().display()
                 );
             }
@@ -217,24 +218,13 @@ impl MountSession {
 
     /// Serves the mounts as the daemon of the cache, or mounts through the one that runs, until they end.
     async fn run_in_foreground(mut self) -> Result<()> {
-        let start = Instant::now();
-        loop {
-            let mut in_use = None;
-            if let Endpoint::CacheOwner(cache) = &self.endpoint {
-                match AgentServer::start(AgentConfig::on_demand(cache.clone())).await {
-                    Ok(daemon) => return self.serve(daemon).await,
-                    Err(failure) if failure.is(Kind::Busy) => in_use = Some(failure),
-                    Err(failure) => return Err(failure.into()),
-                }
-            }
-            match self.client.mount(&self.requests[0]).await {
-                Ok(first) => return self.wait_beside(first).await,
-                Err(trouble) if trouble.is_gone() && start.elapsed() < DAEMON_EXIT_TIMEOUT => {
-                    tokio::time::sleep(DAEMON_RETRY_INTERVAL).await;
-                }
-                // The owner of the cache is a better message than that nothing listens.
-                Err(trouble) => return Err(in_use.map_or_else(|| trouble.into(), Into::into)),
-            }
+        let request = &self.requests[0];
+        let (client, connection) =
+            serve_or_request(&self.args.cache, async |client: &Client| client.mount(request).await).await?;
+        self.client = client;
+        match connection {
+            Connection::Server(server) => self.serve(server).await,
+            Connection::Answer(first) => self.wait_beside(first).await,
         }
     }
 
@@ -304,12 +294,12 @@ impl MountSession {
         let start = Instant::now();
         let staging = match progress::stage(&self.client, mounted.id).await {
             Ok(staging) => staging,
-            Err(trouble) if trouble.is_gone() || trouble.is(Kind::NotFound) => {
+            Err(error) if error.is_gone() || error.is(Kind::NotFound) => {
                 bail!("{} was unmounted before it was staged", mounted.mountpoint.display());
             }
-            Err(trouble) => {
+            Err(error) => {
                 let unmounted = if self.requests.len() > 1 { "all mounts are" } else { "it is" };
-                return Err(trouble)
+                return Err(error)
                     .with_context(|| format!("cannot stage {}; {unmounted} unmounted", mounted.source));
             }
         };
@@ -317,10 +307,10 @@ impl MountSession {
             serde_json::to_string(&staging)?
         } else {
             let done = &staging.progress;
-            let (files, bytes, found) =
+            let (files, bytes, cached) =
                 (text::files(done.files), text::size(done.bytes), text::size(done.bytes_found));
             let seconds = start.elapsed().as_secs_f64();
-            format!("staged {}: {files}, {bytes} ({found} cached before) in {seconds:.1} s", mounted.source)
+            format!("staged {}: {files}, {bytes} ({cached} cached before) in {seconds:.1} s", mounted.source)
         });
         Ok(())
     }
@@ -333,18 +323,18 @@ impl MountSession {
         Ok(())
     }
 
-    /// Unmounts all; those that are busy are detached.
+    /// Unmounts all; busy ones are detached.
     async fn unmount_all(&self, mounted: &[MountInfo]) {
         for mounted in mounted {
             match self.client.unmount(mounted.id, false).await {
-                Err(trouble) if trouble.is(Kind::Busy) => {
+                Err(error) if error.is(Kind::Busy) => {
                     eprintln!("note: {}; detached", mountpoint::busy_message(&mounted.mountpoint));
-                    if let Err(trouble) = self.client.unmount(mounted.id, true).await {
-                        eprintln!("note: {trouble}");
+                    if let Err(error) = self.client.unmount(mounted.id, true).await {
+                        eprintln!("note: {error}");
                     }
                 }
-                Err(trouble) if !trouble.is_gone() && !trouble.is(Kind::NotFound) => {
-                    eprintln!("note: {trouble}");
+                Err(error) if !error.is_gone() && !error.is(Kind::NotFound) => {
+                    eprintln!("note: {error}");
                 }
                 _ => {}
             }

@@ -101,7 +101,7 @@ fn mount_status(
             let found = status.at(mountpoint);
             (found.map_or("unmounting".to_owned(), format_state), found.cloned())
         }
-        Some(Err(trouble)) => (format!("unknown: {trouble}"), None),
+        Some(Err(error)) => (format!("unknown: {error}"), None),
         None => ("unknown".to_owned(), None),
     }
 }

@@ -53,9 +53,9 @@ async fn request(socket: PathBuf, path: &Path, lazy: bool) -> Option<Result<()>>
     let mount = status.at(path)?;
     match client.unmount(mount.mounted.id, lazy).await {
         Ok(()) => Some(Ok(())),
-        Err(trouble) if trouble.is(Kind::Busy) => Some(Err(busy_error(path))),
-        Err(trouble) if trouble.is_gone() || trouble.is(Kind::NotFound) => None,
-        Err(trouble) => Some(Err(trouble.into())),
+        Err(error) if error.is(Kind::Busy) => Some(Err(busy_error(path))),
+        Err(error) if error.is_gone() || error.is(Kind::NotFound) => None,
+        Err(error) => Some(Err(error.into())),
     }
 }
 

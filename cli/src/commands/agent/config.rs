@@ -15,9 +15,11 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 
 use super::cluster::ClusterSection;
-use crate::access::MirrorAccess;
+use crate::access::{AccessArgs, MirrorAccessArgs};
+use crate::cache::CacheArgs;
+use crate::secrets::SecretsArgs;
 use crate::source::Source;
-use crate::{access, cache, mirror, secrets, text};
+use crate::{mirror, text};
 
 /// The configuration file. All of it is optional.
 #[derive(Debug, Default, Deserialize)]
@@ -106,9 +108,9 @@ impl ConfigFile {
     }
 
     /// The control socket of the agent with this configuration. `cache` and `socket` take precedence.
-    pub fn find_socket(self, cache: &cache::CacheArgs, socket: Option<&Path>) -> Result<PathBuf> {
+    pub fn find_socket(self, cache: &CacheArgs, socket: Option<&Path>) -> Result<PathBuf> {
         let named = socket.map(Path::to_owned).or(self.socket);
-        let cache = cache.or(&cache::CacheArgs::new(self.cache_dir, self.cache_size));
+        let cache = cache.or(&CacheArgs::new(self.cache_dir, self.cache_size));
         if cache.has_directory() && named.is_none() {
             return Ok(socket::of_cache(&cache.open()?.dir));
         }
@@ -116,8 +118,8 @@ impl ConfigFile {
     }
 
     /// The setup of the daemon. `cache` and `socket` take precedence.
-    pub fn setup(self, cache: &cache::CacheArgs, socket: Option<&Path>) -> Result<AgentConfig> {
-        let own = cache::CacheArgs::new(self.cache_dir, self.cache_size);
+    pub fn setup(self, cache: &CacheArgs, socket: Option<&Path>) -> Result<AgentConfig> {
+        let own = CacheArgs::new(self.cache_dir, self.cache_size);
         let mut cache = cache.or(&own).open()?;
         cache.reserve = self.reserve.map(|size| size.as_u64());
         cache.memory = self.memory.map(|size| size.as_u64());
@@ -139,7 +141,7 @@ impl ConfigFile {
                 "telemetry.listen {listen}: must be a loopback address such as 127.0.0.1:9464, because metrics name sources and mount points"
             );
         }
-        let stores = secrets::SecretsArgs::new(self.secrets).stores(|name| std::env::var_os(name))?;
+        let stores = SecretsArgs::new(self.secrets).stores(|name| std::env::var_os(name))?;
         let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant)).transpose()?;
         let cluster =
             self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), tenants.into_iter().collect()));
@@ -161,17 +163,15 @@ impl ConfigFile {
 }
 
 impl MirrorSection {
-    fn request(&self, tenant: &str) -> Result<MirrorRequest> {
-        let access = access::AccessArgs::default().with_allow_http(self.allow_http);
+    fn request(self, tenant: &str) -> Result<MirrorRequest> {
         let url: Source = self.url.parse().context("mirror.url")?;
-        let mirror = MirrorAccess {
-            uri: url.uri(),
-            endpoint: &self.endpoint,
-            region: &self.region,
-            credentials: &self.credentials,
-            secret: &self.secret,
+        let own = MirrorAccessArgs {
+            mirror_endpoint: self.endpoint,
+            mirror_region: self.region,
+            mirror_credentials: self.credentials,
+            mirror_secret: self.secret,
         };
-        let access = access.for_mirror(&mirror, None);
+        let access = AccessArgs::default().with_allow_http(self.allow_http).for_mirror(own, url.uri(), None);
         mirror::request(&url, tenant, &access).context("mirror")
     }
 }
@@ -182,7 +182,7 @@ mod tests {
 
     fn setup(text: &str) -> Result<AgentConfig> {
         let dir = tempfile::tempdir()?;
-        let cache = cache::CacheArgs::new(Some(dir.path().join("cache")), None);
+        let cache = CacheArgs::new(Some(dir.path().join("cache")), None);
         ConfigFile::parse(text)?.setup(&cache, None)
     }
 

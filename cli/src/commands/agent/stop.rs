@@ -17,7 +17,7 @@ pub fn run(socket: PathBuf) -> Result<()> {
         Err(ClientError::NotRunning(_)) => {
             bail!("no agent is running: nothing listens at {}", socket.display())
         }
-        Err(trouble) => return Err(trouble.into()),
+        Err(error) => return Err(error.into()),
     };
     if !daemon.agent {
         bail!(

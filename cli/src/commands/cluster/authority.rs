@@ -18,6 +18,7 @@ pub const DAY: u64 = 86_400;
 
 /// The arguments of `bdnfs cluster init-ca`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: bdnfs cluster init-ca /etc/bdnfs/ca")]
 pub struct InitCaArgs {
     /// Directory for the certificate ca.pem and the secret key ca.key
     directory: PathBuf,

@@ -14,6 +14,9 @@ use super::authority;
 
 /// The arguments of `bdnfs cluster issue`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example: bdnfs cluster issue gpu-17 --ca /etc/bdnfs/ca --tenant research --out /etc/bdnfs/nodes"
+)]
 pub struct IssueArgs {
     /// Node id: lower-case letters, digits, - and dots, as in a host name
     id: String,

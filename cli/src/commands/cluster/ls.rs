@@ -8,11 +8,13 @@ use bdnfs_agent::api::cluster::{ClusterStatus, MemberState, MemberStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::runtime;
 
+use crate::cache::CacheArgs;
 use crate::output::{print, print_json};
-use crate::{cache, text};
+use crate::text;
 
 /// The arguments of `bdnfs cluster ls`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: bdnfs cluster ls")]
 pub struct ClusterListArgs {
     /// Cache directory of the agent. Default: the agent of this node
     #[arg(long, value_name = "DIR")]
@@ -25,7 +27,7 @@ pub struct ClusterListArgs {
 /// Prints the members, as the agent sees them.
 pub fn run(args: &ClusterListArgs) -> Result<()> {
     let socket = match &args.cache_dir {
-        Some(_) => Some(socket::of_cache(&cache::CacheArgs::new(args.cache_dir.clone(), None).open()?.dir)),
+        Some(_) => Some(socket::of_cache(&CacheArgs::new(args.cache_dir.clone(), None).open()?.dir)),
         None => socket::well_known(),
     };
     let client = Client::new(

@@ -81,7 +81,7 @@ pub async fn poll(client: &Client, id: u64, seen: usize) -> Result<JobStatus, Cl
     let start = Instant::now();
     loop {
         match client.job_after(id, seen).await {
-            Err(trouble) if trouble.is_gone() && start.elapsed() < AGENT_RESTART_TIMEOUT => {
+            Err(error) if error.is_gone() && start.elapsed() < AGENT_RESTART_TIMEOUT => {
                 tokio::time::sleep(RETRY_INTERVAL).await
             }
             answer => return answer,

@@ -8,6 +8,7 @@ use crate::text;
 
 /// The arguments of `bdnfs job ls`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: bdnfs job ls")]
 pub struct JobListArgs {
     #[command(flatten)]
     agent: AgentArgs,

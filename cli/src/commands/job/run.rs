@@ -1,23 +1,18 @@
 //! `bdnfs job run`.
 
-use std::time::Instant;
-
 use anyhow::Result;
-use bdnfs::error::Kind;
+use bdnfs_agent::AgentServer;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::JobRequest;
-use bdnfs_agent::signals;
-use bdnfs_agent::signals::{Shutdown, TerminationSignals};
-use bdnfs_agent::{AgentConfig, AgentServer};
+use bdnfs_agent::signals::{self, Shutdown, TerminationSignals};
 use tokio::sync::oneshot;
 
 use super::AgentArgs;
 use super::follow::{self, FollowFormat};
 use super::submit::JobSpecArgs;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Connection, serve_or_request};
 use crate::mountpoint;
 use crate::output::print_json;
-use crate::spawn::{DAEMON_EXIT_TIMEOUT, DAEMON_RETRY_INTERVAL};
 
 /// The arguments of `bdnfs job run`.
 #[derive(Debug, clap::Args)]
@@ -45,29 +40,12 @@ pub async fn run(args: JobRunArgs) -> Result<()> {
     let request = args.spec.request()?;
     // Before there is a job: from then on a signal is to stop it.
     let mut interrupts = TerminationSignals::listen()?;
-    let start = Instant::now();
-    loop {
-        let endpoint = Endpoint::find(&args.agent.cache)?;
-        let mut in_use = None;
-        if let Endpoint::CacheOwner(cache) = &endpoint {
-            match AgentServer::start(AgentConfig::on_demand(cache.clone())).await {
-                Ok(daemon) => {
-                    let client = Client::new(endpoint.socket());
-                    return run_as_daemon(&args, request, daemon, &client, &mut interrupts).await;
-                }
-                Err(failure) if failure.is(Kind::Busy) => in_use = Some(failure),
-                Err(failure) => return Err(failure.into()),
-            }
+    let submit = async |client: &Client| client.submit(&request).await;
+    match serve_or_request(&args.agent.cache, submit).await? {
+        (client, Connection::Server(server)) => {
+            run_as_daemon(&args, request, server, &client, &mut interrupts).await
         }
-        let client = Client::new(endpoint.socket());
-        match client.submit(&request).await {
-            Ok(job) => return attach(&args, &client, job.id, &mut interrupts).await,
-            Err(trouble) if trouble.is_gone() && start.elapsed() < DAEMON_EXIT_TIMEOUT => {
-                tokio::time::sleep(DAEMON_RETRY_INTERVAL).await
-            }
-            // The owner of the cache is a better message than that nothing listens.
-            Err(trouble) => return Err(in_use.map_or_else(|| trouble.into(), Into::into)),
-        }
+        (client, Connection::Answer(job)) => attach(&args, &client, job.id, &mut interrupts).await,
     }
 }
 
@@ -85,7 +63,7 @@ async fn run_as_daemon(
         let request = JobRequest { attached: true, ..request };
         let result = match client.submit(&request).await {
             Ok(job) => attach(args, client, job.id, interrupts).await,
-            Err(trouble) => Err(trouble.into()),
+            Err(error) => Err(error.into()),
         };
         drop(hold);
         // The daemon may have ended by itself.

@@ -10,9 +10,9 @@ use bdnfs_agent::api::job::{JobRequest, default_grace};
 use rustix::fs::Mode;
 
 use super::AgentArgs;
-use crate::mirror;
+use crate::mirror::MirrorArgs;
 use crate::output::print_value;
-use crate::source;
+use crate::source::SourceOptions;
 use crate::text;
 use crate::weights::{Configuration, WeightsEntry};
 
@@ -40,9 +40,9 @@ pub struct JobSpecArgs {
     #[arg(long, conflicts_with = "mirror")]
     no_mirror: bool,
     #[command(flatten)]
-    options: source::SourceOptions,
+    options: SourceOptions,
     #[command(flatten)]
-    mirror: mirror::MirrorArgs,
+    mirror: MirrorArgs,
 }
 
 impl JobSpecArgs {

@@ -18,10 +18,12 @@ use bdnfs_agent::signals;
 use bytesize::ByteSize;
 use serde::Serialize;
 
+use crate::mirror::MirrorArgs;
 use crate::output::{print_value, short_id};
 use crate::progress::ProgressDisplay;
-use crate::source::{self, Parser, Source};
-use crate::{mirror, text, weights};
+use crate::source::SourceOptions;
+use crate::source::{Parser, Source};
+use crate::{text, weights};
 
 /// How often the progress is updated.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -38,9 +40,9 @@ pub struct MirrorAddArgs {
     #[arg(conflicts_with_all = ["sources", "allow", "ignore", "secret", "credentials", "auth"])]
     config: Option<PathBuf>,
     #[command(flatten)]
-    options: source::SourceOptions,
+    options: SourceOptions,
     #[command(flatten)]
-    mirror: mirror::MirrorArgs,
+    mirror: MirrorArgs,
     /// Memory limit for data in transfer
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory: ByteSize,

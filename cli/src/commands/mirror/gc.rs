@@ -10,6 +10,7 @@ use crate::text;
 
 /// The arguments of `bdnfs mirror gc`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: bdnfs mirror gc --grace 7d --dry-run --mirror s3://mirror")]
 pub struct MirrorGcArgs {
     #[command(flatten)]
     target: MirrorTargetArgs,
@@ -19,16 +20,13 @@ pub struct MirrorGcArgs {
     /// Print what would be deleted, and delete nothing
     #[arg(long)]
     dry_run: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// Deletes unused data.
 pub async fn run(args: MirrorGcArgs) -> Result<()> {
     let mirror = args.target.open().await?;
     let collected = mirror.collect(args.grace, args.dry_run).await?;
-    print_value(args.json, &collected, || {
+    print_value(args.target.json, &collected, || {
         let verb = if args.dry_run { "would delete" } else { "deleted" };
         let kept = match collected.kept {
             0 => String::new(),

@@ -9,12 +9,10 @@ use crate::text;
 
 /// The arguments of `bdnfs mirror ls`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: bdnfs mirror ls --json --mirror s3://mirror")]
 pub struct MirrorListArgs {
     #[command(flatten)]
     target: MirrorTargetArgs,
-    /// Print each source as a JSON object on a line of its own
-    #[arg(long)]
-    json: bool,
 }
 
 /// Lists all refs.
@@ -30,7 +28,7 @@ pub async fn run(args: MirrorListArgs) -> Result<()> {
             }
         }
     }
-    if args.json {
+    if args.target.json {
         refs.iter().try_for_each(print_json)?;
     } else {
         print(&table(&refs))?;

@@ -9,21 +9,19 @@ use crate::text;
 
 /// The arguments of `bdnfs mirror show`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: bdnfs mirror show s3://models/llama-3-8b --mirror s3://mirror")]
 pub struct MirrorShowArgs {
     /// A source, or the first digits of the id of a snapshot or a ref
     #[arg(value_name = "SNAPSHOT")]
     name: String,
     #[command(flatten)]
     target: MirrorTargetArgs,
-    /// Print the snapshot as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// Shows the snapshot.
 pub async fn run(args: MirrorShowArgs) -> Result<()> {
     let found = find_ref(&args.target.open().await?, &args.name).await?;
-    print_value(args.json, &found, || format_ref(&found))
+    print_value(args.target.json, &found, || format_ref(&found))
 }
 
 fn format_ref(found: &Ref) -> String {

@@ -12,6 +12,7 @@ use crate::text;
 
 /// The arguments of `bdnfs mirror verify`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: bdnfs mirror verify --deep --mirror s3://mirror")]
 pub struct MirrorVerifyArgs {
     /// Verify only this: a source, or the first digits of the id of a snapshot or a ref
     #[arg(value_name = "SNAPSHOT")]
@@ -21,9 +22,6 @@ pub struct MirrorVerifyArgs {
     /// Read and verify every byte, not only sizes
     #[arg(long)]
     deep: bool,
-    /// Print the report as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// The report.
@@ -45,7 +43,7 @@ pub async fn run(args: MirrorVerifyArgs) -> Result<()> {
     };
     let (seen, mut faults) = (VerifyProgress::default(), Vec::new());
     let record = |fault: bdnfs::error::Error| {
-        if !args.json {
+        if !args.target.json {
             eprintln!("{fault}");
         }
         faults.push(fault.to_string());
@@ -56,7 +54,7 @@ pub async fn run(args: MirrorVerifyArgs) -> Result<()> {
     let report = VerifyReport { refs, blobs, stored, deep: args.deep, faults };
     let count = report.faults.len() as u64;
     let verified = if args.deep { "complete, every byte verified" } else { "complete, sizes verified" };
-    print_value(args.json, &report, || {
+    print_value(args.target.json, &report, || {
         let what = format!(
             "{}, {}, {}",
             text::count(refs, "source"),
