@@ -34,7 +34,7 @@ use crate::cache::presence::BlockState;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::{FetchScope, Ladder};
 use crate::flight::{Delivery, Flight, Flights};
-use crate::peer::patience::within;
+use crate::peer::timeout::within;
 use crate::task::lost;
 use crate::tier::Urgency;
 

@@ -30,7 +30,7 @@ use crate::metrics::{EngineMetrics, EngineTotals, SnapshotMetrics};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
 use crate::mirror::lease::Purpose;
-use crate::peer::client::{Holder, Peers};
+use crate::peer::client::{Peers, SnapshotAnnouncement};
 use crate::placement::Placement;
 use crate::snapshot::{Contents, Snapshot};
 use crate::source::Patterns;
@@ -180,8 +180,8 @@ impl Engine {
     }
 
     /// What tells the cluster, if there is one, that all of the snapshot `id` is here.
-    fn holder(&self, id: &Digest) -> Option<Holder> {
-        self.node.cluster.get().map(|peers| peers.holder(self.tenant(), id))
+    fn announcement(&self, id: &Digest) -> Option<SnapshotAnnouncement> {
+        self.node.cluster.get().map(|peers| peers.announcement(self.tenant(), id))
     }
 
     fn for_tenant(node: Arc<NodeState>, tenant: &str) -> Result<Self> {
@@ -242,8 +242,8 @@ impl Engine {
         let ladder = self.ladder(self.placement(found.manifest), tiers);
         let shared = (self.resources.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
-        let holder = self.holder(&found.manifest);
-        Ok(Arc::new(snapshot.leased(lease).announced(holder)))
+        let announcement = self.announcement(&found.manifest);
+        Ok(Arc::new(snapshot.leased(lease).announced(announcement)))
     }
 
     /// Opens the snapshot `id` of `mirror` for other nodes: what it lacks comes from the mirror, and from peers that have it.

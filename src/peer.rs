@@ -1,39 +1,35 @@
 //! Peers: the nodes of a cluster serve each other, so that the mirror is read about once, however many they are.
 //!
-//! Every group of blocks has an order of owners, the same in every node's eyes ([`rank`]). Who lacks a group asks its first
-//! owner; that one answers from its cache, or fetches it once from the mirror while all who asked wait on that flight. So a
-//! burst of nodes reads the mirror once in all, each of them a share of it, and hands the shares around.
+//! Every group of blocks has owners, the same ones as seen by every node ([`rendezvous`]). A node that lacks a group asks its
+//! first owner, which answers from its cache, or fetches the group once from the mirror while all who asked wait on that
+//! flight. So a burst of nodes reads the mirror once in all, each of them a share of it, and the nodes exchange their shares.
 //!
 //! ```text
-//!  Ladder ── Seat ([client]) ── Link ──> Server ([server]) ── Shelf ──> the other node's cache, or its flight
-//!              │ who?            [wire]: what is said
-//!             rank <── Members ([members]): who is there
+//!  Ladder ── PeerTier ([client]) ── PeerClient ──HTTP──> PeerServer ([server]) ── BlockProvider ──> cache or flight of the owner
+//!               │ which peer?          [wire]: requests, responses, frames
+//!               ├── [rendezvous]: who owns a group of blocks
+//!               ├── [membership]: which nodes are alive (by gossip)
+//!               └── [backoff]: which of them are left alone for a while
 //! ```
 //!
-//! # What can't happen
+//! # Guarantees
 //!
-//! - **Requests that circle.** There are three kinds ([`wire::Role`]): one asks an owner, who may fetch from the mirror or
-//!   ask with the other kinds; those ask a holder, who answers with what it has or not at all, or one that leaves, which
-//!   finishes what it fetches, too, but begins nothing. A node that fetches for others never waits for an owner.
-//! - **Wrong bytes.** Only blobs whose checks are known beforehand are asked for: those of mirrored snapshots. What is read
-//!   straight from an origin has no digest that would tell a lie ([`crate::blob::Key::Origin`]), and so is neither asked of
-//!   peers nor given to them. A peer that sends a wrong block is left alone for [`health::BAN`].
-//! - **Waiting for the dead.** Who has nothing to send yet says so several times a second, and only as long as bytes keep
-//!   arriving from where it gets them. Silence for a second ends a request, and for a while all requests to that peer.
+//! - **No request circles.** There are three kinds ([`wire::Role`]). One asks an owner, which may fetch from the mirror or ask
+//!   with the other kinds. Those ask a holder, which answers with what it has or not at all, or a draining node, which also
+//!   finishes its fetches, but starts none. A node that fetches for others never waits for an owner.
+//! - **No wrong byte.** Only blobs whose checks are known beforehand are asked for: those of mirrored snapshots. Blobs read
+//!   straight from an origin ([`crate::blob::Key::Origin`]) have no digest to verify them by, and are neither asked of peers
+//!   nor given to them. A peer that sends a wrong block is banned for [`backoff::CORRUPTION_BAN`].
+//! - **No waiting for the dead.** A peer that has nothing to send yet sends heartbeats, as long as bytes keep arriving where it
+//!   gets them. A second of silence ends a request, and for a while all requests to that peer.
 
-mod answer;
+pub mod backoff;
 pub mod client;
-pub mod gossip;
-pub mod health;
 pub mod identity;
-pub mod link;
-pub mod listener;
-pub mod members;
-pub(crate) mod patience;
-mod pool;
-pub mod rank;
+pub mod membership;
+pub mod rendezvous;
 pub mod server;
-mod stream;
+pub(crate) mod timeout;
 pub mod wire;
 
 #[cfg(test)]
@@ -41,36 +37,35 @@ mod tests;
 
 use std::net::SocketAddr;
 
-/// The version of the protocol between peers. One that differs is not asked, and the mirror stands in.
+/// The version of the protocol between peers. A peer of another version is not asked; the mirror is read instead.
 pub const PROTOCOL: u32 = 1;
 
-/// The shortest and the longest run of blocks that has one owner: what a request costs must not show beside what it
-/// brings, and what one owner has to send must be small beside its share of a blob.
-const GROUP: (u64, u64) = (4, crate::extent::MAX_EXTENT_BLOCKS);
+/// The fewest and the most blocks of a group: the cost of a request must be small beside its bytes, and a group must be small
+/// beside its owner's share of a blob.
+const GROUP_BLOCKS: (u64, u64) = (4, crate::extent::MAX_EXTENT_BLOCKS);
 
-/// Into how many groups a blob is cut at least, unless they would get too short: so many shares differ little from node
-/// to node.
-const SHARES: u64 = 256;
+/// How many groups a blob has at least, unless they would get too short: with so many, the shares of nodes differ little.
+const MIN_GROUPS: u64 = 256;
 
-/// How many blocks of a blob of `blocks` blocks have one owner. All nodes must agree.
-pub fn group(blocks: u64) -> u64 {
-    (blocks / SHARES).next_power_of_two().clamp(GROUP.0, GROUP.1)
+/// The number of blocks of each group of a blob of `blocks` blocks. All nodes must agree.
+pub fn group_blocks(blocks: u64) -> u64 {
+    (blocks / MIN_GROUPS).next_power_of_two().clamp(GROUP_BLOCKS.0, GROUP_BLOCKS.1)
 }
 
-/// A node of the cluster, as it announces itself.
+/// A node of the cluster, as it announces itself by gossip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Its name, unique in the cluster; proved by its certificate.
     pub id: String,
     /// Where its peer server listens.
     pub address: SocketAddr,
-    /// What fails together with it, and what is near to it: a rack, an availability zone.
+    /// Its failure domain: a rack, an availability zone. Nodes of one zone are near to each other, and may fail together.
     pub zone: String,
-    /// How much of the cluster's data it should own, relative to others: the size of its cache in bytes.
+    /// The size of its cache, in bytes: its share of the groups is in proportion to it.
     pub capacity: u64,
-    /// The version of its protocol.
+    /// The version of its protocol, see [`PROTOCOL`].
     pub protocol: u32,
-    /// Whether it is about to leave: it owns nothing any more, but still gives what it has.
+    /// Whether it is about to leave: it owns nothing any more, but still serves what it has.
     pub draining: bool,
     /// The tenants that it hosts, each by its [`token`].
     pub tenants: Vec<u64>,
@@ -85,7 +80,7 @@ impl Member {
     }
 }
 
-/// What a name is announced as to the whole cluster: not the name itself, which is nobody else's affair.
+/// A token that stands for a name in gossip: a hash, so that a member learns no names of others' tenants.
 pub fn token(parts: &[&[u8]]) -> u64 {
     let mut hasher = blake3::Hasher::new_derive_key("bdnfs 2026-11 cluster token");
     for part in parts {

@@ -18,8 +18,8 @@ use crate::digest::Digest;
 use crate::engine::Engine;
 use crate::error::{Error, Kind, Result};
 use crate::mirror::Mirror;
-use crate::peer::server::Shelf;
-use crate::peer::wire::{Ask, Role};
+use crate::peer::server::BlockProvider;
+use crate::peer::wire::{BlockRequest, Role};
 use crate::snapshot::Snapshot;
 use crate::task::blocking;
 use crate::tier::Body;
@@ -45,20 +45,21 @@ impl PeerBlockService {
     }
 
     /// The content of the blob that is asked for, from the mirror's manifest.
-    async fn content(&self, ask: &Ask) -> Result<Arc<Content>> {
-        let open = self.engine.open_for_peers(&self.mirror, ask.snapshot);
-        let snapshot = self.snapshots.try_get_with(ask.snapshot, open).await.map_err(|e| e.share())?;
-        let digest = ask.blob;
+    async fn content(&self, request: &BlockRequest) -> Result<Arc<Content>> {
+        let open = self.engine.open_for_peers(&self.mirror, request.snapshot);
+        let snapshot = self.snapshots.try_get_with(request.snapshot, open).await.map_err(|e| e.share())?;
+        let digest = request.blob;
         let content = blocking(move || snapshot.find(&digest).map(|blob| snapshot.content(blob)).transpose());
-        let fit = |content: &Arc<Content>| content.blob().size == ask.size && content.blob().checks.is_some();
+        let fit =
+            |content: &Arc<Content>| content.blob().size == request.size && content.blob().checks.is_some();
         content.await?.filter(fit).ok_or_else(|| {
-            Error::new(Kind::NotFound, format!("blob {digest} is not in the snapshot {}", ask.snapshot))
+            Error::new(Kind::NotFound, format!("blob {digest} is not in the snapshot {}", request.snapshot))
         })
     }
 
     /// The whole blob, if it is here.
-    async fn whole(&self, ask: &Ask) -> Result<Option<File>> {
-        let (resources, key, size) = (self.resources().clone(), Key::Content(ask.blob), ask.size);
+    async fn whole(&self, request: &BlockRequest) -> Result<Option<File>> {
+        let (resources, key, size) = (self.resources().clone(), Key::Content(request.blob), request.size);
         blocking(move || {
             // Asked first: a peer's idea of its size is no reason to take a blob for damaged.
             if resources.cache.has(&key, size) { resources.cache.open_whole(&key, size) } else { Ok(None) }
@@ -71,43 +72,43 @@ impl PeerBlockService {
     }
 }
 
-impl Shelf for Arc<PeerBlockService> {
-    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+impl BlockProvider for Arc<PeerBlockService> {
+    fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             // What is in use is known without the disk, which may be busy: an answer is waited for.
-            let live = self.engine.contents().get(&Key::Content(ask.blob));
-            let live = live.filter(|content| content.blob().size == ask.size);
-            if let Some(content) = live.filter(|content| content.has(&ask.range)) {
-                return Ok(Some(content.lend(ask.range.clone(), ask.urgency)));
+            let live = self.engine.contents().get(&Key::Content(request.blob));
+            let live = live.filter(|content| content.blob().size == request.size);
+            if let Some(content) = live.filter(|content| content.has(&request.range)) {
+                return Ok(Some(content.lend(request.range.clone(), request.urgency)));
             }
-            if let Some(file) = self.whole(ask).await? {
-                return Ok(Some(body(self.resources().clone(), Arc::new(file), ask)));
+            if let Some(file) = self.whole(request).await? {
+                return Ok(Some(body(self.resources().clone(), Arc::new(file), request)));
             }
-            if ask.role == Role::Holder {
+            if request.role == Role::Holder {
                 return Ok(None);
             }
-            let (lender, ask) = (self.clone(), ask.clone());
+            let (lender, request) = (self.clone(), request.clone());
             let lent = async move {
-                let content = lender.content(&ask).await?;
-                if ask.role == Role::Leaver && !content.brings(&ask.range) {
-                    return Err(Error::new(Kind::NotFound, "nothing new is begun by who leaves"));
+                let content = lender.content(&request).await?;
+                if request.role == Role::Draining && !content.brings(&request.range) {
+                    return Err(Error::new(Kind::NotFound, "a draining node starts no new fetches"));
                 }
-                Ok(content.lend(ask.range, ask.urgency))
+                Ok(content.lend(request.range, request.urgency))
             };
             Ok(Some(lent.into_stream().try_flatten().boxed()))
         }
         .boxed()
     }
 
-    fn moved(&self) -> u64 {
+    fn progress(&self) -> u64 {
         self.resources().moved.load(Relaxed)
     }
 }
 
 /// What is asked for of a whole blob, a block at a time. One copy is made, into the process: a page that is missing would
 /// hold up a thread that serves others, if it were sent from where the kernel keeps it.
-fn body(resources: Arc<SharedResources>, file: Arc<File>, ask: &Ask) -> Body {
-    let (range, urgency) = (ask.range.clone(), ask.urgency);
+fn body(resources: Arc<SharedResources>, file: Arc<File>, request: &BlockRequest) -> Body {
+    let (range, urgency) = (request.range.clone(), request.urgency);
     let starts = range.clone().step_by(BLOCK as usize);
     stream::iter(starts)
         .then(move |start| {

@@ -18,7 +18,7 @@ use crate::fetch::Ladder;
 use crate::manifest::{Manifest, Slice};
 use crate::metrics::Traffic;
 use crate::mirror::lease::MirrorLease;
-use crate::peer::client::Holder;
+use crate::peer::client::SnapshotAnnouncement;
 use crate::read::Reader;
 use crate::stage::Stage;
 
@@ -37,7 +37,7 @@ pub struct Snapshot {
     /// Keeps the mirror from collecting what is still to come.
     lease: Mutex<LeaseState>,
     /// Tells other nodes when all of it is here, where there are any.
-    holder: Option<Holder>,
+    announcement: Option<SnapshotAnnouncement>,
     /// The blobs' numbers, by the first bytes of their digests: gathered when another node first asks for one.
     numbers: OnceLock<Vec<(u64, u32)>>,
 }
@@ -72,7 +72,7 @@ impl Snapshot {
             held: OnceLock::new(),
             _manifest: kept,
             lease: Mutex::default(),
-            holder: None,
+            announcement: None,
             numbers: OnceLock::new(),
         }
     }
@@ -100,14 +100,14 @@ impl Snapshot {
     }
 
     /// The same, with the way to tell other nodes that it is all here.
-    pub(crate) fn announced(self, holder: Option<Holder>) -> Self {
-        Self { holder, ..self }
+    pub(crate) fn announced(self, announcement: Option<SnapshotAnnouncement>) -> Self {
+        Self { announcement, ..self }
     }
 
     /// Tells other nodes that all of it is here, for as long as it is open.
     pub(crate) fn announce(&self) {
-        if let Some(holder) = &self.holder {
-            holder.announce();
+        if let Some(announcement) = &self.announcement {
+            announcement.announce();
         }
     }
 

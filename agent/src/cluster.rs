@@ -9,13 +9,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bdnfs::engine::Engine;
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs::peer::backoff::PeerState;
 use bdnfs::peer::client::Peers;
-use bdnfs::peer::gossip::{self, Gossip};
-use bdnfs::peer::health::Standing;
-use bdnfs::peer::identity::{Files, Identity};
-use bdnfs::peer::link::Http;
-use bdnfs::peer::server::Server;
-use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::peer::client::http::HttpPeerClient;
+use bdnfs::peer::identity::{CertificateFiles, Identity};
+use bdnfs::peer::membership::gossip::{self, Gossip};
+use bdnfs::peer::server::PeerServer;
+use bdnfs::peer::server::listener;
+use bdnfs::peer::{Member, PROTOCOL, token};
 use bdnfs::source::SecretStore;
 use bdnfs::task::blocking;
 use tokio::net::TcpListener;
@@ -54,7 +55,7 @@ pub struct ClusterConfig {
     /// Where others may be.
     pub seeds: Vec<String>,
     /// Its certificate; without one anybody is trusted.
-    pub files: Option<Files>,
+    pub files: Option<CertificateFiles>,
     /// What the nodes share: each tenant's part of this mirror.
     pub mirror: MirrorRequest,
     /// The tenants that it hosts, where no certificate names them.
@@ -69,7 +70,7 @@ pub struct ClusterNode {
     has_seeds: bool,
     peers: Arc<Peers>,
     gossip: Arc<Gossip>,
-    server: Arc<Server>,
+    server: Arc<PeerServer>,
     _tasks: JoinSet<()>,
 }
 
@@ -103,16 +104,16 @@ impl ClusterNode {
             holds: Vec::new(),
         };
         let link = Arc::new(match &identity {
-            Some(identity) => Http::new(Arc::clone(identity))?,
-            None => Http::plain()?,
+            Some(identity) => HttpPeerClient::new(Arc::clone(identity))?,
+            None => HttpPeerClient::plain()?,
         });
-        let server = Arc::new(Server::default());
+        let server = Arc::new(PeerServer::default());
         let mut hosting = Hosting::new(engine, &setup.mirror, cache, secrets, Arc::clone(&server));
         for tenant in tenants {
             hosting.take_in(tenant).await?;
         }
-        let (letterbox, letters) = gossip::letterbox();
-        server.take_letters(letterbox);
+        let (sender, messages) = gossip::gossip_channel();
+        server.set_gossip_sender(sender);
         let mut tasks = JoinSet::new();
         tasks.spawn(listener::serve(listener, Arc::clone(&server), identity.clone()));
         let is_secure = identity.is_some();
@@ -121,8 +122,9 @@ impl ClusterNode {
         // Each life of a node begins later than the one before.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let generation = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let config = gossip::Config { cluster: setup.name, me: me.clone(), generation, seeds: setup.seeds };
-        let gossip = Gossip::start(config, Arc::clone(&link), letters).await?;
+        let config =
+            gossip::GossipConfig { cluster: setup.name, me: me.clone(), generation, seeds: setup.seeds };
+        let gossip = Gossip::start(config, Arc::clone(&link), messages).await?;
         if let Some(identity) = identity {
             tasks.spawn(hosting.follow(Arc::clone(&identity), Arc::clone(&gossip)));
             tasks.spawn(identity.follow());
@@ -174,16 +176,16 @@ impl ClusterNode {
             secure: self.is_secure,
             members,
             sent: self.server.sent(),
-            asked: self.peers.figures(),
+            asked: self.peers.stats(),
         }
     }
 
     fn member(&self, member: &Member) -> MemberStatus {
-        let (state, left) = match self.peers.standing(&member.id) {
-            Standing::Banned(left) => (MemberState::Banned, Some(left)),
+        let (state, left) = match self.peers.state_of(&member.id) {
+            PeerState::Banned(left) => (MemberState::Banned, Some(left)),
             _ if member.draining => (MemberState::Draining, None),
-            Standing::Silent(left) => (MemberState::Suspected, Some(left)),
-            Standing::Well => (MemberState::Alive, None),
+            PeerState::BackingOff(left) => (MemberState::Suspected, Some(left)),
+            PeerState::Available => (MemberState::Alive, None),
         };
         let until = left.and_then(|left| (SystemTime::now() + left).duration_since(UNIX_EPOCH).ok());
         MemberStatus {

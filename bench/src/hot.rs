@@ -12,7 +12,7 @@ use bdnfs::digest::Digest;
 use bdnfs::error::Result;
 use bdnfs::manifest::{ListedFile, Listing, Manifest};
 use bdnfs::peer::Member;
-use bdnfs::peer::rank::{self, Group};
+use bdnfs::peer::rendezvous::{self, BlockGroup};
 use bdnfs::source::Patterns;
 use bytes::Bytes;
 
@@ -95,8 +95,8 @@ fn rank() -> Result<HotFunction> {
     let mut index = 0;
     Ok(Box::new(move || {
         index = (index + 1) % block::count(size);
-        let group = Group::of("tenant", &digest, size, index);
-        rank::owners(group, &members).iter().flatten().map(|owner| owner.capacity & 1 | 1).sum()
+        let group = BlockGroup::of("tenant", &digest, size, index);
+        rendezvous::owners(group, &members).iter().flatten().map(|owner| owner.capacity & 1 | 1).sum()
     }))
 }
 

@@ -38,7 +38,7 @@ impl Engine {
         let (ladder, holder) = match &mirror {
             Some(mirror) => {
                 let tiers = vec![Arc::new(mirror.clone()), origin];
-                (self.ladder(self.placement(id), tiers), self.holder(&id))
+                (self.ladder(self.placement(id), tiers), self.announcement(&id))
             }
             None => (self.ladder(None, vec![origin]), None),
         };

@@ -1,10 +1,14 @@
 //! The client: peers as tiers of a snapshot's ladder.
 
-mod calm;
-mod holder;
-mod incoming;
-mod placement;
-mod search;
+mod announcement;
+mod connection;
+mod frame_reader;
+pub mod http;
+mod owner_search;
+mod pool;
+mod response_body;
+mod snapshot_placement;
+mod stability;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,11 +22,11 @@ use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::health::{Health, Standing};
-use super::members::Members;
-use super::patience::within;
-use super::rank::{self, Group};
-use super::wire::{Ask, Reply, Role};
+use super::backoff::{BackoffTable, PeerState};
+use super::membership::Membership;
+use super::rendezvous::{self, BlockGroup};
+use super::timeout::within;
+use super::wire::{BlockRequest, BlockResponse, Role};
 use super::{Member, PROTOCOL, token};
 use crate::blob::{Blob, Key};
 use crate::block::BLOCK;
@@ -31,67 +35,71 @@ use crate::error::{Error, Kind, Result};
 use crate::placement::ClusterTier;
 use crate::tier::{Body, Tier, TierKind, Urgency};
 
-pub use holder::{Holder, held};
-use incoming::Incoming;
-use search::Search;
+pub use announcement::{SnapshotAnnouncement, snapshot_token};
+use owner_search::OwnerSearch;
+use response_body::ResponseBody;
 
-/// How long a peer may take to answer, the connection included (DESIGN, section 6). It answers at once or is out of order:
-/// what takes time comes behind the answer.
-pub const ANSWER: Duration = Duration::from_secs(1);
+/// How long a peer may take to respond, including to connect. A peer that works responds at once: what takes time comes with
+/// the body.
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often staging asks again where it was told to come back later. A reader goes on to the next tier.
-const BUSY_TRIES: u32 = 3;
+/// How many times staging asks a busy peer. A reader goes on to the next tier.
+const BUSY_RETRY_LIMIT: u32 = 3;
 
-/// Brings requests to peers, and the answers back.
-pub trait Link: Send + Sync + fmt::Debug + 'static {
-    /// Asks `peer`.
+/// Sends requests to peers.
+pub trait PeerClient: Send + Sync + fmt::Debug + 'static {
+    /// Sends one request to `peer`.
     ///
     /// # Errors
-    /// [`Kind::Unavailable`] when it can't be reached or does not say what a peer would.
-    fn ask<'a>(&'a self, peer: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>>;
+    /// [`Kind::Unavailable`] when it can't be reached, or its response can't be understood.
+    fn request<'a>(
+        &'a self,
+        peer: &'a Member,
+        request: &'a BlockRequest,
+    ) -> BoxFuture<'a, Result<BlockResponse>>;
 }
 
-/// The cluster in the eyes of this node.
+/// The other nodes of the cluster, as this node sees them.
 #[derive(Debug)]
 pub struct Peers {
     me: Member,
-    members: Arc<dyn Members>,
-    link: Arc<dyn Link>,
-    health: Health,
-    /// Who was asked for what, as long as it is under way: whom to blame for wrong bytes. One for each flight.
-    asked: Mutex<HashMap<u64, Asked>>,
-    figures: Counts,
-    /// The snapshots that this node has all of, the newest last.
+    members: Arc<dyn Membership>,
+    client: Arc<dyn PeerClient>,
+    backoffs: BackoffTable,
+    /// The requests in flight by number: they say which peer sent wrong bytes.
+    in_flight: Mutex<HashMap<u64, InFlightRequest>>,
+    counters: PeerCounters,
+    /// The tokens of the snapshots that this node has all of, the newest last.
     holds: Mutex<Vec<u64>>,
-    /// Until when it is not waited for calm, because that was in vain.
-    tired: Mutex<Option<Instant>>,
+    /// Until when nobody waits for a stable membership, because that was in vain.
+    unstable_until: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
-struct Asked {
-    place: Place,
+struct InFlightRequest {
+    candidate: Candidate,
     blob: Digest,
     range: Range<u64>,
     peer: Arc<Member>,
 }
 
-/// What was counted of a node's requests to its peers, since it began.
+/// Counters of this node's requests to peers, since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Figures {
-    /// Requests that were made.
+pub struct PeerStats {
+    /// Requests that were sent.
     pub asked: u64,
-    /// Those that were answered with what isn't there.
+    /// Requests for blocks that the peer does not have.
     pub missed: u64,
-    /// Those that were answered with a later time.
+    /// Requests to a peer that was busy.
     pub busy: u64,
-    /// Those that failed: no answer, or one that broke off.
+    /// Requests that failed: no response, or one that ended early.
     pub failed: u64,
     /// How often a peer was banned for wrong bytes.
     pub bans: u64,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct PeerCounters {
     next: AtomicU64,
     missed: AtomicU64,
     busy: AtomicU64,
@@ -99,205 +107,230 @@ struct Counts {
     bans: AtomicU64,
 }
 
-/// Whom a tier stands for.
+/// The candidate for a request: which peer a tier stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Somebody who has all of the snapshot.
+enum Candidate {
+    /// A peer that has all of the snapshot.
     Holder,
     /// The first owner, 0, or the second, 1.
     Owner(usize),
-    /// The one that was the first owner and is about to leave, asked by the one who is it now.
-    Leaver,
+    /// The draining node that was the first owner before; only the first owner of now asks it.
+    Draining,
 }
 
-impl Place {
+impl Candidate {
     fn is_owner(self) -> bool {
-        matches!(self, Place::Owner(_))
+        matches!(self, Candidate::Owner(_))
     }
 }
 
-/// One place among the peers, as a tier of one snapshot's ladder.
+/// One candidate among the peers, as a tier of one snapshot's ladder.
 #[derive(Debug)]
-struct Seat {
+struct PeerTier {
     peers: Arc<Peers>,
-    place: Place,
+    candidate: Candidate,
     tenant: String,
     snapshot: Digest,
 }
 
 impl Peers {
-    /// The peers of the node `me` among `members`, asked over `link`.
-    pub fn new(me: Member, members: Arc<dyn Members>, link: Arc<dyn Link>) -> Arc<Self> {
-        let (health, asked, figures, holds, tired) = Default::default();
-        Arc::new(Self { me, members, link, health, asked, figures, holds, tired })
+    /// The peers of the node `me` among `members`.
+    pub fn new(me: Member, members: Arc<dyn Membership>, client: Arc<dyn PeerClient>) -> Arc<Self> {
+        let (backoffs, in_flight, counters, holds, unstable_until) = Default::default();
+        Arc::new(Self { me, members, client, backoffs, in_flight, counters, holds, unstable_until })
     }
 
-    /// Who is there.
+    /// The live members, this node among them.
     pub fn members(&self) -> Arc<[Arc<Member>]> {
         self.members.live()
     }
 
-    /// Who is banned for wrong bytes.
+    /// The ids of the members that are banned for wrong bytes.
     pub fn banned(&self) -> Vec<String> {
-        self.health.banned()
+        self.backoffs.banned()
     }
 
-    /// How the member `id` is doing, in the eyes of this node.
-    pub fn standing(&self, id: &str) -> Standing {
-        self.health.standing(id)
+    /// Whether requests are sent to the member `id`.
+    pub fn state_of(&self, id: &str) -> PeerState {
+        self.backoffs.state_of(id)
     }
 
-    /// This node, as it announced itself at first.
+    /// This node, as it announced itself when it started.
     pub fn me(&self) -> &Member {
         &self.me
     }
 
-    /// What was counted up to now.
-    pub fn figures(&self) -> Figures {
-        let Counts { next, missed, busy, failed, bans } = &self.figures;
+    /// The counters.
+    pub fn stats(&self) -> PeerStats {
+        let PeerCounters { next, missed, busy, failed, bans } = &self.counters;
         let [asked, missed, busy, failed, bans] = [next, missed, busy, failed, bans].map(|n| n.load(Relaxed));
-        Figures { asked, missed, busy, failed, bans }
+        PeerStats { asked, missed, busy, failed, bans }
     }
 
-    /// Those that can own what belongs to `tenant`, this node among them, also those that are about to leave.
+    /// The members that host `tenant`, this node among them; draining ones, too.
     fn able(&self, tenant: &str) -> Vec<Arc<Member>> {
         let tenant = token(&[tenant.as_bytes()]);
         let fit = |m: &&Arc<Member>| m.protocol == PROTOCOL && m.hosts(tenant);
         self.members.live().iter().filter(fit).cloned().collect()
     }
 
-    /// Those that pass for owners of what belongs to `tenant`, this node among them: all, and those that are well.
+    /// The members that may own blocks of `tenant`, this node among them: all, and those that are available.
     fn owners(&self, tenant: &str) -> (Vec<Arc<Member>>, Vec<Arc<Member>>) {
         let mut all = self.able(tenant);
         all.retain(|m| !m.draining);
-        let well = all.iter().filter(|m| self.is_well(m)).cloned().collect();
+        let well = all.iter().filter(|m| self.is_available(m)).cloned().collect();
         (all, well)
     }
 
-    fn is_well(&self, member: &Member) -> bool {
+    fn is_available(&self, member: &Member) -> bool {
         let back = || {
-            self.members.roll().since(&member.id).is_some_and(|back| self.health.is_back(&member.id, back))
+            self.members
+                .view()
+                .since(&member.id)
+                .is_some_and(|back| self.backoffs.forgive_if_rejoined(&member.id, back))
         };
-        member.id == self.me.id || self.health.is_well(&member.id) || back()
+        member.id == self.me.id || self.backoffs.is_available(&member.id) || back()
     }
 
-    /// Whether `member` is no more to be asked: others have noticed, too, or not yet.
+    /// Whether `member` was lost: it does not respond, or gossip has removed it.
     fn is_lost(&self, member: &Member) -> bool {
-        !self.is_well(member) || self.members.roll().since(&member.id).is_none()
+        !self.is_available(member) || self.members.view().since(&member.id).is_none()
     }
 
-    /// Whom `place` stands for now; `None`: nobody, or this node itself.
-    fn choose(&self, place: Place, group: Group, tenant: &str, snapshot: &Digest) -> Option<Arc<Member>> {
-        let chosen = match place {
-            Place::Owner(nth) => {
+    /// The peer that the candidate `candidate` stands for now; `None`: there is none, or it is this node.
+    fn choose(
+        &self,
+        candidate: Candidate,
+        group: BlockGroup,
+        tenant: &str,
+        snapshot: &Digest,
+    ) -> Option<Arc<Member>> {
+        let chosen = match candidate {
+            Candidate::Owner(nth) => {
                 let (all, well) = self.owners(tenant);
-                let [top, _] = rank::owners(group, &all);
-                let [first, second] = rank::owners(group, &well);
-                // When the first has just been lost, all turn to the same one: whom those who come later take for the first.
-                let lost = top.is_some_and(|top| !self.is_well(top));
+                let [top, _] = rendezvous::owners(group, &all);
+                let [first, second] = rendezvous::owners(group, &well);
+                // When the first was just lost, all ask the one that is the first owner for those who come later.
+                let lost = top.is_some_and(|top| !self.is_available(top));
                 if nth == 0 || lost { first.cloned() } else { second.cloned() }
             }
-            Place::Leaver => {
+            Candidate::Draining => {
                 let mut able = self.able(tenant);
-                able.retain(|m| self.is_well(m));
-                let [before, _] = rank::owners(group, &able);
-                // Whoever else lacks it turns to the new owner, and so do those that leave.
+                able.retain(|m| self.is_available(m));
+                let [before, _] = rendezvous::owners(group, &able);
+                // All other nodes ask the new owner, and so do draining ones.
                 before.filter(|before| before.draining && self.owns(group, tenant)).cloned()
             }
-            Place::Holder => {
-                let held = held(tenant, snapshot);
+            Candidate::Holder => {
+                let held = snapshot_token(tenant, snapshot);
                 let live = self.members.live();
-                let fit =
-                    |m: &&Arc<Member>| m.protocol == PROTOCOL && m.holds.contains(&held) && self.is_well(m);
+                let fit = |m: &&Arc<Member>| {
+                    m.protocol == PROTOCOL && m.holds.contains(&held) && self.is_available(m)
+                };
                 let holders: Vec<_> = live.iter().filter(fit).collect();
-                rank::holder(group, &self.me, &holders).cloned()
+                rendezvous::holder(group, &self.me, &holders).cloned()
             }
         };
         chosen.filter(|peer| peer.id != self.me.id)
     }
 
-    /// Whether it is this node that others turn to for `group`.
-    fn owns(&self, group: Group, tenant: &str) -> bool {
+    /// Whether this node is the first owner of `group`.
+    fn owns(&self, group: BlockGroup, tenant: &str) -> bool {
         let (_, well) = self.owners(tenant);
-        let [first, _] = rank::owners(group, &well);
+        let [first, _] = rendezvous::owners(group, &well);
         first.is_none_or(|first| first.id == self.me.id)
     }
 
-    /// Notes a request that did not end well.
-    fn silent(&self, peer: &Member, error: &Error) {
-        self.figures.failed.fetch_add(1, Relaxed);
-        if error.kind() == Kind::Timeout && self.health.is_busy(&peer.id) {
-            return tracing::debug!(peer = %peer.id, %error, "a busy peer is not waited for");
+    /// Records a failed request.
+    fn record_failure(&self, peer: &Member, error: &Error) {
+        self.counters.failed.fetch_add(1, Relaxed);
+        if error.kind() == Kind::Timeout && self.backoffs.is_busy(&peer.id) {
+            return tracing::debug!(peer = %peer.id, %error, "a busy peer is too slow for one request");
         }
-        if self.health.silent(&peer.id) {
-            tracing::warn!(peer = %peer.id, %error, "a peer does not answer: it is left alone for a while");
+        if self.backoffs.record_failure(&peer.id) {
+            tracing::warn!(peer = %peer.id, %error, "a peer does not respond; backing off");
             let live = self.members.live();
-            self.health.forget(|id| live.iter().any(|m| m.id == id));
+            self.backoffs.retain(|id| live.iter().any(|m| m.id == id));
         }
     }
 
-    /// Bans a peer.
-    fn lied(&self, peer: &Member, what: &str) {
-        self.figures.bans.fetch_add(1, Relaxed);
-        self.health.lied(&peer.id);
+    /// Bans a peer that sent `what`.
+    fn ban_for_corruption(&self, peer: &Member, what: &str) {
+        self.counters.bans.fetch_add(1, Relaxed);
+        self.backoffs.ban_for_corruption(&peer.id);
         let (id, address) = (&peer.id, peer.address);
-        tracing::warn!("the peer {id} at {address} sent {what}: it is not asked for 5 minutes");
+        tracing::warn!("the peer {id} at {address} sent {what}; banned for 5 minutes");
     }
 
-    async fn ask(self: &Arc<Self>, place: Place, peer: Arc<Member>, ask: Ask) -> Result<Option<Body>> {
+    async fn send_request(
+        self: &Arc<Self>,
+        candidate: Candidate,
+        peer: Arc<Member>,
+        request: BlockRequest,
+    ) -> Result<Option<Body>> {
         let mut tries = 0;
         loop {
-            let number = self.figures.next.fetch_add(1, Relaxed);
-            let late = || Error::new(Kind::Timeout, format!("the peer {} did not answer", peer.id));
-            let asked = within(&mut ANSWER.clone(), self.link.ask(&peer, &ask)).await;
-            let asked =
-                asked.unwrap_or_else(|| Err(late())).inspect_err(|error| self.silent(&peer, error))?;
-            self.health.heard(&peer.id);
-            match asked {
-                Reply::Miss => {
-                    self.figures.missed.fetch_add(1, Relaxed);
+            let number = self.counters.next.fetch_add(1, Relaxed);
+            let late = || {
+                Error::new(
+                    Kind::Timeout,
+                    format!("the peer {} did not respond within {RESPONSE_TIMEOUT:?}", peer.id),
+                )
+            };
+            let response = within(&mut RESPONSE_TIMEOUT.clone(), self.client.request(&peer, &request)).await;
+            let response = response
+                .unwrap_or_else(|| Err(late()))
+                .inspect_err(|error| self.record_failure(&peer, error))?;
+            self.backoffs.record_heard(&peer.id);
+            match response {
+                BlockResponse::Miss => {
+                    self.counters.missed.fetch_add(1, Relaxed);
                     return Ok(None);
                 }
-                Reply::Busy(wait) => {
-                    self.figures.busy.fetch_add(1, Relaxed);
+                BlockResponse::Busy(wait) => {
+                    self.counters.busy.fetch_add(1, Relaxed);
                     tries += 1;
-                    if ask.urgency > Urgency::Stage || tries == BUSY_TRIES {
+                    if request.urgency > Urgency::Stage || tries == BUSY_RETRY_LIMIT {
                         return Err(Error::new(Kind::Unavailable, format!("the peer {} is busy", peer.id)));
                     }
-                    tokio::time::sleep(wait.min(ANSWER)).await;
+                    tokio::time::sleep(wait.min(RESPONSE_TIMEOUT)).await;
                 }
-                Reply::Frames(frames) => {
-                    let asked = Asked { place, blob: ask.blob, range: ask.range.clone(), peer: peer.clone() };
-                    self.asked().insert(number, asked);
-                    return Ok(Some(Incoming::new(self.clone(), number, peer, &ask, frames).body()));
+                BlockResponse::Frames(frames) => {
+                    let sent = InFlightRequest {
+                        candidate,
+                        blob: request.blob,
+                        range: request.range.clone(),
+                        peer: peer.clone(),
+                    };
+                    self.in_flight().insert(number, sent);
+                    return Ok(Some(ResponseBody::new(self.clone(), number, peer, &request, frames).body()));
                 }
             }
         }
     }
 
-    /// How many answers of others are under way.
+    /// How many requests to peers are in flight.
     pub fn under_way(&self) -> usize {
-        self.asked().len()
+        self.in_flight().len()
     }
 
-    /// Of how many others something is remembered.
+    /// How many peers have an entry in the tables of backoffs and activity.
     pub fn remembered(&self) -> usize {
-        self.health.remembered()
+        self.backoffs.remembered()
     }
 
-    fn asked(&self) -> MutexGuard<'_, HashMap<u64, Asked>> {
+    fn in_flight(&self) -> MutexGuard<'_, HashMap<u64, InFlightRequest>> {
         // Each change is one statement.
-        self.asked.lock()
+        self.in_flight.lock()
     }
 }
 
-impl Tier for Seat {
+impl Tier for PeerTier {
     fn kind(&self) -> TierKind {
         TierKind::Peer
     }
 
-    /// What can be held against checks that are known beforehand, and nothing else. Who owns the first byte is asked for
-    /// all of the range.
+    /// Asks only for blobs whose checks are known beforehand. The owner of the first byte is asked for all of the range.
     fn fetch<'a>(
         &'a self,
         blob: &'a Blob,
@@ -306,16 +339,16 @@ impl Tier for Seat {
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             let (Key::Content(digest), Some(_)) = (blob.key, &blob.checks) else { return Ok(None) };
-            let group = Group::of(&self.tenant, &digest, blob.size, range.start / BLOCK);
-            let role = match self.place {
-                Place::Holder => Role::Holder,
-                Place::Owner(_) => Role::Owner,
-                Place::Leaver => Role::Leaver,
+            let group = BlockGroup::of(&self.tenant, &digest, blob.size, range.start / BLOCK);
+            let role = match self.candidate {
+                Candidate::Holder => Role::Holder,
+                Candidate::Owner(_) => Role::Owner,
+                Candidate::Draining => Role::Draining,
             };
             let (tenant, snapshot, size) = (self.tenant.clone(), self.snapshot, blob.size);
-            let ask = Ask { tenant, snapshot, blob: digest, size, range, role, urgency };
-            let (peers, place) = (self.peers.clone(), self.place);
-            Search { peers, place, group, ask, begin: Instant::now() }.body().await
+            let request = BlockRequest { tenant, snapshot, blob: digest, size, range, role, urgency };
+            let (peers, candidate) = (self.peers.clone(), self.candidate);
+            OwnerSearch { peers, candidate, group, request, begin: Instant::now() }.body().await
         }
         .boxed()
     }
@@ -325,19 +358,21 @@ impl Tier for Seat {
     }
 }
 
-impl ClusterTier for Seat {
+impl ClusterTier for PeerTier {
     fn is_owner(&self) -> bool {
-        self.place.is_owner()
+        self.candidate.is_owner()
     }
 
     fn report_corruption(&self, blob: &Blob, index: u64) {
         let Key::Content(digest) = blob.key else { return };
-        let sent = |asked: &&Asked| {
-            asked.place == self.place && asked.blob == digest && asked.range.contains(&(index * BLOCK))
+        let sent = |request: &&InFlightRequest| {
+            request.candidate == self.candidate
+                && request.blob == digest
+                && request.range.contains(&(index * BLOCK))
         };
-        let liar = self.peers.asked().values().find(sent).map(|asked| asked.peer.clone());
-        if let Some(liar) = liar {
-            self.peers.lied(&liar, &format!("wrong bytes as block {index} of {blob}"));
+        let sender = self.peers.in_flight().values().find(sent).map(|request| request.peer.clone());
+        if let Some(sender) = sender {
+            self.peers.ban_for_corruption(&sender, &format!("wrong bytes as block {index} of {blob}"));
         }
     }
 }

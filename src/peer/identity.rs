@@ -1,11 +1,11 @@
-//! Identity: who a node is, proved by certificates that lie in files.
+//! Node identity: certificates in files, for mutual TLS.
 //!
-//! A node's certificate names it twice: as `DNS:<id>.node.bdnfs`, which whoever connects to it checks as of any web server,
-//! and as `URI:bdnfs://node/<id>`, which it shows when it connects itself. `URI:bdnfs://tenant/<name>` names a tenant that
-//! it may host, one each. Every node has `DNS:*.member.bdnfs`, too, which is all that is asked of a seed: to be a member.
-//! Both ends trust one authority, the cluster's own.
+//! A node's certificate names it twice: as `DNS:<id>.node.bdnfs`, which clients check as with any web server, and as
+//! `URI:bdnfs://node/<id>`, which servers check. `URI:bdnfs://tenant/<name>` names a tenant that it may host, one entry for each.
+//! Every node has `DNS:*.member.bdnfs`, too: of a seed nobody knows more than that it must be a member. Both ends trust one
+//! authority, the cluster's own.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -27,19 +27,19 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 use super::server::Caller;
 use crate::error::{Error, Kind, Result};
 
-/// How often the files are looked at.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often the files are checked for changes.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How much of an answer is encrypted before it is sent, in bytes, beside the block that it is taken from. With half of that, as
-/// the library has it, the kernel sends shorter packets, and eight nodes on two cores took a tenth longer.
-const ENCRYPTED: usize = 128 << 10;
+/// How many bytes of a response are encrypted before they are sent. With half of that, the library's default, the kernel sends
+/// shorter packets, and eight nodes on two cores took a tenth longer.
+const TLS_SEND_BUFFER: usize = 128 << 10;
 
-/// What the URI of a node begins with, and of a tenant that it may host.
+/// The prefix of the URI that names a node.
 pub const NODE: &str = "bdnfs://node/";
-/// What the URI of a tenant begins with that a node may host.
+/// The prefix of a URI that names a tenant that the node may host.
 pub const TENANT: &str = "bdnfs://tenant/";
 
-/// The host name that stands for the node `id`.
+/// The host name of the node `id` in certificates.
 pub fn host(id: &str) -> String {
     format!("{id}.node.bdnfs")
 }
@@ -56,10 +56,10 @@ pub(super) fn address(host: &str) -> Option<IpAddr> {
     parsed.into_iter().flatten().next()
 }
 
-/// What the host names of members end in whose own name isn't known yet.
+/// The suffix of host names of members whose id is not known yet.
 pub const ANYBODY: &str = "member.bdnfs";
 
-/// Whether `id` can be a node's name: a part of a host's name, or several with dots between them.
+/// Whether `id` can be a node id: one label of a host name, or several with dots between them.
 pub fn is_id(id: &str) -> bool {
     let label = |label: &str| {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -71,10 +71,10 @@ pub fn is_id(id: &str) -> bool {
     id.len() <= 200 && id.split('.').all(label)
 }
 
-/// Where a node's certificate lies, in PEM.
+/// The paths of a node's certificate, in PEM.
 #[derive(Clone, Debug)]
-pub struct Files {
-    /// The certificate, and those between it and the authority.
+pub struct CertificateFiles {
+    /// The certificate, followed by its intermediates.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -82,109 +82,118 @@ pub struct Files {
     pub authority: PathBuf,
 }
 
-/// A node's identity, as the files have it now.
+/// A node's identity, reloaded when its files change.
 #[derive(Debug)]
 pub struct Identity {
-    files: Files,
-    state: RwLock<State>,
+    files: CertificateFiles,
+    loaded: RwLock<LoadedIdentity>,
     version: watch::Sender<u64>,
 }
 
 #[derive(Clone, Debug)]
-struct State {
+struct LoadedIdentity {
     server: Arc<ServerConfig>,
     client: ClientConfig,
-    /// Whom the certificate names.
+    /// The node and tenants that the certificate names.
     own: Caller,
     stamps: [Option<(SystemTime, u64)>; 3],
 }
 
 impl Identity {
-    /// Reads the files.
+    /// Loads the files.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] when one of them is not what it should be, [`Kind::Disk`].
-    pub fn open(files: Files) -> Result<Arc<Self>> {
-        let state = RwLock::new(read(&files)?);
-        Ok(Arc::new(Self { files, state, version: watch::Sender::new(1) }))
+    /// [`Kind::Invalid`] when one of them can't be used, [`Kind::Disk`].
+    pub fn open(files: CertificateFiles) -> Result<Arc<Self>> {
+        let loaded = RwLock::new(load(&files)?);
+        Ok(Arc::new(Self { files, loaded, version: watch::Sender::new(1) }))
     }
 
-    /// Reads the files again whenever they change, until it is dropped. What can't be used leaves everything as it was.
+    /// Reloads the files whenever they change, until it is dropped. Files that can't be used change nothing.
     pub async fn follow(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             let this = self.clone();
             let refreshed = tokio::task::spawn_blocking(move || this.refresh()).await;
             match refreshed {
                 Ok(Ok(false)) | Err(_) => {}
-                Ok(Ok(true)) => tracing::info!("the node has another certificate now"),
-                Ok(Err(error)) => tracing::warn!(%error, "the node keeps its certificate"),
+                Ok(Ok(true)) => tracing::info!("reloaded the node's certificate"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "cannot reload the node's certificate; the old one stays in use")
+                }
             }
         }
     }
 
-    /// Reads the files if they have changed. True when there is something new. Blocks on the local disk.
+    /// Reloads the files if they have changed. True when they had. Blocks on the local disk.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn refresh(&self) -> Result<bool> {
-        if stamps(&self.files) == self.state().stamps {
+        if stamps(&self.files) == self.loaded().stamps {
             return Ok(false);
         }
-        *self.state.write() = read(&self.files)?;
+        *self.loaded.write() = load(&self.files)?;
         self.version.send_modify(|version| *version += 1);
         Ok(true)
     }
 
-    /// Whom the node's own certificate names: what others take it for, and the tenants that it may host.
+    /// The node and tenants that its own certificate names.
     pub fn own(&self) -> Caller {
-        self.state().own
+        self.loaded().own
     }
 
-    /// Which state of the files this is.
+    /// A number that grows with each reload.
     pub fn version(&self) -> u64 {
         *self.version.borrow()
     }
 
-    /// What tells whenever there is another state of them.
+    /// The version, watched.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// What a client needs, and of which version it is.
+    /// The TLS configuration of clients, and its version.
     pub(super) fn client(&self) -> (u64, ClientConfig) {
-        // The version first: what is newer than it says is taken again, which does no harm.
-        (self.version(), self.state().client)
+        // The version first: a configuration newer than its version is only loaded once more.
+        (self.version(), self.loaded().client)
     }
 
-    /// Has whoever connected prove who it is.
+    /// Does the server's side of the TLS handshake, and returns who connected.
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<(TlsStream<TcpStream>, Caller)> {
-        let refused = |e| Error::with(Kind::Refused, "no certificate of this cluster", e);
-        let mut stream = TlsAcceptor::from(self.state().server).accept(stream).await.map_err(refused)?;
-        stream.get_mut().1.set_buffer_limit(Some(ENCRYPTED));
-        let nobody = || Error::new(Kind::Refused, "a certificate that names no node");
+        let refused = |e| Error::with(Kind::Refused, "the client has no certificate of this cluster", e);
+        let mut stream = TlsAcceptor::from(self.loaded().server).accept(stream).await.map_err(refused)?;
+        stream.get_mut().1.set_buffer_limit(Some(TLS_SEND_BUFFER));
+        let nobody = || Error::new(Kind::Refused, "the client's certificate names no node");
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).ok_or_else(nobody)?;
         let caller = caller(certificate).ok_or_else(nobody)?;
         Ok((stream, caller))
     }
 
-    /// Proves who this node is over `connection`, and has the other end prove that it is the node `id`.
-    pub(super) async fn connect<C>(&self, connection: C, id: &str) -> Result<client::TlsStream<C>>
+    /// Does the client's side of the TLS handshake over `connection` to `address`, which must have a certificate for the node `id`.
+    pub(super) async fn connect<C>(
+        &self,
+        connection: C,
+        address: SocketAddr,
+        id: &str,
+    ) -> Result<client::TlsStream<C>>
     where
         C: AsyncRead + AsyncWrite + Unpin,
     {
-        let failed = |e| Error::with(Kind::Unavailable, format!("nobody there proves to be {id}"), e);
+        let failed = |e| {
+            Error::with(Kind::Unavailable, format!("the certificate of {address} is not for node {id}"), e)
+        };
         let name = ServerName::try_from(host(id)).map_err(|e| Error::with(Kind::Invalid, host(id), e))?;
-        let connector = TlsConnector::from(Arc::new(self.state().client));
+        let connector = TlsConnector::from(Arc::new(self.loaded().client));
         connector.connect(name, connection).await.map_err(failed)
     }
 
-    fn state(&self) -> State {
-        self.state.read().clone()
+    fn loaded(&self) -> LoadedIdentity {
+        self.loaded.read().clone()
     }
 }
 
-/// Whom a certificate names.
+/// The node and tenants that a certificate names.
 fn caller(certificate: &CertificateDer<'_>) -> Option<Caller> {
     let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
     let named =
@@ -193,11 +202,11 @@ fn caller(certificate: &CertificateDer<'_>) -> Option<Caller> {
     Some(Caller { id: Some(id), tenants: Some(named(TENANT).map(str::to_owned).collect()) })
 }
 
-fn read(files: &Files) -> Result<State> {
-    // Before the content: what changes meanwhile is read again.
+fn load(files: &CertificateFiles) -> Result<LoadedIdentity> {
+    // Before the content: what changes meanwhile is loaded again.
     let stamps = stamps(files);
     let wrong = |what: &str, path: &PathBuf, e: &dyn std::fmt::Display| {
-        Error::new(Kind::Invalid, format!("{} can't be used as {what}: {e}", path.display()))
+        Error::new(Kind::Invalid, format!("cannot use {} as {what}: {e}", path.display()))
     };
     let certificates = |path: &PathBuf, what: &str| -> Result<Vec<CertificateDer<'static>>> {
         let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
@@ -215,7 +224,7 @@ fn read(files: &Files) -> Result<State> {
     let own =
         named.ok_or_else(|| wrong("the node's certificate", &files.certificate, &"it names no node"))?;
     configs(chain, key, roots)
-        .map(|(server, client)| State { server, client, own, stamps })
+        .map(|(server, client)| LoadedIdentity { server, client, own, stamps })
         .map_err(|e| wrong("the node's certificate", &files.certificate, &e))
 }
 
@@ -244,8 +253,8 @@ fn configs(
     Ok((Arc::new(server), client))
 }
 
-/// What tells one state of the files from another.
-fn stamps(files: &Files) -> [Option<(SystemTime, u64)>; 3] {
+/// Modification times and sizes, to detect changes of the files.
+fn stamps(files: &CertificateFiles) -> [Option<(SystemTime, u64)>; 3] {
     [&files.certificate, &files.key, &files.authority].map(|path| {
         let meta = std::fs::metadata(path).ok()?;
         Some((meta.modified().ok()?, meta.len()))

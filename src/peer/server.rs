@@ -1,4 +1,6 @@
-//! The server: what this node gives its peers.
+//! The server: serves this node's blocks to its peers.
+
+pub mod listener;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,49 +14,49 @@ use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
-use super::gossip::Letterbox;
-use super::wire::{Ask, Frame, Frames, Reply};
+use super::membership::gossip::GossipSender;
+use super::wire::{BlockRequest, BlockResponse, Frame, Frames};
 use crate::error::Result;
 use crate::tier::{Body, Urgency};
 
-/// How many requests are answered at once: one holds little but a place, for the bytes under way have a limit of their
-/// own. Of these, [`KEPT`] are not for staging.
-const MOST: usize = 1024;
-const KEPT: usize = MOST / 4;
+/// How many responses may be sent at once: one holds little memory, for the bytes in flight have a limit of their own. Of these,
+/// [`READER_SLOTS`] are not for staging.
+const MAX_RESPONSES: usize = 1024;
+const READER_SLOTS: usize = MAX_RESPONSES / 4;
 
-/// When to come back if there are more.
-const LATER: Duration = Duration::from_secs(1);
+/// When a peer may retry if there are more.
+const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// How often it is said that the bytes are on their way. A peer is given up after a second of silence.
-const SIGN: Duration = Duration::from_millis(250);
+/// How often a heartbeat is sent while there are no bytes to send. A peer is given up after a second of silence.
+const HEARTBEAT: Duration = Duration::from_millis(250);
 
-/// How long that is said although nothing moves here. A mirror may take a moment for a first byte.
-const HOPE: Duration = Duration::from_secs(3);
+/// How long heartbeats are sent although this node makes no progress. A mirror may take a moment for a first byte.
+const STALL_LIMIT: Duration = Duration::from_secs(3);
 
-/// What a node has of one tenant's, and can get from the mirror.
-pub trait Shelf: Send + Sync + fmt::Debug + 'static {
-    /// What is asked for; `None` when it isn't here and may not, or can't, be fetched. Answers at once: what takes time
-    /// comes with the body, which yields exactly the range or fails.
+/// Provides the blocks of one tenant that a node has, or can fetch from the mirror.
+pub trait BlockProvider: Send + Sync + fmt::Debug + 'static {
+    /// The requested range; `None` when the node does not have it and may not, or can't, fetch it. Returns at once: what takes
+    /// time comes with the body, which yields exactly the range or fails.
     ///
     /// # Errors
     /// Those of the local disk.
-    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>>;
+    fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>>;
 
-    /// A number that grows with whatever arrives here or leaves: as long as it does, waiting makes sense.
-    fn moved(&self) -> u64;
+    /// A number that grows with whatever this node receives or sends: as long as it does, peers should wait.
+    fn progress(&self) -> u64;
 }
 
-/// Who asks.
+/// The sender of a request, as its certificate names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// What its certificate says it is; `None` where there are none.
+    /// Its node id; `None` without TLS.
     pub id: Option<String>,
-    /// The tenants that it may host, by its certificate; `None`: whoever can connect may host all.
+    /// The tenants that it may host; `None`: all.
     pub tenants: Option<Vec<String>>,
 }
 
 impl Caller {
-    /// Somebody who needs no certificate.
+    /// A caller without a certificate, where there is no TLS.
     pub const ANYBODY: Self = Self { id: None, tenants: None };
 
     fn may_have(&self, tenant: &str) -> bool {
@@ -62,78 +64,85 @@ impl Caller {
     }
 }
 
-/// Answers peers.
+/// Responds to the requests of peers.
 #[derive(Debug)]
-pub struct Server {
-    shelves: RwLock<HashMap<String, Arc<dyn Shelf>>>,
+pub struct PeerServer {
+    providers: RwLock<HashMap<String, Arc<dyn BlockProvider>>>,
     slots: Arc<Semaphore>,
     sent: AtomicU64,
-    letterbox: OnceLock<Letterbox>,
+    gossip_sender: OnceLock<GossipSender>,
 }
 
-impl Default for Server {
+impl Default for PeerServer {
     fn default() -> Self {
-        let (shelves, sent, letterbox) = Default::default();
-        Self { shelves, slots: Arc::new(Semaphore::new(MOST)), sent, letterbox }
+        let (providers, sent, gossip_sender) = Default::default();
+        Self { providers, slots: Arc::new(Semaphore::new(MAX_RESPONSES)), sent, gossip_sender }
     }
 }
 
-impl Server {
-    /// From now on, what belongs to `tenant` is taken from `shelf`.
-    pub fn host(&self, tenant: &str, shelf: Arc<dyn Shelf>) {
-        self.shelves.write().insert(tenant.into(), shelf);
+impl PeerServer {
+    /// Serves the blocks of `tenant` from `provider` from now on.
+    pub fn host(&self, tenant: &str, provider: Arc<dyn BlockProvider>) {
+        self.providers.write().insert(tenant.into(), provider);
     }
 
-    /// From now on, nothing that belongs to `tenant` is given to anybody.
-    pub fn turn_out(&self, tenant: &str) {
-        self.shelves.write().remove(tenant);
+    /// Serves no blocks of `tenant` any more.
+    pub fn stop_hosting(&self, tenant: &str) {
+        self.providers.write().remove(tenant);
     }
 
-    /// From now on, letters from other members are put there. Once.
-    pub fn take_letters(&self, letterbox: Letterbox) {
-        self.letterbox.set(letterbox).ok();
+    /// Sends incoming gossip messages there from now on. To be called once.
+    pub fn set_gossip_sender(&self, sender: GossipSender) {
+        self.gossip_sender.set(sender).ok();
     }
 
-    /// Where letters are put, if anywhere.
-    pub(super) fn letterbox(&self) -> Option<&Letterbox> {
-        self.letterbox.get()
+    /// Where gossip messages are sent, if anywhere.
+    pub(super) fn gossip_sender(&self) -> Option<&GossipSender> {
+        self.gossip_sender.get()
     }
 
-    /// How many answers are under way.
+    /// How many responses are being sent.
     pub fn busy(&self) -> usize {
-        MOST - self.slots.available_permits()
+        MAX_RESPONSES - self.slots.available_permits()
     }
 
-    /// Bytes that were given to peers.
+    /// Bytes that were sent to peers.
     pub fn sent(&self) -> u64 {
         self.sent.load(Relaxed)
     }
 
-    /// Answers `ask`. Whether something is there is looked up only for who may have it: nobody else learns it, not even
-    /// from how long the answer takes.
-    pub async fn answer(self: &Arc<Self>, caller: &Caller, ask: Ask) -> Reply {
-        let shelf = || self.shelves.read().get(&ask.tenant).cloned();
-        let Some(shelf) = caller.may_have(&ask.tenant).then(shelf).flatten() else { return Reply::Miss };
-        let Some(slot) = self.slot(ask.urgency) else { return Reply::Busy(LATER) };
-        match shelf.lend(&ask).await {
-            Ok(Some(body)) => Reply::Frames(self.frames(shelf, body, slot)),
-            Ok(None) => Reply::Miss,
+    /// Responds to `ask`. The blob is looked up only for a caller that may have it: nobody else learns whether it exists, not
+    /// even from the time that the response takes.
+    pub async fn answer(self: &Arc<Self>, caller: &Caller, request: BlockRequest) -> BlockResponse {
+        let provider = || self.providers.read().get(&request.tenant).cloned();
+        let Some(provider) = caller.may_have(&request.tenant).then(provider).flatten() else {
+            return BlockResponse::Miss;
+        };
+        let Some(slot) = self.slot(request.urgency) else { return BlockResponse::Busy(BUSY_RETRY_AFTER) };
+        match provider.provide(&request).await {
+            Ok(Some(body)) => BlockResponse::Frames(self.frames(provider, body, slot)),
+            Ok(None) => BlockResponse::Miss,
             Err(error) => {
-                tracing::warn!(%error, "cannot serve a peer");
-                Reply::Miss
+                tracing::warn!(%error, "cannot serve a peer's request");
+                BlockResponse::Miss
             }
         }
     }
 
     fn slot(&self, urgency: Urgency) -> Option<OwnedSemaphorePermit> {
-        if urgency == Urgency::Stage && self.slots.available_permits() <= KEPT {
+        if urgency == Urgency::Stage && self.slots.available_permits() <= READER_SLOTS {
             return None;
         }
         self.slots.clone().try_acquire_owned().ok()
     }
 
-    fn frames(self: &Arc<Self>, shelf: Arc<dyn Shelf>, body: Body, slot: OwnedSemaphorePermit) -> Frames {
-        let sending = Sending::new(self.clone(), shelf, body, slot);
+    fn frames(
+        self: &Arc<Self>,
+        provider: Arc<dyn BlockProvider>,
+        body: Body,
+        slot: OwnedSemaphorePermit,
+    ) -> Frames {
+        let sending = ResponseFrames::new(self.clone(), provider, body, slot);
         stream::unfold(Some(sending), |sending| async {
             let mut sending = sending?;
             let frame = sending.next().await?;
@@ -144,25 +153,30 @@ impl Server {
     }
 }
 
-/// One answer under way.
-struct Sending {
-    server: Arc<Server>,
-    shelf: Arc<dyn Shelf>,
+/// One response that is being sent.
+struct ResponseFrames {
+    server: Arc<PeerServer>,
+    provider: Arc<dyn BlockProvider>,
     body: Body,
-    signs: Interval,
-    /// What [`Shelf::moved`] last was, and since when.
-    moved: (u64, Instant),
+    heartbeats: Interval,
+    /// The last value of [`BlockProvider::progress`], and since when.
+    progress: (u64, Instant),
     _slot: OwnedSemaphorePermit,
 }
 
-impl Sending {
-    fn new(server: Arc<Server>, shelf: Arc<dyn Shelf>, body: Body, slot: OwnedSemaphorePermit) -> Self {
-        let mut signs = interval(SIGN);
-        signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first tick is at once: the answer itself is the first sign.
-        signs.reset();
-        let moved = (shelf.moved(), Instant::now());
-        Self { server, shelf, body, signs, moved, _slot: slot }
+impl ResponseFrames {
+    fn new(
+        server: Arc<PeerServer>,
+        provider: Arc<dyn BlockProvider>,
+        body: Body,
+        slot: OwnedSemaphorePermit,
+    ) -> Self {
+        let mut heartbeats = interval(HEARTBEAT);
+        heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first tick is at once, and not needed: the head of the response is a sign of life.
+        heartbeats.reset();
+        let progress = (provider.progress(), Instant::now());
+        Self { server, provider, body, heartbeats, progress, _slot: slot }
     }
 
     /// The next frame; `None` when all was sent.
@@ -173,27 +187,27 @@ impl Sending {
                 piece = self.body.next() => return match piece? {
                     Ok(bytes) => {
                         self.server.sent.fetch_add(bytes.len() as u64, Relaxed);
-                        self.signs.reset();
+                        self.heartbeats.reset();
                         Some(Frame::Data(bytes))
                     }
                     Err(error) => {
-                        tracing::debug!(%error, "a peer is told to look elsewhere");
+                        tracing::debug!(%error, "cannot send the rest of a response to a peer");
                         Some(Frame::End)
                     }
                 },
-                _ = self.signs.tick() => if self.is_hopeful() {
+                _ = self.heartbeats.tick() => if self.makes_progress() {
                     return Some(Frame::Wait);
                 },
             }
         }
     }
 
-    /// Whether anything moved lately.
-    fn is_hopeful(&mut self) -> bool {
-        let (moved, now) = (self.shelf.moved(), Instant::now());
-        if moved != self.moved.0 {
-            self.moved = (moved, now);
+    /// Whether this node has made progress lately.
+    fn makes_progress(&mut self) -> bool {
+        let (progress, now) = (self.provider.progress(), Instant::now());
+        if progress != self.progress.0 {
+            self.progress = (progress, now);
         }
-        now.duration_since(self.moved.1) < HOPE
+        now.duration_since(self.progress.1) < STALL_LIMIT
     }
 }

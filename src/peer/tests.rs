@@ -1,7 +1,7 @@
 //! Peers over real connections, and what one can do to another.
 
-mod calm;
 mod connection;
+mod stability;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,13 +16,14 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::client::{Link, Peers};
-use super::health::{BAN, Standing};
-use super::link::Http;
-use super::members::Listed;
-use super::server::{Caller, Server, Shelf};
-use super::wire::{Ask, Frame, Reply, Role};
-use super::{Member, PROTOCOL, listener, token};
+use super::backoff::{CORRUPTION_BAN, PeerState};
+use super::client::http::HttpPeerClient;
+use super::client::{PeerClient, Peers};
+use super::membership::StaticMembership;
+use super::server::listener;
+use super::server::{BlockProvider, Caller, PeerServer};
+use super::wire::{BlockRequest, BlockResponse, Frame, Role};
+use super::{Member, PROTOCOL, token};
 use crate::blob::{Blob, Key, Stored};
 use crate::block::{self, Arrival, BLOCK, Check};
 use crate::digest::Digest;
@@ -48,12 +49,12 @@ pub fn member(id: &str, zone: &str) -> Member {
 
 /// Blobs in memory.
 #[derive(Debug, Default)]
-struct Things {
+struct MemoryBlocks {
     blobs: Mutex<HashMap<Digest, Bytes>>,
     moved: AtomicU64,
 }
 
-impl Things {
+impl MemoryBlocks {
     fn put(&self, content: Bytes) -> Blob {
         let size = content.len() as u64;
         let block = |i: u64| &content[(i * BLOCK) as usize..(i * BLOCK + block::len(size, i)) as usize];
@@ -66,11 +67,12 @@ impl Things {
     }
 }
 
-impl Shelf for Things {
-    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
-        let found = self.blobs.lock().get(&ask.blob).cloned();
-        let wanted = found.filter(|bytes| bytes.len() as u64 == ask.size);
-        let wanted = wanted.map(|bytes| bytes.slice(ask.range.start as usize..ask.range.end as usize));
+impl BlockProvider for MemoryBlocks {
+    fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
+        let found = self.blobs.lock().get(&request.blob).cloned();
+        let wanted = found.filter(|bytes| bytes.len() as u64 == request.size);
+        let wanted =
+            wanted.map(|bytes| bytes.slice(request.range.start as usize..request.range.end as usize));
         // In odd pieces.
         let pieces = wanted.map(|bytes| {
             let starts = (0..bytes.len()).step_by(300_000);
@@ -79,40 +81,43 @@ impl Shelf for Things {
         async move { Ok(pieces) }.boxed()
     }
 
-    fn moved(&self) -> u64 {
+    fn progress(&self) -> u64 {
         self.moved.load(Relaxed)
     }
 }
 
 /// A node `a` that asks a node `b`, over a real connection.
-struct Pair {
-    things: Arc<Things>,
+struct PeerPair {
+    blocks: Arc<MemoryBlocks>,
     placement: Arc<dyn Placement>,
     peers: Arc<Peers>,
     paths: Mutex<HashMap<String, Digest>>,
 }
 
-async fn pair() -> Pair {
+async fn pair() -> PeerPair {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
-    let (server, things) = (Arc::new(Server::default()), Arc::new(Things::default()));
-    server.host("t", things.clone());
+    let (server, blocks) = (Arc::new(PeerServer::default()), Arc::new(MemoryBlocks::default()));
+    server.host("t", blocks.clone());
     tokio::spawn(listener::serve(listener, server, None));
     let (peers, placement) =
-        asking([Member { address, ..member("b", "z") }], Http::plain().expect("a client"));
-    Pair { things, placement, peers, paths: Mutex::default() }
+        asking([Member { address, ..member("b", "z") }], HttpPeerClient::plain().expect("a client"));
+    PeerPair { blocks, placement, peers, paths: Mutex::default() }
 }
 
-/// The peers of a node that owns nothing and asks `others` over `link`, and where they have a snapshot.
-fn asking(others: impl IntoIterator<Item = Member>, link: impl Link) -> (Arc<Peers>, Arc<dyn Placement>) {
-    let members = Listed::default();
+/// The peers of a node that owns nothing and asks `others` over `client`, and where they have a snapshot.
+fn asking(
+    others: impl IntoIterator<Item = Member>,
+    client: impl PeerClient,
+) -> (Arc<Peers>, Arc<dyn Placement>) {
+    let members = StaticMembership::default();
     members.set(others);
-    let peers = Peers::new(member("a", "z"), Arc::new(members), Arc::new(link));
+    let peers = Peers::new(member("a", "z"), Arc::new(members), Arc::new(client));
     let placement = peers.placement("t", Digest::of(b"snapshot"));
     (peers, placement)
 }
 
-impl Subject for Pair {
+impl Subject for PeerPair {
     fn tier(&self) -> &dyn Tier {
         &*self.placement.peers()[1]
     }
@@ -124,7 +129,7 @@ impl Subject for Pair {
     fn put<'a>(&'a self, path: &'a str, content: Bytes) -> BoxFuture<'a, Blob> {
         async move {
             self.remove(path).await;
-            let blob = self.things.put(content);
+            let blob = self.blocks.put(content);
             let Key::Content(digest) = blob.key else { panic!("by content") };
             self.paths.lock().insert(path.into(), digest);
             blob
@@ -135,7 +140,7 @@ impl Subject for Pair {
     fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()> {
         let mut paths = self.paths.lock();
         if let Some(digest) = paths.remove(path) {
-            self.things.blobs.lock().remove(&digest);
+            self.blocks.blobs.lock().remove(&digest);
         }
         async {}.boxed()
     }
@@ -152,40 +157,40 @@ async fn collect(body: Body) -> Result<Bytes> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_is_a_tier_like_any_other() {
+async fn peer_tier_passes_the_conformance_suite() {
     conformance::suite(&pair().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_what_can_be_verified_and_is_the_tenants_own_is_asked_for_and_given() {
+async fn peers_share_only_verifiable_blobs_of_their_tenants() {
     let pair = pair().await;
-    let blob = pair.things.put(noise(BLOCK));
-    let ask = async |seat: &Arc<dyn ClusterTier>, blob: &Blob| {
-        seat.fetch(blob, 0..5, Urgency::Read).await.expect("answered")
+    let blob = pair.blocks.put(noise(BLOCK));
+    let fetch = async |tier: &Arc<dyn ClusterTier>, blob: &Blob| {
+        tier.fetch(blob, 0..5, Urgency::Read).await.expect("answered")
     };
-    assert!(ask(&pair.placement.peers()[1], &blob).await.is_some());
-    let asked = pair.peers.figures().asked;
-    assert!(ask(&pair.placement.peers()[1], &Blob { checks: None, ..blob.clone() }).await.is_none());
+    assert!(fetch(&pair.placement.peers()[1], &blob).await.is_some());
+    let asked = pair.peers.stats().asked;
+    assert!(fetch(&pair.placement.peers()[1], &Blob { checks: None, ..blob.clone() }).await.is_none());
     let origins = Blob { key: Key::origin("o", b"p", b"v"), ..blob.clone() };
-    assert!(ask(&pair.placement.peers()[1], &origins).await.is_none());
+    assert!(fetch(&pair.placement.peers()[1], &origins).await.is_none());
     assert!(
-        ask(&pair.placement.peers()[0], &blob).await.is_none(),
+        fetch(&pair.placement.peers()[0], &blob).await.is_none(),
         "nobody says that it has all of the snapshot"
     );
     for tenant in ["u", "tt", ""] {
         assert!(
-            ask(&pair.peers.placement(tenant, Digest::of(b"snapshot")).peers()[1], &blob).await.is_none(),
+            fetch(&pair.peers.placement(tenant, Digest::of(b"snapshot")).peers()[1], &blob).await.is_none(),
             "{tenant}"
         );
     }
-    assert_eq!(pair.peers.figures().asked, asked, "none of these is asked");
-    let server = Arc::new(Server::default());
-    server.host("t", pair.things.clone());
+    assert_eq!(pair.peers.stats().asked, asked, "none of these is asked");
+    let server = Arc::new(PeerServer::default());
+    server.host("t", pair.blocks.clone());
     let Key::Content(digest) = blob.key else { panic!("by content") };
     let (snapshot, range) = (Digest::of(b"snapshot"), 0..5);
-    let ask = |tenant: &str| {
+    let request_for = |tenant: &str| {
         let (tenant, size, urgency) = (tenant.into(), blob.size, Urgency::Read);
-        Ask {
+        BlockRequest {
             tenant,
             snapshot,
             blob: digest,
@@ -199,10 +204,10 @@ async fn only_what_can_be_verified_and_is_the_tenants_own_is_asked_for_and_given
         id: Some("n".into()),
         tenants: Some(tenants.iter().map(|t| (*t).into()).collect()),
     };
-    assert!(matches!(server.answer(&node(&["s", "t"]), ask("t")).await, Reply::Frames(_)));
+    assert!(matches!(server.answer(&node(&["s", "t"]), request_for("t")).await, BlockResponse::Frames(_)));
     for (tenants, tenant) in [(&["s"][..], "t"), (&[], "t"), (&["t", "u"], "u"), (&["T"], "t")] {
         assert!(
-            matches!(server.answer(&node(tenants), ask(tenant)).await, Reply::Miss),
+            matches!(server.answer(&node(tenants), request_for(tenant)).await, BlockResponse::Miss),
             "{tenants:?} {tenant}"
         );
     }
@@ -210,7 +215,7 @@ async fn only_what_can_be_verified_and_is_the_tenants_own_is_asked_for_and_given
 
 /// What a peer may do instead of what it should.
 #[derive(Clone, Copy, Debug)]
-enum Trick {
+enum PeerFault {
     Silence,
     SilenceWithin,
     Trickle,
@@ -226,14 +231,18 @@ enum Trick {
 }
 
 #[derive(Debug)]
-struct Tricky {
-    trick: Trick,
+struct FaultyPeer {
+    fault: PeerFault,
     content: Bytes,
 }
 
-impl Link for Tricky {
-    fn ask<'a>(&'a self, _: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
-        let Range { start, end } = ask.range.clone();
+impl PeerClient for FaultyPeer {
+    fn request<'a>(
+        &'a self,
+        _: &'a Member,
+        request: &'a BlockRequest,
+    ) -> BoxFuture<'a, Result<BlockResponse>> {
+        let Range { start, end } = request.range.clone();
         let right = self.content.slice(start as usize..end as usize);
         let frames = |frames: Vec<Frame>| stream::iter(frames.into_iter().map(Ok));
         let some = |bytes: Bytes| frames(vec![Frame::Data(bytes)]);
@@ -245,33 +254,33 @@ impl Link for Tricky {
         };
         let endless = || stream::repeat_with(|| Ok(Frame::Data(noise(BLOCK))));
         let swapped = || right.iter().map(|byte| byte ^ 1).collect::<Bytes>();
-        let frames = match self.trick {
-            Trick::Silence => return std::future::pending().boxed(),
-            Trick::Refuse => return async { Err(Error::new(Kind::Unavailable, "refused")) }.boxed(),
-            Trick::SilenceWithin => some(right.slice(..100)).chain(stream::pending()).boxed(),
-            Trick::Trickle => every(100, Frame::Data(right.slice(..1000))).boxed(),
-            Trick::WaitForever => every(250, Frame::Wait).boxed(),
-            Trick::Dawdle => every(250, Frame::Wait)
+        let frames = match self.fault {
+            PeerFault::Silence => return std::future::pending().boxed(),
+            PeerFault::Refuse => return async { Err(Error::new(Kind::Unavailable, "refused")) }.boxed(),
+            PeerFault::SilenceWithin => some(right.slice(..100)).chain(stream::pending()).boxed(),
+            PeerFault::Trickle => every(100, Frame::Data(right.slice(..1000))).boxed(),
+            PeerFault::WaitForever => every(250, Frame::Wait).boxed(),
+            PeerFault::Dawdle => every(250, Frame::Wait)
                 .flat_map(move |wait| stream::iter([wait, Ok(Frame::Data(right.slice(..1)))]))
                 .boxed(),
-            Trick::Garbage => {
+            PeerFault::Garbage => {
                 stream::once(async { Err(Error::new(Kind::Corrupt, "sends what is no frame")) }).boxed()
             }
-            Trick::Endless => endless().boxed(),
-            Trick::Overlong => some(right).chain(endless()).boxed(),
-            Trick::Swap => some(swapped()).boxed(),
-            Trick::Cut => some(right.slice(..right.len() / 2)).boxed(),
-            Trick::GiveUp => frames(vec![Frame::Wait, Frame::End]).boxed(),
+            PeerFault::Endless => endless().boxed(),
+            PeerFault::Overlong => some(right).chain(endless()).boxed(),
+            PeerFault::Swap => some(swapped()).boxed(),
+            PeerFault::Cut => some(right.slice(..right.len() / 2)).boxed(),
+            PeerFault::GiveUp => frames(vec![Frame::Wait, Frame::End]).boxed(),
         };
-        async { Ok(Reply::Frames(frames)) }.boxed()
+        async { Ok(BlockResponse::Frames(frames)) }.boxed()
     }
 }
 
 /// The mirror, which has it.
 #[derive(Debug)]
-struct Store(Bytes);
+struct MemoryMirror(Bytes);
 
-impl Tier for Store {
+impl Tier for MemoryMirror {
     fn kind(&self) -> TierKind {
         TierKind::Mirror
     }
@@ -288,10 +297,10 @@ impl Tier for Store {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
-    use Trick::*;
-    // The trick, how many seconds it may cost, and whether the peer is banned.
-    let tricks = [
+async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
+    use PeerFault::*;
+    // The fault, how many seconds it may cost, and whether the peer is banned.
+    let faults = [
         (Silence, 1, false),
         (SilenceWithin, 1, false),
         (Trickle, 1, false),
@@ -305,11 +314,11 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
         (Refuse, 0, false),
         (GiveUp, 0, false),
     ];
-    for (trick, seconds, banned) in tricks {
+    for (fault, seconds, banned) in faults {
         let content = noise(2 * BLOCK + 5);
-        let blob = Things::default().put(content.clone());
-        let (peers, placement) = asking([member("b", "z")], Tricky { trick, content: content.clone() });
-        let ladder = Ladder::new(vec![Arc::new(Store(content))], Arc::default(), Arc::default());
+        let blob = MemoryBlocks::default().put(content.clone());
+        let (peers, placement) = asking([member("b", "z")], FaultyPeer { fault, content: content.clone() });
+        let ladder = Ladder::new(vec![Arc::new(MemoryMirror(content))], Arc::default(), Arc::default());
         let ladder = ladder.placed(Some(placement));
         assert_eq!(ladder.scope(&blob, 0), FetchScope::All);
         let fetch = async || {
@@ -334,28 +343,28 @@ async fn whatever_a_peer_does_the_bytes_are_right_and_soon_there() {
         let took = fetch().await;
         // Whether more comes behind the last byte is looked at when nobody waits any more.
         tokio::time::sleep(Duration::from_millis(1)).await;
-        assert!(took <= Duration::from_secs(seconds) + Duration::from_millis(1), "{trick:?} cost {took:?}");
-        assert_eq!(peers.banned().is_empty(), !banned, "{trick:?}");
-        let asked = peers.figures().asked;
+        assert!(took <= Duration::from_secs(seconds) + Duration::from_millis(1), "{fault:?} cost {took:?}");
+        assert_eq!(peers.banned().is_empty(), !banned, "{fault:?}");
+        let asked = peers.stats().asked;
         let took = fetch().await;
-        if !matches!(trick, GiveUp | WaitForever | Dawdle) {
-            assert_eq!(peers.figures().asked, asked, "after {trick:?} it is left alone");
+        if !matches!(fault, GiveUp | WaitForever | Dawdle) {
+            assert_eq!(peers.stats().asked, asked, "after {fault:?} it is left alone");
             assert_eq!(took, Duration::ZERO);
         }
-        tokio::time::advance(BAN).await;
+        tokio::time::advance(CORRUPTION_BAN).await;
         fetch().await;
-        assert!(peers.figures().asked > asked, "it may do better now");
-        assert!(peers.under_way() == 0, "{trick:?} leaves nothing behind");
+        assert!(peers.stats().asked > asked, "it may do better now");
+        assert!(peers.under_way() == 0, "{fault:?} leaves nothing behind");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_the_mirror_says_so_as_long_as_something_moves() {
+async fn server_sends_heartbeats_while_it_makes_progress() {
     #[derive(Debug)]
     struct Slow(AtomicU64, Option<Duration>);
-    impl Shelf for Slow {
-        fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
-            let (range, after) = (ask.range.clone(), self.1);
+    impl BlockProvider for Slow {
+        fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
+            let (range, after) = (request.range.clone(), self.1);
             let late = async move {
                 match after {
                     Some(after) => tokio::time::sleep(after).await,
@@ -366,23 +375,27 @@ async fn who_waits_for_the_mirror_says_so_as_long_as_something_moves() {
             async { Ok(Some(late.into_stream().boxed())) }.boxed()
         }
 
-        fn moved(&self) -> u64 {
+        fn progress(&self) -> u64 {
             // It moves as long as there is hope.
             self.0.fetch_add(u64::from(self.1.is_some()), Relaxed)
         }
     }
     #[derive(Debug)]
-    struct Direct(Arc<Server>);
-    impl Link for Direct {
-        fn ask<'a>(&'a self, _: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
-            async { Ok(self.0.answer(&Caller::ANYBODY, ask.clone()).await) }.boxed()
+    struct InProcess(Arc<PeerServer>);
+    impl PeerClient for InProcess {
+        fn request<'a>(
+            &'a self,
+            _: &'a Member,
+            request: &'a BlockRequest,
+        ) -> BoxFuture<'a, Result<BlockResponse>> {
+            async { Ok(self.0.answer(&Caller::ANYBODY, request.clone()).await) }.boxed()
         }
     }
     for (after, seconds) in [(Some(9), 9), (None, 4)] {
-        let server = Arc::new(Server::default());
+        let server = Arc::new(PeerServer::default());
         server.host("t", Arc::new(Slow(AtomicU64::new(0), after.map(Duration::from_secs))));
-        let (_, placement) = asking([member("b", "z")], Direct(server));
-        let blob = Things::default().put(noise(BLOCK));
+        let (_, placement) = asking([member("b", "z")], InProcess(server));
+        let blob = MemoryBlocks::default().put(noise(BLOCK));
         let begin = Instant::now();
         let body = placement.peers()[1]
             .fetch(&blob, 0..BLOCK, Urgency::Read)
@@ -396,31 +409,35 @@ async fn who_waits_for_the_mirror_says_so_as_long_as_something_moves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_owner_is_asked_then_the_second_and_the_node_itself_never() {
+async fn tiers_ask_first_and_second_owner_and_never_this_node() {
     #[derive(Debug)]
-    struct Note(Mutex<Vec<String>>);
-    impl Link for Arc<Note> {
-        fn ask<'a>(&'a self, peer: &'a Member, _: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+    struct RequestLog(Mutex<Vec<String>>);
+    impl PeerClient for Arc<RequestLog> {
+        fn request<'a>(
+            &'a self,
+            peer: &'a Member,
+            _: &'a BlockRequest,
+        ) -> BoxFuture<'a, Result<BlockResponse>> {
             self.0.lock().push(peer.id.clone());
-            async { Ok(Reply::Miss) }.boxed()
+            async { Ok(BlockResponse::Miss) }.boxed()
         }
     }
-    let note = Arc::new(Note(Mutex::default()));
+    let log = Arc::new(RequestLog(Mutex::default()));
     let others = ["a", "b", "c", "d"].map(|id| member(id, "z"));
     let stranger = Member { tenants: vec![], ..member("e", "z") };
     let newer = Member { protocol: PROTOCOL + 1, ..member("f", "z") };
     let leaving = Member { draining: true, ..member("g", "z") };
-    let (_, placement) = asking(others.into_iter().chain([stranger, newer, leaving]), note.clone());
+    let (_, placement) = asking(others.into_iter().chain([stranger, newer, leaving]), log.clone());
     let (mut ours, mut handed) = (0, 0);
     for n in 0..200u64 {
-        let blob = Things::default().put(Bytes::copy_from_slice(&n.to_le_bytes()));
-        let ask = async |seats: &[Arc<dyn ClusterTier>]| {
-            for seat in seats {
-                assert!(seat.fetch(&blob, 0..8, Urgency::Read).await.expect("answered").is_none());
+        let blob = MemoryBlocks::default().put(Bytes::copy_from_slice(&n.to_le_bytes()));
+        let fetch = async |tiers: &[Arc<dyn ClusterTier>]| {
+            for tier in tiers {
+                assert!(tier.fetch(&blob, 0..8, Urgency::Read).await.expect("answered").is_none());
             }
-            std::mem::take(&mut *note.0.lock())
+            std::mem::take(&mut *log.0.lock())
         };
-        let (asked, left) = (ask(&placement.peers()[..3]).await, ask(&placement.peers()[3..]).await);
+        let (asked, left) = (fetch(&placement.peers()[..3]).await, fetch(&placement.peers()[3..]).await);
         handed += left.len();
         let is_ours = placement.is_owner(&blob, 0);
         assert!(
@@ -439,33 +456,41 @@ async fn the_first_owner_is_asked_then_the_second_and_the_node_itself_never() {
 }
 
 /// A request for a block of `t`'s.
-fn ask(urgency: Urgency) -> Ask {
+fn block_request(urgency: Urgency) -> BlockRequest {
     let (snapshot, blob) = (Digest::of(b"snapshot"), Digest::of(b"blob"));
-    Ask { tenant: "t".into(), snapshot, blob, size: BLOCK, range: 0..BLOCK, role: Role::Owner, urgency }
+    BlockRequest {
+        tenant: "t".into(),
+        snapshot,
+        blob,
+        size: BLOCK,
+        range: 0..BLOCK,
+        role: Role::Owner,
+        urgency,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_with_too_much_to_do_says_when_to_come_back_and_has_room_for_readers() {
+async fn server_full_of_stages_is_busy_and_serves_readers() {
     /// What never ends.
     #[derive(Debug)]
     struct Endless;
-    impl Shelf for Endless {
-        fn lend<'a>(&'a self, _: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+    impl BlockProvider for Endless {
+        fn provide<'a>(&'a self, _: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
             async { Ok(Some(stream::pending().boxed())) }.boxed()
         }
 
-        fn moved(&self) -> u64 {
+        fn progress(&self) -> u64 {
             0
         }
     }
-    let server = Arc::new(Server::default());
+    let server = Arc::new(PeerServer::default());
     server.host("t", Arc::new(Endless));
     let mut held = Vec::new();
     let mut fill = async |urgency| loop {
-        match server.answer(&Caller::ANYBODY, ask(urgency)).await {
-            Reply::Frames(frames) => held.push(frames),
-            Reply::Busy(wait) => return (held.len(), wait),
-            Reply::Miss => panic!("it has everything"),
+        match server.answer(&Caller::ANYBODY, block_request(urgency)).await {
+            BlockResponse::Frames(frames) => held.push(frames),
+            BlockResponse::Busy(wait) => return (held.len(), wait),
+            BlockResponse::Miss => panic!("it has everything"),
         }
     };
     let (staging, wait) = fill(Urgency::Stage).await;
@@ -476,32 +501,32 @@ async fn a_server_with_too_much_to_do_says_when_to_come_back_and_has_room_for_re
     let address = listener.local_addr().expect("bound");
     tokio::spawn(listener::serve(listener, server.clone(), None));
     let peer = Member { address, ..member("b", "z") };
-    let link = Http::plain().expect("a client");
-    let answer = link.ask(&peer, &ask(Urgency::Read)).await.expect("an answer");
-    assert!(matches!(answer, Reply::Busy(told) if told == wait), "503, with retry-after");
+    let client = HttpPeerClient::plain().expect("a client");
+    let answer = client.request(&peer, &block_request(Urgency::Read)).await.expect("an answer");
+    assert!(matches!(answer, BlockResponse::Busy(told) if told == wait), "503, with retry-after");
     drop(held);
-    let answer = link.ask(&peer, &ask(Urgency::Stage)).await.expect("an answer");
-    assert!(matches!(answer, Reply::Frames(_)));
+    let answer = client.request(&peer, &block_request(Urgency::Stage)).await.expect("an answer");
+    assert!(matches!(answer, BlockResponse::Frames(_)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn staging_comes_back_to_who_is_busy_and_a_reader_goes_on() {
+async fn busy_peer_is_retried_by_a_stage_and_skipped_by_a_reader() {
     #[derive(Debug, Default)]
     struct Busy(AtomicU64);
-    impl Link for Arc<Busy> {
-        fn ask<'a>(&'a self, _: &'a Member, _: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+    impl PeerClient for Arc<Busy> {
+        fn request<'a>(&'a self, _: &'a Member, _: &'a BlockRequest) -> BoxFuture<'a, Result<BlockResponse>> {
             self.0.fetch_add(1, Relaxed);
-            async { Ok(Reply::Busy(Duration::from_secs(1))) }.boxed()
+            async { Ok(BlockResponse::Busy(Duration::from_secs(1))) }.boxed()
         }
     }
     for (urgency, tries) in [(Urgency::Read, 1), (Urgency::Ahead, 1), (Urgency::Stage, 3)] {
-        let link = Arc::new(Busy::default());
-        let (peers, placement) = asking([member("b", "z")], link.clone());
-        let blob = Things::default().put(noise(BLOCK));
+        let client = Arc::new(Busy::default());
+        let (peers, placement) = asking([member("b", "z")], client.clone());
+        let blob = MemoryBlocks::default().put(noise(BLOCK));
         let begin = Instant::now();
         let error = placement.peers()[1].fetch(&blob, 0..BLOCK, urgency).await.err().expect("busy");
-        assert_eq!((error.kind(), link.0.load(Relaxed)), (Kind::Unavailable, tries), "{urgency:?}");
+        assert_eq!((error.kind(), client.0.load(Relaxed)), (Kind::Unavailable, tries), "{urgency:?}");
         assert_eq!(begin.elapsed(), Duration::from_secs(tries - 1));
-        assert_eq!(peers.standing("b"), Standing::Well, "to be busy is no fault");
+        assert_eq!(peers.state_of("b"), PeerState::Available, "to be busy is no fault");
     }
 }

@@ -1,4 +1,4 @@
-//! Wire: what peers say to each other.
+//! The wire format between peers: requests, responses, frames.
 //!
 //! A request is one HTTP/1.1 GET:
 //!
@@ -7,18 +7,19 @@
 //! range: bytes=<first>-<last>                      within the blob
 //! bdnfs-size: <bytes>                              of the whole blob
 //! bdnfs-snapshot: <digest>                         a manifest that has the blob: how an owner finds it in the mirror
-//! bdnfs-role: owner | holder | leaver              whether to fetch what it lacks
+//! bdnfs-role: owner | holder | leaver              whether to fetch what it lacks; `leaver`: a draining node
 //! bdnfs-urgency: read | ahead | stage              who waits
 //! ```
 //!
-//! The answer is 404 for what isn't there or isn't the caller's to have, which look the same; 503 with `retry-after` when
-//! there is too much to do; else 200 with frames of 5 bytes and what belongs to them, until all of the range was sent:
+//! The response is 404 for a blob that does not exist or that the caller may not have, which look the same; 503 with
+//! `retry-after` when the server is busy; else 200 with frames, each a header of 5 bytes and its bytes, until all of the range
+//! was sent:
 //!
 //! | kind | length, u32 little-endian | meaning |
 //! |---|---|---|
 //! | `D` | of the bytes that follow, up to a block | the next bytes of the range |
-//! | `W` | 0 | nothing yet, but it is on its way |
-//! | `E` | 0 | the rest can't be had here; the last frame |
+//! | `W` | 0 | heartbeat: no bytes yet, but they are on their way |
+//! | `E` | 0 | the server can't get the rest; the last frame |
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -32,56 +33,56 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::tier::Urgency;
 
-/// The length of a frame's head.
+/// The length of a frame's header, in bytes.
 pub(super) const HEAD: usize = 5;
 
-/// What is asked of the one that a request goes to.
+/// What a request asks of its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// To fetch what it lacks, from the mirror, for all who ask.
+    /// To fetch what it lacks from the mirror, for all who ask.
     Owner,
-    /// To give what it has, and nothing else.
+    /// To send what it has, and to fetch nothing.
     Holder,
-    /// To give what it has and what it is fetching as it leaves, to the one who owns it from now on.
-    Leaver,
+    /// To send what it has and what it is fetching already: asked of a draining node by the new owner.
+    Draining,
 }
 
-/// A request.
+/// A request for some bytes of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Whose blob it is.
+pub struct BlockRequest {
+    /// The tenant that the blob belongs to.
     pub tenant: String,
-    /// A manifest that has it.
+    /// A snapshot whose manifest has the blob.
     pub snapshot: Digest,
-    /// The blob.
+    /// The blob's digest.
     pub blob: Digest,
     /// Its size in bytes.
     pub size: u64,
-    /// The bytes of it that are wanted; not empty.
+    /// The requested bytes; not empty.
     pub range: Range<u64>,
-    /// What is asked.
+    /// What the receiver is to do.
     pub role: Role,
-    /// Who waits.
+    /// Who waits for the bytes.
     pub urgency: Urgency,
 }
 
-/// An answer.
-pub enum Reply {
-    /// It isn't there, or may not be known to be.
+/// The response to a request.
+pub enum BlockResponse {
+    /// The blob does not exist here, or the caller may not have it.
     Miss,
-    /// Too much to do: ask again after this long.
+    /// The server is busy: retry after this long.
     Busy(Duration),
-    /// Frames, until all was sent that there is.
+    /// The bytes, in frames.
     Frames(Frames),
 }
 
-impl Ask {
-    /// The path to ask for.
+impl BlockRequest {
+    /// The path of the HTTP request.
     pub fn path(&self) -> String {
         format!("/v{}/tenants/{}/blobs/{}", super::PROTOCOL, self.tenant, self.blob)
     }
 
-    /// The headers to send along.
+    /// The headers of the HTTP request.
     pub fn headers(&self) -> [(&'static str, String); 5] {
         [
             ("range", format!("bytes={}-{}", self.range.start, self.range.end - 1)),
@@ -92,22 +93,22 @@ impl Ask {
         ]
     }
 
-    /// The request with this path and these headers; `None` for what is none.
+    /// Parses a path and headers; `None` when they are invalid.
     pub fn parse<'a>(path: &str, header: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
         let (tenant, blob) = path.strip_prefix("/v1/tenants/")?.split_once("/blobs/")?;
         let (first, last) = header("range")?.strip_prefix("bytes=")?.split_once('-')?;
         let range = number(first)?..number(last)?.checked_add(1)?;
         let size = number(header("bdnfs-size")?)?;
-        // Nobody asks for more than a few blocks at once, so nobody has to be prepared for it.
-        let sound = range.start < range.end && range.end <= size && range.end - range.start <= MOST;
-        sound.then_some(())?;
+        // A request is bounded, and so are the buffers for it.
+        let valid = range.start < range.end && range.end <= size && range.end - range.start <= MAX_RANGE;
+        valid.then_some(())?;
         Some(Self {
             tenant: tenant.into(),
             snapshot: Digest::from_str(header("bdnfs-snapshot")?).ok()?,
             blob: Digest::from_str(blob).ok()?,
             size,
             range,
-            role: [Role::Owner, Role::Holder, Role::Leaver]
+            role: [Role::Owner, Role::Holder, Role::Draining]
                 .into_iter()
                 .find(|r| header("bdnfs-role") == Some(role(*r)))?,
             urgency: [Urgency::Read, Urgency::Ahead, Urgency::Stage]
@@ -117,14 +118,14 @@ impl Ask {
     }
 }
 
-/// The most that one request asks for: a long extent, and what an unaligned one touches beyond it.
-pub const MOST: u64 = (crate::extent::MAX_EXTENT_BLOCKS + 1) * BLOCK;
+/// The most bytes of one request: the longest extent, and what an unaligned one touches beyond it.
+pub const MAX_RANGE: u64 = (crate::extent::MAX_EXTENT_BLOCKS + 1) * BLOCK;
 
 fn role(role: Role) -> &'static str {
     match role {
         Role::Owner => "owner",
         Role::Holder => "holder",
-        Role::Leaver => "leaver",
+        Role::Draining => "leaver",
     }
 }
 
@@ -141,27 +142,27 @@ fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// The frames of an answer.
+/// The frames of a response.
 pub type Frames = BoxStream<'static, Result<Frame>>;
 
-/// A part of an answer.
+/// A part of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// The next bytes of the range.
     Data(Bytes),
-    /// So much as [`PART`] of the next bytes has come. It isn't sent, but noticed: they are given when they are complete.
+    /// [`PART`] more bytes of the next data frame have arrived. It is never sent: the receiver makes it to measure progress.
     Part,
-    /// It is on its way.
+    /// A heartbeat: the bytes are on their way.
     Wait,
-    /// The rest can't be had here.
+    /// The server can't get the rest.
     End,
 }
 
-/// What is noticed of bytes that arrive, in bytes.
+/// After how many bytes of a data frame progress is reported.
 pub const PART: usize = 64 << 10;
 
 impl Frame {
-    /// As it is sent, in pieces.
+    /// Encodes it, in pieces.
     pub fn encode(self) -> Vec<Bytes> {
         match self {
             Self::Data(mut rest) => {
@@ -179,42 +180,42 @@ impl Frame {
     }
 }
 
-/// The head of a frame.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
-    /// So many bytes of the range follow.
+    /// So many bytes follow.
     Data(u32),
-    /// It is on its way.
+    /// A heartbeat.
     Wait,
-    /// The rest can't be had here.
+    /// The server can't get the rest.
     End,
 }
 
 impl Head {
     fn encode(self) -> Bytes {
-        let (letter, len) = match self {
+        let (message, len) = match self {
             Self::Data(len) => (b'D', len),
             Self::Wait => (b'W', 0),
             Self::End => (b'E', 0),
         };
         let mut head = BytesMut::with_capacity(HEAD);
-        head.put_u8(letter);
+        head.put_u8(message);
         head.put_u32_le(len);
         head.freeze()
     }
 
-    /// The head that was sent so.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] for what is none.
+    /// [`Kind::Corrupt`] when it is invalid.
     pub(super) fn parse(mut head: &[u8]) -> Result<Self> {
-        let (letter, len) = (head.try_get_u8(), head.try_get_u32_le());
-        match (letter, len) {
-            // Room is made for it before it comes.
+        let (message, len) = (head.try_get_u8(), head.try_get_u32_le());
+        match (message, len) {
+            // A buffer is allocated for it before it arrives.
             (Ok(b'D'), Ok(len)) if (1..=BLOCK).contains(&len.into()) => Ok(Self::Data(len)),
             (Ok(b'W'), Ok(0)) => Ok(Self::Wait),
             (Ok(b'E'), Ok(0)) => Ok(Self::End),
-            _ => Err(Error::new(Kind::Corrupt, "what is no frame")),
+            _ => Err(Error::new(Kind::Corrupt, "invalid frame")),
         }
     }
 }
@@ -225,11 +226,19 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    fn ask() -> impl Strategy<Value = Ask> {
+    fn ask() -> impl Strategy<Value = BlockRequest> {
         let urgency = prop::sample::select(vec![Urgency::Read, Urgency::Ahead, Urgency::Stage]);
-        let role = prop::sample::select(vec![Role::Owner, Role::Holder, Role::Leaver]);
-        ("[a-zA-Z0-9_-]{1,64}", any::<[[u8; 32]; 2]>(), 0..1u64 << 50, 1..MOST, 0..1u64 << 50, role, urgency)
-            .prop_map(|(tenant, [snapshot, blob], start, len, behind, role, urgency)| Ask {
+        let role = prop::sample::select(vec![Role::Owner, Role::Holder, Role::Draining]);
+        (
+            "[a-zA-Z0-9_-]{1,64}",
+            any::<[[u8; 32]; 2]>(),
+            0..1u64 << 50,
+            1..MAX_RANGE,
+            0..1u64 << 50,
+            role,
+            urgency,
+        )
+            .prop_map(|(tenant, [snapshot, blob], start, len, behind, role, urgency)| BlockRequest {
                 tenant,
                 snapshot: Digest(snapshot),
                 blob: Digest(blob),
@@ -242,18 +251,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_request_arrives_as_it_was_sent(ask in ask()) {
+        fn request_parsed_equals_what_was_sent(ask in ask()) {
             let headers: HashMap<_, _> = ask.headers().into_iter().collect();
-            prop_assert_eq!(Ask::parse(&ask.path(), |name| headers.get(name).map(String::as_str)), Some(ask));
+            prop_assert_eq!(BlockRequest::parse(&ask.path(), |name| headers.get(name).map(String::as_str)), Some(ask));
         }
 
         #[test]
-        fn what_is_no_request_is_none(path in ".{0,80}", value in ".{0,40}") {
-            prop_assert_eq!(Ask::parse(&path, |_| Some(&value)), None);
+        fn request_invalid_is_none(path in ".{0,80}", value in ".{0,40}") {
+            prop_assert_eq!(BlockRequest::parse(&path, |_| Some(&value)), None);
         }
 
         #[test]
-        fn hostile_bytes_are_a_head_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..=HEAD)) {
+        fn frame_header_hostile_bytes_parse_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..=HEAD)) {
             if let Ok(head) = Head::parse(&bytes) {
                 prop_assert_eq!(&head.encode()[..], bytes);
             }
@@ -261,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_sent_with_its_head_and_one_that_is_too_long_as_several() {
+    fn frame_longer_than_a_block_is_sent_as_several() {
         let most = Bytes::from(vec![7; BLOCK as usize]);
         let long = Bytes::from([&most[..], b"more"].concat());
         let frames = [Frame::Data(long), Frame::Part, Frame::Wait, Frame::End];
@@ -275,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_at_once_is_no_request() {
+    fn request_longer_than_the_limit_is_none() {
         let header = |name: &str| match name {
             "range" => Some("bytes=0-17825792"),
             "bdnfs-size" => Some("99999999999"),
@@ -284,8 +293,8 @@ mod tests {
             _ => Some("0000000000000000000000000000000000000000000000000000000000000000"),
         };
         let path = format!("/v1/tenants/t/blobs/{}", Digest([0; 32]));
-        assert_eq!(Ask::parse(&path, header), None);
+        assert_eq!(BlockRequest::parse(&path, header), None);
         let shorter = |name: &str| if name == "range" { Some("bytes=0-17825791") } else { header(name) };
-        assert!(Ask::parse(&path, shorter).is_some());
+        assert!(BlockRequest::parse(&path, shorter).is_some());
     }
 }

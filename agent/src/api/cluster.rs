@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use bdnfs::peer::client::Figures;
+use bdnfs::peer::client::PeerStats;
 use serde::{Deserialize, Serialize};
 
 /// A cluster, as one of its nodes sees it.
@@ -19,7 +19,7 @@ pub struct ClusterStatus {
     /// Bytes that this one gave to others since it began.
     pub sent: u64,
     /// What it asked of others since then.
-    pub asked: Figures,
+    pub asked: PeerStats,
 }
 
 /// A node.

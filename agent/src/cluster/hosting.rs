@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use bdnfs::engine::Engine;
 use bdnfs::error::Result;
-use bdnfs::peer::gossip::Gossip;
 use bdnfs::peer::identity::Identity;
-use bdnfs::peer::server::Server;
+use bdnfs::peer::membership::gossip::Gossip;
+use bdnfs::peer::server::PeerServer;
 use bdnfs::peer::token;
 use bdnfs::peer_service::PeerBlockService;
 use bdnfs::source::SecretStore;
@@ -22,7 +22,7 @@ pub struct Hosting {
     engine: Engine,
     mirror: MirrorRequest,
     cache: PathBuf,
-    server: Arc<Server>,
+    server: Arc<PeerServer>,
     tenants: BTreeSet<String>,
 }
 
@@ -33,7 +33,7 @@ impl Hosting {
         mirror: &MirrorRequest,
         cache: &Path,
         secrets: &[SecretStore],
-        server: Arc<Server>,
+        server: Arc<PeerServer>,
     ) -> Self {
         let mut mirror = mirror.clone();
         mirror.access.secrets.extend_from_slice(secrets);
@@ -63,7 +63,7 @@ impl Hosting {
                 continue;
             }
             for gone in self.tenants.difference(&named) {
-                self.server.turn_out(gone);
+                self.server.stop_hosting(gone);
             }
             self.tenants.retain(|tenant| named.contains(tenant));
             for tenant in named {

@@ -4,7 +4,7 @@ use bdnfs::budget::BudgetUsage;
 use bdnfs::engine::{Engine, Usage};
 use bdnfs::error::Kind;
 use bdnfs::metrics::{EngineTotals, Traffic};
-use bdnfs::peer::client::Figures;
+use bdnfs::peer::client::PeerStats;
 use bdnfs_fs::RequestTotals;
 
 use super::process::Process;
@@ -44,7 +44,7 @@ pub struct Facts {
 #[derive(Debug)]
 pub struct Cluster {
     /// What peers sent and received.
-    pub figures: Figures,
+    pub figures: PeerStats,
     /// Peers that are banned for corruption.
     pub banned: u64,
 }
@@ -86,7 +86,7 @@ impl Facts {
             leased_snapshots: sum(|partition| partition.leases.groups().len()),
             cluster: engine
                 .peers()
-                .map(|peers| Cluster { figures: peers.figures(), banned: peers.banned().len() as u64 }),
+                .map(|peers| Cluster { figures: peers.stats(), banned: peers.banned().len() as u64 }),
             served,
             mounts,
             lost,

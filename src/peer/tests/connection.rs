@@ -10,11 +10,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::{Http, Link, ask, member, noise};
+use super::{HttpPeerClient, PeerClient, block_request, member, noise};
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Member;
-use crate::peer::wire::{Frame, PART, Reply};
+use crate::peer::wire::{BlockResponse, Frame, PART};
 use crate::tier::Urgency;
 
 /// What an answer with a body begins with.
@@ -67,10 +67,10 @@ fn body(frames: Vec<Frame>, cut: usize) -> Vec<u8> {
 }
 
 /// All frames of an answer but the notices of parts, and how many of these there were.
-async fn frames(link: &Http, peer: &Member) -> Result<(Vec<Frame>, usize)> {
-    let ask = ask(Urgency::Read);
+async fn frames(client: &HttpPeerClient, peer: &Member) -> Result<(Vec<Frame>, usize)> {
+    let request = block_request(Urgency::Read);
     let all = async {
-        let Reply::Frames(frames) = link.ask(peer, &ask).await? else {
+        let BlockResponse::Frames(frames) = client.request(peer, &request).await? else {
             return Err(Error::new(Kind::NotFound, "no frames"));
         };
         let (parts, frames): (Vec<_>, Vec<_>) =
@@ -81,14 +81,14 @@ async fn frames(link: &Http, peer: &Member) -> Result<(Vec<Frame>, usize)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn frames_arrive_as_they_were_sent_however_they_are_cut_and_on_one_connection() {
+async fn frames_cut_anywhere_arrive_as_sent_on_one_connection() {
     let sent =
         vec![Frame::Wait, Frame::Data(noise(BLOCK)), Frame::Data(noise(7)), Frame::Data(noise(300_000))];
     for (in_chunks, on_wire) in [(1 << 20, 1 << 20), (4, 1 << 16), (70_001, 1009), (1 << 22, 65_537)] {
         let (peer, connections) = peer(body(sent.clone(), in_chunks), on_wire, false).await;
-        let link = Http::plain().expect("a client");
+        let client = HttpPeerClient::plain().expect("a client");
         for _ in 0..3 {
-            let (frames, parts) = frames(&link, &peer).await.expect("an answer");
+            let (frames, parts) = frames(&client, &peer).await.expect("an answer");
             assert!(frames == sent, "in chunks of {in_chunks}, by {on_wire}");
             assert_eq!(parts, BLOCK as usize / PART - 1 + 300_000 / PART);
         }
@@ -97,7 +97,7 @@ async fn frames_arrive_as_they_were_sent_however_they_are_cut_and_on_one_connect
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_was_closed_is_made_anew() {
+async fn connection_closed_is_replaced() {
     let (whole, end) = (vec![Frame::Data(noise(5))], vec![Frame::Wait, Frame::End]);
     let ended = body(end.clone(), 100);
     let text = String::from_utf8_lossy(HEAD).replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n");
@@ -109,16 +109,16 @@ async fn a_connection_that_was_closed_is_made_anew() {
         [silent, (said, false, whole.clone()), (ended, false, end), (behind, false, whole)]
     {
         let (peer, connections) = peer(answer, 1000, closes).await;
-        let link = Http::plain().expect("a client");
+        let client = HttpPeerClient::plain().expect("a client");
         for number in 1..=3 {
-            assert_eq!(frames(&link, &peer).await.expect("an answer"), (sent.clone(), 0));
+            assert_eq!(frames(&client, &peer).await.expect("an answer"), (sent.clone(), 0));
             assert_eq!(connections.load(Relaxed), number);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_answer_is_an_error_and_ends() {
+async fn response_invalid_is_an_error() {
     let framed = |frames: &[u8]| [HEAD, &chunk(frames), b"0\r\n\r\n"].concat();
     let answers = [
         ("no HTTP", vec![b'x'; 10_000], Kind::Unavailable),
@@ -144,9 +144,9 @@ async fn what_is_no_answer_is_an_error_and_ends() {
     ];
     for (what, answer, kind) in answers {
         let (peer, _) = peer(answer, 1000, true).await;
-        let link = Http::plain().expect("a client");
+        let client = HttpPeerClient::plain().expect("a client");
         for _ in 0..2 {
-            let error = frames(&link, &peer).await.expect_err(what);
+            let error = frames(&client, &peer).await.expect_err(what);
             assert_eq!(error.kind(), kind, "{what}: {error}");
         }
     }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use bdnfs::peer::client::http::HttpPeerClient;
 use bdnfs::peer::identity::Identity;
-use bdnfs::peer::link::Http;
 use bdnfs::peer::{Member, token};
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::ca::TestCa;
@@ -166,21 +166,21 @@ async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
         ..trust::member("a", 0)
     };
     let identity = |id, authority| Identity::open(trust::signed(&ca, id, authority)).expect("a certificate");
-    let link = |id, authority| Http::new(identity(id, authority)).expect("a client");
+    let client = |id, authority| HttpPeerClient::new(identity(id, authority)).expect("a client");
     let absent = vec![7; 5 * MIB as usize];
-    let get = |link, tenant, content| trust::get_of(link, peer(), tenant, snapshot, content);
-    let first = get(link("friend", "ca"), "default", &content).await.expect("served").expect("there");
+    let get = |client, tenant, content| trust::get_of(client, peer(), tenant, snapshot, content);
+    let first = get(client("friend", "ca"), "default", &content).await.expect("served").expect("there");
     assert!(first == content[..MIB as usize], "what a friend gets is right");
     for (content, what) in [(&content[..], "what is there"), (&absent, "what isn't")] {
         for tenant in ["default", "red"] {
-            let got = get(link("red", "ca"), tenant, content).await.expect("an answer");
+            let got = get(client("red", "ca"), tenant, content).await.expect("an answer");
             assert_eq!(got, None, "red asks for {what}, of {tenant}");
         }
         for refused in [
-            get(link("stranger", "other"), "default", content).await,
-            get(link("stranger", "ca"), "default", content).await,
-            get(link("node", "ca"), "default", content).await,
-            get(Http::plain().expect("a client"), "default", content).await,
+            get(client("stranger", "other"), "default", content).await,
+            get(client("stranger", "ca"), "default", content).await,
+            get(client("node", "ca"), "default", content).await,
+            get(HttpPeerClient::plain().expect("a client"), "default", content).await,
         ] {
             refused.expect_err(what);
         }
@@ -209,8 +209,8 @@ async fn agent_with_new_certificate_serves_its_tenants() {
     let gets = async || {
         let peer =
             Member { address: a._port.address, tenants: vec![token(&[b"default"])], ..trust::member("a", 0) };
-        let link = Http::new(identity.clone()).expect("a client");
-        trust::get_of(link, peer, "default", snapshot, &content).await.expect("an answer").is_some()
+        let client = HttpPeerClient::new(identity.clone()).expect("a client");
+        trust::get_of(client, peer, "default", snapshot, &content).await.expect("an answer").is_some()
     };
     assert!(gets().await);
     let hosts = |tenants: &str| a.agent.log().matches(&format!("hosts these tenants now: {tenants}")).count();

@@ -1,16 +1,17 @@
-//! Agents on hosts of their own: network namespaces, each with a link, and mutual TLS between them.
+//! Agents on hosts of their own: network namespaces, each with a client, and mutual TLS between them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use bdnfs::error::Result;
-use bdnfs::peer::gossip::{self, Gossip};
-use bdnfs::peer::identity::{Files, Identity};
-use bdnfs::peer::link::Http;
-use bdnfs::peer::server::{Server, Shelf};
-use bdnfs::peer::wire::Ask;
-use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::peer::client::http::HttpPeerClient;
+use bdnfs::peer::identity::{CertificateFiles, Identity};
+use bdnfs::peer::membership::gossip::{self, Gossip};
+use bdnfs::peer::server::listener;
+use bdnfs::peer::server::{BlockProvider, PeerServer};
+use bdnfs::peer::wire::BlockRequest;
+use bdnfs::peer::{Member, PROTOCOL, token};
 use bdnfs::tier::Body;
 use bdnfs_tests::cluster::{PORT, TestCluster, TestNode};
 use bdnfs_tests::dns::Dns;
@@ -75,27 +76,27 @@ impl LyingPeer {
     }
 }
 
-impl Shelf for LyingPeer {
-    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
-        let wanted = (ask.range.end - ask.range.start) as usize;
+impl BlockProvider for LyingPeer {
+    fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
+        let wanted = (request.range.end - request.range.start) as usize;
         let mine =
             |start: usize| self.blob.slice(start.min(self.blob.len())..self.blob.len().min(start + wanted));
         let endless = stream::repeat_with(|| Ok(Bytes::from(vec![0; MIB])));
         let body = match self.asked.fetch_add(1, Relaxed) % 3 {
             0 => stream::iter([Ok(Bytes::from(vec![0; wanted]))]).boxed(),
             // Of the one that it has itself, what stands somewhere else.
-            1 => stream::iter([Ok(mine(ask.range.start as usize + 7))]).boxed(),
-            _ => stream::iter([Ok(mine(ask.range.start as usize))]).chain(endless).boxed(),
+            1 => stream::iter([Ok(mine(request.range.start as usize + 7))]).boxed(),
+            _ => stream::iter([Ok(mine(request.range.start as usize))]).chain(endless).boxed(),
         };
         async { Ok(Some(body)) }.boxed()
     }
 
-    fn moved(&self) -> u64 {
+    fn progress(&self) -> u64 {
         0
     }
 }
 
-/// A member on `host` that gives what `shelf` has, and nothing where there is none.
+/// A member on `host` that gives what `provider` has, and nothing where there is none.
 struct ForeignPeer {
     // In this order they go.
     _gossip: Arc<Gossip>,
@@ -104,10 +105,15 @@ struct ForeignPeer {
 }
 
 impl ForeignPeer {
-    fn join(cluster: &TestCluster, id: &'static str, protocol: u32, shelf: Option<Arc<LyingPeer>>) -> Self {
+    fn join(
+        cluster: &TestCluster,
+        id: &'static str,
+        protocol: u32,
+        provider: Option<Arc<LyingPeer>>,
+    ) -> Self {
         cluster.ca.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
         let at = |name: String| cluster.ca.root().join(name);
-        let files = Files {
+        let files = CertificateFiles {
             certificate: at(format!("{id}.pem")),
             key: at(format!("{id}.key")),
             authority: at("ca/ca.pem".into()),
@@ -117,12 +123,12 @@ impl ForeignPeer {
         let joining = runtime.spawn(async move {
             let identity = Identity::open(files).expect("a certificate");
             let listener = TcpListener::bind(address).await.expect("a port");
-            let server = Arc::new(Server::default());
-            if let Some(shelf) = shelf {
-                server.host("default", shelf);
+            let server = Arc::new(PeerServer::default());
+            if let Some(provider) = provider {
+                server.host("default", provider);
             }
-            let (letterbox, letters) = gossip::letterbox();
-            server.take_letters(letterbox);
+            let (sender, messages) = gossip::gossip_channel();
+            server.set_gossip_sender(sender);
             tokio::spawn(listener::serve(listener, server, Some(identity.clone())));
             let me = Member {
                 id: id.into(),
@@ -137,9 +143,9 @@ impl ForeignPeer {
             };
             let generation =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_secs();
-            let config = gossip::Config { cluster: "bdnfs".into(), me, generation, seeds };
-            let link = Arc::new(Http::new(identity).expect("a client"));
-            Gossip::start(config, link, letters).await.expect("gossip")
+            let config = gossip::GossipConfig { cluster: "bdnfs".into(), me, generation, seeds };
+            let client = Arc::new(HttpPeerClient::new(identity).expect("a client"));
+            Gossip::start(config, client, messages).await.expect("gossip")
         });
         let gossip = runtime.block_on(joining).expect("joined");
         Self { _gossip: gossip, _runtime: runtime, _host: host }

@@ -16,11 +16,12 @@ use bdnfs::manifest::Node as Entry;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::source_key;
 use bdnfs::peer::client::Peers;
-use bdnfs::peer::link::Http;
-use bdnfs::peer::members::{Members, Roll};
-use bdnfs::peer::server::{Server, Shelf};
-use bdnfs::peer::wire::{Ask, Role};
-use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::peer::client::http::HttpPeerClient;
+use bdnfs::peer::membership::{Membership, MembershipView};
+use bdnfs::peer::server::listener;
+use bdnfs::peer::server::{BlockProvider, PeerServer};
+use bdnfs::peer::wire::{BlockRequest, Role};
+use bdnfs::peer::{Member, PROTOCOL, token};
 use bdnfs::peer_service::PeerBlockService;
 use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
 use bdnfs::snapshot::Snapshot;
@@ -58,14 +59,14 @@ pub struct InProcessNode {
     snapshot: OnceLock<Arc<Snapshot>>,
     engine: Engine,
     mirror: Mirror,
-    shelf: Arc<FaultyProvider>,
+    provider: Arc<FaultyProvider>,
     listening: Mutex<Option<JoinHandle<()>>>,
     _directory: TempDir,
 }
 
 /// The members of the cluster, known to all nodes at once.
 #[derive(Debug, Default)]
-struct FixedMembership(Roll);
+struct FixedMembership(MembershipView);
 
 impl FixedMembership {
     fn change(&self, id: &str, change: impl FnOnce(&mut Member)) {
@@ -84,8 +85,8 @@ struct NodeMembership {
     me: String,
 }
 
-impl Members for NodeMembership {
-    fn roll(&self) -> &Roll {
+impl Membership for NodeMembership {
+    fn view(&self) -> &MembershipView {
         &self.gossip.0
     }
 
@@ -102,13 +103,13 @@ struct FaultyProvider {
     fault: AtomicU64,
 }
 
-impl Shelf for FaultyProvider {
-    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+impl BlockProvider for FaultyProvider {
+    fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             if self.fault.load(Relaxed) == 2 {
                 return std::future::pending().await;
             }
-            let lent = self.inner.lend(ask).await?;
+            let lent = self.inner.provide(request).await?;
             if self.fault.load(Relaxed) != 1 {
                 return Ok(lent);
             }
@@ -118,8 +119,8 @@ impl Shelf for FaultyProvider {
         .boxed()
     }
 
-    fn moved(&self) -> u64 {
-        self.inner.moved()
+    fn progress(&self) -> u64 {
+        self.inner.progress()
     }
 }
 
@@ -176,18 +177,18 @@ impl InProcessCluster {
         let told = NodeMembership { gossip: self.members.clone(), me: id.into() };
         let all = self.members.0.live();
         self.members.0.set(all.iter().cloned().chain([Arc::new(member.clone())]));
-        let peers = Peers::new(member, Arc::new(told), Arc::new(Http::plain().expect("a client")));
+        let peers = Peers::new(member, Arc::new(told), Arc::new(HttpPeerClient::plain().expect("a client")));
         let directory = TempDir::with_prefix("bdnfs-node-").expect("a directory");
         let engine = engine(directory.path(), room);
         engine.join(peers.clone());
         let inner = Arc::new(PeerBlockService::new(engine.clone(), self.mirror.clone()));
-        let shelf = Arc::new(FaultyProvider { inner, fault: AtomicU64::new(0) });
-        let server = Arc::new(Server::default());
-        server.host(TENANT, shelf.clone());
+        let provider = Arc::new(FaultyProvider { inner, fault: AtomicU64::new(0) });
+        let server = Arc::new(PeerServer::default());
+        server.host(TENANT, provider.clone());
         let listening = Mutex::new(Some(tokio::spawn(listener::serve(listener, server, None))));
         let (id, snapshot, mirror) = (id.into(), OnceLock::new(), self.mirror.clone());
         let node =
-            InProcessNode { id, peers, snapshot, engine, mirror, shelf, listening, _directory: directory };
+            InProcessNode { id, peers, snapshot, engine, mirror, provider, listening, _directory: directory };
         node.open().await;
         node
     }
@@ -218,7 +219,7 @@ impl InProcessCluster {
         let snapshot = self.nodes[0].snapshot();
         let blob = snapshot.manifest().blob(0).expect("a file");
         let Key::Content(digest) = blob.key else { panic!("by content") };
-        let ask = |index: u64| Ask {
+        let request = |index: u64| BlockRequest {
             tenant: TENANT.into(),
             snapshot: snapshot.id(),
             blob: digest,
@@ -230,8 +231,8 @@ impl InProcessCluster {
         let manifests = || self.s3.requests.of(Method::GET, |path| path.contains("/manifests/")).requests;
         let before = manifests();
         let answers = (0..asks).map(|index| {
-            let (service, ask) = (service.clone(), ask(index));
-            async move { service.lend(&ask).await?.expect("an owner").try_collect::<Vec<_>>().await }
+            let (service, request) = (service.clone(), request(index));
+            async move { service.provide(&request).await?.expect("an owner").try_collect::<Vec<_>>().await }
         });
         futures_util::future::try_join_all(answers).await.expect("served");
         manifests() - before
@@ -293,12 +294,12 @@ impl InProcessNode {
 
     /// From now on what it gives others is wrong.
     pub fn lie(&self) {
-        self.shelf.fault.store(1, Relaxed);
+        self.provider.fault.store(1, Relaxed);
     }
 
     /// From now on it says nothing to others any more.
     pub fn freeze(&self) {
-        self.shelf.fault.store(2, Relaxed);
+        self.provider.fault.store(2, Relaxed);
     }
 
     /// Others can't reach it any more, and what they were being sent breaks off.

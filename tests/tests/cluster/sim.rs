@@ -177,7 +177,7 @@ impl Sim {
     /// Cuts some nodes off from the others, for as long as `lasts`. Gossip is as slow to notice as for the dead.
     pub async fn partition(self: &Arc<Self>, nodes: &[Arc<SimNode>], lasts: Duration) {
         self.beyond.lock().extend(nodes.iter().map(|node| node.id.clone()));
-        let before = self.shelves();
+        let before = self.providers();
         self.across(DEATH_NOTICE_MS, MemberEvent::Silence);
         sleep(lasts).await;
         self.charge(&before);
@@ -193,23 +193,26 @@ impl Sim {
     }
 
     /// Which blocks of each blob somebody has, on either side of the cut.
-    fn shelves(&self) -> Vec<[Vec<bool>; 2]> {
+    fn providers(&self) -> Vec<[Vec<bool>; 2]> {
         let (nodes, beyond) = (self.nodes(), self.beyond.lock());
-        let mut shelves = vec![[(); 2].map(|()| vec![false; ALL as usize]); self.published.lock().len()];
+        let mut providers = vec![[(); 2].map(|()| vec![false; ALL as usize]); self.published.lock().len()];
         for node in nodes {
             let side = usize::from(beyond.contains(&node.id));
-            for (blob, shelves) in self.published().iter().zip(&mut shelves) {
-                node.shelf(blob).into_iter().zip(&mut shelves[side]).for_each(|(has, known)| *known |= has);
+            for (blob, providers) in self.published().iter().zip(&mut providers) {
+                node.provider(blob)
+                    .into_iter()
+                    .zip(&mut providers[side])
+                    .for_each(|(has, known)| *known |= has);
             }
         }
-        shelves
+        providers
     }
 
-    /// Counts what the two sides of a cut had to read since `before`, each by itself.
+    /// PeerCounters what the two sides of a cut had to read since `before`, each by itself.
     fn charge(&self, before: &[[Vec<bool>; 2]]) {
-        for (number, now) in self.shelves().iter().enumerate() {
+        for (number, now) in self.providers().iter().enumerate() {
             for index in 0..ALL as usize {
-                let had = |side: usize| before.get(number).is_some_and(|shelves| shelves[side][index]);
+                let had = |side: usize| before.get(number).is_some_and(|providers| providers[side][index]);
                 let came = (0..2).filter(|side| now[*side][index] && !had(*side)).count() as u64;
                 let first = !had(0) && !had(1);
                 self.stats.lock()[number].due += came - u64::from(first && came > 0);

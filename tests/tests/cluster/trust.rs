@@ -9,13 +9,14 @@ use bdnfs::block::{BLOCK, Check};
 use bdnfs::digest::Digest;
 use bdnfs::error::Result;
 use bdnfs::peer::client::Peers;
-use bdnfs::peer::gossip::{self, Gossip};
-use bdnfs::peer::identity::{Files, Identity};
-use bdnfs::peer::link::Http;
-use bdnfs::peer::members::{Listed, Members};
-use bdnfs::peer::server::{Server, Shelf};
-use bdnfs::peer::wire::Ask;
-use bdnfs::peer::{Member, PROTOCOL, listener, token};
+use bdnfs::peer::client::http::HttpPeerClient;
+use bdnfs::peer::identity::{CertificateFiles, Identity};
+use bdnfs::peer::membership::gossip::{self, Gossip};
+use bdnfs::peer::membership::{Membership, StaticMembership};
+use bdnfs::peer::server::listener;
+use bdnfs::peer::server::{BlockProvider, PeerServer};
+use bdnfs::peer::wire::BlockRequest;
+use bdnfs::peer::{Member, PROTOCOL, token};
 use bdnfs::tier::{Body, Urgency};
 use bdnfs_tests::ca::TestCa;
 use bytes::Bytes;
@@ -27,26 +28,26 @@ use tokio::task::JoinHandle;
 
 const CONTENT: &[u8] = b"what belongs to the tenant blue";
 
-/// A shelf with one blob on it.
+/// A provider with one blob on it.
 #[derive(Debug)]
 struct OneBlobProvider;
 
-impl Shelf for OneBlobProvider {
-    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
-        let wanted = (ask.blob == Digest::of(CONTENT))
-            .then(|| Bytes::from_static(&CONTENT[ask.range.start as usize..ask.range.end as usize]));
+impl BlockProvider for OneBlobProvider {
+    fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
+        let wanted = (request.blob == Digest::of(CONTENT))
+            .then(|| Bytes::from_static(&CONTENT[request.range.start as usize..request.range.end as usize]));
         async move { Ok(wanted.map(|bytes| stream::iter([Ok(bytes)]).boxed())) }.boxed()
     }
 
-    fn moved(&self) -> u64 {
+    fn progress(&self) -> u64 {
         0
     }
 }
 
 /// The certificate of `id`, which trusts `authority`.
-pub fn signed(ca: &TestCa, id: &str, authority: &str) -> Files {
+pub fn signed(ca: &TestCa, id: &str, authority: &str) -> CertificateFiles {
     let at = |name: String| ca.root().join(name);
-    Files {
+    CertificateFiles {
         certificate: at(format!("{id}.pem")),
         key: at(format!("{id}.key")),
         authority: at(format!("{authority}/ca.pem")),
@@ -69,34 +70,34 @@ pub fn member(id: &str, port: u16) -> Member {
 struct TestPeer {
     port: u16,
     task: JoinHandle<()>,
-    server: Arc<Server>,
+    server: Arc<PeerServer>,
 }
 
 async fn serve(identity: Option<Arc<Identity>>) -> TestPeer {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
-    let server = Arc::new(Server::default());
+    let server = Arc::new(PeerServer::default());
     server.host("blue", Arc::new(OneBlobProvider));
     let task = tokio::spawn(listener::serve(listener, server.clone(), identity));
     TestPeer { port, task, server }
 }
 
-/// What `link` gets of the blob of `blue`, asked for as `tenant`'s, from the node `id`; `None`: nothing is there.
-async fn get(link: Http, id: &str, port: u16, tenant: &str) -> Result<Option<Bytes>> {
-    get_of(link, member(id, port), tenant, Digest::of(b"snapshot"), CONTENT).await
+/// What `client` gets of the blob of `blue`, asked for as `tenant`'s, from the node `id`; `None`: nothing is there.
+async fn get(client: HttpPeerClient, id: &str, port: u16, tenant: &str) -> Result<Option<Bytes>> {
+    get_of(client, member(id, port), tenant, Digest::of(b"snapshot"), CONTENT).await
 }
 
-/// What `link` gets of the first block of the blob with this `content`, which is in `snapshot`, from `peer`.
+/// What `client` gets of the first block of the blob with this `content`, which is in `snapshot`, from `peer`.
 pub async fn get_of(
-    link: Http,
+    client: HttpPeerClient,
     peer: Member,
     tenant: &str,
     snapshot: Digest,
     content: &[u8],
 ) -> Result<Option<Bytes>> {
-    let members = Listed::default();
+    let members = StaticMembership::default();
     members.set([peer]);
-    let peers = Peers::new(member("asking", 1), Arc::new(members), Arc::new(link));
+    let peers = Peers::new(member("asking", 1), Arc::new(members), Arc::new(client));
     let seat = peers.placement(tenant, snapshot).peers()[1].clone();
     let (size, key) = (content.len() as u64, Key::Content(Digest::of(content)));
     let blocks = content.chunks(BLOCK as usize).zip(0..);
@@ -126,24 +127,24 @@ async fn peer_server_serves_own_tenants_of_known_nodes_only() {
     ca.run("cluster issue Big --ca @ca --tenant blue").fails(&["invalid node id"]);
     ca.run("cluster issue a --ca @nowhere --tenant blue").fails(&["init-ca"]);
     let open = |id, authority| Identity::open(signed(&ca, id, authority)).expect("a node's certificate");
-    let link = |id, authority| Http::new(open(id, authority)).expect("a client");
+    let client = |id, authority| HttpPeerClient::new(open(id, authority)).expect("a client");
     let serving = serve(Some(open("owner", "ca"))).await;
     let right = Some(Bytes::from_static(CONTENT));
-    assert_eq!(get(link("blue.zone-1", "ca"), "owner", serving.port, "blue").await.expect("served"), right);
+    assert_eq!(get(client("blue.zone-1", "ca"), "owner", serving.port, "blue").await.expect("served"), right);
     // What is another tenant's looks as if it were not there.
     for (id, tenant) in [("red", "blue"), ("blue.zone-1", "red"), ("red", "red")] {
         assert_eq!(
-            get(link(id, "ca"), "owner", serving.port, tenant).await.expect("answered"),
+            get(client(id, "ca"), "owner", serving.port, tenant).await.expect("answered"),
             None,
             "{id} {tenant}"
         );
     }
     // Another authority's, no certificate at all, and a server that is not who it should be.
     for refused in [
-        get(link("stranger", "ca"), "owner", serving.port, "blue").await,
-        get(link("stranger", "other"), "owner", serving.port, "blue").await,
-        get(Http::plain().expect("a client"), "owner", serving.port, "blue").await,
-        get(link("blue.zone-1", "ca"), "other", serving.port, "blue").await,
+        get(client("stranger", "ca"), "owner", serving.port, "blue").await,
+        get(client("stranger", "other"), "owner", serving.port, "blue").await,
+        get(HttpPeerClient::plain().expect("a client"), "owner", serving.port, "blue").await,
+        get(client("blue.zone-1", "ca"), "other", serving.port, "blue").await,
     ] {
         refused.expect_err("nothing is served");
     }
@@ -166,24 +167,24 @@ async fn certificate_expired_is_refused_and_renewed_is_loaded() {
     let expired = Identity::open(files.clone()).expect("it can be read");
     let owner = Identity::open(signed(&ca, "owner", "ca")).expect("a certificate");
     let serving = serve(Some(owner.clone())).await;
-    let link = || Http::new(expired.clone()).expect("a client");
-    get(link(), "owner", serving.port, "blue").await.expect_err("expired");
+    let client = || HttpPeerClient::new(expired.clone()).expect("a client");
+    get(client(), "owner", serving.port, "blue").await.expect_err("expired");
     assert!(!expired.refresh().expect("nothing new"));
-    let before = link();
+    let before = client();
     ca.run("cluster issue node --ca @ca --tenant blue --out @").succeeds();
     assert!(expired.refresh().expect("a good one"));
     assert!(get(before, "owner", serving.port, "blue").await.expect("served").is_some(), "without a restart");
     std::fs::write(&files.certificate, "scrap").expect("write");
     expired.refresh().expect_err("no certificate");
     assert!(
-        get(link(), "owner", serving.port, "blue").await.expect("served").is_some(),
+        get(client(), "owner", serving.port, "blue").await.expect("served").is_some(),
         "it keeps what it had"
     );
     serving.task.abort();
 }
 
 /// Has the certificate in `files` be one that is over, signed by the authority in `root`.
-pub fn expire(root: &Path, files: &Files) {
+pub fn expire(root: &Path, files: &CertificateFiles) {
     let key = |path: &Path| KeyPair::from_pem(&std::fs::read_to_string(path).expect("a key")).expect("a key");
     let named = |name: &str| {
         let mut params = CertificateParams::new([]).expect("no names");
@@ -230,9 +231,9 @@ async fn gossip_with_one_seed_admits_members_only() {
         ca.run(&format!("cluster issue {id} --ca @{authority} --tenant blue --out @")).succeeds();
         let identity = Identity::open(signed(&ca, id, authority)).expect("a certificate");
         let serving = serve(Some(identity.clone())).await;
-        let (letterbox, letters) = gossip::letterbox();
-        serving.server.take_letters(letterbox);
-        let config = gossip::Config {
+        let (sender, messages) = gossip::gossip_channel();
+        serving.server.set_gossip_sender(sender);
+        let config = gossip::GossipConfig {
             cluster: "c".into(),
             me: member(id, serving.port),
             generation: 1,
@@ -241,8 +242,8 @@ async fn gossip_with_one_seed_admits_members_only() {
         if seed.is_empty() {
             seed = format!("localhost:{}", serving.port);
         }
-        let link = Arc::new(Http::new(identity).expect("a client"));
-        nodes.push((Gossip::start(config, link, letters).await.expect("gossip"), serving));
+        let client = Arc::new(HttpPeerClient::new(identity).expect("a client"));
+        nodes.push((Gossip::start(config, client, messages).await.expect("gossip"), serving));
     }
     for (gossip, _) in &nodes[..3] {
         sees(gossip, &["a", "b", "c"]).await;

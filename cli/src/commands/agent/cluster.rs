@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::peer::identity::{self, Files};
+use bdnfs::peer::identity::{self, CertificateFiles};
 use bytesize::ByteSize;
 use serde::Deserialize;
 
@@ -66,7 +66,7 @@ impl ClusterSection {
         };
         let files = match (self.certificate, self.key, self.ca) {
             (Some(certificate), Some(key), Some(authority)) if !self.insecure => {
-                Some(Files { certificate, key, authority })
+                Some(CertificateFiles { certificate, key, authority })
             }
             (None, None, None) if self.insecure => {
                 if !listen.ip().is_loopback() || !advertise.ip().is_loopback() {

@@ -12,9 +12,9 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::fetch::{FetchOutcome, FetchScope, Ladder};
 use bdnfs::flight::{Delivery, Flight, Flights, JoinOutcome};
 use bdnfs::peer::Member;
-use bdnfs::peer::client::{Holder, Peers};
-use bdnfs::peer::server::{Server, Shelf};
-use bdnfs::peer::wire::{Ask, Role};
+use bdnfs::peer::client::{Peers, SnapshotAnnouncement};
+use bdnfs::peer::server::{BlockProvider, PeerServer};
+use bdnfs::peer::wire::{BlockRequest, Role};
 use bdnfs::tier::{Body, Urgency};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -31,12 +31,12 @@ const SETTLED: Duration = Duration::from_secs(4);
 /// One of them.
 pub struct SimNode {
     pub id: String,
-    pub server: Arc<Server>,
+    pub server: Arc<PeerServer>,
     pub view: Arc<SimView>,
     sim: Weak<Sim>,
     peers: OnceLock<Arc<Peers>>,
     blobs: Mutex<HashMap<Digest, Arc<SimContent>>>,
-    holders: Mutex<Vec<Holder>>,
+    announcements: Mutex<Vec<SnapshotAnnouncement>>,
     moved: AtomicU64,
     alive: Mutex<bool>,
     born: Instant,
@@ -88,7 +88,7 @@ impl SimNode {
             sim: Arc::downgrade(sim),
             peers: OnceLock::new(),
             blobs: Mutex::default(),
-            holders: Mutex::default(),
+            announcements: Mutex::default(),
             moved: AtomicU64::new(0),
             alive: Mutex::new(true),
             born: Instant::now(),
@@ -156,14 +156,14 @@ impl SimNode {
                 sim.slowest.fetch_max(begin.elapsed().as_secs(), Relaxed);
             }
             let Key::Content(digest) = blob.key else { panic!("by content") };
-            let holder = self.peers().holder(TENANT, &digest);
-            holder.announce();
-            self.holders.lock().push(holder);
+            let announcement = self.peers().announcement(TENANT, &digest);
+            announcement.announce();
+            self.announcements.lock().push(announcement);
         }
     }
 
     /// Which blocks of `blob` it has.
-    pub fn shelf(&self, blob: &Blob) -> Vec<bool> {
+    pub fn provider(&self, blob: &Blob) -> Vec<bool> {
         let Key::Content(digest) = blob.key else { panic!("by content") };
         let held = self.blobs.lock().get(&digest).cloned();
         held.map_or_else(Vec::new, |held| held.present.lock().clone())
@@ -245,28 +245,28 @@ impl std::fmt::Debug for SimPeerService {
     }
 }
 
-impl Shelf for SimPeerService {
-    fn lend<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Option<Body>>> {
+impl BlockProvider for SimPeerService {
+    fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             let Some((node, sim)) =
                 self.0.upgrade().and_then(|node| Some((node.clone(), node.sim.upgrade()?)))
             else {
                 return Ok(None);
             };
-            let blocks = ask.range.start / BLOCK..ask.range.end / BLOCK;
-            let known = node.blobs.lock().get(&ask.blob).cloned();
+            let blocks = request.range.start / BLOCK..request.range.end / BLOCK;
+            let known = node.blobs.lock().get(&request.blob).cloned();
             let has = |held: &Arc<SimContent>, index: u64| held.present.lock()[index as usize];
             let brings =
                 |held: &Arc<SimContent>, index| has(held, index) || held.direct.find(index).is_some();
-            let gives = |held: &Arc<SimContent>| match ask.role {
+            let gives = |held: &Arc<SimContent>| match request.role {
                 Role::Owner => true,
                 Role::Holder => blocks.clone().all(|index| has(held, index)),
-                Role::Leaver => blocks.clone().all(|index| brings(held, index)),
+                Role::Draining => blocks.clone().all(|index| brings(held, index)),
             };
-            if !known.as_ref().map_or(ask.role == Role::Owner, gives) {
+            if !known.as_ref().map_or(request.role == Role::Owner, gives) {
                 return Ok(None);
             }
-            let Some(held) = known.or_else(|| sim.find(ask.blob).map(|blob| node.held(&blob))) else {
+            let Some(held) = known.or_else(|| sim.find(request.blob).map(|blob| node.held(&blob))) else {
                 return Ok(None);
             };
             let boarded: Vec<_> = blocks.map(|index| (index, board_direct(&held, &node, index))).collect();
@@ -286,7 +286,7 @@ impl Shelf for SimPeerService {
         .boxed()
     }
 
-    fn moved(&self) -> u64 {
+    fn progress(&self) -> u64 {
         self.0.upgrade().map_or(0, |node| node.moved.load(Relaxed))
     }
 }

@@ -3,14 +3,14 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use bdnfs::peer::Member;
-use bdnfs::peer::members::{Members, Roll};
+use bdnfs::peer::membership::{Membership, MembershipView};
 
 use super::{GOSSIP_DELAY_MS, MemberEvent, Sim};
 
 /// What a node knows of the others.
 #[derive(Default)]
 pub struct SimView {
-    roll: Roll,
+    roll: MembershipView,
     pub told: OnceLock<(Weak<Sim>, String)>,
 }
 
@@ -49,8 +49,8 @@ impl SimView {
     }
 }
 
-impl Members for SimView {
-    fn roll(&self) -> &Roll {
+impl Membership for SimView {
+    fn view(&self) -> &MembershipView {
         &self.roll
     }
 

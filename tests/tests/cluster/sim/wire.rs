@@ -9,9 +9,9 @@ use bdnfs::blob::Blob;
 use bdnfs::block::BLOCK;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::peer::Member;
-use bdnfs::peer::client::Link;
+use bdnfs::peer::client::PeerClient;
 use bdnfs::peer::server::Caller;
-use bdnfs::peer::wire::{Ask, Reply};
+use bdnfs::peer::wire::{BlockRequest, BlockResponse};
 use bdnfs::tier::{Body, Tier, TierKind, Urgency};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -32,8 +32,12 @@ pub struct SimNetwork {
     pub me: String,
 }
 
-impl Link for SimNetwork {
-    fn ask<'a>(&'a self, peer: &'a Member, ask: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+impl PeerClient for SimNetwork {
+    fn request<'a>(
+        &'a self,
+        peer: &'a Member,
+        request: &'a BlockRequest,
+    ) -> BoxFuture<'a, Result<BlockResponse>> {
         async move {
             let gone = || Error::new(Kind::Unavailable, format!("{} refuses the connection", peer.id));
             let sim = self.sim.upgrade().ok_or_else(gone)?;
@@ -45,8 +49,8 @@ impl Link for SimNetwork {
             if let Some(me) = sim.nodes.lock().get(&self.me) {
                 sim.beset.fetch_max(me.peers().under_way() as u64, Relaxed);
             }
-            let frames = match node.server.answer(&Caller::ANYBODY, ask.clone()).await {
-                Reply::Frames(frames) => frames,
+            let frames = match node.server.answer(&Caller::ANYBODY, request.clone()).await {
+                BlockResponse::Frames(frames) => frames,
                 other => return Ok(other),
             };
             let (me, wire) = (self.me.clone(), Arc::downgrade(&sim));
@@ -62,7 +66,7 @@ impl Link for SimNetwork {
                     }
                 }
             });
-            Ok(Reply::Frames(frames.boxed()))
+            Ok(BlockResponse::Frames(frames.boxed()))
         }
         .boxed()
     }

@@ -1,15 +1,15 @@
-//! Placement of a snapshot on the members of the cluster, as the ladder asks for it.
+//! The placement of a snapshot on the members of the cluster, as the ladder asks for it.
 
 use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use super::{Peers, Place, Seat};
+use super::{Candidate, PeerTier, Peers};
 use crate::blob::{Blob, Key};
 use crate::block;
 use crate::digest::Digest;
-use crate::peer::rank::{self, Group};
+use crate::peer::rendezvous::{self, BlockGroup};
 use crate::placement::{ClusterTier, Placement};
 
 /// One snapshot of a tenant.
@@ -24,10 +24,12 @@ impl Peers {
     /// Where the snapshot `snapshot` of `tenant` is in the cluster. Its tiers are, in the order in which they are asked:
     /// somebody who has all of it, the first owner, the second, and by an owner the one that it has taken over from.
     pub fn placement(self: &Arc<Self>, tenant: &str, snapshot: Digest) -> Arc<dyn Placement> {
-        let seats = [Place::Holder, Place::Owner(0), Place::Owner(1), Place::Leaver].map(|place| {
-            let (peers, tenant) = (self.clone(), tenant.to_owned());
-            Arc::new(Seat { peers, place, tenant, snapshot }) as Arc<dyn ClusterTier>
-        });
+        let seats = [Candidate::Holder, Candidate::Owner(0), Candidate::Owner(1), Candidate::Draining].map(
+            |candidate| {
+                let (peers, tenant) = (self.clone(), tenant.to_owned());
+                Arc::new(PeerTier { peers, candidate, tenant, snapshot }) as Arc<dyn ClusterTier>
+            },
+        );
         Arc::new(SnapshotPlacement { peers: self.clone(), tenant: tenant.to_owned(), seats })
     }
 }
@@ -38,27 +40,28 @@ impl Placement for SnapshotPlacement {
     }
 
     fn group_blocks(&self, blob: &Blob) -> u64 {
-        crate::peer::group(block::count(blob.size))
+        crate::peer::group_blocks(block::count(blob.size))
     }
 
     fn is_owner(&self, blob: &Blob, index: u64) -> bool {
         let Key::Content(digest) = blob.key else { return false };
-        self.peers.owns(Group::of(&self.tenant, &digest, blob.size, index), &self.tenant)
+        self.peers.owns(BlockGroup::of(&self.tenant, &digest, blob.size, index), &self.tenant)
     }
 
     fn interleave_owners(&self, blob: &Blob, groups: &mut [u64]) {
         let Key::Content(digest) = blob.key else { return };
         let (_, well) = self.peers.owners(&self.tenant);
         let owner = |first: &u64| {
-            let [owner, _] = rank::owners(Group::of(&self.tenant, &digest, blob.size, *first), &well);
+            let [owner, _] =
+                rendezvous::owners(BlockGroup::of(&self.tenant, &digest, blob.size, *first), &well);
             owner.map(|owner| owner.id.as_str())
         };
         let owners: Vec<_> = groups.iter().map(owner).collect();
-        let sorted: Vec<_> = rank::turns(&owners).into_iter().map(|at| groups[at]).collect();
+        let sorted: Vec<_> = rendezvous::interleave(&owners).into_iter().map(|at| groups[at]).collect();
         groups.copy_from_slice(&sorted);
     }
 
     fn await_stable_membership(&self) -> BoxFuture<'_, ()> {
-        self.peers.calm().boxed()
+        self.peers.await_stable_membership().boxed()
     }
 }

@@ -1,7 +1,7 @@
-//! Rank: who owns a group of blocks, by weighted rendezvous hashing.
+//! Weighted rendezvous hashing: which members own a group of blocks.
 //!
 //! Every node computes for every member a score from the group and the member alone; the highest owns the group. So no
-//! table has to be agreed on: who sees the same members sees the same owners, and a member that comes or goes moves only
+//! table has to be agreed on: nodes that see the same members see the same owners, and a member that joins or leaves moves only
 //! the groups that it gets or had, about one in N.
 //!
 //! A member's score is `-weight / ln(u)`, with `u` a number in (0, 1) that the hash of both picks: so each wins in
@@ -12,42 +12,43 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use super::{Member, group, token};
+use super::{Member, group_blocks, token};
 use crate::block;
 use crate::digest::Digest;
 
-/// What has one owner: some adjacent blocks of a tenant's blob.
+/// A group of adjacent blocks of a tenant's blob, which has one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Group(u64);
+pub struct BlockGroup(u64);
 
-impl Group {
+impl BlockGroup {
     /// The group of block `index` of the blob `digest` of `size` bytes.
     pub fn of(tenant: &str, digest: &Digest, size: u64, index: u64) -> Self {
-        let number = index / group(block::count(size));
+        let number = index / group_blocks(block::count(size));
         Self(token(&[tenant.as_bytes(), &digest.0, &number.to_le_bytes()]))
     }
 }
 
-/// The first owner of `group` among `members`, and the one to turn to without it: from another zone where there is one,
-/// for what one zone has lost.
-pub fn owners(group: Group, members: &[Arc<Member>]) -> [Option<&Arc<Member>>; 2] {
-    let Some(first) = best(group, members.iter()) else { return [None, None] };
+/// The first owner of `group` among `members`, and the second, which stands in for it: of another zone where there is one,
+/// because nodes of a zone may fail together.
+pub fn owners(group: BlockGroup, members: &[Arc<Member>]) -> [Option<&Arc<Member>>; 2] {
+    let Some(first) = highest(group, members.iter()) else { return [None, None] };
     let others = || members.iter().filter(|m| m.id != first.id);
-    let second = best(group, others().filter(|m| m.zone != first.zone)).or_else(|| best(group, others()));
+    let second =
+        highest(group, others().filter(|m| m.zone != first.zone)).or_else(|| highest(group, others()));
     [Some(first), second]
 }
 
-/// Which of `holders` the node `me` turns to for `group`: one of its own zone where there is one. Each node has an order of
-/// its own, so that all holders share the work.
-pub fn holder<'a>(group: Group, me: &Member, holders: &[&'a Arc<Member>]) -> Option<&'a Arc<Member>> {
-    let mine = Group(mix(group.0 ^ seed(&me.id)));
+/// Which of `holders` the node `me` asks for `group`: one of its own zone where there is one. Each node has its own order, so
+/// that all holders share the work.
+pub fn holder<'a>(group: BlockGroup, me: &Member, holders: &[&'a Arc<Member>]) -> Option<&'a Arc<Member>> {
+    let mine = BlockGroup(mix(group.0 ^ seed(&me.id)));
     let others = || holders.iter().copied().filter(|m| m.id != me.id);
-    best(mine, others().filter(|m| m.zone == me.zone)).or_else(|| best(mine, others()))
+    highest(mine, others().filter(|m| m.zone == me.zone)).or_else(|| highest(mine, others()))
 }
 
-/// The order in which to ask for things of which each has one of `owners`: so that at any time every owner has a part to send
-/// that is in proportion to what is its in all, and none has the rest to send when the others have done.
-pub fn turns<O: Eq + Hash>(owners: &[O]) -> Vec<usize> {
+/// The order in which to ask for items that belong to these `owners`: so that at any time every owner sends in proportion to
+/// its share of all, and none is left with the rest when the others have finished.
+pub fn interleave<O: Eq + Hash>(owners: &[O]) -> Vec<usize> {
     let mut shares: HashMap<&O, u64> = HashMap::new();
     let numbered = owners.iter().map(|owner| {
         let share = shares.entry(owner).or_default();
@@ -61,7 +62,7 @@ pub fn turns<O: Eq + Hash>(owners: &[O]) -> Vec<usize> {
     order
 }
 
-fn best<'a>(group: Group, members: impl Iterator<Item = &'a Arc<Member>>) -> Option<&'a Arc<Member>> {
+fn highest<'a>(group: BlockGroup, members: impl Iterator<Item = &'a Arc<Member>>) -> Option<&'a Arc<Member>> {
     let scored = members.map(|member| (score(group, member), member));
     let best = scored.max_by(|(a, left), (b, right)| {
         // The id settles what is equal, so that the order of the members never does.
@@ -70,15 +71,15 @@ fn best<'a>(group: Group, members: impl Iterator<Item = &'a Arc<Member>>) -> Opt
     best.map(|(_, member)| member)
 }
 
-/// How much `member` is for `group`. Another processor's logarithm may differ in the last bit, which matters only between
+/// The score of `member` for `group`. Another processor's logarithm may differ in the last bit, which matters only between
 /// two members that are equal but for that: then the mirror is read twice.
-fn score(group: Group, member: &Member) -> f64 {
+fn score(group: BlockGroup, member: &Member) -> f64 {
     // 53 bits, all that fit: at least half a step from 0 and from 1.
     let u = ((mix(group.0 ^ seed(&member.id)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     member.capacity.max(1) as f64 / -u.ln()
 }
 
-/// A number that stands for a name. Not against enemies: who may announce a name may as well announce a capacity.
+/// A hash of an id. Not secure: a member that may announce an id may as well announce a capacity.
 fn seed(id: &str) -> u64 {
     let parts = id.as_bytes().chunks(8);
     parts.fold(id.len() as u64, |seed, part| {
@@ -111,37 +112,38 @@ mod tests {
         named.map(|(n, w)| Arc::new(Member { capacity: *w, ..member(&format!("node-{n}"), "a") })).collect()
     }
 
-    fn groups() -> impl Iterator<Item = Group> {
-        (0..GROUPS).map(|n| Group::of("t", &Digest::of(&(n / 1000).to_le_bytes()), 1 << 40, n % 1000 * 16))
+    fn groups() -> impl Iterator<Item = BlockGroup> {
+        (0..GROUPS)
+            .map(|n| BlockGroup::of("t", &Digest::of(&(n / 1000).to_le_bytes()), 1 << 40, n % 1000 * 16))
     }
 
-    fn owner(group: Group, members: &[Arc<Member>]) -> String {
+    fn owner(group: BlockGroup, members: &[Arc<Member>]) -> String {
         owners(group, members)[0].expect("somebody").id.clone()
     }
 
     proptest! {
         #[test]
-        fn owners_take_turns_in_proportion_to_what_they_have(owners in proptest::collection::vec(0u8..9, 0..300)) {
-            let turns = turns(&owners);
-            let mut all = turns.clone();
+        fn interleave_each_owner_sends_in_proportion_to_its_share(owners in proptest::collection::vec(0u8..9, 0..300)) {
+            let order = interleave(&owners);
+            let mut all = order.clone();
             all.sort_unstable();
             prop_assert!(all.into_iter().eq(0..owners.len()), "each comes once");
             let count = |owner: &u8, among: &[usize]| among.iter().filter(|at| owners[**at] == *owner).count() as f64;
-            for (n, _) in turns.iter().enumerate() {
+            for (n, _) in order.iter().enumerate() {
                 for owner in 0..9 {
-                    let share = count(&owner, &turns) * n as f64 / owners.len() as f64;
+                    let share = count(&owner, &order) * n as f64 / owners.len() as f64;
                     // Each may be half a thing before or behind its share, and the others of nine owners half a thing each.
-                    prop_assert!((count(&owner, &turns[..n]) - share).abs() <= 5.0, "{owner} after {n}");
+                    prop_assert!((count(&owner, &order[..n]) - share).abs() <= 5.0, "{owner} after {n}");
                 }
             }
         }
     }
 
     #[test]
-    fn who_has_most_is_asked_from_the_first_to_the_last() {
-        assert_eq!(turns(&["a", "a", "a", "a", "b", "b"]), [0, 4, 1, 2, 5, 3]);
-        assert_eq!(turns(&["b", "a", "b", "a"]), [0, 1, 2, 3]);
-        assert_eq!(turns::<u8>(&[]), [0; 0]);
+    fn interleave_largest_share_is_spread_from_first_to_last() {
+        assert_eq!(interleave(&["a", "a", "a", "a", "b", "b"]), [0, 4, 1, 2, 5, 3]);
+        assert_eq!(interleave(&["b", "a", "b", "a"]), [0, 1, 2, 3]);
+        assert_eq!(interleave::<u8>(&[]), [0; 0]);
     }
 
     proptest! {
@@ -184,21 +186,23 @@ mod tests {
     }
 
     #[test]
-    fn the_second_owner_is_in_another_zone() {
+    fn second_owner_is_of_another_zone() {
         let zoned = |n: usize| Arc::new(member(&format!("node-{n}"), if n < 5 { "a" } else { "b" }));
         let members: Vec<_> = (0..6).map(zoned).collect();
         for group in groups().take(500) {
             let [Some(first), Some(second)] = owners(group, &members) else { panic!("six members") };
             assert_ne!(first.zone, second.zone);
         }
-        let [Some(first), Some(second)] = owners(Group(1), &members[..5]) else { panic!("five members") };
+        let [Some(first), Some(second)] = owners(BlockGroup(1), &members[..5]) else {
+            panic!("five members")
+        };
         assert_ne!(first.id, second.id);
-        assert!(matches!(owners(Group(1), &members[..1]), [Some(_), None]));
-        assert_eq!(owners(Group(1), &[]), [None, None]);
+        assert!(matches!(owners(BlockGroup(1), &members[..1]), [Some(_), None]));
+        assert_eq!(owners(BlockGroup(1), &[]), [None, None]);
     }
 
     #[test]
-    fn holders_share_the_work_within_a_zone() {
+    fn holder_of_own_zone_is_chosen_and_all_share_the_work() {
         let zoned = |n: usize| Arc::new(member(&format!("node-{n}"), if n < 8 { "a" } else { "b" }));
         let members: Vec<_> = (0..12).map(zoned).collect();
         let holders: Vec<_> = members.iter().collect();
@@ -213,6 +217,6 @@ mod tests {
         }
         // A hundred each on average, seven senders or three.
         assert!(asked.len() == 12 && asked.values().all(|n| (50..160).contains(n)), "{asked:?}");
-        assert!(holder(Group(1), &members[0], &holders[..1]).is_none(), "nobody but itself");
+        assert!(holder(BlockGroup(1), &members[0], &holders[..1]).is_none(), "nobody but itself");
     }
 }

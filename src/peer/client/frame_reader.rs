@@ -1,32 +1,36 @@
-//! Answers: the frames that come on a stream.
+//! Frame reader: decodes the frames of a response as they arrive on a connection.
 
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 
-use super::pool::{Pool, To};
-use super::stream::{Stream, ended};
-use super::wire::{Frame, Frames, HEAD, Head, PART};
+use super::connection::{PeerConnection, ended};
+use super::pool::{ConnectionPool, PoolKey};
 use crate::buffer::{Buffer, BufferPool};
 use crate::error::Result;
+use crate::peer::wire::{Frame, Frames, HEAD, Head, PART};
 
-/// An answer under way.
-pub(super) struct Answer {
-    stream: Stream,
-    /// Where the stream goes when all was read.
-    pool: Option<(Arc<Pool>, To)>,
+/// Reads the frames of one response.
+pub(super) struct FrameReader {
+    stream: PeerConnection,
+    /// Where the connection goes when all was read.
+    pool: Option<(Arc<ConnectionPool>, PoolKey)>,
     buffers: Arc<BufferPool>,
-    /// Bytes that are to be given when so many are there.
+    /// A data frame that is being read, and its length.
     data: Option<(Buffer, usize)>,
 }
 
-impl Answer {
-    /// What comes on `stream`, which goes to `pool` then, if anywhere. It comes to lie in `buffers`.
-    pub(super) fn new(stream: Stream, pool: Option<(Arc<Pool>, To)>, buffers: Arc<BufferPool>) -> Self {
+impl FrameReader {
+    /// Reads from `stream` into `buffers`, and puts it into `pool` at the end, if there is one.
+    pub(super) fn new(
+        stream: PeerConnection,
+        pool: Option<(Arc<ConnectionPool>, PoolKey)>,
+        buffers: Arc<BufferPool>,
+    ) -> Self {
         Self { stream, pool, buffers, data: None }
     }
 
-    /// What comes, frame by frame.
+    /// The frames, in order.
     pub(super) fn frames(self) -> Frames {
         stream::try_unfold(Some(self), |answer| async {
             let Some(mut answer) = answer else { return Ok(None) };
@@ -64,7 +68,7 @@ impl Answer {
         }
     }
 
-    /// Reads on until `room` holds `due` bytes, or a [`PART`] more.
+    /// Reads until `room` holds `due` bytes, or a [`PART`] more.
     async fn fill(&mut self, mut room: Buffer, due: usize) -> Result<Frame> {
         let until = due.min(room.len() + PART);
         let len = until - room.len();

@@ -1,4 +1,4 @@
-//! The listener: peers' requests as they come in over HTTP.
+//! The listener: accepts connections of peers, and serves their requests over HTTP.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,37 +19,38 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::identity::Identity;
-use super::link::{FROM, LETTERS};
-use super::server::{Caller, Server};
-use super::wire::{Ask, Frame, Frames, Reply};
+use super::{Caller, PeerServer};
 use crate::error::{Error, Result};
+use crate::peer::client::http::{GOSSIP_FROM, GOSSIP_PATH};
+use crate::peer::identity::Identity;
+use crate::peer::wire::{BlockRequest, BlockResponse, Frame, Frames};
 
 /// How many connections there may be. More wait to be accepted.
-const CONNECTIONS: usize = 4096;
+const MAX_CONNECTIONS: usize = 4096;
 
-/// How long a connection may take to prove who is there, and a request to be complete. What is open and idle longer than
-/// that costs a descriptor, and no peer keeps one longer than a minute.
-const PATIENCE: Duration = Duration::from_secs(70);
-const HANDSHAKE: Duration = Duration::from_secs(3);
+/// How long a connection may be idle, or take for the head of a request. No peer keeps an idle connection for longer than a
+/// minute.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(70);
+/// How long a TLS handshake may take, or the body of a gossip message.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long to wait when no connection can be accepted: the process has too many open files.
-const FULL: Duration = Duration::from_millis(100);
+/// How long to wait when a connection can't be accepted: the process has too many open files.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// The longest letter, in bytes: what gossip makes fits into a datagram.
-const LETTER: usize = 64 << 10;
+/// The longest gossip message, in bytes: chitchat's fit into a datagram.
+const MAX_GOSSIP: usize = 64 << 10;
 
-type Body = UnsyncBoxBody<Bytes, Error>;
+type HttpBody = UnsyncBoxBody<Bytes, Error>;
 
-/// Serves `server` to whoever connects and has a certificate of the cluster's; to whoever connects, without `identity`.
-/// Ends when it is dropped.
-pub async fn serve(listener: TcpListener, server: Arc<Server>, identity: Option<Arc<Identity>>) {
+/// Serves `server` to clients with a certificate of the cluster; without `identity`, to whoever connects. Ends when it is
+/// dropped.
+pub async fn serve(listener: TcpListener, server: Arc<PeerServer>, identity: Option<Arc<Identity>>) {
     if identity.is_none() {
         tracing::warn!(
-            "PEERS ARE SERVED WITHOUT TLS: whoever can connect reads every tenant's data; this is for tests on one machine"
+            "PEERS ARE SERVED WITHOUT TLS: whoever can connect reads every tenant's data; use this only for tests on one machine"
         );
     }
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = tokio::task::JoinSet::new();
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
@@ -57,7 +58,7 @@ pub async fn serve(listener: TcpListener, server: Arc<Server>, identity: Option<
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::debug!(%error, "cannot accept a peer's connection");
-                tokio::time::sleep(FULL).await;
+                tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }
         };
@@ -70,26 +71,26 @@ pub async fn serve(listener: TcpListener, server: Arc<Server>, identity: Option<
     }
 }
 
-async fn connection(stream: TcpStream, server: Arc<Server>, identity: Option<Arc<Identity>>) {
+async fn connection(stream: TcpStream, server: Arc<PeerServer>, identity: Option<Arc<Identity>>) {
     // Only a matter of speed.
     let _ = stream.set_nodelay(true);
     let Some(identity) = identity else {
         return requests(stream, server, Caller::ANYBODY, || true).await;
     };
     let version = identity.version();
-    let proved = timeout(HANDSHAKE, identity.accept(stream)).await;
+    let proved = timeout(HANDSHAKE_TIMEOUT, identity.accept(stream)).await;
     match proved {
         Ok(Ok((stream, caller))) => requests(stream, server, caller, || identity.version() == version).await,
-        Ok(Err(error)) => tracing::debug!(%error, "a connection was refused"),
-        Err(_) => tracing::debug!("a connection did not prove who it is"),
+        Ok(Err(error)) => tracing::debug!(%error, "a peer's TLS handshake failed"),
+        Err(_) => tracing::debug!("a peer's TLS handshake timed out"),
     }
 }
 
-/// Answers the requests of one connection, as long as it is `current`: who it is was proved to an identity that may have
-/// been replaced.
+/// Serves the requests of one connection, until it is no more `current`: it was authenticated with an identity that may have
+/// been replaced since.
 async fn requests(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    server: Arc<Server>,
+    server: Arc<PeerServer>,
     caller: Caller,
     current: impl Fn() -> bool,
 ) {
@@ -97,7 +98,7 @@ async fn requests(
     let answer = service_fn(|request: Request<Incoming>| async move {
         let mut response = match (request.method(), request.uri().path()) {
             (&Method::GET, _) => respond(server, caller, &request).await,
-            (&Method::POST, LETTERS) => letter(server, request).await,
+            (&Method::POST, GOSSIP_PATH) => receive_gossip(server, request).await,
             _ => empty(StatusCode::NOT_FOUND),
         };
         if !current() {
@@ -106,19 +107,27 @@ async fn requests(
         Ok::<_, Infallible>(response)
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     if let Err(error) = http.serve_connection(TokioIo::new(stream), answer).await {
         tracing::debug!(%error, "a peer's connection ended");
     }
 }
 
-async fn respond(server: &Arc<Server>, caller: &Caller, request: &Request<Incoming>) -> Response<Body> {
+async fn respond(
+    server: &Arc<PeerServer>,
+    caller: &Caller,
+    request: &Request<Incoming>,
+) -> Response<HttpBody> {
     let header = |name: &str| request.headers().get(name)?.to_str().ok();
-    let Some(ask) = Ask::parse(request.uri().path(), header) else { return empty(StatusCode::NOT_FOUND) };
-    match server.answer(caller, ask).await {
-        Reply::Miss => empty(StatusCode::NOT_FOUND),
-        Reply::Busy(wait) => with(empty(StatusCode::SERVICE_UNAVAILABLE), RETRY_AFTER, wait.as_secs().max(1)),
-        Reply::Frames(frames) => Response::new(StreamBody::new(encoded(frames)).boxed_unsync()),
+    let Some(request) = BlockRequest::parse(request.uri().path(), header) else {
+        return empty(StatusCode::NOT_FOUND);
+    };
+    match server.answer(caller, request).await {
+        BlockResponse::Miss => empty(StatusCode::NOT_FOUND),
+        BlockResponse::Busy(wait) => {
+            with_header(empty(StatusCode::SERVICE_UNAVAILABLE), RETRY_AFTER, wait.as_secs().max(1))
+        }
+        BlockResponse::Frames(frames) => Response::new(StreamBody::new(encoded(frames)).boxed_unsync()),
     }
 }
 
@@ -130,25 +139,25 @@ fn encoded(frames: Frames) -> impl Stream<Item = Result<body::Frame<Bytes>>> {
     frames.flat_map(move |frame| stream::iter(pieces(frame))).map_ok(body::Frame::data)
 }
 
-async fn letter(server: &Server, request: Request<Incoming>) -> Response<Body> {
-    let from = request.headers().get(FROM).and_then(|from| from.to_str().ok()?.parse().ok());
-    let (Some(letterbox), Some(from)) = (server.letterbox(), from) else {
+async fn receive_gossip(server: &PeerServer, request: Request<Incoming>) -> Response<HttpBody> {
+    let from = request.headers().get(GOSSIP_FROM).and_then(|from| from.to_str().ok()?.parse().ok());
+    let (Some(sender), Some(from)) = (server.gossip_sender(), from) else {
         return empty(StatusCode::NOT_FOUND);
     };
-    match timeout(HANDSHAKE, Limited::new(request.into_body(), LETTER).collect()).await {
-        Ok(Ok(letter)) => letterbox.put((from, letter.to_bytes())),
+    match timeout(HANDSHAKE_TIMEOUT, Limited::new(request.into_body(), MAX_GOSSIP).collect()).await {
+        Ok(Ok(message)) => sender.send((from, message.to_bytes())),
         _ => return empty(StatusCode::BAD_REQUEST),
     }
     empty(StatusCode::OK)
 }
 
-fn empty(status: StatusCode) -> Response<Body> {
+fn empty(status: StatusCode) -> Response<HttpBody> {
     let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = status;
     response
 }
 
-fn with(mut response: Response<Body>, name: HeaderName, value: u64) -> Response<Body> {
+fn with_header(mut response: Response<HttpBody>, name: HeaderName, value: u64) -> Response<HttpBody> {
     response.headers_mut().insert(name, value.into());
     response
 }

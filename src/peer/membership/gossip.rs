@@ -1,7 +1,7 @@
-//! Gossip: members that find each other (the crate `chitchat`: scuttlebutt with a failure detector).
+//! Gossip: members discover each other (the crate `chitchat`: scuttlebutt with a failure detector).
 //!
-//! What they tell each other goes the way of all that peers say: HTTP on the same port, with mutual TLS where there is any.
-//! So nobody without a certificate of the cluster can make himself a member, and one port is all that a firewall opens.
+//! Gossip messages go over HTTP on the peers' own port, with mutual TLS where there is any. So nobody without a certificate of
+//! the cluster can become a member, and a firewall opens one port. docs/decisions/chitchat.md says why it is version 0.11.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,94 +21,98 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::link::Http;
-use super::members::{Members, Roll};
-use super::{Member, PROTOCOL};
+use super::{Membership, MembershipView};
 use crate::error::{Error, Kind, Result};
+use crate::peer::client::http::HttpPeerClient;
+use crate::peer::{Member, PROTOCOL};
 
-/// How often each member talks to three others: news reaches a thousand of them in a few rounds.
-const ROUND: Duration = Duration::from_millis(500);
+/// How often each member gossips with three others: a change reaches a thousand of them in a few rounds.
+const GOSSIP_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long somebody who is gone is remembered as such, and is not believed to be there when others still tell of him.
-const REMEMBERED: Duration = Duration::from_secs(600);
+/// How long a dead member is remembered, so that stale gossip of others does not bring it back.
+const DEAD_MEMBER_RETENTION: Duration = Duration::from_secs(600);
 
-/// How many messages may be under way at once, each way. More are lost, and the next round makes up for them.
-const MESSAGES: usize = 64;
+/// How many messages may be queued each way. More are dropped, and the next round makes up for them.
+const QUEUE_LENGTH: usize = 64;
 
-/// A message from the member that listens at this address.
-pub type Letter = (SocketAddr, Bytes);
+/// A gossip message, and the address where its sender listens.
+pub type GossipMessage = (SocketAddr, Bytes);
 
-/// What a node has to know of its cluster beforehand.
+/// The configuration of gossip.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// The cluster's name: others are not listened to.
+pub struct GossipConfig {
+    /// The cluster's name: messages of other clusters are ignored.
     pub cluster: String,
-    /// What this node announces. Its address must be one that the others can reach.
+    /// What this node announces of itself. Its address must be reachable by the others.
     pub me: Member,
-    /// Tells this life of the node from its earlier ones: larger each time, such as seconds since 1970.
+    /// The generation of the node: larger at each start, such as seconds since 1970.
     pub generation: u64,
     /// Where other members may be: `host:port`, asked of DNS anew every minute, or addresses.
     pub seeds: Vec<String>,
 }
 
-/// The members, as gossip tells.
+/// The membership, as gossip reports it.
 pub struct Gossip {
     handle: ChitchatHandle,
-    roll: Arc<Roll>,
+    roll: Arc<MembershipView>,
     watching: JoinHandle<()>,
     runtime: Handle,
 }
 
-/// Where letters for this node are put.
+/// Where the server puts gossip messages for this node.
 #[derive(Clone, Debug)]
-pub struct Letterbox(mpsc::Sender<Letter>);
+pub struct GossipSender(mpsc::Sender<GossipMessage>);
 
-/// The letters that came.
+/// The gossip messages that arrived.
 #[derive(Debug)]
-pub struct Letters(mpsc::Receiver<Letter>);
+pub struct GossipReceiver(mpsc::Receiver<GossipMessage>);
 
-/// A box for letters, and what comes out of it.
-pub fn letterbox() -> (Letterbox, Letters) {
-    let (sender, receiver) = mpsc::channel(MESSAGES);
-    (Letterbox(sender), Letters(receiver))
+/// A bounded channel for gossip messages.
+pub fn gossip_channel() -> (GossipSender, GossipReceiver) {
+    let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
+    (GossipSender(sender), GossipReceiver(receiver))
 }
 
-impl Letterbox {
-    /// Puts a letter in, if there is room.
-    pub fn put(&self, letter: Letter) {
-        self.0.try_send(letter).ok();
+impl GossipSender {
+    /// Sends a message, or drops it when the channel is full.
+    pub fn send(&self, message: GossipMessage) {
+        self.0.try_send(message).ok();
     }
 }
 
 impl Gossip {
-    /// Begins to talk, over `link`; what others say comes by `letters`.
+    /// Starts to gossip over `client`; messages of other members arrive by `incoming`.
     ///
     /// # Errors
-    /// [`Kind::Unavailable`] when it can't begin.
-    pub async fn start(config: Config, link: Arc<Http>, letters: Letters) -> Result<Arc<Self>> {
-        let Config { cluster, me, generation, seeds } = config;
+    /// [`Kind::Unavailable`] when it can't start.
+    pub async fn start(
+        config: GossipConfig,
+        client: Arc<HttpPeerClient>,
+        messages: GossipReceiver,
+    ) -> Result<Arc<Self>> {
+        let GossipConfig { cluster, me, generation, seeds } = config;
         let announced = announced(&me);
-        let talk = Talk { link, me: me.address, letters: Mutex::new(Some(letters)) };
+        let talk = HttpTransport { client, me: me.address, messages: Mutex::new(Some(messages)) };
         let config = ChitchatConfig {
             chitchat_id: ChitchatId::new(me.id.as_str(), generation, me.address),
             cluster_id: cluster,
-            gossip_interval: ROUND,
+            gossip_interval: GOSSIP_INTERVAL,
             listen_addr: me.address,
             seed_nodes: seeds,
             failure_detector_config: FailureDetectorConfig {
-                initial_interval: ROUND,
-                dead_node_grace_period: REMEMBERED,
+                initial_interval: GOSSIP_INTERVAL,
+                dead_node_grace_period: DEAD_MEMBER_RETENTION,
                 ..FailureDetectorConfig::default()
             },
-            marked_for_deletion_grace_period: REMEMBERED,
+            marked_for_deletion_grace_period: DEAD_MEMBER_RETENTION,
             catchup_callback: None,
             extra_liveness_predicate: None,
         };
         let failed = |e: anyhow::Error| {
-            Error::with(Kind::Unavailable, "cannot talk to the cluster", e.into_boxed_dyn_error())
+            Error::with(Kind::Unavailable, "cannot start gossip", e.into_boxed_dyn_error())
         };
         let handle = spawn_chitchat(config, announced, &talk).await.map_err(failed)?;
-        let roll = Arc::new(Roll::default());
+        let roll = Arc::new(MembershipView::default());
         roll.set([Arc::new(me)]);
         let mut news = handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
         let told = roll.clone();
@@ -121,26 +125,28 @@ impl Gossip {
         Ok(Arc::new(Self { handle, roll, watching, runtime: Handle::current() }))
     }
 
-    /// Waits until others have been heard and no more of them come, for no longer than `patience`. Who asks nobody yet would
-    /// fetch all by itself.
-    pub async fn settled(&self, patience: Duration) {
+    /// Waits until other members are known and no more of them join, for at most `limit`. A node that knows no others would
+    /// fetch everything itself.
+    pub async fn settled(&self, limit: Duration) {
         let mut news = self.handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
         let settled = async {
             // The sender lives as long as the handle: neither of these fails before.
             news.wait_for(|live| members(live).len() > 1).await.ok();
-            while tokio::time::timeout(2 * ROUND, news.changed()).await.is_ok_and(|news| news.is_ok()) {}
+            while tokio::time::timeout(2 * GOSSIP_INTERVAL, news.changed())
+                .await
+                .is_ok_and(|news| news.is_ok())
+            {}
         };
-        // Either way it goes on: nobody may be there.
-        tokio::time::timeout(patience, settled).await.ok();
+        // On a timeout, too: there may be no others.
+        tokio::time::timeout(limit, settled).await.ok();
     }
 
-    /// Tells the others which tenants this node hosts from now on, each by its [`token`](super::token).
+    /// Announces which tenants this node hosts from now on, each by its [`token`](crate::peer::token).
     pub async fn host(&self, tenants: &[u64]) {
         self.handle.with_chitchat(|chitchat| chitchat.self_node_state().set(TENANTS, list(tenants))).await;
     }
 
-    /// Tells the others that this node is about to leave: from then on it owns nothing, and has nothing that they should
-    /// turn to it for.
+    /// Announces that this node is draining: from then on it owns nothing, and is no holder of any snapshot.
     pub async fn drain(&self) {
         self.handle
             .with_chitchat(|chitchat| {
@@ -152,8 +158,8 @@ impl Gossip {
     }
 }
 
-impl Members for Gossip {
-    fn roll(&self) -> &Roll {
+impl Membership for Gossip {
+    fn view(&self) -> &MembershipView {
         &self.roll
     }
 
@@ -201,7 +207,7 @@ fn announced(member: &Member) -> Vec<(String, String)> {
     values.map(|(key, value)| (key.to_owned(), value)).into()
 }
 
-/// The members that said enough of themselves. Of two lives of one node the later counts.
+/// The members whose announcement is complete. Of two generations of one node the later counts.
 fn members(live: &BTreeMap<ChitchatId, NodeState>) -> Vec<Arc<Member>> {
     let mut newest = BTreeMap::new();
     for (id, state) in live {
@@ -234,41 +240,41 @@ fn unlist(text: &str) -> Vec<u64> {
     text.split(',').filter_map(|n| u64::from_str_radix(n, 16).ok()).collect()
 }
 
-/// Letters over the peers' link, as chitchat wants to have them.
-struct Talk {
-    link: Arc<Http>,
+/// The transport of gossip messages: requests to the peers' own port, as chitchat wants to have it.
+struct HttpTransport {
+    client: Arc<HttpPeerClient>,
     me: SocketAddr,
-    letters: Mutex<Option<Letters>>,
+    messages: Mutex<Option<GossipReceiver>>,
 }
 
-struct Mail {
-    link: Arc<Http>,
+struct HttpSocket {
+    client: Arc<HttpPeerClient>,
     me: SocketAddr,
-    letters: Letters,
+    messages: GossipReceiver,
     sending: Arc<tokio::sync::Semaphore>,
 }
 
 #[async_trait]
-impl Transport for Talk {
+impl Transport for HttpTransport {
     async fn open(&self, _: SocketAddr) -> anyhow::Result<Box<dyn Socket>> {
-        let letters = self.letters.lock().take();
-        let letters = letters.ok_or_else(|| anyhow::anyhow!("the letterbox is in use"))?;
-        let sending = Arc::new(tokio::sync::Semaphore::new(MESSAGES));
-        Ok(Box::new(Mail { link: self.link.clone(), me: self.me, letters, sending }))
+        let messages = self.messages.lock().take();
+        let messages = messages.ok_or_else(|| anyhow::anyhow!("the gossip channel is in use"))?;
+        let sending = Arc::new(tokio::sync::Semaphore::new(QUEUE_LENGTH));
+        Ok(Box::new(HttpSocket { client: self.client.clone(), me: self.me, messages, sending }))
     }
 }
 
 #[async_trait]
-impl Socket for Mail {
-    /// Nobody waits for a letter to arrive: who is gone must not hold up the others.
+impl Socket for HttpSocket {
+    /// Does not wait for the delivery: a dead member must not delay messages to others.
     async fn send(&mut self, to: SocketAddr, message: ChitchatMessage) -> anyhow::Result<()> {
         let mut bytes = Vec::new();
         message.serialize(&mut bytes);
         if let Ok(place) = self.sending.clone().try_acquire_owned() {
-            let (link, me) = (self.link.clone(), self.me);
+            let (client, me) = (self.client.clone(), self.me);
             tokio::spawn(async move {
-                if let Err(error) = link.tell(to, me, bytes).await {
-                    tracing::debug!(%error, %to, "a member was told nothing");
+                if let Err(error) = client.send_gossip(to, me, bytes).await {
+                    tracing::debug!(%error, %to, "a gossip message was not delivered");
                 }
                 drop(place);
             });
@@ -278,13 +284,13 @@ impl Socket for Mail {
 
     async fn recv(&mut self) -> anyhow::Result<(SocketAddr, ChitchatMessage)> {
         loop {
-            let Some((from, bytes)) = self.letters.0.recv().await else {
-                // Nobody can send any more; chitchat takes an error for a broken machine.
+            let Some((from, bytes)) = self.messages.0.recv().await else {
+                // The server has ended. An error would make chitchat report a broken transport.
                 return std::future::pending().await;
             };
             match ChitchatMessage::deserialize(&mut &bytes[..]) {
                 Ok(message) => return Ok((from, message)),
-                Err(error) => tracing::debug!(%error, %from, "not understood"),
+                Err(error) => tracing::debug!(%error, %from, "cannot decode a gossip message"),
             }
         }
     }

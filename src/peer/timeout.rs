@@ -1,14 +1,14 @@
-//! Patience: waiting for a peer, in time that this process has lived through.
+//! Timeouts that do not count time in which this process got no processor.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-/// What counts at once. A process that gets no processor for a while hears nobody, which is nobody else's fault: however
-/// long it takes until the end of a tick is noticed, it counts as one.
+/// The unit in which time is counted. A process that gets no processor for a while hears no peer, which is not the peer's
+/// fault: however long it takes until the end of a tick is noticed, it counts as one.
 const TICK: Duration = Duration::from_millis(100);
 
-/// What `work` comes to, if that is within what is `left`; that is less then by what it took.
+/// The result of `work`, or `None` when what is `left` has passed. Takes the time that passed from `left`.
 pub async fn within<T>(left: &mut Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::pin!(work);
     while !left.is_zero() {
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_takes_too_long_is_given_up_and_what_is_left_is_told() {
+    async fn within_times_out_and_returns_what_is_left() {
         let (mut left, begin) = (Duration::from_secs(1), Instant::now());
         assert_eq!(within(&mut left, std::future::ready(7)).await, Some(7));
         assert_eq!(left, Duration::from_secs(1));
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_without_a_processor_does_not_count() {
+    async fn within_starved_process_does_not_time_out() {
         let mut left = Duration::from_secs(1);
         let starved = async {
             // As a process that is stopped: nobody polls, and time goes by.

@@ -9,48 +9,48 @@ use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Things, member, noise};
+use super::{MemoryBlocks, member, noise};
 use crate::blob::{Blob, Key};
 use crate::digest::Digest;
 use crate::error::Result;
-use crate::peer::client::{Link, Peers};
-use crate::peer::members::Listed;
-use crate::peer::wire::{Ask, Reply};
-use crate::peer::{Member, rank};
+use crate::peer::client::{PeerClient, Peers};
+use crate::peer::membership::StaticMembership;
+use crate::peer::wire::{BlockRequest, BlockResponse};
+use crate::peer::{Member, rendezvous};
 use crate::tier::Urgency;
 
 /// A cluster in which only `c` answers; and who was asked.
 #[derive(Debug, Default)]
-struct Lonely(Mutex<Vec<String>>);
+struct SilentCluster(Mutex<Vec<String>>);
 
-impl Link for Arc<Lonely> {
-    fn ask<'a>(&'a self, peer: &'a Member, _: &'a Ask) -> BoxFuture<'a, Result<Reply>> {
+impl PeerClient for Arc<SilentCluster> {
+    fn request<'a>(&'a self, peer: &'a Member, _: &'a BlockRequest) -> BoxFuture<'a, Result<BlockResponse>> {
         self.0.lock().push(peer.id.clone());
         let answers = peer.id == "c";
         async move {
             if !answers {
                 return std::future::pending().await;
             }
-            Ok(Reply::Frames(stream::empty().boxed()))
+            Ok(BlockResponse::Frames(stream::empty().boxed()))
         }
         .boxed()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn staging_looks_on_when_gossip_loses_an_owner_while_it_is_asked() {
-    let (link, members) = (Arc::new(Lonely::default()), Arc::new(Listed::default()));
+async fn stage_owner_lost_while_asked_asks_the_next() {
+    let (client, members) = (Arc::new(SilentCluster::default()), Arc::new(StaticMembership::default()));
     let set = |ids: &[&str]| members.set(ids.iter().map(|id| member(id, "z")));
     set(&["b", "c"]);
-    let peers = Peers::new(member("a", "z"), members.clone(), Arc::new(link.clone()));
+    let peers = Peers::new(member("a", "z"), members.clone(), Arc::new(client.clone()));
     let placement = peers.placement("t", Digest::of(b"snapshot"));
     let first = |blob: &Blob| {
         let Key::Content(digest) = blob.key else { panic!("by content") };
         let all = ["b", "c"].map(|id| Arc::new(member(id, "z")));
-        let [first, _] = rank::owners(rank::Group::of("t", &digest, blob.size, 0), &all);
+        let [first, _] = rendezvous::owners(rendezvous::BlockGroup::of("t", &digest, blob.size, 0), &all);
         first.expect("two").id.clone()
     };
-    let mut blobs = (0..).map(|n: u64| Things::default().put(Bytes::copy_from_slice(&n.to_le_bytes())));
+    let mut blobs = (0..).map(|n: u64| MemoryBlocks::default().put(Bytes::copy_from_slice(&n.to_le_bytes())));
     let blob = blobs.find(|blob| first(blob) == "b").expect("some");
     let lost = async {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -58,18 +58,18 @@ async fn staging_looks_on_when_gossip_loses_an_owner_while_it_is_asked() {
     };
     let (asked, ()) = tokio::join!(placement.peers()[1].fetch(&blob, 0..8, Urgency::Stage), lost);
     assert!(asked.expect("c answers").is_some());
-    assert_eq!(*link.0.lock(), ["b", "c"]);
+    assert_eq!(*client.0.lock(), ["b", "c"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn staging_waits_while_many_come_and_go_and_readers_do_not() {
-    let (link, members) = (Arc::new(Lonely::default()), Arc::new(Listed::default()));
+async fn stage_unstable_membership_waits_and_readers_do_not() {
+    let (client, members) = (Arc::new(SilentCluster::default()), Arc::new(StaticMembership::default()));
     let others = |count: usize| (0..count).map(|n| member(&format!("n{n}"), "z"));
     let set = |count: usize| members.set(others(count).chain([member("c", "z")]));
     set(5);
-    let peers = Peers::new(member("a", "z"), members.clone(), Arc::new(link));
+    let peers = Peers::new(member("a", "z"), members.clone(), Arc::new(client));
     let placement = peers.placement("t", Digest::of(b"snapshot"));
-    let blob = Things::default().put(noise(8));
+    let blob = MemoryBlocks::default().put(noise(8));
     // All but one: half of the cluster is on the other side of a cut.
     set(0);
     let asked = async |urgency| {
