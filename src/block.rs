@@ -184,7 +184,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn checks_combine_to_the_plain_blake3_digest(size in 0usize..(9 << 20)) {
+        fn checks_combined_are_the_plain_blake3_digest(size in 0usize..(9 << 20)) {
             let content = content(size);
             let combined = Check::combine(size as u64, &checks(&content)).expect("count fits");
             prop_assert_eq!(combined, Digest::of(&content));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn block_edges_combine_too() {
+    fn checks_at_block_edges_combine_to_the_digest() {
         for size in [1, 1 << 20, (1 << 20) + 1, 2 << 20, (3 << 20) - 1, 4 << 20, (5 << 20) + 7] {
             let content = content(size);
             let combined = Check::combine(size as u64, &checks(&content)).expect("count fits");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_and_a_wrong_length_are_refused() {
+    fn verify_with_flipped_bit_or_wrong_length_fails() {
         let content = content((1 << 20) + 100);
         let size = content.len() as u64;
         let check = Check::of(size, 1, &content[1 << 20..]);

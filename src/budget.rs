@@ -1,4 +1,4 @@
-//! Budget: how many bytes may be in flight at once, and who goes first.
+//! Budget: how many bytes may be in flight at once, given out by urgency.
 //!
 //! Memory is the bound that counts: a flight takes as many bytes as it will hold before it starts. Readers go before
 //! what is fetched ahead of them, and that before staging; and some of the budget is kept out of reach of the less
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_go_before_staging_and_always_find_room() {
+    fn budget_full_of_staging_still_grants_readers() {
         let budget = Budget::new(16);
         let mut stage = [(); 4].map(|()| budget.queue(4, Urgency::Stage));
         let held: Vec<_> = stage.iter_mut().filter_map(granted).collect();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_can_be_moved_to_the_front() {
+    fn ticket_promoted_is_granted_first() {
         let budget = Budget::new(16);
         let mut first = budget.queue(12, Urgency::Stage);
         let all = granted(&mut first).expect("free");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn giving_up_a_place_gives_back_its_bytes() {
+    fn ticket_dropped_returns_its_bytes() {
         let budget = Budget::new(16);
         let mut first = budget.queue(16, Urgency::Read);
         let all = granted(&mut first).expect("free");

@@ -1,7 +1,7 @@
-//! Content: one blob as this node has it now, and the way to the rest of it.
+//! Content: one blob as this node has it, and the way to what is missing of it.
 //!
-//! Whoever reads or stages a blob shares one `Content`. It moves one way: nothing here, some blocks here, all of them
-//! here, whole and durable under its final name.
+//! All who read or stage a blob share one `Content`. It moves one way: no blocks present, some of them, all of them, whole and
+//! durable under its final name.
 
 mod completion;
 mod ingest;
@@ -48,11 +48,11 @@ pub const READ_DEADLINE: Duration = Duration::from_secs(30);
 /// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
 const STAGE_STALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long a reader waits for what other nodes are to bring before it is also looked for where no other node is waited for.
-/// However often they say that it is on its way, and whoever asked them at first.
+/// How long a reader waits for other nodes before it also starts a direct fetch (a hedged request), however often they say
+/// that the block is on its way.
 const HEDGE_DELAY: Duration = Duration::from_secs(1);
 
-/// For requester a block is read.
+/// Who a block is read for.
 #[derive(Clone, Copy, Debug)]
 enum Requester {
     /// A reader of this node.
@@ -61,7 +61,7 @@ enum Requester {
     Peer(Urgency),
 }
 
-/// One blob, shared by all who use it now.
+/// One blob, shared by all who use it.
 #[derive(Debug)]
 pub struct Content {
     blob: Blob,
@@ -71,9 +71,9 @@ pub struct Content {
     /// The part in the cache, from its first use until the blob is whole.
     partial: Mutex<Option<Arc<PartialBlob>>>,
     making: Mutex<()>,
-    /// Those that may wait for other nodes.
+    /// Flights that may wait for other nodes.
     flights: Flights,
-    /// Those that don't, because other nodes may wait for them. One that is here twice does no harm.
+    /// Direct flights, which other nodes may wait for. A block in both tables does no harm.
     direct: Flights,
     recent_failure: RecentFailure,
     committing: AtomicBool,
@@ -241,7 +241,7 @@ impl Content {
         let read = tokio::time::timeout(READ_DEADLINE, self.read_blocks(range, run));
         read.await
             .unwrap_or_else(|_| Err(late()))
-            .inspect_err(|error| self.recent_failure.fail(first, began.elapsed(), error))
+            .inspect_err(|error| self.recent_failure.record(first, began.elapsed(), error))
     }
 
     async fn read_blocks(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
@@ -249,7 +249,7 @@ impl Content {
             return Err(error);
         }
         let blocks = block::touched(&range);
-        if let Some(error) = self.recent_failure.failed(&blocks) {
+        if let Some(error) = self.recent_failure.take(&blocks) {
             return Err(error);
         }
         // All flights first, so that they fly beside each other.

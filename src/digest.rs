@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_digest_of_nothing_is_what_b3sum_prints() {
+    fn digest_of_nothing_equals_b3sum() {
         let text = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262";
         assert_eq!(Digest::of(b"").to_string(), text);
         assert_eq!(text.parse::<Digest>().expect("hex"), Digest::of(b""));

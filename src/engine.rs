@@ -38,7 +38,7 @@ use crate::task::blocking;
 use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
 use crate::tier::{Origin, Tier};
 
-/// How long the end of an engine waits for flights: those whose bytes have arrived need no longer to be written.
+/// How long closing an engine waits for flights: those whose bytes have arrived need no longer to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most memory that is on its way to other nodes, in bytes: 64 blocks, more than the sockets of a fast network take in
@@ -53,7 +53,7 @@ const HASH_PERMITS_PER_CORE: usize = 2;
 pub struct Config {
     /// The cache's directory; made if it is missing.
     pub cache: PathBuf,
-    /// Whose data it serves where no other is [named](Engine::of). Tenants share nothing.
+    /// The tenant that it serves where no other is [named](Engine::of). Tenants share nothing.
     pub tenant: String,
     /// What bounds the cache.
     pub limits: Limits,
@@ -62,7 +62,7 @@ pub struct Config {
     /// The most memory that fetches under way may hold, in bytes. Those that wait for other nodes may hold half as much on
     /// top of it, and what is sent to other nodes [`PEER_SEND_MEMORY`].
     pub memory: u64,
-    /// What time it is.
+    /// The clock.
     pub now: fn() -> SystemTime,
 }
 
@@ -74,7 +74,7 @@ pub struct Engine {
     contents: Arc<Contents>,
 }
 
-/// What all tenants use together.
+/// What all tenants of a node share.
 #[derive(Debug)]
 struct NodeState {
     node: NodeCache,
@@ -90,7 +90,7 @@ struct NodeState {
     tenants: Mutex<HashMap<String, TenantState>>,
 }
 
-/// What a tenant has of its own.
+/// What each tenant has of its own.
 type TenantState = (Arc<SharedResources>, Arc<Contents>);
 
 /// How full a cache is.
@@ -126,7 +126,8 @@ impl Engine {
         Self::open_held(config, runtime).map(|(engine, _)| engine)
     }
 
-    /// The same. Nothing is evicted before the hold is dropped: time for those to come back who held what is there.
+    /// The same. Nothing is evicted before the hold is dropped, so that those who held leases before a restart can take them
+    /// again.
     ///
     /// # Errors
     /// Those of [`NodeCache::open`].
@@ -157,7 +158,7 @@ impl Engine {
         Self::for_tenant(self.node.clone(), tenant)
     }
 
-    /// Whose it is.
+    /// The tenant that this handle is for.
     pub fn tenant(&self) -> &str {
         self.resources.cache.layout().tenant()
     }
@@ -257,7 +258,7 @@ impl Engine {
         Ok(Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder)))
     }
 
-    /// What every content needs.
+    /// The resources that every content uses.
     pub(crate) fn resources(&self) -> &Arc<SharedResources> {
         &self.resources
     }

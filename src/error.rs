@@ -1,4 +1,4 @@
-//! What can go wrong, told by what the caller would do differently.
+//! Errors, classified by what the caller should do about them.
 
 use std::fmt;
 use std::path::Path;
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_one_line_with_its_causes() {
+    fn error_with_causes_displays_one_line() {
         let io = std::io::Error::other("spindle\nstopped");
         let error = Error::disk("cannot write block 3", io).within("model.bin");
         assert_eq!(error.to_string(), "model.bin: cannot write block 3: spindle stopped");
@@ -156,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_at_its_place() {
+    fn kind_all_is_in_numeric_order() {
         assert!(Kind::ALL.iter().enumerate().all(|(place, kind)| *kind as usize == place));
     }
 
     #[test]
-    fn a_full_disk_is_told_apart() {
+    fn disk_error_of_full_disk_is_no_space() {
         let full = std::io::Error::from_raw_os_error(libc::ENOSPC);
         assert_eq!(Error::disk("x", full).kind(), Kind::NoSpace);
     }

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extents_grow_with_distance_and_with_speed() {
+    fn pace_with_higher_latency_or_rate_gives_longer_extents() {
         let settled = |latency, rate: u64| {
             let mut pace = Pace::default();
             for _ in 0..50 {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_extent_ends_with_the_blob() {
+    fn extent_at_the_end_is_cut_to_the_blob() {
         let extent = Extent { first: 2, blocks: 4 };
         assert_eq!(extent.bytes(3 * BLOCK + 5), 2 * BLOCK..3 * BLOCK + 5);
         assert_eq!(extent.range(), 2..6);

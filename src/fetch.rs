@@ -1,33 +1,32 @@
-//! Fetch: going down the ladder of tiers until the bytes are right.
+//! Fetch: asking one tier after the other until one has the right bytes.
+
+mod blocks;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::backoff::{Backoff, entropy};
 use crate::blob::Blob;
 use crate::block::{self, Arrival};
-use crate::buffer::{Buffer, BufferPool};
+use crate::buffer::BufferPool;
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, Pace};
 use crate::metrics::SnapshotMetrics;
 use crate::placement::{ClusterTier, Placement};
-use crate::tier::{Body, Tier, TierKind, Urgency};
+use crate::tier::{Tier, TierKind, Urgency};
+
+use blocks::{Blocks, within};
 
 /// How long a tier may take until its first byte (DESIGN, section 6). A peer, which is near, may take much less, and
 /// is judged by its own tier, which hears from it even while it has nothing to send ([`crate::peer`]).
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// A body that brings less than a block in this time is given up for the next tier. The last tier may be slow, for
-/// there is none to turn to, but not silent.
-const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first wait before the tiers are asked again, and the longest.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -329,14 +328,6 @@ impl Ladder {
     }
 }
 
-/// What `work` comes to, if that is within `limit`.
-async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Option<T> {
-    match limit {
-        Some(limit) => timeout(limit, work).await.ok(),
-        None => Some(work.await),
-    }
-}
-
 /// The failures of two tiers in one. What to do follows from the last, but for wrong bytes that it can't make up for.
 fn both(first: &Error, last: &Error) -> Error {
     let later = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
@@ -364,65 +355,5 @@ impl Descent<'_> {
         accepted?;
         self.missing.retain(|missing| *missing != index);
         Ok(())
-    }
-}
-
-/// A body, cut into blocks.
-struct Blocks<'a> {
-    body: Body,
-    rung: Rung<'a>,
-    size: u64,
-    /// What is still to come.
-    extent: Extent,
-    /// What arrived behind the end of the last block.
-    rest: Option<Bytes>,
-    buffers: &'a Arc<BufferPool>,
-}
-
-impl Blocks<'_> {
-    /// The next block, unverified.
-    async fn next(&mut self) -> Result<Arrival> {
-        let index = self.extent.first;
-        let want = block::len(self.size, index) as usize;
-        let mut buffer: Option<Buffer> = None;
-        let began = Instant::now();
-        loop {
-            if let Some(mut piece) = self.rest.take() {
-                if buffer.is_none() && piece.len() >= want {
-                    let whole = piece.split_to(want);
-                    self.rest = (!piece.is_empty()).then_some(piece);
-                    return Ok(self.arrival(whole));
-                }
-                let filled = buffer.get_or_insert_with(|| self.buffers.take(want as u64));
-                let take = piece.split_to(piece.len().min(want - filled.len()));
-                filled.extend_from_slice(&take);
-                self.rest = (!piece.is_empty()).then_some(piece);
-            }
-            if let Some(full) = buffer.take_if(|buffer| buffer.len() == want) {
-                return Ok(self.arrival(full.freeze()));
-            }
-            let left =
-                if self.rung.last { STALL_TIMEOUT } else { STALL_TIMEOUT.saturating_sub(began.elapsed()) };
-            let left = self.rung.peer.is_none().then_some(left);
-            let stalled = || {
-                Error::new(
-                    Kind::Timeout,
-                    format!("the {} stopped sending within block {index}", self.rung.tier.kind()),
-                )
-            };
-            match within(left, self.body.next()).await.ok_or_else(stalled)? {
-                Some(piece) => self.rest = Some(piece?).filter(|p| !p.is_empty()),
-                None => {
-                    let text = format!("the {} broke off within block {index}", self.rung.tier.kind());
-                    return Err(Error::new(Kind::Unavailable, text));
-                }
-            }
-        }
-    }
-
-    fn arrival(&mut self, bytes: Bytes) -> Arrival {
-        let index = self.extent.first;
-        self.extent = Extent { first: index + 1, blocks: self.extent.blocks - 1 };
-        Arrival { size: self.size, index, bytes }
     }
 }

@@ -1,4 +1,4 @@
-//! Flights: one fetch under way, however many wait for it.
+//! Flights: single fetches under way, each shared by all who wait for its blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::error::{Error, Result};
 use crate::extent::Extent;
 use crate::tier::Urgency;
 
-/// What a waiter gets for its block.
+/// How a waiter gets its block.
 #[derive(Clone, Debug)]
 pub enum Delivery {
     /// The bytes themselves: they have just arrived.
     Bytes(Bytes),
-    /// The news that the cache has them.
+    /// The cache has them.
     Stored,
 }
 
@@ -104,7 +104,7 @@ impl Flight {
         }
     }
 
-    /// Gives a verified block to all who wait for it.
+    /// Delivers a verified block to all who wait for it.
     pub fn deliver(&self, index: u64, delivery: Delivery) {
         let slot = (index - self.extent.first) as usize;
         self.state.lock().slots[slot] = Slot::Delivered(delivery);
@@ -144,7 +144,7 @@ impl Flight {
         ticket
     }
 
-    /// Leaves the queue to take off, and answers with how urgent the flight is.
+    /// Leaves the budget's queue, and returns how urgent the flight is.
     pub fn take_off(&self) -> Urgency {
         let mut state = self.state.lock();
         state.ticket = None;
@@ -158,12 +158,12 @@ pub struct Flights {
     by_first: Mutex<BTreeMap<u64, Arc<Flight>>>,
 }
 
-/// How [`Flights::join`] answers.
+/// The outcome of [`Flights::join`].
 #[derive(Debug)]
 pub enum JoinOutcome {
     /// The block is here by now.
     Present,
-    /// Another's flight brings it.
+    /// A flight under way fetches it.
     Joined(Arc<Flight>),
     /// The caller must start this one.
     New(Arc<Flight>),
@@ -202,7 +202,7 @@ impl Flights {
         self.by_first.lock().values().cloned().collect()
     }
 
-    /// Takes a flight off the table.
+    /// Removes a flight that has ended.
     pub fn remove(&self, flight: &Flight) {
         self.by_first.lock().remove(&flight.extent.first);
     }
@@ -214,7 +214,7 @@ mod tests {
     use crate::error::Kind;
 
     #[test]
-    fn flights_do_not_overlap() {
+    fn flights_joined_within_an_extent_do_not_overlap() {
         let flights = Flights::default();
         let absent = |index: u64| index < 20 && index != 12;
         let JoinOutcome::New(first) = flights.join(8, 16, absent) else { panic!("none was under way") };
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiter_gets_its_block_before_the_rest_and_whatever_ends_the_flight() {
+    async fn waiter_of_one_block_gets_it_before_the_rest_or_the_error() {
         let flight = Flight::new(Extent { first: 3, blocks: 2 });
         flight.deliver(3, Delivery::Bytes(Bytes::from_static(b"x")));
         assert!(matches!(flight.block(3).await, Ok(Delivery::Bytes(b)) if b == "x"));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_block_that_could_not_be_stored_fails_a_stage_and_no_reader() {
+    async fn flight_with_failed_store_fails_stage_and_no_reader() {
         let flight = Flight::new(Extent { first: 0, blocks: 1 });
         flight.unstored(Error::new(Kind::NoSpace, "full"));
         flight.deliver(0, Delivery::Bytes(Bytes::new()));

@@ -1,57 +1,106 @@
 //! # bdnfs, the engine
 //!
-//! Model weights and datasets, read lazily through a file system, verified block by block, kept on the local disk. This
-//! crate is all of it but the surfaces: it knows no FUSE, no command line, no environment variables and no globals, and it
-//! prints nothing.
+//! Serves model weights and datasets lazily: read on demand, verified block by block, cached on the local disk. This crate is
+//! everything but the surfaces: it knows no FUSE, no command line, no environment variables and no globals, and it prints
+//! nothing.
 //!
-//! ## Words
+//! ## Terms
 //!
 //! A *source* is what a user names; its *origin* is the service that it lives on. A *snapshot* is one immutable state of a
 //! source: a [`manifest`] of entries and of the *blobs* that hold their content. Every file is a *slice* of a blob. A
 //! [`block`] is 1 MiB of a blob, the unit of verification and of presence; an [`extent`] is a run of blocks moved by one
-//! request. A *tier* holds blobs: the node's [`cache`], and below it, seen through one trait each ([`tier`]), peers, the
-//! mirror and the origin. A [`flight`] is one fetch under way, however many wait for it. A *lease* keeps a blob from being
-//! evicted. To [`stage`] a snapshot is to make all of it local, verified, durable and leased.
+//! request. A *tier* holds blobs: the node's [`cache`], and below it, behind one trait ([`tier`]), peers, the mirror and the
+//! origin. A [`flight`] is one fetch under way, however many wait for it. A *lease* keeps a blob from being evicted. To
+//! [`stage`] a snapshot is to make all of it local, verified, durable and leased.
 //!
-//! ## The way of a read
+//! ## The data path
 //!
 //! ```text
-//!  Snapshot::open ──> Reader ── backing() ──────────────> the whole blob's own file: the kernel reads it
+//!  Snapshot::open ──> Reader ── backing() ──────────────────> the whole blob's own file, read by the kernel
 //!                       │
-//!                    read_at ──> window: what comes next ─┐
-//!                       │                                 v
-//!                    Content (one a blob) ── here? ──> cache ── Partial: presence, doubt
-//!                       │ not here                        ^
-//!                       v                                 │ Verified
-//!                    Flight ──> Budget ──> Ladder ──> Tier ──> Arrival::verify ──> whoever waits for the block
+//!                    read_at ──> ReadAhead: what comes next ─┐
+//!                       │                                    v
+//!                    Content (one a blob) ── present? ──> Cache ── Partial: which blocks are present
+//!                       │ no                                 ^
+//!                       v                                    │ Verified
+//!                    Flight ──> Budget ──> Ladder ──> Tier ──> Arrival::verify ──> all who wait for the block
+//!                                            │
+//!                                        Placement: which node of the cluster fetches it
 //! ```
 //!
-//! [`read`] turns a file's bytes into blocks of its [`content`], which knows what is here. What isn't is brought by a
-//! flight: it waits for its share of the [`budget`] (readers first, then reading ahead, then staging), and goes down the
-//! ladder in [`fetch`] until a tier has the right bytes. Each block is verified as it arrives, given to whoever waits for
-//! it, and stored; a block that can't be stored is delivered all the same. When none is missing the blob is made durable,
-//! gets its final name, and from then on the kernel can read it with no help from here.
+//! A cold read, in the order in which to read the files:
 //!
-//! ## What holds it together
+//! 1. [`snapshot`]: opens a file of the manifest as a [`read::Reader`], which tracks sequential access
+//!    ([`read::read_ahead`]) and turns byte ranges into blocks of its [`content`].
+//! 2. [`content`]: knows which blocks are present. `content/single_flight.rs` joins the [`flight`] of a missing block or
+//!    starts one; `content/ingest.rs` fetches, verifies, delivers and stores its blocks; `content/completion.rs` makes the
+//!    blob durable when no block is missing. From then on the kernel reads it with no help from here.
+//! 3. [`budget`]: bounds the bytes in flight. Readers go first, then read-ahead, then staging.
+//! 4. [`fetch`]: goes down the ladder of tiers until one has the right bytes, with [`backoff`] between tries.
+//!    [`placement`] says whether this node fetches a block itself or waits for the peer that owns it.
+//! 5. [`tier`] and its implementations [`peer`], [`mirror`] and [`origin`]; [`buffer`] receives what they send.
+//! 6. [`cache`]: stores verified blocks, and evicts what is not leased.
 //!
-//! - The [`mirror`] is the tier that a job is prepared in: [`publish`] copies a source there once, and from then on a
-//!   snapshot comes from there, its small files packed together, whatever becomes of its origin. What it lacks or has
-//!   damaged is fetched from the origin through [`tier::lazy_origin`].
-//! - The nodes of a cluster are tiers to each other ([`peer`]): so many of them read a mirror about once. What a node has it
-//!   gives ([`peer_service`]); what it fetches for others waits for no other node ([`fetch::FetchScope`]).
-//! - Imports point one way. Pure modules know no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`] (but that it
-//!   keeps on the disk what of a listing is too much for memory), [`source`], [`error`]. Tiers are siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`auth`]
-//!   loads, resolves and refreshes the credentials that they are asked with. Above them stands what they are
-//!   used for: [`budget`], [`flight`], [`fetch`],
-//!   [`content`], [`read`], [`stage`], [`publish`], [`snapshot`], [`engine`].
-//! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. What
-//!   nobody published a digest for is pinned to the origin's own version of it ([`blob::Key::Origin`]); every request is
+//! Staging ([`stage`]) takes the same path at the lowest urgency. [`peer_service`] serves the blocks of this node to others,
+//! and [`publish`] copies a source into a mirror. [`engine`] holds all of it together, and is where to begin:
+//!
+//! ```
+//! use std::time::SystemTime;
+//! use bdnfs::cache::Limits;
+//! use bdnfs::engine::{Config, Engine};
+//! use bdnfs::source::{Access, Patterns};
+//! use bdnfs::{manifest::Node, origin};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let home = tempfile::tempdir()?;
+//! # let (cache, model) = (home.path().join("cache"), home.path().join("model"));
+//! # std::fs::create_dir(&model)?;
+//! # std::fs::write(model.join("config.json"), "{}")?;
+//! let config = Config {
+//!     cache,
+//!     tenant: "default".into(),
+//!     limits: Limits { capacity: Some(1 << 30), reserve: 0 },
+//!     quotas: Default::default(),
+//!     memory: 64 << 20,
+//!     now: SystemTime::now,
+//! };
+//! let engine = Engine::open(&config, tokio::runtime::Handle::current())?;
+//!
+//! // List a source, and pin what it holds now.
+//! let uri = format!("file://{}", model.display()).parse()?;
+//! let origin = origin::open(&uri, &Access::default()).await?;
+//! let snapshot = engine.snapshot(origin, Patterns::default()).await?;
+//!
+//! // Read a file of it: what is not in the cache yet is fetched.
+//! let manifest = snapshot.manifest();
+//! let entry = manifest.lookup(0, b"config.json")?.expect("it is listed");
+//! let Node::File(slice) = manifest.entry(entry)?.node else { panic!("a regular file") };
+//! let pieces = snapshot.open(slice)?.read_at(0, 4096).await?;
+//! assert_eq!(pieces.concat(), b"{}");
+//!
+//! // Make all of it local, verified, durable and leased.
+//! let stage = snapshot.stage();
+//! stage.done().await?;
+//! assert_eq!(stage.progress().files_done, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! ## Invariants
+//!
+//! - Imports point one way. Pure modules do no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`] (except that a
+//!   listing too large for memory is sorted on the disk), [`source`], [`error`]. Tiers are siblings and do not know each other:
+//!   [`cache`], [`peer`], [`mirror`], [`origin`]; [`auth`] loads, resolves and refreshes the credentials that they use.
+//! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. Content
+//!   without a published digest is pinned to the origin's own version of it ([`blob::Key::Origin`]); every request is
 //!   conditional on that version.
-//! - The file system is the index ([`cache`]). There is nothing to recover after a crash and nothing to corrupt; bits from
-//!   before an unclean stop are doubted until their blocks have been verified again ([`cache::presence`]).
-//! - Everything is bounded: bytes in flight by the budget, the cache by its limits, waiting by
-//!   [`content::DEADLINE`], queues by their sizes.
-//! - Blocking work, hashing and the disk, runs on the runtime's blocking threads; no lock is held over an await.
+//! - The file system is the index ([`cache`]). There is nothing to recover after a crash and nothing to corrupt; what was
+//!   written before an unclean stop is verified again before it is used ([`cache::presence`]).
+//! - Whoever fetches for other nodes waits for none of them ([`fetch::FetchScope`]), so requests can't circle.
+//! - Everything is bounded: bytes in flight by the budget, the cache by its limits, reads by [`content::READ_DEADLINE`],
+//!   queues by their sizes.
+//! - Blocking work, hashing and disk I/O, runs on the runtime's blocking threads ([`task`]); no lock is held over an await.
 
 pub mod auth;
 pub mod backoff;

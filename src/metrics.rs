@@ -1,4 +1,4 @@
-//! Metrics: what came from where, of each snapshot and of all of them together.
+//! Metrics: bytes and requests by tier, of each snapshot and of the whole engine.
 
 mod histogram;
 mod totals;

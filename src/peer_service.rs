@@ -24,11 +24,11 @@ use crate::snapshot::Snapshot;
 use crate::task::blocking;
 use crate::tier::Body;
 
-/// How many snapshots stay open for other nodes: as many as a cluster deploys at the same time. Each is a mapped manifest,
+/// How many snapshots stay open for other nodes, the most recently used: as many as a cluster deploys at the same time. Each is a mapped manifest,
 /// and 16 bytes a blob.
 const OPEN_SNAPSHOTS: u64 = 32;
 
-/// An engine's blobs, for other nodes.
+/// Serves the blobs of an engine to other nodes.
 pub struct PeerBlockService {
     engine: Engine,
     mirror: Mirror,
@@ -37,14 +37,14 @@ pub struct PeerBlockService {
 }
 
 impl PeerBlockService {
-    /// What `engine` has, and can get from `mirror`.
+    /// Serves what `engine` has and what it can fetch from `mirror`.
     pub fn new(engine: Engine, mirror: Mirror) -> Self {
         let recency = EvictionPolicy::lru();
         let snapshots = Cache::builder().max_capacity(OPEN_SNAPSHOTS).eviction_policy(recency).build();
         Self { engine, mirror, snapshots }
     }
 
-    /// The content of the blob that is asked for, from the mirror's manifest.
+    /// The content of the requested blob, as the mirror's manifest describes it.
     async fn content(&self, request: &BlockRequest) -> Result<Arc<Content>> {
         let open = self.engine.open_for_peers(&self.mirror, request.snapshot);
         let snapshot = self.snapshots.try_get_with(request.snapshot, open).await.map_err(|e| e.share())?;
@@ -57,7 +57,7 @@ impl PeerBlockService {
         })
     }
 
-    /// The whole blob, if it is here.
+    /// The file of the requested blob, if all of it is present.
     async fn whole(&self, request: &BlockRequest) -> Result<Option<File>> {
         let (resources, key, size) = (self.resources().clone(), Key::Content(request.blob), request.size);
         blocking(move || {
@@ -90,7 +90,7 @@ impl BlockProvider for Arc<PeerBlockService> {
             let (lender, request) = (self.clone(), request.clone());
             let lent = async move {
                 let content = lender.content(&request).await?;
-                if request.role == Role::Draining && !content.brings(&request.range) {
+                if request.role == Role::Draining && !content.has_or_fetches(&request.range) {
                     return Err(Error::new(Kind::NotFound, "a draining node starts no new fetches"));
                 }
                 Ok(content.lend(request.range, request.urgency))
@@ -118,7 +118,7 @@ fn body(resources: Arc<SharedResources>, file: Arc<File>, request: &BlockRequest
                     let fault = |e| Error::disk("cannot read a blob in the cache", e);
                     Ok(vec![cache::io::read(&file, start, len as usize).map_err(fault)?])
                 };
-                resources.lend(len, urgency, blocking(read)).await
+                resources.send_buffer(len, urgency, blocking(read)).await
             }
         })
         .boxed()

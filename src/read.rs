@@ -1,4 +1,4 @@
-//! Readers: a file's bytes, from wherever they are nearest.
+//! Readers: open files, whose bytes come from the nearest tier that has them.
 
 pub mod read_ahead;
 

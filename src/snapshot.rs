@@ -1,4 +1,4 @@
-//! Snapshots: one immutable state of a source, ready to be read.
+//! Snapshots: immutable states of a source, ready to be read.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -165,7 +165,7 @@ impl Snapshot {
         &self.unmatched
     }
 
-    /// What every content needs.
+    /// The resources that every content uses.
     pub(crate) fn resources(&self) -> &Arc<SharedResources> {
         &self.resources
     }

@@ -1,4 +1,4 @@
-//! Tiers: what holds blocks and can be asked for them. The seam between the engine and the outside.
+//! Tiers: what holds blocks and can be asked for them. The seam between the engine and the network.
 //!
 //! A tier moves bytes; it is not trusted with them. Whatever it sends is verified block by block before it is
 //! stored or read ([`crate::block`]). Tiers know nothing of each other; their order is the ladder's affair
@@ -41,7 +41,7 @@ impl fmt::Display for TierKind {
     }
 }
 
-/// Who waits for a fetch.
+/// How urgent a fetch is: who waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
     /// Nobody: the bytes are for later.

@@ -1,4 +1,4 @@
-//! The end of a content: proved, durable, whole.
+//! Completion: proving a blob and making it durable once no block of it is missing.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Bringing: how the blocks of a flight come to be here.
+//! Ingest: fetching, verifying, delivering and storing the blocks of a flight.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,8 @@ use crate::tier::Urgency;
 use super::{Content, READ_DEADLINE, STAGE_STALL_LIMIT};
 
 impl Content {
-    /// Brings the blocks of a flight: those that the disk still has after an unclean stop, then the others.
+    /// Fetches the blocks of a flight that the disk does not have. Those that it may have kept through an unclean stop are
+    /// verified first.
     pub(super) async fn fetch_missing(
         self: &Arc<Self>,
         flight: &Arc<Flight>,
@@ -41,12 +42,12 @@ impl Content {
         let accept = |arrival: Arrival| {
             // Begun at once, so that it is under way while the flight waits for what comes next.
             let accepted = match self.resources.hash_permits.clone().try_acquire_owned() {
-                Ok(hand) => self.clone().take(hand, flight.clone(), arrival, lent),
+                Ok(permit) => self.clone().spawn_accept(permit, flight.clone(), arrival, lent),
                 Err(_) => {
                     let (content, flight) = (self.clone(), flight.clone());
                     let waiting = async move {
-                        let hand = content.resources.hash_permits.clone().acquire_owned().await;
-                        content.take(hand, flight, arrival, lent).await.map_err(lost)?
+                        let permit = content.resources.hash_permits.clone().acquire_owned().await;
+                        content.spawn_accept(permit, flight, arrival, lent).await.map_err(lost)?
                     };
                     self.resources.runtime.spawn(waiting.in_current_span())
                 }
@@ -56,22 +57,22 @@ impl Content {
         self.ladder().fetch(&self.blob, wanted, (scope, urgency), patience, accept).await
     }
 
-    /// Accepts a block, by a hand that is free for it.
-    fn take(
+    /// Accepts a block on a blocking thread, under a hash permit.
+    fn spawn_accept(
         self: Arc<Self>,
-        hand: impl Send + 'static,
+        permit: impl Send + 'static,
         flight: Arc<Flight>,
         arrival: Arrival,
         lent: bool,
     ) -> JoinHandle<Result<u64>> {
         let (runtime, span) = (self.resources.runtime.clone(), tracing::Span::current());
         runtime.spawn_blocking(move || {
-            let _hand = hand;
+            let _permit = permit;
             span.in_scope(|| self.accept(&flight, arrival, lent))
         })
     }
 
-    /// Settles the doubted blocks of a flight, and answers with those that must be fetched.
+    /// Verifies the doubted blocks of a flight, and returns those that must be fetched.
     fn settle(&self, flight: &Flight) -> Vec<u64> {
         let partial = match self.partial() {
             Ok(partial) => partial,
@@ -89,7 +90,7 @@ impl Content {
         missing(&partial, flight)
     }
 
-    /// Verifies a block, hands it to who waits for it, and stores it. What is `lent` other nodes want, too.
+    /// Verifies a block, delivers it to all who wait for it, and stores it. `lent` blocks other nodes are about to ask for.
     fn accept(&self, flight: &Flight, arrival: Arrival, lent: bool) -> Result<u64> {
         let index = arrival.index;
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
@@ -112,13 +113,13 @@ impl Content {
     }
 }
 
-/// The blocks of a flight that must be fetched, unless some are doubted: to say so takes no disk.
+/// The blocks of a flight that must be fetched; `None` when some are doubted. Needs no disk I/O.
 fn lacking(partial: &PartialBlob, flight: &Flight) -> Option<Vec<u64>> {
     let doubted = flight.extent().range().any(|index| partial.presence().state(index) == BlockState::Doubted);
     (!doubted).then(|| missing(partial, flight))
 }
 
-/// The blocks of a flight that are not here. Those that are have finished.
+/// The missing blocks of a flight; the present ones are delivered.
 fn missing(partial: &PartialBlob, flight: &Flight) -> Vec<u64> {
     let mut missing = Vec::new();
     for index in flight.extent().range() {

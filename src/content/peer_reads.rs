@@ -1,4 +1,4 @@
-//! What a content gives to other nodes.
+//! Peer reads: the blocks of a content for other nodes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,11 +10,12 @@ use futures_util::{StreamExt, stream};
 use crate::block::{self, BLOCK};
 use crate::budget::Permit;
 use crate::error::{Error, Kind, Result};
+use crate::fetch::FetchScope;
 use crate::tier::{Body, Urgency};
 
 use super::{Content, Requester, SharedResources};
 
-/// Bytes on their way to another node. Until they have left, they count.
+/// Bytes being sent to another node. They count against the budget until they have left.
 struct SendBuffer {
     bytes: Bytes,
     _permit: Permit,
@@ -27,14 +28,14 @@ impl AsRef<[u8]> for SendBuffer {
 }
 
 impl SharedResources {
-    /// Waits until `len` bytes may be sent to another node, and takes them from `read` then.
-    pub(crate) async fn lend(
+    /// Waits until the budget allows `len` more bytes to be sent to other nodes, then reads them with `read`.
+    pub(crate) async fn send_buffer(
         &self,
         len: u64,
         urgency: Urgency,
         read: impl Future<Output = Result<Vec<Bytes>>>,
     ) -> Result<Bytes> {
-        let closed = || Error::new(Kind::Interrupted, "this node is about to end");
+        let closed = || Error::new(Kind::Interrupted, "this node is shutting down");
         let permit = self.lent.queue(len, urgency).granted().await.ok_or_else(closed)?;
         let bytes = match &read.await?[..] {
             [only] => only.clone(),
@@ -46,25 +47,24 @@ impl SharedResources {
 }
 
 impl Content {
-    /// Whether all of `range` is here.
+    /// Whether all of `range` is present.
     pub(crate) fn has(&self, range: &Range<u64>) -> bool {
         block::touched(range).all(|index| self.is_present(index))
     }
 
-    /// Whether all of `range` is here, or comes by flights that wait for no other node.
-    pub(crate) fn brings(&self, range: &Range<u64>) -> bool {
+    /// Whether all of `range` is present, or being fetched by flights that wait for no other node.
+    pub(crate) fn has_or_fetches(&self, range: &Range<u64>) -> bool {
         block::touched(range).all(|index| self.is_present(index) || self.direct.find(index).is_some())
     }
 
-    /// The bytes `range` for another node, block by block. What isn't here is fetched, and from no one who may wait for
+    /// Reads `range` for another node, block by block. What is missing is fetched directly, never from a peer that may wait for
     /// another node in turn.
     pub(crate) fn lend(self: Arc<Self>, range: Range<u64>, urgency: Urgency) -> Body {
         let blocks = block::touched(&range);
         let end = blocks.end;
         // All flights first, so that they fly beside each other.
-        let joined = blocks.map(|index| {
-            (index, self.join_or_start_in(crate::fetch::FetchScope::Direct, index, end - index, urgency))
-        });
+        let joined = blocks
+            .map(|index| (index, self.join_or_start_in(FetchScope::Direct, index, end - index, urgency)));
         let joined: Vec<_> = joined.collect();
         stream::iter(joined)
             .then(move |(index, flight)| {
@@ -77,7 +77,7 @@ impl Content {
                         flight.block(index).await?;
                     }
                     let read = content.read_block(Requester::Peer(urgency), index, flight, start..end);
-                    content.resources.lend(end - start, urgency, read).await
+                    content.resources.send_buffer(end - start, urgency, read).await
                 }
             })
             .boxed()

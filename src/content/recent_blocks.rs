@@ -1,4 +1,4 @@
-//! Blocks that arrived for readers and for other nodes, kept in memory for a while.
+//! Recent blocks: what arrived for readers and for other nodes, kept in memory for a while.
 //!
 //! A reader comes in pieces smaller than a block, and the window brings blocks before it comes: with these it has each
 //! from memory instead of from the disk that they are just being written to, and fetches each once even while that disk
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_are_kept_whosever_they_are() {
+    fn recent_blocks_beyond_the_limit_drop_the_oldest() {
         let recent = RecentBlocks::default();
         for n in 0..100 {
             assert!(recent.rescue(key(n), 0, Bytes::from_static(b"old")));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn no_tenant_sees_the_blocks_of_another() {
+    fn recent_blocks_of_one_tenant_are_invisible_to_another() {
         let alice = RecentBlocks::default().of(1);
         let bob = alice.of(2);
         alice.put(key(0), 0, Bytes::from_static(b"alice"));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_kept_until_its_end_was_read_or_its_blob_is_forgotten() {
+    fn recent_block_is_kept_until_read_to_its_end_or_forgotten() {
         let recent = RecentBlocks::default();
         let block = |fill: u8| Bytes::from(vec![fill; BLOCK as usize]);
         recent.put(key(0), 0, block(0));

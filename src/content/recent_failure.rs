@@ -1,4 +1,4 @@
-//! What went wrong recent_failure, kept for who asks again at once.
+//! The recent failure of a content, which answers a repeated read at once.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -8,8 +8,9 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// A read that failed after this long stands for the next one of the same block, if that comes within [`REPEAT_WINDOW`]. The
-/// kernel reads ahead first, and at once asks once more for the very page: who reads would wait for two deadlines.
+/// How long a read must have taken to fail for its error to answer the next read of the same block, if that comes within
+/// [`REPEAT_WINDOW`]. The kernel reads ahead first and then asks again for the very page: without this, a reader would wait for
+/// two deadlines.
 const SLOW_FAILURE: Duration = Duration::from_secs(10);
 const REPEAT_WINDOW: Duration = Duration::from_secs(1);
 
@@ -20,16 +21,16 @@ pub(super) struct RecentFailure {
 }
 
 impl RecentFailure {
-    /// Notes why block `index` could not be had, and how long that took to find out.
-    pub(super) fn fail(&self, index: u64, took: Duration, error: &Error) {
+    /// Records why block `index` could not be had, and how long that took to find out.
+    pub(super) fn record(&self, index: u64, took: Duration, error: &Error) {
         if took >= SLOW_FAILURE {
             let failed = Some((index, Instant::now(), error.share()));
             *self.failed.lock() = failed;
         }
     }
 
-    /// Why one of `blocks` could not be had a moment ago. Told once: who asks a third time resources it.
-    pub(super) fn failed(&self, blocks: &Range<u64>) -> Option<Error> {
+    /// Takes the error of a read of one of `blocks` that failed a moment ago. It answers once: a third read is in earnest.
+    pub(super) fn take(&self, blocks: &Range<u64>) -> Option<Error> {
         let mut failed = self.failed.lock();
         let told = failed.take_if(|(index, ..)| blocks.contains(index));
         told.filter(|(_, since, _)| since.elapsed() < REPEAT_WINDOW).map(|(.., error)| error)

@@ -1,4 +1,4 @@
-//! What all contents share.
+//! Resources that all contents of a tenant share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -13,26 +13,26 @@ use crate::metrics::EngineMetrics;
 
 use super::RecentBlocks;
 
-/// What every content needs.
+/// The cache, the memory and the limits that every content of a tenant uses.
 #[derive(Debug)]
 pub struct SharedResources {
     /// The node cache.
     pub cache: Cache,
-    /// The memory for flights that wait for no other node.
+    /// The memory for direct flights, which wait for no other node.
     pub budget: Arc<Budget>,
-    /// The memory for those that may. It is set apart, for those that others wait for must always find room: else two nodes
-    /// could wait for each other's.
+    /// The memory for flights that may wait for other nodes. It is separate, so that direct ones always find room: else two
+    /// nodes could wait for each other's memory.
     pub waiting: Arc<Budget>,
     /// The memory for what is being sent to other nodes.
     pub lent: Arc<Budget>,
     /// How many blocks arrived here or left for other nodes: as long as it grows, this node is not stuck.
     pub moved: AtomicU64,
-    /// What counts all that is done here.
+    /// The counters of the engine.
     pub metrics: Arc<EngineMetrics>,
-    /// How many blocks are hashed and written at once. More than the machine has cores for would only take turns, and
+    /// Bounds how many blocks are hashed and written at once. More than the machine has cores for would only take turns, and
     /// wait for each other at the file's lock.
     pub hash_permits: Arc<Semaphore>,
-    /// Blocks that arrived for readers.
+    /// Blocks that arrived a moment ago.
     pub recent_blocks: RecentBlocks,
     /// Where flights run, and where their blocking parts do.
     pub runtime: Handle,

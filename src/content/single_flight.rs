@@ -1,7 +1,8 @@
-//! JoinOutcome: which flight brings a block.
+//! Single-flight: one fetch of a missing block, however many wait for it.
 //!
-//! There are two tables of flights. Those of the one may wait for other nodes; those of the other never do, because other
-//! nodes wait for them. A block may be in both for a moment, when nodes don't agree on who its owner is; that costs a fetch.
+//! There are two tables of flights, one for each [`FetchScope`]: flights that may wait for other nodes, and direct ones, which
+//! never do because other nodes wait for them. A block may be in both for a moment, while nodes differ on who owns it; that
+//! costs one more fetch.
 
 use std::sync::Arc;
 
@@ -17,12 +18,12 @@ use crate::tier::Urgency;
 use super::Content;
 
 impl Content {
-    /// The flight that brings block `index`, started here if need be; `None` when the block is here.
+    /// Joins the flight that fetches block `index`, or starts one of up to `most` blocks. `None` when the block is present.
     pub fn join_or_start(self: &Arc<Self>, index: u64, most: u64, urgency: Urgency) -> Option<Arc<Flight>> {
         self.join_or_start_in(self.ladder().scope(&self.blob, index), index, most, urgency)
     }
 
-    /// The same for those who ask for a flight of this scope. A direct one serves both.
+    /// The same for a flight of this scope. A direct one serves both scopes.
     pub(super) fn join_or_start_in(
         self: &Arc<Self>,
         scope: FetchScope,
@@ -57,15 +58,17 @@ impl Content {
                     // Within the request that it is begun for; others may come to wait for it.
                     let Extent { first, blocks } = flight.extent();
                     let span = tracing::debug_span!("flight", blob = %self.blob, first, blocks, ?urgency);
-                    self.resources.runtime.spawn(self.clone().fly(flight.clone(), scope).instrument(span));
+                    self.resources
+                        .runtime
+                        .spawn(self.clone().run_flight(flight.clone(), scope).instrument(span));
                     return Some(flight);
                 }
             }
         }
     }
 
-    /// Has direct flights bring what `flight` was to bring, for other nodes have come to wait for it.
-    async fn follow(self: &Arc<Self>, flight: &Flight, urgency: Urgency) -> Result<()> {
+    /// Completes `flight` by direct flights: this node has become the owner of its blocks, and other nodes may wait for them.
+    async fn complete_directly(self: &Arc<Self>, flight: &Flight, urgency: Urgency) -> Result<()> {
         let blocks = flight.extent().range();
         let mut joined = Vec::new();
         for index in blocks.clone() {
@@ -99,7 +102,8 @@ impl Content {
         }
     }
 
-    async fn fly(self: Arc<Self>, flight: Arc<Flight>, scope: FetchScope) {
+    /// Runs a flight: waits for its share of the budget, fetches what is missing, and ends it.
+    async fn run_flight(self: Arc<Self>, flight: Arc<Flight>, scope: FetchScope) {
         let guard = FlightGuard { content: &self, flight: &flight, scope, finished: false };
         let bytes = flight.extent().bytes(self.blob.size);
         let _flying = self.resources.metrics.start_flight();
@@ -109,7 +113,7 @@ impl Content {
         let urgency = flight.take_off();
         let outcome = match self.fetch_missing(&flight, (scope, urgency)).await {
             Ok(FetchOutcome::Complete) => Ok(()),
-            Ok(FetchOutcome::BecameOwner) => self.follow(&flight, urgency).await,
+            Ok(FetchOutcome::BecameOwner) => self.complete_directly(&flight, urgency).await,
             Err(error) => Err(error),
         };
         guard.finish(outcome);
@@ -117,7 +121,7 @@ impl Content {
     }
 }
 
-/// A flight on its way. Should its task be lost, it ends all the same: who waits for it would wait for ever.
+/// Ends a flight when it is dropped. Were its task lost without that, those who wait for it would wait for ever.
 struct FlightGuard<'a> {
     content: &'a Arc<Content>,
     flight: &'a Flight,
@@ -142,7 +146,7 @@ impl FlightGuard<'_> {
 impl Drop for FlightGuard<'_> {
     fn drop(&mut self) {
         if !self.finished {
-            self.end(Err(Error::new(Kind::Disk, "a flight was lost")));
+            self.end(Err(Error::new(Kind::Disk, "a fetch was abandoned: its task ended early")));
         }
     }
 }

@@ -160,7 +160,7 @@ impl Bench {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_readers_at_once_cost_each_byte_once_and_leave_a_whole_blob() {
+async fn content_read_by_many_is_fetched_once_and_whole() {
     let bench = Bench::new();
     let tier = Scripted::new(&bench.bytes, &[], false);
     let content = bench.content(bench.blob(false), None, &[&tier]);
@@ -175,7 +175,7 @@ async fn many_readers_at_once_cost_each_byte_once_and_leave_a_whole_blob() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_breaks_off_is_taken_up_where_it_broke() {
+async fn fetch_with_broken_body_resumes_where_it_broke() {
     let bench = Bench::new();
     let faults = [Fault::BreakAfter(2 * BLOCK + 99), Fault::Fail(Kind::Unavailable)];
     let tier = Scripted::new(&bench.bytes, &faults, false);
@@ -185,7 +185,7 @@ async fn what_breaks_off_is_taken_up_where_it_broke() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lie_is_never_read_and_another_tier_mends_it() {
+async fn read_with_lying_tier_gets_right_bytes_from_next_tier() {
     let bench = Bench::new();
     let (liar, honest) = (
         Scripted::new(&bench.bytes, &[Fault::Lie], true),
@@ -203,7 +203,7 @@ async fn a_lie_is_never_read_and_another_tier_mends_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_origin_that_changed_is_not_asked_again() {
+async fn read_with_changed_origin_fails_without_retry() {
     let bench = Bench::new();
     let tier = Scripted::new(&bench.bytes, &[Fault::Fail(Kind::Changed)], true);
     let content = bench.content(bench.blob(false), None, &[&tier]);
@@ -212,7 +212,7 @@ async fn an_origin_that_changed_is_not_asked_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_ends_when_no_tier_answers() {
+async fn read_without_answering_tier_times_out() {
     let bench = Bench::new();
     let tier = Scripted::new(&bench.bytes, &[Fault::Silence], true);
     let content = bench.content(bench.blob(false), None, &[&tier]);
@@ -222,7 +222,7 @@ async fn a_read_ends_when_no_tier_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_cache_degrades_reads_and_fails_a_flight_to_be_stored() {
+async fn read_with_full_cache_succeeds_and_stored_fails() {
     let bench = Bench::new();
     let tier = Scripted::new(&bench.bytes, &[], false);
     let content = bench.content(bench.blob(false), Some(3 * BLOCK), &[&tier]);
@@ -241,7 +241,7 @@ async fn a_full_cache_degrades_reads_and_fails_a_flight_to_be_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_asks_for_nothing_that_is_there() {
+async fn content_reopened_fetches_only_what_is_missing() {
     let bench = Bench::new();
     let tier = Scripted::new(&bench.bytes, &[], false);
     let content = bench.content(bench.blob(false), None, &[&tier]);
@@ -256,7 +256,7 @@ async fn a_restart_asks_for_nothing_that_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn content_that_is_not_what_its_origin_publishes_is_discarded() {
+async fn content_with_wrong_sha256_is_discarded() {
     let bench = Bench::new();
     let tier = Scripted::new(&bench.bytes, &[], false);
     let blob = Blob { sha256: Some([7; 32]), ..bench.blob(false) };
@@ -314,7 +314,7 @@ impl Placement for Owned {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_does_not_wait_for_what_others_only_promise() {
+async fn read_with_stalled_owner_is_hedged() {
     let bench = Bench::new();
     let mirror = Scripted::new(&bench.bytes, &[], false);
     let ladder = Ladder::new(vec![mirror.clone()], Arc::default(), Arc::default());

@@ -1,4 +1,4 @@
-//! Again: snapshots that an earlier process served, without asking anybody for them.
+//! Reopening: snapshots that an earlier process served, without asking any tier for them.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

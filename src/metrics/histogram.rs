@@ -1,4 +1,4 @@
-//! How long things take: a histogram that costs two atomic additions.
+//! A latency histogram, which costs two atomic additions per event.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub const BUCKET_BOUNDS: [u64; 12] =
     [4, 16, 64, 256, 1_000, 4_000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 16_000_000];
 
-/// How often something took how long.
+/// A histogram of durations.
 #[derive(Debug, Default)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKET_BOUNDS.len() + 1],
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_belongs_to_what_it_bounds() {
+    fn histogram_value_at_a_bound_counts_below_it() {
         let times = Histogram::default();
         for took in [0, 4_000, 4_001, 16_000_000_000, 16_000_000_001, u64::MAX / 2] {
             times.add(Duration::from_nanos(took));

@@ -154,7 +154,7 @@ mod tests {
     use crate::error::Error;
 
     #[test]
-    fn what_two_snapshots_count_is_counted_together_and_outlives_them() {
+    fn totals_of_two_snapshots_add_up_and_outlive_them() {
         let metrics = Arc::new(EngineMetrics::default());
         let (one, two) = (SnapshotMetrics::in_engine(&metrics), SnapshotMetrics::in_engine(&metrics));
         one.arrived(TierKind::Mirror, 7);

@@ -1,8 +1,8 @@
-//! The sequential read_ahead: how far to fetch ahead of a reader.
+//! Read-ahead: how far to fetch ahead of a sequential reader.
 
 use std::ops::Range;
 
-/// Where the read_ahead opens, and how far it may: a small part of the budget.
+/// Where the window opens, and how far it may: a small part of the budget.
 const INITIAL_WINDOW: u64 = 4 << 20;
 const MAX_WINDOW: u64 = 64 << 20;
 
@@ -14,7 +14,7 @@ const REQUESTS_AHEAD: u64 = 8;
 /// several requests, and they arrive in any order.
 const REORDER_SLACK: u64 = 8 << 20;
 
-/// Follows one reader.
+/// The read-ahead window of one reader.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     /// Where the next read is expected.
@@ -42,7 +42,7 @@ impl ReadAhead {
         self.size = (self.size * 2).clamp(INITIAL_WINDOW, MAX_WINDOW.min(REQUESTS_AHEAD * extent));
         let from = self.asked.max(range.end);
         let to = (range.end + self.size).min(len);
-        // In steps of half the read_ahead, so that requests stay long.
+        // In steps of half the window, so that requests stay long.
         if to < from + self.size / 2 && to < len || to <= from {
             return 0..0;
         }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sequential_reader_is_led_and_a_random_one_is_not() {
+    fn read_ahead_follows_sequential_and_not_random_readers() {
         let mut read_ahead = ReadAhead::default();
         let (len, step) = (200 << 20, 1 << 20);
         let mut covered = step;
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_out_of_order_are_still_a_sequence() {
+    fn read_ahead_of_reordered_requests_is_sequential() {
         let mut read_ahead = ReadAhead::default();
         let order = [0, 2, 1, 4, 3, 6, 5u64].map(|i| i << 20);
         let asked: u64 = order

@@ -1,5 +1,5 @@
-//! An origin seen through a mirrored snapshot: it has never heard of packs, so what is asked of one is put together from
-//! its parts.
+//! The origin of a mirrored snapshot, opened when it is first needed. It knows nothing of packs, so blocks of a pack are
+//! assembled from the files in it.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_conforms() {
+    async fn memory_tier_passes_conformance_suite() {
         conformance::suite(&Memory::new("memory://x")).await;
     }
 }
