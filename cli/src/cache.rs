@@ -17,7 +17,7 @@ const MAX_SOCKET_PATH: usize = 107;
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct CacheArgs {
-    /// CacheConfig directory. Default: /var/cache/bdnfs for root, else ~/.cache/bdnfs
+    /// Cache directory. Default: /var/cache/bdnfs for root, else ~/.cache/bdnfs
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     /// Size limit of the cache, such as 200G or 1.5T. Default: its disk, less 5 % (at most 20 GiB)
