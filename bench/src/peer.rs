@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use bdnfs_tests::cluster::{TestCluster, TestNode};
+use bdnfs_tests::cluster::{ClusterHost, TestCluster};
 use bdnfs_tests::machine::Machine;
 
 use crate::data;
@@ -54,7 +54,7 @@ pub fn tried<T>(work: impl FnOnce() -> T) -> Result<T> {
 
 /// A mirror, and a node that has all of it.
 struct PeerPair {
-    _neighbour: TestNode,
+    _neighbour: ClusterHost,
     cluster: TestCluster,
     /// The same file on the disk that is measured.
     native: PathBuf,
@@ -80,7 +80,7 @@ impl PeerPair {
     }
 
     /// Does `work` on a node that has nothing yet, with peers or without.
-    fn on_new<T>(&self, peers: bool, work: impl FnOnce(&TestNode) -> Result<T>) -> Result<T> {
+    fn on_new<T>(&self, peers: bool, work: impl FnOnce(&ClusterHost) -> Result<T>) -> Result<T> {
         let home = tempfile::tempdir_in(self.room.path()).context("cannot make a directory")?;
         // A name of its own, since who was there before it is remembered for a while.
         let number = self.nodes.replace(self.nodes.get() + 1);

@@ -38,7 +38,7 @@ pub struct TestCluster {
 
 /// A node: an agent that is part of the cluster.
 #[derive(Debug)]
-pub struct TestNode {
+pub struct ClusterHost {
     /// The agent; `None` while there is none.
     pub agent: Option<AgentProcess>,
     /// Its machine.
@@ -103,7 +103,7 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node(&self, id: &str, rate: &str, lines: &str) -> TestNode {
+    pub fn node(&self, id: &str, rate: &str, lines: &str) -> ClusterHost {
         let machine = Machine::new();
         self.node_on(machine, id, rate, lines)
     }
@@ -112,7 +112,7 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node_on(&self, machine: Machine, id: &str, rate: &str, lines: &str) -> TestNode {
+    pub fn node_on(&self, machine: Machine, id: &str, rate: &str, lines: &str) -> ClusterHost {
         self.configured(lines, &self.seeds(), machine, id, rate)
     }
 
@@ -120,11 +120,18 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node_by(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> TestNode {
+    pub fn node_by(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> ClusterHost {
         self.configured("", seeds, machine, id, rate)
     }
 
-    fn configured(&self, lines: &str, seeds: &[String], machine: Machine, id: &str, rate: &str) -> TestNode {
+    fn configured(
+        &self,
+        lines: &str,
+        seeds: &[String],
+        machine: Machine,
+        id: &str,
+        rate: &str,
+    ) -> ClusterHost {
         self.ca.run(&format!("cluster issue {id} --ca @ca --tenant default --out @")).succeeds();
         let who = self.ca.lines(id, "ca");
         let config = format!("{lines}\n{MIRROR}[cluster]\nseeds = {seeds:?}\n{who}");
@@ -135,14 +142,14 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn standalone_node(&self, machine: Machine, rate: &str) -> TestNode {
+    pub fn standalone_node(&self, machine: Machine, rate: &str) -> ClusterHost {
         self.started(machine, rate, MIRROR.to_owned())
     }
 
-    fn started(&self, machine: Machine, rate: &str, config: String) -> TestNode {
+    fn started(&self, machine: Machine, rate: &str, config: String) -> ClusterHost {
         let host = self.network.host(rate);
         let machine = machine.in_network(&host).s3(&self.s3.server.url(), &Keys::sample());
-        let mut node = TestNode { agent: None, machine, host, config };
+        let mut node = ClusterHost { agent: None, machine, host, config };
         node.start();
         node
     }
@@ -154,7 +161,7 @@ impl TestCluster {
     }
 }
 
-impl TestNode {
+impl ClusterHost {
     /// Starts its agent.
     ///
     /// # Panics

@@ -13,7 +13,7 @@ use bdnfs::peer::server::{BlockProvider, PeerServer};
 use bdnfs::peer::wire::BlockRequest;
 use bdnfs::peer::{Member, PROTOCOL, token};
 use bdnfs::tier::Body;
-use bdnfs_tests::cluster::{PORT, TestCluster, TestNode};
+use bdnfs_tests::cluster::{ClusterHost, PORT, TestCluster};
 use bdnfs_tests::dns::Dns;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::network::NetworkHost;
@@ -31,7 +31,7 @@ const MIB: usize = 1 << 20;
 const OBJECTS: [(&str, usize); 3] = [("large", 24 * MIB), ("medium", 3 * MIB + 5), ("small", 1000)];
 
 /// Stages on all of `nodes` at once.
-fn stage(nodes: &[&TestNode], cluster: &TestCluster) {
+fn stage(nodes: &[&ClusterHost], cluster: &TestCluster) {
     std::thread::scope(|scope| {
         for node in nodes {
             scope.spawn(|| {
@@ -193,7 +193,7 @@ fn cluster_with_dead_frozen_and_lying_nodes_reads_right_bytes() {
     nodes[2].start();
     assert_same_tree(&cluster.bucket(), &nodes[2].machine.directory("mnt"));
     // Everybody has asked the one that owns most.
-    let banned = |node: &&TestNode| node.agent().log().contains("the peer liar at");
+    let banned = |node: &&ClusterHost| node.agent().log().contains("the peer liar at");
     assert!(nodes.iter().filter(banned).count() >= 3, "{}", nodes[0].agent().log());
     assert!(lies.asked.load(Relaxed) >= 3, "it has told every lie");
     assert_eq!(nodes[0].state("liar").as_deref(), Some("banned"), "{}", nodes[0].agent().log());
@@ -244,7 +244,7 @@ fn node_leaving_and_rejoining_keeps_reads_right() {
 const SERVICE: &str = "bdnfs.models.svc.cluster.test:7531";
 
 /// Nodes that know nothing but the name of a service.
-fn nodes_of_a_service(cluster: &TestCluster, dns: &Dns, ids: &[&str]) -> Vec<TestNode> {
+fn nodes_of_a_service(cluster: &TestCluster, dns: &Dns, ids: &[&str]) -> Vec<ClusterHost> {
     let node = |id: &&str| {
         cluster.node_by(&[SERVICE.into()], Machine::new().with_resolver(&dns.resolver()), id, "1gbit")
     };
