@@ -64,7 +64,7 @@ const INTERRUPTED: u8 = 130;
 /// Measure bdnfs on this machine; writes NAME.json and NAME.md
 #[derive(Debug, Parser)]
 #[command(name = "bdnfs-bench", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
-struct BenchArgs {
+struct MeasureArgs {
     /// Small sizes and three runs: see that everything works; trust no figure
     #[arg(long)]
     quick: bool,
@@ -153,7 +153,7 @@ fn work(name: &str, times: u32) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    let cli = BenchArgs::parse();
+    let cli = MeasureArgs::parse();
     let done = match &cli.command {
         Some(BenchCommand::Probe(probe)) => probe.here().map(|seconds| println!("{seconds}")),
         Some(BenchCommand::Tables { json }) => tables(json),
@@ -174,7 +174,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(cli: &BenchArgs) -> Result<()> {
+fn measure(cli: &MeasureArgs) -> Result<()> {
     interrupt::watch();
     // Before anything is measured, it is known whether it can be judged.
     let old = cli.against.as_deref().map(BenchReport::read).transpose()?;
@@ -226,7 +226,7 @@ fn tables(json: &Path) -> Result<()> {
     Ok(())
 }
 
-fn sizes(cli: &BenchArgs) -> Sizes {
+fn sizes(cli: &MeasureArgs) -> Sizes {
     let sizes = match (cli.quick, cli.medium) {
         (true, _) => Sizes::QUICK,
         (_, true) => Sizes::MEDIUM,
@@ -239,7 +239,7 @@ fn sizes(cli: &BenchArgs) -> Sizes {
     }
 }
 
-impl BenchArgs {
+impl MeasureArgs {
     /// What is to be measured.
     fn groups(&self, old: Option<&BenchReport>) -> Vec<GroupName> {
         let wanted = |group: &GroupName| match old {

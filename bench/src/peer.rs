@@ -31,7 +31,7 @@ const NEIGHBOUR: &str = "has-it";
 pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.group("peer", "From a peer", format!("{ABOUT} {} MiB.", size(lab) >> 20));
     report.measure("two nodes", || {
-        let place = PeerPair::new(lab)?;
+        let place = AgentPair::new(lab)?;
         let mut rows = place.staged(lab)?;
         for (what, job) in &fio::COLD {
             rows.pairs.push(place.compare(lab, &format!("{what}, cold from a peer"), job)?);
@@ -53,7 +53,7 @@ pub fn tried<T>(work: impl FnOnce() -> T) -> Result<T> {
 }
 
 /// A mirror, and a node that has all of it.
-struct PeerPair {
+struct AgentPair {
     _neighbour: ClusterHost,
     cluster: TestCluster,
     /// The same file on the disk that is measured.
@@ -63,7 +63,7 @@ struct PeerPair {
     room: tempfile::TempDir,
 }
 
-impl PeerPair {
+impl AgentPair {
     fn new(lab: &BenchEnv) -> Result<Self> {
         let size = size(lab);
         let room = lab.room("peer", 4 * size)?;

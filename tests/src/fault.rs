@@ -17,9 +17,9 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, future, stream};
 use parking_lot::Mutex;
 
-/// What a server can do wrong in answer to a GET, or with [latency](Fault::Latency) to any request.
+/// What a server can do wrong in answer to a GET, or with [latency](ServerFault::Latency) to any request.
 #[derive(Clone, Debug)]
-pub enum Fault {
+pub enum ServerFault {
     /// It answers a request for a range with the whole file and 200.
     IgnoreRange,
     /// Its `Content-Range` names another range than the one asked for.
@@ -48,7 +48,7 @@ pub enum Fault {
 
 /// The switch of a server's faults. Clones are handles to one and the same.
 #[derive(Clone, Debug, Default)]
-pub struct Faults(Arc<Mutex<Option<(Fault, u64)>>>, Arc<AtomicBool>);
+pub struct Faults(Arc<Mutex<Option<(ServerFault, u64)>>>, Arc<AtomicBool>);
 
 impl Faults {
     /// `app`, with a fault where one is set.
@@ -57,12 +57,12 @@ impl Faults {
     }
 
     /// From now on every GET meets `fault`.
-    pub fn set(&self, fault: Fault) {
+    pub fn set(&self, fault: ServerFault) {
         self.times(fault, u64::MAX);
     }
 
     /// The next `times` GETs meet `fault`.
-    pub fn times(&self, fault: Fault, times: u64) {
+    pub fn times(&self, fault: ServerFault, times: u64) {
         *self.0.lock() = Some((fault, times));
     }
 
@@ -76,9 +76,9 @@ impl Faults {
         self.1.fetch_xor(true, Ordering::Relaxed)
     }
 
-    fn next(&self, method: &Method) -> Option<Fault> {
+    fn next(&self, method: &Method) -> Option<ServerFault> {
         let mut set = self.0.lock();
-        let meets = |fault: &Fault| method == Method::GET || matches!(fault, Fault::Latency(_));
+        let meets = |fault: &ServerFault| method == Method::GET || matches!(fault, ServerFault::Latency(_));
         let (fault, times) = set.as_mut().filter(|(fault, times)| *times > 0 && meets(fault))?;
         *times -= 1;
         Some(fault.clone())
@@ -88,51 +88,51 @@ impl Faults {
 async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -> Response {
     match faults.next(request.method()) {
         None => next.run(request).await,
-        Some(Fault::Latency(wait)) => {
+        Some(ServerFault::Latency(wait)) => {
             tokio::time::sleep(wait).await;
             next.run(request).await
         }
-        Some(Fault::IgnoreRange) => {
+        Some(ServerFault::IgnoreRange) => {
             request.headers_mut().remove(RANGE);
             next.run(request).await
         }
-        Some(Fault::WrongRange) => {
+        Some(ServerFault::WrongRange) => {
             let mut response = next.run(request).await;
             if let Some(range) = response.headers_mut().get_mut(CONTENT_RANGE) {
                 *range = shifted(range);
             }
             response
         }
-        Some(Fault::Truncate(after)) => with_body(next.run(request).await, |body| {
+        Some(ServerFault::Truncate(after)) => with_body(next.run(request).await, |body| {
             Body::from_stream(head(body, after).chain(stream::once(cut())))
         }),
-        Some(Fault::Stall(after)) => with_body(next.run(request).await, |body| {
+        Some(ServerFault::Stall(after)) => with_body(next.run(request).await, |body| {
             Body::from_stream(head(body, after).chain(stream::once(pending())))
         }),
-        Some(Fault::Garble) => with_body(next.run(request).await, flipped),
-        Some(Fault::Gzip) => {
+        Some(ServerFault::Garble) => with_body(next.run(request).await, flipped),
+        Some(ServerFault::Gzip) => {
             let mut response = with_body(next.run(request).await, flipped);
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             response
         }
-        Some(Fault::Status(status, retry_after)) => {
+        Some(ServerFault::Status(status, retry_after)) => {
             let mut response = status.into_response();
             if let Some(seconds) = retry_after {
                 response.headers_mut().insert(RETRY_AFTER, seconds.into());
             }
             response
         }
-        Some(Fault::Half(status)) => match faults.odd() {
+        Some(ServerFault::Half(status)) => match faults.odd() {
             true => status.into_response(),
             false => next.run(request).await,
         },
-        Some(Fault::Limited(retry_after, limit)) => {
+        Some(ServerFault::Limited(retry_after, limit)) => {
             let limit = format!("\"api\";r=12;t=3, \"files\";r=0;t={limit}");
             let headers = [(RETRY_AFTER.as_str(), retry_after.to_string()), ("ratelimit", limit)];
             (StatusCode::TOO_MANY_REQUESTS, headers).into_response()
         }
-        Some(Fault::Silence) => pending().await,
-        Some(Fault::Redirect(base)) => {
+        Some(ServerFault::Silence) => pending().await,
+        Some(ServerFault::Redirect(base)) => {
             (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, format!("{base}{}", request.uri()))]).into_response()
         }
     }

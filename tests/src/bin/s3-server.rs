@@ -4,7 +4,7 @@ use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bdnfs_tests::fault::Fault;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::large_bucket::{BUCKET, LargeBucket};
 use bdnfs_tests::s3::{Keys, S3Server};
 use clap::Parser;
@@ -49,7 +49,7 @@ fn buckets(root: &Path, arguments: &S3ServerArgs) {
     let open = if keys.is_some() { "signed requests only" } else { "open to everybody" };
     let s3 = S3Server::on_port(root, keys, arguments.port);
     if arguments.latency > 0 {
-        s3.faults.set(Fault::Latency(Duration::from_millis(arguments.latency)));
+        s3.faults.set(ServerFault::Latency(Duration::from_millis(arguments.latency)));
     }
     println!("{} serves {} ({open})", s3.server.url(), root.display());
     for _ in std::io::stdin().lock().lines().map_while(Result::ok) {

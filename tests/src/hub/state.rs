@@ -51,13 +51,13 @@ impl HubFile {
 pub(super) type HubFiles = BTreeMap<String, HubFile>;
 
 #[derive(Debug, Default)]
-pub(super) struct HubRepository {
+pub(super) struct ServedRepository {
     pub guard: RepositoryAccess,
     revisions: BTreeMap<String, String>,
     commits: BTreeMap<String, HubFiles>,
 }
 
-impl HubRepository {
+impl ServedRepository {
     /// The commit that a revision is.
     pub(super) fn commit(&self, revision: &str) -> Option<&str> {
         let commit = self.revisions.get(revision).map_or(revision, String::as_str);
@@ -88,7 +88,7 @@ impl HubRepository {
 pub(super) struct HubContents {
     /// The storage's URL.
     pub storage: String,
-    pub repositories: BTreeMap<String, HubRepository>,
+    pub repositories: BTreeMap<String, ServedRepository>,
     pub renamed: BTreeMap<String, String>,
     /// Each token with what it may read.
     pub tokens: BTreeMap<String, BTreeSet<String>>,
@@ -105,7 +105,7 @@ pub(super) struct HubContents {
 }
 
 impl HubContents {
-    pub(super) fn repository(&mut self, name: &str) -> &mut HubRepository {
+    pub(super) fn repository(&mut self, name: &str) -> &mut ServedRepository {
         self.repositories.entry(name.to_owned()).or_default()
     }
 }

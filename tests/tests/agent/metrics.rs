@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use axum::http::StatusCode;
 use bdnfs_tests::agent::AgentProcess;
-use bdnfs_tests::fault::Fault;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
@@ -144,7 +144,7 @@ fn metrics_after_errors_count_by_kind() {
     env.put("file", 2 * MIB);
     let agent = env.machine.agent("");
     let point = env.machine.mount("s3://bucket", "mnt");
-    env.s3.faults.set(Fault::Status(StatusCode::FORBIDDEN, None));
+    env.s3.faults.set(ServerFault::Status(StatusCode::FORBIDDEN, None));
     fs::read(point.join("file")).expect_err("it is refused");
     let page = MetricsPage::of(&agent);
     let failed = page.get("bdnfs_tier_requests_total{tier=\"origin\",outcome=\"failed\"}");

@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use bdnfs_tests::fault::Fault;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
@@ -40,7 +40,7 @@ fn read_with_refused_keys_or_silence_fails_with_eacces_or_etimedout() {
         let path = point.join(name);
         with_timeout(LONG, move || fs::read(path)).map_err(|error| error.raw_os_error().unwrap())
     };
-    env.s3.faults.set(Fault::Status(StatusCode::FORBIDDEN, None));
+    env.s3.faults.set(ServerFault::Status(StatusCode::FORBIDDEN, None));
     assert_eq!(read("refused"), Err(libc::EACCES));
     env.s3.faults.clear();
     env.proxy.set(FROZEN);

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use bdnfs_tests::fault::Fault;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::proxy::{NetworkFault, TcpProxy};
 use bdnfs_tests::s3::{Keys, S3Server};
 use bdnfs_tests::tools::{program, run, target};
@@ -114,14 +114,14 @@ fn fault_set_changes_the_answers() {
         |more: &[&str]| program("curl").args(["-s", "-i"]).args(more).arg(web.url("file")).output().unwrap();
     let ranged = ["-r", "10-19"];
     for (fault, arguments, code, words) in [
-        (Fault::IgnoreRange, &ranged[..], 0, "200 OK"),
-        (Fault::WrongRange, &ranged, 0, "content-range: bytes 11-20/100000"),
-        (Fault::Truncate(1000), &[], 18, "content-length: 100000"),
-        (Fault::Gzip, &[], 0, "content-encoding: gzip"),
-        (Fault::Status(axum::http::StatusCode::TOO_MANY_REQUESTS, Some(7)), &[], 0, "retry-after: 7"),
-        (Fault::Silence, &["-m", "0.3"], 28, ""),
-        (Fault::Stall(1000), &["-m", "0.3"], 28, "200 OK"),
-        (Fault::Redirect("http://elsewhere".into()), &[], 0, "location: http://elsewhere/file"),
+        (ServerFault::IgnoreRange, &ranged[..], 0, "200 OK"),
+        (ServerFault::WrongRange, &ranged, 0, "content-range: bytes 11-20/100000"),
+        (ServerFault::Truncate(1000), &[], 18, "content-length: 100000"),
+        (ServerFault::Gzip, &[], 0, "content-encoding: gzip"),
+        (ServerFault::Status(axum::http::StatusCode::TOO_MANY_REQUESTS, Some(7)), &[], 0, "retry-after: 7"),
+        (ServerFault::Silence, &["-m", "0.3"], 28, ""),
+        (ServerFault::Stall(1000), &["-m", "0.3"], 28, "200 OK"),
+        (ServerFault::Redirect("http://elsewhere".into()), &[], 0, "location: http://elsewhere/file"),
     ] {
         web.faults.set(fault.clone());
         let output = curl(arguments);
@@ -129,7 +129,7 @@ fn fault_set_changes_the_answers() {
         assert_eq!(output.status.code(), Some(code), "{fault:?}: {text}");
         assert!(text.contains(words), "{fault:?}: {text}");
     }
-    web.faults.times(Fault::Garble, 1);
+    web.faults.times(ServerFault::Garble, 1);
     assert!(!curl(&[]).stdout.ends_with(&bytes));
     assert!(curl(&[]).stdout.ends_with(&bytes), "the fault was for one request");
 }

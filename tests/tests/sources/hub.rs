@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use bdnfs_tests::fault::Fault;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::hub::{HubServer, RepositoryAccess};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
@@ -63,7 +63,7 @@ fn hub_lfs_file_with_wrong_sha256_is_refused() {
     hub.publish("models/owner/repo", "main", &[("w.safetensors", &content("w", 3 * MIB))]);
     let machine = machine(&hub);
     let point = machine.directory("mnt");
-    hub.storage.faults.set(Fault::Garble);
+    hub.storage.faults.set(ServerFault::Garble);
     machine.try_mount("hf://owner/repo", &point, &["--wait"]).fails(&["w.safetensors", "SHA-256"]);
     assert!(!is_mounted(&point));
     hub.storage.faults.clear();

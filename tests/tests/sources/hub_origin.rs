@@ -12,7 +12,7 @@ use bdnfs::origin;
 use bdnfs::source::{Access, HubAccess, Patterns, Secret};
 use bdnfs::tier::conformance::{self, Subject, pinned};
 use bdnfs::tier::{Origin, Tier, Urgency};
-use bdnfs_tests::fault::Fault;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::hub::{HubServer, LARGE, RepositoryAccess};
 use bdnfs_tests::tree::content;
 use bytes::Bytes;
@@ -248,17 +248,17 @@ async fn hub_signed_url_is_used_until_it_expires() {
     reads().await;
     assert_eq!(resolved(), 5, "an address that has expired by its own words is not kept");
 
-    hub.storage.faults.set(Fault::Status(StatusCode::FORBIDDEN, None));
+    hub.storage.faults.set(ServerFault::Status(StatusCode::FORBIDDEN, None));
     let error = fetch(&*origin, &blob, 0..9).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.to_string().contains("refuses the URL that the Hub gave"), "{error}");
     assert!(!error.to_string().contains("signed-"), "{error}");
     for (fault, kind) in [
-        (Fault::IgnoreRange, Kind::Unsupported),
-        (Fault::WrongRange, Kind::Corrupt),
-        (Fault::Gzip, Kind::Unsupported),
-        (Fault::Truncate(3), Kind::Unavailable),
-        (Fault::Status(StatusCode::SERVICE_UNAVAILABLE, None), Kind::Unavailable),
+        (ServerFault::IgnoreRange, Kind::Unsupported),
+        (ServerFault::WrongRange, Kind::Corrupt),
+        (ServerFault::Gzip, Kind::Unsupported),
+        (ServerFault::Truncate(3), Kind::Unavailable),
+        (ServerFault::Status(StatusCode::SERVICE_UNAVAILABLE, None), Kind::Unavailable),
     ] {
         hub.storage.faults.set(fault.clone());
         assert_eq!(fetch(&*origin, &blob, 1..9).await.unwrap_err().kind(), kind, "{fault:?}");
@@ -328,7 +328,7 @@ async fn hub_repository_renamed_is_followed_with_token() {
 
     // The token stays with the Hub, wherever that leads.
     let other = HubServer::start();
-    hub.faults.set(Fault::Redirect(other.url()));
+    hub.faults.set(ServerFault::Redirect(other.url()));
     let error = open(&hub, "hf://org/m", Some(TOKEN)).await.unwrap_err();
     assert!(error.to_string().contains("name that as the Hub (HF_ENDPOINT)"), "{error}");
     assert_eq!(other.requests.gets("").requests, 0);

@@ -9,7 +9,7 @@ use bdnfs::origin;
 use bdnfs::source::{Access, HubAccess, S3Access};
 use bdnfs::tier::conformance::pinned;
 use bdnfs::tier::{Origin, Urgency};
-use bdnfs_tests::fault::{Fault, Faults};
+use bdnfs_tests::fault::{Faults, ServerFault};
 use bdnfs_tests::hub::HubServer;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::{Keys, S3Server};
@@ -85,7 +85,7 @@ impl OpenOrigin {
     }
 
     /// What is said while `fault` lasts, without the name of the file. Afterwards all is well again.
-    async fn said(&self, fault: &Fault) -> (Kind, String) {
+    async fn said(&self, fault: &ServerFault) -> (Kind, String) {
         self.faults.set(fault.clone());
         let error = self.read().await.expect_err("a fault");
         self.faults.clear();
@@ -96,10 +96,10 @@ impl OpenOrigin {
 }
 
 /// A fault, its kind, and what is said of it of `s3://`, of `https://` and of the storage behind the Hub.
-type FaultCase = (Fault, [(Kind, &'static str); 3]);
+type FaultCase = (ServerFault, [(Kind, &'static str); 3]);
 
 /// What all three say alike.
-fn alike(fault: Fault, kind: Kind, said: &'static str) -> FaultCase {
+fn alike(fault: ServerFault, kind: Kind, said: &'static str) -> FaultCase {
     (fault, [(kind, said); 3])
 }
 
@@ -109,7 +109,7 @@ const ADDRESS: (Kind, &str) =
 
 fn table() -> Vec<FaultCase> {
     let refused = |status, said| {
-        let fault = Fault::Status(StatusCode::from_u16(status).unwrap(), None);
+        let fault = ServerFault::Status(StatusCode::from_u16(status).unwrap(), None);
         (fault, [(Kind::Refused, said), (Kind::Refused, said), ADDRESS])
     };
     let gone = "changed since the snapshot was taken (the server answers 404 Not Found; check the name); take a new one";
@@ -121,35 +121,42 @@ fn table() -> Vec<FaultCase> {
     let plain = "the server's redirect is not followed: it leads to plain http";
     vec![
         alike(
-            Fault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
+            ServerFault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
             Kind::Unavailable,
             "the server answers 500 Internal Server Error",
         ),
         alike(
-            Fault::Status(StatusCode::SERVICE_UNAVAILABLE, None),
+            ServerFault::Status(StatusCode::SERVICE_UNAVAILABLE, None),
             Kind::Unavailable,
             "the server answers 503 Service Unavailable",
         ),
         refused(401, "the server answers 401 Unauthorized; check the credentials"),
         refused(403, "the server answers 403 Forbidden; check the credentials"),
-        (Fault::Status(StatusCode::NOT_FOUND, None), [(Kind::Changed, gone), (Kind::Changed, gone), ADDRESS]),
         (
-            Fault::Status(StatusCode::PRECONDITION_FAILED, None),
+            ServerFault::Status(StatusCode::NOT_FOUND, None),
+            [(Kind::Changed, gone), (Kind::Changed, gone), ADDRESS],
+        ),
+        (
+            ServerFault::Status(StatusCode::PRECONDITION_FAILED, None),
             [
                 (Kind::Changed, changed),
                 (Kind::Changed, changed),
                 (Kind::Changed, "the server answers 412 Precondition Failed"),
             ],
         ),
-        alike(Fault::Truncate(100), Kind::Unavailable, broke),
+        alike(ServerFault::Truncate(100), Kind::Unavailable, broke),
         alike(
-            Fault::WrongRange,
+            ServerFault::WrongRange,
             Kind::Corrupt,
             "the server sends another part of the file than was asked for",
         ),
-        alike(Fault::IgnoreRange, Kind::Unsupported, "the server ignores Range and sends whole files only"),
+        alike(
+            ServerFault::IgnoreRange,
+            Kind::Unsupported,
+            "the server ignores Range and sends whole files only",
+        ),
         (
-            Fault::Gzip,
+            ServerFault::Gzip,
             [
                 (
                     Kind::Corrupt,
@@ -160,11 +167,11 @@ fn table() -> Vec<FaultCase> {
             ],
         ),
         (
-            Fault::Redirect("http://192.0.2.1".into()),
+            ServerFault::Redirect("http://192.0.2.1".into()),
             [(Kind::Unsupported, unfollowed), (Kind::Unsupported, plain), (Kind::Unsupported, plain)],
         ),
-        alike(Fault::Silence, Kind::Timeout, "the server did not answer within 5 s"),
-        alike(Fault::Stall(100), Kind::Timeout, "the server did not answer within 5 s"),
+        alike(ServerFault::Silence, Kind::Timeout, "the server did not answer within 5 s"),
+        alike(ServerFault::Stall(100), Kind::Timeout, "the server did not answer within 5 s"),
     ]
 }
 
@@ -179,7 +186,7 @@ async fn origin_with_each_fault_names_it() {
         }
         let again = "the server's redirect is not followed: there are more than 10 redirects";
         if source > 0 {
-            assert_eq!(opened.said(&Fault::Redirect(opened.url.clone())).await.1, again);
+            assert_eq!(opened.said(&ServerFault::Redirect(opened.url.clone())).await.1, again);
         }
     });
     join_all(attempts).await;
@@ -201,10 +208,10 @@ async fn origin_with_each_fault_names_it() {
 async fn hub_rate_limit_is_waited_for_or_named() {
     let sources = FaultySources::new();
     for opened in sources.open().await {
-        opened.faults.times(Fault::Limited(1, 1), 1);
+        opened.faults.times(ServerFault::Limited(1, 1), 1);
         opened.read().await.expect("after a second");
         // The longer of the two counts, and nothing is asked before.
-        opened.faults.times(Fault::Limited(1, 57), 1);
+        opened.faults.times(ServerFault::Limited(1, 57), 1);
         let first = opened.read().await.expect_err("limited");
         let second = opened.read().await.expect_err("not asked at all");
         for error in [first, second] {
@@ -246,7 +253,7 @@ fn origins_with_every_other_answer_503_deliver() {
     let machine =
         Machine::new().s3(&sources.s3.server.url(), &Keys::sample()).env("HF_ENDPOINT", sources.hub.url());
     let original = sources.root.path().join("bucket/file");
-    let flaky = Fault::Half(StatusCode::SERVICE_UNAVAILABLE);
+    let flaky = ServerFault::Half(StatusCode::SERVICE_UNAVAILABLE);
     for faults in [&sources.s3.faults, &sources.web.faults, &sources.hub.faults, &sources.hub.storage.faults]
     {
         faults.set(flaky.clone());

@@ -8,7 +8,7 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use bdnfs_tests::fault::{Fault, Faults};
+use bdnfs_tests::fault::{Faults, ServerFault};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
@@ -42,13 +42,13 @@ fn server_restarted_in_mid_read_delivers_right_bytes() {
 #[test]
 fn server_faulty_for_a_while_delivers_right_bytes() {
     let faults = [
-        Fault::IgnoreRange,
-        Fault::WrongRange,
-        Fault::Truncate(300_000),
-        Fault::Stall(300_000),
-        Fault::Status(StatusCode::SERVICE_UNAVAILABLE, Some(1)),
-        Fault::Status(StatusCode::TOO_MANY_REQUESTS, Some(1)),
-        Fault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
+        ServerFault::IgnoreRange,
+        ServerFault::WrongRange,
+        ServerFault::Truncate(300_000),
+        ServerFault::Stall(300_000),
+        ServerFault::Status(StatusCode::SERVICE_UNAVAILABLE, Some(1)),
+        ServerFault::Status(StatusCode::TOO_MANY_REQUESTS, Some(1)),
+        ServerFault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
     ];
     at_once(faults, |fault| {
         let env = TestEnv::new();
@@ -63,7 +63,11 @@ fn server_faulty_for_a_while_delivers_right_bytes() {
 
 #[test]
 fn s3_object_always_faulty_is_an_error() {
-    let faults = [Fault::WrongRange, Fault::Truncate(1000), Fault::Status(StatusCode::FORBIDDEN, None)];
+    let faults = [
+        ServerFault::WrongRange,
+        ServerFault::Truncate(1000),
+        ServerFault::Status(StatusCode::FORBIDDEN, None),
+    ];
     at_once(faults, |fault| {
         let env = TestEnv::new();
         let bytes = env.put("file", 3 * MIB + 9);
@@ -75,12 +79,12 @@ fn s3_object_always_faulty_is_an_error() {
 #[test]
 fn web_file_always_faulty_is_an_error() {
     let faults = [
-        Fault::IgnoreRange,
-        Fault::WrongRange,
-        Fault::Truncate(1000),
-        Fault::Gzip,
-        Fault::Status(StatusCode::FORBIDDEN, None),
-        Fault::Redirect("http://127.0.0.1:1".into()),
+        ServerFault::IgnoreRange,
+        ServerFault::WrongRange,
+        ServerFault::Truncate(1000),
+        ServerFault::Gzip,
+        ServerFault::Status(StatusCode::FORBIDDEN, None),
+        ServerFault::Redirect("http://127.0.0.1:1".into()),
     ];
     at_once(faults, |fault| {
         let root = TempDir::new().unwrap();
@@ -92,7 +96,7 @@ fn web_file_always_faulty_is_an_error() {
 }
 
 /// Tries each fault in a thread of its own: some take as long as the deadline.
-fn at_once(faults: impl IntoIterator<Item = Fault>, attempt: fn(Fault)) {
+fn at_once(faults: impl IntoIterator<Item = ServerFault>, attempt: fn(ServerFault)) {
     let threads: Vec<_> = faults.into_iter().map(|fault| thread::spawn(move || attempt(fault))).collect();
     for thread in threads {
         thread.join().unwrap();
@@ -100,7 +104,7 @@ fn at_once(faults: impl IntoIterator<Item = Fault>, attempt: fn(Fault)) {
 }
 
 /// Reads from a server that always meets `fault`, and once more from one that has recovered.
-fn never_wrong(faults: &Faults, fault: Fault, bytes: &[u8], path: &Path) {
+fn never_wrong(faults: &Faults, fault: ServerFault, bytes: &[u8], path: &Path) {
     faults.set(fault.clone());
     let (reader, mut read) = (File::open(path).unwrap(), vec![0; 100_000]);
     let (read, result) = with_timeout(LONG, move || {

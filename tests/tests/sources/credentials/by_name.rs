@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use bdnfs_tests::fault::Fault;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::hub::{HubServer, RepositoryAccess};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
@@ -115,7 +115,7 @@ fn secret_by_name_for_web_server_is_not_sent_after_redirect() {
     let machine = machine.env("BDNFS_SECRET_WEB", TOKEN);
     web.admit(&[(&format!("Bearer {TOKEN}"), None)]);
     let point = machine.mount_with(web.url("w"), "mnt", &["--secret", "web"]);
-    web.faults.set(Fault::Redirect(other.server.url()));
+    web.faults.set(ServerFault::Redirect(other.server.url()));
     // Both servers have the same file, as two hosts of one site would.
     assert_same(&bytes, &fs::read(point.join("w")).unwrap(), "what came by the redirect");
     assert!(other.requests.gets("w").requests > 0 && web.authorized_requests() > 0);
