@@ -1,14 +1,14 @@
-//! Publish: a source is copied into the mirror, once.
+//! Publishing: copies a source into the mirror, once.
 //!
 //! ```text
 //!  Origin::list ──> listing ──> plan: which files make which blob
 //!                                 │
 //!            known recipe? ── yes ──────────────────────────────┐
 //!                 │ no                                          v
-//!                 └──> read ──> hash, compress ──> shelf ──> Kept ──> manifest ──> ref
+//!                 └──> read ──> hash, compress ──> blobs, records ──> manifest ──> ref
 //! ```
 //!
-//! Nothing is seen of it before the ref is made, and what was put on the shelf is found again by its recipe: so a run may
+//! Nothing is seen of it before the ref is made, and a blob that was stored is found again by its recipe: so a run may
 //! break off anywhere, and the next one reads again at most what was under way. Every read is conditional on the version
 //! that was listed. When the source changes meanwhile, it is listed again, once.
 
@@ -37,7 +37,8 @@ use crate::mirror::catalog::{Ref, source_key};
 use crate::mirror::lease::{MirrorLease, Purpose};
 use crate::mirror::record::MirrorRecord;
 use crate::mirror::verification::VerifyProgress;
-use crate::source::Patterns;
+use crate::origin;
+use crate::source::{Access, Patterns, Uri};
 use crate::task::blocking;
 use crate::tier::{Origin, Tier};
 
@@ -54,14 +55,14 @@ const MAX_LISTED_REPAIRS: usize = 10;
 /// How often blobs that vanish while others are made are made again: it takes somebody who deletes them.
 const MAX_ROUNDS: u32 = 3;
 
-/// What a publication goes by.
+/// The limits of a publication.
 #[derive(Clone, Copy, Debug)]
 pub struct PublishConfig {
     /// The most memory for content on its way, in bytes.
     pub memory: u64,
 }
 
-/// What is published.
+/// A source to publish.
 #[derive(Clone, Debug)]
 pub struct PublishSource {
     /// Its name for a person, without secrets.
@@ -74,7 +75,7 @@ pub struct PublishSource {
     pub origin: Arc<dyn Origin>,
 }
 
-/// What came of it.
+/// The outcome of a publication.
 #[derive(Clone, Debug)]
 pub struct Published {
     /// What the source is mirrored as now.
@@ -85,9 +86,13 @@ pub struct Published {
     pub unmatched: Vec<String>,
     /// What was wrong with what it was mirrored as before, and is no more.
     pub repaired: Repairs,
+    /// Bytes read from the origin.
+    pub read: u64,
+    /// Bytes written to the mirror.
+    pub written: u64,
 }
 
-/// What is wrong with something in the mirror.
+/// Damage that a publication found and repaired.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs {
     /// How many there are.
@@ -106,7 +111,24 @@ impl Repairs {
     }
 }
 
-/// Copies `source` into `mirror`.
+/// Copies what `patterns` select of the source at `uri` into `mirror`; its origin is opened with `access`.
+///
+/// # Errors
+/// Those of [`origin::open`] and of [`publish`].
+pub async fn publish_uri(
+    mirror: &Mirror,
+    uri: &Uri,
+    access: &Access,
+    patterns: Patterns,
+    config: PublishConfig,
+    progress: &PublishProgress,
+) -> Result<Published> {
+    let origin = origin::open(uri, access).await?;
+    let source = PublishSource { name: uri.to_string(), identity: uri.identity(access), patterns, origin };
+    publish(mirror, &source, config, progress).await
+}
+
+/// Copies `source` into `mirror`. When the source changes meanwhile, it is listed again, once.
 ///
 /// # Errors
 /// [`Kind::Changed`] when the source changes all the time; those of the origin and of the store.
@@ -123,14 +145,14 @@ pub async fn publish(
     if let Err(error) = &outcome
         && error.kind() == Kind::Changed
     {
-        tracing::info!(%error, "the source changed: beginning again");
+        tracing::info!(%error, "the source changed while it was copied: listing it again");
         outcome = run.attempt().await;
     }
     lease.release().await;
     outcome
 }
 
-/// One source on its way.
+/// A publication under way.
 struct PublishRun<'a> {
     mirror: &'a Mirror,
     source: &'a PublishSource,
@@ -139,7 +161,7 @@ struct PublishRun<'a> {
     lease: &'a MirrorLease,
 }
 
-/// What the origin listed.
+/// The listing of the origin at one moment.
 struct OriginListing {
     manifest: Arc<Manifest>,
     digest: Digest,
@@ -149,12 +171,13 @@ struct OriginListing {
 }
 
 impl PublishRun<'_> {
+    /// Lists the source and copies what the mirror lacks.
     async fn attempt(&self) -> Result<Published> {
         self.progress.enter(PublishPhase::Listing);
         let listed = self.list().await?;
         let mut repaired = Repairs::default();
         if let Some(found) = self.find_unchanged(&listed, &mut repaired).await? {
-            return Ok(Published { found, new: false, unmatched: listed.unmatched, repaired });
+            return Ok(self.published(found, false, listed.unmatched, repaired));
         }
         let recipes = packing::plan(&listed.manifest, &self.source.identity)?;
         self.progress.begin(&listed.manifest);
@@ -182,7 +205,12 @@ impl PublishRun<'_> {
         };
         let found = self.mirror.publish(&ours).await?;
         let new = found == ours;
-        Ok(Published { found, new, unmatched: listed.unmatched, repaired })
+        Ok(self.published(found, new, listed.unmatched, repaired))
+    }
+
+    fn published(&self, found: Ref, new: bool, unmatched: Vec<String>, repaired: Repairs) -> Published {
+        let (read, written) = (self.progress.read.load(Relaxed), self.progress.written.load(Relaxed));
+        Published { found, new, unmatched, repaired, read, written }
     }
 
     async fn list(&self) -> Result<OriginListing> {
@@ -249,7 +277,10 @@ impl PublishRun<'_> {
                 return Ok(kept.into_iter().flatten().collect());
             }
         }
-        let text = format!("blobs vanish from the mirror {} while they are put there", self.mirror.name());
+        let text = format!(
+            "blobs of the mirror {} are deleted while they are written; stop what deletes them and try again",
+            self.mirror.name()
+        );
         Err(Error::new(Kind::Unavailable, text))
     }
 

@@ -5,7 +5,7 @@ pub mod api;
 pub mod cache;
 mod cluster;
 mod daemon;
-mod deploy;
+pub mod deploy;
 pub mod fdstore;
 pub mod jobs;
 pub mod mirror;

@@ -1,4 +1,4 @@
-//! Direct: whole blocks go to the disk past the page cache.
+//! Direct I/O: writes whole blocks to the disk past the page cache.
 //!
 //! What is delivered is written once and seldom read back soon: whoever waits for a block has it from memory. Through the
 //! page cache each byte would cost a page, a copy, and a second pass to write it out, and it would push out what the

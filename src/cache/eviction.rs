@@ -1,4 +1,4 @@
-//! Evict: keeping the cache within its limits by removing what was not used for longest, whose ever it is.
+//! Eviction: keeps the cache within its limits by removing the least recently used blobs of all tenants.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -23,7 +23,7 @@ const PAUSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many bytes are written between two looks at the file system's own free space, which others use too.
 const FREE_SPACE_CHECK_BYTES: i64 = 64 << 20;
 
-/// What all tenants of a node have together, and the way to make room for more.
+/// Accounts for the space of all tenants, and makes room for more.
 #[derive(Debug)]
 pub struct Evictor {
     root: Arc<CacheRoot>,
@@ -41,7 +41,7 @@ pub struct Evictor {
     pressure_listeners: PressureListeners,
 }
 
-/// Keeps everything in the cache until it is dropped: who needs room waits. For a start, when those who will lease what
+/// Pauses eviction until it is dropped: who needs room waits. For a start, when those who will lease what
 /// is there are not back yet.
 #[derive(Debug)]
 pub struct EvictionPause(Arc<Evictor>);
@@ -151,7 +151,7 @@ impl Evictor {
         }
         let mut pauses = self.pauses.lock();
         if self.released.wait_while_for(&mut pauses, |pauses| *pauses > 0, PAUSE_TIMEOUT).timed_out() {
-            let text = "the cache is full, and nothing is evicted before what was mounted is back";
+            let text = "the cache is full, and nothing is evicted before the previous mounts are restored";
             return Err(Error::new(Kind::NoSpace, text));
         }
         drop(pauses);

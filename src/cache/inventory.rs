@@ -1,4 +1,4 @@
-//! Inventory: what a cache holds, told by the snapshots that it belongs to; and making room by hand.
+//! Inventory: what a cache holds, by snapshot; and eviction by hand.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Where things lie in a cache directory, and whose it is.
+//! The layout of a cache directory, its format file and its lock.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};

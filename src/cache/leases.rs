@@ -1,4 +1,4 @@
-//! Leases: promises that a blob is not evicted.
+//! Leases: keep blobs and manifests from being evicted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::manifest::Manifest;
 
 use super::layout::on_disk;
 
-/// Who holds what. A blob under a lease stays.
+/// All leases of one tenant. A blob under a lease is not evicted.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
     held: Mutex<LeaseCounts>,
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blob_is_free_when_its_last_lease_ends() {
+    fn blob_without_leases_is_free() {
         let leases = Arc::new(LeaseTable::default());
         let (one, two) = (Key::Content(Digest::of(b"1")), Key::Content(Digest::of(b"2")));
         let first = leases.lease(one);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_stays_as_long_as_it_is_held() {
+    fn manifest_without_leases_is_free() {
         let leases = Arc::new(LeaseTable::default());
         let manifest = Digest::of(b"manifest");
         let held = [(); 2].map(|()| leases.lease_manifest(manifest));

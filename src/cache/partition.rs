@@ -1,4 +1,4 @@
-//! Shares: what one tenant has of a node's cache.
+//! Partitions: what one tenant has of a node's cache.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::error::Error;
 use super::layout::{BlobFile, Layout};
 use super::leases::{LeaseSet, LeaseTable, ManifestLease};
 
-/// One tenant's share of a cache.
+/// One tenant's partition of a cache.
 #[derive(Debug)]
 pub struct Partition {
     /// Where its blobs lie.
@@ -30,7 +30,7 @@ pub struct Partition {
     pinned: Mutex<HashMap<Digest, (LeaseSet, ManifestLease)>>,
 }
 
-/// One file of a blob, as a look at the disk finds it.
+/// One file of a blob, as a scan of the directory finds it.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedFile {
     /// When it was last used, in seconds since 1970.

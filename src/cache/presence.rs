@@ -179,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_map_says_what_was_settled(blocks in 1u64..300, there in proptest::collection::vec(any::<u64>(), 0..80)) {
+        fn map_read_back_has_the_settled_blocks(blocks in 1u64..300, there in proptest::collection::vec(any::<u64>(), 0..80)) {
             let size = blocks * block::BLOCK - 5;
             let stamp = Digest::of(b"now");
             let presence = Presence::none(blocks);
@@ -202,13 +202,13 @@ mod tests {
         }
 
         #[test]
-        fn hostile_maps_are_no_maps(bytes in proptest::collection::vec(any::<u8>(), 0..200), size in 1u64..1 << 40) {
+        fn map_of_hostile_bytes_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), size in 1u64..1 << 40) {
             prop_assert!(read(&bytes, size, &Digest::of(b"")).is_none());
         }
     }
 
     #[test]
-    fn a_doubt_ends_either_way() {
+    fn doubted_block_settles_either_way() {
         let presence = Presence::claimed(3, &0b111u128.to_le_bytes(), false);
         assert!(presence.settle(0, true));
         assert!(!presence.settle(0, true));

@@ -1,17 +1,17 @@
-//! Relief: asking those who keep blobs in use for convenience to let them go.
+//! Cache pressure: tells those who keep idle blobs open that the cache is full, so that they close them.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// Somebody who keeps blobs open because they may be wanted again.
+/// Keeps idle blobs open, and closes them under pressure.
 pub trait CachePressureListener: Send + Sync + Debug {
     /// Lets go what isn't in use at this moment.
     fn release_idle(&self);
 }
 
-/// Who can be asked when a cache that is full finds nothing to evict.
+/// The listeners notified when a full cache finds nothing to evict.
 #[derive(Debug, Default)]
 pub struct PressureListeners {
     asked: Mutex<Vec<Weak<dyn CachePressureListener>>>,

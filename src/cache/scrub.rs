@@ -1,4 +1,4 @@
-//! Verify: whether what the cache holds is what it was when it came.
+//! Scrubbing: reads all that the cache holds and removes what has rotted.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,7 +19,7 @@ use super::layout::BlobFile;
 use super::partition::{CachedFile, Partition};
 use super::presence::BlockState;
 
-/// What a look at everything found.
+/// What a scrub found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrubTotals {
     /// Blobs that were read.
@@ -73,7 +73,7 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
         (0..hands).for_each(|_| drop(scope.spawn(work)));
     });
     if give_up.load(Relaxed) {
-        return Err(Error::new(Kind::Interrupted, "the verification was given up"));
+        return Err(Error::new(Kind::Interrupted, "the verification was cancelled"));
     }
     if let Some(error) = failed.into_inner() {
         return Err(error);

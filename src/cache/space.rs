@@ -1,4 +1,4 @@
-//! Room: what a tenant may still bring into the cache, and the claims on it.
+//! The space that a tenant has in the cache, and reservations of it.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use super::layout::on_disk;
 use super::leases::{LeaseGroup, LeaseSet};
 use super::partition::Partition;
 
-/// The room that one tenant has.
+/// The space of one tenant.
 #[derive(Debug)]
 pub struct TenantSpace {
     evictor: Arc<Evictor>,
     partition: Arc<Partition>,
 }
 
-/// Room that was taken for bytes about to be written. Dropped without [`written`](Self::written), it is given back.
+/// Space reserved for bytes about to be written. Dropped without [`written`](Self::written), it is given back.
 #[derive(Debug)]
 pub struct Reservation<'a> {
     space: &'a TenantSpace,

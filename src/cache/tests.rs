@@ -47,7 +47,7 @@ fn fill(cache: &Cache, seed: u64, size: u64) -> Result<File> {
 }
 
 #[test]
-fn a_part_survives_a_restart_and_becomes_whole() {
+fn partial_blob_after_restart_is_kept_and_committed() {
     let home = tempfile::tempdir().expect("a directory");
     let size = 3 * BLOCK + 17;
     let bytes = content(size, 1);
@@ -71,7 +71,7 @@ fn a_part_survives_a_restart_and_becomes_whole() {
 }
 
 #[test]
-fn after_an_unclean_stop_every_block_is_held_against_its_check() {
+fn partial_blob_after_unclean_stop_verifies_each_block() {
     let home = tempfile::tempdir().expect("a directory");
     let size = 3 * BLOCK;
     let bytes = content(size, 2);
@@ -97,7 +97,7 @@ fn after_an_unclean_stop_every_block_is_held_against_its_check() {
 }
 
 #[test]
-fn what_was_not_used_for_longest_goes_first_and_what_is_leased_stays() {
+fn eviction_takes_the_least_recently_used_and_no_leased() {
     let home = tempfile::tempdir().expect("a directory");
     let cache = open(home.path(), Limits { capacity: Some(8 * BLOCK), reserve: 0 });
     for seed in 1..=4 {
@@ -135,7 +135,7 @@ fn used_long_ago(file: &File, seconds: i64) {
 }
 
 #[test]
-fn a_blob_is_marked_as_used_by_its_key_unless_it_was_a_moment_ago() {
+fn mark_key_used_updates_only_stale_times() {
     let home = tempfile::tempdir().expect("a directory");
     let cache = open(home.path(), FREE);
     let file = fill(&cache, 1, BLOCK).expect("room");
@@ -154,7 +154,7 @@ fn a_blob_is_marked_as_used_by_its_key_unless_it_was_a_moment_ago() {
 }
 
 #[test]
-fn tenants_have_one_limit_together_and_a_quota_each() {
+fn eviction_obeys_the_limit_and_each_quota() {
     let home = tempfile::tempdir().expect("a directory");
     let limits = Limits { capacity: Some(8 * BLOCK), reserve: 0 };
     let quotas = [("bob", 4 * BLOCK)];
@@ -185,7 +185,7 @@ fn tenants_have_one_limit_together_and_a_quota_each() {
 }
 
 #[test]
-fn nothing_is_evicted_before_the_hold_is_dropped() {
+fn eviction_while_paused_waits() {
     let home = tempfile::tempdir().expect("a directory");
     fill(&open(home.path(), FREE), 1, 4 * BLOCK).expect("room");
     let limits = Limits { capacity: Some(4 * BLOCK), reserve: 0 };
@@ -209,7 +209,7 @@ fn nothing_is_evicted_before_the_hold_is_dropped() {
 }
 
 #[test]
-fn what_has_no_room_beside_the_others_is_refused_and_they_are_named() {
+fn admit_beyond_the_limit_names_the_holders() {
     let home = tempfile::tempdir().expect("a directory");
     let node = node(home.path(), Limits { capacity: Some(8 * BLOCK), reserve: 0 }, &[("bob", 4 * BLOCK)]);
     let (alice, bob) = (node.tenant("alice").expect("a tenant"), node.tenant("bob").expect("a tenant"));
@@ -231,7 +231,7 @@ fn what_has_no_room_beside_the_others_is_refused_and_they_are_named() {
 }
 
 #[test]
-fn what_is_pinned_stays_over_a_restart() {
+fn pinned_snapshot_after_restart_is_not_evicted() {
     use crate::manifest::{ListedFile, Listing};
     use crate::source::Patterns;
 
@@ -268,7 +268,7 @@ fn what_is_pinned_stays_over_a_restart() {
 }
 
 #[test]
-fn a_cache_has_one_owner() {
+fn open_of_a_cache_in_use_is_refused() {
     let home = tempfile::tempdir().expect("a directory");
     let _first = open(home.path(), FREE);
     let error = Cache::open(home.path(), "default", FREE, SystemTime::now).expect_err("owned");
@@ -277,7 +277,7 @@ fn a_cache_has_one_owner() {
 }
 
 #[test]
-fn a_cache_of_another_format_is_refused() {
+fn open_of_another_format_is_refused() {
     let home = tempfile::tempdir().expect("a directory");
     std::fs::write(home.path().join("format"), "bdnfs cache 9\n").expect("written");
     let error = Cache::open(home.path(), "default", FREE, SystemTime::now).expect_err("newer");

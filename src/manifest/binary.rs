@@ -1,4 +1,4 @@
-//! The records of a manifest, byte for byte as [`crate::manifest`] describes them.
+//! The binary layout of a manifest's header and records, byte for byte as [`crate::manifest`] describes them.
 
 use std::ops::Range;
 

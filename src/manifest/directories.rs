@@ -1,4 +1,4 @@
-//! The directories that a listing is in: from the root to where its last file lay.
+//! The stack of open directories of a listing, from the root to that of its last file.
 
 use super::row::{self, ListingRow};
 use super::sort::ExternalSorter;

@@ -1,4 +1,4 @@
-//! A sorted run of records as the contents of a manifest: numbers come from counting, so nothing is kept of any entry.
+//! A sorted run of rows as the contents of a manifest: numbers come from counting, so nothing is kept of any entry.
 
 use super::encoder::{BlobEntry, BlobName, ManifestContents};
 use super::row::{ListingRow, RowKind};

@@ -79,7 +79,7 @@ mod tests {
     use crate::manifest::name;
 
     #[test]
-    fn what_is_at_fault_is_encoded() {
+    fn escape_encodes_only_what_is_at_fault() {
         for (path, encoded) in [
             ("a/b c", "a/b c"),
             ("a//b", "a/%2Fb"),
@@ -101,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_path_becomes_a_good_one_and_comes_back(parts in "[a%/.\u{0}\u{e9}]{1,700}") {
+        fn escape_of_any_path_is_valid_and_reversible(parts in "[a%/.\u{0}\u{e9}]{1,700}") {
             let path = parts.as_bytes();
             let encoded = encode(path);
             prop_assert_eq!(name::path(&encoded), Ok(()));

@@ -1,4 +1,4 @@
-//! Names that can be names, and how those are shown that can't.
+//! Checks of names, paths and link targets; and how messages quote bad ones.
 
 use std::fmt;
 
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bad_names_are_told_apart_and_shown_escaped() {
+    fn path_check_accepts_only_names_and_quotes_escape_them() {
         for rejected in
             [&b""[..], b"/a", b"a//b", b"a/", b"./a", b"a/..", b"a\0", &[b'x'; 256], &b"x/".repeat(2500)]
         {

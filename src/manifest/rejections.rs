@@ -1,4 +1,4 @@
-//! What a listing can't take.
+//! Entries that a listing rejects, with the reasons.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ const MAX_ERROR_BYTES: usize = 64 << 10;
 /// What is told each of them, as it is found: its path and why.
 pub(super) type RejectionCallback = Box<dyn FnMut(&[u8], &str) + Send>;
 
-/// What can't be an entry: the first ones, and how many there are.
+/// The rejected entries: the text of the first ones, and how many there are.
 #[derive(Default)]
 pub(super) struct RejectedEntries {
     text: String,
@@ -42,7 +42,7 @@ impl RejectedEntries {
             more => format!("; and {more} more: `bdnfs ls` prints all of them"),
         };
         let text = format!(
-            "{origin} holds what can't be mounted; rename it, or leave it out by a pattern: {}{more}",
+            "{origin} contains what cannot be mounted; rename it, or exclude it with --ignore: {}{more}",
             self.text
         );
         Err(Error::new(Kind::Invalid, text))

@@ -1,11 +1,11 @@
-//! Records: what a listing took, one after the other in the bytes of a run.
+//! Rows: the entries of a listing, one after the other in the bytes of a sorted run.
 
 use std::cmp::Ordering;
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a record is of. A directory comes before all else of its path.
+/// The kind of a row. A directory comes before all else of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RowKind {
     Directory,

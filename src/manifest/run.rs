@@ -1,4 +1,4 @@
-//! Runs: records in their order, in memory or in a file without a name, read from the start as often as need be.
+//! Sorted runs: rows in their order, in memory or in an unnamed file, read from the start as often as needed.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

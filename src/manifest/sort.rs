@@ -1,5 +1,5 @@
-//! Puts any number of records in order, in bounded memory: what doesn't fit is sorted piece by piece into files without a
-//! name, and merged at the end.
+//! External merge sort of rows, in bounded memory: what doesn't fit is sorted batch by batch into unnamed files, and merged
+//! at the end.
 
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;

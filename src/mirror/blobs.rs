@@ -1,4 +1,4 @@
-//! The shelf: blobs put into the mirror, and found again.
+//! Blobs of the mirror: put, found by digest or recipe, and forgotten.
 //!
 //! A blob is there when its record is. Its content is written first, so a record never points at nothing; and records are
 //! made on condition that there is none, so of two that put one blob at once, the first to finish says how it is kept.

@@ -1,4 +1,4 @@
-//! The catalog: which sources are mirrored, and as what.
+//! The catalog: the ref of each mirrored source, in numbered generations.
 //!
 //! What a source is mirrored as, its ref, is replaced by making its next generation, an object of its own. Only one of
 //! several can make it, on every store: each can create an object on condition that it is not there, while replacing one
@@ -20,7 +20,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::Patterns;
 
-/// How often a ref is looked for again when it was replaced or collected meanwhile.
+/// How often a ref is read or replaced again when another writer or a collector was faster.
 const MAX_ATTEMPTS: u32 = 8;
 
 /// What a source is mirrored as.
@@ -147,7 +147,8 @@ impl Mirror {
                 found => return Ok(LatestRef { generation, found }),
             }
         }
-        let text = format!("{} is replaced all the time", self.url_of(&self.key(ObjectKind::Refs, key)));
+        let text =
+            format!("{} keeps being replaced; try again", self.url_of(&self.key(ObjectKind::Refs, key)));
         Err(Error::new(Kind::Unavailable, text))
     }
 
@@ -159,7 +160,7 @@ impl Mirror {
         if found.key() == *key {
             Ok(Some(found))
         } else {
-            Err(damaged(self.url_of(&path), "it is another source's"))
+            Err(damaged(self.url_of(&path), "it belongs to another source"))
         }
     }
 
@@ -191,7 +192,10 @@ impl Mirror {
                 return Ok(ours.clone());
             }
         }
-        Err(Error::new(Kind::Unavailable, format!("the ref of {} is replaced all the time", ours.source)))
+        Err(Error::new(
+            Kind::Unavailable,
+            format!("the ref of {} keeps being replaced; try again", ours.source),
+        ))
     }
 
     /// Removes a ref: from now on its source is not mirrored any more. What it alone reaches is collected later.
@@ -201,12 +205,15 @@ impl Mirror {
     pub async fn remove(&self, key: &Digest) -> Result<Ref> {
         let latest = self.latest(key).await?;
         let Some(found) = latest.found?.filter(|found| !found.removed) else {
-            return Err(Error::new(Kind::NotFound, format!("the mirror {} has no such source", self.name)));
+            return Err(Error::new(Kind::NotFound, format!("no such source in the mirror {}", self.name)));
         };
         if self.create_generation(latest.generation, &Ref { removed: true, ..found.clone() }).await? {
             return Ok(found);
         }
-        Err(Error::new(Kind::Busy, format!("{} was replaced just now; look at it again", found.source)))
+        Err(Error::new(
+            Kind::Busy,
+            format!("{} was mirrored anew meanwhile; check it and try again", found.source),
+        ))
     }
 
     /// The generations of the refs below `key`.
@@ -249,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_is_its_identity_and_its_patterns() {
+    fn source_key_differs_by_identity_and_patterns() {
         let patterns = |allow: &[&str], ignore: &[&str]| {
             let texts = |t: &[&str]| t.iter().map(|s| s.to_string()).collect::<Vec<_>>();
             Patterns::new(&texts(allow), &texts(ignore)).expect("patterns")

@@ -1,7 +1,7 @@
-//! Drafts: large blobs under way, so that a run that was killed goes on where it was.
+//! Drafts: unfinished large blobs, with a journal that lets the next run resume a killed one.
 //!
 //! The content of a large blob goes to the store as it passes, and has its digest only at the end. Beside it, the mirror
-//! keeps a note of how far that is, `drafts/<recipe>/<id>-<turn>`, first written before there is anything to lose: the
+//! keeps a journal of how far that is, `drafts/<recipe>/<id>-<turn>`, first written before there is anything to lose: the
 //! checks of the blocks that are done are all that is needed to hash the rest without them. Whoever makes the same thing
 //! later takes over a draft whose holder is gone, by making the note of its next turn, which only one can do. What nobody
 //! takes over is given up by who collects.
@@ -35,7 +35,7 @@ const JOURNAL_FRACTION: usize = 16;
 /// The most parts that go without a note: little more than what is on its way anyway.
 const MAX_UNJOURNALED_PARTS: usize = 16;
 
-/// A blob under way.
+/// A large blob that is being uploaded.
 #[derive(Debug)]
 pub struct Draft {
     upload: Upload,
@@ -51,7 +51,7 @@ pub struct Draft {
     continued: bool,
 }
 
-/// Where its state is noted.
+/// The journal of a draft: the object that holds its state.
 #[derive(Clone, Debug)]
 pub(super) struct Journal {
     mirror: Mirror,
@@ -61,7 +61,7 @@ pub(super) struct Journal {
     holder: String,
 }
 
-/// What is known where a part ends.
+/// The state of a draft at the end of a part.
 #[derive(Debug)]
 struct PartBoundary {
     parts: usize,
@@ -70,7 +70,7 @@ struct PartBoundary {
     sha256: Option<Sha256>,
 }
 
-/// A note that was found: of the newest turn, and of those before it.
+/// A journal as listed in the mirror: of the newest turn, and of those before it.
 #[derive(Debug)]
 pub(super) struct JournalEntry {
     pub key: Path,
@@ -359,7 +359,7 @@ impl Draft {
         }));
     }
 
-    /// Leaves it to another run.
+    /// Suspends the draft, for another run to resume.
     pub async fn suspend(mut self) {
         if self.upload.await_parts().await.is_ok() {
             self.await_journal().await;
@@ -369,7 +369,7 @@ impl Draft {
         self.await_journal().await;
     }
 
-    /// Gives it up.
+    /// Discards the draft with its upload.
     pub async fn discard(mut self) {
         self.await_journal().await;
         self.upload.abort().await;
@@ -405,7 +405,7 @@ impl Draft {
         self.upload.complete(self.stored()).await
     }
 
-    /// Ends it, when its object needs it no more.
+    /// Deletes the journal of a finished draft.
     pub async fn close(self) {
         self.journal.delete().await;
     }

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn text_pays_and_noise_does_not() {
+    fn text_compresses_well_and_noise_does_not() {
         let text = Bytes::from("the same words, again and again\n".repeat(40_000));
         assert!(compresses_well(&[text.slice(..900)]) && compresses_well(std::slice::from_ref(&text)));
         assert!(
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_restores_its_block_and_nothing_else() {
+    fn frame_decompresses_to_its_block_only() {
         for block in [noise(70_000), Bytes::from(vec![7; 1 << 20]), Bytes::from_static(b"x")] {
             let frame = compress(&block).expect("memory");
             assert_eq!(decompress(&frame, block.len()).expect("its own"), block);

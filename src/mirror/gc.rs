@@ -1,4 +1,4 @@
-//! Collection: what no ref reaches is deleted, safely beside those who add and those who read.
+//! Garbage collection: deletes what no ref reaches, safely beside publishers and readers.
 //!
 //! The danger is that somebody finds an old blob, and begins to rely on it, while it is being collected. Therefore
 //!
@@ -32,7 +32,7 @@ use crate::task::blocking;
 /// How many objects are looked into or deleted at once.
 const REQUESTS_IN_FLIGHT: usize = 32;
 
-/// What was collected, or would be.
+/// What a collection deleted, or would delete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct GcReport {
     /// Objects deleted.

@@ -1,4 +1,4 @@
-//! Where things lie in a mirror.
+//! The keys of a mirror's objects, and its format file.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -12,24 +12,24 @@ use crate::error::{Error, Kind, Result};
 /// The layout's version. A mirror of a newer one is refused.
 const VERSION: u32 = 1;
 
-/// The kinds of things that a tenant keeps, each below a key of its own.
+/// The kinds of objects that a tenant has in a mirror, each below a prefix of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObjectKind {
     /// Content by its digest.
     Blobs,
-    /// How it is kept.
+    /// How each blob is stored.
     Records,
-    /// What was made from what.
+    /// Which blob was made from which files.
     Recipes,
     /// Manifests by their digests.
     Manifests,
-    /// What sources are mirrored as.
+    /// What each source is mirrored as.
     Refs,
     /// Content whose digest is not known yet.
     Uploads,
-    /// How far it is.
+    /// The journals of unfinished uploads.
     Drafts,
-    /// Who is at work.
+    /// Who adds, collects or serves now.
     Leases,
 }
 
@@ -79,7 +79,7 @@ impl Mirror {
         format!("{}/{key}", self.name)
     }
 
-    /// Finds out whether a mirror is there.
+    /// Checks whether there is a mirror.
     ///
     /// # Errors
     /// [`Kind::Unsupported`] when a newer version made it; those of the store.
@@ -90,16 +90,22 @@ impl Mirror {
             Ok(format) if format.format == "bdnfs mirror" && format.version == VERSION => Ok(true),
             Ok(format) if format.format == "bdnfs mirror" => {
                 let text = format!(
-                    "the mirror {} has version {}; this bdnfs knows {VERSION}, update it",
+                    "the mirror {} has version {}; this bdnfs reads version {VERSION}: update bdnfs",
                     self.name, format.version
                 );
                 Err(Error::new(Kind::Unsupported, text))
             }
-            _ => Err(Error::new(Kind::Invalid, format!("{} says that this is no mirror", self.url_of(&key)))),
+            _ => Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "{} is not that of a bdnfs mirror: use another bucket, prefix or directory",
+                    self.url_of(&key)
+                ),
+            )),
         }
     }
 
-    /// Makes the mirror if it is not there yet.
+    /// Creates the mirror if there is none yet.
     ///
     /// # Errors
     /// As [`exists`](Self::exists); [`Kind::Unsupported`] for a store that creates no object on condition that it is not
@@ -119,7 +125,7 @@ impl Mirror {
     }
 }
 
-/// A name that nothing else has: 128 random bits.
+/// A random id of 128 bits, as hex.
 pub(super) fn random_id() -> String {
     let random = || RandomState::new().hash_one(std::process::id());
     format!("{:016x}{:016x}", random(), random())

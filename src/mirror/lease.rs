@@ -1,4 +1,4 @@
-//! Leases: objects that say who is at work, so that nothing is collected which they may need.
+//! Leases: objects that keep the collector from deleting what a publisher or a reader still needs.
 //!
 //! Who adds, who collects and who serves a snapshot each keep one and write it again every minute. When that stops, it
 //! lapses; on the machine where its holder was killed, at once. All times are the store's own, so no two clocks need to
@@ -25,10 +25,10 @@ const RENEW_INTERVAL: Duration = Duration::from_secs(60);
 /// When one that isn't renewed has lapsed: a store that is out of order for a few minutes ends nobody's work.
 const LEASE_TTL: Duration = Duration::from_secs(300);
 
-/// How long the end of somebody's work waits for a lease to be deleted.
+/// How long a release waits for the lease's object to be deleted.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What somebody is doing.
+/// What a lease is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Adding a source.
@@ -39,7 +39,7 @@ pub enum Purpose {
     Serve(Digest),
 }
 
-/// A lease that is renewed as long as it is held.
+/// A lease held by this process: renewed every minute until it is released or dropped.
 #[derive(Debug)]
 pub struct MirrorLease {
     mirror: Mirror,
@@ -50,7 +50,7 @@ pub struct MirrorLease {
     beating: Option<JoinHandle<()>>,
 }
 
-/// Somebody's lease, as it was found.
+/// A lease as listed in the mirror, of this or another process.
 #[derive(Clone, Debug)]
 pub(super) struct LeaseEntry {
     pub key: Path,
@@ -150,7 +150,7 @@ impl MirrorLease {
         let now = self.mirror.renew(&self.key, Some(self.began)).await?;
         if self.lapsed.load(Ordering::Relaxed) {
             let text = format!(
-                "the lease {} could not be renewed for {LEASE_TTL:?}; try again, what was done is found",
+                "the lease {} could not be renewed for {LEASE_TTL:?}; try again: what was copied is kept",
                 self.mirror.url_of(&self.key)
             );
             return Err(Error::new(Kind::Unavailable, text));
@@ -193,7 +193,7 @@ async fn beat(
 }
 
 impl MirrorLease {
-    /// Waits until nobody collects. What was collected since this lease began must be looked for again afterwards;
+    /// Waits until no collector is at work. What was collected since this lease began must be looked for again afterwards;
     /// whoever begins later spares what was written since.
     ///
     /// # Errors

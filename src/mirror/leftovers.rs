@@ -1,4 +1,4 @@
-//! What a local directory needs more than other stores: `object_store` writes an object beside its place as
+//! Unfinished objects of a local directory: `object_store` writes an object beside its place as
 //! `<name>#<number>` first, never lists such files, and leaves them behind when its process is killed.
 
 use std::fs::DirEntry;
@@ -60,7 +60,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn only_what_was_left_unfinished_goes() {
+    fn leftovers_are_deleted_and_objects_kept() {
         let root = tempfile::tempdir().expect("directory");
         let directory = root.path().join("blobs/ab");
         std::fs::create_dir_all(&directory).expect("made");

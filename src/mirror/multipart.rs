@@ -1,5 +1,4 @@
-//! Uploads in parts, as the store beneath a mirror has them. They outlive who began them, so another run may go on with
-//! one.
+//! Multipart uploads of the store beneath a mirror. They outlive the process that began them, so another may resume one.
 //!
 //! Services of object storage have uploads of their own. In a local directory, the parts are written into one file beside
 //! the object's place, whose name follows the store's own rule for what is under way: `<name>#<number>`.

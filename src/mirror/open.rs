@@ -130,7 +130,7 @@ mod tests {
     use crate::source::{AzureAccess, GcsAccess, S3Access, Secret};
 
     #[test]
-    fn buckets_of_every_cloud_open_and_other_things_do_not() {
+    fn open_accepts_buckets_of_every_cloud_only() {
         let s3 = S3Access {
             access_key_id: Some("id".into()),
             secret_access_key: Some(Secret::new("hush")),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bucket_of_google_is_written_to_without_credentials() {
+    async fn anonymous_google_bucket_is_written_to() {
         let (endpoint, server) = service(&[NONE, WRITTEN, EXISTS]).await;
         let gcs = Some(GcsAccess { anonymous: true, endpoint: Some(endpoint), ..GcsAccess::default() });
         let access = Access { gcs, ..Access::default() };
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_service_that_ignores_conditions_holds_no_mirror() {
+    async fn init_of_store_without_conditional_writes_is_refused() {
         for answers in [&[NONE, WRITTEN, WRITTEN, DELETED][..], &[NONE, LACKS]] {
             let (endpoint, server) = service(answers).await;
             let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });

@@ -1,4 +1,4 @@
-//! Who holds a lease, so that others on the same machine need not wait for it to lapse when it was killed.
+//! Identities of processes, so that a lease whose holder was killed on this machine need not time out.
 
 use std::fs;
 
@@ -52,7 +52,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn only_a_process_of_this_machine_that_ended_is_gone() {
+    fn process_that_ended_on_this_machine_is_gone() {
         let own = current();
         assert!(!own.is_empty() && !is_gone(&own));
         let mut child = Command::new("true").spawn().expect("spawned");

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_and_damage_does_not() {
+    fn record_reads_back_and_damage_is_refused() {
         for ends in [None, Some(vec![5, 9])] {
             let record = record(ends);
             let bytes = record.encode();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_is_known_by_its_own_name_only() {
+    fn recipe_of_another_name_is_refused() {
         let (one, two) = (recipe([([1; 32], 5)]), recipe([([1; 32], 6)]));
         let made = Digest::of(b"made");
         let text = encode_recipe(&one, &made);

@@ -1,4 +1,4 @@
-//! Serving: the mirror as a tier.
+//! The mirror as a tier: reads ranges of blobs, decompressing where they are stored in frames.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -82,7 +82,7 @@ impl Mirror {
             let frame = blob.stored.range(blob.size, index..index + 1).ok_or_else(unknown)?;
             lens.push((frame.end - frame.start, block::len(blob.size, index)));
         }
-        let frames = FrameReader { body: self.body(key, stored, len).await?, rest: BytesMut::new() };
+        let frames = FrameSplitter { body: self.body(key, stored, len).await?, rest: BytesMut::new() };
         let url_of = self.url_of(key);
         let state = (frames, lens.into_iter().zip(blocks));
         let restored = stream::try_unfold(state, move |(mut frames, mut lens)| {
@@ -102,16 +102,18 @@ impl Mirror {
 }
 
 /// A body, cut into frames.
-struct FrameReader {
+struct FrameSplitter {
     body: Body,
     rest: BytesMut,
 }
 
-impl FrameReader {
+impl FrameSplitter {
     async fn next(&mut self, len: usize) -> Result<Bytes> {
         while self.rest.len() < len {
             let piece = self.body.next().await.transpose()?;
-            let piece = piece.ok_or_else(|| Error::new(Kind::Unavailable, "the mirror broke off"))?;
+            let piece = piece.ok_or_else(|| {
+                Error::new(Kind::Unavailable, "the mirror closed the connection before the end of a frame")
+            })?;
             self.rest.extend_from_slice(&piece);
         }
         Ok(self.rest.split_to(len).freeze())

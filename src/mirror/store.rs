@@ -1,4 +1,4 @@
-//! The store beneath a mirror, asked for single objects. Its errors become the engine's here.
+//! Single objects of the store beneath a mirror: get, put, create, delete, head, list; and its errors as the engine's.
 
 use std::io;
 
@@ -61,8 +61,8 @@ impl Mirror {
     /// The error for a store that can't do what [`create`](Self::create) asks for.
     pub(super) fn no_conditional_writes(&self, key: &Path) -> Error {
         let text = format!(
-            "cannot write {}: the service does not honour If-None-Match, which keeps those who write at once from undoing \
-             each other's work; use one that does",
+            "cannot write {}: the service ignores If-None-Match, without which concurrent writers would overwrite \
+             each other; use a service that supports it",
             self.url_of(key)
         );
         Error::new(Kind::Unsupported, text)
@@ -81,7 +81,7 @@ impl Mirror {
         match self.store.objects.head(key).await {
             Ok(meta) => Ok(Some(meta)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(e) => Err(self.failure("look at", key, &e)),
+            Err(e) => Err(self.failure("stat", key, &e)),
         }
     }
 
@@ -112,7 +112,7 @@ impl Mirror {
     }
 }
 
-/// The kind of what lies beneath a failure, where that is an error of ours or of a local disk.
+/// The kind of the error that caused a failure, where that is an error of ours or of a local disk.
 fn cause_kind(error: &object_store::Error) -> Option<Kind> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(layer) = cause {
@@ -132,7 +132,7 @@ fn cause_kind(error: &object_store::Error) -> Option<Kind> {
     None
 }
 
-/// What lies at the bottom of an error: the reason, without the layers that passed it on.
+/// The text of the innermost cause of an error, without the layers that passed it on.
 pub(super) fn root_cause(error: &object_store::Error) -> String {
     let mut cause: &(dyn std::error::Error + 'static) = error;
     while let Some(deeper) = cause.source() {

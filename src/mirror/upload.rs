@@ -1,4 +1,4 @@
-//! Uploads: an object that is written while it is still being made, in parts of one size.
+//! Uploads: objects written in parts of one size while their content is still being read.
 //!
 //! Before its first part is sent, a draft ([`super::draft`]) says that it is under way: so one that breaks off can be
 //! continued, or be given up by who collects.

@@ -1,4 +1,4 @@
-//! Verification: whether all that refs reach is there, and, on demand, every byte of it.
+//! Verification: checks that all objects which refs reach exist and, on demand, every byte of them.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use crate::tier::{Tier, Urgency};
 const HEADS_IN_FLIGHT: usize = 64;
 const READS_IN_FLIGHT: usize = 4;
 
-/// What a verification has seen so far.
+/// How far a verification is.
 #[derive(Debug, Default)]
 pub struct VerifyProgress {
     /// Refs.

@@ -1,4 +1,4 @@
-//! Making blobs: content from the origin, hashed and compressed as it passes, put on the mirror's shelf.
+//! Builds blobs: content from the origin, hashed and compressed as it passes, stored in the mirror.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const FILES_IN_FLIGHT: usize = 64;
 /// What a larger blob holds in memory meanwhile: extents as they came and compressed, and parts on their way.
 const STREAM_MEMORY_BYTES: u64 = 2 * READS_IN_FLIGHT as u64 * MAX_EXTENT_BLOCKS * BLOCK + 5 * MIN_PART_BYTES;
 
-/// What makes blobs.
+/// Builds the blobs of one publication.
 pub(super) struct BlobBuilder<'a> {
     mirror: &'a Mirror,
     listing: &'a Manifest,
@@ -88,8 +88,11 @@ impl<'a> BlobBuilder<'a> {
         // Content as it comes, put together, and compressed.
         let held = if streamed { STREAM_MEMORY_BYTES } else { 3 * recipe.size };
         let held = (held.div_ceil(BLOCK) as u32).min(self.memory_mib);
-        let _held =
-            self.memory.acquire_many(held).await.map_err(|e| Error::with(Kind::Interrupted, "the end", e))?;
+        let _held = self
+            .memory
+            .acquire_many(held)
+            .await
+            .map_err(|e| Error::with(Kind::Interrupted, "the publication was cancelled", e))?;
         let (record, new) = match &recipe.files[..] {
             [file] if streamed => return self.copy_large(recipe, &self.listing.blob(*file)?, progress).await,
             [file] => {
@@ -185,7 +188,7 @@ impl<'a> BlobBuilder<'a> {
                     return Ok(record);
                 }
                 Err(error) if draft.is_stale() => {
-                    tracing::info!(%error, "what another run left is of no use");
+                    tracing::info!(%error, "the draft of an earlier run cannot be resumed");
                     progress.bytes_done.fetch_sub(done(&draft, blob), Relaxed);
                     draft.discard().await;
                 }

@@ -1,4 +1,4 @@
-//! Reading from the origin, with the patience of who has time.
+//! Reads from the origin with long timeouts.
 
 use std::time::Duration;
 
@@ -28,5 +28,7 @@ pub(super) async fn read(origin: &Ladder, blob: &Blob, extent: Extent) -> Result
         .await?;
     let blocks = blocks.into_inner().into_iter();
     let all: Option<Vec<Bytes>> = blocks.collect();
-    all.ok_or_else(|| Error::new(Kind::Unavailable, format!("{blob} did not arrive whole")))
+    all.ok_or_else(|| {
+        Error::new(Kind::Unavailable, format!("{blob} is incomplete: the origin sent too little of it"))
+    })
 }

@@ -1,4 +1,4 @@
-//! The plan: which files make which blob.
+//! Packing: decides which files make up which blob.
 //!
 //! A large file is a blob. Small ones are packed, neighbours together, so that few requests move many of them. Where a
 //! pack ends depends on the names of the files around that place and on nothing before it: when files come, go or grow,
@@ -32,7 +32,7 @@ const MEAN_PACK_EXCESS_BYTES: u64 = 4 << 20;
 /// The most files in a pack: their versions must fit into a manifest's record.
 const MAX_PACK_FILES: usize = 65_536;
 
-/// A blob to be.
+/// A blob to build: its files, and the digest that names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Recipe {
     /// Its files: their blobs in the listing, in order.
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_is_in_one_blob_and_small_ones_share() {
+    fn plan_puts_each_file_into_one_blob_and_small_ones_share() {
         let files =
             many(5000, 40 << 10).chain([("e".into(), 0), ("big".into(), 9 << 20), ("one".into(), BLOCK)]);
         let listing = listing(files);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_stores_few_packs_anew() {
+    fn plan_after_a_change_stores_few_packs_anew() {
         let before: Vec<_> = many(2000, 64 << 10).collect();
         type Change = fn(&mut Vec<(String, u64)>, usize);
         let changes: [(&str, Change); 3] = [

@@ -1,4 +1,4 @@
-//! What a source was mirrored as before: where one file of a pack has changed, the others are taken from the old pack,
+//! Reuse of the previous snapshot: where one file of a pack has changed, the others are read from the old pack in the mirror,
 //! not from the origin.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -40,7 +40,7 @@ impl PreviousSnapshot {
         for (pack, found) in packs {
             match self.read(pack, &found).await {
                 Ok(read) => content.extend(read),
-                Err(error) => tracing::debug!(%error, "an old pack is of no use"),
+                Err(error) => tracing::debug!(%error, "an old pack cannot be reused"),
             }
         }
         content

@@ -1,7 +1,10 @@
 //! Sources published, read back, damaged, repaired and collected.
 
+mod changes;
+mod collection;
 mod crash;
 mod golden;
+mod repair;
 mod resume;
 
 use std::collections::BTreeMap;
@@ -173,7 +176,7 @@ async fn objects(store: &dyn ObjectStore, below: &str) -> Vec<(Path, Bytes)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_added_is_read_back_from_the_mirror_alone() {
+async fn publish_every_kind_of_file_reads_back_from_the_mirror_alone() {
     for local in [false, true] {
         let directory = tempfile::tempdir().expect("directory");
         let (store, mirror): (Arc<dyn ObjectStore>, _) = match local {
@@ -201,7 +204,7 @@ async fn what_is_added_is_read_back_from_the_mirror_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn anybody_can_check_and_restore_what_is_stored() {
+async fn stored_blob_read_with_plain_tools_is_its_content() {
     let store = Arc::new(InMemory::new());
     add(&mirror(store.clone()), origin(&files())).await.expect("added");
     let blobs: BTreeMap<_, _> = objects(&*store, "blobs").await.into_iter().collect();
@@ -219,232 +222,8 @@ async fn anybody_can_check_and_restore_what_is_stored() {
     }
 }
 
-/// Counts what is sent of each path.
-#[derive(Debug)]
-struct CountingOrigin(Arc<Memory>, Mutex<BTreeMap<Vec<u8>, u64>>);
-
-impl Tier for CountingOrigin {
-    fn kind(&self) -> TierKind {
-        TierKind::Origin
-    }
-    fn fetch<'a>(
-        &'a self,
-        blob: &'a Blob,
-        range: std::ops::Range<u64>,
-        urgency: Urgency,
-    ) -> BoxFuture<'a, Result<Option<Body>>> {
-        *self.1.lock().entry(blob.path.to_vec()).or_default() += range.end - range.start;
-        self.0.fetch(blob, range, urgency)
-    }
-}
-
-impl Origin for CountingOrigin {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
-        self.0.list(listing)
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn adding_again_reads_what_changed() {
-    let mirror = mirror(Arc::new(InMemory::new()));
-    let held = origin(&files());
-    let sent = async || {
-        let counted = Arc::new(CountingOrigin(held.clone(), Mutex::default()));
-        let published = add(&mirror, counted.clone()).await.expect("added");
-        (std::mem::take(&mut *counted.1.lock()), published.new)
-    };
-    let (first, _) = sent().await;
-    assert!(first.values().sum::<u64>() == files().values().map(|f| f.len() as u64).sum::<u64>());
-    assert_eq!(sent().await, (BTreeMap::new(), false));
-    held.put(b"large.bin", noise(3 * BLOCK, 99));
-    held.put(b"dir/07", noise(777, 98));
-    held.remove(b"middle.txt");
-    let (again, new) = sent().await;
-    let paths: Vec<_> = again.keys().map(|p| String::from_utf8_lossy(p).into_owned()).collect();
-    assert!(new && again[&b"large.bin"[..]] == 3 * BLOCK, "{paths:?}");
-    assert_eq!(paths, ["dir/07", "large.bin"]);
-    assert!(faults(&mirror, true).await.is_empty());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_another_source_has_too_is_stored_once_and_once_more_for_another_tenant() {
-    let store = Arc::new(InMemory::new());
-    let written = async |tenant: &str, name: &str, files: &Files| {
-        let mirror =
-            Mirror::new(MirrorStore::service(store.clone(), ""), "memory://m", tenant, std::env::temp_dir());
-        let progress = PublishProgress::default();
-        add_as(name, &mirror.expect("a tenant"), origin(files), &progress).await.expect("added");
-        progress.written.load(Relaxed)
-    };
-    let many: Files = (0..600).map(|i| (format!("d/{i:03}").into_bytes(), noise(90_000, i))).collect();
-    let all = written("tenant", "memory://one", &many).await;
-    assert_eq!(all, 54_000_000);
-    assert_eq!(written("tenant", "memory://other", &many).await, 0);
-    assert_eq!(written("another", "memory://one", &many).await, all);
-    // A file more is a pack more.
-    let more = many.into_iter().chain([(b"d/500x".to_vec(), noise(90_000, 1000))]).collect();
-    let again = written("tenant", "memory://one", &more).await;
-    assert!(again > 90_000 && again < all / 4, "{again}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn damage_is_named_never_read_and_repaired() {
-    let clean = InMemory::new();
-    let clean = {
-        let store = Arc::new(clean);
-        add(&mirror(store.clone()), origin(&files())).await.expect("added");
-        store
-    };
-    let blobs = objects(&*clean, "blobs").await;
-    let manifest = objects(&*clean, "manifests").await;
-    let other = |at: usize| blobs[(at + 1) % blobs.len()].1.clone();
-    for (at, (path, bytes)) in blobs.iter().chain(&manifest).enumerate() {
-        let mut flipped = bytes.to_vec();
-        let middle = flipped.len() / 2;
-        flipped[middle] ^= 1;
-        for (how, damage) in [
-            ("flipped", Some(Bytes::from(flipped))),
-            ("cut", Some(bytes.slice(..bytes.len() - 1))),
-            ("swapped", Some(other(at))),
-            ("gone", None),
-        ] {
-            let what = format!("{path} {how}");
-            let store = Arc::new(clean.fork());
-            match damage {
-                Some(bytes) => drop(store.put(path, bytes.into()).await.expect("put")),
-                None => store.delete(path).await.expect("deleted"),
-            }
-            let mirror = mirror(store);
-            let name = path.filename().expect("a name");
-            let error = match mount(&node(), &mirror, None).await {
-                Ok(snapshot) => read(&snapshot).await.expect_err(&what),
-                Err(error) => error,
-            };
-            assert!(error.kind() == Kind::Corrupt && error.to_string().contains(name), "{what}: {error}");
-            if path.as_ref().contains("blobs") {
-                let snapshot = mount(&node(), &mirror, Some(origin(&files()))).await.expect("mounted");
-                assert!(read(&snapshot).await.expect(&what) == files(), "{what}");
-            }
-            let told = faults(&mirror, true).await;
-            assert!(told.len() == 1 && told[0].contains(name), "{what}: {told:?}");
-            add(&mirror, origin(&files())).await.expect(&what);
-            assert_eq!(faults(&mirror, true).await, [""; 0], "{what}");
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn two_at_once_and_a_collector_beside_them() {
-    let mirror = mirror(Arc::new(InMemory::new()));
-    let collecting = AtomicU64::new(1);
-    let collector = async {
-        while collecting.load(Relaxed) == 1 {
-            mirror.collect(NO_GRACE, false).await.expect("collected");
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    let adders = async {
-        let other: Files = files().into_iter().filter(|(path, _)| path.starts_with(b"dir")).collect();
-        for _ in 0..2 {
-            let (one, two) = tokio::join!(add(&mirror, origin(&files())), add(&mirror, origin(&files())));
-            assert_eq!(one.expect("one").found.manifest, two.expect("two").found.manifest);
-            add(&mirror, origin(&other)).await.expect("fewer");
-        }
-        collecting.store(0, Relaxed);
-    };
-    tokio::join!(collector, adders);
-    assert_eq!(faults(&mirror, true).await, [""; 0]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn only_what_nothing_reaches_is_collected() {
-    let store = Arc::new(InMemory::new());
-    let mirror = mirror(store.clone());
-    let held = origin(&files());
-    let first = add(&mirror, held.clone()).await.expect("added").found;
-    let node = node();
-    let serving = mount(&node, &mirror, None).await.expect("mounted");
-    held.put(b"large.bin", noise(BLOCK * 2, 70));
-    add(&mirror, held.clone()).await.expect("added");
-    let count = async || objects(&*store, "blobs").await.len();
-    let day = Duration::from_secs(86_400);
-    let spared = mirror.collect(day, false).await.expect("collected");
-    assert_eq!((spared.objects, count().await), (0, 6), "the grace is not over");
-    let spared = mirror.collect(NO_GRACE, false).await.expect("collected");
-    assert_eq!(count().await, 6, "{spared:?}: it is being served");
-    assert!(read(&serving).await.expect("read") == files());
-    drop(serving);
-    while !objects(&*store, "leases").await.is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    let adding = mirror.lease(Purpose::Add).await.expect("leased");
-    let dry = mirror.collect(NO_GRACE, true).await.expect("counted");
-    assert_eq!((mirror.collect(NO_GRACE, false).await.expect("collected"), count().await), (dry, 5));
-    assert!(dry.objects >= 4 && dry.bytes > 3 * BLOCK, "blob, record, recipe and manifest: {dry:?}");
-    adding.release().await;
-    assert_eq!(faults(&mirror, true).await, [""; 0]);
-    mirror.remove(&first.key()).await.expect("removed");
-    assert!(mirror.refs().await.expect("listed").is_empty());
-    mirror.collect(NO_GRACE, false).await.expect("collected");
-    mirror.collect(NO_GRACE, false).await.expect("collected");
-    assert_eq!(objects(&*store, "").await, []);
-    add(&mirror, held).await.expect("added anew");
-    assert_eq!(faults(&mirror, true).await, [""; 0]);
-}
-
-/// An origin that changes when it has been listed so many times.
-#[derive(Debug)]
-struct ChangingOrigin(Arc<Memory>, AtomicU64);
-
-impl Tier for ChangingOrigin {
-    fn kind(&self) -> TierKind {
-        TierKind::Origin
-    }
-    fn fetch<'a>(
-        &'a self,
-        blob: &'a Blob,
-        range: std::ops::Range<u64>,
-        urgency: Urgency,
-    ) -> BoxFuture<'a, Result<Option<Body>>> {
-        self.0.fetch(blob, range, urgency)
-    }
-}
-
-impl Origin for ChangingOrigin {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
-        async move {
-            self.0.list(listing).await?;
-            let left = self.1.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
-            if let Ok(left) = left {
-                self.0.put(b"large.bin", noise(3 * BLOCK, left));
-            }
-            Ok(())
-        }
-        .boxed()
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_source_that_changes_is_taken_in_one_state_or_not_at_all() {
-    let mirror = mirror(Arc::new(InMemory::new()));
-    let error = add(&mirror, Arc::new(ChangingOrigin(origin(&files()), 2.into()))).await.expect_err("twice");
-    assert_eq!(error.kind(), Kind::Changed, "{error}");
-    assert!(mirror.refs().await.expect("listed").is_empty());
-    add(&mirror, Arc::new(ChangingOrigin(origin(&files()), 1.into()))).await.expect("once");
-    let mut expected = files();
-    expected.insert(b"large.bin".to_vec(), noise(3 * BLOCK, 1));
-    let snapshot = mount(&node(), &mirror, None).await.expect("mounted");
-    assert!(read(&snapshot).await.expect("read") == expected);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stage_of_many_small_files_takes_few_requests() {
+async fn stage_of_many_small_files_takes_few_requests() {
     let mirror = mirror(Arc::new(InMemory::new()));
     let many: Files = (0..2000).map(|i| (format!("{i:04}").into_bytes(), noise(4096, i))).collect();
     let published = add(&mirror, origin(&many)).await.expect("added");

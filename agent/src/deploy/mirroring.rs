@@ -1,14 +1,12 @@
 //! Mirroring: what jobs read is copied into the mirror, each source once, however many jobs read it.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
-use bdnfs::origin;
-use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
+use bdnfs::publish::{PublishConfig, PublishProgress, Published, publish_uri};
 use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
@@ -24,7 +22,9 @@ use crate::text;
 /// How many sources are copied at once, and the memory that the content of each may hold, in bytes: together as much as
 /// fetches may.
 const AT_ONCE: usize = 2;
-const MEMORY: u64 = 128 << 20;
+const CONFIG: PublishConfig = PublishConfig { memory: 128 << 20 };
+/// As much of a snapshot's id as tells snapshots apart.
+const ID_SHOWN: usize = 12;
 
 /// The copying that is under way.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Host {
         }
         let _slot = slots.acquire().await;
         match add(&mirror, &uri, patterns, &request).await {
-            Ok(text) => job.note(text, |_| ()),
+            Ok(published) => job.note(summarize(&published), |_| ()),
             Err(error) => {
                 let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
                 let found = if away { mirror.find(&key).await.ok().flatten() } else { None };
@@ -98,16 +98,17 @@ impl Host {
     }
 }
 
-/// Copies it, and says what that came to. Dropping the future gives it up.
-async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequest) -> Result<String> {
+/// Copies the source of `request`. Dropping the future cancels that.
+async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequest) -> Result<Published> {
     let (stay, gone) = oneshot::channel::<()>();
     let (mirror, uri, request, runtime) = (mirror.clone(), uri.clone(), request.clone(), Handle::current());
     // On a thread of its own: the compiler can't see that it may move between threads.
     let added = blocking(move || {
+        let progress = PublishProgress::default();
         runtime.block_on(async {
             tokio::select! {
-                added = copy(&mirror, &uri, patterns, &request) => added,
-                _ = gone => Err(Error::new(Kind::Interrupted, "nobody wants it any more")),
+                published = publish_uri(&mirror, &uri, &request.weights.access, patterns, CONFIG, &progress) => published,
+                _ = gone => Err(Error::new(Kind::Interrupted, "the job was cancelled")),
             }
         })
     });
@@ -116,19 +117,16 @@ async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequ
     added
 }
 
-async fn copy(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequest) -> Result<String> {
-    let origin = origin::open(uri, &request.weights.access).await?;
-    let (name, identity) = (uri.to_string(), uri.identity(&request.weights.access));
-    let source = PublishSource { name, identity, patterns, origin };
-    let progress = PublishProgress::default();
-    let config = PublishConfig { memory: MEMORY };
-    let published = publish(mirror, &source, config, &progress).await?;
-    let what =
-        format!("{uri}: {}, {}", text::files(published.found.files), text::size(published.found.bytes));
-    Ok(if published.new {
-        let (read, written) = (progress.read.load(Relaxed), progress.written.load(Relaxed));
-        format!("mirrored {what}; read {}, wrote {}", text::size(read), text::size(written))
-    } else {
-        format!("mirrored before: {what}")
-    })
+/// Says in one line what a publication came to.
+pub fn summarize(published: &Published) -> String {
+    let Published { found, new, repaired, read, written, .. } = published;
+    let id: String = found.manifest.to_string().chars().take(ID_SHOWN).collect();
+    let (files, bytes) = (text::files(found.files), text::size(found.bytes));
+    let what = format!("{}: {files}, {bytes} (snapshot {id})", found.source);
+    let moved = format!("read {}, wrote {}", text::size(*read), text::size(*written));
+    match (*new, repaired.count) {
+        (true, _) => format!("mirrored {what}; {moved} in {:.1} s", found.took),
+        (false, 0) => format!("unchanged {what}"),
+        (false, _) => format!("repaired {what}; {moved}"),
+    }
 }

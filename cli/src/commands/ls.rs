@@ -42,7 +42,7 @@ struct InvalidFile<'a> {
 
 /// A file or symbolic link.
 #[derive(Debug, Serialize)]
-struct ListedFile {
+struct LsFile {
     path: String,
     size: u64,
     mtime: i64,
@@ -113,7 +113,7 @@ fn create_unnamed(scratch: &Path) -> Result<File> {
 fn walk(
     manifest: &Manifest,
     name: fn(&[u8]) -> String,
-    mut each: impl FnMut(&ListedFile) -> Result<()>,
+    mut each: impl FnMut(&LsFile) -> Result<()>,
 ) -> Result<()> {
     let root = 0..1;
     let (mut pending, mut listed) = (vec![root], 0);
@@ -135,12 +135,12 @@ fn walk(
             Node::File(slice) => (slice.len, None),
             Node::Symlink(target) => (target.len() as u64, Some(name(target))),
         };
-        each(&ListedFile { path: name(&manifest.path(index)?), size, mtime: entry.mtime.0, target })?;
+        each(&LsFile { path: name(&manifest.path(index)?), size, mtime: entry.mtime.0, target })?;
     }
     Ok(())
 }
 
-fn print(out: &mut impl Write, json: bool, line: &ListedFile) -> Result<()> {
+fn print(out: &mut impl Write, json: bool, line: &LsFile) -> Result<()> {
     if json {
         writeln!(out, "{}", serde_json::to_string(line)?)?;
         return Ok(());
@@ -159,12 +159,8 @@ mod tests {
 
     #[test]
     fn listed_file_is_printed_like_ls() {
-        let line = ListedFile {
-            path: "a/b.bin".to_owned(),
-            size: 13_500_000_000,
-            mtime: 1_795_000_000,
-            target: None,
-        };
+        let line =
+            LsFile { path: "a/b.bin".to_owned(), size: 13_500_000_000, mtime: 1_795_000_000, target: None };
         let mut out = Vec::new();
         print(&mut out, false, &line).expect("written");
         print(&mut out, true, &line).expect("written");

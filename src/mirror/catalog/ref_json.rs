@@ -51,7 +51,7 @@ mod tests {
     );
 
     #[test]
-    fn a_check_is_the_digest_of_all_before_it() {
+    fn ref_check_is_the_digest_of_all_before_it() {
         let found = read(EARLIER.as_bytes()).expect("earlier versions' are read");
         let written = String::from_utf8(write(&found).expect("text")).expect("UTF-8");
         let all = EARLIER.strip_suffix("\n}\n").expect("an object");
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_and_no_cut_is_believed() {
+    fn damaged_ref_is_refused() {
         let written = write(&read(EARLIER.as_bytes()).expect("good")).expect("text");
         for at in 0..written.len() {
             for bit in 0..8 {

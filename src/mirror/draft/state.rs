@@ -1,4 +1,4 @@
-//! The state of a draft, as it is noted in the mirror.
+//! The state of a draft, as its journal holds it.
 
 use bytes::Bytes;
 use sha2::Sha256;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_comes_back_and_damage_does_not() {
+    fn draft_state_reads_back_and_damage_is_refused() {
         let recipe = Digest::of(b"recipe");
         for framed in [false, true] {
             let bytes = Bytes::from(state(framed).encode(&recipe));
@@ -182,7 +182,7 @@ mod tests {
 
     /// What is written is what `docs/formats.md` says, byte for byte, and what was written stays readable.
     #[test]
-    fn the_golden_draft_is_written_and_read() {
+    fn golden_draft_is_written_and_read() {
         let (golden, recipe) = (include_bytes!("../../publish/testdata/draft"), Digest::of(b"recipe"));
         assert_eq!(state(true).encode(&recipe), golden);
         let read = DraftState::decode(&Bytes::from_static(golden), &recipe).expect("good");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_not_its_blocks_are_refused() {
+    fn draft_state_whose_parts_do_not_add_up_is_refused() {
         let recipe = Digest::of(b"recipe");
         let refused =
             |state: DraftState| DraftState::decode(&state.encode(&recipe).into(), &recipe).is_none();

@@ -1,4 +1,4 @@
-//! An end at any point.
+//! Publications killed at any request to the store.
 
 use std::fmt;
 
@@ -118,7 +118,7 @@ fn crashing(store: &Arc<InMemory>, left: u64) -> Mirror {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_end_at_any_point_leaves_the_old_state_and_the_next_run_completes_it() {
+async fn publish_killed_at_any_request_keeps_the_old_state_and_resumes() {
     let base = InMemory::new();
     let old = files();
     add(&mirror(Arc::new(base.fork())), origin(&old)).await.expect("added");

@@ -36,7 +36,7 @@ fn golden_objects() -> BTreeMap<String, Bytes> {
 
 /// What was written stays readable: this fails when a format changes without a new version.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_golden_mirror_is_read() {
+async fn golden_mirror_is_read() {
     let store = Arc::new(InMemory::new());
     for (key, bytes) in golden_objects() {
         store.put(&key.as_str().into(), bytes.into()).await.expect("put");
@@ -49,7 +49,7 @@ async fn the_golden_mirror_is_read() {
 
 /// What is written is what `docs/formats.md` says, byte for byte, but for the ref, which tells the time.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_golden_mirror_is_written() {
+async fn golden_mirror_is_written() {
     let store = Arc::new(InMemory::new());
     add(&mirror(store.clone()), golden().1).await.expect("added");
     let mut expected = golden_objects();

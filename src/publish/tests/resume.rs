@@ -68,7 +68,7 @@ fn subjects() -> [(Bytes, u64); 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_copied_of_a_large_file_is_not_read_again() {
+async fn resumed_publish_reads_only_the_rest_of_a_large_file() {
     for (local, (content, noted)) in [false, true].into_iter().zip(subjects()) {
         let directory = tempfile::tempdir().expect("directory");
         let mirror = match local {
@@ -93,7 +93,7 @@ async fn what_was_copied_of_a_large_file_is_not_read_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_goes_on_with_is_collected() {
+async fn collect_of_abandoned_draft_deletes_its_upload() {
     let directory = tempfile::tempdir().expect("directory");
     let mirror = directory_mirror(directory.path());
     let files = Files::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
@@ -115,7 +115,7 @@ async fn what_nobody_goes_on_with_is_collected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_that_its_store_has_forgotten_is_begun_anew() {
+async fn resume_of_upload_lost_by_the_store_begins_anew() {
     let directory = tempfile::tempdir().expect("directory");
     let mirror = directory_mirror(directory.path());
     let files = Files::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
@@ -130,7 +130,7 @@ async fn an_upload_that_its_store_has_forgotten_is_begun_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_is_taken_over_when_its_holder_is_gone_and_by_one_alone() {
+async fn resume_of_draft_whose_holder_is_gone_succeeds_once() {
     let mirror = mirror(Arc::new(InMemory::new()));
     let (recipe, other, size) = (Digest::of(b"recipe"), Digest::of(b"other"), 40 * MIB);
     let lease = async || mirror.lease(Purpose::Add).await.expect("leased");

@@ -166,7 +166,7 @@ fn mirror_add_killed_within_a_file_continues_there() {
     let add = format!("mirror add s3://bucket --mirror file://{} --memory 32MiB", mirror.display());
     let mut command = env.machine.command(&add.split(' ').collect::<Vec<_>>());
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    // A note tells 32 bytes of each block that is done. It is replaced all the time.
+    // A note tells 32 bytes of each block that is done. It is rewritten all the time.
     let noted = || {
         let recipe =
             fs::read_dir(mirror.join("tenants/default/drafts")).into_iter().flatten().flatten().next();

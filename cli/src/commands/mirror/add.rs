@@ -8,18 +8,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
-use bdnfs::origin;
-use bdnfs::publish::{
-    PublishConfig, PublishPhase, PublishProgress, PublishSource, Published, Repairs, publish,
-};
+use bdnfs::publish::{PublishConfig, PublishPhase, PublishProgress, Repairs, publish_uri};
 use bdnfs::source::{Access, Patterns, Uri};
 use bdnfs::stage;
+use bdnfs_agent::deploy::mirroring::summarize;
 use bdnfs_agent::signals;
 use bytesize::ByteSize;
 use serde::Serialize;
 
 use crate::mirror::MirrorArgs;
-use crate::output::{print_value, short_id};
+use crate::output::print_value;
 use crate::progress::ProgressDisplay;
 use crate::source::SourceOptions;
 use crate::source::{Parser, Source};
@@ -129,13 +127,10 @@ fn entries(args: &MirrorAddArgs) -> Result<Vec<MirrorEntry>> {
 async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Result<()> {
     let MirrorEntry { uri, patterns, access } = entry;
     let context = || format!("cannot mirror {uri}");
-    let origin = origin::open(uri, access).await.with_context(context)?;
-    let (name, identity) = (uri.to_string(), uri.identity(access));
-    let source = PublishSource { name, identity, patterns: patterns.clone(), origin };
     let config = PublishConfig { memory: args.memory.as_u64() };
     let progress = Arc::new(PublishProgress::default());
     let display = tokio::spawn(show_progress(progress.clone()));
-    let published = publish(mirror, &source, config, &progress).await;
+    let published = publish_uri(mirror, uri, access, patterns.clone(), config, &progress).await;
     display.abort();
     // Its end clears the bar.
     let _ = display.await;
@@ -150,10 +145,10 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     if *repaired > first.len() as u64 {
         eprintln!("note: found and repaired: {} more", repaired - first.len() as u64);
     }
-    let (read, written) = (progress.read.load(Relaxed), progress.written.load(Relaxed));
+    let (read, written) = (published.read, published.written);
     let result =
         MirrorResult { found: &published.found, new: published.new, repaired: *repaired, read, written };
-    print_value(args.json, &result, || format_published(&published, read, written))
+    print_value(args.json, &result, || summarize(&published))
 }
 
 /// Shows the progress until it is aborted.
@@ -171,23 +166,5 @@ async fn show_progress(progress: Arc<PublishProgress>) {
             };
             display.get_or_insert_with(|| ProgressDisplay::new("mirroring", &staged)).show(&staged);
         }
-    }
-}
-
-fn format_published(published: &Published, read: u64, written: u64) -> String {
-    let Published { found, new, repaired, .. } = published;
-    let id = found.manifest.to_string();
-    let id = short_id(&id);
-    let what = format!(
-        "{}: {}, {} (snapshot {id})",
-        found.source,
-        text::files(found.files),
-        text::size(found.bytes)
-    );
-    let moved = format!("read {}, wrote {}", text::size(read), text::size(written));
-    match (*new, repaired.count) {
-        (true, _) => format!("mirrored {what}; {moved} in {:.1} s", found.took),
-        (false, 0) => format!("unchanged {what}"),
-        (false, _) => format!("repaired {what}; {moved}"),
     }
 }

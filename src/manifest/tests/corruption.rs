@@ -1,0 +1,57 @@
+//! Manifests that are newer, or lie.
+
+use super::*;
+
+#[test]
+fn manifest_of_newer_version_is_refused() {
+    let mut bytes = Vec::new();
+    let digest = listing(&[], &["a/b"]).finish(&mut bytes).expect("good");
+    let mut disk = tempfile::tempfile().expect("file");
+    disk.write_all(&bytes).expect("written");
+    disk.rewind().expect("rewound");
+    let manifest = Manifest::open(&disk).expect("good");
+    assert_eq!((manifest.digest(), manifest.entries()), (digest, 3));
+    manifest.release_pages();
+    assert_eq!(manifest.path(2).expect("good"), b"a/b");
+    assert_eq!(
+        Manifest::open(&tempfile::tempfile().expect("file")).expect_err("empty").kind(),
+        Kind::Corrupt
+    );
+    bytes[8] = 2;
+    assert_eq!(Manifest::from_bytes(bytes).expect_err("newer").kind(), Kind::Unsupported);
+}
+
+#[test]
+fn manifest_with_each_lie_is_corrupt() {
+    let mut bytes = Vec::new();
+    listing(&[], &["a/x", "b/y"]).finish(&mut bytes).expect("good");
+    // Entries 1 to 4 are a, b, a/x, b/y; after them come the two blobs, and the strings from 400 on.
+    let (entry, blob, name) = (|i: usize| 64 + 48 * i, |i: usize| 304 + 48 * i, 400 + ORIGIN.len());
+    type Look = fn(&Manifest) -> Result<()>;
+    let see: Look = |m| m.entry(3).map(drop);
+    let lies: [(&str, usize, &[u8], Look); 16] = [
+        ("a directory before itself", entry(1) + 16, &[0], |m| m.entry(1).map(drop)),
+        ("a directory past the end", entry(1) + 24, &[9], |m| m.entry(1).map(drop)),
+        ("a child of two, walked", entry(1) + 24, &[2], |m| walk(m).map(drop)),
+        ("a name out of order", name, b"c", |m| walk(m).map(drop)),
+        ("a child of two, looked up", entry(1) + 24, &[2], |m| m.lookup(1, b"y").map(drop)),
+        ("a root that is a file", entry(0) + 14, &[2], |m| m.entry(0).map(drop)),
+        ("another's child", entry(3) + 8, &[2], see),
+        ("no kind", entry(3) + 14, &[9], see),
+        ("an end past the blob", entry(3) + 24, &[6], see),
+        ("an overflowing end", entry(3) + 16, &[255; 8], see),
+        ("too many nanoseconds", entry(3) + 36, &1_000_000_000u32.to_le_bytes(), see),
+        ("no name", entry(3) + 12, &[0], see),
+        ("a name of two parts", name + 2, b"/", see),
+        ("a blob without end", blob(0) + 7, &[128], |m| m.blob_size(0).map(drop)),
+        ("another's blob", blob(0) + 32, &[4], |m| m.blob(0).map(drop)),
+        ("a nameless blob", blob(0) + 32, &[255; 4], |m| m.blob(0).map(drop)),
+    ];
+    for (what, at, lie, look) in lies {
+        let mut bytes = bytes.clone();
+        look(&Manifest::from_bytes(bytes.clone()).expect("good")).expect(what);
+        bytes[at..at + lie.len()].copy_from_slice(lie);
+        let error = look(&Manifest::from_bytes(bytes).expect("a right header")).expect_err(what);
+        assert_eq!(error.kind(), Kind::Corrupt, "{what}: {error}");
+    }
+}
