@@ -180,7 +180,7 @@ async fn web_refusal_says_what_to_do() {
         (410, Kind::Changed, "410 Gone"),
         (412, Kind::Changed, "412 Precondition Failed"),
         (416, Kind::Changed, "416 Range Not Satisfiable"),
-        (500, Kind::Unavailable, "500 Internal OriginServer Error"),
+        (500, Kind::Unavailable, "500 Internal Server Error"),
         (504, Kind::Timeout, "504 Gateway Timeout"),
     ] {
         let status = StatusCode::from_u16(status).expect("status");

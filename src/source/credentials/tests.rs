@@ -111,7 +111,7 @@ fn credentials_that_are_wrong_are_refused_without_showing_them() {
             "gs",
             r#"{"type": "external_account", "credential_source": {"executable": {"command": "hush"}}}"#,
             format!(
-                r#"the Google credentials have a "credential_source" that is not served: only a "file" or a "url" with the machine's token is; {GCP_FORM}"#
+                r#"the Google credentials have a "credential_source" that is not supported: it must have a "file" or a "url" with the machine's token; {GCP_FORM}"#
             ),
         ),
         (
@@ -122,7 +122,7 @@ fn credentials_that_are_wrong_are_refused_without_showing_them() {
         (
             "s3",
             r#"{"aws_access_key_id": "hush", "aws_secret_access_key": "hush", "aws_region": "hush", "aws_expiration": "hush"}"#,
-            format!(r#"{AWS} are wrong: "aws_expiration" is no time (2026-01-02T03:04:05Z); {AWS_FORM}"#),
+            format!(r#"{AWS} are wrong: "aws_expiration" is not a time (2026-01-02T03:04:05Z); {AWS_FORM}"#),
         ),
         (
             "gs",
