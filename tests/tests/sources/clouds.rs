@@ -73,14 +73,14 @@ fn cloud_source_with_bad_options_is_refused_at_once() {
         ),
         (
             &["ls", "cw://b", "--endpoint", "http://127.0.0.1:1"],
-            "http://127.0.0.1:1 has no name that a bucket's could",
+            "buckets cannot have hosts of their own at http://127.0.0.1:1",
         ),
-        (&["ls", "gs://b", "--requester-pays", "--anonymous"], "no project is given that is billed"),
+        (&["ls", "gs://b", "--requester-pays", "--anonymous"], "no project to bill is given"),
         (
             &["ls", "s3://b", "--ca-file", "/dev/null"],
             "--ca-file: /dev/null contains no certificate in PEM format (-----BEGIN CERTIFICATE-----)",
         ),
-        (&["ls", "s3://b", "--ca-file", "/none"], "--ca-file: file /none: No such file or directory"),
+        (&["ls", "s3://b", "--ca-file", "/none"], "--ca-file: cannot read /none: No such file or directory"),
         (
             &["ls", "azure://a/c", "--credentials", "/dev/null"],
             "the credentials in /dev/null: the Azure credentials are empty",
