@@ -258,6 +258,9 @@ impl FetchStats {
     }
 }
 
+/// An answer, or why there is none.
+pub type ApiResult<T> = Result<T, Failure>;
+
 /// Why something could not be done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {

@@ -1,4 +1,4 @@
-//! The cache directory of a daemon: how large it may grow, and what the engine is told of it.
+//! The cache directory of an agent: how large it may grow, what lies there, and which agent it belongs to.
 
 mod claim;
 pub mod inventory;
@@ -9,23 +9,25 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
 use bdnfs::cache::Limits;
 use bdnfs::engine::Config;
+use bdnfs::error::Result;
 
 pub use claim::CacheClaim;
+
+use crate::context::Context;
 
 /// Of a disk that others use too, this part stays free...
 const RESERVE_PERCENT: u64 = 5;
 /// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
-const RESERVE_MOST: u64 = 20 << 30;
+const RESERVE_MAX_BYTES: u64 = 20 << 30;
 /// Fetches under way may hold half of the 512 MiB that a daemon may use in all; the rest is for manifests, presence
 /// maps and the blocks that readers hold.
-const MEMORY: u64 = 256 << 20;
-/// Whose data it is where nobody says.
+const FETCH_MEMORY_BYTES: u64 = 256 << 20;
+/// The tenant where none is named.
 pub const DEFAULT_TENANT: &str = "default";
 /// The log starts anew beyond this: weeks of what a daemon normally says, and quick to look through.
-const LONGEST_LOG: u64 = 10 << 20;
+const LOG_MAX_BYTES: u64 = 10 << 20;
 
 /// A cache directory that exists.
 #[derive(Clone, Debug)]
@@ -38,35 +40,41 @@ pub struct CacheConfig {
     pub reserve: Option<u64>,
     /// The most memory that fetches under way may hold, in bytes.
     pub memory: Option<u64>,
-    /// Whose the mounts are that name no tenant.
+    /// The tenant of mounts that name none.
     pub tenant: String,
     /// The most that the blobs of single tenants may occupy, in bytes.
     pub quotas: BTreeMap<String, u64>,
 }
 
 impl CacheConfig {
-    /// What the engine is told.
-    pub fn config(&self) -> Result<Config> {
+    /// The configuration of the engine.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where the size of the disk is unknown.
+    pub fn engine_config(&self) -> Result<Config> {
         let disk = rustix::fs::statvfs(&self.dir)
             .with_context(|| format!("cannot see how large the disk of {} is", self.dir.display()))?;
         let usual = reserve(disk.f_blocks.saturating_mul(disk.f_frsize));
         let limits = Limits { capacity: self.size, reserve: self.reserve.unwrap_or(usual) };
         let (cache, tenant) = (self.dir.clone(), self.tenant.clone());
-        let (memory, quotas) = (self.memory.unwrap_or(MEMORY), self.quotas.clone());
+        let (memory, quotas) = (self.memory.unwrap_or(FETCH_MEMORY_BYTES), self.quotas.clone());
         Ok(Config { cache, tenant, limits, quotas, memory, now: SystemTime::now })
     }
 
-    /// Where a detached daemon logs.
+    /// The log of a detached agent.
     pub fn log(&self) -> PathBuf {
         self.dir.join("daemon.log")
     }
 }
 
-/// The log of what is detached, at `path`.
+/// Opens the log of a detached process at `path`.
+///
+/// # Errors
+/// [`Kind::Disk`](bdnfs::error::Kind::Disk).
 pub fn open_log(path: &Path) -> Result<File> {
     let open = || {
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
-        if file.metadata()?.len() > LONGEST_LOG {
+        if file.metadata()?.len() > LOG_MAX_BYTES {
             file.set_len(0)?;
         }
         Ok::<_, std::io::Error>(file)
@@ -75,7 +83,7 @@ pub fn open_log(path: &Path) -> Result<File> {
 }
 
 fn reserve(disk: u64) -> u64 {
-    (disk / 100 * RESERVE_PERCENT).min(RESERVE_MOST)
+    (disk / 100 * RESERVE_PERCENT).min(RESERVE_MAX_BYTES)
 }
 
 #[cfg(test)]
@@ -83,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_twentieth_stays_free_up_to_a_limit() {
+    fn reserve_of_a_disk_is_a_twentieth_up_to_a_limit() {
         assert_eq!(reserve(100 << 30), 5 << 30);
         assert_eq!(reserve(10 << 40), 20 << 30);
     }

@@ -1,8 +1,8 @@
-//! The cluster, as an agent is part of it: what it listens at, what it tells the others, what it gives them.
+//! The part of an agent in a cluster: its membership, and what it serves to peers.
 
-mod hosting;
+mod config;
+mod tenants;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::peer::backoff::PeerState;
 use bdnfs::peer::client::Peers;
 use bdnfs::peer::client::http::HttpPeerClient;
-use bdnfs::peer::identity::{CertificateFiles, Identity};
+use bdnfs::peer::identity::Identity;
 use bdnfs::peer::membership::gossip::{self, Gossip};
 use bdnfs::peer::server::PeerServer;
 use bdnfs::peer::server::listener;
@@ -22,49 +22,26 @@ use bdnfs::task::blocking;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use hosting::Hosting;
+pub use config::ClusterConfig;
 
-use crate::api::MirrorRequest;
+use tenants::HostedTenants;
+
 use crate::api::cluster::{ClusterStatus, MemberState, MemberStatus};
 
 /// How long a node that starts waits until it has heard of the others: who asks nobody yet would fetch all by itself.
-const HEARING: Duration = Duration::from_secs(5);
+const MEMBERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// For how long nobody has asked anything of a node that ends before it is gone, so that the others have heard of it and
 /// have fetched what is theirs from now on; and how long it goes on at most. Supervisors give a process 30 seconds and more.
-const LEAVING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+const DRAIN_QUIET_TIME: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often it is looked at whether anything is being sent.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// How a node is part of a cluster.
-#[derive(Debug)]
-pub struct ClusterConfig {
-    /// The cluster's name.
-    pub name: String,
-    /// The node's; where none is named, that of its certificate.
-    pub id: Option<String>,
-    /// Where it listens.
-    pub listen: SocketAddr,
-    /// Where the others reach it.
-    pub advertise: SocketAddr,
-    /// What fails together with it.
-    pub zone: String,
-    /// How much it should own, in bytes; where that isn't said, as much as its cache holds.
-    pub capacity: Option<u64>,
-    /// Where others may be.
-    pub seeds: Vec<String>,
-    /// Its certificate; without one anybody is trusted.
-    pub files: Option<CertificateFiles>,
-    /// What the nodes share: each tenant's part of this mirror.
-    pub mirror: MirrorRequest,
-    /// The tenants that it hosts, where no certificate names them.
-    pub tenants: Vec<String>,
-}
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A node that is part of a cluster, until it is dropped.
 #[derive(Debug)]
-pub struct ClusterNode {
+pub struct ClusterMembership {
     name: String,
     is_secure: bool,
     has_seeds: bool,
@@ -74,29 +51,29 @@ pub struct ClusterNode {
     _tasks: JoinSet<()>,
 }
 
-impl ClusterNode {
+impl ClusterMembership {
     /// Joins. From then on what `engine` opens is asked of the others, and what it has is theirs, too. Secrets that the
     /// mirror names are looked for in `secrets`.
     pub async fn join(
         engine: &Engine,
-        setup: ClusterConfig,
+        config: ClusterConfig,
         cache: &Path,
         secrets: &[SecretStore],
     ) -> Result<Self> {
-        let identity = match setup.files.clone() {
+        let identity = match config.files.clone() {
             Some(files) => Some(blocking(|| Identity::open(files)).await?),
             None => None,
         };
-        let (id, tenants) = named(&setup, identity.as_deref())?;
-        let listener = TcpListener::bind(setup.listen).await.map_err(|e| {
-            let text = format!("cannot listen at {} for peers (cluster.listen)", setup.listen);
+        let (id, tenants) = id_and_tenants(&config, identity.as_deref())?;
+        let listener = TcpListener::bind(config.listen).await.map_err(|e| {
+            let text = format!("cannot listen at {} for peers (cluster.listen)", config.listen);
             Error::with(Kind::Unavailable, text, e)
         })?;
-        let capacity = setup.capacity.or(engine.usage().capacity);
+        let capacity = config.capacity.or(engine.usage().capacity);
         let me = Member {
             id,
-            address: setup.advertise,
-            zone: setup.zone,
+            address: config.advertise,
+            zone: config.zone,
             capacity: capacity.map_or_else(|| disk(cache), Ok)?,
             protocol: PROTOCOL,
             draining: false,
@@ -108,37 +85,37 @@ impl ClusterNode {
             None => HttpPeerClient::plain()?,
         });
         let server = Arc::new(PeerServer::default());
-        let mut hosting = Hosting::new(engine, &setup.mirror, cache, secrets, Arc::clone(&server));
+        let mut hosted = HostedTenants::new(engine, &config.mirror, cache, secrets, Arc::clone(&server));
         for tenant in tenants {
-            hosting.take_in(tenant).await?;
+            hosted.host(tenant).await?;
         }
         let (sender, messages) = gossip::gossip_channel();
         server.set_gossip_sender(sender);
         let mut tasks = JoinSet::new();
         tasks.spawn(listener::serve(listener, Arc::clone(&server), identity.clone()));
         let is_secure = identity.is_some();
-        let others = |seed: &String| seed.parse() != Ok(setup.advertise);
-        let (name, has_seeds) = (setup.name.clone(), setup.seeds.iter().any(others));
+        let others = |seed: &String| seed.parse() != Ok(config.advertise);
+        let (name, has_seeds) = (config.name.clone(), config.seeds.iter().any(others));
         // Each life of a node begins later than the one before.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let generation = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let config =
-            gossip::GossipConfig { cluster: setup.name, me: me.clone(), generation, seeds: setup.seeds };
-        let gossip = Gossip::start(config, Arc::clone(&link), messages).await?;
+        let gossip_config =
+            gossip::GossipConfig { cluster: config.name, me: me.clone(), generation, seeds: config.seeds };
+        let gossip = Gossip::start(gossip_config, Arc::clone(&link), messages).await?;
         if let Some(identity) = identity {
-            tasks.spawn(hosting.follow(Arc::clone(&identity), Arc::clone(&gossip)));
+            tasks.spawn(hosted.follow(Arc::clone(&identity), Arc::clone(&gossip)));
             tasks.spawn(identity.follow());
         }
         let peers = Peers::new(me, Arc::clone(&gossip) as _, link);
         engine.join(Arc::clone(&peers));
-        tracing::info!("node {} of the cluster {name} serves peers at {}", peers.me().id, setup.listen);
+        tracing::info!("node {} of the cluster {name} serves peers at {}", peers.me().id, config.listen);
         Ok(Self { name, is_secure, has_seeds, peers, gossip, server, _tasks: tasks })
     }
 
-    /// Waits until somebody else has been heard of, if anybody is to be, for no longer than a moment.
-    pub async fn settled(&self) {
+    /// Waits until other members are known, if there are to be any, for no longer than a moment.
+    pub async fn await_members(&self) {
         if self.has_seeds {
-            self.gossip.settled(HEARING).await;
+            self.gossip.settled(MEMBERS_TIMEOUT).await;
         }
     }
 
@@ -152,20 +129,20 @@ impl ClusterNode {
         tracing::info!("leaving the cluster");
         let quiet = async {
             let mut since = Instant::now();
-            while since.elapsed() < LEAVING.0 {
-                tokio::time::sleep(LOOK).await;
+            while since.elapsed() < DRAIN_QUIET_TIME {
+                tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
                 if self.server.busy() > 0 {
                     since = Instant::now();
                 }
             }
         };
-        if tokio::time::timeout(LEAVING.1, quiet).await.is_err() {
+        if tokio::time::timeout(DRAIN_TIMEOUT, quiet).await.is_err() {
             tracing::warn!("{} answers to peers are broken off", self.server.busy());
         }
     }
 
-    /// Who is there, and how they are doing.
-    pub fn told(&self) -> ClusterStatus {
+    /// The members, and their states.
+    pub fn status(&self) -> ClusterStatus {
         let me = self.peers.me();
         let members = self.peers.members();
         let mut members: Vec<_> = members.iter().map(|member| self.member(member)).collect();
@@ -201,16 +178,16 @@ impl ClusterNode {
 }
 
 /// The node's name and its tenants: those of its certificate, if it has one.
-fn named(setup: &ClusterConfig, identity: Option<&Identity>) -> Result<(String, Vec<String>)> {
+fn id_and_tenants(config: &ClusterConfig, identity: Option<&Identity>) -> Result<(String, Vec<String>)> {
     let Some(own) = identity.map(Identity::own) else {
-        let id = setup
+        let id = config
             .id
             .clone()
-            .unwrap_or_else(|| setup.advertise.to_string().replace(['.', ':', '[', ']'], "-"));
-        return Ok((id, setup.tenants.clone()));
+            .unwrap_or_else(|| config.advertise.to_string().replace(['.', ':', '[', ']'], "-"));
+        return Ok((id, config.tenants.clone()));
     };
     let (id, tenants) = (own.id.unwrap_or_default(), own.tenants.unwrap_or_default());
-    if let Some(other) = setup.id.as_ref().filter(|named| **named != id) {
+    if let Some(other) = config.id.as_ref().filter(|named| **named != id) {
         let text = format!("cluster.id says that this node is {other}, and its certificate that it is {id}");
         return Err(Error::new(Kind::Invalid, text));
     }

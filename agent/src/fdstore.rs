@@ -1,18 +1,25 @@
-//! The holder: a process that keeps an agent's mounts alive while there is no agent.
+//! The fd store: a process that keeps an agent's mounts alive while there is no agent.
 //!
 //! The kernel ends a mount when the last descriptor of its device is closed. So an agent gives duplicates of them to a small
 //! process of its own, which does nothing but hold them, and outlives it: its crash, and its replacement by another version.
 //! Meanwhile requests wait, and files that the kernel reads by itself are read on. The next agent takes the descriptors and
 //! goes on ([`bdnfs_fs::handover`]).
 //!
-//! There is one holder a cache, and it is the process that has the lock on `holder.lock`. The agent, which alone owns the
-//! cache, takes that lock and listens at `holder.sock` *before* it starts the holder, and hands both over: so there is never
-//! a second one, and nobody has to wait for one to come up. A holder ends when it holds nothing and no agent is there, or
-//! when none has come for so long that nobody should wait any longer ([`Hold`](keeper::Keeper)).
+//! There is one fd store a cache, and it is the process that has the lock on `holder.lock`. The agent, which alone owns the
+//! cache, takes that lock and listens at `holder.sock` *before* it starts the fd store, and hands both over: so there is never
+//! a second one, and nobody has to wait for one to come up. An fd store ends when it holds nothing and no agent is there, or
+//! when none has come within the hold time ([`FdStore::find`]).
 //!
 //! What it holds is also the request of each mount with its secrets, in its memory only: they never get to the disk, and the
 //! next agent can still read what is not local.
 
-pub mod keeper;
+mod client;
 pub mod process;
 mod wire;
+
+use std::time::Duration;
+
+pub use client::{FdStore, StoredMount};
+
+/// An fd store answers from memory: one that takes longer is stuck, and mounts would be stuck with it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,13 +1,35 @@
 //! The agent of bdnfs: the process that owns a node's cache, mounts, jobs and its part in a cluster, and the API that it
 //! serves.
+//!
+//! What a request meets on its way, from top to bottom; each level imports from those below it alone:
+//!
+//! ```text
+//!   bdnfs, curl ── HTTP over a unix socket ──┐
+//!                                            v
+//!   server      sockets, routes; start and end of the agent
+//!   agent       its parts, and what concerns all of them: status, restore, shutdown
+//!   jobs        queue, record, run ──> supervisor process ──> commands
+//!   deploy      what comes before a job runs: mirror, admission, staging, report
+//!   mounts      manager, records, restore, shutdown ──> bdnfs_fs::Mount, which serves reads
+//!   cluster     membership, and what peers are served        fdstore    keeps mounts alive between two agents
+//!   cache       its configuration, claim and inventory       telemetry  metrics, traces
+//!   mirror      opens mirrors                                lifecycle, records
+//!   api         the types of the API, and its client         context, runtime, signals, text
+//! ```
+//!
+//! Follow a mount: [`api::MountRequest`] arrives in `server/routes/mounts.rs`, `mounts/manager.rs` takes it, `mounts/mounter.rs`
+//! makes it, and from then on the kernel talks to the file system. Follow a job: `server/routes/jobs.rs`, `jobs/queue.rs`,
+//! `jobs/run.rs`, `jobs/deployment.rs`, `jobs/supervisor.rs`.
 
+mod agent;
 pub mod api;
 pub mod cache;
 mod cluster;
-mod daemon;
-pub mod deploy;
+mod context;
+mod deploy;
 pub mod fdstore;
 pub mod jobs;
+mod lifecycle;
 pub mod mirror;
 mod mounts;
 mod records;
@@ -17,5 +39,6 @@ pub mod signals;
 pub mod telemetry;
 pub mod text;
 
+pub use agent::AgentConfig;
 pub use cluster::ClusterConfig;
-pub use daemon::{AgentConfig, AgentServer};
+pub use server::AgentServer;

@@ -1,4 +1,4 @@
-//! Where a mirror is.
+//! Opens mirrors, and knows the one of this machine.
 
 use std::path::PathBuf;
 

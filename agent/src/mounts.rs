@@ -1,8 +1,24 @@
-//! The mounts of a daemon: how they are made, kept, brought back and ended.
+//! The mounts of an agent.
+//!
+//! ```text
+//! MountManager ── table of what is mounted, and of what could not be mounted again
+//!   ├─ Mounter ────── request ──> snapshot (lookup) ──> mount that serves
+//!   ├─ MountRecords ─ what a restart must not forget
+//!   └─ Handover ───── descriptors ──> fd store, which keeps the mounts alive while there is no agent
+//! restore: records and fd store ──> mounts, at the start        shutdown: mounts ──> fd store or gone, at the end
+//! ```
 
-pub mod host;
-pub mod hosted;
-pub mod kept;
-mod leave;
-pub mod restore;
-mod snapshot;
+mod handover;
+mod lookup;
+mod manager;
+mod mount;
+mod mounter;
+mod record;
+mod restore;
+pub mod shutdown;
+
+pub use handover::Handover;
+pub use manager::MountManager;
+pub use mount::ManagedMount;
+pub use mounter::{MountDefaults, Mounter};
+pub use restore::{MountPurpose, restore};

@@ -1,36 +1,37 @@
-//! The asynchronous runtimes: a small one for a command that asks, a full one for a daemon.
+//! The asynchronous runtimes: a small one for a command, a full one for an agent.
 
+use std::io;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use tokio::runtime::Builder;
 
-/// How long work on the disk may still take when a daemon ends; what it doesn't finish is fetched again.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long work on the disk may still take when an agent ends; what it doesn't finish is fetched again.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many threads do a daemon's blocking work, the disk's mostly: enough to keep any disk busy, a fraction of the memory
+/// How many threads do an agent's blocking work, the disk's mostly: enough to keep any disk busy, a fraction of the memory
 /// and the switching that the usual five hundred cost.
-const BLOCKING: usize = 64;
+const BLOCKING_THREADS: usize = 64;
 
-/// Runs what a command does on this thread.
-pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
-    runtime.block_on(work)
+/// Runs `work` on this thread.
+///
+/// # Errors
+/// Those of `work`, and of the kernel where it has no epoll for a runtime.
+pub fn block_on<T, E: From<io::Error>>(work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
-/// Runs what a daemon does, on as many threads as there are processors.
-pub fn block_on_threads<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = Builder::new_multi_thread()
-        .max_blocking_threads(BLOCKING)
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
+/// Runs `work` on as many threads as there are processors.
+///
+/// # Errors
+/// Those of `work`, and of the kernel where it has no threads for a runtime.
+pub fn block_on_threads<T, E: From<io::Error>>(work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    let runtime = Builder::new_multi_thread().max_blocking_threads(BLOCKING_THREADS).enable_all().build()?;
     let done = runtime.block_on(work);
-    runtime.shutdown_timeout(LAST_WORDS);
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     done
 }
 
-/// Gives back to the machine what was freed, and is kept by the allocator for more of the same: of a long listing, about a quarter
+/// Gives freed memory back to the kernel that the allocator keeps for more of the same: of a long listing, about a quarter
 /// of what it took at its peak. It looks through all of the heap, so it is for the end of what took much, on a thread that may wait.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]

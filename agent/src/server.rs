@@ -1,4 +1,193 @@
-//! The daemon's end of the control API: its sockets, and who answers what.
+//! The server of an agent: it takes the cache, serves the control API, and ends in order.
+//!
+//! The cache's lock decides who is the agent. At its end it first refuses mounts, then closes the sockets, then gives
+//! the lock back: a request is either served or visibly not, and whoever asked in vain starts the next agent.
 
-pub mod routes;
-pub mod socket;
+mod routes;
+mod socket;
+
+use std::future::IntoFuture;
+use std::io;
+use std::sync::Arc;
+
+use bdnfs::cache::eviction::EvictionPause;
+use bdnfs::engine::Engine;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::blocking;
+use futures_util::{FutureExt, TryFutureExt};
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::agent::{Agent, AgentConfig};
+use crate::api::{self, ApiResult};
+use crate::cache::CacheClaim;
+use crate::cluster::ClusterMembership;
+use crate::context::Context;
+use crate::fdstore::{FdStore, StoredMount};
+use crate::lifecycle::KeepAlive;
+use crate::signals::{self, Shutdown};
+use socket::Socket;
+
+/// An agent that has its cache and listens.
+#[derive(Debug)]
+pub struct AgentServer {
+    sockets: Vec<Socket>,
+    metrics_listener: Option<TcpListener>,
+    agent: Arc<Agent>,
+    claim: Option<CacheClaim>,
+    /// Nothing is evicted before the mounts of the last run are restored.
+    eviction_pause: EvictionPause,
+    /// The mounts of the last run that the fd store has.
+    stored: Vec<StoredMount>,
+}
+
+impl AgentServer {
+    /// Takes the cache and listens.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] where another agent has the cache, or is to come back to it.
+    pub async fn start(mut config: AgentConfig) -> ApiResult<Self> {
+        // What it creates is for its user alone.
+        rustix::process::umask(Mode::RWXG | Mode::RWXO);
+        raise_open_files_limit();
+        let cache = &config.cache.dir;
+        let (engine_config, runtime) = (config.cache.engine_config()?, Handle::current());
+        let (engine, eviction_pause) = blocking(move || Engine::open_held(&engine_config, runtime)).await?;
+        if !config.persistent {
+            CacheClaim::of_nobody(cache)?;
+        }
+        let mut sockets = vec![Socket::bind(&api::socket::of_cache(cache))?];
+        match config.socket.as_deref().map(Socket::bind_beside).transpose() {
+            Ok(socket) => sockets.extend(socket),
+            Err(error) if config.socket_required => return Err(error.into()),
+            Err(error) => tracing::warn!("{error}; only commands that name the cache find this agent"),
+        }
+        let metrics_listener = match config.metrics_listen {
+            Some(listen) => Some(TcpListener::bind(listen).await.map_err(|e| {
+                Error::with(Kind::Unavailable, format!("cannot listen at {listen} (telemetry.listen)"), e)
+            })?),
+            None => None,
+        };
+        tracing::info!("bdnfs {} serves the cache {}", env!("CARGO_PKG_VERSION"), cache.display());
+        let claim = config.persistent.then(|| CacheClaim::make(cache)).transpose()?;
+        // Before the first snapshot.
+        let cluster = match config.cluster.take() {
+            Some(cluster) => {
+                Some(ClusterMembership::join(&engine, cluster, &config.cache.dir, &config.secrets).await?)
+            }
+            None => None,
+        };
+        let (store, stored) = find_fdstore(&config).await?.unzip();
+        let agent = Arc::new(Agent::new(engine, config, cluster, store.map(Arc::new))?);
+        let stored = stored.unwrap_or_default();
+        Ok(Self { sockets, metrics_listener, agent, claim, eviction_pause, stored })
+    }
+
+    /// Keeps it from ending.
+    pub fn keep_alive(&self) -> KeepAlive {
+        self.agent.lifecycle().keep_alive()
+    }
+
+    /// Waits until a mount or job has been asked for. For one waiter.
+    pub fn first_request(&self) -> impl Future<Output = ()> + Send + use<> {
+        let lifecycle = Arc::clone(self.agent.lifecycle());
+        async move { lifecycle.first_request().await }
+    }
+
+    /// Waits until the mounts of the last run are restored. It already answers meanwhile.
+    pub fn ready(&self) -> impl Future<Output = ()> + Send + use<> {
+        let lifecycle = Arc::clone(self.agent.lifecycle());
+        async move { lifecycle.ready().await }
+    }
+
+    /// Serves until it is asked to end, by a signal or over the API, or until it is not used any more, if it is not
+    /// persistent. Then it has unmounted all that is not handed over to the next agent.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] where a control socket failed.
+    pub async fn serve(self) -> Result<()> {
+        // Before anybody is answered: who then asks it to end must be heard.
+        let shutdown = shutdown_signal(self.agent.lifecycle().is_persistent());
+        self.serve_until(shutdown).await
+    }
+
+    /// The same, with `shutdown` in place of signals.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    pub async fn serve_until(self, shutdown: impl Future<Output = io::Result<Shutdown>>) -> Result<()> {
+        let Self { sockets, metrics_listener, agent, claim, eviction_pause, stored } = self;
+        let restored = Arc::clone(&agent);
+        tokio::spawn(async move { restored.restore(eviction_pause, stored).await });
+        tokio::spawn(Arc::clone(&agent).watch_fdstore());
+        let (end, ending) = watch::channel(false);
+        let ended = |mut ending: watch::Receiver<bool>| async move {
+            // The sender goes when this function ends, which is the same.
+            let _ = ending.wait_for(|end| *end).await;
+        };
+        let mut serving = JoinSet::new();
+        for socket in sockets {
+            serving.spawn(socket.serve(routes::control(&agent), ended(ending.clone())));
+        }
+        if let Some(listener) = metrics_listener {
+            let metrics = axum::serve(listener, routes::health_and_metrics(&agent));
+            serving.spawn(metrics.with_graceful_shutdown(ended(ending)).into_future());
+        }
+        await_end(&agent, shutdown).await;
+        end.send_replace(true);
+        let served: io::Result<()> = serving.join_all().await.into_iter().collect();
+        agent.close().await;
+        // What is handed over still uses the cache.
+        if let Some(claim) = claim.filter(|_| !agent.is_handed_over()) {
+            claim.end();
+        }
+        tracing::info!("ended");
+        served.context("the control socket failed")
+    }
+}
+
+/// Waits until the agent is idle or asked to end, and shuts it down.
+async fn await_end(agent: &Agent, shutdown: impl Future<Output = io::Result<Shutdown>>) {
+    let lifecycle = agent.lifecycle();
+    tokio::select! {
+        () = lifecycle.idle() => {}
+        () = lifecycle.stop_requested() => agent.shut_down(Shutdown::Stop).await,
+        shutdown = shutdown => match shutdown {
+            Ok(how) => agent.shut_down(how).await,
+            Err(error) => {
+                tracing::warn!("signals can't be received: {error}");
+                lifecycle.idle().await;
+            }
+        },
+    }
+}
+
+/// The fd store of a persistent agent, and what it has.
+async fn find_fdstore(config: &AgentConfig) -> Result<Option<(FdStore, Vec<StoredMount>)>> {
+    if !config.persistent {
+        return Ok(None);
+    }
+    let (cache, log, hold) = (config.cache.dir.clone(), config.cache.log(), config.hold);
+    blocking(move || FdStore::find(&cache, &log, hold).map(Some)).await
+}
+
+/// Waits until a signal asks the process to end.
+fn shutdown_signal(persistent: bool) -> impl Future<Output = io::Result<Shutdown>> {
+    if persistent {
+        signals::shutdown_request().left_future()
+    } else {
+        signals::termination().map_ok(|()| Shutdown::Stop).right_future()
+    }
+}
+
+/// Every blob that is read holds a descriptor, and the usual soft limit of 1024 is for programs that use `select`.
+fn raise_open_files_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
+}

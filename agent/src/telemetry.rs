@@ -1,8 +1,8 @@
-//! Telemetry: what a daemon tells of itself to those who watch it.
+//! Telemetry: metrics for Prometheus, and traces for a collector.
 
-pub mod facts;
 mod page;
 mod process;
+pub mod scrape;
 pub mod traces;
 
 use std::fmt;
@@ -11,22 +11,22 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::{Registry, Unit};
 
-use facts::Facts;
 use page::{Page, sample};
+use scrape::Scrape;
 
 /// What a page of metrics is: OpenMetrics, which Prometheus reads.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics, as a page that Prometheus scrapes.
-pub fn metrics(facts: Facts) -> Result<String, fmt::Error> {
+pub fn metrics(scrape: Scrape) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(facts));
+    registry.register_collector(Box::new(scrape));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
-impl Collector for Facts {
+impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Page(encoder);
         self.daemon(&mut page)?;
@@ -42,7 +42,7 @@ impl Collector for Facts {
 
 /// Each writes the metrics of one part. Every value that a label can have is one of a few, but for mountpoints and their
 /// sources, of which there are as many as mounts.
-impl Facts {
+impl Scrape {
     fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
         page.info("bdnfs_build", "The version that runs.", &[("version", env!("CARGO_PKG_VERSION"))])?;
         let text = "Whether what was mounted before the start is back: 1 or 0.";
@@ -64,7 +64,7 @@ impl Facts {
         let text = "Requests to tiers that ended: answered with all that was asked for, without it, or with an error.";
         page.counter("bdnfs_tier_requests", text, None, outcomes)?;
         let errors = tiers.iter().flat_map(|(tier, requests)| {
-            let kinds = facts::kinds().zip(requests.failed);
+            let kinds = scrape::kinds().zip(requests.failed);
             kinds.map(|(kind, count)| sample([("tier", *tier), ("kind", kind)], count))
         });
         page.counter("bdnfs_tier_errors", "Requests to tiers that failed, by why.", None, errors)?;
@@ -131,19 +131,20 @@ impl Facts {
     }
 
     fn fuse(&self, page: &mut Page<'_>) -> fmt::Result {
-        let operations = self.served.operations.iter().map(|(name, spread)| ([("operation", *name)], spread));
+        let operations =
+            self.requests.operations.iter().map(|(name, spread)| ([("operation", *name)], spread));
         let text = "From when a request of the kernel was read until it was answered.";
         page.times("bdnfs_fuse_request", text, operations)?;
-        let errors = self.served.errors.iter().map(|(errno, count)| sample([("errno", *errno)], *count));
+        let errors = self.requests.errors.iter().map(|(errno, count)| sample([("errno", *errno)], *count));
         page.counter("bdnfs_fuse_errors", "Requests of the kernel that failed.", None, errors)?;
-        let opens = [("passthrough", self.served.passthrough), ("cached", self.served.cached)];
+        let opens = [("passthrough", self.requests.passthrough), ("cached", self.requests.cached)];
         let text = "Opens of files: those that the kernel reads by itself, and those that the daemon serves. Mounts of small \
                     files have no opens.";
         page.counter("bdnfs_opens", text, None, opens.map(|(mode, count)| sample([("mode", mode)], count)))
     }
 
     fn mounts(&self, page: &mut Page<'_>) -> fmt::Result {
-        let states = facts::STATES.map(|state| {
+        let states = scrape::STATES.map(|state| {
             let count = self.mounts.iter().filter(|mount| mount.state == state).count();
             sample([("state", state)], count as u64)
         });

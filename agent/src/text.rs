@@ -2,7 +2,11 @@
 
 use std::error::Error;
 
+use bdnfs::publish::Published;
 use bytesize::ByteSize;
+
+/// How many digits of a snapshot's id tell snapshots apart.
+const SHORT_ID_LEN: usize = 12;
 
 /// A number of bytes with its unit, in powers of 1000 as disks and object stores count: `13.5 GB`.
 pub fn size(bytes: u64) -> String {
@@ -45,4 +49,17 @@ pub fn line(error: &dyn Error) -> String {
         }
     }
     line.replace('\n', " ")
+}
+
+/// The outcome of a publication, in one line.
+pub fn publication(published: &Published) -> String {
+    let Published { found, new, repaired, read, written, .. } = published;
+    let id: String = found.manifest.to_string().chars().take(SHORT_ID_LEN).collect();
+    let what = format!("{}: {}, {} (snapshot {id})", found.source, files(found.files), size(found.bytes));
+    let moved = format!("read {}, wrote {}", size(*read), size(*written));
+    match (*new, repaired.count) {
+        (true, _) => format!("mirrored {what}; {moved} in {:.1} s", found.took),
+        (false, 0) => format!("unchanged {what}"),
+        (false, _) => format!("repaired {what}; {moved}"),
+    }
 }

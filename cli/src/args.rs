@@ -1,7 +1,7 @@
 //! The command line: its commands and global options.
 
 use anyhow::Result;
-use bdnfs_agent::telemetry::traces::Collector;
+use bdnfs_agent::telemetry::traces::TraceCollector;
 use bdnfs_agent::{fdstore, jobs::supervisor};
 use clap::{ArgAction, Parser, Subcommand};
 
@@ -81,8 +81,8 @@ impl Cli {
         };
         let collector = match &self.command {
             Command::Agent(agent) => agent.collector(&config)?,
-            Command::Daemon(_) => Collector::ambient()?,
-            Command::Mount(mount) if mount.is_foreground() => Collector::ambient()?,
+            Command::Daemon(_) => TraceCollector::ambient()?,
+            Command::Mount(mount) if mount.is_foreground() => TraceCollector::ambient()?,
             _ => None,
         };
         // Dropped at the end, which sends the last traces.
@@ -92,7 +92,7 @@ impl Cli {
             Command::Umount(args) => umount::run(&args),
             Command::Job(args) => job::run(args),
             Command::Wait(args) => wait::run(&args),
-            Command::Launch => supervisor::run(),
+            Command::Launch => Ok(supervisor::run()?),
             Command::Status(args) => status::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
@@ -103,7 +103,7 @@ impl Cli {
             Command::Agent(args) => agent::run(&args, config),
             Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
-            Command::Hold => fdstore::process::run(),
+            Command::Hold => Ok(fdstore::process::run()?),
         }
     }
 }

@@ -21,6 +21,7 @@ mod options;
 mod output;
 mod probe;
 mod progress;
+mod runtime;
 mod secrets;
 mod source;
 mod spawn;

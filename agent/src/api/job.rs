@@ -218,7 +218,7 @@ pub struct SourceReport {
     pub snapshot: String,
     /// What came from where.
     #[serde(flatten)]
-    pub came: BytesByTier,
+    pub by_tier: BytesByTier,
     /// Where it came from.
     pub verdict: Verdict,
 }

@@ -1,4 +1,4 @@
-//! What an agent and a holder tell each other: one message a packet, with the descriptors that belong to it.
+//! The messages between an agent and its fd store: one a packet, with the descriptors that belong to it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,39 +11,38 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The version of what is said here, which the agent tells first. Holder and agent may be of different versions of this
-/// program; a holder that does not know the agent's ends.
+/// The version of the protocol, which the agent sends first. Fd store and agent may be of different versions of this program;
+/// an fd store that does not know the agent's version lets all mounts go.
 pub const VERSION: u32 = 1;
 /// The longest message, in bytes: the request of a mount with its secrets, some of which are files of their own, fits.
-const LONGEST: usize = 64 << 10;
+const MESSAGE_MAX_BYTES: usize = 64 << 10;
 /// The most descriptors that come with one: the queues of a mount and its ledger are fewer.
-const DESCRIPTORS: usize = 32;
+const DESCRIPTORS_MAX: usize = 32;
 
 /// A message.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
     /// The agent's first: its version, and how long to hold without an agent, in seconds.
     Hello { version: u32, hold: u64 },
-    /// A mount is to be kept, or is kept, under its number: its request as a text, and its descriptors.
+    /// Store a mount under its id, or a stored one: its request as JSON, and its descriptors.
     Keep { id: u64, note: String },
-    /// A mount is not to be kept any more.
+    /// Remove a mount.
     Forget { id: u64 },
-    /// The kernel is to be told, on the one descriptor that comes along, to look up anew this name in the directory with
-    /// this node id.
+    /// Invalidate this name in the directory with this node id, on the one descriptor that comes along.
     Expire { parent: u64, name: Vec<u8> },
-    /// What is kept is to be given: a [`Keep`](Self::Keep) for each, and then [`Done`](Self::Done).
+    /// Send all that is stored: a [`Keep`](Self::Keep) for each mount, and then [`Done`](Self::Done).
     Give,
-    /// That was all.
+    /// All was sent.
     Done,
 }
 
 /// Sends a message.
 pub fn send(socket: BorrowedFd<'_>, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
-    if bytes.len() > LONGEST || descriptors.len() > DESCRIPTORS {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is too long for the holder"));
+    if bytes.len() > MESSAGE_MAX_BYTES || descriptors.len() > DESCRIPTORS_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long for the fd store"));
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(descriptors));
@@ -52,10 +51,10 @@ pub fn send(socket: BorrowedFd<'_>, message: &Message, descriptors: &[BorrowedFd
     Ok(())
 }
 
-/// Receives the next message, with its descriptors; `None`: the other side has gone.
+/// Receives the next message, with its descriptors; `None`: the other side has ended.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; LONGEST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut bytes = vec![0; MESSAGE_MAX_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let received = match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
@@ -72,7 +71,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedF
         return Ok(None);
     }
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message was cut off"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message was truncated"));
     }
     Ok(Some((serde_json::from_slice(&bytes[..received.bytes])?, descriptors)))
 }
@@ -95,10 +94,10 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_whole_with_their_descriptors() {
+    fn message_with_descriptors_arrives_whole() {
         let (ours, theirs) = pair();
         assert!(is_trusted(ours.as_fd()));
-        let note = "n".repeat(LONGEST / 2);
+        let note = "n".repeat(MESSAGE_MAX_BYTES / 2);
         let descriptors = [ours.as_fd(), theirs.as_fd(), ours.as_fd()];
         send(ours.as_fd(), &Message::Keep { id: 7, note: note.clone() }, &descriptors).expect("sent");
         send(ours.as_fd(), &Message::Done, &[]).expect("sent");
@@ -114,14 +113,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_not_sent() {
+    fn message_too_long_is_refused() {
         let (ours, _theirs) = pair();
-        send(ours.as_fd(), &Message::Keep { id: 7, note: "n".repeat(LONGEST) }, &[]).expect_err("too long");
-        send(ours.as_fd(), &Message::Done, &[ours.as_fd(); DESCRIPTORS + 1]).expect_err("too many");
+        send(ours.as_fd(), &Message::Keep { id: 7, note: "n".repeat(MESSAGE_MAX_BYTES) }, &[])
+            .expect_err("too long");
+        send(ours.as_fd(), &Message::Done, &[ours.as_fd(); DESCRIPTORS_MAX + 1]).expect_err("too many");
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn packet_that_is_no_message_is_an_error() {
         let (ours, theirs) = pair();
         for bytes in [&b"{"[..], b"{\"Keep\":{}}", b"[1]"] {
             rustix::net::send(&ours, bytes, SendFlags::empty()).expect("sent");

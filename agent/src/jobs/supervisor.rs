@@ -1,11 +1,11 @@
 //! `bdnfs launch`: the supervisor of one job, a process of its own.
 //!
-//! The daemon starts it when all that the job reads is local. It reads one [`Order`] from its standard input, makes the
-//! mount namespace in which the job's sources lie where the job expects them ([`namespace`]), runs the job's commands in
-//! it, keeps what they print ([`log`]), and writes down how they ended. It needs the daemon for nothing of that: one that
-//! crashes finds the job again by the lock that this process holds, and by what it left in the job's directory. Every
-//! process that the commands start stays below this one, however it detaches itself, and ends with the job
-//! ([`offspring`]).
+//! The agent starts it when all that the job reads is local. It reads one [`SupervisorOrder`] from its standard input, makes
+//! the mount namespace in which the job's sources lie where the job expects them ([`namespace`]), runs the job's
+//! [`commands`] in it, keeps what they print ([`log`]), and writes down how they ended. It needs the agent for nothing of
+//! that: one that crashes finds the job again by the lock that this process holds, and by what it left in the job's
+//! directory. Every process that the commands start stays below this one, however it detaches itself, and ends with the job
+//! ([`processes`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,32 +13,32 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Secret;
 use rustix::fs::{FlockOperation, Mode};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use crate::api::job::JobExit;
-use crate::text;
+use crate::context::Context;
 
+mod commands;
 pub mod log;
 mod namespace;
-mod offspring;
-mod supervise;
+mod processes;
 
-/// What the file is called that the supervisor holds locked as long as it lives.
-pub const LOCK: &str = "lock";
-/// What the file is called that says who supervises.
-pub const STARTED: &str = "started.json";
-/// What the file is called that says how the job ended.
-pub const ENDED: &str = "ended.json";
-/// What the directory is called on which a job's root is put together.
-pub const SCRATCH: &str = "root";
+/// The file that the supervisor holds locked as long as it lives.
+const LOCK_FILE: &str = "lock";
+/// The file with its [`SupervisorInfo`].
+const STARTED_FILE: &str = "started.json";
+/// The file with the [`JobExit`] of the commands.
+const ENDED_FILE: &str = "ended.json";
+/// The directory on which the root of the job's mount namespace is put together.
+pub const ROOT_DIRECTORY: &str = "root";
 
 /// What the supervisor is to do. It travels over a pipe, for there are secrets in it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct SupervisorOrder {
     /// The job's own directory.
     pub directory: PathBuf,
     /// The directory of all jobs. What is mounted in it is no concern of this job's processes.
@@ -59,85 +59,88 @@ pub struct Order {
     pub attached: bool,
 }
 
-/// Who supervises a job.
+/// The supervisor of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Started {
-    /// The supervisor.
+pub struct SupervisorInfo {
+    /// Its process id.
     pub pid: i32,
     /// The mount namespace of all that belongs to the job, by its inode.
     pub namespace: u64,
 }
 
-/// What the supervisor says once it can.
+/// What the supervisor answers to its order.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
+pub enum SupervisorReply {
     /// The commands run.
-    Started(Started),
+    Started(SupervisorInfo),
     /// They don't, and why.
     Failed(String),
 }
 
-/// Does what it is told on its standard input.
+/// Carries out the order on its standard input.
+///
+/// # Errors
+/// Those that are also the answer; and those of writing how the commands ended.
 pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-launch").context("cannot name the process")?;
-    let lock = inherited()?;
+    let lock = take_lock()?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("cannot read the order")?;
     if !line.ends_with('\n') {
-        bail!("the order broke off");
+        return Err(Error::new(Kind::Invalid, "the order is incomplete"));
     }
-    let order: Order = serde_json::from_str(&line).context("the order is not one")?;
+    let order: SupervisorOrder = serde_json::from_str(&line).context("the order is invalid")?;
     drop(line);
     let prepared = prepare(&order, lock);
-    let answer = match &prepared {
-        Ok((_, started)) => Answer::Started(started.clone()),
-        Err(error) => Answer::Failed(text::line(error.as_ref())),
+    let reply = match &prepared {
+        Ok((_, started)) => SupervisorReply::Started(started.clone()),
+        Err(error) => SupervisorReply::Failed(error.to_string()),
     };
     // Whoever asked may have gone: what has begun goes on.
-    let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&answer)?);
-    let (home, _) = prepared?;
-    let exit = supervise::run(&order, &home)?;
-    home.write(ENDED, &exit)
+    let reply = serde_json::to_string(&reply).context("cannot write the answer")?;
+    let _ = writeln!(std::io::stdout(), "{reply}");
+    let (directory, _) = prepared?;
+    let exit = commands::run(&order, &directory)?;
+    directory.write(ENDED_FILE, &exit)
 }
 
-/// The lock of the job, which came as the standard error; from here on that is nothing.
-fn inherited() -> Result<File> {
+/// The lock of the job, which is the standard error at first; then that is /dev/null.
+fn take_lock() -> Result<File> {
     let lock = std::io::stderr().as_fd().try_clone_to_owned().context("cannot keep the lock")?;
     let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
-    rustix::stdio::dup2_stderr(&null).context("cannot let stderr go")?;
+    rustix::stdio::dup2_stderr(&null).context("cannot replace stderr")?;
     Ok(lock.into())
 }
 
-/// All that must be so before the first command: the sources are in their places, and it is
-/// written down who this is.
-fn prepare(order: &Order, lock: File) -> Result<(Home, Started)> {
-    let home = Home::open(&order.directory, lock)?;
+/// Does all that comes before the first command: puts the sources in their places, and writes down which process this is.
+fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, SupervisorInfo)> {
+    let directory = JobDirectory::open(&order.directory, lock)?;
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
         .context("cannot become the parent of orphans")?;
     rustix::process::umask(Mode::from_bits_truncate(order.umask));
-    namespace::enter(&order.sources, &order.jobs, &order.directory.join(SCRATCH))?;
+    namespace::enter(&order.sources, &order.jobs, &order.directory.join(ROOT_DIRECTORY))?;
     let workdir = order.workdir.display();
     std::env::set_current_dir(&order.workdir)
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
-    let started = Started { pid: std::process::id() as i32, namespace: namespace::number("self")? };
-    home.write(STARTED, &started)?;
-    Ok((home, started))
+    let started = SupervisorInfo { pid: std::process::id() as i32, namespace: namespace::number("self")? };
+    directory.write(STARTED_FILE, &started)?;
+    Ok((directory, started))
 }
 
 /// The job's own directory, held open: a source may hide its path.
 #[derive(Debug)]
-pub struct Home {
+pub struct JobDirectory {
     directory: File,
     _lock: File,
 }
 
-impl Home {
+impl JobDirectory {
     fn open(path: &Path, lock: File) -> Result<Self> {
         let directory = File::open(path);
-        let directory = directory.with_context(|| format!("cannot use the directory {}", path.display()))?;
+        let directory = directory.with_context(|| format!("cannot open the directory {}", path.display()))?;
         Ok(Self { directory, _lock: lock })
     }
 
@@ -159,30 +162,33 @@ impl Home {
     }
 }
 
-/// Locks the job in `directory` for the supervisor that is about to be started: whoever looks finds it supervised from then
-/// on, and never between two of its moments.
+/// Locks the job in `directory` for the supervisor that is about to be started, so that it counts as supervised from then
+/// on.
+///
+/// # Errors
+/// [`Kind::Disk`], also where it has a supervisor already.
 pub fn lock(directory: &Path) -> Result<File> {
-    let path = directory.join(LOCK);
-    let lock = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    let path = directory.join(LOCK_FILE);
+    let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
-        .context("somebody supervises this job already")?;
+        .context("this job has a supervisor already")?;
     Ok(lock)
 }
 
 /// Whether a supervisor of the job in `directory` lives.
 pub fn is_supervised(directory: &Path) -> bool {
-    let Ok(lock) = File::open(directory.join(LOCK)) else { return false };
+    let Ok(lock) = File::open(directory.join(LOCK_FILE)) else { return false };
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
 }
 
-/// Who supervises, or supervised, the job in `directory`, if its commands were ever begun.
-pub fn started(directory: &Path) -> Option<Started> {
-    read(&directory.join(STARTED))
+/// The supervisor of the job in `directory`, which may have ended; `None` where its commands were never started.
+pub fn started(directory: &Path) -> Option<SupervisorInfo> {
+    read(&directory.join(STARTED_FILE))
 }
 
-/// How the job in `directory` ended, if that was written down.
+/// How the commands of the job in `directory` ended; `None` where its supervisor did not write that.
 pub fn ended(directory: &Path) -> Option<JobExit> {
-    read(&directory.join(ENDED))
+    read(&directory.join(ENDED_FILE))
 }
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
@@ -190,8 +196,8 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
 }
 
 /// Kills what is left of a job whose supervisor was killed: all that lives in its mount namespace.
-pub fn kill_rest(started: &Started) {
-    for pid in namespace::members(started.namespace) {
+pub fn kill_rest(supervisor: &SupervisorInfo) {
+    for pid in namespace::members(supervisor.namespace) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 }

@@ -1,11 +1,10 @@
-//! Routes: who answers what. Each part of the API has a file below, or beside what it is about; `docs/openapi.json`
-//! describes all of it.
+//! The routes of the control API, a file for each part; `docs/openapi.json` describes all of them.
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::FromRequest;
 use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{FromRequest, Path};
 use axum::handler::Handler;
 use axum::http::{Method, Uri};
 use axum::routing::{MethodFilter, on};
@@ -13,8 +12,8 @@ use bdnfs::error::Kind;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use crate::api::Failure;
-use crate::mounts::host::Host;
+use crate::agent::Agent;
+use crate::api::{ApiResult, Failure};
 
 mod cache;
 mod cluster;
@@ -22,51 +21,54 @@ mod health;
 mod jobs;
 mod mounts;
 
-/// What a handler answers with.
-pub type Answer<T> = Result<axum::Json<T>, Failure>;
+/// The id in a path.
+pub type IdPath = Result<Path<u64>, PathRejection>;
 
-/// Routes that can be told: what is served is held against what is described.
+/// The answer of a handler.
+pub type Answer<T> = ApiResult<axum::Json<T>>;
+
+/// Routes that are also listed, so that a test can compare them with `docs/openapi.json`.
 #[derive(Default)]
 pub struct Routes {
-    router: Router<Arc<Host>>,
-    known: Vec<(Method, &'static str)>,
+    router: Router<Arc<Agent>>,
+    listed: Vec<(Method, &'static str)>,
 }
 
 impl Routes {
     /// Has `handler` answer GET of `path`.
-    pub fn get<H: Handler<T, Arc<Host>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+    pub fn get<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.on((MethodFilter::GET, Method::GET), path, handler)
     }
 
     /// Has `handler` answer POST to `path`.
-    pub fn post<H: Handler<T, Arc<Host>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+    pub fn post<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.on((MethodFilter::POST, Method::POST), path, handler)
     }
 
     /// Has `handler` answer DELETE of `path`.
-    pub fn delete<H: Handler<T, Arc<Host>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+    pub fn delete<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.on((MethodFilter::DELETE, Method::DELETE), path, handler)
     }
 
-    fn on<H: Handler<T, Arc<Host>>, T: 'static>(
+    fn on<H: Handler<T, Arc<Agent>>, T: 'static>(
         mut self,
         (filter, method): (MethodFilter, Method),
         path: &'static str,
         handler: H,
     ) -> Self {
-        self.known.push((method, path));
-        Self { router: self.router.route(path, on(filter, handler)), known: self.known }
+        self.listed.push((method, path));
+        Self { router: self.router.route(path, on(filter, handler)), listed: self.listed }
     }
 
-    /// These, and those.
+    /// These routes and others.
     pub fn merge(mut self, others: Self) -> Self {
-        self.known.extend(others.known);
-        Self { router: self.router.merge(others.router), known: self.known }
+        self.listed.extend(others.listed);
+        Self { router: self.router.merge(others.router), listed: self.listed }
     }
 }
 
-/// What the control socket serves.
-fn served() -> Routes {
+/// The control API.
+fn control_routes() -> Routes {
     mounts::routes()
         .merge(jobs::routes())
         .merge(cache::routes())
@@ -74,22 +76,22 @@ fn served() -> Routes {
         .merge(health::routes())
 }
 
-/// All that the control socket serves.
-pub fn all(host: &Arc<Host>) -> Router {
-    finish(served(), host)
+/// The control API, for its sockets.
+pub fn control(agent: &Arc<Agent>) -> Router {
+    finish(control_routes(), agent)
 }
 
-/// What is served over TCP, to whoever is on this machine.
-pub fn watched(host: &Arc<Host>) -> Router {
-    finish(health::routes(), host)
+/// Health and metrics, which are served over TCP to everybody on this machine.
+pub fn health_and_metrics(agent: &Arc<Agent>) -> Router {
+    finish(health::routes(), agent)
 }
 
-fn finish(routes: Routes, host: &Arc<Host>) -> Router {
-    routes.router.with_state(Arc::clone(host)).fallback(unknown).method_not_allowed_fallback(unknown)
+fn finish(routes: Routes, agent: &Arc<Agent>) -> Router {
+    routes.router.with_state(Arc::clone(agent)).fallback(unknown).method_not_allowed_fallback(unknown)
 }
 
 async fn unknown(uri: Uri) -> Failure {
-    Failure::new(Kind::NotFound, format!("{} is nothing that can be asked so", uri.path()))
+    Failure::new(Kind::NotFound, format!("{}: no such route", uri.path()))
 }
 
 /// A request's body, JSON whatever its type is said to be: curl says something else.
@@ -98,7 +100,7 @@ pub struct Body<T>(pub T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: axum::extract::Request, state: &S) -> Result<Self, Failure> {
+    async fn from_request(request: axum::extract::Request, state: &S) -> ApiResult<Self> {
         let invalid = |what: String| Failure::new(Kind::Invalid, format!("the request's body: {what}"));
         let bytes = Bytes::from_request(request, state).await.map_err(|e| invalid(e.to_string()))?;
         serde_json::from_slice(&bytes).map(Self).map_err(|e| {
@@ -134,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// What the document describes: the suite `openapi` holds each of them against real answers.
+    /// The routes of the document: the suite `openapi` compares each of them with real answers.
     fn described() -> BTreeSet<String> {
         let text = include_str!("../../../docs/openapi.json");
         let document: Value = serde_json::from_str(text).expect("docs/openapi.json is JSON");
@@ -147,10 +149,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_served_is_described_and_the_other_way_round() {
-        let known = served().known;
-        let served: BTreeSet<_> =
-            known.iter().map(|(method, path)| format!("{} {path}", method.as_str().to_lowercase())).collect();
+    fn routes_and_openapi_document_are_the_same() {
+        let listed = control_routes().listed;
+        let served: BTreeSet<_> = listed
+            .iter()
+            .map(|(method, path)| format!("{} {path}", method.as_str().to_lowercase()))
+            .collect();
         let described = described();
         let missing: Vec<_> = served.difference(&described).collect();
         assert!(

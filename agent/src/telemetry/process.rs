@@ -1,4 +1,4 @@
-//! What the kernel knows of this process, under the names that every Prometheus client gives it.
+//! The kernel's figures of this process, under the names that every Prometheus client gives them.
 
 use std::fmt;
 use std::fs;
@@ -17,7 +17,7 @@ const RSS: usize = 21;
 
 /// The figures; what the kernel does not tell is 0.
 #[derive(Debug, Default)]
-pub struct Process {
+pub struct ProcessScrape {
     cpu: f64,
     threads: u64,
     resident: u64,
@@ -25,7 +25,7 @@ pub struct Process {
     most: Option<u64>,
 }
 
-impl Process {
+impl ProcessScrape {
     /// Asks the kernel.
     pub fn read() -> Self {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
@@ -68,12 +68,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_parentheses_does_not_shift_the_fields() {
+    fn process_stat_with_parentheses_in_the_name_is_parsed() {
         let stat =
             "7 (a) b) S 1 7 7 0 -1 4194560 1 2 3 4 250 50 5 6 20 0 9 0 100 1000 12 18446744073709551615";
-        let process = Process::parse(stat);
+        let process = ProcessScrape::parse(stat);
         assert_eq!((process.threads, process.resident), (9, 12 * page_size() as u64));
         assert!((process.cpu - 300.0 / clock_ticks_per_second() as f64).abs() < 1e-9);
-        assert!(Process::read().resident > 0 && Process::read().open > 2);
+        assert!(ProcessScrape::read().resident > 0 && ProcessScrape::read().open > 2);
     }
 }

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use bdnfs_agent::runtime;
-use bdnfs_agent::telemetry::traces::Collector;
+use bdnfs_agent::telemetry::traces::TraceCollector;
 use bdnfs_agent::{AgentConfig, AgentServer};
 
 mod cluster;
@@ -15,6 +14,7 @@ mod stop;
 pub use config::ConfigFile;
 
 use crate::cache::CacheArgs;
+use crate::runtime;
 /// The arguments of `bdnfs agent`, which take precedence over the configuration.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -45,12 +45,12 @@ impl AgentCommandArgs {
     }
 
     /// The collector for traces: that of the configuration, else of the environment.
-    pub fn collector(&self, config: &ConfigFile) -> Result<Option<Collector>> {
+    pub fn collector(&self, config: &ConfigFile) -> Result<Option<TraceCollector>> {
         if self.stop {
             return Ok(None);
         }
         match config.collector()? {
-            None => Collector::ambient(),
+            None => Ok(TraceCollector::ambient()?),
             named => Ok(named),
         }
     }
@@ -72,5 +72,5 @@ async fn serve(setup: AgentConfig) -> Result<()> {
         ready.await;
         notify::notify_ready();
     });
-    daemon.serve().await
+    Ok(daemon.serve().await?)
 }

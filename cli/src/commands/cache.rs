@@ -14,12 +14,12 @@ use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::cache::CacheClaim;
 use bdnfs_agent::cache::inventory;
-use bdnfs_agent::runtime;
 use clap::Subcommand;
 use serde::Serialize;
 
 use crate::cache::CacheArgs;
 use crate::output::{print, short_id};
+use crate::runtime;
 use crate::text;
 
 /// How long to wait for a daemon that owns the cache and does not answer, because it starts or exits.
@@ -133,7 +133,7 @@ impl CacheAccess {
                 return Ok(Self::Agent(daemon));
             }
             CacheClaim::of_nobody(&cache.dir)?;
-            let config = cache.config()?;
+            let config = cache.engine_config()?;
             match NodeCache::open(&config.cache, config.limits, config.quotas, config.now) {
                 Ok((node, hold)) => return Ok(Self::Direct { node: Box::new(node), _hold: hold }),
                 // A daemon that starts, or exits with its last mount.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bdnfs::error::Kind;
-use bdnfs_agent::runtime;
 use bdnfs_agent::{AgentConfig, AgentServer};
 
 use crate::cache::CacheArgs;
+use crate::runtime;
 use crate::spawn::READY;
 
 /// How long a new daemon waits for its first mount.
@@ -40,14 +40,14 @@ async fn serve(setup: AgentConfig) -> Result<()> {
         }
     };
     report(READY)?;
-    let hold = daemon.hold();
-    let asked = daemon.asked();
+    let alive = daemon.keep_alive();
+    let requested = daemon.first_request();
     tokio::spawn(async move {
         // A request that comes later starts another daemon.
-        let _ = tokio::time::timeout(FIRST_MOUNT_TIMEOUT, asked).await;
-        drop(hold);
+        let _ = tokio::time::timeout(FIRST_MOUNT_TIMEOUT, requested).await;
+        drop(alive);
     });
-    daemon.serve().await
+    Ok(daemon.serve().await?)
 }
 
 /// Writes one line to the parent and closes the pipe, whose end it waits for.

@@ -2,11 +2,11 @@
 
 use anyhow::{Result, bail};
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::runtime;
 use clap::Subcommand;
 
 use crate::cache::CacheArgs;
 use crate::endpoint::Endpoint;
+use crate::runtime;
 
 pub mod follow;
 mod logs;

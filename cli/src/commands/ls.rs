@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use bdnfs::error::{Error, Kind};
 use bdnfs::manifest::{Listing, Manifest, Node};
 use bdnfs::origin;
-use bdnfs_agent::runtime;
 use rustix::fs::MemfdFlags;
 use serde::Serialize;
 
+use crate::runtime;
 use crate::source::SourceArgs;
 use crate::text;
 

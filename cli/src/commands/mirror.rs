@@ -1,11 +1,11 @@
 //! `bdnfs mirror`: copies of sources in object storage.
 
 use anyhow::{Result, bail};
-use bdnfs_agent::runtime;
 use clap::Subcommand;
 
 use crate::access::AccessArgs;
 use crate::mirror::MirrorArgs;
+use crate::runtime;
 
 mod add;
 mod find;

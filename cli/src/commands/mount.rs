@@ -9,7 +9,7 @@ use bdnfs::error::Kind;
 use bdnfs_agent::AgentServer;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{MountInfo, MountRequest, Weights};
-use bdnfs_agent::{runtime, signals};
+use bdnfs_agent::signals;
 
 use crate::cache::CacheArgs;
 use crate::endpoint::{Connection, Endpoint, serve_or_request};
@@ -17,6 +17,7 @@ use crate::mirror::MirrorArgs;
 use crate::mountpoint::CreatedDirectories;
 use crate::options::{self, Options};
 use crate::output::short_id;
+use crate::runtime;
 use crate::source::SourceOptions;
 use crate::source::{self, Source};
 use crate::spawn::{DAEMON_EXIT_TIMEOUT, DAEMON_RETRY_INTERVAL, SpawnOutcome, spawn};
@@ -230,7 +231,7 @@ impl MountSession {
 
     /// Serves the mounts, and those of other commands, until the last has ended. The daemon handles signals.
     async fn serve(&mut self, daemon: AgentServer) -> Result<()> {
-        let hold = daemon.hold();
+        let alive = daemon.keep_alive();
         let work = async {
             let mut mounted = Vec::new();
             let result = tokio::select! {
@@ -241,11 +242,11 @@ impl MountSession {
             if result.is_err() {
                 self.unmount_all(&mounted).await;
             }
-            drop(hold);
+            drop(alive);
             result
         };
         let (served, result) = tokio::join!(daemon.serve(), work);
-        result.and(served)
+        result.and(served.map_err(Into::into))
     }
 
     /// Mounts the others through the daemon that has the first mount, and waits; a signal unmounts them.

@@ -4,13 +4,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus, StageState};
-use bdnfs_agent::{api::socket, runtime};
 use bdnfs_fs::mounts;
 use serde::Serialize;
 
 use crate::agents;
 use crate::probe::{self, MountHealth};
+use crate::runtime;
 use crate::text;
 
 /// The arguments of `bdnfs status`.

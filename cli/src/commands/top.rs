@@ -11,8 +11,9 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use bdnfs_agent::{runtime, signals};
+use bdnfs_agent::signals;
 
+use crate::runtime;
 use crate::text;
 use terminal::Terminal;
 use view::View;

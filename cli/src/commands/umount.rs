@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use bdnfs::error::Kind;
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::runtime;
 use bdnfs_fs::mounts;
 
 use crate::mountpoint;
 use crate::probe::{self, MountHealth};
+use crate::runtime;
 
 /// The arguments of `bdnfs umount`.
 #[derive(Debug, clap::Args)]

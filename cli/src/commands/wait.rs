@@ -7,12 +7,12 @@ use anyhow::{Context, Result, bail};
 use bdnfs_agent::api::StageState;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::JobState;
-use bdnfs_agent::runtime;
 use clap::ValueEnum;
 
 use crate::commands::job::wait::{wait_for, with_timeout};
 use crate::commands::job::{AgentArgs, follow};
 use crate::probe::{self, MountHealth};
+use crate::runtime;
 use crate::{mountpoint, text};
 
 /// The arguments of `bdnfs wait`.

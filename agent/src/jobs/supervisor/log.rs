@@ -1,4 +1,4 @@
-//! What a job prints: the end of it, in a few files.
+//! The log of a job: the end of what its commands print, in a few files.
 //!
 //! The file `log.<n>` begins with byte `n` of all that was printed. When it is full the next one begins, and the oldest goes.
 //! A reader goes by that count, so it sees what it missed.
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 
 use crate::api::job::LogChunk;
 
-/// What the names of the files begin with.
+/// The prefix of the names of its files.
 const PREFIX: &str = "log.";
 /// How long a file may become, in bytes, and how many are kept: 64 MiB are days of what a training job says.
-const FULL: u64 = 16 << 20;
-const KEPT: usize = 4;
+const FILE_BYTES: u64 = 16 << 20;
+const FILES_KEPT: usize = 4;
 /// How much is read at once.
-const PIECE: usize = 64 << 10;
+const READ_BYTES: usize = 64 << 10;
 
 /// A log that is being written.
 #[derive(Debug)]
-pub struct Log {
+pub struct JobLog {
     directory: PathBuf,
     /// The file that is written, where it begins, and how long it is.
     file: Option<File>,
@@ -27,7 +27,7 @@ pub struct Log {
     len: u64,
 }
 
-impl Log {
+impl JobLog {
     /// An empty one in `directory`.
     pub fn new(directory: PathBuf) -> Self {
         Self { directory, file: None, start: 0, len: 0 }
@@ -35,7 +35,7 @@ impl Log {
 
     /// Takes what comes until there is no more. What can't be written is lost: a full disk must not stop a job.
     pub fn take(&mut self, mut from: impl Read) {
-        let mut piece = vec![0; PIECE];
+        let mut piece = vec![0; READ_BYTES];
         loop {
             match from.read(&mut piece) {
                 Ok(0) => return,
@@ -52,7 +52,7 @@ impl Log {
     }
 
     fn write(&mut self, piece: &[u8]) -> io::Result<()> {
-        if self.len >= FULL {
+        if self.len >= FILE_BYTES {
             (self.start, self.len, self.file) = (self.start + self.len, 0, None);
         }
         let file = match &mut self.file {
@@ -60,7 +60,7 @@ impl Log {
             None => {
                 let file = File::create(self.directory.join(format!("{PREFIX}{}", self.start)))?;
                 let files = files(&self.directory)?;
-                for (start, _) in files.iter().rev().skip(KEPT) {
+                for (start, _) in files.iter().rev().skip(FILES_KEPT) {
                     let _ = fs::remove_file(self.directory.join(format!("{PREFIX}{start}")));
                 }
                 self.file.insert(file)
@@ -111,20 +111,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_keeps_its_end_and_says_where_that_begins() {
+    fn log_keeps_the_end_and_its_offset() {
         let dir = tempfile::tempdir().expect("directory");
         assert_eq!(read(dir.path(), 0, 10).expect("read"), LogChunk::default());
-        let mut log = Log::new(dir.path().to_owned());
+        let mut log = JobLog::new(dir.path().to_owned());
         log.take(&b"hello "[..]);
         log.take(&b"world"[..]);
         assert_eq!(read(dir.path(), 3, 5).expect("read"), LogChunk { from: 3, bytes: b"lo wo".to_vec() });
         assert_eq!(read(dir.path(), 11, 5).expect("read").bytes, b"");
-        let all = (KEPT as u64 + 2) * FULL;
+        let all = (FILES_KEPT as u64 + 2) * FILE_BYTES;
         log.take(io::repeat(b'x').take(all));
         let files = files(dir.path()).expect("read");
         let (lost, end) = (files[0].0, files.iter().map(|(start, len)| start + len).max().expect("some"));
         assert_eq!(end, 11 + all);
-        assert!(lost > 0 && end - lost <= KEPT as u64 * (FULL + PIECE as u64), "{lost} of {end}");
+        assert!(
+            lost > 0 && end - lost <= FILES_KEPT as u64 * (FILE_BYTES + READ_BYTES as u64),
+            "{lost} of {end}"
+        );
         let first = read(dir.path(), 0, 7).expect("read");
         assert_eq!((first.from, &first.bytes[..]), (lost, &b"xxxxxxx"[..]));
     }

@@ -7,12 +7,12 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, DirEntry, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs_fs::mounts;
 use rustix::fs::CWD;
 use rustix::mount::{
@@ -22,8 +22,10 @@ use rustix::mount::{
 use rustix::process::Pid;
 use rustix::thread::UnshareFlags;
 
+use crate::context::Context;
+
 /// How many entries a directory may have that is covered. Each becomes a mount, and the kernel takes 100,000 of them.
-const MOST_ENTRIES: usize = 4096;
+const ENTRIES_MAX: usize = 4096;
 
 /// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place. What else is
 /// mounted below `jobs` is not in it. `scratch` is an empty directory of the job's own.
@@ -35,12 +37,13 @@ pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Res
         .context("cannot make a mount namespace: run jobs as root")?;
     // What the host mounts and unmounts later is seen here, and nothing of what is done here there.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
-        .context("cannot set the mount namespace apart")?;
+        .context("cannot make the mount namespace private")?;
     let trees: Vec<OwnedFd> = sources.iter().map(|(mount, _)| take(mount)).collect::<Result<_>>()?;
     leave_to_others(jobs)?;
     let mut places = Places { scratch, covered: Vec::new(), devices: BTreeSet::new() };
     for (tree, (_, place)) in trees.iter().zip(sources) {
-        places.make(place).with_context(|| format!("cannot mount at {}", place.display()))?;
+        let within = |e: Error| e.within(format!("cannot mount at {}", place.display()));
+        places.make(place).map_err(within)?;
         move_mount(tree, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .with_context(|| format!("cannot mount at {}", place.display()))?;
     }
@@ -55,7 +58,7 @@ pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Res
 /// A copy of a mount that lies nowhere yet.
 fn take(mount: &Path) -> Result<OwnedFd> {
     open_tree(CWD, mount, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
-        .with_context(|| format!("cannot take along what is mounted at {}", mount.display()))
+        .with_context(|| format!("cannot copy the mount at {}", mount.display()))
 }
 
 /// Lets go the mounts of other jobs, and those that would stay here when the host unmounts them: they would live, with all
@@ -88,7 +91,7 @@ impl Places<'_> {
                 return Err(error).with_context(|| above.display().to_string());
             }
             if above.symlink_metadata().is_ok() {
-                bail!("{} is a link that leads nowhere", above.display());
+                return Err(invalid(format!("{} is a dangling symbolic link", above.display())));
             }
             let (Some(parent), Some(name)) = (above.parent(), above.file_name()) else { break };
             missing.push(name);
@@ -97,15 +100,17 @@ impl Places<'_> {
         let above = above.canonicalize().with_context(|| above.display().to_string())?;
         let found = above.metadata().with_context(|| above.display().to_string())?;
         if !found.is_dir() {
-            bail!("{} is not a directory", above.display());
+            return Err(invalid(format!("{} is not a directory", above.display())));
         }
         if missing.is_empty() {
             return Ok(());
         }
         if !self.devices.contains(&found.dev()) {
-            self.cover(&above).with_context(|| {
+            self.cover(&above).map_err(|error| {
                 let place = place.display();
-                format!("{place} does not exist and could not be made for the job alone; make it with `mkdir -p {place}`")
+                error.within(format!(
+                    "{place} does not exist and could not be made for the job alone; make it with `mkdir -p {place}`"
+                ))
             })?;
         }
         let path: PathBuf = [above.as_os_str()].into_iter().chain(missing.into_iter().rev()).collect();
@@ -120,14 +125,14 @@ impl Places<'_> {
     fn cover(&mut self, directory: &Path) -> Result<()> {
         let name = || directory.display().to_string();
         let entries: Vec<DirEntry> = fs::read_dir(directory)
-            .and_then(|entries| entries.take(MOST_ENTRIES + 1).collect())
+            .and_then(|entries| entries.take(ENTRIES_MAX + 1).collect())
             .with_context(name)?;
-        if entries.len() > MOST_ENTRIES {
-            bail!("{} has more than {MOST_ENTRIES} entries", name());
+        if entries.len() > ENTRIES_MAX {
+            return Err(invalid(format!("{} has more than {ENTRIES_MAX} entries", name())));
         }
         let like = directory.metadata().with_context(name)?;
         let data = format!("mode={:o},uid={},gid={},size=16m", like.mode() & 0o7777, like.uid(), like.gid());
-        let data = std::ffi::CString::new(data)?;
+        let data = std::ffi::CString::new(data).with_context(name)?;
         mount("bdnfs-job", self.scratch, "tmpfs", MountFlags::empty(), data.as_c_str())
             .context("cannot mount a tmpfs")?;
         for entry in entries {
@@ -135,9 +140,9 @@ impl Places<'_> {
             bind(&entry, &self.scratch.join(entry.file_name()))
                 .with_context(|| what.display().to_string())?;
         }
-        self.devices.insert(fs::metadata(self.scratch)?.dev());
+        self.devices.insert(fs::metadata(self.scratch).with_context(name)?.dev());
         if directory == Path::new("/") {
-            become_root(self.scratch)?;
+            become_root(self.scratch).context("cannot change the root")?;
         } else {
             mount_move(self.scratch, directory).with_context(name)?;
         }
@@ -156,10 +161,10 @@ impl Places<'_> {
 }
 
 /// Has `to` be what `entry` is on the host.
-fn bind(entry: &DirEntry, to: &Path) -> Result<()> {
+fn bind(entry: &DirEntry, to: &Path) -> io::Result<()> {
     let (from, kind) = (entry.path(), entry.file_type()?);
     if kind.is_symlink() {
-        return Ok(symlink(fs::read_link(from)?, to)?);
+        return symlink(fs::read_link(from)?, to);
     }
     let bound = if kind.is_dir() {
         fs::create_dir(to)?;
@@ -176,17 +181,22 @@ fn bind(entry: &DirEntry, to: &Path) -> Result<()> {
 }
 
 /// Makes the mount at `path` the root, and lets the old one go.
-fn become_root(path: &Path) -> Result<()> {
+fn become_root(path: &Path) -> io::Result<()> {
     std::env::set_current_dir(path)?;
     // pivot_root(2), "pivot_root(".", ".")": the old root comes to lie on the new one.
-    rustix::process::pivot_root(".", ".").context("cannot change the root")?;
-    unmount(".", UnmountFlags::DETACH).context("cannot let the old root go")?;
-    Ok(std::env::set_current_dir("/")?)
+    rustix::process::pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    std::env::set_current_dir("/")
+}
+
+/// A path of the request that can't be a mount point.
+fn invalid(text: String) -> Error {
+    Error::new(Kind::Invalid, text)
 }
 
 /// The inode of the mount namespace of a process, by its id or `self`.
 pub fn number(process: &str) -> Result<u64> {
-    Ok(fs::metadata(format!("/proc/{process}/ns/mnt")).context("there is no /proc")?.ino())
+    Ok(fs::metadata(format!("/proc/{process}/ns/mnt")).context("cannot read /proc")?.ino())
 }
 
 /// All processes that live in the mount namespace `namespace`.

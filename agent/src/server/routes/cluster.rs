@@ -1,4 +1,4 @@
-//! The cluster: who is in it.
+//! The cluster and its members.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use axum::Json;
 use axum::extract::State;
 
 use super::{Answer, Routes};
+use crate::agent::Agent;
 use crate::api::cluster::ClusterStatus;
-use crate::mounts::host::Host;
 
 /// The routes.
 pub fn routes() -> Routes {
     Routes::default().get("/v1/cluster", cluster)
 }
 
-async fn cluster(State(host): State<Arc<Host>>) -> Answer<ClusterStatus> {
-    host.cluster().map(Json)
+async fn cluster(State(agent): State<Arc<Agent>>) -> Answer<ClusterStatus> {
+    agent.cluster().map(Json)
 }

@@ -1,4 +1,4 @@
-//! Health, for supervisors and probes: whether the daemon lives, whether it is ready, and its metrics.
+//! Health, for supervisors and probes: whether the agent lives, whether it is ready, and its metrics.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use axum::response::IntoResponse;
 use bdnfs::error::Kind;
 
 use super::Routes;
-use crate::api::{Failure, Health};
-use crate::mounts::host::Host;
+use crate::agent::Agent;
+use crate::api::{ApiResult, Failure, Health};
 use crate::telemetry;
 
 /// The routes.
@@ -23,14 +23,14 @@ async fn healthz() -> Json<Health> {
     Json(Health { ready: None })
 }
 
-async fn readyz(State(host): State<Arc<Host>>) -> (StatusCode, Json<Health>) {
-    let ready = host.is_ready();
+async fn readyz(State(agent): State<Arc<Agent>>) -> (StatusCode, Json<Health>) {
+    let ready = agent.lifecycle().is_ready();
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, Json(Health { ready: Some(ready) }))
 }
 
-async fn metrics(State(host): State<Arc<Host>>) -> Result<impl IntoResponse, Failure> {
-    let page = telemetry::metrics(host.facts().await?);
-    let page = page.map_err(|_| Failure::new(Kind::Unsupported, "the metrics can't be written"))?;
+async fn metrics(State(agent): State<Arc<Agent>>) -> ApiResult<impl IntoResponse> {
+    let page = telemetry::metrics(agent.scrape().await?);
+    let page = page.map_err(|_| Failure::new(Kind::Unsupported, "cannot write the metrics"))?;
     Ok(([(CONTENT_TYPE, telemetry::CONTENT_TYPE)], page))
 }

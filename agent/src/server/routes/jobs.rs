@@ -1,21 +1,20 @@
-//! Jobs: submitted, told of, stopped, and what they print.
+//! Jobs: submitted, followed, stopped, and their logs.
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
-use super::{Answer, Body, Routes};
-use crate::api::Failure;
+use super::{Answer, Body, IdPath, Routes};
+use crate::agent::Agent;
+use crate::api::ApiResult;
 use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET};
-use crate::mounts::host::Host;
 
-type Id = Result<Path<u64>, PathRejection>;
-type Asked<T> = Result<Query<T>, QueryRejection>;
+type QueryOf<T> = Result<Query<T>, QueryRejection>;
 
 /// The routes.
 pub fn routes() -> Routes {
@@ -27,46 +26,46 @@ pub fn routes() -> Routes {
         .get("/v1/jobs/{id}/log", log)
 }
 
-async fn jobs(State(host): State<Arc<Host>>) -> Answer<JobList> {
-    Ok(Json(JobList { jobs: host.jobs_told() }))
+async fn jobs(State(agent): State<Arc<Agent>>) -> Answer<JobList> {
+    Ok(Json(JobList { jobs: agent.jobs().list() }))
 }
 
-async fn submit(State(host): State<Arc<Host>>, Body(request): Body<JobRequest>) -> Answer<JobStatus> {
-    host.submit(request).await.map(Json)
+async fn submit(State(agent): State<Arc<Agent>>, Body(request): Body<JobRequest>) -> Answer<JobStatus> {
+    agent.jobs().submit(request).await.map(Json)
 }
 
 #[derive(Deserialize)]
-struct Seen {
+struct StatusQuery {
     seen: Option<usize>,
 }
 
-async fn job(State(host): State<Arc<Host>>, id: Id, asked: Asked<Seen>) -> Answer<JobStatus> {
-    let (Path(id), Query(asked)) = (id?, asked?);
-    host.job(id, asked.seen).await.map(Json)
+async fn job(State(agent): State<Arc<Agent>>, id: IdPath, query: QueryOf<StatusQuery>) -> Answer<JobStatus> {
+    let (Path(id), Query(query)) = (id?, query?);
+    agent.jobs().status(id, query.seen).await.map(Json)
 }
 
 #[derive(Deserialize)]
-struct Stop {
+struct StopQuery {
     #[serde(default)]
     now: bool,
 }
 
-async fn stop(State(host): State<Arc<Host>>, id: Id, how: Asked<Stop>) -> Answer<JobStatus> {
-    let (Path(id), Query(how)) = (id?, how?);
-    host.stop_job(id, how.now).await.map(Json)
+async fn stop(State(agent): State<Arc<Agent>>, id: IdPath, query: QueryOf<StopQuery>) -> Answer<JobStatus> {
+    let (Path(id), Query(query)) = (id?, query?);
+    agent.jobs().stop(id, query.now).await.map(Json)
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct LogQuery {
     #[serde(default)]
     from: u64,
     #[serde(default)]
     wait: bool,
 }
 
-async fn log(State(host): State<Arc<Host>>, id: Id, part: Asked<Part>) -> Result<Response, Failure> {
-    let (Path(id), Query(part)) = (id?, part?);
-    let piece = host.log_of_job(id, part.from, part.wait).await?;
-    let head = [(LOG_OFFSET, piece.from.to_string()), (CONTENT_TYPE, "application/octet-stream".to_owned())];
-    Ok((head, piece.bytes).into_response())
+async fn log(State(agent): State<Arc<Agent>>, id: IdPath, query: QueryOf<LogQuery>) -> ApiResult<Response> {
+    let (Path(id), Query(query)) = (id?, query?);
+    let chunk = agent.jobs().log(id, query.from, query.wait).await?;
+    let head = [(LOG_OFFSET, chunk.from.to_string()), (CONTENT_TYPE, "application/octet-stream".to_owned())];
+    Ok((head, chunk.bytes).into_response())
 }

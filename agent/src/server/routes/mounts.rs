@@ -1,17 +1,15 @@
-//! Mounts: made, staged, waited for, ended; and how all is doing.
+//! Mounts: mounted, staged, unmounted; and the status of all.
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 
-use super::{Answer, Body, Routes};
+use super::{Answer, Body, IdPath, Routes};
+use crate::agent::Agent;
 use crate::api::{AgentStatus, MountInfo, MountRequest, StageStatus};
-use crate::mounts::host::Host;
-
-type Id = Result<Path<u64>, PathRejection>;
 
 /// The routes.
 pub fn routes() -> Routes {
@@ -25,45 +23,45 @@ pub fn routes() -> Routes {
         .post("/v1/stop", stop)
 }
 
-async fn mount(State(host): State<Arc<Host>>, Body(request): Body<MountRequest>) -> Answer<MountInfo> {
-    host.mount(request).await.map(Json)
+async fn mount(State(agent): State<Arc<Agent>>, Body(request): Body<MountRequest>) -> Answer<MountInfo> {
+    agent.mounts().mount(request).await.map(Json)
 }
 
 #[derive(Deserialize)]
-struct Unmount {
+struct UnmountQuery {
     #[serde(default)]
     lazy: bool,
 }
 
 async fn unmount(
-    State(host): State<Arc<Host>>,
-    id: Id,
-    how: Result<Query<Unmount>, QueryRejection>,
+    State(agent): State<Arc<Agent>>,
+    id: IdPath,
+    query: Result<Query<UnmountQuery>, QueryRejection>,
 ) -> Answer<()> {
-    let (Path(id), Query(how)) = (id?, how?);
-    host.unmount(id, how.lazy).await.map(Json)
+    let (Path(id), Query(query)) = (id?, query?);
+    agent.mounts().unmount(id, query.lazy).await.map(Json)
 }
 
-async fn ended(State(host): State<Arc<Host>>, id: Id) -> Answer<()> {
+async fn ended(State(agent): State<Arc<Agent>>, id: IdPath) -> Answer<()> {
     let Path(id) = id?;
-    host.ended(id).await.map(Json)
+    agent.mounts().ended(id).await.map(Json)
 }
 
-async fn stage(State(host): State<Arc<Host>>, id: Id) -> Answer<StageStatus> {
+async fn stage(State(agent): State<Arc<Agent>>, id: IdPath) -> Answer<StageStatus> {
     let Path(id) = id?;
-    host.stage(id).await.map(Json)
+    agent.mounts().stage(id).await.map(Json)
 }
 
-async fn staging(State(host): State<Arc<Host>>, id: Id) -> Answer<StageStatus> {
+async fn staging(State(agent): State<Arc<Agent>>, id: IdPath) -> Answer<StageStatus> {
     let Path(id) = id?;
-    host.staging(id).await.map(Json)
+    agent.mounts().staging(id).await.map(Json)
 }
 
-async fn stop(State(host): State<Arc<Host>>) -> Answer<()> {
-    host.stop();
+async fn stop(State(agent): State<Arc<Agent>>) -> Answer<()> {
+    agent.lifecycle().request_stop();
     Ok(Json(()))
 }
 
-async fn status(State(host): State<Arc<Host>>) -> Answer<AgentStatus> {
-    host.status().await.map(Json)
+async fn status(State(agent): State<Arc<Agent>>) -> Answer<AgentStatus> {
+    agent.status().await.map(Json)
 }

@@ -10,7 +10,7 @@ use bdnfs::source::tenant;
 use bdnfs_agent::AgentConfig;
 use bdnfs_agent::api::MirrorRequest;
 use bdnfs_agent::api::socket;
-use bdnfs_agent::telemetry::traces::Collector;
+use bdnfs_agent::telemetry::traces::TraceCollector;
 use bytesize::ByteSize;
 use serde::Deserialize;
 
@@ -103,8 +103,8 @@ impl ConfigFile {
     }
 
     /// The collector for traces, if one is named.
-    pub fn collector(&self) -> Result<Option<Collector>> {
-        self.telemetry.otlp.as_deref().map(Collector::at).transpose().context("telemetry.otlp")
+    pub fn collector(&self) -> Result<Option<TraceCollector>> {
+        self.telemetry.otlp.as_deref().map(TraceCollector::at).transpose().context("telemetry.otlp")
     }
 
     /// The control socket of the agent with this configuration. `cache` and `socket` take precedence.
@@ -152,12 +152,12 @@ impl ConfigFile {
             hold,
             cache,
             cluster,
-            stays: true,
-            insists: socket.is_some(),
+            persistent: true,
+            socket_required: socket.is_some(),
             socket: socket.or_else(socket::well_known),
             mirror,
             secrets: stores,
-            listen: self.telemetry.listen,
+            metrics_listen: self.telemetry.listen,
         })
     }
 }
@@ -221,7 +221,7 @@ mod tests {
         let collector = |text: &str| ConfigFile::parse(text).and_then(|config| config.collector());
         assert_eq!(collector("").expect("nothing"), None);
         let named = collector("[telemetry]\notlp = \"http://collector:4318\"").expect("a URL");
-        assert_eq!(named, Some(Collector::at("http://collector:4318").expect("a URL")));
+        assert_eq!(named, Some(TraceCollector::at("http://collector:4318").expect("a URL")));
         let error = crate::text::line(&collector("[telemetry]\notlp = \"collector\"").expect_err("no URL"));
         assert!(error.starts_with("telemetry.otlp: "), "{error}");
     }

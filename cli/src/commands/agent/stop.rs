@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::runtime;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use bdnfs_agent::api::client::{Client, ClientError};
-use bdnfs_agent::runtime;
 
 /// Stops the agent that listens at `socket` and returns when it has exited.
 pub fn run(socket: PathBuf) -> Result<()> {

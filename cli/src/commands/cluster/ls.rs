@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::cluster::{ClusterStatus, MemberState, MemberStatus};
 use bdnfs_agent::api::socket;
-use bdnfs_agent::runtime;
 
 use crate::cache::CacheArgs;
 use crate::output::{print, print_json};
+use crate::runtime;
 use crate::text;
 
 /// The arguments of `bdnfs cluster ls`.

@@ -57,7 +57,7 @@ async fn run_as_daemon(
     client: &Client,
     interrupts: &mut TerminationSignals,
 ) -> Result<()> {
-    let hold = daemon.hold();
+    let alive = daemon.keep_alive();
     let (ended_sender, ended) = oneshot::channel();
     let work = async {
         let request = JobRequest { attached: true, ..request };
@@ -65,7 +65,7 @@ async fn run_as_daemon(
             Ok(job) => attach(args, client, job.id, interrupts).await,
             Err(error) => Err(error.into()),
         };
-        drop(hold);
+        drop(alive);
         // The daemon may have ended by itself.
         let _ = ended_sender.send(());
         result
@@ -76,7 +76,7 @@ async fn run_as_daemon(
         signals::termination().await.map(|()| Shutdown::Stop)
     };
     let (served, result) = tokio::join!(daemon.serve_until(end), work);
-    result.and(served)
+    result.and(served.map_err(Into::into))
 }
 
 /// Follows the job until it has ended. A signal stops it, a second one kills it.

@@ -61,7 +61,7 @@ pub fn format_report(job: &JobStatus) -> String {
     };
     let mut rows = vec![columns.map(str::to_owned).to_vec()];
     let sources = report.sources.iter();
-    rows.extend(sources.map(|source| row(&source.source, source.came, source.verdict.to_string())));
+    rows.extend(sources.map(|source| row(&source.source, source.by_tier, source.verdict.to_string())));
     if report.sources.len() > 1 {
         rows.push(row("all", report.total, report.verdict.to_string()));
     }

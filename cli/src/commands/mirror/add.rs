@@ -11,7 +11,6 @@ use bdnfs::mirror::catalog::Ref;
 use bdnfs::publish::{PublishConfig, PublishPhase, PublishProgress, Repairs, publish_uri};
 use bdnfs::source::{Access, Patterns, Uri};
 use bdnfs::stage;
-use bdnfs_agent::deploy::mirroring::summarize;
 use bdnfs_agent::signals;
 use bytesize::ByteSize;
 use serde::Serialize;
@@ -148,7 +147,7 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     let (read, written) = (published.read, published.written);
     let result =
         MirrorResult { found: &published.found, new: published.new, repaired: *repaired, read, written };
-    print_value(args.json, &result, || summarize(&published))
+    print_value(args.json, &result, || bdnfs_agent::text::publication(&published))
 }
 
 /// Shows the progress until it is aborted.

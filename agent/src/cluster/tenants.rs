@@ -17,8 +17,8 @@ use bdnfs::task::blocking;
 use crate::api::MirrorRequest;
 use crate::mirror;
 
-/// What others are given, tenant by tenant.
-pub struct Hosting {
+/// The tenants whose data a node serves to peers.
+pub struct HostedTenants {
     engine: Engine,
     mirror: MirrorRequest,
     cache: PathBuf,
@@ -26,8 +26,8 @@ pub struct Hosting {
     tenants: BTreeSet<String>,
 }
 
-impl Hosting {
-    /// Nobody yet. What `server` gives is what `engine` has, and can get from each tenant's part of `mirror`.
+impl HostedTenants {
+    /// None yet. `server` serves what `engine` has, and can get from each tenant's part of `mirror`.
     pub fn new(
         engine: &Engine,
         mirror: &MirrorRequest,
@@ -40,8 +40,8 @@ impl Hosting {
         Self { engine: engine.clone(), mirror, cache: cache.to_owned(), server, tenants: BTreeSet::new() }
     }
 
-    /// From now on, what `tenant` has is given to those who may have it.
-    pub async fn take_in(&mut self, tenant: String) -> Result<()> {
+    /// Serves the data of `tenant` from now on, to members that host it.
+    pub async fn host(&mut self, tenant: String) -> Result<()> {
         let at = MirrorRequest { tenant: tenant.clone(), ..self.mirror.clone() };
         let (engine, scratch) = (self.engine.clone(), self.cache.clone());
         let made = blocking(move || {
@@ -52,8 +52,8 @@ impl Hosting {
         Ok(())
     }
 
-    /// Hosts those whom the certificate of `identity` names, whenever that changes, and has `gossip` tell the others. Never
-    /// ends.
+    /// Hosts the tenants that the certificate of `identity` names, whenever that changes, and tells the members so by
+    /// `gossip`. Never ends.
     pub async fn follow(mut self, identity: Arc<Identity>, gossip: Arc<Gossip>) {
         let mut changes = identity.changes();
         // It lives as long as the identity.
@@ -70,7 +70,7 @@ impl Hosting {
                 if self.tenants.contains(&tenant) {
                     continue;
                 }
-                if let Err(error) = self.take_in(tenant.clone()).await {
+                if let Err(error) = self.host(tenant.clone()).await {
                     tracing::warn!(%error, "the tenant {tenant} can't be hosted");
                 }
             }

@@ -63,14 +63,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parent_is_told_whatever_the_name_is() {
+    fn parent_of_a_process_with_any_name_is_parsed() {
         assert_eq!(parent("7 (a) S 1) S 3 7 7 0"), Some(3));
         assert_eq!(parent("7 (sh) Z 3 7 7 0"), None);
         assert_eq!(parent(""), None);
     }
 
     #[test]
-    fn children_are_found() {
+    fn children_of_this_process_are_listed() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a process");
         assert!(all().contains(&(child.id() as i32)));
         child.kill().expect("killed");

@@ -1,4 +1,4 @@
-//! Facts: all that a daemon tells in one scrape, gathered at one moment.
+//! A scrape: all figures of an agent at one moment.
 
 use bdnfs::budget::BudgetUsage;
 use bdnfs::engine::{Engine, Usage};
@@ -7,15 +7,15 @@ use bdnfs::metrics::{EngineTotals, Traffic};
 use bdnfs::peer::client::PeerStats;
 use bdnfs_fs::RequestTotals;
 
-use super::process::Process;
+use super::process::ProcessScrape;
 use crate::api::kind_name;
 
 /// How far a mount may be staged.
 pub const STATES: [&str; 4] = ["ready", "staging", "staged", "failed"];
 
-/// What is told.
+/// All figures of an agent.
 #[derive(Debug)]
-pub struct Facts {
+pub struct Scrape {
     /// Whether the agent answers requests.
     pub ready: bool,
     /// The engine's counters and times.
@@ -29,29 +29,29 @@ pub struct Facts {
     /// Snapshots leased as a whole.
     pub leased_snapshots: u64,
     /// The other nodes; `None` without a cluster.
-    pub cluster: Option<Cluster>,
+    pub cluster: Option<ClusterScrape>,
     /// FUSE requests so far.
-    pub served: RequestTotals,
+    pub requests: RequestTotals,
     /// What is mounted.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<MountScrape>,
     /// Mounts that an earlier agent had and that are not back.
     pub lost: u64,
     /// This process: memory, threads, descriptors.
-    pub process: Process,
+    pub process: ProcessScrape,
 }
 
-/// What is told of other nodes.
+/// The figures of peers.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct ClusterScrape {
     /// What peers sent and received.
     pub figures: PeerStats,
     /// Peers that are banned for corruption.
     pub banned: u64,
 }
 
-/// What is told of a mount.
+/// The figures of a mount.
 #[derive(Debug)]
-pub struct Mount {
+pub struct MountScrape {
     /// The source, as it was named.
     pub source: String,
     /// Where it is mounted.
@@ -64,13 +64,13 @@ pub struct Mount {
     pub traffic: Traffic,
 }
 
-impl Facts {
-    /// Asks the engine, the disk and the kernel.
+impl Scrape {
+    /// Asks the engine, the disk and the kernel. Blocks on the local disk.
     pub fn gather(
         engine: &Engine,
-        served: RequestTotals,
+        requests: RequestTotals,
         ready: bool,
-        mounts: Vec<Mount>,
+        mounts: Vec<MountScrape>,
         lost: u64,
     ) -> Self {
         let shares = engine.cache().partitions();
@@ -86,17 +86,17 @@ impl Facts {
             leased_snapshots: sum(|partition| partition.leases.groups().len()),
             cluster: engine
                 .peers()
-                .map(|peers| Cluster { figures: peers.stats(), banned: peers.banned().len() as u64 }),
-            served,
+                .map(|peers| ClusterScrape { figures: peers.stats(), banned: peers.banned().len() as u64 }),
+            requests,
             mounts,
             lost,
-            process: Process::read(),
+            process: ProcessScrape::read(),
         }
     }
 }
 
-impl Mount {
-    /// What tells it from others.
+impl MountScrape {
+    /// The labels that tell it from other mounts.
     pub fn labels(&self) -> [(&'static str, &str); 2] {
         [("mountpoint", &self.mountpoint), ("source", &self.source)]
     }

@@ -1,4 +1,4 @@
-//! One mount of a daemon: its snapshot, and how far it is staged.
+//! One mount of an agent: its snapshot, and how far it is staged.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,56 +11,57 @@ use bdnfs::stage::Stage;
 use bdnfs_fs::{Mount, mounts};
 use tokio::sync::watch;
 
+use super::record::MountRecord;
 use crate::api::{MountInfo, MountRequest, MountStatus, StageState, StageStatus};
-use crate::mounts::kept::Kept;
+use crate::telemetry::scrape::MountScrape;
 
 /// Each blob costs a look at the disk; beyond so many a status would take longer than people wait.
 const COUNTED_BLOBS: u32 = 10_000;
 
-/// A mount and what is known of it.
+/// A mount and what the agent knows of it.
 #[derive(Debug)]
-pub struct Hosted {
+pub struct ManagedMount {
     snapshot: Arc<Snapshot>,
     mount: Mount,
-    kept: Kept,
+    record: MountRecord,
     /// What was asked for, with its secrets.
     request: MountRequest,
     staged: AtomicBool,
     detached: AtomicBool,
-    /// Whether it outlives this process.
-    held: AtomicBool,
+    /// Whether the fd store has its descriptors, so that it outlives this process.
+    stored: AtomicBool,
     gone: watch::Sender<bool>,
 }
 
-impl Hosted {
-    /// A mount of `snapshot` that `request` asked for, and what is to be kept of it.
-    pub fn new(snapshot: Arc<Snapshot>, mount: Mount, kept: Kept, request: MountRequest) -> Self {
-        let staged = AtomicBool::new(kept.staged);
+impl ManagedMount {
+    /// A mount of `snapshot` that `request` asked for, and its record.
+    pub fn new(snapshot: Arc<Snapshot>, mount: Mount, record: MountRecord, request: MountRequest) -> Self {
+        let staged = AtomicBool::new(record.staged);
         Self {
             snapshot,
             mount,
-            kept,
+            record,
             request,
             staged,
             detached: AtomicBool::new(false),
-            held: AtomicBool::new(false),
+            stored: AtomicBool::new(false),
             gone: watch::Sender::new(false),
         }
     }
 
-    /// What is to be kept of it.
-    pub fn kept(&self) -> Kept {
-        Kept { staged: self.staged.load(Ordering::Relaxed), ..self.kept.clone() }
+    /// Its record, as it is now.
+    pub fn record(&self) -> MountRecord {
+        MountRecord { staged: self.staged.load(Ordering::Relaxed), ..self.record.clone() }
     }
 
-    /// Notes that all of it is to be local; false where that is known already.
-    pub fn to_be_staged(&self) -> bool {
+    /// Marks it as one to be staged. False where it is marked already.
+    pub fn mark_staged(&self) -> bool {
         !self.staged.swap(true, Ordering::Relaxed)
     }
 
-    /// Its number.
+    /// Its id.
     pub fn id(&self) -> u64 {
-        self.kept.id
+        self.record.id
     }
 
     /// What was asked for, with its secrets.
@@ -68,17 +69,17 @@ impl Hosted {
         &self.request
     }
 
-    /// Notes whether it outlives this process.
-    pub fn set_held(&self, held: bool) {
-        self.held.store(held, Ordering::Relaxed);
+    /// Says whether the fd store has its descriptors.
+    pub fn set_stored(&self, stored: bool) {
+        self.stored.store(stored, Ordering::Relaxed);
     }
 
-    /// Whether it does.
-    pub fn is_held(&self) -> bool {
-        self.held.load(Ordering::Relaxed)
+    /// Whether the fd store has its descriptors, so that it outlives this process.
+    pub fn is_stored(&self) -> bool {
+        self.stored.load(Ordering::Relaxed)
     }
 
-    /// Where it is.
+    /// Its mount point.
     pub fn mountpoint(&self) -> &Path {
         self.mount.mountpoint()
     }
@@ -89,35 +90,43 @@ impl Hosted {
     }
 
     /// What is mounted.
-    pub fn snapshot(&self) -> &Snapshot {
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
     }
 
-    /// Takes it out of the tree; who uses it may go on. Blocks on the kernel.
+    /// Detaches it from the directory tree; processes that use it go on. Blocks on the kernel.
+    ///
+    /// # Errors
+    /// Those of [`mounts::detach`].
     pub fn detach(&self) -> bdnfs::error::Result<()> {
         mounts::detach(self.mountpoint())?;
         self.detached.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Whether that was done: it only lives on for those who still use it.
+    /// Whether it is detached: it lives on only for the processes that use it.
     pub fn is_detached(&self) -> bool {
         self.detached.load(Ordering::Relaxed)
     }
 
-    /// Says that nothing is left of it: it is unmounted, and what it held elsewhere was given back.
-    pub fn forgotten(&self) {
+    /// Whether it is what processes see at `mountpoint`.
+    pub fn is_at(&self, mountpoint: &Path) -> bool {
+        self.mountpoint() == mountpoint && !self.is_detached()
+    }
+
+    /// Says that it is unmounted, and that its leases and records are gone.
+    pub fn set_gone(&self) {
         self.gone.send_replace(true);
     }
 
-    /// Waits until nothing is left of it.
+    /// Waits until it is unmounted, and its leases and records are gone.
     pub async fn gone(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
     }
 
-    /// What it is.
-    pub fn mounted(&self) -> MountInfo {
+    /// What a client is told of it.
+    pub fn info(&self) -> MountInfo {
         let manifest = self.snapshot.manifest();
         MountInfo {
             id: self.id(),
@@ -139,11 +148,11 @@ impl Hosted {
         });
         let traffic = self.snapshot.traffic();
         MountStatus {
-            mounted: self.mounted(),
+            mounted: self.info(),
             local,
-            since: self.kept.since,
+            since: self.record.since,
             traffic,
-            stage: self.snapshot.staged().map(|stage| told(stage)),
+            stage: self.snapshot.staged().map(|stage| stage_status(stage)),
         }
     }
 
@@ -161,26 +170,40 @@ impl Hosted {
         Ok(Some(local))
     }
 
-    /// Begins to make all of it local, unless that is under way or done.
+    /// Starts to stage it, unless that is under way or done.
     pub fn stage(&self) -> StageStatus {
-        told(&self.snapshot.stage())
+        stage_status(&self.snapshot.stage())
     }
 
-    /// Whether its stage goes on; `None`: it was never asked for.
+    /// The state of its stage; `None` where it was never staged.
     pub fn stage_state(&self) -> Option<StageState> {
-        self.snapshot.staged().map(|stage| told(stage).state)
+        self.snapshot.staged().map(|stage| stage_status(stage).state)
     }
 
-    /// How far that is, at its end or after `news`; `None`: it was never asked for.
-    pub async fn staging(&self, news: Duration) -> Option<StageStatus> {
+    /// What its metrics are made of.
+    pub fn scrape(&self) -> MountScrape {
+        let state = match self.stage_state() {
+            None => "ready",
+            Some(StageState::Running) => "staging",
+            Some(StageState::Done) => "staged",
+            Some(StageState::Failed(_)) => "failed",
+        };
+        let (manifest, traffic) = (self.snapshot.manifest(), self.snapshot.traffic());
+        let (source, mountpoint) = (manifest.source().to_owned(), self.mountpoint().display().to_string());
+        MountScrape { source, mountpoint, state, bytes: manifest.bytes(), traffic }
+    }
+
+    /// The progress of its stage at its end, or after `timeout`; `None` where it was never staged.
+    pub async fn staging(&self, timeout: Duration) -> Option<StageStatus> {
         let stage = self.snapshot.staged()?;
-        // Either way the state is told as it is then.
-        tokio::time::timeout(news, stage.done()).await.ok();
-        Some(told(stage))
+        // Either way the answer is the state at that moment.
+        tokio::time::timeout(timeout, stage.done()).await.ok();
+        Some(stage_status(stage))
     }
 }
 
-fn told(stage: &Stage) -> StageStatus {
+/// The progress of a stage, for clients.
+fn stage_status(stage: &Stage) -> StageStatus {
     let state = match stage.outcome() {
         None => StageState::Running,
         Some(Ok(())) => StageState::Done,

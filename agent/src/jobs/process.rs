@@ -1,33 +1,32 @@
-//! Launching: the supervisor of a job is started, watched and told to end.
+//! The supervisor process of a job, as the agent sees it: started, watched and told to stop.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use bdnfs::error::Kind;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::blocking;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, Command};
 
-use crate::api::Failure;
-use crate::jobs::supervisor::{self, Answer, Order, Started, is_supervised};
-use crate::mounts::host::blocking;
-use crate::text;
+use super::supervisor::{self, SupervisorInfo, SupervisorOrder, SupervisorReply, is_supervised};
 
-/// How long it may take until the commands run: some dozens of mounts, which a broken file system among the host's may hold
-/// up.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// How long it may take until the commands run: some dozens of mounts, which a broken file system of the host may hold up.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Starts the supervisor, and waits until the commands run. What comes with it is to be kept as long as an attached job is
-/// to live.
-pub async fn launch(order: &Order) -> Result<(Started, Option<ChildStdin>), Failure> {
-    let failed = |what: String| Failure::new(Kind::Unavailable, format!("the job can't be launched: {what}"));
+/// Starts the supervisor, and waits until the commands run. An attached job ends when the pipe that comes with it is dropped.
+///
+/// # Errors
+/// [`Kind::Unavailable`], with what the supervisor said.
+pub async fn launch(order: &SupervisorOrder) -> Result<(SupervisorInfo, Option<ChildStdin>)> {
+    let failed = |why: String| Error::new(Kind::Unavailable, format!("the job can't be launched: {why}"));
+    let directory = order.directory.clone();
+    let lock = blocking(move || supervisor::lock(&directory)).await.map_err(|e| failed(e.to_string()))?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("bdnfs").arg("launch").env_clear().current_dir("/");
-    let directory = order.directory.clone();
-    let lock = blocking(move || Ok(supervisor::lock(&directory))).await?;
-    let lock = lock.map_err(|e| failed(text::line(e.as_ref())))?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::from(lock));
     let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
     // It has the lock alone from here on.
@@ -44,19 +43,18 @@ pub async fn launch(order: &Order) -> Result<(Started, Option<ChildStdin>), Fail
         BufReader::new(output).read_line(&mut line).await?;
         Ok::<_, std::io::Error>(line)
     };
-    let answered = tokio::time::timeout(DEADLINE, ask).await;
-    let answer = match answered {
+    let reply = match tokio::time::timeout(LAUNCH_TIMEOUT, ask).await {
         Ok(Ok(line)) => serde_json::from_str(&line).map_err(|_| "its supervisor ended at once".to_owned()),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("its supervisor was not ready after {DEADLINE:?}")),
+        Err(_) => Err(format!("its supervisor was not ready after {LAUNCH_TIMEOUT:?}")),
     };
-    match answer {
-        Ok(Answer::Started(started)) => {
+    match reply {
+        Ok(SupervisorReply::Started(supervisor)) => {
             // Only so that it does not stay as a zombie: its end is noticed by all agents alike.
             tokio::spawn(async move { child.wait().await });
-            Ok((started, order.attached.then_some(input)))
+            Ok((supervisor, order.attached.then_some(input)))
         }
-        Ok(Answer::Failed(why)) => Err(failed(why)),
+        Ok(SupervisorReply::Failed(why)) => Err(failed(why)),
         Err(why) => {
             let _ = child.kill().await;
             Err(failed(why))
@@ -64,16 +62,16 @@ pub async fn launch(order: &Order) -> Result<(Started, Option<ChildStdin>), Fail
     }
 }
 
-/// A supervisor that lives, whoever started it.
+/// A supervisor that lives, whichever agent started it.
 #[derive(Debug)]
-pub struct Watched(AsyncFd<std::os::fd::OwnedFd>);
+pub struct SupervisorProcess(AsyncFd<OwnedFd>);
 
-impl Watched {
+impl SupervisorProcess {
     /// The supervisor of the job in `directory`; `None` when it has ended. Touches the local disk.
-    pub fn find(directory: &Path, started: &Started) -> Option<Self> {
-        let pid = Pid::from_raw(started.pid)?;
+    pub fn find(directory: &Path, supervisor: &SupervisorInfo) -> Option<Self> {
+        let pid = Pid::from_raw(supervisor.pid)?;
         let process = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
-        // After the process: its number was not another's meanwhile, if it still holds its lock.
+        // After the process: its id was not another's meanwhile, if it still has its lock.
         if !is_supervised(directory) {
             return None;
         }
@@ -81,15 +79,15 @@ impl Watched {
         unsafe { AsyncFd::register_with_interest(process, tokio::io::Interest::READABLE) }.map(Self).ok()
     }
 
-    /// Waits for its end.
+    /// Waits until it has ended.
     pub async fn ended(&self) {
-        // Readable is what a process is that has ended.
+        // A process that has ended is readable.
         let _ = self.0.readable().await;
     }
 
-    /// Tells it to end, `now` or as its commands like.
-    pub fn tell(&self, now: bool) {
-        // Who has ended needs no word.
+    /// Asks it to stop its commands, or with `now` to kill them.
+    pub fn stop(&self, now: bool) {
+        // One that has ended needs no signal.
         let _ = pidfd_send_signal(self.0.get_ref(), if now { Signal::QUIT } else { Signal::TERM });
     }
 }

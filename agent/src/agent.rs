@@ -1,0 +1,165 @@
+//! The agent: the parts that it consists of, and what concerns all of them.
+
+mod config;
+
+use std::sync::Arc;
+
+use bdnfs::cache::eviction::EvictionPause;
+use bdnfs::engine::Engine;
+use bdnfs::error::Kind;
+use bdnfs::task::blocking;
+use bdnfs_fs::RequestMetrics;
+
+pub use config::AgentConfig;
+
+use crate::api::cluster::ClusterStatus;
+use crate::api::{AgentInfo, AgentStatus, ApiResult, Failure, FetchStats, socket};
+use crate::cluster::ClusterMembership;
+use crate::fdstore::{FdStore, StoredMount};
+use crate::jobs::JobQueue;
+use crate::lifecycle::Lifecycle;
+use crate::mounts::{Handover, MountDefaults, MountManager, Mounter, restore, shutdown};
+use crate::signals::Shutdown;
+use crate::telemetry::scrape::Scrape;
+
+/// An agent that has its cache.
+#[derive(Debug)]
+pub struct Agent {
+    engine: Engine,
+    lifecycle: Arc<Lifecycle>,
+    mounts: Arc<MountManager>,
+    jobs: Arc<JobQueue>,
+    cluster: Option<ClusterMembership>,
+    /// Counts the requests of all mounts.
+    requests: Arc<RequestMetrics>,
+    handover: Handover,
+}
+
+impl Agent {
+    /// One without mounts; its jobs stand still until it is [restored](Self::restore). Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] where the records can't be read.
+    pub fn new(
+        engine: Engine,
+        config: AgentConfig,
+        cluster: Option<ClusterMembership>,
+        store: Option<Arc<FdStore>>,
+    ) -> ApiResult<Self> {
+        let AgentConfig { cache, persistent, mirror, secrets, .. } = config;
+        let requests = Arc::<RequestMetrics>::default();
+        let mounter = Mounter {
+            engine: engine.clone(),
+            socket: socket::of_cache(&cache.dir),
+            cache: cache.dir,
+            defaults: MountDefaults { mirror, secrets },
+            metrics: Arc::clone(&requests),
+            invalidator: store.clone().map(|store| store as _),
+        };
+        let lifecycle = Arc::new(Lifecycle::new(persistent));
+        let handover = Handover::new(store);
+        let mounts = Arc::new(MountManager::new(mounter, handover.clone(), Arc::clone(&lifecycle))?);
+        let jobs = Arc::new(JobQueue::open(Arc::clone(&mounts), Arc::clone(&lifecycle))?);
+        Ok(Self { engine, lifecycle, mounts, jobs, cluster, requests, handover })
+    }
+
+    /// What keeps it running.
+    pub fn lifecycle(&self) -> &Arc<Lifecycle> {
+        &self.lifecycle
+    }
+
+    /// What fetches.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Its mounts.
+    pub fn mounts(&self) -> &Arc<MountManager> {
+        &self.mounts
+    }
+
+    /// Its jobs.
+    pub fn jobs(&self) -> &Arc<JobQueue> {
+        &self.jobs
+    }
+
+    /// Restores the mounts of the last run, of which the fd store has `stored`, and goes on with its jobs. Drops
+    /// `eviction_pause` as soon as all leases are there.
+    pub async fn restore(&self, eviction_pause: EvictionPause, stored: Vec<StoredMount>) {
+        let purpose = |mountpoint: &_| self.jobs.purpose_of(mountpoint);
+        let to_stage = restore(&self.mounts, eviction_pause, stored, purpose).await;
+        // What is mounted is served at once. What is to be fetched waits for the peers that may have it.
+        if let Some(cluster) = &self.cluster {
+            cluster.await_members().await;
+        }
+        for mount in to_stage {
+            mount.stage();
+        }
+        self.lifecycle.set_ready();
+        self.jobs.resume();
+    }
+
+    /// Stores the descriptors of all mounts again whenever the fd store has ended. Never ends.
+    pub async fn watch_fdstore(self: Arc<Self>) {
+        self.handover.clone().watch(|| self.mounts.all()).await;
+    }
+
+    /// Ends its jobs, leaves the cluster, and unmounts all mounts or hands them over.
+    pub async fn shut_down(&self, how: Shutdown) {
+        self.jobs.end_all(how).await;
+        let mounts = async {
+            match how {
+                Shutdown::HandOver => shutdown::hand_over_all(&self.mounts).await,
+                Shutdown::Stop => shutdown::unmount_all(&self.mounts).await,
+            }
+        };
+        let leave = async {
+            if let Some(cluster) = &self.cluster {
+                cluster.leave().await;
+            }
+        };
+        tokio::join!(leave, mounts);
+    }
+
+    /// Waits until what has arrived is safe on the disk.
+    pub async fn close(&self) {
+        self.engine.close().await;
+    }
+
+    /// Whether a mount is handed over to the next agent, or may be.
+    pub fn is_handed_over(&self) -> bool {
+        shutdown::is_handed_over(&self.mounts)
+    }
+
+    /// The agent, its mounts, and how they are doing.
+    pub async fn status(&self) -> ApiResult<AgentStatus> {
+        let (mounts, lost) = (self.mounts.attached(), self.mounts.lost());
+        let (engine, cache) = (self.engine.clone(), self.mounts.mounter().cache.clone());
+        let (agent, ready) = (self.lifecycle.is_persistent(), self.lifecycle.is_ready());
+        let status = blocking(move || {
+            let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
+            let (usage, work) = (engine.usage(), FetchStats::of(&engine));
+            let daemon = AgentInfo { version, pid, cache, agent, ready, usage, work };
+            Ok(AgentStatus { daemon, mounts: mounts.iter().map(|mount| mount.status()).collect(), lost })
+        });
+        Ok(status.await?)
+    }
+
+    /// The members of the cluster.
+    pub fn cluster(&self) -> ApiResult<ClusterStatus> {
+        let none = || {
+            let text = "this agent is in no cluster: its configuration has no [cluster]";
+            Failure::new(Kind::NotFound, text)
+        };
+        self.cluster.as_ref().map(ClusterMembership::status).ok_or_else(none)
+    }
+
+    /// All figures of this moment.
+    pub async fn scrape(&self) -> ApiResult<Scrape> {
+        let (engine, requests) = (self.engine.clone(), self.requests.totals());
+        let (ready, lost) = (self.lifecycle.is_ready(), self.mounts.lost().len() as u64);
+        let mounts = self.mounts.attached().iter().map(|mount| mount.scrape()).collect();
+        let scrape = blocking(move || Ok(Scrape::gather(&engine, requests, ready, mounts, lost)));
+        Ok(scrape.await?)
+    }
+}

@@ -1,0 +1,51 @@
+//! The configuration of an agent.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bdnfs::source::SecretStore;
+
+use crate::api::MirrorRequest;
+use crate::cache::CacheConfig;
+use crate::cluster::ClusterConfig;
+
+/// What an agent is to be.
+#[derive(Debug)]
+pub struct AgentConfig {
+    /// The cache that it owns.
+    pub cache: CacheConfig,
+    /// Whether it stays when nothing is mounted, and restores its mounts when it starts again.
+    pub persistent: bool,
+    /// Another control socket beside that of the cache.
+    pub socket: Option<PathBuf>,
+    /// Whether it fails to start without that socket.
+    pub socket_required: bool,
+    /// The mirror of mounts that name none.
+    pub mirror: Option<MirrorRequest>,
+    /// Where secrets are looked for that a mount's own stores don't have.
+    pub secrets: Vec<SecretStore>,
+    /// Where it serves metrics over TCP.
+    pub metrics_listen: Option<SocketAddr>,
+    /// How it is part of a cluster.
+    pub cluster: Option<ClusterConfig>,
+    /// How long the fd store holds its mounts when it has ended.
+    pub hold: Duration,
+}
+
+impl AgentConfig {
+    /// An agent that ends with its last mount or job.
+    pub fn on_demand(cache: CacheConfig) -> Self {
+        Self {
+            cache,
+            persistent: false,
+            socket: None,
+            socket_required: false,
+            mirror: None,
+            secrets: Vec::new(),
+            metrics_listen: None,
+            cluster: None,
+            hold: Duration::ZERO,
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Admission: all that a job reads is leased at once, or it waits for its turn.
+//!
+//! Jobs are admitted in the order in which they come to the queue. The first waits as long as other jobs hold
+//! anything, for what they hold comes back by itself; those behind it wait for it, so that a large one is not passed over for
+//! ever by small ones. What mounts and pins hold does not come back by itself: where there are no other jobs to wait for, a
+//! job is refused. One that is larger than the cache is refused at once.
+//!
+//! An admission is written down in the job's record, and holds until the job has ended, whichever agent carries it there:
+//! one that had to queue again might wait behind another which waits for what it holds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire};
+use std::time::Duration;
+
+use bdnfs::error::{Kind, Result};
+use bdnfs::snapshot::Snapshot;
+use bdnfs::task::blocking;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::{Instant, timeout};
+
+use crate::api::{ApiResult, Failure};
+
+/// How often the first in the queue tries again: leases end a moment after their mounts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// How long that moment may be.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The queue of what waits for space in the cache.
+#[derive(Debug, Default)]
+pub struct AdmissionQueue {
+    /// Held by the first in the queue.
+    turn: Mutex<()>,
+    /// The name of the first in the queue.
+    first: parking_lot::Mutex<String>,
+    released: Notify,
+    admitted: AtomicUsize,
+}
+
+/// Says that something is admitted. To be dropped when its mounts are gone.
+#[derive(Debug)]
+pub struct AdmissionPermit(Arc<AdmissionQueue>);
+
+impl Drop for AdmissionPermit {
+    fn drop(&mut self) {
+        self.0.admitted.fetch_sub(1, AcqRel);
+        self.0.released.notify_one();
+    }
+}
+
+impl AdmissionQueue {
+    /// The permit of what was admitted in an earlier run.
+    pub fn readmit(self: &Arc<Self>) -> AdmissionPermit {
+        self.admitted.fetch_add(1, AcqRel);
+        AdmissionPermit(Arc::clone(self))
+    }
+
+    /// Leases all `snapshots` for `name` ("job 7"), as soon as they fit. `note` is told why it waits.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`] where they can't fit, whatever jobs end.
+    pub async fn admit(
+        self: &Arc<Self>,
+        name: &str,
+        snapshots: &[Arc<Snapshot>],
+        note: impl Fn(String),
+    ) -> ApiResult<AdmissionPermit> {
+        let _turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(_) => {
+                note(format!("waits for room in the cache behind {}", self.first.lock()));
+                self.turn.lock().await
+            }
+        };
+        name.clone_into(&mut self.first.lock());
+        let mut waits = false;
+        let mut alone_since = None;
+        loop {
+            let failure = match attempt(snapshots.to_vec()).await? {
+                None => return Ok(self.readmit()),
+                Some(failure) => failure,
+            };
+            if self.admitted.load(Acquire) > 0 {
+                alone_since = None;
+            } else if alone_since.get_or_insert_with(Instant::now).elapsed() > RELEASE_TIMEOUT {
+                return Err(failure);
+            }
+            if !std::mem::replace(&mut waits, true) {
+                note(format!("waits for room in the cache: {failure}"));
+            }
+            let _ = timeout(RETRY_INTERVAL, self.released.notified()).await;
+        }
+    }
+}
+
+/// Leases what was admitted in an earlier run. A mount that could not be restored has lost its lease.
+pub async fn lease_all(snapshots: Vec<Arc<Snapshot>>) -> Result<()> {
+    blocking(move || snapshots.iter().try_for_each(|snapshot| snapshot.hold())).await
+}
+
+/// Tries it once: `None`, or why there is no space now.
+async fn attempt(snapshots: Vec<Arc<Snapshot>>) -> Result<Option<Failure>> {
+    blocking(move || {
+        let snapshots: Vec<&Snapshot> = snapshots.iter().map(|snapshot| &**snapshot).collect();
+        Snapshot::could_be_admitted(&snapshots)?;
+        match Snapshot::admit_all(&snapshots) {
+            Ok(()) => Ok(None),
+            Err(error) if error.kind() == Kind::NoSpace => Ok(Some(error.into())),
+            Err(error) => Err(error),
+        }
+    })
+    .await
+}

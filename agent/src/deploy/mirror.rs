@@ -1,0 +1,116 @@
+//! Mirrors what is deployed: each source is copied once, however many jobs read it.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::mirror::Mirror;
+use bdnfs::mirror::catalog::{Ref, source_key};
+use bdnfs::publish::{PublishConfig, PublishProgress, Published, publish_uri};
+use bdnfs::source::{Patterns, Uri};
+use bdnfs::task::blocking;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, oneshot};
+
+use crate::api::MountRequest;
+use crate::{mirror, text};
+
+/// How many sources are mirrored at once, and the memory that the content of each may hold, in bytes: together as much as
+/// fetches may.
+const PARALLEL_SOURCES: usize = 2;
+const PUBLISH_CONFIG: PublishConfig = PublishConfig { memory: 128 << 20 };
+
+/// The sources that are being mirrored, and those that wait for it.
+#[derive(Debug)]
+pub struct MirrorQueue {
+    /// A lock for each source and mirror: whoever comes second finds it mirrored.
+    turns: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
+    slots: Semaphore,
+}
+
+impl Default for MirrorQueue {
+    fn default() -> Self {
+        Self { turns: Mutex::default(), slots: Semaphore::new(PARALLEL_SOURCES) }
+    }
+}
+
+impl MirrorQueue {
+    /// Makes sure that the mirror of `request`, if it has one, has its source as it is now. Manifests lie in the directory
+    /// `scratch` while they are looked through. `note` is told what happens.
+    ///
+    /// # Errors
+    /// Those of the origin and the mirror. Where the origin can't be reached and the mirror has an earlier state, that is
+    /// taken.
+    pub async fn mirror(
+        &self,
+        request: &MountRequest,
+        scratch: &Path,
+        note: &(dyn Fn(String) + Send + Sync),
+    ) -> Result<()> {
+        let uri: Uri = request.weights.source.expose().parse()?;
+        let Some(at) = &request.mirror else { return Ok(()) };
+        let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
+        let mirror = mirror::open(at, scratch.to_owned())?;
+        let key = source_key(&uri.identity(&request.weights.access), &patterns);
+        let turn = self.turn(format!("{}\0{}\0{key}", at.tenant, mirror.name()));
+        let _turn = match turn.try_lock() {
+            Ok(turn) => turn,
+            Err(_) => {
+                note(format!("waits for another job that mirrors {uri}"));
+                turn.lock().await
+            }
+        };
+        if self.slots.available_permits() == 0 {
+            note(format!(
+                "waits for its turn to mirror {uri}: {PARALLEL_SOURCES} sources are copied at once"
+            ));
+        }
+        let _slot = self.slots.acquire().await;
+        match add(&mirror, &uri, patterns, request).await {
+            Ok(published) => note(text::publication(&published)),
+            Err(error) => {
+                let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
+                let found = if away { mirror.find(&key).await.ok().flatten() } else { None };
+                let Some(Ref { listed, .. }) = found else {
+                    return Err(error.within(format!("cannot mirror {uri}")));
+                };
+                let listed = text::minute(listed.timestamp());
+                note(format!("{uri} can't be mirrored anew, so it is as of {listed}: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The lock of those who mirror what has this key.
+    fn turn(&self, key: String) -> Arc<AsyncMutex<()>> {
+        let mut turns = self.turns.lock();
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        if let Some(turn) = turns.get(&key).and_then(Weak::upgrade) {
+            return turn;
+        }
+        let turn = Arc::default();
+        turns.insert(key, Arc::downgrade(&turn));
+        turn
+    }
+}
+
+/// Mirrors the source of `request`. Dropping the future cancels that.
+async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequest) -> Result<Published> {
+    let (stay, gone) = oneshot::channel::<()>();
+    let (mirror, uri, request, runtime) = (mirror.clone(), uri.clone(), request.clone(), Handle::current());
+    // On a thread of its own: the compiler can't see that it may move between threads.
+    let added = blocking(move || {
+        let progress = PublishProgress::default();
+        runtime.block_on(async {
+            tokio::select! {
+                published = publish_uri(&mirror, &uri, &request.weights.access, patterns, PUBLISH_CONFIG, &progress) => published,
+                _ = gone => Err(Error::new(Kind::Interrupted, "the job was cancelled")),
+            }
+        })
+    });
+    let added = added.await;
+    drop(stay);
+    added
+}

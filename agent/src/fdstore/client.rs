@@ -1,0 +1,266 @@
+//! The agent's end of the fd store: what it gives to it, and what it finds there.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
+use parking_lot::Mutex;
+use rustix::fs::FlockOperation;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+use super::ANSWER_TIMEOUT;
+use super::wire::{self, Message, VERSION};
+use crate::cache;
+use crate::context::Context;
+
+/// How long an fd store that was killed may take to be gone.
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often it is looked for meanwhile.
+const KILL_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// An fd store that does not live is not started over and over.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// How many agents may wait to be let in: there is one at a time.
+const LISTEN_BACKLOG: i32 = 4;
+
+/// The fd store of a cache, as its agent sees it.
+#[derive(Debug)]
+pub struct FdStore {
+    cache: PathBuf,
+    log: PathBuf,
+    hold: Duration,
+    /// The connection to it, while there is one.
+    link: watch::Sender<Option<Arc<OwnedFd>>>,
+    /// One message at a time, and one process.
+    child: Mutex<Option<Child>>,
+}
+
+/// A mount that the fd store has.
+#[derive(Debug)]
+pub struct StoredMount {
+    /// Its id.
+    pub id: u64,
+    /// Its request with its secrets, as JSON.
+    pub request: String,
+    /// Its descriptors.
+    pub descriptors: MountDescriptors,
+}
+
+impl FdStore {
+    /// The fd store of the cache in the directory `cache`, whose lock the caller has, and what an earlier agent left there.
+    /// Without an agent it holds mounts for as long as `hold`; with 0 it holds nothing at all. It logs to `log`. Blocks for
+    /// at most some ten seconds.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`]; [`Kind::Timeout`] where an fd store that does not answer can't be killed.
+    pub fn find(cache: &Path, log: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
+        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
+        let store = Self { cache: cache.into(), log: log.into(), hold, link, child };
+        let Err(owner) = store.lock()? else { return Ok((store, Vec::new())) };
+        let stored = match store.take_all() {
+            Ok((socket, stored)) => {
+                store.link.send_replace(Some(Arc::new(socket)));
+                stored
+            }
+            Err(error) => {
+                tracing::error!("the mounts that the fd store (process {owner}) has are lost: {error}");
+                store.kill(&owner)?;
+                Vec::new()
+            }
+        };
+        Ok((store, stored))
+    }
+
+    /// Whether it holds anything at all.
+    pub fn is_enabled(&self) -> bool {
+        !self.hold.is_zero()
+    }
+
+    /// Stores the mount `id`: its `request` with its secrets as JSON, and its descriptors. Starts the fd store where there
+    /// is none. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::Timeout`].
+    pub fn put(&self, id: u64, request: String, descriptors: &MountDescriptors) -> Result<()> {
+        let mut child = self.child.lock();
+        let link = self.link.borrow().clone();
+        let link = match link {
+            Some(link) => link,
+            None => self.start(&mut child).map_err(|e| e.within("cannot start the fd store"))?,
+        };
+        let descriptors: Vec<_> = descriptors.iter().collect();
+        wire::send(link.as_fd(), &Message::Keep { id, note: request }, &descriptors)
+            .context("cannot send to the fd store")
+    }
+
+    /// Removes the mount `id`.
+    pub fn remove(&self, id: u64) {
+        // Without an fd store there is nothing to remove.
+        self.send(&Message::Forget { id }, &[]);
+    }
+
+    /// Sends a message without an answer. False where there is no fd store.
+    fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> bool {
+        let link = self.link.borrow().clone();
+        let _one_at_a_time = self.child.lock();
+        link.is_some_and(|link| wire::send(link.as_fd(), message, descriptors).is_ok())
+    }
+
+    /// Waits until there was an fd store and it has ended: then nothing is stored.
+    pub async fn lost(&self) {
+        let mut links = self.link.subscribe();
+        // The sender lives as long as `self`.
+        let link = links.wait_for(Option::is_some).await.ok().and_then(|link| link.clone());
+        let watched = link.as_ref().and_then(|link| link.try_clone().ok());
+        if let Some(watched) = watched {
+            // SAFETY: what an `OwnedFd` stands for stays the same and open for as long as it lives, and it moves in here.
+            let watched = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) };
+            if let Ok(watched) = watched {
+                // It sends nothing unless it is asked, and then the answer is waited for elsewhere.
+                let _ = watched.readable().await;
+            }
+        }
+        self.link.send_if_modified(|now| {
+            let same = now.as_ref().zip(link.as_ref()).is_some_and(|(now, link)| Arc::ptr_eq(now, link));
+            if same {
+                *now = None;
+            }
+            same
+        });
+        tokio::time::sleep(RESTART_PAUSE).await;
+    }
+
+    /// The lock, if nobody has it; else the process id that its owner wrote there.
+    fn lock(&self) -> Result<std::result::Result<File, String>> {
+        let path = self.cache.join("holder.lock");
+        let open = || {
+            let mut lock = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => Ok(Ok(lock)),
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let mut owner = String::new();
+                    lock.read_to_string(&mut owner)?;
+                    Ok(Err(owner.trim().to_owned()))
+                }
+                Err(error) => Err(io::Error::from(error)),
+            }
+        };
+        open().with_context(|| format!("cannot lock {}", path.display()))
+    }
+
+    /// Waits until nobody has the lock any more.
+    fn await_lock(&self) -> Result<File> {
+        let begin = Instant::now();
+        loop {
+            match self.lock()? {
+                Ok(lock) => return Ok(lock),
+                Err(owner) if begin.elapsed() > KILL_TIMEOUT => {
+                    let text =
+                        format!("the fd store of {} (process {owner}) does not end", self.cache.display());
+                    return Err(Error::new(Kind::Timeout, text));
+                }
+                Err(_) => std::thread::sleep(KILL_POLL_INTERVAL),
+            }
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.cache.join("holder.sock")
+    }
+
+    /// Connects to the fd store, and says that there is an agent.
+    fn connect(&self) -> io::Result<OwnedFd> {
+        let socket = new_socket()?;
+        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+        connect(&socket, &SocketAddrUnix::new(self.socket())?)?;
+        wire::send(socket.as_fd(), &Message::Hello { version: VERSION, hold: self.hold.as_secs() }, &[])?;
+        Ok(socket)
+    }
+
+    /// Takes all that the fd store has; it keeps it all the same.
+    fn take_all(&self) -> io::Result<(OwnedFd, Vec<StoredMount>)> {
+        let socket = self.connect()?;
+        wire::send(socket.as_fd(), &Message::Give, &[])?;
+        let mut stored = Vec::new();
+        loop {
+            match wire::receive(socket.as_fd())?.ok_or_else(|| io::Error::other("it has ended"))? {
+                (Message::Keep { id, note: request }, descriptors) => {
+                    let descriptors = MountDescriptors::new(descriptors);
+                    let descriptors =
+                        descriptors.ok_or_else(|| io::Error::other("descriptors are missing"))?;
+                    stored.push(StoredMount { id, request, descriptors });
+                }
+                (Message::Done, _) => return Ok((socket, stored)),
+                (message, _) => return Err(io::Error::other(format!("unexpected message {message:?}"))),
+            }
+        }
+    }
+
+    /// Starts an fd store, and connects to it.
+    fn start(&self, child: &mut Option<Child>) -> Result<Arc<OwnedFd>> {
+        if let Some(mut before) = child.take() {
+            // The lock tells more: without a link to it, it has ended or is about to.
+            let _ = before.try_wait();
+        }
+        let lock = self.await_lock()?;
+        let (listener, link) = self.listen().with_context(|| self.socket().display().to_string())?;
+        let log = cache::open_log(&self.log)?;
+        let spawn = || {
+            let mut command = Command::new("/proc/self/exe");
+            command.arg0("bdnfs").arg("hold").env_clear().current_dir("/");
+            command.stdin(Stdio::from(listener)).stdout(Stdio::from(lock.try_clone()?)).stderr(log);
+            // Then it writes its process id there.
+            lock.set_len(0)?;
+            command.spawn()
+        };
+        *child = Some(spawn().context("cannot start a process")?);
+        let link = Arc::new(link);
+        self.link.send_replace(Some(Arc::clone(&link)));
+        Ok(link)
+    }
+
+    /// Listens for the fd store that is about to be started, and connects there.
+    fn listen(&self) -> io::Result<(OwnedFd, OwnedFd)> {
+        match fs::remove_file(self.socket()) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let listener = new_socket()?;
+        bind(&listener, &SocketAddrUnix::new(self.socket())?)?;
+        listen(&listener, LISTEN_BACKLOG)?;
+        Ok((listener, self.connect()?))
+    }
+
+    /// Kills an fd store that does not answer, so that nobody waits for the mounts that it has. It is the process that has
+    /// the lock, so no other one can be meant by its id.
+    fn kill(&self, owner: &str) -> Result<()> {
+        if let Some(pid) = owner.parse().ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        self.await_lock().map(drop)
+    }
+}
+
+impl DentryInvalidator for FdStore {
+    fn invalidate(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool {
+        self.send(&Message::Expire { parent, name: name.to_owned() }, &[device])
+    }
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}

@@ -1,0 +1,180 @@
+//! The deployment of a job: its sources are mirrored, mounted, admitted and staged; then its supervisor starts.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bdnfs::auth::load;
+use bdnfs::error::Result;
+use bdnfs::source::{Secret, Uri};
+use bdnfs::task::{blocking, lost};
+use futures_util::future::try_join_all;
+use tokio::process::ChildStdin;
+
+use super::process::launch;
+use super::run::JobRun;
+use super::supervisor::{SupervisorInfo, SupervisorOrder};
+use crate::api::job::{JobState, PhaseSeconds, Variable};
+use crate::api::{ApiResult, Failure, MountRequest, Weights};
+use crate::deploy::{self, lease_all, stage_all};
+use crate::mounts::ManagedMount;
+use crate::{mirror, text};
+
+/// The search path of a job's commands, where its environment has none.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A job whose commands run.
+pub struct Deployed {
+    /// Its supervisor.
+    pub supervisor: SupervisorInfo,
+    /// An attached job ends when this is dropped.
+    pub _attached: Option<ChildStdin>,
+}
+
+/// Mirrors, mounts, admits, stages and launches a job.
+pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
+    let (queue, job) = (&run.queue, &run.job);
+    let mut seconds = PhaseSeconds::default();
+    let mut lap = Lap(Instant::now());
+    let requests = requests(run)?;
+    let (sources, commands) = (requests.len() as u64, job.request().start_commands.len() as u64);
+    let (sources, commands) = (text::count(sources, "source"), text::count(commands, "command"));
+    if job.state() == JobState::Created {
+        run.enter(JobState::Created, format!("{sources} to read, {commands} to run")).await?;
+        for request in &requests {
+            let mounter = queue.mounts.mounter();
+            let request = mounter.with_defaults(request);
+            queue.mirrors.mirror(&request, &mounter.cache, &|text| job.note(text)).await?;
+        }
+    }
+    seconds.mirror = lap.seconds();
+    let text = if job.is_restored() { "goes on with mounting and staging" } else { "mounts and stages" };
+    run.enter(JobState::Deploying, text.to_owned()).await?;
+    let mounts = try_join_all(requests.into_iter().map(|request| mount(run, request))).await?;
+    seconds.mount = lap.seconds();
+    admit(run, &mounts).await?;
+    seconds.room = lap.seconds();
+    stage_all(&queue.mounts, &mounts, |progress| job.set_staging(Some(progress))).await?;
+    seconds.stage = lap.seconds();
+    let places = job.request().weights.iter().map(|weights| weights.mountpoint.clone());
+    let mut report = deploy::report(mounts.into_iter().zip(places).collect()).await?;
+    let (total, stage) = (report.total, seconds.stage);
+    let (files, bytes) = (text::files(total.files), text::size(total.bytes));
+    let text = format!("all local and verified: {files}, {bytes} in {stage:.1} s, {}", report.verdict);
+    job.update(text, |status| status.staging = None);
+
+    let (supervisor, attached) = launch(&order(run).await?).await?;
+    seconds.launch = lap.seconds();
+    report.seconds = seconds;
+    job.set_report(report);
+    Ok(Deployed { supervisor, _attached: attached })
+}
+
+/// What is to be mounted for a job.
+fn requests(run: &JobRun) -> Result<Vec<MountRequest>> {
+    let (mounter, job) = (run.queue.mounts.mounter(), &run.job);
+    let request = job.request();
+    let mirror = match &request.mirror {
+        _ if request.direct => None,
+        Some(mirror) => Some(mirror.clone()),
+        // The agent's own is added to all requests.
+        None if mounter.defaults.mirror.is_some() => None,
+        None => {
+            let tenant = request.tenant.as_deref().unwrap_or(mounter.engine.tenant());
+            Some(mirror::default_request(tenant)?)
+        }
+    };
+    let requests = request.weights.iter().enumerate().map(|(number, weights)| MountRequest {
+        weights: Weights { mountpoint: job.mountpoint(number), ..weights.clone() },
+        tenant: request.tenant.clone(),
+        mirror: mirror.clone(),
+        direct: request.direct,
+        // Commands may become another user.
+        allow_other: rustix::process::geteuid().is_root(),
+        uid: None,
+        gid: None,
+        cache_size: None,
+    });
+    Ok(requests.collect())
+}
+
+/// Mounts a source, unless it is mounted already.
+async fn mount(run: &JobRun, request: MountRequest) -> ApiResult<Arc<ManagedMount>> {
+    let (mounts, job) = (&run.queue.mounts, &run.job);
+    if let Some(mount) = mounts.at(&request.weights.mountpoint) {
+        return Ok(mount);
+    }
+    let (manager, guard) = (Arc::clone(mounts), Arc::clone(&job.mounting).read_owned().await);
+    let source = request.weights.source.expose().parse::<Uri>()?;
+    // A task of its own: whoever gives up the job waits for it, and unmounts what it mounted.
+    let mounted = tokio::spawn(async move {
+        let mounted = manager.mount(request).await;
+        drop(guard);
+        mounted
+    });
+    let within = |f: Failure| Failure { message: format!("cannot mount {source}: {f}"), ..f };
+    let mounted = mounted.await.map_err(lost)?.map_err(within)?;
+    for warning in &mounted.warnings {
+        job.note(warning.clone());
+    }
+    mounts.find(mounted.id)
+}
+
+/// Leases all sources of a job, as soon as they fit; at once where it was admitted in an earlier run.
+async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
+    let snapshots: Vec<_> = mounts.iter().map(|mount| Arc::clone(mount.snapshot())).collect();
+    let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
+    if job.is_admitted() {
+        lease_all(snapshots).await?;
+    } else {
+        let name = format!("job {}", job.id());
+        job.set_permit(queue.admission.admit(&name, &snapshots, |text| job.note(text)).await?);
+    }
+    Ok(blocking(move || queue.write_record(&job)).await?)
+}
+
+/// What the supervisor of a job is told.
+async fn order(run: &JobRun) -> Result<SupervisorOrder> {
+    let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
+    let order = move || {
+        let request = job.request();
+        let stores = queue.secret_stores(request);
+        let mut environment = BTreeMap::from([("PATH".to_owned(), Secret::new(DEFAULT_PATH))]);
+        for (name, value) in &request.environment {
+            let value = match value {
+                Variable::Text(text) => Secret::new(text.clone()),
+                Variable::Secret { name: secret } => load::find_secret(&stores, secret)
+                    .map_err(|e| e.within(format!("the variable {name}")))?,
+            };
+            environment.insert(name.clone(), value);
+        }
+        environment.insert("BDNFS_JOB".to_owned(), Secret::new(job.id().to_string()));
+        let sources = request.weights.iter().enumerate();
+        Ok(SupervisorOrder {
+            directory: job.directory().to_owned(),
+            jobs: job.directory().parent().unwrap_or(Path::new("/")).to_owned(),
+            sources: sources
+                .map(|(number, weights)| (job.mountpoint(number), weights.mountpoint.clone()))
+                .collect(),
+            commands: request.start_commands.clone(),
+            environment,
+            workdir: request.workdir.clone(),
+            umask: request.umask,
+            grace: request.grace,
+            attached: request.attached,
+        })
+    };
+    blocking(order).await
+}
+
+/// Measures one phase after the other.
+struct Lap(Instant);
+
+impl Lap {
+    /// Seconds since the last call.
+    fn seconds(&mut self) -> f64 {
+        let now = Instant::now();
+        std::mem::replace(&mut self.0, now).elapsed().as_secs_f64()
+    }
+}

@@ -1,0 +1,319 @@
+//! A job as the agent sees it: its request, its status, its permit, and its directory on the disk.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bdnfs::error::{Kind, Result};
+use bdnfs::source::Uri;
+use bdnfs::stage::Progress;
+use chrono::{DateTime, Utc};
+use parking_lot::Mutex;
+use tokio::sync::{RwLock, watch};
+
+use super::record::JobRecord;
+use super::supervisor;
+use crate::api::Failure;
+use crate::api::job::{DeployReport, JobEvent, JobRequest, JobSource, JobState, JobStatus};
+use crate::context::Context;
+use crate::deploy::{AdmissionPermit, AdmissionQueue};
+
+/// The file in a job's directory with its events, one a line.
+const EVENTS_FILE: &str = "events.jsonl";
+/// The directory in it where its sources are mounted.
+const MOUNTS_DIRECTORY: &str = "mnt";
+
+/// Whether and how a job is to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StopRequest {
+    /// It is not.
+    None,
+    /// Its processes are asked to end, and have a grace period for it.
+    Graceful,
+    /// Its processes are killed.
+    Now,
+}
+
+/// A job.
+#[derive(Debug)]
+pub struct Job {
+    id: u64,
+    /// What was asked for, with its secrets where they are known still.
+    request: JobRequest,
+    /// The same without its secrets.
+    bare_request: JobRequest,
+    directory: PathBuf,
+    status: Mutex<JobStatus>,
+    stop: watch::Sender<StopRequest>,
+    /// How many events there are.
+    events: watch::Sender<usize>,
+    /// Whether it comes from an earlier run of the agent: then a part of it is done.
+    restored: bool,
+    /// Held for reading by whoever mounts one of its sources.
+    pub(super) mounting: Arc<RwLock<()>>,
+    permit: Mutex<Option<AdmissionPermit>>,
+}
+
+impl Job {
+    /// A new job, with a directory in `jobs`. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a source that is none; [`Kind::Disk`].
+    pub fn new(id: u64, request: JobRequest, jobs: &Path) -> Result<Self> {
+        let (bare_request, _) = request.without_secrets()?;
+        let sources = bare_request.weights.iter().map(|weights| {
+            Ok(JobSource {
+                // As it may be shown: a URL may be signed.
+                source: weights.source.expose().parse::<Uri>()?.to_string(),
+                mount_location: weights.mountpoint.clone(),
+            })
+        });
+        let status = JobStatus {
+            id,
+            name: request.name.clone(),
+            state: JobState::Created,
+            created: now(),
+            started: None,
+            ended: None,
+            exit: None,
+            why: None,
+            tenant: request.tenant.clone(),
+            weights: sources.collect::<Result<_>>()?,
+            start_commands: request.start_commands.clone(),
+            report: None,
+            staging: None,
+            events: Vec::new(),
+        };
+        let job = Self::from_parts(status, request, bare_request, jobs, false);
+        job.remove_files();
+        let mountpoints = (0..job.request.weights.len()).map(|number| job.mountpoint(number));
+        for directory in mountpoints.chain([job.directory.join(supervisor::ROOT_DIRECTORY)]) {
+            let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+            created.with_context(|| format!("cannot create {}", directory.display()))?;
+        }
+        Ok(job)
+    }
+
+    /// A job of an earlier run; if it was admitted, it is still. Touches the local disk.
+    pub fn restore(record: JobRecord, jobs: &Path, admission: &Arc<AdmissionQueue>) -> Self {
+        let JobRecord { job: mut status, request, stop, admitted } = record;
+        let admitted = admitted && !status.state.is_last();
+        let events = fs::read_to_string(jobs.join(status.id.to_string()).join(EVENTS_FILE));
+        // The last line may have been cut off.
+        let events = events.iter().flat_map(|events| events.lines());
+        status.events = events.filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let job = Self::from_parts(status, request.clone(), request, jobs, true);
+        job.stop.send_replace(if stop { StopRequest::Graceful } else { StopRequest::None });
+        if admitted {
+            job.set_permit(admission.readmit());
+        }
+        job
+    }
+
+    fn from_parts(
+        status: JobStatus,
+        request: JobRequest,
+        bare_request: JobRequest,
+        jobs: &Path,
+        restored: bool,
+    ) -> Self {
+        Self {
+            id: status.id,
+            directory: jobs.join(status.id.to_string()),
+            request,
+            bare_request,
+            events: watch::Sender::new(status.events.len()),
+            status: Mutex::new(status),
+            stop: watch::Sender::new(StopRequest::None),
+            restored,
+            mounting: Arc::default(),
+            permit: Mutex::default(),
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The name of its record.
+    pub fn record_name(&self) -> String {
+        self.id.to_string()
+    }
+
+    /// What was asked for.
+    pub fn request(&self) -> &JobRequest {
+        &self.request
+    }
+
+    /// Its own directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Where its source with this number is mounted.
+    pub fn mountpoint(&self, number: usize) -> PathBuf {
+        self.directory.join(MOUNTS_DIRECTORY).join(number.to_string())
+    }
+
+    /// Whether it comes from an earlier run of the agent.
+    pub fn is_restored(&self) -> bool {
+        self.restored
+    }
+
+    /// Its record, as it is now.
+    pub fn record(&self) -> JobRecord {
+        let job = JobStatus { events: Vec::new(), staging: None, ..self.status() };
+        let (stop, admitted) = (self.is_to_stop(), self.is_admitted());
+        JobRecord { job, request: self.bare_request.clone(), stop, admitted }
+    }
+
+    /// Its status, for a client.
+    pub fn status(&self) -> JobStatus {
+        self.status.lock().clone()
+    }
+
+    /// Its state.
+    pub fn state(&self) -> JobState {
+        self.status.lock().state
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.state().is_last()
+    }
+
+    /// Whether its sources are being staged.
+    pub fn is_staging(&self) -> bool {
+        self.status.lock().staging.is_some()
+    }
+
+    /// Adds an event: what happened, in one line. Touches the local disk.
+    pub fn note(&self, text: impl Into<String>) {
+        self.update(text, |_| ());
+    }
+
+    /// Changes the status, and adds an event. Touches the local disk.
+    pub fn update(&self, text: impl Into<String>, change: impl FnOnce(&mut JobStatus)) {
+        let mut status = self.status.lock();
+        change(&mut status);
+        let event = JobEvent { at: now(), state: status.state, text: text.into() };
+        tracing::info!("job {}: {}: {}", self.id, event.state, event.text);
+        // In order, so under the lock: a line each.
+        if let Err(error) = self.append(&event) {
+            tracing::warn!("cannot write an event of job {}: {error}", self.id);
+        }
+        status.events.push(event);
+        let events = status.events.len();
+        drop(status);
+        self.events.send_replace(events);
+    }
+
+    /// Changes the status for the last time: first in the record, which `write` writes, then for clients. Whoever hears of
+    /// the end finds it written down.
+    pub fn finish(
+        &self,
+        text: String,
+        change: impl FnOnce(&mut JobStatus),
+        write: impl FnOnce(&JobRecord) -> Result<()>,
+    ) -> Result<()> {
+        let mut record = self.record();
+        change(&mut record.job);
+        let written = write(&record);
+        self.update(text, |status| {
+            *status = JobStatus { events: std::mem::take(&mut status.events), ..record.job };
+        });
+        written
+    }
+
+    fn append(&self, event: &JobEvent) -> io::Result<()> {
+        let mut file = File::options().append(true).create(true).open(self.directory.join(EVENTS_FILE))?;
+        let mut line = serde_json::to_vec(event)?;
+        line.push(b'\n');
+        file.write_all(&line)
+    }
+
+    /// Sets the progress of its stage; `None` where it is not staging.
+    pub fn set_staging(&self, progress: Option<Progress>) {
+        self.status.lock().staging = progress;
+    }
+
+    /// Sets the report of its deployment.
+    pub fn set_report(&self, report: DeployReport) {
+        self.status.lock().report = Some(report);
+    }
+
+    /// Asks it to stop, with `now` without grace. True where that is new.
+    pub fn stop(&self, now: bool) -> bool {
+        let request = if now { StopRequest::Now } else { StopRequest::Graceful };
+        self.stop.send_if_modified(|stop| {
+            let is_new = *stop < request;
+            *stop = request.max(*stop);
+            is_new
+        })
+    }
+
+    /// Waits until it is asked to stop, in this way or a harder one.
+    pub async fn stop_requested(&self, request: StopRequest) {
+        // The sender lives as long as `self`, so this can't fail.
+        let _ = self.stop.subscribe().wait_for(|stop| *stop >= request).await;
+    }
+
+    /// Whether it is asked to stop.
+    pub fn is_to_stop(&self) -> bool {
+        *self.stop.borrow() > StopRequest::None
+    }
+
+    /// Waits until it has more than `seen` events, or has ended.
+    pub async fn events_after(&self, seen: usize) {
+        let _ = self.events.subscribe().wait_for(|events| *events > seen || self.has_ended()).await;
+    }
+
+    /// Waits until it has ended.
+    pub async fn ended(&self) {
+        let _ = self.events.subscribe().wait_for(|_| self.has_ended()).await;
+    }
+
+    /// Admits it.
+    pub fn set_permit(&self, permit: AdmissionPermit) {
+        *self.permit.lock() = Some(permit);
+    }
+
+    /// Whether it is admitted.
+    pub fn is_admitted(&self) -> bool {
+        self.permit.lock().is_some()
+    }
+
+    /// Gives its permit back. To be called when its mounts are gone.
+    pub fn drop_permit(&self) {
+        let permit = self.permit.lock().take();
+        drop(permit);
+    }
+
+    /// Removes its files, but nothing that is mounted among them.
+    pub fn remove_files(&self) {
+        let entries = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten();
+        for mountpoint in entries(&self.directory.join(MOUNTS_DIRECTORY)) {
+            let _ = fs::remove_dir(mountpoint.path());
+        }
+        for entry in entries(&self.directory) {
+            let path = entry.path();
+            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let _ = if is_directory { fs::remove_dir(path) } else { fs::remove_file(path) };
+        }
+        let _ = fs::remove_dir(&self.directory);
+    }
+}
+
+/// The time.
+pub fn now() -> DateTime<Utc> {
+    SystemTime::now().into()
+}
+
+/// The failure of a job that was stopped: no client sees it.
+pub fn stopped() -> Failure {
+    Failure::new(Kind::Interrupted, "it was stopped")
+}

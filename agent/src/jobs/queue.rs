@@ -1,0 +1,252 @@
+//! The job queue: the table of all jobs, and what is done with them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::auth::load;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::SecretStore;
+use bdnfs::task::blocking;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::job::Job;
+use super::record::JobRecord;
+use super::run::JobRun;
+use super::supervisor::log;
+use crate::api::job::{JobRequest, JobStatus, LogChunk, Variable};
+use crate::api::{ApiResult, Failure};
+use crate::deploy::{AdmissionQueue, MirrorQueue};
+use crate::lifecycle::Lifecycle;
+use crate::mounts::{MountManager, MountPurpose};
+use crate::records::Records;
+use crate::signals::Shutdown;
+
+/// How many jobs that have ended are kept.
+const ENDED_JOBS_KEPT: usize = 200;
+/// How long the status of a job is held back for another event.
+const STATUS_POLL_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same while a job is staged, whose progress changes all the time, and while a log is followed.
+const PROGRESS_POLL_TIMEOUT: Duration = Duration::from_millis(200);
+/// How often a log is read meanwhile.
+const LOG_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How much of a log is sent at once.
+const LOG_CHUNK_BYTES: usize = 1 << 20;
+
+/// All jobs of one agent.
+#[derive(Debug)]
+pub struct JobQueue {
+    /// Where each has a directory.
+    directory: PathBuf,
+    records: Records<JobRecord>,
+    table: Mutex<Table>,
+    pub(super) mounts: Arc<MountManager>,
+    pub(super) lifecycle: Arc<Lifecycle>,
+    pub(super) mirrors: MirrorQueue,
+    pub(super) admission: Arc<AdmissionQueue>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    jobs: BTreeMap<u64, Arc<Job>>,
+    /// The highest id of a job so far.
+    last: u64,
+}
+
+impl JobQueue {
+    /// The jobs of the cache, whose lock the caller holds. Those of an earlier run stand still until they are
+    /// [resumed](Self::resume). Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn open(mounts: Arc<MountManager>, lifecycle: Arc<Lifecycle>) -> Result<Self> {
+        let cache = &mounts.mounter().cache;
+        let (directory, records) = (cache.join("jobs"), Records::<JobRecord>::open(cache, "jobs")?);
+        let admission = Arc::default();
+        let restore = |record| Arc::new(Job::restore(record, &directory, &admission));
+        let restored = records.all()?.into_iter().map(|(_, record)| restore(record));
+        let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
+        let last = jobs.keys().last().copied().unwrap_or(0);
+        let (table, mirrors) = (Mutex::new(Table { jobs, last }), MirrorQueue::default());
+        Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission })
+    }
+
+    /// What the mount at `mountpoint` is for.
+    pub fn purpose_of(&self, mountpoint: &Path) -> MountPurpose {
+        let Ok(below) = mountpoint.strip_prefix(&self.directory) else { return MountPurpose::Client };
+        let id = below.iter().next().and_then(|id| id.to_str()?.parse().ok());
+        let job = id.and_then(|id: u64| self.table.lock().jobs.get(&id).cloned());
+        let job = job.filter(|job| !job.has_ended());
+        job.map_or(MountPurpose::EndedJob, |job| MountPurpose::Job { admitted: job.is_admitted() })
+    }
+
+    /// Accepts a job, and starts to run it.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for one that can never run; [`Kind::NotFound`] for a secret that is nowhere.
+    pub async fn submit(self: &Arc<Self>, request: JobRequest) -> ApiResult<JobStatus> {
+        // Ids and mounts of restored jobs go first.
+        self.lifecycle.ready().await;
+        let alive = self.lifecycle.begin()?;
+        let queue = Arc::clone(self);
+        let job = blocking(move || queue.accept(request)).await?;
+        let status = job.status();
+        tokio::spawn(JobRun::new(Arc::clone(self), job).run(alive));
+        Ok(status)
+    }
+
+    /// Takes a job into the table, and writes its record. Touches the local disk.
+    fn accept(&self, request: JobRequest) -> Result<Arc<Job>> {
+        self.check(&request)?;
+        let id = {
+            let mut table = self.table.lock();
+            table.last += 1;
+            table.last
+        };
+        let job = Arc::new(Job::new(id, request, &self.directory)?);
+        self.write_record(&job)?;
+        self.table.lock().jobs.insert(id, Arc::clone(&job));
+        self.remove_oldest();
+        Ok(job)
+    }
+
+    /// Refuses a job that can never run.
+    fn check(&self, request: &JobRequest) -> Result<()> {
+        let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
+        if request.start_commands.is_empty() {
+            return invalid("the job has no start_commands, so there is nothing to run".to_owned());
+        }
+        let paths = request.weights.iter().map(|weights| weights.mountpoint.as_path());
+        if let Some(path) = paths.chain([request.workdir.as_path()]).find(|path| !path.is_absolute()) {
+            return invalid(format!("{} must be absolute", path.display()));
+        }
+        for (name, value) in &request.environment {
+            if name.is_empty() || name.contains(['=', '\0']) {
+                return invalid(format!("{name:?} can't be the name of a variable"));
+            }
+            match value {
+                Variable::Text(text) if text.contains('\0') => {
+                    return invalid(format!("the variable {name} contains a NUL"));
+                }
+                Variable::Text(_) => {}
+                Variable::Secret { name: secret } => {
+                    load::find_secret(&self.secret_stores(request), secret)
+                        .map_err(|e| e.within(format!("the variable {name}")))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the secrets of a job's environment are looked for.
+    pub(super) fn secret_stores(&self, request: &JobRequest) -> Vec<SecretStore> {
+        request.secrets.iter().chain(&self.mounts.mounter().defaults.secrets).cloned().collect()
+    }
+
+    /// The status of a job, as soon as it has more than the `seen` events, or after a moment.
+    pub async fn status(&self, id: u64, seen: Option<usize>) -> ApiResult<JobStatus> {
+        let job = self.find(id)?;
+        let Some(seen) = seen else { return Ok(job.status()) };
+        let timeout = if job.is_staging() { PROGRESS_POLL_TIMEOUT } else { STATUS_POLL_TIMEOUT };
+        tokio::select! {
+            () = job.events_after(seen) => {}
+            () = tokio::time::sleep(timeout) => {}
+            () = self.lifecycle.closed() => return Err(Failure::closing()),
+        }
+        Ok(job.status())
+    }
+
+    /// The status of all jobs, each with the last of its events.
+    pub fn list(&self) -> Vec<JobStatus> {
+        let status = |job: &Arc<Job>| {
+            let mut status = job.status();
+            status.events.drain(..status.events.len().saturating_sub(1));
+            status
+        };
+        self.all().iter().map(status).collect()
+    }
+
+    /// Stops a job, with `now` without grace. It returns at once; the job ends when its processes have.
+    pub async fn stop(self: &Arc<Self>, id: u64, now: bool) -> ApiResult<JobStatus> {
+        let job = self.find(id)?;
+        if job.stop(now) {
+            let (queue, job) = (Arc::clone(self), Arc::clone(&job));
+            blocking(move || queue.write_record(&job)).await?;
+        }
+        Ok(job.status())
+    }
+
+    /// A chunk of a job's log, from byte `from` on. With `wait` it is held back for a moment where there is none yet.
+    pub async fn log(&self, id: u64, from: u64, wait: bool) -> ApiResult<LogChunk> {
+        let job = self.find(id)?;
+        let deadline = Instant::now() + PROGRESS_POLL_TIMEOUT;
+        loop {
+            let (directory, ended) = (job.directory().to_owned(), job.has_ended());
+            let read = blocking(move || {
+                log::read(&directory, from, LOG_CHUNK_BYTES)
+                    .map_err(|e| Error::disk(format!("cannot read the log of job {id}"), e))
+            });
+            let chunk = read.await?;
+            if !chunk.bytes.is_empty() || !wait || ended || Instant::now() >= deadline {
+                return Ok(chunk);
+            }
+            tokio::time::sleep(LOG_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Goes on with the jobs of an earlier run, once their mounts are restored. An agent that is not persistent ends them:
+    /// the process that ran them was all that they had.
+    pub fn resume(self: &Arc<Self>) {
+        for job in self.all().into_iter().filter(|job| job.is_restored() && !job.has_ended()) {
+            tokio::spawn(JobRun::new(Arc::clone(self), job).run(self.lifecycle.keep_alive()));
+        }
+    }
+
+    /// Stops all jobs that can't go on without this agent, and waits for their end. A persistent agent that hands its mounts
+    /// over leaves the jobs that read them to the next one, too.
+    pub async fn end_all(&self, how: Shutdown) {
+        if self.lifecycle.is_persistent() && how == Shutdown::HandOver {
+            return;
+        }
+        let jobs = self.all();
+        for job in &jobs {
+            job.stop(false);
+        }
+        for job in &jobs {
+            job.ended().await;
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Job>> {
+        self.table.lock().jobs.values().cloned().collect()
+    }
+
+    fn find(&self, id: u64) -> ApiResult<Arc<Job>> {
+        let missing = || Failure::new(Kind::NotFound, format!("there is no job {id}"));
+        self.table.lock().jobs.get(&id).cloned().ok_or_else(missing)
+    }
+
+    /// Writes the record of a job. Touches the local disk.
+    pub(super) fn write_record(&self, job: &Job) -> Result<()> {
+        self.put_record(job, &job.record())
+    }
+
+    /// Writes `record`, that of `job`. Touches the local disk.
+    pub(super) fn put_record(&self, job: &Job, record: &JobRecord) -> Result<()> {
+        self.records.put(&job.record_name(), record)
+    }
+
+    /// Removes the oldest of the jobs that have ended, where there are too many. Touches the local disk.
+    fn remove_oldest(&self) {
+        let ended: Vec<_> = self.all().into_iter().filter(|job| job.has_ended()).collect();
+        for job in ended.iter().take(ended.len().saturating_sub(ENDED_JOBS_KEPT)) {
+            self.table.lock().jobs.remove(&job.id());
+            if let Err(error) = self.records.remove(&job.record_name()) {
+                tracing::warn!("cannot remove the record of job {}: {error}", job.id());
+            }
+            job.remove_files();
+        }
+    }
+}

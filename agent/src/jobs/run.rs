@@ -1,0 +1,214 @@
+//! One run of a job: created, deploying, running, and one of three ends.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::blocking;
+
+use super::deployment::{self, Deployed};
+use super::job::{Job, StopRequest, now, stopped};
+use super::process::SupervisorProcess;
+use super::queue::JobQueue;
+use super::supervisor::{self, SupervisorInfo};
+use crate::api::job::{JobExit, JobState, JobStatus};
+use crate::api::{ApiResult, Failure};
+use crate::lifecycle::KeepAlive;
+
+/// How long a supervisor that another process started may take until its commands run.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often it is looked at.
+const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Carries one job to its end.
+#[derive(Clone, Debug)]
+pub struct JobRun {
+    pub(super) queue: Arc<JobQueue>,
+    pub(super) job: Arc<Job>,
+}
+
+impl JobRun {
+    /// The run of `job`, one of `queue`.
+    pub fn new(queue: Arc<JobQueue>, job: Arc<Job>) -> Self {
+        Self { queue, job }
+    }
+
+    /// Runs it to its end. A persistent agent that is about to end leaves it to the next one.
+    pub async fn run(self, _alive: KeepAlive) {
+        let result = tokio::select! {
+            biased;
+            result = self.execute() => result,
+            () = self.left_to_next_agent() => return,
+        };
+        self.unmount().await;
+        self.job.drop_permit();
+        let (state, exit, why) = outcome(&self.job, result);
+        let text = match (&why, state) {
+            (Some(why), JobState::Failed) => format!("failed: {why}"),
+            (_, JobState::Stopped) => "stopped".to_owned(),
+            _ => "completed".to_owned(),
+        };
+        let (queue, job) = (Arc::clone(&self.queue), Arc::clone(&self.job));
+        let written = blocking(move || {
+            let finish = |status: &mut JobStatus| {
+                (status.state, status.ended, status.exit, status.why) = (state, Some(now()), exit, why);
+                status.staging = None;
+            };
+            job.finish(text, finish, |record| queue.put_record(&job, record))
+        });
+        if let Err(error) = written.await {
+            tracing::error!("cannot write the end of job {}: {error}", self.job.id());
+        }
+    }
+
+    /// Waits until the agent leaves its jobs to the next one.
+    async fn left_to_next_agent(&self) {
+        if !self.queue.lifecycle.is_persistent() {
+            std::future::pending::<()>().await;
+        }
+        self.queue.lifecycle.closed().await;
+    }
+
+    async fn execute(&self) -> ApiResult<JobExit> {
+        let job = &self.job;
+        if job.is_restored() {
+            if let Some(supervisor) = self.find_supervisor().await {
+                if !job.is_admitted() {
+                    job.set_permit(self.queue.admission.readmit());
+                }
+                return self.attend(&supervisor).await;
+            }
+            if !self.queue.lifecycle.is_persistent() {
+                return Err(orphaned());
+            }
+        }
+        let Deployed { supervisor, _attached } = tokio::select! {
+            biased;
+            () = job.stop_requested(StopRequest::Graceful) => Err(stopped()),
+            deployed = deployment::deploy(self) => deployed,
+        }?;
+        self.attend(&supervisor).await
+    }
+
+    /// The supervisor that an earlier agent started, once its commands run.
+    async fn find_supervisor(&self) -> Option<SupervisorInfo> {
+        let directory = self.job.directory();
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            let lives = supervisor::is_supervised(directory);
+            if let Some(supervisor) = supervisor::started(directory) {
+                return Some(supervisor);
+            }
+            if !lives || Instant::now() > deadline {
+                return None;
+            }
+            tokio::time::sleep(START_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Waits until the commands have ended, and passes stop requests on to their supervisor.
+    async fn attend(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
+        let job = &self.job;
+        let process = SupervisorProcess::find(job.directory(), supervisor);
+        if job.state() != JobState::Running {
+            let text = format!("its commands run below process {}", supervisor.pid);
+            self.enter(JobState::Running, text).await?;
+        }
+        let is_orphan = job.is_restored() && !self.queue.lifecycle.is_persistent() && process.is_some();
+        if let Some(process) = process {
+            if is_orphan {
+                process.stop(true);
+            }
+            let mut passed_on = StopRequest::None;
+            loop {
+                tokio::select! {
+                    () = process.ended() => break,
+                    () = job.stop_requested(StopRequest::Graceful), if passed_on < StopRequest::Graceful => {
+                        passed_on = StopRequest::Graceful;
+                        job.note("its processes are asked to end");
+                        process.stop(false);
+                    }
+                    () = job.stop_requested(StopRequest::Now), if passed_on == StopRequest::Graceful => {
+                        passed_on = StopRequest::Now;
+                        process.stop(true);
+                    }
+                }
+            }
+        }
+        if is_orphan {
+            return Err(orphaned());
+        }
+        let (directory, supervisor) = (job.directory().to_owned(), supervisor.clone());
+        let exit = blocking(move || {
+            supervisor::ended(&directory).ok_or_else(|| {
+                supervisor::kill_rest(&supervisor);
+                Error::new(Kind::Interrupted, "its supervisor was killed, and its processes with it")
+            })
+        });
+        Ok(exit.await?)
+    }
+
+    /// Enters a state, for good.
+    pub(super) async fn enter(&self, state: JobState, text: String) -> Result<()> {
+        let (queue, job) = (Arc::clone(&self.queue), Arc::clone(&self.job));
+        let enter = move || {
+            job.update(text, |status| {
+                status.state = state;
+                if state == JobState::Running {
+                    status.started = Some(now());
+                }
+            });
+            queue.write_record(&job)
+        };
+        blocking(enter).await
+    }
+
+    /// Unmounts its sources.
+    async fn unmount(&self) {
+        let (job, mounts) = (&self.job, &self.queue.mounts);
+        // Those that are being mounted are mounted by then.
+        let _all = job.mounting.write().await;
+        for number in 0..job.request().weights.len() {
+            let mountpoint = job.mountpoint(number);
+            for id in mounts.ids_at(&mountpoint) {
+                if mounts.unmount(id, false).await.is_err()
+                    && let Err(failure) = mounts.unmount(id, true).await
+                {
+                    tracing::warn!("a source of job {} is still mounted: {failure}", job.id());
+                }
+            }
+            let removed = blocking(move || {
+                // What is mounted there stays.
+                let _ = std::fs::remove_dir(mountpoint);
+                Ok(())
+            });
+            let _ = removed.await;
+        }
+    }
+}
+
+/// Why a job ended that depended on a process which is gone.
+fn orphaned() -> Failure {
+    Failure::new(Kind::Interrupted, "the process that ran it ended")
+}
+
+/// The last state of a job, and how it came to it.
+fn outcome(job: &Job, result: ApiResult<JobExit>) -> (JobState, Option<JobExit>, Option<Failure>) {
+    let failed = |text: String| Some(Failure::new(Kind::Interrupted, text));
+    match result {
+        // Before all others: commands that end in order when they are asked to, with 0, have not completed.
+        Ok(exit) if job.is_to_stop() => (JobState::Stopped, Some(exit), None),
+        Ok(exit) if exit.code == Some(0) && exit.why.is_none() => (JobState::Completed, Some(exit), None),
+        Err(_) if job.is_to_stop() => (JobState::Stopped, None, None),
+        Ok(exit) => {
+            let why = match (&exit.why, exit.code, exit.signal) {
+                (Some(why), ..) => failed(why.clone()),
+                (_, Some(code), _) => failed(format!("its command exited with {code}")),
+                (_, _, Some(signal)) => failed(format!("its command was ended by signal {signal}")),
+                _ => failed("its command ended in an unknown way".to_owned()),
+            };
+            (JobState::Failed, Some(exit), why)
+        }
+        Err(failure) => (JobState::Failed, None, Some(failure)),
+    }
+}

@@ -1,0 +1,167 @@
+//! Runs a job's commands until they end, or are stopped.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use bdnfs::error::{Error, Kind, Result};
+use rustix::process::{Pid, Signal};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
+
+use super::log::JobLog;
+use super::{JobDirectory, SupervisorOrder, processes};
+use crate::api::job::JobExit;
+use crate::context::Context;
+use crate::runtime;
+
+/// The shell of the commands.
+const SHELL: &str = "/bin/sh";
+/// How long processes that the commands left running may take to end.
+const REST_GRACE: Duration = Duration::from_secs(5);
+/// How long killed processes may take to vanish: one that waits for a broken disk may never.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often killed processes are looked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How long the end of the log may take to be written.
+const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs the commands one after the other until one fails, and ends what they leave running.
+///
+/// # Errors
+/// [`Kind::Disk`] where the kernel has no pipe, thread or signal for them.
+pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<JobExit> {
+    let (output, input) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("cannot make a pipe")?;
+    let (mut log, written) = (JobLog::new(directory.path()), oneshot::channel());
+    let writer = std::thread::Builder::new().name("bdnfs-log".into());
+    writer
+        .spawn(move || {
+            log.take(File::from(output));
+            let _ = written.0.send(());
+        })
+        .context("cannot start a thread")?;
+    let run = async {
+        let exit = CommandRunner::new(order)?.run(File::from(input)).await;
+        // A process that escaped may hold the pipe open.
+        let _ = tokio::time::timeout(LOG_FLUSH_TIMEOUT, written.1).await;
+        Ok(exit)
+    };
+    runtime::block_on(async { Ok::<_, io::Error>(run.await) }).context("cannot start a runtime")?
+}
+
+struct CommandRunner<'a> {
+    order: &'a SupervisorOrder,
+    children: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    quit: tokio::signal::unix::Signal,
+    abandoned: oneshot::Receiver<()>,
+    /// The other end for a job that is not attached, and so never abandoned.
+    _never: Option<oneshot::Sender<()>>,
+    /// When the processes that were asked to end are killed.
+    deadline: Option<Instant>,
+}
+
+impl<'a> CommandRunner<'a> {
+    fn new(order: &'a SupervisorOrder) -> Result<Self> {
+        let catch = |kind| signal(kind).context("cannot receive signals");
+        let (abandon, abandoned) = oneshot::channel();
+        let mut never = Some(abandon);
+        if let Some(abandon) = never.take_if(|_| order.attached) {
+            std::thread::spawn(move || {
+                // Nothing more comes: it ends with whoever holds the other end.
+                let _ = std::io::stdin().read(&mut [0]);
+                let _ = abandon.send(());
+            });
+        }
+        Ok(Self {
+            order,
+            children: catch(SignalKind::child())?,
+            terminate: catch(SignalKind::terminate())?,
+            quit: catch(SignalKind::quit())?,
+            abandoned,
+            _never: never,
+            deadline: None,
+        })
+    }
+
+    async fn run(mut self, output: File) -> JobExit {
+        let mut exit = JobExit::default();
+        for command in &self.order.commands {
+            exit = match self.start(command, &output) {
+                Ok(pid) => self.await_exit(pid).await,
+                Err(error) => JobExit { code: Some(127), why: Some(error.to_string()), ..JobExit::default() },
+            };
+            if exit.code != Some(0) || self.deadline.is_some() {
+                break;
+            }
+        }
+        drop(output);
+        self.end_rest().await;
+        exit
+    }
+
+    fn start(&self, command: &str, output: &File) -> Result<Pid> {
+        let mut shell = Command::new(SHELL);
+        shell.arg("-c").arg(command).env_clear();
+        shell.envs(self.order.environment.iter().map(|(name, value)| (name, value.expose())));
+        let clone = || output.try_clone().context("cannot open the log");
+        shell.stdin(Stdio::null()).stdout(clone()?).stderr(clone()?).process_group(0);
+        // It is reaped with all others.
+        let child = shell.spawn().with_context(|| format!("cannot run {SHELL}"))?;
+        let no_pid = || Error::new(Kind::Disk, "a process without an id");
+        Pid::from_raw(child.id() as i32).ok_or_else(no_pid)
+    }
+
+    /// Waits until the process `main` ends, and stops all of them meanwhile where it is asked to.
+    async fn await_exit(&mut self, main: Pid) -> JobExit {
+        loop {
+            while let Some((pid, status)) = processes::reap() {
+                if pid == main {
+                    let status = ExitStatus::from_raw(status.as_raw());
+                    return JobExit { code: status.code(), signal: status.signal(), ..JobExit::default() };
+                }
+            }
+            let deadline = self.deadline;
+            tokio::select! {
+                _ = self.children.recv() => {}
+                _ = self.terminate.recv() => self.stop(Duration::from_secs(self.order.grace)),
+                _ = self.quit.recv() => self.stop(Duration::ZERO),
+                _ = &mut self.abandoned => self.stop(Duration::ZERO),
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    processes::signal(Signal::KILL);
+                    // Until they are gone: some may have been born meanwhile.
+                    self.deadline = Some(Instant::now() + POLL_INTERVAL);
+                }
+            }
+        }
+    }
+
+    fn stop(&mut self, grace: Duration) {
+        if !grace.is_zero() {
+            processes::signal(Signal::TERM);
+            // One that is stopped would not hear it.
+            processes::signal(Signal::CONT);
+        }
+        let deadline = Instant::now() + grace;
+        self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+    }
+
+    /// Ends what the commands left running.
+    async fn end_rest(&mut self) {
+        let end = Instant::now();
+        processes::signal(Signal::TERM);
+        let kill = self.deadline.unwrap_or(end + REST_GRACE).min(end + REST_GRACE);
+        loop {
+            while processes::reap().is_some() {}
+            let signal = if Instant::now() < kill { Signal::CONT } else { Signal::KILL };
+            if processes::signal(signal) == 0 || end.elapsed() > REST_GRACE + KILL_TIMEOUT {
+                return;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+}

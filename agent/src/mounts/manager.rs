@@ -1,0 +1,312 @@
+//! The mount manager: the table of all mounts, and what is done with them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bdnfs::error::{Kind, Result};
+use bdnfs::snapshot::Snapshot;
+use bdnfs::task::blocking;
+use bdnfs_fs::Mount;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::handover::Handover;
+use super::lookup::ResolvedSnapshot;
+use super::mount::ManagedMount;
+use super::mounter::Mounter;
+use super::record::{MountRecord, MountRecords};
+use super::restore::FailedMount;
+use crate::api::{ApiResult, Failure, LostMount, MountInfo, MountRequest, StageStatus};
+use crate::lifecycle::{KeepAlive, Lifecycle};
+
+/// How long the progress of a stage is held back: its end is answered at once, and progress as often as is smooth to the eye.
+const STAGE_POLL_TIMEOUT: Duration = Duration::from_millis(200);
+/// An unmounted mount ends at once, but for one that somebody detached (`umount -l`) and others still use.
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// All mounts of one agent.
+#[derive(Debug)]
+pub struct MountManager {
+    pub(super) mounter: Mounter,
+    pub(super) records: MountRecords,
+    pub(super) handover: Handover,
+    pub(super) lifecycle: Arc<Lifecycle>,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub(super) mounts: BTreeMap<u64, Arc<ManagedMount>>,
+    /// Mounts of the last run that could not be restored.
+    pub(super) failed: BTreeMap<u64, FailedMount>,
+    /// The highest id of a mount so far.
+    pub(super) last: u64,
+    /// Mount points that a mount is being made at.
+    reserved: HashSet<PathBuf>,
+}
+
+/// Keeps a mount point from being used twice, and the agent from ending.
+struct MountpointReservation<'a> {
+    manager: &'a MountManager,
+    mountpoint: &'a Path,
+    _alive: KeepAlive,
+}
+
+impl Drop for MountpointReservation<'_> {
+    fn drop(&mut self) {
+        self.manager.table().reserved.remove(self.mountpoint);
+    }
+}
+
+impl MountManager {
+    /// One without mounts. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn new(mounter: Mounter, handover: Handover, lifecycle: Arc<Lifecycle>) -> Result<Self> {
+        let records = MountRecords::open(&mounter.cache, lifecycle.is_persistent())?;
+        Ok(Self { mounter, records, handover, lifecycle, table: Mutex::default() })
+    }
+
+    /// What makes its mounts.
+    pub fn mounter(&self) -> &Mounter {
+        &self.mounter
+    }
+
+    /// Mounts a source. Dropping the future, as when the client has gone, gives it up.
+    pub async fn mount(self: &Arc<Self>, request: MountRequest) -> ApiResult<MountInfo> {
+        let mountpoint = request.weights.mountpoint.clone();
+        if self.mounter.hides_cache(&mountpoint) {
+            let at = mountpoint.display();
+            let text =
+                format!("the cache lies below {at}, so the mount would hide it; choose another directory");
+            return Err(Failure::new(Kind::Invalid, text));
+        }
+        let _reservation = self.reserve(&mountpoint)?;
+        tokio::select! {
+            biased;
+            () = self.lifecycle.closed() => Err(Failure::closing()),
+            mounted = self.make(request) => mounted,
+        }
+    }
+
+    fn reserve<'a>(&'a self, mountpoint: &'a Path) -> ApiResult<MountpointReservation<'a>> {
+        let alive = self.lifecycle.begin()?;
+        // What is mounted there already, the mount itself finds out.
+        if !self.table().reserved.insert(mountpoint.to_owned()) {
+            let text = format!("another mount is being made at {}", mountpoint.display());
+            return Err(Failure::new(Kind::Busy, text));
+        }
+        Ok(MountpointReservation { manager: self, mountpoint, _alive: alive })
+    }
+
+    async fn make(self: &Arc<Self>, request: MountRequest) -> ApiResult<MountInfo> {
+        // Ids and mount points of restored mounts go first.
+        self.lifecycle.ready().await;
+        let ResolvedSnapshot { snapshot, resolved, note } = self.mounter.resolve(&request).await?;
+        let (bare, lacks_secrets) = request.without_secrets()?;
+        let record = MountRecord {
+            id: 0,
+            since: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            request: bare,
+            lacks_secrets,
+            snapshot: snapshot.id().to_string(),
+            resolved,
+            staged: false,
+        };
+        let mount = self.mounter.attach(&snapshot, &request).await?;
+        let warnings = self.mounter.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
+        let managed = self.register(snapshot, mount, record, request).await?;
+        Ok(MountInfo { warnings, ..managed.info() })
+    }
+
+    /// Takes a mount into the table, and writes its record; one without an id gets its id here.
+    pub(super) async fn register(
+        self: &Arc<Self>,
+        snapshot: Arc<Snapshot>,
+        mount: Mount,
+        record: MountRecord,
+        request: MountRequest,
+    ) -> ApiResult<Arc<ManagedMount>> {
+        let manager = Arc::clone(self);
+        // In one piece: dropping the future leaves a mount, or none.
+        let registered = blocking(move || {
+            let is_new = record.id == 0;
+            let id = if is_new { manager.next_id() } else { record.id };
+            let record = MountRecord { id, ..record };
+            let managed = Arc::new(ManagedMount::new(snapshot, mount, record, request));
+            if is_new {
+                manager.records.put(&managed.record())?;
+            }
+            let mut table = manager.table();
+            if manager.lifecycle.is_closing() {
+                drop(table);
+                // A restored one comes back at the next start. Dropping the mount unmounts it, unless it is handed over.
+                if is_new {
+                    manager.records.remove(id);
+                }
+                if managed.mount().is_resumed() {
+                    managed.mount().hand_over();
+                }
+                return Ok(None);
+            }
+            let superseded: Vec<u64> = table.failed_at(managed.mountpoint()).collect();
+            table.mounts.insert(id, Arc::clone(&managed));
+            table.failed.retain(|id, _| !superseded.contains(id));
+            drop(table);
+            superseded.into_iter().for_each(|id| manager.records.remove(id));
+            manager.handover.store(&managed);
+            let (source, at) = (managed.snapshot().manifest().source(), managed.mountpoint().display());
+            tracing::info!("mounted {source} at {at}");
+            let alive = manager.lifecycle.keep_alive();
+            tokio::spawn(manager.watch(Arc::clone(&managed), alive));
+            Ok(Some(managed))
+        });
+        registered.await?.ok_or_else(Failure::closing)
+    }
+
+    /// Forgets a mount when it has ended. Until then it keeps the agent running.
+    async fn watch(self: Arc<Self>, managed: Arc<ManagedMount>, _alive: KeepAlive) {
+        managed.mount().ended().await;
+        if managed.mount().is_handed_over() {
+            return;
+        }
+        let id = managed.id();
+        managed.snapshot().release().await;
+        self.handover.remove(id).await;
+        // What ends with the agent is to come back with it.
+        if !self.lifecycle.is_closing() {
+            let _ = self.remove_record(id).await;
+        }
+        self.table().mounts.remove(&id);
+        tracing::info!("unmounted {}", managed.mountpoint().display());
+        managed.set_gone();
+    }
+
+    fn next_id(&self) -> u64 {
+        let mut table = self.table();
+        table.last += 1;
+        table.last
+    }
+
+    async fn remove_record(&self, id: u64) -> Result<()> {
+        let records = self.records.clone();
+        let remove = move || {
+            records.remove(id);
+            Ok(())
+        };
+        blocking(remove).await
+    }
+
+    /// Unmounts a mount and waits until it is gone. `lazy`: detaches it and doesn't wait for the processes that use it.
+    pub async fn unmount(&self, id: u64, lazy: bool) -> ApiResult<()> {
+        if self.table().failed.remove(&id).is_some() {
+            return Ok(self.remove_record(id).await?);
+        }
+        let managed = self.find(id)?;
+        let leaving = Arc::clone(&managed);
+        if lazy {
+            let (records, lifecycle) = (self.records.clone(), Arc::clone(&self.lifecycle));
+            let detach = move || {
+                leaving.detach()?;
+                if !lifecycle.is_closing() {
+                    records.remove(id);
+                }
+                Ok(())
+            };
+            return Ok(blocking(detach).await?);
+        }
+        blocking(move || leaving.mount().unmount()).await?;
+        // After the timeout it ends with the last of its users.
+        let _ = tokio::time::timeout(UNMOUNT_TIMEOUT, managed.gone()).await;
+        Ok(())
+    }
+
+    /// Waits until a mount has ended, or the agent is about to.
+    pub async fn ended(&self, id: u64) -> ApiResult<()> {
+        let managed = self.find(id)?;
+        tokio::select! {
+            () = managed.gone() => {}
+            () = self.lifecycle.closed() => {}
+        }
+        Ok(())
+    }
+
+    /// Starts to stage a mount, for good: it is staged again after a restart.
+    pub async fn stage(&self, id: u64) -> ApiResult<StageStatus> {
+        let (records, managed) = (self.records.clone(), self.find(id)?);
+        let staged = blocking(move || {
+            if managed.mark_staged() {
+                records.put(&managed.record())?;
+            }
+            Ok(managed.stage())
+        });
+        Ok(staged.await?)
+    }
+
+    /// The progress of a stage, at its end or after a moment.
+    pub async fn staging(&self, id: u64) -> ApiResult<StageStatus> {
+        let staging = self.find(id)?.staging(STAGE_POLL_TIMEOUT).await;
+        staging.ok_or_else(|| Failure::new(Kind::NotFound, format!("mount {id} is not being staged")))
+    }
+
+    /// All mounts, oldest first.
+    pub fn all(&self) -> Vec<Arc<ManagedMount>> {
+        self.table().mounts.values().cloned().collect()
+    }
+
+    /// All mounts but those that are detached, oldest first.
+    pub fn attached(&self) -> Vec<Arc<ManagedMount>> {
+        self.table().mounts.values().filter(|managed| !managed.is_detached()).cloned().collect()
+    }
+
+    /// The mounts of the last run that could not be restored.
+    pub fn lost(&self) -> Vec<LostMount> {
+        self.table().failed.values().map(FailedMount::info).collect()
+    }
+
+    /// Which snapshots are mounted where, those included that could not be restored: tenant, snapshot id, mount point.
+    pub fn users(&self) -> Vec<(String, String, PathBuf)> {
+        let table = self.table();
+        let mounted = table.mounts.values().map(|managed| managed.record());
+        let records = mounted.chain(table.failed.values().map(|failed| failed.record.clone()));
+        let own = self.mounter.engine.tenant();
+        records
+            .map(|MountRecord { request, snapshot, .. }| {
+                (request.tenant.unwrap_or_else(|| own.to_owned()), snapshot, request.weights.mountpoint)
+            })
+            .collect()
+    }
+
+    /// The mount with this id.
+    pub fn find(&self, id: u64) -> ApiResult<Arc<ManagedMount>> {
+        let missing = || Failure::new(Kind::NotFound, format!("there is no mount {id} any more"));
+        self.table().mounts.get(&id).cloned().ok_or_else(missing)
+    }
+
+    /// The mount at `mountpoint`.
+    pub fn at(&self, mountpoint: &Path) -> Option<Arc<ManagedMount>> {
+        let is_at = |managed: &&Arc<ManagedMount>| managed.is_at(mountpoint);
+        self.table().mounts.values().rfind(is_at).cloned()
+    }
+
+    /// The ids of all mounts at `mountpoint`, those included that could not be restored.
+    pub fn ids_at(&self, mountpoint: &Path) -> Vec<u64> {
+        let table = self.table();
+        let mounted = table.mounts.values().filter(|managed| managed.is_at(mountpoint));
+        mounted.map(|managed| managed.id()).chain(table.failed_at(mountpoint)).collect()
+    }
+
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock()
+    }
+}
+
+impl Table {
+    /// The ids of the mounts at `mountpoint` that could not be restored.
+    fn failed_at<'a>(&'a self, mountpoint: &'a Path) -> impl Iterator<Item = u64> + 'a {
+        let is_there = move |failed: &FailedMount| failed.record.request.weights.mountpoint == mountpoint;
+        self.failed.iter().filter(move |(_, failed)| is_there(failed)).map(|(id, _)| *id)
+    }
+}

@@ -1,0 +1,166 @@
+//! Mounts what is asked for: from a request to a snapshot, and from that to a mount that serves.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bdnfs::engine::Engine;
+use bdnfs::error::{Kind, Result};
+use bdnfs::snapshot::Snapshot;
+use bdnfs::source::SecretStore;
+use bdnfs::task::blocking;
+use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
+use bdnfs_fs::{Mount, Options, RequestMetrics};
+use tokio::runtime::Handle;
+
+use super::lookup::{self, ResolvedSnapshot};
+use super::record::MountRecord;
+use crate::api::{ApiResult, Failure, MirrorRequest, MountRequest};
+use crate::{runtime, text};
+
+/// So many threads take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a small
+/// file is opened and read whose pages are not in memory. On two processors eight of them read a quarter more of such files than two,
+/// sixteen no more than eight. What is in memory already, but new to the mount, is answered a tenth slower; a large file is all the same.
+const DEVICE_THREADS: usize = 8;
+/// From so many files on, the memory that their listing took is worth giving back at once.
+const LARGE_LISTING_FILES: u64 = 100_000;
+
+/// What an agent adds to requests.
+#[derive(Debug)]
+pub struct MountDefaults {
+    /// The mirror of requests that name none.
+    pub mirror: Option<MirrorRequest>,
+    /// Where secrets are looked for that a request's own stores don't have.
+    pub secrets: Vec<SecretStore>,
+}
+
+/// Makes mounts that serve.
+#[derive(Debug)]
+pub struct Mounter {
+    /// What fetches.
+    pub engine: Engine,
+    /// The directory of the cache.
+    pub cache: PathBuf,
+    /// The control socket that the root of each mount names.
+    pub socket: PathBuf,
+    /// What requests lack.
+    pub defaults: MountDefaults,
+    /// Counts the requests of all mounts.
+    pub metrics: Arc<RequestMetrics>,
+    /// Invalidates directory entries, where another process does.
+    pub invalidator: Option<Arc<dyn DentryInvalidator>>,
+}
+
+impl Mounter {
+    /// A request, with what the agent adds to it.
+    pub fn with_defaults(&self, request: &MountRequest) -> MountRequest {
+        let mut request = request.clone();
+        request.weights.access.secrets.extend_from_slice(&self.defaults.secrets);
+        if request.mirror.is_none() && !request.direct {
+            request.mirror.clone_from(&self.defaults.mirror);
+            if let (Some(mirror), Some(tenant)) = (&mut request.mirror, &request.tenant) {
+                mirror.tenant.clone_from(tenant);
+            }
+        }
+        request
+    }
+
+    /// Finds the snapshot that `request` asks for, which has files.
+    pub async fn resolve(&self, request: &MountRequest) -> ApiResult<ResolvedSnapshot> {
+        let (engine, request) = (self.engine_of(request).await?, self.with_defaults(request));
+        let resolved = lookup::resolve(&engine, &self.cache, &request).await?;
+        let manifest = resolved.snapshot.manifest();
+        if manifest.files() == 0 {
+            return Err(Failure::new(Kind::NotFound, format!("{} has no files", manifest.source())));
+        }
+        Ok(resolved)
+    }
+
+    /// Opens the snapshot of `record` from the cache, without asking anybody. `request` is the record's, with its secrets
+    /// where they are known.
+    pub async fn reopen(&self, record: &MountRecord, request: &MountRequest) -> ApiResult<Arc<Snapshot>> {
+        let (engine, request) = (self.engine_of(request).await?, self.with_defaults(request));
+        lookup::reopen(&engine, &self.cache, record, &request).await
+    }
+
+    /// Mounts `snapshot` where `request` wants it.
+    ///
+    /// # Errors
+    /// Those of [`Mount::new`].
+    pub async fn attach(&self, snapshot: &Arc<Snapshot>, request: &MountRequest) -> Result<Mount> {
+        let (options, mountpoint) = (self.options(request), request.weights.mountpoint.clone());
+        let (snapshot, runtime) = (Arc::clone(snapshot), Handle::current());
+        let large = snapshot.manifest().files() >= LARGE_LISTING_FILES;
+        blocking(move || {
+            let mount = Mount::new(snapshot, runtime, &mountpoint, &options)?;
+            if large {
+                runtime::trim_heap();
+            }
+            Ok(mount)
+        })
+        .await
+    }
+
+    /// Goes on serving a mount of `snapshot` that another process served.
+    ///
+    /// # Errors
+    /// Those of [`Mount::resume`].
+    pub async fn resume(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        request: &MountRequest,
+        descriptors: MountDescriptors,
+    ) -> Result<Mount> {
+        let (options, mountpoint) = (self.options(request), request.weights.mountpoint.clone());
+        let (snapshot, runtime) = (Arc::clone(snapshot), Handle::current());
+        blocking(move || Mount::resume(snapshot, runtime, &mountpoint, &options, descriptors)).await
+    }
+
+    /// What the user should know of a mount of `snapshot`, a sentence each.
+    pub fn warnings(&self, snapshot: &Snapshot, mount: &Mount, request: &MountRequest) -> Vec<String> {
+        let source = snapshot.manifest().source();
+        let unmatched = snapshot.unmatched().iter().map(|pattern| text::unmatched(pattern, source));
+        let mut warnings: Vec<_> = unmatched.collect();
+        if mount.lacks_passthrough() {
+            warnings.push(
+                "the kernel can't read local files by itself (that needs Linux 6.9 and root), so reads go \
+                 through the daemon and are slower"
+                    .to_owned(),
+            );
+        }
+        let capacity = self.engine.usage().capacity;
+        if let Some(size) = request.cache_size.filter(|&size| Some(size) != capacity) {
+            let limit =
+                capacity.map_or("no limit".to_owned(), |size| format!("a limit of {}", text::size(size)));
+            let requested = text::size(size);
+            warnings.push(format!(
+                "the daemon of this cache runs with {limit}, not {requested}; it takes another limit when all its mounts \
+                 have ended"
+            ));
+        }
+        warnings
+    }
+
+    /// The engine of the tenant whose mount it is.
+    async fn engine_of(&self, request: &MountRequest) -> Result<Engine> {
+        let Some(tenant) = request.tenant.clone() else { return Ok(self.engine.clone()) };
+        let engine = self.engine.clone();
+        blocking(move || engine.of(&tenant)).await
+    }
+
+    fn options(&self, request: &MountRequest) -> Options {
+        Options {
+            allow_other: request.allow_other,
+            uid: request.uid,
+            gid: request.gid,
+            threads: DEVICE_THREADS,
+            control: Some(self.socket.clone()),
+            metrics: Arc::clone(&self.metrics),
+            invalidator: self.invalidator.clone(),
+        }
+    }
+
+    /// Whether a mount at `mountpoint` would hide the cache.
+    pub fn hides_cache(&self, mountpoint: &Path) -> bool {
+        self.cache.starts_with(mountpoint)
+    }
+}

@@ -1,0 +1,78 @@
+//! Mount records: what makes a mount again after its agent has ended.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bdnfs::error::Result;
+use bdnfs::task::blocking;
+use serde::{Deserialize, Serialize};
+
+use crate::api::MountRequest;
+use crate::records::Records;
+
+/// The record of a mount. It holds no secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountRecord {
+    /// Its id.
+    pub id: u64,
+    /// When it was mounted, in seconds since 1970.
+    pub since: u64,
+    /// What was asked for, without its secrets.
+    pub request: MountRequest,
+    /// Whether the request had secrets, which the record lacks: without them its origin can't be read.
+    #[serde(rename = "bereft")]
+    pub lacks_secrets: bool,
+    /// The snapshot's id, in hexadecimal.
+    pub snapshot: String,
+    /// What the source was resolved to, as its origin names it.
+    pub resolved: String,
+    /// Whether all of it is to be staged.
+    pub staged: bool,
+}
+
+/// The records of all mounts of a persistent agent; another one keeps none. All but [`all`](Self::all) block on the local
+/// disk.
+#[derive(Clone, Debug)]
+pub struct MountRecords(Option<Arc<Records<MountRecord>>>);
+
+impl MountRecords {
+    /// Those in the cache directory `cache`, whose lock the caller holds.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn open(cache: &Path, persistent: bool) -> Result<Self> {
+        let records = persistent.then(|| Records::open(cache, "mounts").map(Arc::new));
+        records.transpose().map(Self)
+    }
+
+    /// Writes a record.
+    ///
+    /// # Errors
+    /// Those of [`Records::put`].
+    pub fn put(&self, record: &MountRecord) -> Result<()> {
+        self.0.as_ref().map_or(Ok(()), |records| records.put(&record.id.to_string(), record))
+    }
+
+    /// Removes the record of the mount `id`. A failure is logged.
+    pub fn remove(&self, id: u64) {
+        if let Some(records) = &self.0
+            && let Err(error) = records.remove(&id.to_string())
+        {
+            tracing::warn!("mount {id} will be mounted again at the next start: {error}");
+        }
+    }
+
+    /// All of them, oldest first. What can't be read is logged.
+    pub async fn all(&self) -> Vec<MountRecord> {
+        let Some(records) = self.0.clone() else { return Vec::new() };
+        let mut records = match blocking(move || records.all()).await {
+            Ok(records) => records.into_iter().map(|(_, record)| record).collect::<Vec<_>>(),
+            Err(error) => {
+                tracing::error!("cannot restore the mounts of the last run: {error}");
+                Vec::new()
+            }
+        };
+        records.sort_by_key(|record| record.id);
+        records
+    }
+}

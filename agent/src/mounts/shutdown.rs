@@ -1,0 +1,53 @@
+//! Shutdown: all mounts are unmounted, or handed over to the next agent.
+
+use std::sync::Arc;
+
+use super::manager::MountManager;
+use super::mount::ManagedMount;
+
+/// Refuses mounts from now on, hands over all whose descriptors the fd store has, and unmounts the others.
+pub async fn hand_over_all(manager: &MountManager) {
+    for managed in close(manager) {
+        if managed.is_stored() {
+            tracing::info!("the mount at {} is left to the next agent", managed.mountpoint().display());
+            managed.mount().hand_over();
+        } else {
+            unmount_or_detach(manager, managed.id()).await;
+        }
+    }
+}
+
+/// Refuses mounts from now on, and unmounts all. Those in use are detached.
+pub async fn unmount_all(manager: &MountManager) {
+    for managed in close(manager) {
+        if !managed.is_detached() {
+            unmount_or_detach(manager, managed.id()).await;
+        }
+        // Processes that use a detached mount get their errors at once, and not when no agent has come for it.
+        manager.handover.remove(managed.id()).await;
+    }
+}
+
+/// Whether a mount is handed over to the next agent, or may be: those of the last run that are not restored yet.
+pub fn is_handed_over(manager: &MountManager) -> bool {
+    if manager.handover.is_possible() && !manager.lifecycle.is_ready() {
+        return true;
+    }
+    manager.all().iter().any(|managed| managed.mount().is_handed_over())
+}
+
+/// Refuses mounts from now on, and lists those that there are.
+fn close(manager: &MountManager) -> Vec<Arc<ManagedMount>> {
+    // Under the lock of the table: a mount that is being made sees either that, or is in the list.
+    let table = manager.table();
+    manager.lifecycle.close();
+    table.mounts.values().cloned().collect()
+}
+
+async fn unmount_or_detach(manager: &MountManager, id: u64) {
+    let Err(failure) = manager.unmount(id, false).await else { return };
+    tracing::warn!("{failure}; detaching it");
+    if let Err(failure) = manager.unmount(id, true).await {
+        tracing::warn!("{failure}");
+    }
+}
