@@ -43,9 +43,8 @@ fn bench_against_itself_finds_nothing_worse() {
         "{group}"
     );
     assert!(group["pairs"].as_array().unwrap().iter().all(|pair| pair["ratio"].as_f64().unwrap() > 0.0));
-    for name in ["first.md", "first-cold-ratios.svg"] {
-        assert!(fs::read_to_string(out.join(name)).unwrap().contains("one file, mount --wait"), "{name}");
-    }
+    let tables = fs::read_to_string(out.join("first.md")).unwrap();
+    assert!(tables.contains("one file, mount --wait"), "{tables}");
     assert!(is_empty(&machine.directory("work")));
 
     let (report, other) = (out.join("first.json"), out.join("other.json"));
@@ -54,10 +53,8 @@ fn bench_against_itself_finds_nothing_worse() {
     };
     let same = compare(&report);
     assert_eq!(same.code, Some(0), "{}", same.err);
-    assert!(same.out.ends_with(" rows: all medians agree within 10 %.\n"), "{}", same.out);
-    // Of another build, anything may be worse.
+    assert!(same.out.ends_with(" rows compared, 0 worse, 0 better\n"), "{}", same.out);
     let mut slower = json.clone();
-    slower["machine"]["program"] = "another".into();
     fs::write(&other, slower.to_string()).unwrap();
     let held = compare(&other);
     assert_eq!((held.code, held.out.lines().next()), (Some(0), Some("9 rows compared, 0 worse, 0 better")));
