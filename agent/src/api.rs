@@ -120,6 +120,9 @@ pub struct MountInfo {
     pub id: u64,
     /// Its source, as the origin names it.
     pub source: String,
+    /// Its source as it was asked for, without a signature. An older agent does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested: Option<String>,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
     /// The snapshot's id, in hexadecimal.
@@ -133,6 +136,13 @@ pub struct MountInfo {
     /// What the user should know, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+impl MountInfo {
+    /// Its source as it was asked for, where that is known; else as the origin names it.
+    pub fn requested(&self) -> &str {
+        self.requested.as_deref().unwrap_or(&self.source)
+    }
 }
 
 /// How a mount is doing.

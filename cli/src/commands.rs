@@ -10,6 +10,7 @@ pub mod job;
 pub mod ls;
 pub mod mirror;
 pub mod mount;
+pub mod mount_helper;
 pub mod status;
 pub mod top;
 pub mod umount;

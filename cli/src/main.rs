@@ -29,6 +29,9 @@ mod text;
 mod weights;
 
 fn main() -> ExitCode {
+    if let Some(name) = commands::mount_helper::invoked_name() {
+        return commands::mount_helper::main(name);
+    }
     match args::Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if text::is_broken_pipe(&error) => ExitCode::SUCCESS,

@@ -35,7 +35,9 @@ pub enum MountPointError {
     #[error("/dev/fuse not found: run `modprobe fuse`, or start the container with `--device /dev/fuse`")]
     NoFuse,
     /// This user may not use FUSE.
-    #[error("permission denied on /dev/fuse: run as root, or start the container with `--device /dev/fuse`")]
+    #[error(
+        "permission denied on /dev/fuse: run as root, or let other users open it with `chmod 666 /dev/fuse`; start a container with `--device /dev/fuse`"
+    )]
     FusePermission,
 }
 

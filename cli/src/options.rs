@@ -19,16 +19,27 @@ pub fn parse(list: &str) -> Result<Options, String> {
     let mut options = Options::default();
     for option in list.split(',').filter(|option| !option.is_empty()) {
         match option.split_once('=') {
+            _ if is_ignored(option) => {}
             None if option == "allow_other" => options.allow_other = true,
             None if option == "rw" => return Err("mounts are read-only; remove `rw`".to_owned()),
-            None if IGNORED.split(' ').any(|ignored| ignored == option) => {}
             Some(("uid", id)) => options.uid = Some(number(option, id)?),
             Some(("gid", id)) => options.gid = Some(number(option, id)?),
-            _ if option.starts_with("x-") => {}
-            _ => return Err(format!("unknown mount option `{option}`")),
+            _ => return Err(unknown(option)),
         }
     }
     Ok(options)
+}
+
+/// Whether an option has no effect: a comment, or one of [`IGNORED`].
+pub fn is_ignored(option: &str) -> bool {
+    option.starts_with("x-")
+        || option.starts_with("X-")
+        || IGNORED.split(' ').any(|ignored| ignored == option)
+}
+
+/// The message for an option that is not known.
+pub fn unknown(option: &str) -> String {
+    format!("unknown mount option `{option}`")
 }
 
 fn number(option: &str, id: &str) -> Result<u32, String> {

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::command_output::CommandOutput;
+use crate::mount_namespace::MountNamespace;
 use crate::mounts::{is_mounted, mount_points};
 use crate::network::NetworkHost;
 use crate::process::{kill_and_wait, processes_with_open, wait_for_exit, wait_gone};
@@ -25,6 +26,8 @@ pub struct Machine {
     env: Vec<(OsString, OsString)>,
     /// The network namespace that it is in, if it is not this process's.
     network: Option<PathBuf>,
+    /// The mount namespace that it is in, if it is not this process's.
+    mounts: Option<PathBuf>,
     /// What stands in its `/etc/resolv.conf`, if that is not this machine's.
     resolver: Option<PathBuf>,
 }
@@ -33,7 +36,8 @@ impl Machine {
     /// A new machine with an empty cache.
     pub fn new() -> Self {
         let home = TempDir::with_prefix("bdnfs-test-").expect("a temporary directory");
-        Self { cache: home.path().join("cache"), home, env: Vec::new(), network: None, resolver: None }
+        let cache = home.path().join("cache");
+        Self { cache, home, env: Vec::new(), network: None, mounts: None, resolver: None }
     }
 
     /// The same, with its cache at `cache`.
@@ -45,6 +49,12 @@ impl Machine {
     /// The same, with the network of `host`.
     pub fn in_network(mut self, host: &NetworkHost) -> Self {
         self.network = Some(host.path());
+        self
+    }
+
+    /// The same, whose mounts are those of `namespace`.
+    pub fn in_mounts(mut self, namespace: &MountNamespace) -> Self {
+        self.mounts = Some(namespace.handle());
         self
     }
 
@@ -97,10 +107,18 @@ impl Machine {
     pub fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
         let binary = target().join("bdnfs");
         assert!(binary.exists(), "{} is missing; cargo build --workspace makes it", binary.display());
+        self.program(binary, arguments)
+    }
+
+    /// The command `program` with `arguments`, in this machine's environment.
+    pub fn program<A: AsRef<OsStr>>(&self, program_path: impl AsRef<OsStr>, arguments: &[A]) -> Command {
         let mut words: Vec<OsString> = Vec::new();
         if let Some(network) = &self.network {
             // The network alone: what is mounted is to be seen from here.
             words.extend(["nsenter".into(), format!("--net={}", network.display()).into(), "--".into()]);
+        }
+        if let Some(mounts) = &self.mounts {
+            words.extend(["nsenter".into(), format!("--mount={}", mounts.display()).into(), "--".into()]);
         }
         if let Some(resolver) = &self.resolver {
             let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
@@ -110,10 +128,10 @@ impl Machine {
         let mut command = match words.split_first() {
             Some((name, words)) => {
                 let mut command = program(name.to_str().expect("text"));
-                command.args(words).arg(binary);
+                command.args(words).arg(program_path);
                 command
             }
-            None => Command::new(binary),
+            None => Command::new(program_path),
         };
         command.args(arguments).env_clear().stdin(Stdio::null());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", self.home.path());
@@ -124,8 +142,12 @@ impl Machine {
 
     /// Runs `bdnfs` with `arguments` to its end.
     pub fn run<A: AsRef<OsStr>>(&self, arguments: &[A]) -> CommandOutput {
+        self.run_command(self.command(arguments))
+    }
+
+    /// Runs `command` to its end.
+    pub fn run_command(&self, mut command: Command) -> CommandOutput {
         let (out, err) = (self.home.path().join("stdout"), self.home.path().join("stderr"));
-        let mut command = self.command(arguments);
         // Files and not pipes: what is left running must not be waited for.
         command.stdout(File::create(&out).expect("a file")).stderr(File::create(&err).expect("a file"));
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bdnfs::manifest::Slice;
 use bdnfs::snapshot::Snapshot;
+use bdnfs::source::Uri;
 use bdnfs::stage::Stage;
 use bdnfs_fs::{Mount, mounts};
 use tokio::sync::watch;
@@ -131,6 +132,7 @@ impl ManagedMount {
         MountInfo {
             id: self.id(),
             source: manifest.source().to_owned(),
+            requested: self.request.weights.source.expose().parse().ok().map(|uri: Uri| uri.to_string()),
             mountpoint: self.mountpoint().to_owned(),
             snapshot: self.snapshot.id().to_string(),
             files: manifest.files(),

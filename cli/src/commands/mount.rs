@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::error::Kind;
+use bdnfs::source::Uri;
 use bdnfs_agent::AgentServer;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{MountInfo, MountRequest, Weights};
@@ -56,7 +57,7 @@ pub struct MountArgs {
     foreground: bool,
     /// Stage: return when all data is local and verified
     #[arg(long)]
-    wait: bool,
+    pub wait: bool,
     /// Allow other users to access the mount
     #[arg(long)]
     allow_other: bool,
@@ -72,6 +73,9 @@ pub struct MountArgs {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+    /// Whether to print nothing when it succeeds.
+    #[arg(skip)]
+    pub quiet: bool,
 }
 
 const EXAMPLES: &str = "Examples:
@@ -87,6 +91,11 @@ impl MountArgs {
     /// Whether this process may become the daemon.
     pub fn is_foreground(&self) -> bool {
         self.foreground
+    }
+
+    /// The source and the mount point, where they are arguments.
+    pub fn target(&self) -> Option<(&Uri, &Path)> {
+        Some((self.source.as_ref()?.uri(), self.mountpoint.as_deref()?))
     }
 
     /// The sources to mount, of the arguments or a configuration.
@@ -304,7 +313,7 @@ impl MountSession {
                     .with_context(|| format!("cannot stage {}; {unmounted} unmounted", mounted.source));
             }
         };
-        print_line(&if self.args.json {
+        self.print(&if self.args.json {
             serde_json::to_string(&staging)?
         } else {
             let done = &staging.progress;
@@ -320,8 +329,15 @@ impl MountSession {
         for warning in &mounted.warnings {
             eprintln!("note: {warning}");
         }
-        print_line(&if self.args.json { serde_json::to_string(mounted)? } else { summary(mounted) });
+        self.print(&if self.args.json { serde_json::to_string(mounted)? } else { summary(mounted) });
         Ok(())
+    }
+
+    /// Prints a line. A closed stdout is no reason to abandon a mount.
+    fn print(&self, line: &str) {
+        if !self.args.quiet {
+            let _ = writeln!(std::io::stdout().lock(), "{line}");
+        }
     }
 
     /// Unmounts all; busy ones are detached.
@@ -343,11 +359,6 @@ impl MountSession {
     }
 }
 
-/// Prints a line. A closed stdout is no reason to abandon a mount.
-fn print_line(line: &str) {
-    let _ = writeln!(std::io::stdout().lock(), "{line}");
-}
-
 fn summary(mounted: &MountInfo) -> String {
     let id = short_id(&mounted.snapshot);
     let (files, bytes) = (text::files(mounted.files), text::size(mounted.bytes));
@@ -367,6 +378,7 @@ mod tests {
         let mounted = MountInfo {
             id: 1,
             source: "s3://models/x".to_owned(),
+            requested: None,
             mountpoint: "/mnt/model".into(),
             snapshot: "1f0c".repeat(16),
             files: 12,

@@ -174,6 +174,7 @@ mod tests {
         let mounted = MountInfo {
             id: 1,
             source: "s3://b/p".to_owned(),
+            requested: None,
             mountpoint: "/mnt/p".into(),
             snapshot: String::new(),
             files: 12,

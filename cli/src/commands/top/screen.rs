@@ -181,6 +181,7 @@ mod tests {
         let mounted = MountInfo {
             id: 1,
             source: "s3://bucket/prefix".to_owned(),
+            requested: None,
             mountpoint: "/mnt/a/rather/long/place/for/a/model/of/today".into(),
             snapshot: String::new(),
             files: 12,
