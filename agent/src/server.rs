@@ -30,12 +30,12 @@ use crate::context::Context;
 use crate::fdstore::{FdStore, StoredMount};
 use crate::lifecycle::KeepAlive;
 use crate::signals::{self, Shutdown};
-use socket::Socket;
+use socket::ControlSocket;
 
 /// An agent that has its cache and listens.
 #[derive(Debug)]
 pub struct AgentServer {
-    sockets: Vec<Socket>,
+    sockets: Vec<ControlSocket>,
     metrics_listener: Option<TcpListener>,
     agent: Arc<Agent>,
     claim: Option<CacheClaim>,
@@ -60,8 +60,8 @@ impl AgentServer {
         if !config.persistent {
             CacheClaim::of_nobody(cache)?;
         }
-        let mut sockets = vec![Socket::bind(&api::socket::of_cache(cache))?];
-        match config.socket.as_deref().map(Socket::bind_beside).transpose() {
+        let mut sockets = vec![ControlSocket::bind(&api::socket::of_cache(cache))?];
+        match config.socket.as_deref().map(ControlSocket::bind_beside).transpose() {
             Ok(socket) => sockets.extend(socket),
             Err(error) if config.socket_required => return Err(error.into()),
             Err(error) => tracing::warn!("{error}; only commands that name the cache find this agent"),

@@ -1,7 +1,7 @@
 //! The command line: its commands and global options.
 
 use anyhow::Result;
-use bdnfs_agent::telemetry::traces::TraceCollector;
+use bdnfs_agent::telemetry::traces::OtlpEndpoint;
 use bdnfs_agent::{fdstore, jobs::supervisor};
 use clap::{ArgAction, Parser, Subcommand};
 
@@ -81,8 +81,8 @@ impl Cli {
         };
         let collector = match &self.command {
             Command::Agent(agent) => agent.collector(&config)?,
-            Command::Daemon(_) => TraceCollector::ambient()?,
-            Command::Mount(mount) if mount.is_foreground() => TraceCollector::ambient()?,
+            Command::Daemon(_) => OtlpEndpoint::ambient()?,
+            Command::Mount(mount) if mount.is_foreground() => OtlpEndpoint::ambient()?,
             _ => None,
         };
         // Dropped at the end, which sends the last traces.

@@ -6,15 +6,11 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, registry};
 
-use bdnfs_agent::telemetry::traces::{self, TraceCollector, TraceGuard};
+use bdnfs_agent::telemetry::traces::{self, OtlpEndpoint, TraceGuard};
 
 /// Starts logging: a service logs what it does, a command only warnings. `verbose` raises the level, and the variable BDNFS_LOG
 /// replaces it. With a `collector`, spans are traced for it until the result is dropped.
-pub fn start(
-    is_service: bool,
-    verbose: u8,
-    collector: Option<&TraceCollector>,
-) -> Result<Option<TraceGuard>> {
+pub fn start(is_service: bool, verbose: u8, collector: Option<&OtlpEndpoint>) -> Result<Option<TraceGuard>> {
     let targets = match std::env::var("BDNFS_LOG") {
         Ok(text) => text.parse().with_context(|| format!("invalid log level BDNFS_LOG={text:?}"))?,
         // Libraries log a lot: only the level of `bdnfs*` is raised.

@@ -2,7 +2,7 @@
 
 /// Parsed mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct MountOptions {
     /// `allow_other`.
     pub allow_other: bool,
     /// `uid=`.
@@ -15,8 +15,8 @@ pub struct Options {
 const IGNORED: &str = "ro defaults nosuid nodev noatime nodiratime relatime async _netdev auto noauto nofail default_permissions";
 
 /// Parses a list: `ro,allow_other,uid=1000`.
-pub fn parse(list: &str) -> Result<Options, String> {
-    let mut options = Options::default();
+pub fn parse(list: &str) -> Result<MountOptions, String> {
+    let mut options = MountOptions::default();
     for option in list.split(',').filter(|option| !option.is_empty()) {
         match option.split_once('=') {
             _ if is_ignored(option) => {}
@@ -46,7 +46,7 @@ fn number(option: &str, id: &str) -> Result<u32, String> {
     id.parse().map_err(|_| format!("`{option}`: expected a numeric id"))
 }
 
-impl Options {
+impl MountOptions {
     /// Merges two sets of options; `later` takes precedence.
     pub fn merge(self, later: &Self) -> Self {
         Self {
@@ -65,9 +65,9 @@ mod tests {
     fn options_of_mount8_are_parsed() {
         let options =
             parse("ro,nosuid,,nodev,x-systemd.automount,allow_other,uid=1000,gid=0").expect("valid");
-        assert_eq!(options, Options { allow_other: true, uid: Some(1000), gid: Some(0) });
+        assert_eq!(options, MountOptions { allow_other: true, uid: Some(1000), gid: Some(0) });
         let both = options.merge(&parse("uid=7,defaults").expect("valid"));
-        assert_eq!(both, Options { allow_other: true, uid: Some(7), gid: Some(0) });
+        assert_eq!(both, MountOptions { allow_other: true, uid: Some(7), gid: Some(0) });
     }
 
     #[test]

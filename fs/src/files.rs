@@ -24,7 +24,7 @@ const STATELESS_MAX: u64 = 16 << 20;
 
 /// The files of a mount, in one of two ways that it keeps to.
 #[derive(Debug)]
-pub(crate) enum Files {
+pub(crate) enum FileTable {
     /// The kernel sends OPEN for every open, which may be answered with a backing file.
     Handles(Arc<FileHandles>),
     /// The kernel learns once that opens need no request, and sends neither OPEN nor RELEASE from then on: twelve times as fast
@@ -32,7 +32,7 @@ pub(crate) enum Files {
     Stateless(Arc<StatelessFiles>),
 }
 
-impl Files {
+impl FileTable {
     /// Whether the files of `snapshot` are all so small that its mount is best stateless.
     pub(crate) fn stateless(snapshot: &Snapshot) -> bool {
         snapshot.manifest().largest() <= STATELESS_MAX

@@ -66,7 +66,7 @@ use tokio::sync::watch;
 
 use crate::device::Device;
 use crate::expiry::{ActivitySignal, idle_expiry};
-use crate::files::{FileHandles, Files, StatelessFiles};
+use crate::files::{FileHandles, FileTable, StatelessFiles};
 use crate::handover::{DentryInvalidator, MountDescriptors};
 use crate::ledger::{Ledger, LedgerEntry, MountFeatures};
 use crate::ops::Filesystem;
@@ -148,7 +148,7 @@ impl Mount {
         options: &Options,
         device: Device,
     ) -> Result<Self> {
-        let stateless = Files::stateless(&snapshot);
+        let stateless = FileTable::stateless(&snapshot);
         let session::KernelFeatures { passthrough, resend } = session::handshake(&device, !stateless)?;
         if !stateless && !passthrough {
             tracing::warn!(
@@ -298,14 +298,14 @@ fn filesystem(
 ) -> Arc<Filesystem> {
     let features = ledger.features();
     let files = if features.stateless {
-        Files::Stateless(StatelessFiles::new(snapshot.clone(), runtime.clone()))
+        FileTable::Stateless(StatelessFiles::new(snapshot.clone(), runtime.clone()))
     } else {
         let (device, ledger) = (device.clone(), ledger.clone());
         let (runtime, invalidator) = (runtime.clone(), options.invalidator.clone());
         let (snapshot, passthrough) = (snapshot.clone(), features.passthrough);
         let handles = FileHandles::new(snapshot, runtime, device, passthrough, ledger, invalidator);
         handles.restore(entries);
-        Files::Handles(handles)
+        FileTable::Handles(handles)
     };
     let owner = FileOwner {
         uid: options.uid.unwrap_or_else(|| getuid().as_raw()),

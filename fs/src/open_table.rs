@@ -205,7 +205,7 @@ mod tests {
 
     /// What happens to one file.
     #[derive(Clone, Debug)]
-    enum Step {
+    enum TableStep {
         Lookup,
         Open,
         OpenTwin,
@@ -216,16 +216,16 @@ mod tests {
         Takeover,
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<TableStep>> {
         let step = prop_oneof![
-            2 => Just(Step::Lookup),
-            4 => Just(Step::Open),
-            1 => Just(Step::OpenTwin),
-            4 => any::<prop::sample::Index>().prop_map(Step::Close),
-            2 => Just(Step::Whole),
-            1 => Just(Step::Evict),
-            1 => Just(Step::DentryInvalidator),
-            1 => Just(Step::Takeover),
+            2 => Just(TableStep::Lookup),
+            4 => Just(TableStep::Open),
+            1 => Just(TableStep::OpenTwin),
+            4 => any::<prop::sample::Index>().prop_map(TableStep::Close),
+            2 => Just(TableStep::Whole),
+            1 => Just(TableStep::Evict),
+            1 => Just(TableStep::DentryInvalidator),
+            1 => Just(TableStep::Takeover),
         ];
         prop::collection::vec(step, 0..200)
     }
@@ -241,9 +241,9 @@ mod tests {
             let mut backings: std::collections::HashMap<u32, std::sync::Weak<u32>> = Default::default();
             for step in steps {
                 match step {
-                    Step::Lookup => dentry = table.lookup_node(FILE),
-                    Step::Open | Step::OpenTwin => {
-                        let node = if matches!(step, Step::Open) { dentry } else { tree::twin(FILE) };
+                    TableStep::Lookup => dentry = table.lookup_node(FILE),
+                    TableStep::Open | TableStep::OpenTwin => {
+                        let node = if matches!(step, TableStep::Open) { dentry } else { tree::twin(FILE) };
                         let back = || whole.then(|| { registered += 1; std::sync::Arc::new(registered) });
                         let mode = match table.open(node, back, || None) {
                             OpenMode::Cached => OpenMode::Cached,
@@ -256,18 +256,18 @@ mod tests {
                         prop_assert!(handles.iter().all(|(n, m)| *n != node || *m == mode));
                         handles.push((node, mode));
                     }
-                    Step::Close(which) if !handles.is_empty() => {
+                    TableStep::Close(which) if !handles.is_empty() => {
                         let (node, _) = handles.swap_remove(which.index(handles.len()));
                         table.close(node, now);
                     }
-                    Step::Whole => {
+                    TableStep::Whole => {
                         whole = true;
                         table.mark_whole(tree::base(FILE));
                         table.mark_whole(tree::twin(FILE));
                     }
-                    Step::Evict => whole &= !handles.is_empty(),
-                    Step::DentryInvalidator => drop(table.expire(now + IDLE_TIMEOUT)),
-                    Step::Takeover => {
+                    TableStep::Evict => whole &= !handles.is_empty(),
+                    TableStep::DentryInvalidator => drop(table.expire(now + IDLE_TIMEOUT)),
+                    TableStep::Takeover => {
                         // From the ledger; nothing else is handed over.
                         let adopted: Vec<_> = backings.values().filter_map(std::sync::Weak::upgrade).collect();
                         table = OpenTable::new();
@@ -286,7 +286,7 @@ mod tests {
                             table.mark_whole(tree::twin(FILE));
                         }
                     }
-                    Step::Close(_) => {}
+                    TableStep::Close(_) => {}
                 }
                 if handles.is_empty() && whole {
                     prop_assert_eq!(table.lookup_node(FILE), tree::base(FILE));

@@ -15,7 +15,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::errno;
 use crate::expiry::ActivitySignal;
-use crate::files::Files;
+use crate::files::FileTable;
 use crate::metrics::RequestMetrics;
 use crate::replies::{PendingReplies, RequestContext};
 use crate::tree::{self, DirPosition, FileOwner};
@@ -59,7 +59,7 @@ pub(crate) struct Filesystem {
     pub(crate) owner: FileOwner,
     /// The value of the root's `user.bdnfs.control`.
     pub(crate) control: Option<PathBuf>,
-    pub(crate) files: Files,
+    pub(crate) files: FileTable,
     pub(crate) replies: PendingReplies,
     pub(crate) metrics: Arc<RequestMetrics>,
     pub(crate) activity: ActivitySignal,

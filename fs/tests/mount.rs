@@ -37,9 +37,9 @@ const LARGE: usize = (16 << 20) + 12_345;
 
 /// An origin in memory: content by path.
 #[derive(Debug)]
-struct Memory(BTreeMap<Vec<u8>, Bytes>);
+struct MemoryOrigin(BTreeMap<Vec<u8>, Bytes>);
 
-impl Tier for Memory {
+impl Tier for MemoryOrigin {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -56,7 +56,7 @@ impl Tier for Memory {
     }
 }
 
-impl Origin for Memory {
+impl Origin for MemoryOrigin {
     fn name(&self) -> &str {
         "memory:///test, 1"
     }
@@ -101,7 +101,7 @@ impl Mounted {
         };
         let engine = Engine::open(&config, runtime.handle().clone()).expect("an engine");
         let content = |(path, content): &(&[u8], &[u8])| (path.to_vec(), Bytes::copy_from_slice(content));
-        let origin = Arc::new(Memory(files.iter().map(content).collect()));
+        let origin = Arc::new(MemoryOrigin(files.iter().map(content).collect()));
         let snapshot = runtime.block_on(engine.snapshot(origin, Patterns::default())).expect("a snapshot");
         let options = Options { control: Some("/run/control".into()), ..Options::default() };
         let mount = Mount::new(snapshot.clone(), runtime.handle().clone(), &dir.path().join("mnt"), &options);

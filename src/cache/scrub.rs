@@ -33,7 +33,7 @@ pub struct ScrubTotals {
 }
 
 /// What is known of one blob now.
-enum Verdict {
+enum BlobVerdict {
     Right(u64),
     Wrong(u64),
     Unknown,
@@ -56,9 +56,9 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
             let verdict = check_blob(cache, found);
             let (sum, wrong) = &mut *verified.lock();
             match verdict {
-                Ok(Verdict::Unknown) => sum.unknown += 1,
-                Ok(Verdict::Right(bytes)) => (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + bytes),
-                Ok(Verdict::Wrong(bytes)) => {
+                Ok(BlobVerdict::Unknown) => sum.unknown += 1,
+                Ok(BlobVerdict::Right(bytes)) => (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + bytes),
+                Ok(BlobVerdict::Wrong(bytes)) => {
                     (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + bytes);
                     wrong.push(found.key);
                 }
@@ -83,39 +83,39 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
 }
 
 /// Reads a blob, and removes what of it is not right.
-fn check_blob(cache: &Cache, found: &CachedFile) -> Result<Verdict> {
+fn check_blob(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
     if found.form == BlobFile::Part {
         return part(cache, found);
     }
     let layout = cache.layout();
     // Evicted meanwhile.
-    let Some(file) = layout.open_blob(&found.key, BlobFile::Whole)? else { return Ok(Verdict::Unknown) };
+    let Some(file) = layout.open_blob(&found.key, BlobFile::Whole)? else { return Ok(BlobVerdict::Unknown) };
     let expected = match &found.key {
         Key::Content(digest) => *digest,
         Key::Origin(_) => match noted_digest(&file) {
             Some(digest) => digest,
-            None => return Ok(Verdict::Unknown),
+            None => return Ok(BlobVerdict::Unknown),
         },
     };
     match hash(file) {
-        Ok((digest, bytes)) if digest == expected => return Ok(Verdict::Right(bytes)),
+        Ok((digest, bytes)) if digest == expected => return Ok(BlobVerdict::Right(bytes)),
         Ok(_) => {}
         // What the disk can't read is no better than what is wrong.
         Err(error) => tracing::warn!(key = %found.key, %error, "a blob can't be read"),
     }
     layout.remove(&found.key, BlobFile::Whole)?;
     cache.partition.subtract(found.bytes);
-    Ok(Verdict::Wrong(found.size))
+    Ok(BlobVerdict::Wrong(found.size))
 }
 
 /// Holds the blocks of a part that are said to be here against their checks.
-fn part(cache: &Cache, found: &CachedFile) -> Result<Verdict> {
+fn part(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
     // Who uses it knows better what is there.
     let Some(partial) = cache.leases().unless_leased(&found.key, || cache.resume(&found.key, found.size))
     else {
-        return Ok(Verdict::Unknown);
+        return Ok(BlobVerdict::Unknown);
     };
-    let Some(partial) = partial? else { return Ok(Verdict::Unknown) };
+    let Some(partial) = partial? else { return Ok(BlobVerdict::Unknown) };
     let mut bytes = 0;
     let mut right = true;
     for index in 0..partial.presence().blocks() {
@@ -124,7 +124,7 @@ fn part(cache: &Cache, found: &CachedFile) -> Result<Verdict> {
             right &= partial.recheck(index);
         }
     }
-    Ok(if right { Verdict::Right(bytes) } else { Verdict::Wrong(bytes) })
+    Ok(if right { BlobVerdict::Right(bytes) } else { BlobVerdict::Wrong(bytes) })
 }
 
 fn noted_digest(file: &File) -> Option<Digest> {

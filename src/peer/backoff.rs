@@ -21,7 +21,7 @@ const BUSY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_s
 #[derive(Debug, Default)]
 pub struct BackoffTable {
     /// One entry for each peer that failed, until it succeeds or is no member any more.
-    backoffs: Mutex<HashMap<String, Backoff>>,
+    backoffs: Mutex<HashMap<String, PeerBackoff>>,
     /// When each was last heard, and when it last finished a response.
     activity: Mutex<HashMap<String, (Instant, Instant)>>,
 }
@@ -38,7 +38,7 @@ pub enum PeerState {
 }
 
 #[derive(Debug)]
-struct Backoff {
+struct PeerBackoff {
     since: Instant,
     until: Instant,
     duration: Duration,
@@ -93,8 +93,10 @@ impl BackoffTable {
             return false;
         }
         let duration = backoffs.get(id).map_or(BACKOFF.0, |backoff| (backoff.duration * 2).min(BACKOFF.1));
-        backoffs
-            .insert(id.to_owned(), Backoff { since: now, until: now + duration, duration, banned: false });
+        backoffs.insert(
+            id.to_owned(),
+            PeerBackoff { since: now, until: now + duration, duration, banned: false },
+        );
         true
     }
 
@@ -111,14 +113,14 @@ impl BackoffTable {
     /// How many of the members that `known` accepts have stopped responding lately.
     pub fn recent_failures(&self, known: impl Fn(&str) -> bool) -> usize {
         let backoffs = self.backoffs.lock();
-        let recent = |backoff: &Backoff| !backoff.banned && backoff.since.elapsed() < BACKOFF.0;
+        let recent = |backoff: &PeerBackoff| !backoff.banned && backoff.since.elapsed() < BACKOFF.0;
         backoffs.iter().filter(|(id, backoff)| recent(backoff) && known(id)).count()
     }
 
     /// Bans `id`, which sent wrong bytes.
     pub fn ban_for_corruption(&self, id: &str) {
         let now = Instant::now();
-        let ban = Backoff { since: now, until: now + CORRUPTION_BAN, duration: BACKOFF.0, banned: true };
+        let ban = PeerBackoff { since: now, until: now + CORRUPTION_BAN, duration: BACKOFF.0, banned: true };
         self.backoffs.lock().insert(id.to_owned(), ban);
     }
 

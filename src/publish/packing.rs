@@ -45,7 +45,7 @@ pub(super) struct Recipe {
 
 /// A pack that is being gathered.
 #[derive(Default)]
-struct Pack {
+struct PackDraft {
     files: Vec<u32>,
     names: Vec<([u8; 32], u64)>,
     size: u64,
@@ -58,7 +58,7 @@ struct Pack {
 /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when the listing is.
 pub(super) fn plan(listing: &Manifest, source: &str) -> Result<Vec<Recipe>> {
     let mut recipes = Vec::new();
-    let mut pack = Pack::default();
+    let mut pack = PackDraft::default();
     for index in 0..listing.blobs() {
         let blob = listing.blob(index)?;
         let name = name(source, &blob);
@@ -88,9 +88,9 @@ pub(super) fn plan(listing: &Manifest, source: &str) -> Result<Vec<Recipe>> {
     Ok(recipes)
 }
 
-impl Pack {
+impl PackDraft {
     fn close(&mut self) -> Recipe {
-        let Pack { files, names, size } = std::mem::take(self);
+        let PackDraft { files, names, size } = std::mem::take(self);
         Recipe { files, size, name: recipe(names) }
     }
 }

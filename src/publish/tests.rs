@@ -33,14 +33,14 @@ use crate::mirror::multipart::MirrorStore;
 use crate::snapshot::Snapshot;
 use crate::source::{Access, Uri};
 use crate::tier::lazy_origin::OriginOpener;
-use crate::tier::memory::Memory;
+use crate::tier::memory::MemoryTier;
 use crate::tier::{Body, Tier, TierKind, Urgency};
 
 const NO_GRACE: Duration = Duration::ZERO;
 /// So little memory that a file of 2 MiB and more is streamed.
 const CONFIG: PublishConfig = PublishConfig { memory: 8 << 20 };
 
-type Files = BTreeMap<Vec<u8>, Bytes>;
+type FileTree = BTreeMap<Vec<u8>, Bytes>;
 
 /// Bytes that nothing can be saved on, the same for the same seed.
 fn noise(len: u64, seed: u64) -> Bytes {
@@ -61,13 +61,13 @@ fn text(len: u64, seed: u64) -> Bytes {
 }
 
 /// A source with every kind of file. Making it takes long enough to be done once.
-fn files() -> Files {
-    static FILES_IN_FLIGHT: LazyLock<Files> = LazyLock::new(make_files);
+fn files() -> FileTree {
+    static FILES_IN_FLIGHT: LazyLock<FileTree> = LazyLock::new(make_files);
     FILES_IN_FLIGHT.clone()
 }
 
-fn make_files() -> Files {
-    let mut files = Files::from([
+fn make_files() -> FileTree {
+    let mut files = FileTree::from([
         (b"large.bin".to_vec(), noise(3 * BLOCK + 77, 1)),
         (b"large.txt".to_vec(), text(3 * BLOCK + 77, 2)),
         (b"middle.txt".to_vec(), text(BLOCK + 5, 3)),
@@ -80,8 +80,8 @@ fn make_files() -> Files {
     files
 }
 
-fn origin(files: &Files) -> Arc<Memory> {
-    let origin = Arc::new(Memory::new("memory://origin"));
+fn origin(files: &FileTree) -> Arc<MemoryTier> {
+    let origin = Arc::new(MemoryTier::new("memory://origin"));
     files.iter().for_each(|(path, content)| origin.put(path, content.clone()));
     origin
 }
@@ -150,8 +150,8 @@ async fn mount(node: &TestNode, mirror: &Mirror, origin: Option<Arc<dyn Origin>>
     node.engine.mirrored(mirror, &found, open).await
 }
 
-async fn read(snapshot: &Snapshot) -> Result<Files> {
-    let mut files = Files::new();
+async fn read(snapshot: &Snapshot) -> Result<FileTree> {
+    let mut files = FileTree::new();
     for index in 0..snapshot.manifest().entries() {
         if let Node::File(slice) = snapshot.manifest().entry(index)?.node {
             let pieces = snapshot.open(slice)?.read_at(0, slice.len as usize).await?;
@@ -225,7 +225,7 @@ async fn stored_blob_read_with_plain_tools_is_its_content() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stage_of_many_small_files_takes_few_requests() {
     let mirror = mirror(Arc::new(InMemory::new()));
-    let many: Files = (0..2000).map(|i| (format!("{i:04}").into_bytes(), noise(4096, i))).collect();
+    let many: FileTree = (0..2000).map(|i| (format!("{i:04}").into_bytes(), noise(4096, i))).collect();
     let published = add(&mirror, origin(&many)).await.expect("added");
     assert_eq!(published.found.blobs, 2, "8 MiB, and a pack has 4 to 16");
     let node = node();

@@ -6,24 +6,24 @@ use serde::{Serialize, Serializer};
 
 /// One step into a document.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Step {
+enum PathSegment {
     Key(String),
     Index(usize),
 }
 
 /// A place in a document: `weights[0].auth.auth_method`. The empty one is the document itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DocumentPath(Vec<Step>);
+pub struct DocumentPath(Vec<PathSegment>);
 
 impl DocumentPath {
     /// The place of the value that a mapping here has for `key`.
     pub fn key(&self, key: &str) -> Self {
-        self.step(Step::Key(key.to_owned()))
+        self.step(PathSegment::Key(key.to_owned()))
     }
 
     /// The place of the item with this number, from 0, in a list here.
     pub fn index(&self, index: usize) -> Self {
-        self.step(Step::Index(index))
+        self.step(PathSegment::Index(index))
     }
 
     /// The mapping or list that holds it; `None` for the document itself.
@@ -32,7 +32,7 @@ impl DocumentPath {
         Some(Self(rest.to_vec()))
     }
 
-    fn step(&self, step: Step) -> Self {
+    fn step(&self, step: PathSegment) -> Self {
         Self(self.0.iter().cloned().chain([step]).collect())
     }
 }
@@ -41,8 +41,8 @@ impl fmt::Display for DocumentPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (depth, step) in self.0.iter().enumerate() {
             match step {
-                Step::Index(index) => write!(f, "[{index}]")?,
-                Step::Key(key) => {
+                PathSegment::Index(index) => write!(f, "[{index}]")?,
+                PathSegment::Key(key) => {
                     f.write_str(if depth == 0 { "" } else { "." })?;
                     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
                     if !key.is_empty() && key.chars().all(plain) {

@@ -16,19 +16,19 @@ use crate::manifest::{ListedFile, Listing};
 
 /// Files in memory, by their paths.
 #[derive(Debug)]
-pub struct Memory {
+pub struct MemoryTier {
     name: String,
-    files: Mutex<Files>,
+    files: Mutex<MemoryFiles>,
 }
 
 #[derive(Debug, Default)]
-struct Files {
+struct MemoryFiles {
     held: BTreeMap<Vec<u8>, (u64, Bytes)>,
     /// How often something was put: the last version.
     puts: u64,
 }
 
-impl Memory {
+impl MemoryTier {
     /// An empty tier, which calls itself `name`.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), files: Mutex::default() }
@@ -63,7 +63,7 @@ impl Memory {
         })
     }
 
-    fn files(&self) -> MutexGuard<'_, Files> {
+    fn files(&self) -> MutexGuard<'_, MemoryFiles> {
         // Every change is a single step, so a panic elsewhere leaves nothing half done.
         self.files.lock()
     }
@@ -88,7 +88,7 @@ impl Memory {
     }
 }
 
-impl Tier for Memory {
+impl Tier for MemoryTier {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -103,7 +103,7 @@ impl Tier for Memory {
     }
 }
 
-impl Origin for Memory {
+impl Origin for MemoryTier {
     fn name(&self) -> &str {
         &self.name
     }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use crate::tier::conformance::{self, Subject};
 
-    impl Subject for Memory {
+    impl Subject for MemoryTier {
         fn tier(&self) -> &dyn Tier {
             self
         }
@@ -150,6 +150,6 @@ mod tests {
 
     #[tokio::test]
     async fn memory_tier_passes_conformance_suite() {
-        conformance::suite(&Memory::new("memory://x")).await;
+        conformance::suite(&MemoryTier::new("memory://x")).await;
     }
 }

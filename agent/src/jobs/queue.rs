@@ -41,7 +41,7 @@ pub struct JobQueue {
     /// Where each has a directory.
     directory: PathBuf,
     records: Records<JobRecord>,
-    table: Mutex<Table>,
+    table: Mutex<JobTable>,
     pub(super) mounts: Arc<MountManager>,
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) mirrors: MirrorQueue,
@@ -49,7 +49,7 @@ pub struct JobQueue {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct JobTable {
     jobs: BTreeMap<u64, Arc<Job>>,
     /// The highest id of a job so far.
     last: u64,
@@ -69,7 +69,7 @@ impl JobQueue {
         let restored = records.all()?.into_iter().map(|(_, record)| restore(record));
         let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
         let last = jobs.keys().last().copied().unwrap_or(0);
-        let (table, mirrors) = (Mutex::new(Table { jobs, last }), MirrorQueue::default());
+        let (table, mirrors) = (Mutex::new(JobTable { jobs, last }), MirrorQueue::default());
         Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission })
     }
 

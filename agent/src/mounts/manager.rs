@@ -32,11 +32,11 @@ pub struct MountManager {
     pub(super) records: MountRecords,
     pub(super) handover: Handover,
     pub(super) lifecycle: Arc<Lifecycle>,
-    table: Mutex<Table>,
+    table: Mutex<MountTable>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct MountTable {
     pub(super) mounts: BTreeMap<u64, Arc<ManagedMount>>,
     /// Mounts of the last run that could not be restored.
     pub(super) failed: BTreeMap<u64, FailedMount>,
@@ -298,12 +298,12 @@ impl MountManager {
         mounted.map(|managed| managed.id()).chain(table.failed_at(mountpoint)).collect()
     }
 
-    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+    pub(super) fn table(&self) -> MutexGuard<'_, MountTable> {
         self.table.lock()
     }
 }
 
-impl Table {
+impl MountTable {
     /// The ids of the mounts at `mountpoint` that could not be restored.
     fn failed_at<'a>(&'a self, mountpoint: &'a Path) -> impl Iterator<Item = u64> + 'a {
         let is_there = move |failed: &FailedMount| failed.record.request.weights.mountpoint == mountpoint;

@@ -95,9 +95,9 @@ async fn unknown(uri: Uri) -> Failure {
 }
 
 /// A request's body, JSON whatever its type is said to be: curl says something else.
-pub struct Body<T>(pub T);
+pub struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Failure;
 
     async fn from_request(request: axum::extract::Request, state: &S) -> ApiResult<Self> {

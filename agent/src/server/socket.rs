@@ -39,14 +39,14 @@ impl IntoResponse for Failure {
 
 /// A bound control socket; it lets in whom it trusts. Its file goes when it is dropped.
 #[derive(Debug)]
-pub struct Socket {
+pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
     /// Says that it is ours, where no cache's lock does.
     lock: Option<File>,
 }
 
-impl Socket {
+impl ControlSocket {
     /// Listens at `path`. The caller holds the cache's lock, so a socket that is there was left behind by a crash.
     pub fn bind(path: &FilePath) -> Outcome<Self> {
         let bind = || {
@@ -97,7 +97,7 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!("cannot remove {}: {error}", self.path.display());
@@ -105,7 +105,7 @@ impl Drop for Socket {
     }
 }
 
-impl axum::serve::Listener for Socket {
+impl axum::serve::Listener for ControlSocket {
     type Io = UnixStream;
     type Addr = SocketAddr;
 
@@ -148,12 +148,12 @@ mod tests {
     async fn a_socket_beside_has_one_owner() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("below/agent.sock");
-        let first = Socket::bind_beside(&path).expect("bound");
-        let refused = Socket::bind_beside(&path).expect_err("bound already");
+        let first = ControlSocket::bind_beside(&path).expect("bound");
+        let refused = ControlSocket::bind_beside(&path).expect_err("bound already");
         assert!(refused.to_string().contains(&std::process::id().to_string()), "{refused}");
         drop(first);
         assert!(!path.exists());
-        Socket::bind_beside(&path).expect("free again");
+        ControlSocket::bind_beside(&path).expect("free again");
     }
 
     #[tokio::test]
@@ -170,7 +170,7 @@ mod tests {
             .route("/v1/mounts/{id}", delete(echo))
             .route("/v1/mounts/{id}/ended", get(|| async { Err::<(), _>(Failure::closing()) }));
         let (end, ending) = tokio::sync::oneshot::channel::<()>();
-        let socket = Socket::bind(&path).expect("bound");
+        let socket = ControlSocket::bind(&path).expect("bound");
         let server = tokio::spawn(socket.serve(routes, async { ending.await.unwrap_or(()) }));
 
         client.unmount(7, true).await.expect("an answer");

@@ -41,9 +41,9 @@ const SERVICE_VARIABLE: &str = "OTEL_SERVICE_NAME";
 
 /// What takes traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TraceCollector(Url);
+pub struct OtlpEndpoint(Url);
 
-impl TraceCollector {
+impl OtlpEndpoint {
     /// The collector at a URL, such as `http://collector:4318`.
     pub fn at(url: &str) -> Result<Self> {
         let mut url = parse(url)?;
@@ -95,7 +95,7 @@ impl Drop for TraceGuard {
 }
 
 /// Begins to send what the answer's second part traces to `collector`.
-pub fn start(collector: &TraceCollector) -> Result<(TraceGuard, SdkTracer)> {
+pub fn start(collector: &OtlpEndpoint) -> Result<(TraceGuard, SdkTracer)> {
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(HttpSender::new()?)
@@ -127,7 +127,7 @@ pub fn is_sent(metadata: &Metadata<'_>) -> bool {
 #[derive(Debug)]
 struct ReportingExporter {
     exporter: SpanExporter,
-    to: TraceCollector,
+    to: OtlpEndpoint,
     lost: AtomicBool,
 }
 
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn collector_is_read_from_a_url_or_the_environment() {
-        let at = |url: &str| TraceCollector::at(url).map(|TraceCollector(url)| url.to_string());
+        let at = |url: &str| OtlpEndpoint::at(url).map(|OtlpEndpoint(url)| url.to_string());
         assert_eq!(at("http://collector:4318").expect("a URL"), "http://collector:4318/v1/traces");
         assert_eq!(at("https://host/otlp/").expect("a URL"), "https://host/otlp/v1/traces");
         for (url, told) in
@@ -217,7 +217,7 @@ mod tests {
         let ambient = |pairs: &'static [(&str, &str)]| {
             let find =
                 |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-            TraceCollector::named(find).map(|found| found.map(|TraceCollector(url)| url.to_string()))
+            OtlpEndpoint::named(find).map(|found| found.map(|OtlpEndpoint(url)| url.to_string()))
         };
         assert_eq!(ambient(&[(ENDPOINT_VARIABLES[1], "")]).expect("nothing"), None);
         let both = ambient(&[(ENDPOINT_VARIABLES[1], "http://a"), (ENDPOINT_VARIABLES[0], "http://b/exact")]);

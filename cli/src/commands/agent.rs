@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use bdnfs_agent::telemetry::traces::TraceCollector;
+use bdnfs_agent::telemetry::traces::OtlpEndpoint;
 use bdnfs_agent::{AgentConfig, AgentServer};
 
 mod cluster;
@@ -45,12 +45,12 @@ impl AgentCommandArgs {
     }
 
     /// The collector for traces: that of the configuration, else of the environment.
-    pub fn collector(&self, config: &ConfigFile) -> Result<Option<TraceCollector>> {
+    pub fn collector(&self, config: &ConfigFile) -> Result<Option<OtlpEndpoint>> {
         if self.stop {
             return Ok(None);
         }
         match config.collector()? {
-            None => Ok(TraceCollector::ambient()?),
+            None => Ok(OtlpEndpoint::ambient()?),
             named => Ok(named),
         }
     }

@@ -16,7 +16,7 @@ use crate::cache::CacheArgs;
 use crate::endpoint::{Connection, Endpoint, serve_or_request};
 use crate::mirror::MirrorArgs;
 use crate::mountpoint::CreatedDirectories;
-use crate::options::{self, Options};
+use crate::options::{self, MountOptions};
 use crate::output::short_id;
 use crate::runtime;
 use crate::source::SourceOptions;
@@ -69,7 +69,7 @@ pub struct MountArgs {
     gid: Option<u32>,
     /// Mount options, as of mount(8): ro, allow_other, uid=, gid=
     #[arg(short, value_name = "OPTIONS", value_parser = options::parse)]
-    options: Vec<Options>,
+    options: Vec<MountOptions>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -123,8 +123,8 @@ impl MountArgs {
         for note in uri.note().iter().chain(&mountpoint.notes) {
             eprintln!("note: {note}");
         }
-        let flags = Options { allow_other: self.allow_other, uid: self.uid, gid: self.gid };
-        let options = self.options.iter().fold(Options::default(), Options::merge).merge(&flags);
+        let flags = MountOptions { allow_other: self.allow_other, uid: self.uid, gid: self.gid };
+        let options = self.options.iter().fold(MountOptions::default(), MountOptions::merge).merge(&flags);
         Ok(MountRequest {
             mirror: self.mirror.request(&self.source_options.access, Some(uri))?,
             weights: Weights { mountpoint: mountpoint.path, ..entry.into_weights() },

@@ -10,20 +10,20 @@ use serde_json::{Map, Value};
 use super::{DUPLICATE_KEY, Document, LineIndex, ParseError, too_deep};
 
 pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
-    let mut reader = Reader { text, lines: LineIndex::new(text), document: Document::default() };
+    let mut reader = JsonReader { text, lines: LineIndex::new(text), document: Document::default() };
     let whole = serde_json::from_str::<&RawValue>(text)
         .map_err(|e| ParseError::new(e.line().max(1), format!("invalid JSON at column {}", e.column())))?;
     let value = reader.read(whole, &DocumentPath::default(), super::MAX_DEPTH)?;
     Ok(Document { value, ..reader.document })
 }
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     text: &'a str,
     lines: LineIndex,
     document: Document,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     fn read(&mut self, raw: &'a RawValue, place: &DocumentPath, depth: usize) -> Result<Value, ParseError> {
         // A raw value is a piece of the text that is being read.
         let line = self.lines.line(raw.get().as_ptr() as usize - self.text.as_ptr() as usize);

@@ -21,7 +21,7 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
         let line = 1 + text[..at].matches('\n').count();
         return Err(ParseError::new(line, format!("control character U+{:04X}; delete it", u32::from(c))));
     }
-    let mut reader = Reader {
+    let mut reader = YamlReader {
         events: Parser::new_from_str(text),
         anchors: HashMap::new(),
         repeated: 0,
@@ -45,7 +45,7 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
     Ok(Document { value, ..reader.document })
 }
 
-struct Reader<'a> {
+struct YamlReader<'a> {
     events: Parser<'a, StrInput<'a>>,
     /// What aliases repeat, by the parser's numbers.
     anchors: HashMap<usize, Value>,
@@ -54,7 +54,7 @@ struct Reader<'a> {
     document: Document,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> YamlReader<'a> {
     fn next(&mut self) -> Result<Option<(Event<'a>, usize)>, ParseError> {
         match self.events.next() {
             Some(Ok((event, span))) => Ok(Some((event, span.start.line().max(1)))),

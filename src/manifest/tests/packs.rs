@@ -4,12 +4,12 @@ use super::super::encoder::{BlobEntry, BlobName, ManifestContents, encode};
 use super::*;
 
 /// A manifest as a mirror will write them: one blob of content with its checks, two files in it.
-struct Pack {
+struct TestPack {
     content: Vec<u8>,
     checks: Vec<Check>,
 }
 
-impl Pack {
+impl TestPack {
     fn entries() -> [Entry<'static>; 3] {
         let slice = |offset, len| Node::File(Slice { blob: 0, offset, len });
         let entries =
@@ -22,7 +22,7 @@ impl Pack {
     }
 }
 
-impl ManifestContents for Pack {
+impl ManifestContents for TestPack {
     fn source(&self) -> &str {
         ORIGIN
     }
@@ -45,7 +45,7 @@ fn pack_read_back_has_its_checks_and_files() {
     let size = content.len() as u64;
     let blocks = content.chunks(BLOCK as usize).enumerate();
     let checks = blocks.map(|(i, bytes)| Check::of(size, i as u64, bytes)).collect();
-    let pack = Pack { content, checks };
+    let pack = TestPack { content, checks };
     let mut bytes = Vec::new();
     encode(&pack, &mut bytes).expect("memory");
     let manifest = Manifest::from_bytes(bytes.clone()).expect("good");
@@ -55,8 +55,8 @@ fn pack_read_back_has_its_checks_and_files() {
     assert_eq!(Key::Content(Check::combine(size, &pack.checks).expect("two")), blob.key);
     assert_eq!((blob.sha256, &blob.path[..], blob.size), (Some([9; 32]), &b""[..], size));
     let two = manifest.lookup(0, b"two").expect("good").expect("there");
-    assert_eq!(manifest.entry(two).expect("good"), Pack::entries()[2]);
-    assert_eq!(blob.stored, Pack::stored());
+    assert_eq!(manifest.entry(two).expect("good"), TestPack::entries()[2]);
+    assert_eq!(blob.stored, TestPack::stored());
     let parts = manifest.parts(0).expect("good");
     let part = |range, path: &'static str, version: &'static str| PackedFile {
         range,

@@ -25,13 +25,13 @@ const MAX_HEADERS: usize = 16;
 /// The longest line between two chunks of a body: a length in hexadecimal.
 const MAX_CHUNK_LINE: u64 = 64;
 
-trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// A connection. It can be used for another request when the last response was read to its end.
 pub(super) struct PeerConnection {
-    connection: BufReader<Box<dyn Socket>>,
+    connection: BufReader<Box<dyn ByteStream>>,
     /// How many bytes of the current chunk are still to come.
     chunk: u64,
 }
@@ -56,7 +56,7 @@ impl PeerConnection {
         let failed = |e| Error::with(Kind::Unavailable, "cannot connect", e);
         let tcp = TcpStream::connect(peer.address).await.map_err(failed)?;
         tcp.set_nodelay(true).map_err(failed)?;
-        let connection: Box<dyn Socket> = match identity {
+        let connection: Box<dyn ByteStream> = match identity {
             Some(identity) => Box::new(
                 identity.connect(BufReader::with_capacity(READ_BUFFER, tcp), peer.address, &peer.id).await?,
             ),

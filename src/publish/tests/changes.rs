@@ -4,7 +4,7 @@ use super::*;
 
 /// Counts what is sent of each path.
 #[derive(Debug)]
-struct CountingOrigin(Arc<Memory>, Mutex<BTreeMap<Vec<u8>, u64>>);
+struct CountingOrigin(Arc<MemoryTier>, Mutex<BTreeMap<Vec<u8>, u64>>);
 
 impl Tier for CountingOrigin {
     fn kind(&self) -> TierKind {
@@ -55,14 +55,14 @@ async fn publish_again_reads_only_changed_files() {
 #[tokio::test(flavor = "multi_thread")]
 async fn publish_of_known_content_stores_it_once_per_tenant() {
     let store = Arc::new(InMemory::new());
-    let written = async |tenant: &str, name: &str, files: &Files| {
+    let written = async |tenant: &str, name: &str, files: &FileTree| {
         let mirror =
             Mirror::new(MirrorStore::service(store.clone(), ""), "memory://m", tenant, std::env::temp_dir());
         let progress = PublishProgress::default();
         add_as(name, &mirror.expect("a tenant"), origin(files), &progress).await.expect("added");
         progress.written.load(Relaxed)
     };
-    let many: Files = (0..600).map(|i| (format!("d/{i:03}").into_bytes(), noise(90_000, i))).collect();
+    let many: FileTree = (0..600).map(|i| (format!("d/{i:03}").into_bytes(), noise(90_000, i))).collect();
     let all = written("tenant", "memory://one", &many).await;
     assert_eq!(all, 54_000_000);
     assert_eq!(written("tenant", "memory://other", &many).await, 0);
@@ -75,7 +75,7 @@ async fn publish_of_known_content_stores_it_once_per_tenant() {
 
 /// An origin that changes when it has been listed so many times.
 #[derive(Debug)]
-struct ChangingOrigin(Arc<Memory>, AtomicU64);
+struct ChangingOrigin(Arc<MemoryTier>, AtomicU64);
 
 impl Tier for ChangingOrigin {
     fn kind(&self) -> TierKind {

@@ -13,7 +13,7 @@ async fn publish_beside_publisher_and_collector_loses_nothing() {
         }
     };
     let adders = async {
-        let other: Files = files().into_iter().filter(|(path, _)| path.starts_with(b"dir")).collect();
+        let other: FileTree = files().into_iter().filter(|(path, _)| path.starts_with(b"dir")).collect();
         for _ in 0..2 {
             let (one, two) = tokio::join!(add(&mirror, origin(&files())), add(&mirror, origin(&files())));
             assert_eq!(one.expect("one").found.manifest, two.expect("two").found.manifest);

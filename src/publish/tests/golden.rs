@@ -3,8 +3,8 @@
 use super::*;
 
 /// The source of the golden files.
-fn golden() -> (Files, Arc<Memory>) {
-    let files = Files::from([
+fn golden() -> (FileTree, Arc<MemoryTier>) {
+    let files = FileTree::from([
         (b"dir/one".to_vec(), noise(70, 1)),
         (b"dir/two".to_vec(), noise(90, 2)),
         (b"empty".to_vec(), Bytes::new()),

@@ -9,13 +9,13 @@ const MIB: u64 = 1 << 20;
 /// An origin that refuses what lies beyond so many bytes of a file, and counts what it sends.
 #[derive(Debug)]
 struct TruncatedOrigin {
-    origin: Arc<Memory>,
+    origin: Arc<MemoryTier>,
     limit: u64,
     sent: AtomicU64,
 }
 
 impl TruncatedOrigin {
-    fn new(origin: &Arc<Memory>, limit: u64) -> Arc<Self> {
+    fn new(origin: &Arc<MemoryTier>, limit: u64) -> Arc<Self> {
         Arc::new(Self { origin: origin.clone(), limit, sent: AtomicU64::new(0) })
     }
 
@@ -75,7 +75,7 @@ async fn resumed_publish_reads_only_the_rest_of_a_large_file() {
             false => mirror(Arc::new(InMemory::new())),
             true => directory_mirror(directory.path()),
         };
-        let files = Files::from([(b"large".to_vec(), content.clone())]);
+        let files = FileTree::from([(b"large".to_vec(), content.clone())]);
         let held = origin(&files);
         let short = TruncatedOrigin::new(&held, 48 * MIB);
         let error = add(&mirror, short.clone()).await.expect_err("it broke off");
@@ -96,7 +96,7 @@ async fn resumed_publish_reads_only_the_rest_of_a_large_file() {
 async fn collect_of_abandoned_draft_deletes_its_upload() {
     let directory = tempfile::tempdir().expect("directory");
     let mirror = directory_mirror(directory.path());
-    let files = Files::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
+    let files = FileTree::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
     let held = origin(&files);
     add(&mirror, TruncatedOrigin::new(&held, 48 * MIB)).await.expect_err("it broke off");
     let day = Duration::from_secs(86_400);
@@ -118,7 +118,7 @@ async fn collect_of_abandoned_draft_deletes_its_upload() {
 async fn resume_of_upload_lost_by_the_store_begins_anew() {
     let directory = tempfile::tempdir().expect("directory");
     let mirror = directory_mirror(directory.path());
-    let files = Files::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
+    let files = FileTree::from([(b"large".to_vec(), noise(57 * MIB, 7))]);
     let held = origin(&files);
     add(&mirror, TruncatedOrigin::new(&held, 48 * MIB)).await.expect_err("it broke off");
     for left in std::fs::read_dir(directory.path().join("tenants/tenant/uploads")).expect("read") {

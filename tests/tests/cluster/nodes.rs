@@ -27,7 +27,7 @@ use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns, S3Access, Secret};
 use bdnfs::tier::lazy_origin::OriginOpener;
-use bdnfs::tier::memory::Memory;
+use bdnfs::tier::memory::MemoryTier;
 use bdnfs::tier::{Body, Urgency};
 use bdnfs_tests::s3::{Keys, S3Server};
 use bytes::Bytes;
@@ -140,7 +140,7 @@ impl InProcessCluster {
         std::fs::create_dir(root.path().join("mirror")).expect("a bucket");
         let s3 = S3Server::start(root.path(), Some(Keys::sample()));
         let mirror = mirror(&s3, root.path());
-        let origin = Arc::new(Memory::new("memory://origin"));
+        let origin = Arc::new(MemoryTier::new("memory://origin"));
         let noise = |name: &str, len| {
             let mut bytes = vec![0; len];
             blake3::Hasher::new().update(name.as_bytes()).finalize_xof().fill(&mut bytes);

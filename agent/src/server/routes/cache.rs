@@ -9,7 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use bdnfs::task::blocking;
 
-use super::{Answer, Body, Routes};
+use super::{Answer, JsonBody, Routes};
 use crate::agent::Agent;
 use crate::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
 use crate::cache::inventory;
@@ -40,18 +40,21 @@ async fn summarize(State(agent): State<Arc<Agent>>) -> Answer<CacheSummary> {
 
 async fn evict(
     State(agent): State<Arc<Agent>>,
-    Body(selection): Body<SnapshotSelection>,
+    JsonBody(selection): JsonBody<SnapshotSelection>,
 ) -> Answer<EvictReport> {
     Ok(Json(blocking(move || inventory::evict(agent.engine().cache(), &selection)).await?))
 }
 
-async fn pin(State(agent): State<Arc<Agent>>, Body(selection): Body<SnapshotSelection>) -> Answer<PinReport> {
+async fn pin(
+    State(agent): State<Arc<Agent>>,
+    JsonBody(selection): JsonBody<SnapshotSelection>,
+) -> Answer<PinReport> {
     Ok(Json(blocking(move || inventory::pin(agent.engine().cache(), &selection, true)).await?))
 }
 
 async fn unpin(
     State(agent): State<Arc<Agent>>,
-    Body(selection): Body<SnapshotSelection>,
+    JsonBody(selection): JsonBody<SnapshotSelection>,
 ) -> Answer<PinReport> {
     Ok(Json(blocking(move || inventory::pin(agent.engine().cache(), &selection, false)).await?))
 }

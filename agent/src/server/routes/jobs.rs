@@ -9,7 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
-use super::{Answer, Body, IdPath, Routes};
+use super::{Answer, IdPath, JsonBody, Routes};
 use crate::agent::Agent;
 use crate::api::ApiResult;
 use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET};
@@ -30,7 +30,10 @@ async fn jobs(State(agent): State<Arc<Agent>>) -> Answer<JobList> {
     Ok(Json(JobList { jobs: agent.jobs().list() }))
 }
 
-async fn submit(State(agent): State<Arc<Agent>>, Body(request): Body<JobRequest>) -> Answer<JobStatus> {
+async fn submit(
+    State(agent): State<Arc<Agent>>,
+    JsonBody(request): JsonBody<JobRequest>,
+) -> Answer<JobStatus> {
     agent.jobs().submit(request).await.map(Json)
 }
 

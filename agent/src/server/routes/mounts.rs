@@ -7,7 +7,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 
-use super::{Answer, Body, IdPath, Routes};
+use super::{Answer, IdPath, JsonBody, Routes};
 use crate::agent::Agent;
 use crate::api::{AgentStatus, MountInfo, MountRequest, StageStatus};
 
@@ -23,7 +23,10 @@ pub fn routes() -> Routes {
         .post("/v1/stop", stop)
 }
 
-async fn mount(State(agent): State<Arc<Agent>>, Body(request): Body<MountRequest>) -> Answer<MountInfo> {
+async fn mount(
+    State(agent): State<Arc<Agent>>,
+    JsonBody(request): JsonBody<MountRequest>,
+) -> Answer<MountInfo> {
     agent.mounts().mount(request).await.map(Json)
 }
 

@@ -10,7 +10,7 @@ use bdnfs::source::tenant;
 use bdnfs_agent::AgentConfig;
 use bdnfs_agent::api::MirrorRequest;
 use bdnfs_agent::api::socket;
-use bdnfs_agent::telemetry::traces::TraceCollector;
+use bdnfs_agent::telemetry::traces::OtlpEndpoint;
 use bytesize::ByteSize;
 use serde::Deserialize;
 
@@ -103,8 +103,8 @@ impl ConfigFile {
     }
 
     /// The collector for traces, if one is named.
-    pub fn collector(&self) -> Result<Option<TraceCollector>> {
-        self.telemetry.otlp.as_deref().map(TraceCollector::at).transpose().context("telemetry.otlp")
+    pub fn collector(&self) -> Result<Option<OtlpEndpoint>> {
+        self.telemetry.otlp.as_deref().map(OtlpEndpoint::at).transpose().context("telemetry.otlp")
     }
 
     /// The control socket of the agent with this configuration. `cache` and `socket` take precedence.
@@ -221,7 +221,7 @@ mod tests {
         let collector = |text: &str| ConfigFile::parse(text).and_then(|config| config.collector());
         assert_eq!(collector("").expect("nothing"), None);
         let named = collector("[telemetry]\notlp = \"http://collector:4318\"").expect("a URL");
-        assert_eq!(named, Some(TraceCollector::at("http://collector:4318").expect("a URL")));
+        assert_eq!(named, Some(OtlpEndpoint::at("http://collector:4318").expect("a URL")));
         let error = crate::text::line(&collector("[telemetry]\notlp = \"collector\"").expect_err("no URL"));
         assert!(error.starts_with("telemetry.otlp: "), "{error}");
     }

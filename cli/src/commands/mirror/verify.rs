@@ -26,7 +26,7 @@ pub struct MirrorVerifyArgs {
 
 /// The report.
 #[derive(Debug, Serialize)]
-struct VerifyReport {
+struct MirrorVerifyReport {
     refs: u64,
     blobs: u64,
     stored: u64,
@@ -51,7 +51,7 @@ pub async fn run(args: MirrorVerifyArgs) -> Result<()> {
     mirror.verify(refs, args.deep, &seen, record).await?;
     let (refs, blobs, stored) =
         (seen.refs.load(Relaxed), seen.blobs.load(Relaxed), seen.stored.load(Relaxed));
-    let report = VerifyReport { refs, blobs, stored, deep: args.deep, faults };
+    let report = MirrorVerifyReport { refs, blobs, stored, deep: args.deep, faults };
     let count = report.faults.len() as u64;
     let verified = if args.deep { "complete, every byte verified" } else { "complete, sizes verified" };
     print_value(args.target.json, &report, || {
