@@ -1,11 +1,11 @@
 //! `bdnfs launch`: the supervisor of one job, a process of its own.
 //!
 //! The agent starts it when all that the job reads is local. It reads one [`SupervisorOrder`] from its standard input, makes
-//! the mount namespace in which the job's sources lie where the job expects them ([`namespace`]), runs the job's
-//! [`commands`] in it, keeps what they print ([`log`]), and writes down how they ended. It needs the agent for nothing of
+//! the mount namespace in which the job's sources lie where the job expects them (`namespace`), runs the job's
+//! `commands` in it, keeps what they print (`log`), and writes down how they ended. It needs the agent for nothing of
 //! that: one that crashes finds the job again by the lock that this process holds, and by what it left in the job's
 //! directory. Every process that the commands start stays below this one, however it detaches itself, and ends with the job
-//! ([`processes`]).
+//! (`processes`).
 
 use std::collections::BTreeMap;
 use std::fs::File;

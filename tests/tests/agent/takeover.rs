@@ -255,7 +255,7 @@ fn fdstore_killed_is_replaced() {
     let first = the_holder(&env.machine);
     kill_process(first, Signal::KILL).unwrap();
     eventually("there is another one", || env.machine.fdstores().iter().any(|pid| *pid != first));
-    eventually("it has the mount", || agent.log().contains("1 of 1 mounts are held by another one"));
+    eventually("it has the mount", || agent.log().contains("another fd store has 1 of 1 mounts"));
     agent.crash();
     let agent = env.machine.agent("");
     let mut read = vec![0; bytes.len()];
