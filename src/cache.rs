@@ -29,6 +29,7 @@ pub mod partition;
 pub mod pins;
 pub mod presence;
 pub mod pressure;
+pub mod removal;
 pub mod scrub;
 pub mod space;
 #[cfg(test)]
@@ -49,6 +50,7 @@ use leases::LeaseTable;
 use node::NodeCache;
 use partial::PartialBlob;
 use partition::Partition;
+use removal::RemovalListeners;
 use space::TenantSpace;
 
 /// How stale a blob's time of last use may grow before an open refreshes it: eviction order needs no better, and an
@@ -176,5 +178,15 @@ impl Cache {
     /// [`Kind::Disk`].
     pub fn sync_names(&self) -> Result<()> {
         self.layout().sync_names().map_err(|e| Error::with(Kind::Disk, "cannot make the cache durable", e))
+    }
+
+    /// Tells all who serve blobs of this tenant that what was here of `key` was not right, and has been removed.
+    pub fn notify_removed(&self, key: &Key) {
+        self.partition.removal_listeners.notify(key);
+    }
+
+    /// Who is told of removals.
+    pub fn removal_listeners(&self) -> &RemovalListeners {
+        &self.partition.removal_listeners
     }
 }

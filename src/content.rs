@@ -1,13 +1,15 @@
 //! Content: one blob as this node has it, and the way to what is missing of it.
 //!
 //! All who read or stage a blob share one `Content`. It moves one way: no blocks present, some of them, all of them, whole and
-//! durable under its final name.
+//! durable under its final name. What turns out not to be right is removed, and the content starts anew.
 
 mod completion;
 mod ingest;
 mod peer_reads;
+mod proof;
 mod recent_blocks;
 mod recent_failure;
+mod refutation;
 mod resources;
 mod single_flight;
 #[cfg(test)]
@@ -15,14 +17,14 @@ mod tests;
 
 use std::fs::File;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::select_ok;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -40,6 +42,7 @@ use crate::tier::Urgency;
 
 pub use recent_blocks::RecentBlocks;
 use recent_failure::RecentFailure;
+use refutation::Refutation;
 pub use resources::SharedResources;
 
 /// How long a reader waits before it is told that no tier answers (DESIGN, section 6).
@@ -67,7 +70,7 @@ pub struct Content {
     blob: Blob,
     resources: Arc<SharedResources>,
     ladder: Mutex<Arc<Ladder>>,
-    whole: OnceLock<Arc<File>>,
+    whole: RwLock<Option<Arc<File>>>,
     /// The part in the cache, from its first use until the blob is whole.
     partial: Mutex<Option<Arc<PartialBlob>>>,
     making: Mutex<()>,
@@ -77,7 +80,9 @@ pub struct Content {
     direct: Flights,
     recent_failure: RecentFailure,
     committing: AtomicBool,
+    /// Why the disk could not make it durable.
     broken: Mutex<Option<Error>>,
+    refutation: Refutation,
     news: Notify,
     _lease: BlobLease,
 }
@@ -91,7 +96,7 @@ impl Content {
         // The lease comes before the look: what was seen can't be evicted any more.
         let lease = resources.cache.leases().lease(blob.key);
         let content = Self {
-            whole: OnceLock::new(),
+            whole: RwLock::default(),
             partial: Mutex::default(),
             making: Mutex::default(),
             flights: Flights::default(),
@@ -99,6 +104,7 @@ impl Content {
             recent_failure: RecentFailure::default(),
             committing: AtomicBool::new(false),
             broken: Mutex::default(),
+            refutation: Refutation::default(),
             news: Notify::new(),
             _lease: lease,
             blob,
@@ -116,7 +122,7 @@ impl Content {
     fn look(&self) -> Result<()> {
         let cache = &self.resources.cache;
         if let Some(file) = cache.open_whole(&self.blob.key, self.blob.size)? {
-            self.whole.set(Arc::new(file)).ok();
+            *self.whole.write() = Some(Arc::new(file));
         } else if let Some(partial) = cache.resume(&self.blob.key, self.blob.size)? {
             *self.slot() = Some(partial);
         }
@@ -141,9 +147,13 @@ impl Content {
         &self.blob
     }
 
-    /// The local file that has all of it.
-    pub fn whole(&self) -> Option<&Arc<File>> {
-        self.whole.get()
+    /// The local file that has all of it now: another one after this was [removed](crate::cache::removal).
+    pub fn whole(&self) -> Option<Arc<File>> {
+        self.whole.read().clone()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.whole.read().is_some()
     }
 
     /// Whether other nodes may have it.
@@ -158,7 +168,7 @@ impl Content {
 
     /// How many bytes are here.
     pub fn local(&self) -> u64 {
-        if self.whole.get().is_some() {
+        if self.is_whole() {
             return self.blob.size;
         }
         let Some(partial) = self.part() else { return 0 };
@@ -167,8 +177,7 @@ impl Content {
     }
 
     fn is_present(&self, index: u64) -> bool {
-        self.whole.get().is_some()
-            || self.part().is_some_and(|p| p.presence().state(index) == BlockState::Present)
+        self.is_whole() || self.part().is_some_and(|p| p.presence().state(index) == BlockState::Present)
     }
 
     /// All blocks in the order in which a stage had best ask for them, as [`Ladder::stage_order`] has it when they are due.
@@ -200,7 +209,7 @@ impl Content {
         if range.is_empty() {
             return Some(Vec::new());
         }
-        if self.wrong_blocks().is_some() {
+        if self.refutation.standing().is_some() {
             return None;
         }
         let recent = match requester {
@@ -211,8 +220,8 @@ impl Content {
             return recent;
         }
         let len = (range.end - range.start) as usize;
-        let bytes = match (self.whole.get(), self.part()) {
-            (Some(file), _) => crate::cache::io::read(file, range.start, len)
+        let bytes = match (self.whole(), self.part()) {
+            (Some(file), _) => crate::cache::io::read(&file, range.start, len)
                 .map_err(|e| Error::disk(format!("cannot read blob {}", self.blob.key), e)),
             (None, Some(partial)) if block::touched(&range).all(|i| self.is_present(i)) => {
                 partial.read(range.start, len)
@@ -245,7 +254,7 @@ impl Content {
     }
 
     async fn read_blocks(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
-        if let Some(error) = self.wrong_blocks() {
+        if let Some(error) = self.refutation.standing() {
             return Err(error);
         }
         let blocks = block::touched(&range);
@@ -289,7 +298,7 @@ impl Content {
             if let Some(pieces) = local.await.map_err(lost)? {
                 return Ok(pieces);
             }
-            if let Some(error) = self.wrong_blocks() {
+            if let Some(error) = self.refutation.standing() {
                 return Err(error);
             }
             flight = match requester {
@@ -338,6 +347,9 @@ impl Content {
 
     /// Fetches ahead of a sequential reader. Waits for nothing.
     pub fn ahead(self: &Arc<Self>, range: Range<u64>) {
+        if self.refutation.standing().is_some() {
+            return;
+        }
         let blocks = block::touched(&range);
         let mut index = blocks.start;
         while index < blocks.end {
@@ -372,8 +384,8 @@ impl Drop for Content {
     fn drop(&mut self) {
         self.resources.recent_blocks.forget(&self.blob.key);
         // Some keep a file open for days.
-        if let Some(file) = self.whole.get() {
-            self.resources.cache.mark_used(file);
+        if let Some(file) = self.whole() {
+            self.resources.cache.mark_used(&file);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
@@ -202,6 +202,9 @@ impl Engine {
                     runtime: node.runtime.clone(),
                 };
                 let new: TenantState = (Arc::new(resources), Arc::default());
+                let contents: Weak<Contents> = Arc::downgrade(&new.1);
+                // Before all mounts: what they read anew comes from here.
+                new.0.cache.removal_listeners().add(contents);
                 tenants.insert(tenant.to_owned(), new.clone());
                 new
             }

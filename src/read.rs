@@ -41,9 +41,9 @@ impl Reader {
     }
 
     /// The file on the local disk that holds exactly this file's bytes, when there is one: the blob is whole and the
-    /// slice is all of it. Once `Some`, always `Some` for this reader.
+    /// slice is all of it. As long as that file is right, it stays the same one.
     pub fn backing(&self) -> Option<Arc<File>> {
-        self.is_all().then(|| self.content.whole().cloned()).flatten()
+        self.is_all().then(|| self.content.whole()).flatten()
     }
 
     fn is_all(&self) -> bool {

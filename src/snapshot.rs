@@ -11,11 +11,12 @@ use crate::blob::{Blob, Key};
 use crate::cache::commit::DIGEST_XATTR;
 use crate::cache::leases::{LeaseGroup, LeaseSet, ManifestLease};
 use crate::cache::pressure::CachePressureListener;
+use crate::cache::removal::RemovalListener;
 use crate::content::{Content, SharedResources};
 use crate::digest::Digest;
 use crate::error::Result;
 use crate::fetch::Ladder;
-use crate::manifest::{Manifest, Slice};
+use crate::manifest::{Manifest, Node, Slice};
 use crate::metrics::Traffic;
 use crate::mirror::lease::MirrorLease;
 use crate::peer::client::SnapshotAnnouncement;
@@ -31,7 +32,7 @@ pub struct Snapshot {
     resources: Arc<SharedResources>,
     contents: Arc<Contents>,
     ladder: Arc<Ladder>,
-    stage: OnceLock<Arc<Stage>>,
+    stage: Mutex<Option<Arc<Stage>>>,
     held: OnceLock<LeaseSet>,
     _manifest: ManifestLease,
     /// Keeps the mirror from collecting what is still to come.
@@ -68,7 +69,7 @@ impl Snapshot {
             resources,
             contents,
             ladder,
-            stage: OnceLock::new(),
+            stage: Mutex::default(),
             held: OnceLock::new(),
             _manifest: kept,
             lease: Mutex::default(),
@@ -207,7 +208,7 @@ impl Snapshot {
         if let Key::Content(digest) = blob.key {
             return Ok(Some(digest));
         }
-        let Some(file) = self.content(slice.blob)?.whole().cloned() else { return Ok(None) };
+        let Some(file) = self.content(slice.blob)?.whole() else { return Ok(None) };
         let mut digest = [0; 32];
         let noted = rustix::fs::fgetxattr(&*file, DIGEST_XATTR, &mut digest[..]);
         Ok(noted.is_ok_and(|len| len == digest.len()).then_some(Digest(digest)))
@@ -276,12 +277,49 @@ impl Snapshot {
 
     /// Begins to make everything local. Several calls share one stage.
     pub fn stage(self: &Arc<Self>) -> Arc<Stage> {
-        self.stage.get_or_init(|| Stage::start(self)).clone()
+        self.stage.lock().get_or_insert_with(|| Stage::start(self)).clone()
     }
 
-    /// The stage, if one was begun.
-    pub fn staged(&self) -> Option<&Arc<Stage>> {
-        self.stage.get()
+    /// The last stage, if one was begun.
+    pub fn staged(&self) -> Option<Arc<Stage>> {
+        self.stage.lock().clone()
+    }
+
+    /// Makes local again what a stage had made local, and what was [removed](crate::cache::removal) since. Nothing is begun
+    /// where there was no stage.
+    pub fn stage_again(self: &Arc<Self>) {
+        let mut stage = self.stage.lock();
+        if stage.as_ref().is_some_and(|stage| !stage.plan_again()) {
+            *stage = Some(Stage::start(self));
+        }
+    }
+
+    /// The entries of the files whose content lies in the blob `key`. Looks through the whole manifest.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    pub fn files_of(&self, key: &Key) -> Result<Vec<u32>> {
+        let mut blobs = Vec::new();
+        for blob in 0..self.manifest.blobs() {
+            if self.manifest.key(blob)? == *key {
+                blobs.push(blob);
+            }
+        }
+        let mut files = Vec::new();
+        let entries = if blobs.is_empty() { 0 } else { self.manifest.entries() };
+        for index in 0..entries {
+            if let Node::File(slice) = self.manifest.entry(index)?.node
+                && blobs.contains(&slice.blob)
+            {
+                files.push(index);
+            }
+        }
+        Ok(files)
+    }
+
+    /// Tells `listener`, for as long as it lives, when something that the cache had of a blob of this tenant was not right.
+    pub fn on_removal(&self, listener: Weak<dyn RemovalListener>) {
+        self.resources.cache.removal_listeners().add(listener);
     }
 
     /// Has `relief` asked, for as long as it lives, when the cache is full and finds nothing to evict.
@@ -303,6 +341,14 @@ fn head(digest: &Digest) -> u64 {
 #[derive(Debug, Default)]
 pub struct Contents {
     live: Mutex<Live>,
+}
+
+impl RemovalListener for Contents {
+    fn blob_removed(&self, key: &Key) {
+        if let Some(content) = self.get(key) {
+            content.reopen();
+        }
+    }
 }
 
 #[derive(Debug, Default)]

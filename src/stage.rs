@@ -6,7 +6,7 @@
 
 mod plan;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
 use futures_util::{TryStreamExt, stream};
@@ -55,6 +55,8 @@ pub struct Stage {
     /// How many flights more may start at once than at the beginning.
     extra_flights: AtomicUsize,
     large_blobs: Semaphore,
+    /// Something that was here has been removed since the plan was made.
+    outdated: AtomicBool,
     outcome: OnceLock<Result<()>>,
     news: Notify,
 }
@@ -86,6 +88,7 @@ impl Stage {
             bytes_found: AtomicU64::new(0),
             extra_flights: AtomicUsize::new(0),
             large_blobs: Semaphore::new(CONCURRENT_LARGE_BLOBS),
+            outdated: AtomicBool::new(false),
             outcome: OnceLock::new(),
             news: Notify::new(),
         });
@@ -133,16 +136,27 @@ impl Stage {
         }
     }
 
+    /// Has a stage that is under way look once more, at its end, for what is missing. False when it has ended.
+    pub(crate) fn plan_again(&self) -> bool {
+        self.outdated.store(true, Relaxed);
+        self.outcome.get().is_none()
+    }
+
     async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>) -> Result<()> {
-        let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
-        let stage = self.clone();
-        let missing = blocking(move || stage.plan(&held)).await?;
         let flights = Arc::new(Semaphore::new(INITIAL_FLIGHTS));
-        stream::iter(missing.into_iter().map(Ok))
-            .try_for_each_concurrent(CONCURRENT_BLOBS, |missing| {
-                self.make_whole(&snapshot, missing, flights.clone())
-            })
-            .await?;
+        loop {
+            let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
+            let stage = self.clone();
+            let missing = blocking(move || stage.plan(&held)).await?;
+            stream::iter(missing.into_iter().map(Ok))
+                .try_for_each_concurrent(CONCURRENT_BLOBS, |missing| {
+                    self.make_whole(&snapshot, missing, flights.clone())
+                })
+                .await?;
+            if !self.outdated.swap(false, Relaxed) {
+                break;
+            }
+        }
         blocking(move || match snapshot.upgrade() {
             Some(held) => held.resources().cache.sync_names().inspect(|()| held.announce()),
             None => Err(abandoned()),
@@ -163,21 +177,44 @@ impl Stage {
         let found = content.local();
         self.bytes_found.fetch_add(found, Relaxed);
         self.bytes_done.fetch_add(found, Relaxed);
-        let (mut arrived, mut rounds) = (self.fetch_missing(snapshot, &content, flights.clone()).await?, 0);
-        // What is here already, and could not be made durable when it came, may be now.
-        while !content.finish() {
-            rounds += 1;
-            if rounds == REFETCH_LIMIT {
-                let text = format!("blocks of {} vanish as soon as they are here", content.blob());
-                return Err(Error::new(Kind::Disk, text));
+        let mut arrived = self.fetch_all(snapshot, &content, &flights).await?;
+        if let Err(error) = content.became_whole().await {
+            if error.kind() != Kind::Corrupt {
+                return Err(error);
             }
-            arrived += self.fetch_missing(snapshot, &content, flights.clone()).await?;
+            // Once more: most that is damaged on its way is so once.
+            self.bytes_done.fetch_sub(found + arrived, Relaxed);
+            content.await_retry().await;
+            self.bytes_done.fetch_add(found, Relaxed);
+            arrived = self.fetch_all(snapshot, &content, &flights).await?;
+            content.became_whole().await?;
         }
         drop(large_permit);
-        content.became_whole().await?;
         self.bytes_done.fetch_add(missing.size.saturating_sub(found + arrived), Relaxed);
         self.files_done.fetch_add(missing.files, Relaxed);
         Ok(())
+    }
+
+    /// Fetches until no block is missing, and answers with the bytes that came.
+    async fn fetch_all(
+        &self,
+        snapshot: &Weak<Snapshot>,
+        content: &Arc<Content>,
+        flights: &Arc<Semaphore>,
+    ) -> Result<u64> {
+        let mut arrived = self.fetch_missing(snapshot, content, flights.clone()).await?;
+        // What is here already, and could not be made durable when it came, may be now.
+        for _ in 1..REFETCH_LIMIT {
+            if content.finish() {
+                return Ok(arrived);
+            }
+            arrived += self.fetch_missing(snapshot, content, flights.clone()).await?;
+        }
+        if content.finish() {
+            return Ok(arrived);
+        }
+        let text = format!("blocks of {} vanish as soon as they are here", content.blob());
+        Err(Error::new(Kind::Disk, text))
     }
 
     /// Boards a flight for every block that isn't here, and answers with the bytes that they brought.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use zerocopy::IntoBytes;
 
-use crate::wire::abi::{BackingMap, InvalEntryOut, OutHeader};
+use crate::wire::abi::{BackingMap, InvalEntryOut, InvalInodeOut, OutHeader};
 use crate::wire::flags::notify;
 
 /// Where the kernel keeps it.
@@ -112,6 +112,19 @@ impl Device {
         self.send(0, notify::INVAL_ENTRY, &[head.as_bytes(), name, b"\0"])
     }
 
+    /// Has the kernel drop the cached pages of `node`, also those that are mapped. It may wait for reads that are under way, as
+    /// [`invalidate_dentry`](Self::invalidate_dentry) does for other requests.
+    pub(crate) fn invalidate_pages(&self, node: u64) -> rustix::io::Result<()> {
+        // From the first byte to the end, which is what a length of 0 means.
+        let range = InvalInodeOut { node, offset: 0, len: 0 };
+        self.send(0, notify::INVAL_INODE, &[range.as_bytes()])
+    }
+
+    /// Invalidates the entry `name` of the directory `node`, or the pages of `node` where the name is empty.
+    pub(crate) fn invalidate(&self, node: u64, name: &[u8]) -> rustix::io::Result<()> {
+        if name.is_empty() { self.invalidate_pages(node) } else { self.invalidate_dentry(node, name) }
+    }
+
     /// Has the kernel send again all requests that were read, by this process or one before it, and not answered.
     pub(crate) fn resend(&self) -> rustix::io::Result<()> {
         self.send(0, notify::RESEND, &[])
@@ -205,6 +218,10 @@ mod tests {
         let bytes = sent(|device| device.invalidate_dentry(3, b"n").expect("sent"));
         assert_eq!(bytes[4..16], [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(sent(|device| device.resend().expect("sent")), b"\x10\0\0\0\x07\0\0\0\0\0\0\0\0\0\0\0");
+        assert_eq!(
+            sent(|device| device.invalidate(5, b"").expect("sent"))[4..24],
+            [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]
+        );
         assert_eq!(bytes[16..], *b"\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0n\0");
     }
 }

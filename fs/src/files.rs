@@ -82,6 +82,14 @@ impl FileTable {
         matches!(self, Self::Handles(handles) if !handles.passthrough())
     }
 
+    /// Has the file `index` read anew: what was read of it was not right.
+    pub(crate) async fn renew(&self, index: u32) {
+        match self {
+            Self::Handles(handles) => handles.renew(index).await,
+            Self::Stateless(files) => files.renew(index).await,
+        }
+    }
+
     /// Lets go of what has been idle for long at `now`. Touches the local disk.
     pub(crate) fn expire(&self, now: Instant) {
         match self {

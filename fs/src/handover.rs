@@ -9,19 +9,21 @@ use std::{io, iter};
 
 use crate::device::Device;
 
-/// Invalidates directory entries of the kernel from another process than the one that serves the mount.
+/// Invalidates what the kernel caches, from another process than the one that serves the mount.
 ///
-/// An invalidation may wait for requests on the directory that are under way. A process that waits so can't end, not even
+/// An invalidation may wait for requests on the directory or the file that are under way. A process that waits so can't end, not even
 /// when it is killed, while those requests wait for nobody but it: another process is not in the way of the next server.
 pub trait DentryInvalidator: Debug + Send + Sync {
-    /// Has `name` in the directory with the node id `parent` invalidated on `device`. False: it has to be done here.
-    fn invalidate(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool;
+    /// Has `name` in the directory with the node id `node` invalidated on `device`, or where the name is empty the pages of the
+    /// file `node`. False: it has to be done here.
+    fn invalidate(&self, device: BorrowedFd<'_>, node: u64, name: &[u8]) -> bool;
 }
 
-/// Invalidates one directory entry on `device`. It may wait for long, see [`DentryInvalidator`].
-pub fn invalidate_dentry(device: OwnedFd, parent: u64, name: &[u8]) {
-    // An error means that the kernel doesn't know the name, or has let the mount go: there is nothing to invalidate.
-    let _ = Device::from(device).invalidate_dentry(parent, name);
+/// Invalidates one directory entry on `device`, or the pages of a file where the name is empty. It may wait for long, see
+/// [`DentryInvalidator`].
+pub fn invalidate_dentry(device: OwnedFd, node: u64, name: &[u8]) {
+    // An error means that the kernel doesn't know it, or has let the mount go: there is nothing to invalidate.
+    let _ = Device::from(device).invalidate(node, name);
 }
 
 /// All descriptors of a mount: every queue that requests are read from, since closing the last descriptor of a queue fails

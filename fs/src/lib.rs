@@ -36,6 +36,7 @@ mod files;
 mod flush;
 mod fusermount;
 mod idle_cache;
+mod invalidation;
 mod ledger;
 mod metrics;
 mod mount;
@@ -56,7 +57,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use bdnfs::blob::Key;
 use bdnfs::cache::pressure::CachePressureListener;
+use bdnfs::cache::removal::RemovalListener;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
@@ -68,6 +71,7 @@ use crate::device::Device;
 use crate::expiry::{ActivitySignal, idle_expiry};
 use crate::files::{FileHandles, FileTable, StatelessFiles};
 use crate::handover::{DentryInvalidator, MountDescriptors};
+use crate::invalidation::KernelCache;
 use crate::ledger::{Ledger, LedgerEntry, MountFeatures};
 use crate::ops::Filesystem;
 use crate::replies::PendingReplies;
@@ -297,13 +301,13 @@ fn filesystem(
     entries: &[LedgerEntry],
 ) -> Arc<Filesystem> {
     let features = ledger.features();
+    let kernel = KernelCache::new(runtime.clone(), device.clone(), options.invalidator.clone());
     let files = if features.stateless {
-        FileTable::Stateless(StatelessFiles::new(snapshot.clone(), runtime.clone()))
+        FileTable::Stateless(StatelessFiles::new(snapshot.clone(), runtime.clone(), kernel))
     } else {
-        let (device, ledger) = (device.clone(), ledger.clone());
-        let (runtime, invalidator) = (runtime.clone(), options.invalidator.clone());
+        let (device, ledger, runtime) = (device.clone(), ledger.clone(), runtime.clone());
         let (snapshot, passthrough) = (snapshot.clone(), features.passthrough);
-        let handles = FileHandles::new(snapshot, runtime, device, passthrough, ledger, invalidator);
+        let handles = FileHandles::new(snapshot, runtime, device, passthrough, ledger, kernel);
         handles.restore(entries);
         FileTable::Handles(handles)
     };
@@ -313,18 +317,47 @@ fn filesystem(
     };
     let (replies, metrics) = (PendingReplies::new(runtime.clone()), options.metrics.clone());
     let (control, (activity, woken)) = (options.control.clone(), ActivitySignal::new());
-    let filesystem = Arc::new(Filesystem { snapshot, owner, control, files, replies, metrics, activity });
+    let filesystem = Arc::new_cyclic(|itself| Filesystem {
+        itself: itself.clone(),
+        runtime: runtime.clone(),
+        snapshot,
+        owner,
+        control,
+        files,
+        replies,
+        metrics,
+        activity,
+    });
     runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), woken));
     // Backing files of the previous process may be idle already.
     filesystem.activity.record();
     let listener: Weak<Filesystem> = Arc::downgrade(&filesystem);
     filesystem.snapshot.on_cache_pressure(listener);
+    let listener: Weak<Filesystem> = Arc::downgrade(&filesystem);
+    filesystem.snapshot.on_removal(listener);
     filesystem
 }
 
 impl CachePressureListener for Filesystem {
     fn release_idle(&self) {
         self.files.expire(Instant::now() + open_table::IDLE_TIMEOUT);
+    }
+}
+
+impl RemovalListener for Filesystem {
+    fn blob_removed(&self, key: &Key) {
+        let files = match self.snapshot.files_of(key) {
+            Ok(files) => files,
+            Err(error) => return tracing::warn!(%error, "cannot tell which files to read anew"),
+        };
+        let Some(filesystem) = self.itself.upgrade().filter(|_| !files.is_empty()) else { return };
+        tracing::warn!(%key, files = files.len(), "data that was not right is read anew");
+        self.snapshot.stage_again();
+        self.runtime.spawn(async move {
+            for index in files {
+                filesystem.files.renew(index).await;
+            }
+        });
     }
 }
 

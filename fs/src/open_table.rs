@@ -6,6 +6,9 @@
 //! becomes whole while cached handles are open gets its passthrough on the other one of its two nodes
 //! ([`tree`]): lookups then answer with that one. Nothing is kept of nodes that are merely looked up.
 //!
+//! A backing file that was not right can't be taken from open handles. The file then moves on to two other nodes, those of its
+//! next generation, on which nothing is open.
+//!
 //! The kernel forgets the mode of a node before it sends RELEASE, and sets it after the reply to OPEN: what is counted here
 //! is never less than what the kernel counts.
 
@@ -29,6 +32,8 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct OpenTable<B, W> {
     open: HashMap<u64, OpenNode<B, W>>,
     idle: IdleCache<u64, B>,
+    /// The generation of those files that are not in their first.
+    generations: HashMap<u32, u32>,
 }
 
 /// The open handles of one node, all of one mode.
@@ -36,6 +41,17 @@ pub(crate) struct OpenTable<B, W> {
 enum OpenNode<B, W> {
     Cached { handles: u64, whole: bool, _watch: Option<W> },
     Passthrough { handles: u64, backing: B },
+}
+
+/// What [`OpenTable::renew`] leaves to be done.
+#[derive(Debug)]
+pub(crate) struct Renewed<B> {
+    /// The nodes of the file, whose pages the kernel is to drop.
+    pub(crate) nodes: Vec<u64>,
+    /// Whether lookups lead to another node from now on.
+    pub(crate) moved: bool,
+    /// Backing files that nobody has open.
+    pub(crate) backings: Vec<B>,
 }
 
 /// How a file is to be opened.
@@ -50,7 +66,11 @@ pub(crate) enum OpenMode<B> {
 impl<B: Clone, W> OpenTable<B, W> {
     /// Nothing is open.
     pub(crate) fn new() -> Self {
-        Self { open: HashMap::new(), idle: IdleCache::new(IDLE_BACKING_FILES, IDLE_TIMEOUT) }
+        Self {
+            open: HashMap::new(),
+            idle: IdleCache::new(IDLE_BACKING_FILES, IDLE_TIMEOUT),
+            generations: HashMap::new(),
+        }
     }
 
     /// OpenTable `node` once more where its backing file is registered already.
@@ -93,6 +113,10 @@ impl<B: Clone, W> OpenTable<B, W> {
 
     /// Adds a handle of `node` that the previous process opened in `mode`.
     pub(crate) fn restore(&mut self, node: u64, mode: OpenMode<B>, watch: impl FnOnce() -> Option<W>) {
+        if let (Some(index), generation @ 1..) = (tree::index(node), tree::generation(node)) {
+            let known = self.generations.entry(index).or_default();
+            *known = generation.max(*known);
+        }
         match self.open.get_mut(&node) {
             // Of the same mode: the previous process kept to the same rule.
             Some(OpenNode::Cached { handles, .. } | OpenNode::Passthrough { handles, .. }) => *handles += 1,
@@ -135,10 +159,30 @@ impl<B: Clone, W> OpenTable<B, W> {
     /// The node that a lookup of file `index` is answered with: the base, but the twin where the file is
     /// whole and only the base has handles that keep it from passthrough.
     pub(crate) fn lookup_node(&self, index: u32) -> u64 {
-        let (base, twin) = (tree::base(index), tree::twin(index));
+        let [base, twin] = tree::ids(index, self.generation(index));
         let base_cached = matches!(self.open.get(&base), Some(OpenNode::Cached { whole: true, .. }));
         let twin_cached = matches!(self.open.get(&twin), Some(OpenNode::Cached { .. }));
         if base_cached && !twin_cached { twin } else { base }
+    }
+
+    fn generation(&self, index: u32) -> u32 {
+        self.generations.get(&index).copied().unwrap_or_default()
+    }
+
+    /// What was read of the file `index` was not right: its next opens read anew.
+    pub(crate) fn renew(&mut self, index: u32) -> Renewed<B> {
+        let generation = self.generation(index);
+        let present = tree::ids(index, generation);
+        let moved =
+            present.iter().any(|node| matches!(self.open.get(node), Some(OpenNode::Passthrough { .. })));
+        let backings = present.iter().filter_map(|node| self.idle.take(node)).collect();
+        let mut nodes: Vec<_> =
+            (0..=generation).flat_map(|generation| tree::ids(index, generation)).collect();
+        if moved {
+            self.generations.insert(index, generation + 1);
+            nodes.extend(tree::ids(index, generation + 1));
+        }
+        Renewed { nodes, moved, backings }
     }
 
     /// Takes out the backing files that have been idle for too long at `now`.
@@ -175,6 +219,26 @@ mod tests {
         assert_eq!(table.lookup_node(FILE), node);
         assert_eq!(open(&mut table, node, true), OpenMode::Passthrough(9));
         assert!(!table.mark_whole(node));
+    }
+
+    #[test]
+    fn renew_with_open_backing_file_moves_lookups_to_new_nodes() {
+        let mut table = OpenTable::new();
+        let old = table.lookup_node(FILE);
+        open(&mut table, old, true);
+        let renewed = table.renew(FILE);
+        assert!(renewed.moved && renewed.nodes.contains(&old) && renewed.backings.is_empty());
+        let new = table.lookup_node(FILE);
+        assert_ne!(new, old);
+        assert_eq!(open(&mut table, new, false), OpenMode::Cached);
+        table.close(new, Instant::now());
+        assert_eq!(table.open(new, || Some(10), || None), OpenMode::Passthrough(10));
+        table.close(new, Instant::now());
+        let renewed = table.renew(FILE);
+        assert_eq!((renewed.moved, renewed.backings), (false, vec![10]), "nobody has it open");
+        let mut next: OpenTable<u32, ()> = OpenTable::new();
+        next.restore(new, OpenMode::Cached, || None);
+        assert_eq!(next.lookup_node(FILE), new, "the next process goes on from there");
     }
 
     #[test]

@@ -4,13 +4,14 @@
 //! for another tier becomes a task ([`replies`](crate::replies)): no device thread ever waits for the network.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bdnfs::error::Error;
 use bdnfs::manifest::{Entry, Manifest, Node, Slice};
 use bdnfs::snapshot::Snapshot;
 use bytes::Bytes;
 use rustix::io::Errno;
+use tokio::runtime::Handle;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::errno;
@@ -54,6 +55,8 @@ impl Reply {
 /// A mounted snapshot: replies to the kernel's requests.
 #[derive(Debug)]
 pub(crate) struct Filesystem {
+    pub(crate) itself: Weak<Filesystem>,
+    pub(crate) runtime: Handle,
     pub(crate) snapshot: Arc<Snapshot>,
     /// The owner of all files.
     pub(crate) owner: FileOwner,

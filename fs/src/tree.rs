@@ -3,7 +3,8 @@
 //! Entry `i` of the manifest has the number `i + 1`, so the root has the 1 that FUSE wants and numbers are
 //! the same after every restart. A file has two node ids, its base and its *twin*, because the kernel insists
 //! that all handles of a node be of one kind: those opened while the file was partial stay with one id, those
-//! opened when it is whole go to the other ([`opens`](crate::open_table)). Both show the same number to people.
+//! opened when it is whole go to the other ([`opens`](crate::open_table)). When what its handles read was not right, the file moves
+//! on to the two ids of the next *generation*. All show the same number to people.
 
 use bdnfs::manifest::{Entry, Node};
 
@@ -12,6 +13,8 @@ use crate::wire::abi::{Attr, AttrOut, EntryOut};
 /// The bit in which a twin's id differs from its base's. Far above every index, and not the sign bit, which some programs
 /// misread.
 const TWIN_BIT: u64 = 1 << 62;
+/// Where the generation of a file's ids begins: above every index, and the 1 that is added to it.
+const GENERATION_SHIFT: u32 = 33;
 /// How long the kernel may cache names and attributes, in seconds: practically for ever, since nothing changes. 136 years
 /// rather than the largest number, so that no arithmetic on it can overflow.
 const CACHE_SECONDS: u64 = u32::MAX as u64;
@@ -30,9 +33,22 @@ pub(crate) fn twin(index: u32) -> u64 {
     base(index) | TWIN_BIT
 }
 
+/// The base and the twin id of entry `index` in a generation.
+pub(crate) fn ids(index: u32, generation: u32) -> [u64; 2] {
+    // A file that was damaged half a billion times shares its ids with an earlier state of it.
+    let generation = u64::from(generation) << GENERATION_SHIFT & (TWIN_BIT - 1);
+    [base(index) | generation, twin(index) | generation]
+}
+
+/// The generation of the id `node`.
+pub(crate) fn generation(node: u64) -> u32 {
+    ((node & (TWIN_BIT - 1)) >> GENERATION_SHIFT) as u32
+}
+
 /// The entry that has the id `node`.
 pub(crate) fn index(node: u64) -> Option<u32> {
-    u32::try_from((node & !TWIN_BIT).checked_sub(1)?).ok()
+    let unused = node >> 63 != 0;
+    u32::try_from((node & ((1 << GENERATION_SHIFT) - 1)).checked_sub(1)?).ok().filter(|_| !unused)
 }
 
 /// The owner of all files.
@@ -154,12 +170,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn node_id_base_or_twin_leads_to_the_entry(i: u32, node: u64) {
+        fn node_id_base_or_twin_leads_to_the_entry(i: u32, node: u64, at in 0u32..1 << 29) {
+            for id in ids(i, at) {
+                prop_assert_eq!((index(id), generation(id)), (Some(i), at));
+            }
+            prop_assert_eq!(ids(i, 0), [base(i), twin(i)]);
             prop_assert_eq!(index(base(i)), Some(i));
             prop_assert_eq!(index(twin(i)), Some(i));
             prop_assert_ne!(base(i), twin(i));
             if let Some(i) = index(node) {
-                prop_assert!(node == base(i) || node == twin(i));
+                prop_assert!(ids(i, generation(node)).contains(&node));
             }
         }
     }

@@ -13,6 +13,7 @@ use crate::error::Error;
 
 use super::layout::{BlobFile, Layout};
 use super::leases::{LeaseSet, LeaseTable, ManifestLease};
+use super::removal::RemovalListeners;
 
 /// One tenant's partition of a cache.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct Partition {
     pub leases: Arc<LeaseTable>,
     /// The most that they may occupy, in bytes, beside what holds for all tenants together.
     pub quota: Option<u64>,
+    /// Who is told when a blob was not right.
+    pub removal_listeners: RemovalListeners,
     used: AtomicI64,
     /// What of it is claimed but may not be written yet, so that no look at the disk finds it.
     pending: AtomicI64,
@@ -49,8 +52,9 @@ impl Partition {
     /// The share of the tenant whose blobs lie in `layout`. Nothing is counted yet.
     pub fn new(layout: Layout, quota: Option<u64>) -> Self {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
-        let pinned = Mutex::default();
-        Self { layout: Arc::new(layout), leases: Arc::default(), quota, used, pending, pinned }
+        let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
+        let (layout, leases) = (Arc::new(layout), Arc::default());
+        Self { layout, leases, quota, removal_listeners, used, pending, pinned }
     }
 
     /// Keeps what a pin holds.

@@ -16,13 +16,13 @@ use super::Content;
 impl Content {
     /// Makes the blob whole once nothing of it is missing. False as long as something is.
     pub(crate) fn finish(self: &Arc<Self>) -> bool {
-        if self.whole.get().is_some() {
+        if self.is_whole() {
             return true;
         }
         let complete = self.part().is_some_and(|p| p.presence().missing() == 0);
         if complete && !self.committing.swap(true, Ordering::Relaxed) {
             // A disk that failed a while ago may do by now.
-            self.broken().take_if(|error| error.kind() != Kind::Corrupt);
+            self.broken().take();
             let content = self.clone();
             self.resources.runtime.spawn_blocking(move || content.commit());
         }
@@ -35,14 +35,13 @@ impl Content {
     }
 
     fn commit(self: Arc<Self>) {
-        let Some(partial) = self.part() else { return };
-        if let Err(error) = self.prove(&partial) {
-            if error.kind() == Kind::Corrupt
-                && let Err(error) = partial.discard()
-            {
-                tracing::warn!(%error, "cannot discard what is not right");
-            }
-            return self.completed(Err(error));
+        let Some(partial) = self.part() else {
+            return self.committing.store(false, Ordering::Relaxed);
+        };
+        match self.prove(&partial) {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::Corrupt => return self.refute(&partial, error),
+            Err(error) => return self.completed(Err(error)),
         }
         let resources = self.resources.clone();
         resources.cache.committer().commit(partial, move |whole| self.completed(whole));
@@ -50,44 +49,74 @@ impl Content {
 
     /// Holds the whole content against the SHA-256 that its origin publishes, where it does and nothing better is known.
     fn prove(&self, partial: &PartialBlob) -> Result<()> {
-        let proved = self.blob.checks.is_some();
-        let Some(expected) = self.blob.sha256.as_ref().filter(|_| !proved) else { return Ok(()) };
+        let Some(expected) = self.published_sha256() else { return Ok(()) };
         let mut hasher = Sha256::new();
         for index in 0..block::count(self.blob.size) {
             hasher.update(partial.read_once(index)?);
         }
+        self.compare(hasher, expected)
+    }
+
+    /// The SHA-256 that the origin publishes, where nothing better is known.
+    pub(super) fn published_sha256(&self) -> Option<&[u8; 32]> {
+        self.blob.sha256.as_ref().filter(|_| self.blob.checks.is_none())
+    }
+
+    /// Compares what was hashed of the whole content with what its origin publishes.
+    pub(super) fn compare(&self, hasher: Sha256, expected: &[u8; 32]) -> Result<()> {
         if hasher.finalize().as_slice() == expected {
             return Ok(());
         }
         let path = String::from_utf8_lossy(&self.blob.path);
-        Err(Error::new(
-            Kind::Corrupt,
-            format!(
-                "{path}: the origin sent content that does not have the SHA-256 it publishes; it was discarded"
-            ),
-        ))
+        let text = "the origin sent content that does not have the SHA-256 it publishes; it was discarded";
+        Err(Error::new(Kind::Corrupt, format!("{path}: {text}")))
+    }
+
+    /// Starts anew: what came is not the content. Blocks that readers have had meanwhile are taken back from whoever keeps them.
+    fn refute(&self, partial: &PartialBlob, error: Error) {
+        tracing::warn!(%error, "a blob was refuted");
+        self.refutation.record(error);
+        if let Err(error) = partial.discard() {
+            tracing::warn!(%error, "cannot discard what is not right");
+        }
+        *self.slot() = None;
+        self.committing.store(false, Ordering::Relaxed);
+        self.resources.cache.notify_removed(&self.blob.key);
+        self.news.notify_waiters();
+    }
+
+    /// Lets go of what the cache had and has removed. What came in its place is taken up.
+    pub(crate) fn reopen(&self) {
+        self.resources.recent_blocks.forget(&self.blob.key);
+        let mut whole = self.whole.write();
+        if whole.take().is_some() {
+            self.committing.store(false, Ordering::Relaxed);
+            *whole =
+                self.resources.cache.open_whole(&self.blob.key, self.blob.size).ok().flatten().map(Arc::new);
+        }
+    }
+
+    /// Waits until the content may be fetched anew, after it was refuted.
+    pub(crate) async fn await_retry(&self) {
+        if let Some(at) = self.refutation.retry_at() {
+            tokio::time::sleep_until(at).await;
+        }
     }
 
     fn completed(&self, whole: Result<File>) {
         match whole {
             Ok(file) => {
-                self.whole.set(Arc::new(file)).ok();
+                *self.whole.write() = Some(Arc::new(file));
                 // Its descriptors are of no more use.
                 *self.slot() = None;
             }
             Err(error) => {
                 tracing::warn!(%error, "a blob did not become whole");
-                let hopeful = error.kind() != Kind::Corrupt;
                 self.broken().get_or_insert(error);
-                self.committing.store(!hopeful, Ordering::Relaxed);
+                self.committing.store(false, Ordering::Relaxed);
             }
         }
         self.news.notify_waiters();
-    }
-
-    /// Why what is here must not be read. A disk that can't commit a blob is no reason: its bytes are right.
-    pub(super) fn wrong_blocks(&self) -> Option<Error> {
-        self.broken().as_ref().filter(|error| error.kind() == Kind::Corrupt).map(Error::share)
     }
 
     fn broken(&self) -> MutexGuard<'_, Option<Error>> {
@@ -97,14 +126,19 @@ impl Content {
     /// Waits until the blob is whole and durable.
     ///
     /// # Errors
-    /// What keeps it from ever being so.
+    /// [`Kind::Corrupt`] when what came was not right, now or a moment ago; [`Kind::Disk`] when it could not be made durable.
     pub async fn became_whole(&self) -> Result<Arc<File>> {
+        let refuted = self.refutation.times();
         loop {
             let news = self.news.notified();
             tokio::pin!(news);
             news.as_mut().enable();
-            if let Some(file) = self.whole.get() {
-                return Ok(file.clone());
+            if let Some(file) = self.whole() {
+                return Ok(file);
+            }
+            let anew = self.refutation.last().filter(|_| self.refutation.times() > refuted);
+            if let Some(error) = anew.or_else(|| self.refutation.standing()) {
+                return Err(error);
             }
             if let Some(error) = &*self.broken() {
                 return Err(error.share());

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use crate::block::Arrival;
+use crate::block::{Arrival, Verified};
 use crate::cache::partial::PartialBlob;
 use crate::cache::presence::BlockState;
 use crate::error::Result;
@@ -37,6 +37,9 @@ impl Content {
             return Ok(FetchOutcome::Complete);
         }
         let patience = if urgency == Urgency::Stage { STAGE_STALL_LIMIT } else { READ_DEADLINE };
+        if self.fetches_whole(flight) && wanted.len() as u64 == flight.extent().blocks {
+            return self.fetch_proved(flight, (scope, urgency), patience).await;
+        }
         // Others come for what this node fetches directly: about now.
         let lent = scope == FetchScope::Direct && self.is_shared();
         let accept = |arrival: Arrival| {
@@ -92,15 +95,19 @@ impl Content {
 
     /// Verifies a block, delivers it to all who wait for it, and stores it. `lent` blocks other nodes are about to ask for.
     fn accept(&self, flight: &Flight, arrival: Arrival, lent: bool) -> Result<u64> {
-        let index = arrival.index;
-        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
-        let verified = arrival.verify(known)?;
+        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(arrival.index as usize));
+        Ok(self.keep(flight, &arrival.verify(known)?, lent))
+    }
+
+    /// Delivers a verified block to all who wait for it, and stores it.
+    pub(super) fn keep(&self, flight: &Flight, verified: &Verified, lent: bool) -> u64 {
+        let index = verified.index();
         if lent || flight.urgency() > Urgency::Stage {
             self.resources.recent_blocks.put(self.blob.key, index, verified.bytes().clone());
         }
         self.resources.moved.fetch_add(1, Relaxed);
         flight.deliver(index, Delivery::Bytes(verified.bytes().clone()));
-        match self.partial().and_then(|partial| partial.put(&verified)) {
+        match self.partial().and_then(|partial| partial.put(verified)) {
             Ok(()) => flight.deliver(index, Delivery::Stored),
             Err(error) => {
                 if self.resources.recent_blocks.rescue(self.blob.key, index, verified.bytes().clone()) {
@@ -109,7 +116,7 @@ impl Content {
                 flight.unstored(error);
             }
         }
-        Ok(index)
+        index
     }
 }
 

@@ -40,9 +40,12 @@ impl Content {
             // Looked at only from the other table, whose lock is held meanwhile.
             let direct = |i: u64| if scope == FetchScope::All { self.direct.find(i) } else { None };
             let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
+            // One that is proved as a whole comes as a whole.
+            let whole = self.fits_one_flight() && (0..count).all(absent);
+            let (first, most) = if whole { (0, count) } else { (index, most) };
             let (found, outcome) = match direct(index) {
                 Some(flight) => (FetchScope::Direct, JoinOutcome::Joined(flight)),
-                None => (scope, self.flights(scope).join(index, most, absent)),
+                None => (scope, self.flights(scope).join(first, most, absent)),
             };
             match outcome {
                 // Unless it is only in flight by now: then the next look finds that flight.

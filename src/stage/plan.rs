@@ -27,14 +27,16 @@ impl Stage {
     pub(super) fn plan(&self, snapshot: &Snapshot) -> Result<Vec<MissingBlob>> {
         let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
         snapshot.admit()?;
+        // Before the look: what is removed after it is looked for once more.
+        self.outdated.store(false, Relaxed);
         let missing = missing(manifest, cache)?;
         let bytes: u64 = missing.iter().map(|missing| missing.size).sum();
         let here = snapshot.content_bytes()? - bytes;
-        self.bytes_done.fetch_add(here, Relaxed);
-        self.bytes_found.fetch_add(here, Relaxed);
+        self.bytes_done.store(here, Relaxed);
+        self.bytes_found.store(here, Relaxed);
         let planned = if missing.is_empty() { missing } else { ordered(manifest, missing)? };
         let files: u64 = planned.iter().map(|missing| missing.files).sum();
-        self.files_done.fetch_add(self.files.saturating_sub(files), Relaxed);
+        self.files_done.store(self.files.saturating_sub(files), Relaxed);
         manifest.release_pages();
         Ok(planned)
     }

@@ -154,7 +154,7 @@ impl ManagedMount {
             local,
             since: self.record.since,
             traffic,
-            stage: self.snapshot.staged().map(|stage| stage_status(stage)),
+            stage: self.snapshot.staged().map(|stage| stage_status(&stage)),
         }
     }
 
@@ -179,7 +179,7 @@ impl ManagedMount {
 
     /// The state of its stage; `None` where it was never staged.
     pub fn stage_state(&self) -> Option<StageState> {
-        self.snapshot.staged().map(|stage| stage_status(stage).state)
+        self.snapshot.staged().map(|stage| stage_status(&stage).state)
     }
 
     /// What its metrics are made of.
@@ -200,7 +200,7 @@ impl ManagedMount {
         let stage = self.snapshot.staged()?;
         // Either way the answer is the state at that moment.
         tokio::time::timeout(timeout, stage.done()).await.ok();
-        Some(stage_status(stage))
+        Some(stage_status(&stage))
     }
 }
 

@@ -13,11 +13,10 @@ use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
 use crate::device::{BackingFile, Device};
-use crate::handover::DentryInvalidator;
+use crate::invalidation::KernelCache;
 use crate::ledger::{Ledger, LedgerEntry, LedgerItem};
 use crate::open_table::{OpenMode, OpenTable};
 use crate::tree;
@@ -35,10 +34,7 @@ pub(crate) struct FileHandles {
     table: Mutex<OpenTable<Arc<RegisteredFile>, CompletionWatch>>,
     handles: Mutex<HashMap<u64, FileHandle>>,
     ledger: Arc<Ledger>,
-    /// Invalidates names in this process's place.
-    invalidator: Option<Arc<dyn DentryInvalidator>>,
-    /// One invalidation at a time: it may wait, and the runtime has few threads for what blocks.
-    invalidations: Semaphore,
+    kernel: Arc<KernelCache>,
 }
 
 /// An open file.
@@ -92,7 +88,7 @@ impl FileHandles {
         device: Arc<Device>,
         passthrough: bool,
         ledger: Arc<Ledger>,
-        invalidator: Option<Arc<dyn DentryInvalidator>>,
+        kernel: Arc<KernelCache>,
     ) -> Arc<Self> {
         Arc::new(Self {
             snapshot,
@@ -102,8 +98,7 @@ impl FileHandles {
             table: Mutex::new(OpenTable::new()),
             handles: Mutex::default(),
             ledger,
-            invalidator,
-            invalidations: Semaphore::new(1),
+            kernel,
         })
     }
 
@@ -296,17 +291,27 @@ impl FileHandles {
         if !self.table.lock().mark_whole(node) {
             return;
         }
-        let Ok(entry) = self.snapshot.manifest().entry(index) else { return };
-        let (parent, name) = (tree::base(entry.parent), entry.name.to_vec());
-        let (device, invalidator) = (self.device.clone(), self.invalidator.clone());
-        let Ok(_turn) = self.invalidations.acquire().await else { return };
-        let invalidate = move || {
-            if !invalidator.is_some_and(|invalidator| invalidator.invalidate(device.as_fd(), parent, &name)) {
-                // An error means that the kernel doesn't know the name, or has let the mount go.
-                let _ = device.invalidate_dentry(parent, &name);
-            }
-        };
-        let _ = self.runtime.spawn_blocking(invalidate).await;
+        self.forget_name(index).await;
+    }
+
+    /// Has the name of the file `index` looked up anew.
+    async fn forget_name(&self, index: u32) {
+        if let Ok(entry) = self.snapshot.manifest().entry(index) {
+            self.kernel.forget_name(tree::base(entry.parent), entry.name.to_vec()).await;
+        }
+    }
+
+    /// Has the file `index` read anew: what was read of it was not right.
+    pub(crate) async fn renew(&self, index: u32) {
+        // Bound first, so that files are closed without the lock.
+        let renewed = self.table.lock().renew(index);
+        drop(renewed.backings);
+        if renewed.moved {
+            self.forget_name(index).await;
+        }
+        for node in renewed.nodes {
+            self.kernel.forget_pages(node).await;
+        }
     }
 }
 

@@ -12,8 +12,10 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::idle_cache::IdleCache;
+use crate::invalidation::KernelCache;
 use crate::open_table::IDLE_TIMEOUT;
 use crate::prefetch::Prefetcher;
+use crate::tree;
 
 /// How many readers are kept: more than the kernel reads from at once. Each holds a lease.
 const READERS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
@@ -26,15 +28,16 @@ const PREFETCH_BATCH: u32 = 8;
 pub(crate) struct StatelessFiles {
     snapshot: Arc<Snapshot>,
     runtime: Handle,
+    kernel: Arc<KernelCache>,
     readers: Mutex<IdleCache<u32, Arc<Reader>>>,
     prefetcher: Mutex<Prefetcher>,
 }
 
 impl StatelessFiles {
     /// No file was read yet.
-    pub(crate) fn new(snapshot: Arc<Snapshot>, runtime: Handle) -> Arc<Self> {
+    pub(crate) fn new(snapshot: Arc<Snapshot>, runtime: Handle, kernel: Arc<KernelCache>) -> Arc<Self> {
         let readers = Mutex::new(IdleCache::new(READERS, IDLE_TIMEOUT));
-        Arc::new(Self { snapshot, runtime, readers, prefetcher: Mutex::default() })
+        Arc::new(Self { snapshot, runtime, kernel, readers, prefetcher: Mutex::default() })
     }
 
     /// The reader of the file `index`, which is `slice`.
@@ -63,6 +66,11 @@ impl StatelessFiles {
         let Ok(Entry { node: Node::File(slice), .. }) = self.snapshot.manifest().entry(index) else { return };
         let Some(file) = self.reader(index, slice).ok().and_then(|reader| reader.backing()) else { return };
         let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::WillNeed);
+    }
+
+    /// Has the file `index` read anew: what was read of it was not right.
+    pub(crate) async fn renew(&self, index: u32) {
+        self.kernel.forget_pages(tree::base(index)).await;
     }
 
     /// Drops the readers that have been idle for too long at `now`.

@@ -212,6 +212,16 @@ pub(crate) struct InvalEntryOut {
     pub(crate) flags: u32,
 }
 
+/// Notification that pages of a file are to be read anew.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InvalInodeOut {
+    pub(crate) node: u64,
+    pub(crate) offset: i64,
+    /// 0: to the end.
+    pub(crate) len: i64,
+}
+
 /// The argument of the ioctl that registers a backing file.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -239,6 +249,7 @@ mod tests {
         assert_eq!(size_of::<StatfsOut>(), 80);
         assert_eq!(size_of::<Dirent>(), 24);
         assert_eq!(size_of::<InvalEntryOut>(), 16);
+        assert_eq!(size_of::<InvalInodeOut>(), 24);
         assert_eq!(size_of::<BackingMap>(), 16);
     }
 }

@@ -1,0 +1,165 @@
+//! Mounts whose origin, or whose cache, has wrong bytes. Needs `/dev/fuse`, and root for passthrough.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant, SystemTime};
+
+use bdnfs::blob::Blob;
+use bdnfs::cache::Limits;
+use bdnfs::engine::{Config, Engine};
+use bdnfs::error::Result;
+use bdnfs::manifest::{ListedFile, Listing};
+use bdnfs::source::Patterns;
+use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
+use bdnfs_fs::{Mount, Options};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+use tokio::runtime::{Builder, Runtime};
+
+/// Larger than any file of a tree that is mounted without opens.
+const LARGE: usize = (16 << 20) + 12_345;
+/// The byte that the origin flips, where a file has it.
+const FLIPPED: usize = 4321;
+/// How long a mount may take to heal: several of the longest backoffs that a test sees.
+const HEALED_WITHIN: Duration = Duration::from_secs(60);
+
+/// An origin that publishes the SHA-256 of what it has, and sends it with one flipped byte for as long as it is told to.
+#[derive(Debug)]
+struct Flipping {
+    files: BTreeMap<Vec<u8>, Bytes>,
+    flips: AtomicBool,
+}
+
+impl Tier for Flipping {
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        blob: &'a Blob,
+        range: Range<u64>,
+        _: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        let range = range.start as usize..range.end as usize;
+        let mut bytes = self.files[&blob.path[..]][range.clone()].to_vec();
+        if self.flips.load(SeqCst) && range.contains(&FLIPPED) {
+            bytes[FLIPPED - range.start] ^= 1;
+        }
+        async move { Ok(Some(stream::iter([Ok(bytes.into())]).boxed())) }.boxed()
+    }
+}
+
+impl Origin for Flipping {
+    fn name(&self) -> &str {
+        "memory:///flipping, 1"
+    }
+
+    fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
+        for (path, content) in &self.files {
+            let (size, sha256) = (content.len() as u64, Some(Sha256::digest(content).into()));
+            listing.file(ListedFile { path, size, mtime: (0, 0), executable: false, version: b"1", sha256 });
+        }
+        async { Ok(()) }.boxed()
+    }
+}
+
+/// A mount and all that it stands on. The mount comes first, so that it also goes first.
+struct Mounted {
+    _mount: Mount,
+    origin: Arc<Flipping>,
+    _runtime: Runtime,
+    dir: tempfile::TempDir,
+}
+
+impl Mounted {
+    fn new(files: &[(&str, &[u8])], flips: bool) -> Self {
+        let runtime = Builder::new_multi_thread().enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("mnt")).unwrap();
+        let config = Config {
+            cache: dir.path().join("cache"),
+            tenant: "test".into(),
+            limits: Limits { capacity: None, reserve: 0 },
+            quotas: Default::default(),
+            memory: 64 << 20,
+            now: SystemTime::now,
+        };
+        let engine = Engine::open(&config, runtime.handle().clone()).unwrap();
+        let files =
+            files.iter().map(|(path, bytes)| (path.as_bytes().to_vec(), Bytes::copy_from_slice(bytes)));
+        let origin = Arc::new(Flipping { files: files.collect(), flips: AtomicBool::new(flips) });
+        let snapshot = runtime.block_on(engine.snapshot(origin.clone(), Patterns::default())).unwrap();
+        let (at, options) = (dir.path().join("mnt"), Options::default());
+        let mount = Mount::new(snapshot, runtime.handle().clone(), &at, &options).unwrap();
+        Self { _mount: mount, origin, _runtime: runtime, dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("mnt").join(name)
+    }
+}
+
+/// Bytes of which no two blocks are alike.
+fn noise(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+/// Waits until `healed`.
+fn eventually(what: &str, healed: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !healed() {
+        assert!(began.elapsed() < HEALED_WITHIN, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn mount_of_file_of_one_flight_with_flipped_byte_delivers_none_of_it() {
+    for (name, size) in [("tiny", 30_000), ("small", 1 << 20), ("more", (3 << 20) + 5)] {
+        let content = noise(size);
+        let tree = Mounted::new(&[(name, &content)], true);
+        let file = File::open(tree.path(name)).unwrap();
+        let mut first = [0; 4096];
+        let error = file.read_exact_at(&mut first, 0).expect_err("it is not what was published");
+        assert_eq!(error.raw_os_error(), Some(Errno::BADMSG.raw_os_error()), "{name}");
+        tree.origin.flips.store(false, SeqCst);
+        assert!(fs::read(tree.path(name)).unwrap() == content, "{name} heals with its origin");
+        file.read_exact_at(&mut first, 0).unwrap();
+        assert!(first == content[..4096], "{name} heals for who had it open");
+    }
+}
+
+#[test]
+fn mount_of_refuted_file_heals_with_its_origin() {
+    let content = noise(LARGE);
+    let tree = Mounted::new(&[("model", &content)], true);
+    let model = tree.path("model");
+    let open = File::open(&model).unwrap();
+    let mut first = [0; 8192];
+    open.read_exact_at(&mut first, 0).unwrap();
+    assert!(first != content[..8192], "a large file is read while it arrives");
+    // All of it, so that it can be proved.
+    eventually("it is refuted", || fs::read(&model).is_err());
+    let state = |name: &str| {
+        let mut value = [0; 64];
+        let len = rustix::fs::getxattr(&model, name, &mut value[..]).unwrap();
+        String::from_utf8_lossy(&value[..len]).into_owned()
+    };
+    tree.origin.flips.store(false, SeqCst);
+    assert_ne!(state("user.bdnfs.local"), format!("{LARGE}/{LARGE}"), "what was refuted is not local");
+    eventually("new opens read anew", || fs::read(&model).is_ok_and(|bytes| bytes == content));
+    open.read_exact_at(&mut first, 0).unwrap();
+    assert!(first == content[..8192], "who had it open reads anew");
+    eventually("it is local again", || state("user.bdnfs.local") == format!("{LARGE}/{LARGE}"));
+}

@@ -1,0 +1,37 @@
+//! Removal: tells those who read a blob that what the cache had of it was not right, and is gone.
+
+use std::fmt::Debug;
+use std::sync::Weak;
+
+use parking_lot::Mutex;
+
+use crate::blob::Key;
+
+/// Serves blobs of one tenant from the cache, or keeps bytes of them.
+pub trait RemovalListener: Send + Sync + Debug {
+    /// What the cache had of the blob `key`, or some blocks of it, was not right and has been removed: nothing that was read
+    /// before may be served again. May block on the local disk, and must not wait for the network or the kernel.
+    fn blob_removed(&self, key: &Key);
+}
+
+/// The listeners of one tenant. Evictions are none of their business: what is evicted was right.
+#[derive(Debug, Default)]
+pub struct RemovalListeners {
+    listeners: Mutex<Vec<Weak<dyn RemovalListener>>>,
+}
+
+impl RemovalListeners {
+    /// Tells `listener` of removals, after those that were added before it, for as long as it lives.
+    pub fn add(&self, listener: Weak<dyn RemovalListener>) {
+        let mut listeners = self.listeners.lock();
+        listeners.retain(|other| other.strong_count() > 0);
+        listeners.push(listener);
+    }
+
+    /// Tells everybody that `key` was removed.
+    pub fn notify(&self, key: &Key) {
+        let listeners = self.listeners.lock().clone();
+        // Without the lock: they close files, and open others.
+        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.blob_removed(key));
+    }
+}
