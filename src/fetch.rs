@@ -1,9 +1,14 @@
 //! Fetch: asking one tier after the other until one has the right bytes.
 
-mod blocks;
+mod hedge;
+mod parallelism;
+mod request;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
@@ -22,11 +27,9 @@ use crate::metrics::SnapshotMetrics;
 use crate::placement::{ClusterTier, Placement};
 use crate::tier::{Tier, TierKind, Urgency};
 
-use blocks::{Blocks, within};
-
-/// How long a tier may take until its first byte (DESIGN, section 6). A peer, which is near, may take much less, and
-/// is judged by its own tier, which hears from it even while it has nothing to send ([`crate::peer`]).
-const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
+use hedge::{Hedged, Target};
+use parallelism::Parallelism;
+use request::RequestContext;
 
 /// The first wait before the tiers are asked again, and the longest.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -66,6 +69,10 @@ pub struct Ladder {
     tiers: Vec<Arc<dyn Tier>>,
     counters: Arc<SnapshotMetrics>,
     pace: Mutex<Pace>,
+    /// How many requests the last tier gets at once.
+    parallelism: Parallelism,
+    /// Bytes that arrived from all tiers.
+    received: AtomicU64,
     buffers: Arc<BufferPool>,
     /// What decides the jitter of retries.
     seed: fn() -> u64,
@@ -80,6 +87,8 @@ struct Descent<'a> {
     missing: Vec<u64>,
     /// Nothing has arrived since.
     still: Instant,
+    /// How long that may last.
+    patience: Duration,
 }
 
 /// One tier of a descent.
@@ -95,7 +104,16 @@ struct Rung<'a> {
 impl Ladder {
     /// A ladder of `tiers`, which counts into `counters` and puts what arrives into `buffers`.
     pub fn new(tiers: Vec<Arc<dyn Tier>>, counters: Arc<SnapshotMetrics>, buffers: Arc<BufferPool>) -> Self {
-        Self { placement: None, tiers, counters, pace: Mutex::default(), buffers, seed: entropy }
+        Self {
+            placement: None,
+            tiers,
+            counters,
+            pace: Mutex::default(),
+            parallelism: Parallelism::default(),
+            received: AtomicU64::new(0),
+            buffers,
+            seed: entropy,
+        }
     }
 
     /// The same in a cluster: the peers of `placement` are asked before all other tiers.
@@ -199,7 +217,7 @@ impl Ladder {
         A: Future<Output = Result<u64>> + Send,
     {
         let (counters, still) = (&*self.counters, Instant::now());
-        let mut descent = Descent { blob, counters, scope, urgency, missing: wanted, still };
+        let mut descent = Descent { blob, counters, scope, urgency, missing: wanted, still, patience };
         let mut wrong_bytes = 0;
         let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, (self.seed)());
         loop {
@@ -285,33 +303,31 @@ impl Ladder {
         A: Future<Output = Result<u64>> + Send,
     {
         let (blob, tier, kind) = (descent.blob, rung.tier, rung.tier.kind());
-        let slow =
-            || Error::new(Kind::Timeout, format!("the {kind} did not answer within {FIRST_BYTE_TIMEOUT:?}"));
-        let began = Instant::now();
-        self.counters.asked();
-        let answer = tier.fetch(blob, extent.bytes(blob.size), descent.urgency);
-        let limit = rung.peer.is_none().then_some(FIRST_BYTE_TIMEOUT);
-        let Some(body) = within(limit, answer).await.ok_or_else(slow)?? else { return Ok(false) };
-        let latency = began.elapsed();
-        self.counters.began(kind, latency);
-        let mut blocks = Blocks { body, rung, size: blob.size, extent, rest: None, buffers: &self.buffers };
+        let context =
+            RequestContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
+        let (target, waiting) = (Target { rung, blob, urgency: descent.urgency }, Instant::now());
+        let mut request = Hedged::new(&context, &self.parallelism, target, extent).await;
+        // Nothing could arrive while nothing was asked for.
+        descent.still += waiting.elapsed();
         let mut accepting = FuturesUnordered::new();
         let mut outcome = Ok(());
-        while outcome.is_ok() && blocks.extent.blocks > 0 {
-            match blocks.next().await {
-                Ok(arrival) => {
+        while outcome.is_ok() && request.extent().blocks > 0 {
+            match request.next(descent.deadline()).await {
+                Ok(Some(arrival)) => {
                     self.counters.arrived(kind, arrival.bytes.len() as u64);
                     descent.still = Instant::now();
                     let index = arrival.index;
                     accepting.push(accept(arrival).map(move |accepted| (index, accepted)));
                 }
+                Ok(None) => return Ok(false),
                 Err(error) => outcome = Err(error),
             }
             while accepting.len() >= BLOCKS_IN_ACCEPTANCE {
                 outcome = outcome.and(descent.accepted(rung, accepting.next().await));
             }
         }
-        let flow = began.elapsed().saturating_sub(latency);
+        let (latency, flow) = request.latency_and_flow();
+        drop(request);
         while let Some(accepted) = accepting.next().await {
             outcome = outcome.and(descent.accepted(rung, Some(accepted)));
         }

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
+use reqwest::header::RANGE;
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Request, Response};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 pub(crate) use self::response::{accept, body_of_length, header, innermost, read, transport_error};
 pub(crate) use self::retry::{retry, retry_listing};
@@ -22,9 +23,14 @@ use crate::error::{Error, Kind, Result};
 
 /// How long a connection may take to be established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a server may be silent: before the first byte of an answer, and between any two pieces of it. There is no
-/// limit on an answer as a whole, which may be large and the line slow.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a server may take until its answer begins, at first. Each time that is not enough it is given twice as long, up to
+/// the deadline of any operation, so that a server that is always slow is read all the same.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a server may be silent within a body, and before the part of a file that is asked for by [`RANGE`]: as long as the
+/// most patient reader waits. Whoever reads such a part has limits of its own ([`crate::fetch`]). There is no limit on an
+/// answer as a whole, which may be large and the line slow.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The longest `Retry-After` that a request waits for. After a longer one it fails: its caller may know another tier.
 const MAX_RETRY_AFTER_WAIT: Duration = Duration::from_secs(2);
 /// The same for a page of a listing, of which there may be thousands: as long as any operation may take.
@@ -42,6 +48,8 @@ pub(crate) struct HttpClient {
     http: reqwest::Client,
     /// When the service may be asked again.
     retry_at: Arc<Mutex<Option<Instant>>>,
+    /// How long its answers may take to begin.
+    answer_timeout: Arc<Mutex<Duration>>,
 }
 
 impl HttpClient {
@@ -64,7 +72,7 @@ impl HttpClient {
             .no_proxy()
             .build()
             .map_err(|e| Error::with(Kind::Unsupported, "cannot set up an HTTP client", e))?;
-        Ok(Self { http, retry_at: Arc::default() })
+        Ok(Self { http, retry_at: Arc::default(), answer_timeout: Arc::new(Mutex::new(ANSWER_TIMEOUT)) })
     }
 
     /// Sends a request, and makes an error of any answer but success.
@@ -76,15 +84,33 @@ impl HttpClient {
     pub(crate) async fn execute(&self, request: Request) -> Result<Response> {
         self.wait_to_retry().await?;
         let second = request.try_clone();
-        let response = self.http.execute(request).await.map_err(transport_error)?;
+        let response = self.answer(request).await?;
         let Some(wait) = retry::retry_after(&response) else { return Ok(response) };
         *self.retry_at.lock() = Some(Instant::now() + wait.min(MAX_RETRY_AFTER));
         match second {
             Some(request) if wait <= MAX_RETRY_AFTER_WAIT => {
                 self.wait_to_retry().await?;
-                self.http.execute(request).await.map_err(transport_error)
+                self.answer(request).await
             }
             _ => Ok(response),
+        }
+    }
+
+    /// Sends a request once.
+    async fn answer(&self, request: Request) -> Result<Response> {
+        let bulk = request.headers().contains_key(RANGE);
+        let answer = self.http.execute(request);
+        if bulk {
+            return answer.await.map_err(transport_error);
+        }
+        let limit = *self.answer_timeout.lock();
+        match timeout(limit, answer).await {
+            Ok(answer) => answer.map_err(transport_error),
+            Err(_) => {
+                let mut next = self.answer_timeout.lock();
+                *next = next.max((limit * 2).min(MAX_ANSWER_TIMEOUT));
+                Err(silent(limit))
+            }
         }
     }
 
@@ -116,6 +142,11 @@ impl HttpClient {
         }
         Ok(())
     }
+}
+
+/// The error of a server that was silent for `limit`.
+fn silent(limit: Duration) -> Error {
+    Error::new(Kind::Timeout, format!("the server did not answer within {} s", limit.as_secs()))
 }
 
 /// Reads the certificates in a PEM text, if there is one.

@@ -5,8 +5,9 @@ use futures_util::{Stream, StreamExt, stream};
 use reqwest::header::{HeaderMap, HeaderName};
 use reqwest::{Response, StatusCode};
 use serde_json::Value;
+use tokio::time::timeout;
 
-use super::{CONNECT_TIMEOUT, SILENCE_TIMEOUT};
+use super::{CONNECT_TIMEOUT, MAX_ANSWER_TIMEOUT, SILENCE_TIMEOUT, silent};
 use crate::error::{Error, Kind, Result};
 use crate::tier::Body;
 
@@ -73,7 +74,7 @@ fn json_error_code(value: &Value) -> Option<&str> {
 pub(crate) fn transport_error(error: reqwest::Error) -> Error {
     let (kind, text) = if error.is_timeout() {
         let limit = if error.is_connect() { CONNECT_TIMEOUT } else { SILENCE_TIMEOUT };
-        return Error::new(Kind::Timeout, format!("the server did not answer within {} s", limit.as_secs()));
+        return silent(limit);
     } else if is_dns_error(&error) {
         (Kind::Unavailable, "cannot resolve the server's name")
     } else if error.is_connect() && is_untrusted_certificate(&error) {
@@ -122,7 +123,8 @@ pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
 pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
     let mut whole = BytesMut::new();
     let mut body = response.bytes_stream();
-    while let Some(piece) = body.next().await {
+    let silence = |_| silent(MAX_ANSWER_TIMEOUT);
+    while let Some(piece) = timeout(MAX_ANSWER_TIMEOUT, body.next()).await.map_err(silence)? {
         whole.extend_from_slice(&piece.map_err(transport_error)?);
         if whole.len() > limit {
             return Err(Error::new(Kind::Unsupported, format!("the answer is longer than {limit} bytes")));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use reqwest::header::{DATE, HeaderName, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
+use tokio::time::Instant;
 
 use super::header;
 use crate::backoff::{Backoff, entropy};
@@ -11,6 +12,8 @@ use crate::error::{Kind, Result};
 
 /// How often a request is retried after a passing failure.
 const RETRY_LIMIT: u32 = 3;
+/// Nothing is retried when so much time has passed: as much as any operation may take.
+const RETRY_DEADLINE: Duration = Duration::from_secs(30);
 /// The longest wait before the first retry, and before the last.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(800));
 
@@ -28,9 +31,12 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
     mut send: impl FnMut() -> F,
 ) -> Result<T> {
     let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, entropy());
+    let began = Instant::now();
     for _ in 0..RETRY_LIMIT {
         match send().await {
-            Err(e) if passing.contains(&e.kind()) => tokio::time::sleep(backoff.wait()).await,
+            Err(e) if passing.contains(&e.kind()) && began.elapsed() < RETRY_DEADLINE => {
+                tokio::time::sleep(backoff.wait()).await
+            }
             done => return done,
         }
     }

@@ -40,6 +40,8 @@ pub enum ServerFault {
     Silence,
     /// It sends the head of the answer and so many bytes, then nothing, on an open connection.
     Stall(u64),
+    /// It sends the body so many bytes a second, five pieces a second.
+    Drip(u64),
     /// It sends the client elsewhere: to this URL with the request's path behind it.
     Redirect(String),
     /// It answers any request after this latency, as a store that is not on this machine.
@@ -109,6 +111,7 @@ async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -
         Some(ServerFault::Stall(after)) => with_body(next.run(request).await, |body| {
             Body::from_stream(head(body, after).chain(stream::once(pending())))
         }),
+        Some(ServerFault::Drip(rate)) => with_body(next.run(request).await, |body| dripping(body, rate)),
         Some(ServerFault::Garble) => with_body(next.run(request).await, flipped),
         Some(ServerFault::Gzip) => {
             let mut response = with_body(next.run(request).await, flipped);
@@ -152,6 +155,21 @@ fn with_body(response: Response, change: impl FnOnce(Body) -> Body) -> Response 
 fn flipped(body: Body) -> Body {
     let flip = |piece: Bytes| piece.iter().map(|byte| !byte).collect::<Bytes>();
     Body::from_stream(body.into_data_stream().map_ok(flip))
+}
+
+/// The same, `rate` bytes a second.
+fn dripping(body: Body, rate: u64) -> Body {
+    let pieces = body.into_data_stream().map_ok(move |piece: Bytes| {
+        let step = (rate / 5).max(1) as usize;
+        stream::iter(
+            (0..piece.len()).step_by(step).map(move |at| piece.slice(at..piece.len().min(at + step))),
+        )
+        .then(|drop| async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            Ok::<_, axum::Error>(drop)
+        })
+    });
+    Body::from_stream(pieces.try_flatten())
 }
 
 /// The first `limit` bytes of `body`.

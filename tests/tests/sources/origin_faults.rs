@@ -170,8 +170,6 @@ fn table() -> Vec<FaultCase> {
             ServerFault::Redirect("http://192.0.2.1".into()),
             [(Kind::Unsupported, unfollowed), (Kind::Unsupported, plain), (Kind::Unsupported, plain)],
         ),
-        alike(ServerFault::Silence, Kind::Timeout, "the server did not answer within 5 s"),
-        alike(ServerFault::Stall(100), Kind::Timeout, "the server did not answer within 5 s"),
     ]
 }
 

@@ -146,3 +146,38 @@ fn connections_cut_again_and_again_deliver_all_bytes() {
     let read: io::Result<Vec<u8>> = with_timeout(LONG, move || fs::read(point.join("file")));
     assert_same(&bytes, &read.unwrap(), "what came in pieces");
 }
+
+#[test]
+fn one_dripping_connection_is_replaced() {
+    at_once([ServerFault::Drip(5), ServerFault::Drip(20_000)], |fault| {
+        let env = TestEnv::new();
+        let bytes = env.put("file", 40 * MIB);
+        for stage in [false, true] {
+            let machine = env.second_machine();
+            let point = machine.mount("s3://bucket", "mnt");
+            // What follows the listing.
+            env.s3.faults.times(fault.clone(), 1);
+            if stage {
+                machine.run(&["wait", point.to_str().unwrap(), "--timeout", "90s"]).succeeds();
+            }
+            let file = point.join("file");
+            let read = with_timeout(LONG, move || fs::read(file));
+            assert_same(&bytes, &read.unwrap(), &format!("{fault:?}"));
+        }
+    });
+}
+
+#[test]
+fn server_late_with_every_answer_is_read_and_staged() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 20 * MIB);
+    env.s3.faults.set(ServerFault::Latency(Duration::from_secs(8)));
+    let (read, staged) = (env.machine.directory("read"), env.machine.directory("staged"));
+    env.machine.try_mount("s3://bucket", &read, &[]).succeeds();
+    let file = read.join("file");
+    let read = with_timeout(LONG, move || fs::read(file));
+    assert_same(&bytes, &read.unwrap(), "read");
+    let second = env.second_machine();
+    second.try_mount("s3://bucket", &staged, &["--wait"]).succeeds();
+    assert_same(&bytes, &fs::read(staged.join("file")).unwrap(), "staged");
+}

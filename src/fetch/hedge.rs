@@ -1,0 +1,197 @@
+//! Hedging: a second request beside one that stalls.
+//!
+//! Where another tier is left, a request that stalls is given up for that. The last tier has none below it: there a second
+//! request starts beside the first, and what brings the next block first goes on alone. So one bad connection costs
+//! [`STALL_TIMEOUT`], and a server that is slow with every answer is still waited for.
+
+use std::future::pending;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::parallelism::{Parallelism, Slot};
+use super::request::{Request, RequestContext};
+use super::{Descent, Rung};
+use crate::block::{Arrival, BLOCK};
+use crate::error::{Error, Kind, Result};
+use crate::extent::Extent;
+
+/// How long a tier may take until its first byte, and again for each block after it (DESIGN, section 6). A peer, which is
+/// near, may take much less, and is judged by its own tier, which hears from it even while it has nothing to send
+/// ([`crate::peer`]).
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A request to the last tier that would not bring a block in this time is useless to a reader, whatever its siblings do.
+const BLOCK_DEADLINE: Duration = Duration::from_secs(30);
+
+/// A request is behind its siblings when it brings less than this part of what they do on average.
+const BEHIND: u64 = 4;
+
+/// One request to a tier, or two at once for the same blocks.
+pub(super) struct Hedged<'a> {
+    context: &'a RequestContext<'a>,
+    parallelism: &'a Parallelism,
+    target: Target<'a>,
+    first: (Request<'a>, Option<Slot<'a>>),
+    second: Option<(Request<'a>, Option<Slot<'a>>)>,
+}
+
+/// What is asked, and for whom.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub rung: Rung<'a>,
+    pub blob: &'a crate::blob::Blob,
+    pub urgency: crate::tier::Urgency,
+}
+
+/// What had arrived when a window of [`STALL_TIMEOUT`] began.
+struct Window {
+    began: Instant,
+    mine: u64,
+    all: u64,
+}
+
+impl<'a> Hedged<'a> {
+    /// Asks for `extent`. Waits until the last tier can take one more request.
+    pub async fn new(
+        context: &'a RequestContext<'a>,
+        parallelism: &'a Parallelism,
+        target: Target<'a>,
+        extent: Extent,
+    ) -> Self {
+        let slot = match target.rung.last {
+            true => Some(parallelism.acquire(target.urgency).await),
+            false => None,
+        };
+        let first = (target.request(context, extent), slot);
+        Self { context, parallelism, target, first, second: None }
+    }
+
+    /// What is still to come.
+    pub fn extent(&self) -> Extent {
+        self.first.0.extent
+    }
+
+    /// How long the tier took until the first byte, and how long ago that was.
+    pub fn latency_and_flow(&self) -> (Duration, Duration) {
+        let (elapsed, latency) = (self.first.0.elapsed(), self.first.0.latency);
+        let latency = latency.unwrap_or(elapsed);
+        (latency, elapsed.saturating_sub(latency))
+    }
+
+    /// The next block, unverified; `None` when the tier does not have it.
+    ///
+    /// # Errors
+    /// [`Kind::Timeout`] when it stalls: where another tier is left at once, else at `deadline`.
+    pub async fn next(&mut self, deadline: Instant) -> Result<Option<Arrival>> {
+        let (mut window, mut patience) = (self.window(), STALL_TIMEOUT);
+        let rung = self.target.rung;
+        let unanswered = self.first.0.latency.is_none();
+        let arrived = loop {
+            let until = match rung.last {
+                true => deadline.min(window.began + patience),
+                false => window.began + self.block_timeout(unanswered),
+            };
+            tokio::select! {
+                biased;
+                arrived = self.first.0.next() => match (arrived, self.second.take()) {
+                    (Ok(None) | Err(_), Some(second)) => self.first = second,
+                    (arrived, _) => break arrived,
+                },
+                arrived = second(&mut self.second) => {
+                    if let (Ok(Some(arrival)), Some(second)) = (arrived, self.second.take()) {
+                        self.first = second;
+                        break Ok(Some(arrival));
+                    }
+                }
+                () = sleep_until(until), if rung.peer.is_none() => {
+                    if rung.last && until < deadline {
+                        if self.is_slow(&window) {
+                            self.hedge();
+                        }
+                        patience *= 2;
+                        window = self.window();
+                    } else if rung.last || window.began.elapsed() >= self.block_timeout(unanswered) {
+                        return Err(self.stalled(window.began.elapsed()));
+                    }
+                }
+            }
+        };
+        if rung.last && patience == STALL_TIMEOUT {
+            self.parallelism.grow();
+        }
+        arrived
+    }
+
+    /// How long a block may take where another tier is left. The first byte has a window of its own, if it was still
+    /// `unanswered` when the block was asked for.
+    fn block_timeout(&self, unanswered: bool) -> Duration {
+        STALL_TIMEOUT + self.first.0.latency.filter(|_| unanswered).unwrap_or_default()
+    }
+
+    fn window(&self) -> Window {
+        Window { began: Instant::now(), mine: self.received(), all: self.context.received.load(Relaxed) }
+    }
+
+    fn received(&self) -> u64 {
+        self.first.0.received + self.second.as_ref().map_or(0, |(second, _)| second.received)
+    }
+
+    /// Whether what arrived since `window` began is too little: for a reader, or compared with the siblings. If it is too
+    /// little for these, too, fewer requests are made from now on.
+    fn is_slow(&self, window: &Window) -> bool {
+        let mine = self.received() - window.mine;
+        let all = self.context.received.load(Relaxed) - window.all;
+        let siblings = self.parallelism.used().saturating_sub(1) as u64;
+        let theirs = all.saturating_sub(mine) / siblings.max(1);
+        let due = BLOCK as f64 * window.began.elapsed().as_secs_f64() / BLOCK_DEADLINE.as_secs_f64();
+        let useless = |bytes: u64| (bytes as f64) < due;
+        if useless(mine) && useless(theirs) {
+            self.parallelism.shrink();
+        }
+        useless(mine) || mine < theirs / BEHIND
+    }
+
+    /// Starts a second request, in place of the slower one where there are two, if the tier can take it.
+    fn hedge(&mut self) {
+        if let Some(second) = self.second.take()
+            && second.0.received > self.first.0.received
+        {
+            self.first = second;
+        }
+        let Some(slot) = self.parallelism.try_acquire() else { return };
+        tracing::debug!(kind = %self.target.rung.tier.kind(), "a request stalls: asking once more beside it");
+        self.second = Some((self.target.request(self.context, self.extent()), Some(slot)));
+    }
+
+    fn stalled(&self, waited: Duration) -> Error {
+        let kind = self.target.rung.tier.kind();
+        let text = match self.first.0.latency {
+            None => format!("the {kind} did not answer within {} s", waited.as_secs()),
+            Some(_) => format!("the {kind} stopped sending within block {}", self.extent().first),
+        };
+        Error::new(Kind::Timeout, text)
+    }
+}
+
+impl<'a> Target<'a> {
+    fn request(&self, context: &'a RequestContext<'a>, extent: Extent) -> Request<'a> {
+        Request::new(context, self.rung.tier, self.blob, extent, self.urgency)
+    }
+}
+
+/// The next block of a second request, where there is one.
+async fn second(second: &mut Option<(Request<'_>, Option<Slot<'_>>)>) -> Result<Option<Arrival>> {
+    match second {
+        Some((request, _)) => request.next().await,
+        None => pending().await,
+    }
+}
+
+impl Descent<'_> {
+    /// When it fails, unless something arrives before.
+    pub(super) fn deadline(&self) -> Instant {
+        self.still + self.patience
+    }
+}

@@ -1,0 +1,140 @@
+//! Requests: one request to one tier, and the blocks that it brings.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use crate::blob::Blob;
+use crate::block::{self, Arrival};
+use crate::buffer::{Buffer, BufferPool};
+use crate::error::{Error, Kind, Result};
+use crate::extent::Extent;
+use crate::metrics::SnapshotMetrics;
+use crate::tier::{Body, Tier, TierKind, Urgency};
+
+/// What every request of a ladder counts into, and takes its buffers from.
+pub(super) struct RequestContext<'a> {
+    pub counters: &'a SnapshotMetrics,
+    pub buffers: &'a Arc<BufferPool>,
+    /// Bytes that arrived from all tiers.
+    pub received: &'a AtomicU64,
+}
+
+/// How far a request is.
+enum Answer<'a> {
+    Pending(BoxFuture<'a, Result<Option<Body>>>),
+    Arriving(Body),
+    /// The tier does not have it.
+    Missing,
+}
+
+/// A body under way, cut into blocks.
+pub(super) struct Request<'a> {
+    context: &'a RequestContext<'a>,
+    answer: Answer<'a>,
+    kind: TierKind,
+    size: u64,
+    began: Instant,
+    /// What is still to come.
+    pub extent: Extent,
+    /// Until the first byte, once that is here.
+    pub latency: Option<Duration>,
+    /// Bytes that arrived.
+    pub received: u64,
+    /// The beginning of the next block.
+    buffer: Option<Buffer>,
+    /// What arrived behind that.
+    rest: Option<Bytes>,
+}
+
+impl<'a> Request<'a> {
+    /// Asks `tier` for the blocks `extent` of `blob`.
+    pub fn new(
+        context: &'a RequestContext<'a>,
+        tier: &'a dyn Tier,
+        blob: &'a Blob,
+        extent: Extent,
+        urgency: Urgency,
+    ) -> Self {
+        context.counters.asked();
+        Self {
+            context,
+            answer: Answer::Pending(tier.fetch(blob, extent.bytes(blob.size), urgency)),
+            kind: tier.kind(),
+            size: blob.size,
+            began: Instant::now(),
+            extent,
+            latency: None,
+            received: 0,
+            buffer: None,
+            rest: None,
+        }
+    }
+
+    /// How long ago it was made.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The next block, unverified; `None` when the tier does not have it. Giving this future up loses nothing.
+    pub async fn next(&mut self) -> Result<Option<Arrival>> {
+        loop {
+            if let Some(arrival) = self.cut() {
+                return Ok(Some(arrival));
+            }
+            match &mut self.answer {
+                Answer::Pending(answer) => {
+                    self.answer = match answer.await? {
+                        Some(body) => Answer::Arriving(body),
+                        None => Answer::Missing,
+                    };
+                    let latency = self.began.elapsed();
+                    if let Answer::Arriving(_) = self.answer {
+                        self.latency = Some(latency);
+                        self.context.counters.began(self.kind, latency);
+                    }
+                }
+                Answer::Missing => return Ok(None),
+                Answer::Arriving(body) => match body.next().await.transpose()? {
+                    Some(piece) => {
+                        self.received += piece.len() as u64;
+                        self.context.received.fetch_add(piece.len() as u64, Relaxed);
+                        self.rest = Some(piece).filter(|piece| !piece.is_empty());
+                    }
+                    None => {
+                        let text = format!("the {} broke off within block {}", self.kind, self.extent.first);
+                        return Err(Error::new(Kind::Unavailable, text));
+                    }
+                },
+            }
+        }
+    }
+
+    /// Cuts the next block off what has arrived, if that is enough.
+    fn cut(&mut self) -> Option<Arrival> {
+        let mut piece = self.rest.take()?;
+        let want = block::len(self.size, self.extent.first) as usize;
+        if self.buffer.is_none() && piece.len() >= want {
+            let whole = piece.split_to(want);
+            self.rest = (!piece.is_empty()).then_some(piece);
+            return Some(self.arrival(whole));
+        }
+        let filled = self.buffer.get_or_insert_with(|| self.context.buffers.take(want as u64));
+        let take = piece.split_to(piece.len().min(want - filled.len()));
+        filled.extend_from_slice(&take);
+        self.rest = (!piece.is_empty()).then_some(piece);
+        let full = self.buffer.take_if(|buffer| buffer.len() == want)?;
+        Some(self.arrival(full.freeze()))
+    }
+
+    fn arrival(&mut self, bytes: Bytes) -> Arrival {
+        let index = self.extent.first;
+        self.extent = Extent { first: index + 1, blocks: self.extent.blocks - 1 };
+        Arrival { size: self.size, index, bytes }
+    }
+}

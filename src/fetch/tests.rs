@@ -1,0 +1,183 @@
+//! The last tier, slow in every way, on a clock that jumps.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::block::BLOCK;
+use crate::tier::Body;
+use crate::tier::memory::MemoryTier;
+
+/// How one answer comes.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// At once.
+    Prompt,
+    /// At once, so many bytes a second.
+    Slow(u64),
+    /// After so many seconds.
+    Late(u64),
+}
+
+/// A tier of zeros, which answers as it is told: the last answer for all that follow.
+#[derive(Debug)]
+struct SlowTier {
+    answers: Mutex<VecDeque<Answer>>,
+    requests: AtomicUsize,
+    at_once: AtomicUsize,
+    most_at_once: AtomicUsize,
+    /// Whether it takes one request after the other.
+    serial: Option<tokio::sync::Mutex<()>>,
+}
+
+impl SlowTier {
+    fn new(answers: &[Answer], serial: bool) -> Arc<Self> {
+        Arc::new(Self {
+            answers: Mutex::new(answers.iter().copied().collect()),
+            requests: AtomicUsize::new(0),
+            at_once: AtomicUsize::new(0),
+            most_at_once: AtomicUsize::new(0),
+            serial: serial.then(tokio::sync::Mutex::default),
+        })
+    }
+
+    fn answer(&self) -> Answer {
+        let mut answers = self.answers.lock();
+        if answers.len() > 1 { answers.pop_front().expect("two") } else { answers[0] }
+    }
+}
+
+/// A request that the tier works on.
+struct Busy<'a>(&'a AtomicUsize);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Tier for SlowTier {
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        _: &'a Blob,
+        range: Range<u64>,
+        _: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            self.requests.fetch_add(1, Relaxed);
+            let _busy = Busy(&self.at_once);
+            self.most_at_once.fetch_max(self.at_once.fetch_add(1, Relaxed) + 1, Relaxed);
+            let _turn = match &self.serial {
+                Some(turn) => Some(turn.lock().await),
+                None => None,
+            };
+            let len = range.end - range.start;
+            let rate = match self.answer() {
+                Answer::Prompt => u64::MAX,
+                Answer::Slow(rate) => rate,
+                Answer::Late(seconds) => {
+                    sleep(Duration::from_secs(seconds)).await;
+                    u64::MAX
+                }
+            };
+            let step = if rate == u64::MAX { BLOCK } else { rate };
+            let pieces = stream::iter((0..len).step_by(step as usize)).then(move |at| async move {
+                if rate < u64::MAX {
+                    sleep(Duration::from_secs(1)).await;
+                }
+                Ok(Bytes::from(vec![0; step.min(len - at) as usize]))
+            });
+            Ok(Some(pieces.boxed()))
+        }
+        .boxed()
+    }
+}
+
+fn blob() -> &'static Blob {
+    static BLOB: OnceLock<Blob> = OnceLock::new();
+    BLOB.get_or_init(|| {
+        let memory = MemoryTier::new("test");
+        memory.put(b"file", vec![0; 64 * BLOCK as usize]);
+        memory.blob(b"file").expect("it was put")
+    })
+}
+
+fn ladder(tier: &Arc<SlowTier>) -> Ladder {
+    Ladder::new(vec![tier.clone()], Arc::default(), Arc::default())
+}
+
+async fn fetch(ladder: &Ladder, blocks: Range<u64>, urgency: Urgency, patience: u64) -> Result<FetchOutcome> {
+    let accept = async |arrival: Arrival| Ok(arrival.index);
+    let patience = Duration::from_secs(patience);
+    ladder.fetch(blob(), blocks.collect(), (FetchScope::Direct, urgency), patience, accept).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_with_one_dripping_request_asks_beside_it() {
+    for rate in [5, 20_000] {
+        let tier = SlowTier::new(&[Answer::Slow(rate), Answer::Prompt], false);
+        let began = Instant::now();
+        fetch(&ladder(&tier), 0..8, Urgency::Read, 30).await.expect("the second request");
+        assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+        assert_eq!(tier.requests.load(Relaxed), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_behind_its_siblings_asks_beside_it() {
+    let tier = SlowTier::new(&[Answer::Slow(100_000), Answer::Slow(10_000_000)], false);
+    let ladder = ladder(&tier);
+    let began = Instant::now();
+    let fetches = [0..4, 4..36, 36..64].map(|blocks| fetch(&ladder, blocks, Urgency::Stage, 120));
+    join_all(fetches).await.into_iter().for_each(|fetched| _ = fetched.expect("all"));
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(tier.requests.load(Relaxed), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_on_a_slow_line_asks_once() {
+    let tier = SlowTier::new(&[Answer::Slow(100_000)], false);
+    fetch(&ladder(&tier), 0..3, Urgency::Read, 30).await.expect("slowly");
+    assert_eq!(tier.requests.load(Relaxed), 1);
+    let tier = SlowTier::new(&[Answer::Slow(60_000)], false);
+    let ladder = ladder(&tier);
+    join_all((0..8).map(|block| fetch(&ladder, block..block + 1, Urgency::Stage, 120))).await;
+    assert_eq!(tier.requests.load(Relaxed), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_from_a_late_server_waits_as_long_as_the_operation() {
+    let tier = SlowTier::new(&[Answer::Late(20)], false);
+    fetch(&ladder(&tier), 0..2, Urgency::Read, 30).await.expect("late");
+    assert!(tier.requests.load(Relaxed) <= 3);
+    let tier = SlowTier::new(&[Answer::Late(100)], false);
+    let began = Instant::now();
+    let error = fetch(&ladder(&tier), 0..2, Urgency::Read, 30).await.expect_err("too late for a reader");
+    assert_eq!(error.kind(), Kind::Timeout);
+    assert!(began.elapsed() <= Duration::from_secs(30), "{:?}", began.elapsed());
+    fetch(&ladder(&tier), 0..2, Urgency::Stage, 120).await.expect("a stage waits longer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_from_a_server_too_slow_for_many_sends_fewer() {
+    let tier = SlowTier::new(&[Answer::Late(6)], true);
+    let ladder = ladder(&tier);
+    let stage = |blocks: Range<u64>| join_all(blocks.map(|b| fetch(&ladder, b..b + 1, Urgency::Stage, 120)));
+    // As many as a stage begins with; these are all sent before it is known.
+    stage(0..8).await.into_iter().for_each(|fetched| _ = fetched.expect("in turn"));
+    tier.most_at_once.store(0, Relaxed);
+    stage(8..40).await.into_iter().for_each(|fetched| _ = fetched.expect("in turn"));
+    assert!(tier.most_at_once.load(Relaxed) <= 4, "{tier:?}");
+}
