@@ -41,7 +41,7 @@ use crate::task::lost;
 use crate::tier::Urgency;
 
 pub use recent_blocks::RecentBlocks;
-use recent_failure::RecentFailure;
+use recent_failure::RecentFailures;
 use refutation::Refutation;
 pub use resources::SharedResources;
 
@@ -78,7 +78,7 @@ pub struct Content {
     flights: Flights,
     /// Direct flights, which other nodes may wait for. A block in both tables does no harm.
     direct: Flights,
-    recent_failure: RecentFailure,
+    recent_failures: RecentFailures,
     committing: AtomicBool,
     /// Why the disk could not make it durable.
     broken: Mutex<Option<Error>>,
@@ -101,7 +101,7 @@ impl Content {
             making: Mutex::default(),
             flights: Flights::default(),
             direct: Flights::default(),
-            recent_failure: RecentFailure::default(),
+            recent_failures: RecentFailures::default(),
             committing: AtomicBool::new(false),
             broken: Mutex::default(),
             refutation: Refutation::default(),
@@ -246,11 +246,11 @@ impl Content {
             let path = String::from_utf8_lossy(&self.blob.path).into_owned();
             Error::new(Kind::Timeout, format!("{path}: no tier had the bytes within {READ_DEADLINE:?}"))
         };
-        let (first, began) = (range.start / BLOCK, Instant::now());
+        let (blocks, began) = (block::touched(&range), Instant::now());
         let read = tokio::time::timeout(READ_DEADLINE, self.read_blocks(range, run));
         read.await
             .unwrap_or_else(|_| Err(late()))
-            .inspect_err(|error| self.recent_failure.record(first, began.elapsed(), error))
+            .inspect_err(|error| self.recent_failures.record(blocks, began.elapsed(), error))
     }
 
     async fn read_blocks(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
@@ -258,7 +258,7 @@ impl Content {
             return Err(error);
         }
         let blocks = block::touched(&range);
-        if let Some(error) = self.recent_failure.take(&blocks) {
+        if let Some(error) = self.recent_failures.take(&blocks) {
             return Err(error);
         }
         // All flights first, so that they fly beside each other.

@@ -37,6 +37,10 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration
 /// How many times a tier may send wrong bytes before they are taken to be all it has.
 const WRONG_BYTES_LIMIT: u32 = 3;
 
+/// How many times in a row an answer may be none that the pinned version could have: a server or a proxy in trouble sends one
+/// (an error page, a redirect to nowhere), and a file that has changed says so again.
+const ODD_ANSWER_LIMIT: u32 = 2;
+
 /// How many groups a stage interleaves at a time: so many that each owner's part of them is in proportion to its share.
 const INTERLEAVED_GROUPS: usize = 256;
 
@@ -89,6 +93,8 @@ struct Descent<'a> {
     still: Instant,
     /// How long that may last.
     patience: Duration,
+    /// Whether a tier has sent wrong bytes since the first tier was asked.
+    wrong_bytes: bool,
 }
 
 /// One tier of a descent.
@@ -217,22 +223,41 @@ impl Ladder {
         A: Future<Output = Result<u64>> + Send,
     {
         let (counters, still) = (&*self.counters, Instant::now());
-        let mut descent = Descent { blob, counters, scope, urgency, missing: wanted, still, patience };
-        let mut wrong_bytes = 0;
+        let mut descent =
+            Descent { blob, counters, scope, urgency, missing: wanted, still, patience, wrong_bytes: false };
+        let (mut wrong_bytes, mut odd_answers) = (0, 0);
         let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, (self.seed)());
         loop {
-            let began = descent.still;
+            let (began, missing) = (descent.still, descent.missing.len());
+            descent.wrong_bytes = false;
             let error = match self.descend(&mut descent, &accept).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
-            if descent.still > began {
+            if descent.missing.len() < missing {
                 backoff.reset();
+                (wrong_bytes, odd_answers) = (0, 0);
+            } else {
+                // What arrived was wrong: that is no progress.
+                descent.still = began;
             }
-            wrong_bytes += u32::from(error.kind() == Kind::Corrupt);
-            let hopeful = matches!(error.kind(), Kind::Unavailable | Kind::Timeout | Kind::Corrupt);
+            wrong_bytes += u32::from(descent.wrong_bytes);
+            let hopeful = match error.kind() {
+                Kind::Unavailable | Kind::Timeout | Kind::Corrupt => wrong_bytes < WRONG_BYTES_LIMIT,
+                Kind::Changed | Kind::Unsupported => {
+                    odd_answers += 1;
+                    odd_answers < ODD_ANSWER_LIMIT
+                }
+                _ => false,
+            };
             let wait = backoff.wait();
-            if !hopeful || wrong_bytes >= WRONG_BYTES_LIMIT || descent.still.elapsed() + wait > patience {
+            if !hopeful || descent.still.elapsed() + wait > patience {
+                let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
+                let error = match wrong_bytes {
+                    // That another tier is away is not what is wrong.
+                    1.. if away => Error::new(Kind::Corrupt, error.to_string()),
+                    _ => error,
+                };
                 return Err(error.within(blob));
             }
             tracing::debug!(%blob, %error, ?wait, "asking again");
@@ -262,6 +287,7 @@ impl Ladder {
                     Ok(false) => break,
                     Err(error) => {
                         if error.kind() == Kind::Corrupt {
+                            descent.wrong_bytes = true;
                             tracing::warn!(%error, "wrong bytes");
                         }
                         failure = Some(match failure {

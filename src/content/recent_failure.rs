@@ -1,4 +1,4 @@
-//! The recent failure of a content, which answers a repeated read at once.
+//! Recent failures of a content, which answer repeated reads at once.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,25 +14,61 @@ use crate::error::Error;
 const SLOW_FAILURE: Duration = Duration::from_secs(10);
 const REPEAT_WINDOW: Duration = Duration::from_secs(1);
 
-/// The last failure of one content.
+/// How many failures are kept: those of a kernel's read-ahead, which asks for many blocks at once.
+const RECORD_LIMIT: usize = 64;
+
+/// The last failures of one content.
 #[derive(Debug, Default)]
-pub(super) struct RecentFailure {
-    failed: Mutex<Option<(u64, Instant, Error)>>,
+pub(super) struct RecentFailures(Mutex<Vec<RecentFailure>>);
+
+#[derive(Debug)]
+struct RecentFailure {
+    blocks: Range<u64>,
+    since: Instant,
+    error: Error,
 }
 
-impl RecentFailure {
-    /// Records why block `index` could not be had, and how long that took to find out.
-    pub(super) fn record(&self, index: u64, took: Duration, error: &Error) {
-        if took >= SLOW_FAILURE {
-            let failed = Some((index, Instant::now(), error.share()));
-            *self.failed.lock() = failed;
+impl RecentFailures {
+    /// Records why `blocks` could not be had, and how long that took to find out.
+    pub(super) fn record(&self, blocks: Range<u64>, took: Duration, error: &Error) {
+        if took < SLOW_FAILURE {
+            return;
+        }
+        let mut failures = self.0.lock();
+        failures.retain(|failure| failure.since.elapsed() < REPEAT_WINDOW);
+        if failures.len() < RECORD_LIMIT {
+            failures.push(RecentFailure { blocks, since: Instant::now(), error: error.share() });
         }
     }
 
     /// Takes the error of a read of one of `blocks` that failed a moment ago. It answers once: a third read is in earnest.
     pub(super) fn take(&self, blocks: &Range<u64>) -> Option<Error> {
-        let mut failed = self.failed.lock();
-        let told = failed.take_if(|(index, ..)| blocks.contains(index));
-        told.filter(|(_, since, _)| since.elapsed() < REPEAT_WINDOW).map(|(.., error)| error)
+        let mut failures = self.0.lock();
+        let overlaps = |failure: &RecentFailure| {
+            failure.blocks.start < blocks.end
+                && blocks.start < failure.blocks.end
+                && failure.since.elapsed() < REPEAT_WINDOW
+        };
+        let at = failures.iter().position(overlaps)?;
+        Some(failures.swap_remove(at).error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_of_a_read_ahead_are_each_told_once() {
+        let (failures, error) = (RecentFailures::default(), Error::new(Kind::Timeout, "late"));
+        for block in 0..4 {
+            failures.record(block..block + 2, SLOW_FAILURE, &error);
+        }
+        assert_eq!(failures.take(&(0..1)).expect("the first").kind(), Kind::Timeout);
+        assert!(failures.take(&(0..1)).is_none(), "told once");
+        assert!(failures.take(&(4..5)).is_some(), "the end of the last");
+        tokio::time::advance(REPEAT_WINDOW).await;
+        assert!(failures.take(&(2..3)).is_none(), "too long ago");
     }
 }

@@ -203,12 +203,37 @@ async fn read_with_lying_tier_gets_right_bytes_from_next_tier() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_with_changed_origin_fails_without_retry() {
+async fn read_with_changed_origin_asks_twice_and_fails() {
     let bench = Bench::new();
     let tier = Scripted::new(&bench.bytes, &[Fault::Fail(Kind::Changed)], true);
     let content = bench.content(bench.blob(false), None, &[&tier]);
     assert_eq!(content.read(0..10, 0).await.expect_err("changed").kind(), Kind::Changed);
-    assert_eq!(tier.requests.load(Relaxed), 1);
+    assert_eq!(tier.requests.load(Relaxed), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn read_with_one_odd_answer_succeeds() {
+    for kind in [Kind::Changed, Kind::Unsupported, Kind::Corrupt] {
+        let bench = Bench::new();
+        let tier = Scripted::new(&bench.bytes, &[Fault::Fail(kind)], false);
+        let content = bench.content(bench.blob(false), None, &[&tier]);
+        bench.expect(&content, 0..10).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_with_wrong_bytes_and_next_tier_away_fails_after_few_requests() {
+    for urgency in [Urgency::Read, Urgency::Stage] {
+        let bench = Bench::new();
+        let liar = Scripted::new(&bench.bytes, &[Fault::Lie], true);
+        let away = Scripted::new(&bench.bytes, &[Fault::Fail(Kind::Unavailable)], true);
+        let content = bench.content(bench.blob(true), None, &[&liar, &away]);
+        let flight = content.join_or_start(0, 1, urgency).expect("nothing is here");
+        let error = flight.stored().await.expect_err("nobody has the right bytes");
+        assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+        assert!(error.to_string().contains("the origin: block 0 does not hash"), "{error}");
+        assert_eq!(liar.requests.load(Relaxed) + away.requests.load(Relaxed), 6);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -42,6 +42,8 @@ pub enum ServerFault {
     Stall(u64),
     /// It sends the body so many bytes a second, five pieces a second.
     Drip(u64),
+    /// It answers 200 with a page for people, as a proxy or a captive portal.
+    Page,
     /// It sends the client elsewhere: to this URL with the request's path behind it.
     Redirect(String),
     /// It answers any request after this latency, as a store that is not on this machine.
@@ -134,6 +136,7 @@ async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -
             let headers = [(RETRY_AFTER.as_str(), retry_after.to_string()), ("ratelimit", limit)];
             (StatusCode::TOO_MANY_REQUESTS, headers).into_response()
         }
+        Some(ServerFault::Page) => axum::response::Html("<html>Please wait</html>").into_response(),
         Some(ServerFault::Silence) => pending().await,
         Some(ServerFault::Redirect(base)) => {
             (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, format!("{base}{}", request.uri()))]).into_response()

@@ -181,3 +181,32 @@ fn server_late_with_every_answer_is_read_and_staged() {
     second.try_mount("s3://bucket", &staged, &["--wait"]).succeeds();
     assert_same(&bytes, &fs::read(staged.join("file")).unwrap(), "staged");
 }
+
+#[test]
+fn one_bad_answer_is_asked_again() {
+    let faults = [
+        ServerFault::Status(StatusCode::NO_CONTENT, None),
+        ServerFault::Status(StatusCode::NOT_MODIFIED, None),
+        ServerFault::Gzip,
+        ServerFault::Page,
+        ServerFault::Redirect("file:///etc/passwd?".into()),
+    ];
+    at_once(faults, |fault| {
+        let env = TestEnv::new();
+        let bytes = env.put("file", 3 * MIB + 9);
+        let web = WebServer::start(&env.bucket());
+        let (s3, http) = (
+            env.machine.mount("s3://bucket", "s3").join("file"),
+            env.machine.mount(web.url("file"), "web").join("file"),
+        );
+        for (faults, file) in [(&env.s3.faults, s3), (&web.faults, http)] {
+            faults.times(fault.clone(), 1);
+            let read = with_timeout(LONG, move || fs::read(file));
+            assert_same(
+                &bytes,
+                &read.unwrap_or_else(|error| panic!("{fault:?}: {error}")),
+                &format!("{fault:?}"),
+            );
+        }
+    });
+}
