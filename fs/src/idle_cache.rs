@@ -42,11 +42,14 @@ impl<K: Eq + Hash, V> IdleCache<K, V> {
         Some(value.clone())
     }
 
-    /// Takes out all that have been idle for too long at `now`.
-    pub(crate) fn expire(&mut self, now: Instant) -> Vec<V> {
+    /// Takes out all that have been idle for too long at `now`; what is `in_use` counts as used.
+    pub(crate) fn expire(&mut self, now: Instant, in_use: impl Fn(&V) -> bool) -> Vec<V> {
         let mut expired = Vec::new();
         while self.values.peek_lru().is_some_and(|(_, (used, _))| now.duration_since(*used) >= self.timeout) {
-            expired.extend(self.values.pop_lru().map(|(_, (_, value))| value));
+            match self.values.pop_lru() {
+                Some((key, (_, value))) if in_use(&value) => drop(self.values.push(key, (now, value))),
+                oldest => expired.extend(oldest.map(|(_, (_, value))| value)),
+            }
         }
         expired
     }
@@ -77,8 +80,20 @@ mod tests {
             idle.put(key, key, start + Duration::from_secs(key));
         }
         idle.get(&0, start + Duration::from_secs(3));
-        assert!(idle.expire(start + Duration::from_secs(9)).is_empty());
-        assert_eq!(idle.expire(start + Duration::from_secs(12)), [1, 2]);
-        assert_eq!(idle.expire(start + Duration::from_secs(13)), [0]);
+        assert!(idle.expire(start + Duration::from_secs(9), |_| false).is_empty());
+        assert_eq!(idle.expire(start + Duration::from_secs(12), |_| false), [1, 2]);
+        assert_eq!(idle.expire(start + Duration::from_secs(13), |_| false), [0]);
+    }
+
+    #[test]
+    fn idle_cache_timeout_passed_keeps_what_is_in_use() {
+        let start = Instant::now();
+        let mut idle = IdleCache::new(NonZeroUsize::new(9).expect("nine"), Duration::from_secs(10));
+        for key in 0..3 {
+            idle.put(key, key, start);
+        }
+        assert_eq!(idle.expire(start + Duration::from_secs(10), |value| *value == 1), [0, 2]);
+        assert!(idle.expire(start + Duration::from_secs(19), |_| false).is_empty(), "it counted as used");
+        assert_eq!(idle.expire(start + Duration::from_secs(20), |_| false), [1]);
     }
 }

@@ -187,7 +187,7 @@ impl<B: Clone, W> OpenTable<B, W> {
 
     /// Takes out the backing files that have been idle for too long at `now`.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<B> {
-        self.idle.expire(now)
+        self.idle.expire(now, |_| false)
     }
 }
 

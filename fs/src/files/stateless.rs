@@ -73,9 +73,10 @@ impl StatelessFiles {
         self.kernel.forget_pages(tree::base(index)).await;
     }
 
-    /// Drops the readers that have been idle for too long at `now`.
+    /// Drops the readers that have been idle for too long at `now`. One that waits for a tier is not: with it would go what the
+    /// kernel's second try of a failed read is answered with.
     pub(crate) fn expire(&self, now: Instant) {
         // Bound first and dropped at the end, so that files are closed without the lock.
-        let _expired = self.readers.lock().expire(now);
+        let _expired = self.readers.lock().expire(now, |reader| Arc::strong_count(reader) > 1);
     }
 }
