@@ -27,7 +27,7 @@ const MAX_WRITE: u32 = 4096;
 /// How many readahead requests may be under way, of all readers together: enough to keep the network busy with
 /// requests of 1 MiB, at 64 MiB of the page cache.
 const MAX_BACKGROUND: u16 = 64;
-/// The INIT flags that are accepted wherever the kernel offers them.
+/// The INIT flags that are accepted wherever the kernel offers them. ALLOW_IDMAP needs `default_permissions`, which every mount has.
 const ACCEPTED_FLAGS: u64 = init::ASYNC_READ
     | init::DO_READDIRPLUS
     | init::PARALLEL_DIROPS
@@ -35,6 +35,7 @@ const ACCEPTED_FLAGS: u64 = init::ASYNC_READ
     | init::CACHE_SYMLINKS
     | init::EXPLICIT_INVAL_DATA
     | init::HAS_RESEND
+    | init::ALLOW_IDMAP
     | init::EXT;
 
 /// The features that the kernel offered and the handshake accepted.

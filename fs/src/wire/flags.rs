@@ -28,6 +28,9 @@ pub(crate) mod init {
     pub(crate) const PASSTHROUGH: u64 = 1 << 37;
     /// Requests that nobody answered can be had again.
     pub(crate) const HAS_RESEND: u64 = 1 << 39;
+    /// The mount may be bound with other ids (Linux 6.12). The kernel takes it only beside the mount option
+    /// `default_permissions`; else the handshake fails.
+    pub(crate) const ALLOW_IDMAP: u64 = 1 << 40;
 }
 
 /// Flags of a reply to OPEN.

@@ -5,6 +5,7 @@
 mod crash;
 mod errors;
 mod fstab_page;
+mod idmap;
 mod interrupt;
 mod mount;
 mod mount8;
