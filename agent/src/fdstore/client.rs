@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,7 +18,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -205,7 +206,7 @@ impl FdStore {
                     stored.push(StoredMount { id, request, descriptors });
                 }
                 (Message::Done, _) => return Ok((socket, stored)),
-                (message, _) => return Err(io::Error::other(format!("unexpected message {message:?}"))),
+                (message, _) => tracing::warn!("the fd store sent {message:?}, which was skipped"),
             }
         }
     }
@@ -245,13 +246,29 @@ impl FdStore {
         Ok((listener, self.connect()?))
     }
 
-    /// Kills an fd store that does not answer, so that nobody waits for the mounts that it has. It is the process that has
-    /// the lock, so no other one can be meant by its id.
+    /// Kills an fd store that does not answer, so that nobody waits for the mounts that it has. `owner` is the process id that it
+    /// has where it runs: in another container that is another process here, which is left alone.
     fn kill(&self, owner: &str) -> Result<()> {
-        if let Some(pid) = owner.parse().ok().and_then(Pid::from_raw) {
-            let _ = kill_process(pid, Signal::KILL);
+        if let Some(process) = self.find_process(owner) {
+            let _ = pidfd_send_signal(&process, Signal::KILL);
+        } else if self.lock()?.is_err() {
+            let cache = self.cache.display();
+            let text = format!(
+                "the fd store of {cache} (process {owner}) does not answer, and is not among the processes here: restart it where it runs"
+            );
+            return Err(Error::new(Kind::Timeout, text));
         }
         self.await_lock().map(drop)
+    }
+
+    /// The process with the id `pid`, if it is the fd store: its standard output is the locked file.
+    fn find_process(&self, pid: &str) -> Option<OwnedFd> {
+        let id = Pid::from_raw(pid.parse().ok()?)?;
+        // First, so that what is looked at is what will be killed.
+        let process = pidfd_open(id, PidfdFlags::empty()).ok()?;
+        let file = |path: PathBuf| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+        let output = file(PathBuf::from(format!("/proc/{id}/fd/1")))?;
+        (file(self.cache.join("holder.lock"))? == output).then_some(process)
     }
 }
 
@@ -263,4 +280,37 @@ impl DentryInvalidator for FdStore {
 
 fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(cache: &Path) -> FdStore {
+        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
+        FdStore { cache: cache.into(), log: cache.join("log"), hold: Duration::from_secs(300), link, child }
+    }
+
+    #[test]
+    fn kill_with_the_id_of_another_process_kills_nobody() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let store = store(cache.path());
+        let _lock = store.lock().expect("a lock").expect("free");
+        let mut other = Command::new("sleep").arg("infinity").stdout(Stdio::null()).spawn().expect("sleep");
+        let error = store.kill(&other.id().to_string()).expect_err("it is not the fd store");
+        assert!(error.to_string().contains("restart it where it runs"), "{error}");
+        assert!(other.try_wait().expect("a child").is_none(), "another process was killed");
+        other.kill().expect("a child");
+        other.wait().expect("a child");
+    }
+
+    #[test]
+    fn kill_of_the_process_with_the_lock_frees_it() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let store = store(cache.path());
+        let lock = store.lock().expect("a lock").expect("free");
+        let mut owner = Command::new("sleep").arg("infinity").stdout(lock).spawn().expect("sleep");
+        store.kill(&owner.id().to_string()).expect("killed");
+        assert!(!owner.wait().expect("a child").success());
+    }
 }

@@ -170,10 +170,12 @@ impl Store {
     /// Does what the agent asks.
     fn handle(&mut self, agent: &OwnedFd, message: Message, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         match message {
-            Message::Hello { version: VERSION, hold } => self.hold = Some(Duration::from_secs(hold)),
-            Message::Hello { version, .. } => {
-                self.mounts.clear();
-                return Err(io::Error::other(format!("its protocol version is {version}, not {VERSION}")));
+            Message::Hello { version, hold } => {
+                self.hold = Some(Duration::from_secs(hold));
+                // An agent of this version or an older one expects no answer.
+                if version > VERSION {
+                    wire::send(agent.as_fd(), &Message::Hello { version: VERSION, hold }, &[])?;
+                }
             }
             Message::Keep { id, note: request } => {
                 let descriptors = MountDescriptors::new(descriptors).ok_or(ErrorKind::InvalidData)?;
@@ -194,6 +196,7 @@ impl Store {
                 let _ = self.invalidations.try_send((device, parent, name));
             }
             Message::Done => {}
+            Message::Unknown => wire::send(agent.as_fd(), &Message::Unknown, &[])?,
         }
         Ok(())
     }
@@ -202,4 +205,52 @@ impl Store {
 /// Where agents connect.
 fn listener() -> BorrowedFd<'static> {
     rustix::stdio::stdin()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketType, socketpair};
+
+    use super::*;
+
+    /// A store with one mount, and both ends of its link.
+    fn store() -> (Store, OwnedFd, OwnedFd) {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("sockets");
+        set_socket_timeout(&theirs, Timeout::Recv, Some(Duration::from_millis(1))).expect("a socket");
+        let descriptors = [ours.try_clone().expect("a descriptor"), ours.try_clone().expect("a descriptor")];
+        let entry = Entry {
+            request: "{}".to_owned(),
+            descriptors: MountDescriptors::new(descriptors).expect("descriptors"),
+        };
+        let (invalidations, _) = mpsc::sync_channel(1);
+        (Store { mounts: BTreeMap::from([(7, entry)]), hold: None, invalidations }, ours, theirs)
+    }
+
+    #[test]
+    fn store_with_an_agent_of_any_version_keeps_its_mounts() {
+        for version in [0, VERSION, VERSION + 1] {
+            let (mut store, ours, theirs) = store();
+            store.handle(&ours, Message::Hello { version, hold: 9 }, Vec::new()).expect("understood");
+            assert_eq!((store.mounts.len(), store.hold), (1, Some(Duration::from_secs(9))), "{version}");
+            let answer = wire::receive(theirs.as_fd()).ok().flatten().map(|(message, _)| message);
+            // Only a newer one knows that there is an answer.
+            let expected = (version > VERSION).then_some(VERSION);
+            let told = answer.map(|answer| match answer {
+                Message::Hello { version, .. } => version,
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(told, expected, "{version}");
+        }
+    }
+
+    #[test]
+    fn store_with_an_unknown_message_answers_and_keeps_its_mounts() {
+        let (mut store, ours, theirs) = store();
+        store.handle(&ours, Message::Unknown, Vec::new()).expect("answered");
+        assert_eq!(store.mounts.len(), 1);
+        let (answer, _) = wire::receive(theirs.as_fd()).expect("received").expect("an answer");
+        assert!(matches!(answer, Message::Unknown));
+    }
 }

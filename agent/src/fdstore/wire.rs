@@ -11,8 +11,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The version of the protocol, which the agent sends first. Fd store and agent may be of different versions of this program;
-/// an fd store that does not know the agent's version lets all mounts go.
+/// The version of the protocol, which the agent sends first. Fd store and agent may be of different versions of this program: the
+/// newer one speaks as the older does. What is not known is skipped, and never a reason to let mounts go.
 pub const VERSION: u32 = 1;
 /// The longest message, in bytes: the request of a mount with its secrets, some of which are files of their own, fits.
 const MESSAGE_MAX_BYTES: usize = 64 << 10;
@@ -34,6 +34,8 @@ pub enum Message {
     Give,
     /// All was sent.
     Done,
+    /// The answer to a message that is not known; nothing was done. It is also what such a message is received as.
+    Unknown,
 }
 
 /// Sends a message.
@@ -73,7 +75,8 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedF
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a message was truncated"));
     }
-    Ok(Some((serde_json::from_slice(&bytes[..received.bytes])?, descriptors)))
+    let message = serde_json::from_slice(&bytes[..received.bytes]).unwrap_or(Message::Unknown);
+    Ok(Some((message, descriptors)))
 }
 
 /// Whether a process of this user, or of root, is at the other end.
@@ -121,11 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn packet_that_is_no_message_is_an_error() {
+    fn packet_that_is_no_known_message_is_received_as_unknown() {
         let (ours, theirs) = pair();
-        for bytes in [&b"{"[..], b"{\"Keep\":{}}", b"[1]"] {
+        for bytes in [&b"{"[..], b"{\"Keep\":{}}", b"[1]", b"{\"Sing\":{\"id\":7}}"] {
             rustix::net::send(&ours, bytes, SendFlags::empty()).expect("sent");
-            receive(theirs.as_fd()).expect_err("no message");
+            let (message, _) = receive(theirs.as_fd()).expect("received").expect("a message");
+            assert!(matches!(message, Message::Unknown));
         }
     }
 }
