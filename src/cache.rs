@@ -156,12 +156,16 @@ impl Cache {
         self.begin(key, size).map(Some)
     }
 
-    /// A place for the blocks of a blob that is not whole, with what an earlier run left there.
+    /// A place for the blocks of a blob that is not whole, with what an earlier run left there. All who use it at one time share it.
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
     pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<PartialBlob>> {
-        Ok(Arc::new(PartialBlob::open(self.partition.layout.clone(), self.space.clone(), *key, size)?))
+        if let Some(part) = self.partition.part(key) {
+            return Ok(part);
+        }
+        let part = PartialBlob::open(self.partition.layout.clone(), self.space.clone(), *key, size)?;
+        Ok(self.partition.share_part(Arc::new(part)))
     }
 
     /// The same for the blob `key`, if it is whole. Without opening it: there may be a million of them.
@@ -183,6 +187,11 @@ impl Cache {
     /// Tells all who serve blobs of this tenant that what was here of `key` was not right, and has been removed.
     pub fn notify_removed(&self, key: &Key) {
         self.partition.removal_listeners.notify(key);
+    }
+
+    /// Remembers the removed `file` of `key`, so that a [scrub](scrub::scrub) tells that it is still being read.
+    pub(crate) fn watch_removed(&self, key: &Key, file: &Arc<File>) {
+        self.partition.watch_removed(*key, file);
     }
 
     /// Who is told of removals.

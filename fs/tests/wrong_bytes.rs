@@ -5,17 +5,18 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant, SystemTime};
 
 use bdnfs::blob::Blob;
-use bdnfs::cache::Limits;
+use bdnfs::cache::{Limits, scrub};
 use bdnfs::engine::{Config, Engine};
 use bdnfs::error::Result;
 use bdnfs::manifest::{ListedFile, Listing};
+use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Patterns;
 use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
 use bdnfs_fs::{Mount, Options};
@@ -77,8 +78,10 @@ impl Origin for Flipping {
 /// A mount and all that it stands on. The mount comes first, so that it also goes first.
 struct Mounted {
     _mount: Mount,
+    snapshot: Arc<Snapshot>,
     origin: Arc<Flipping>,
-    _runtime: Runtime,
+    engine: Engine,
+    runtime: Runtime,
     dir: tempfile::TempDir,
 }
 
@@ -101,8 +104,32 @@ impl Mounted {
         let origin = Arc::new(Flipping { files: files.collect(), flips: AtomicBool::new(flips) });
         let snapshot = runtime.block_on(engine.snapshot(origin.clone(), Patterns::default())).unwrap();
         let (at, options) = (dir.path().join("mnt"), Options::default());
-        let mount = Mount::new(snapshot, runtime.handle().clone(), &at, &options).unwrap();
-        Self { _mount: mount, origin, _runtime: runtime, dir }
+        let mount = Mount::new(snapshot.clone(), runtime.handle().clone(), &at, &options).unwrap();
+        Self { _mount: mount, snapshot, origin, engine, runtime, dir }
+    }
+
+    /// Makes everything local.
+    fn stage(&self) {
+        self.runtime.block_on(self.snapshot.stage().done()).unwrap();
+    }
+
+    /// Flips a byte of the cache's only file whose name ends with `suffix`, and begins with no other.
+    fn rot(&self, suffix: &str) {
+        let shards = fs::read_dir(self.dir.path().join("cache/tenants/test/blobs")).unwrap().flatten();
+        let files = shards.flat_map(|shard| fs::read_dir(shard.path()).unwrap().flatten());
+        let named = |path: &PathBuf| path.extension().map_or("", |e| e.to_str().unwrap()) == suffix;
+        let file = files.map(|file| file.path()).find(named).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        let file = File::options().read(true).write(true).open(&file).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, FLIPPED as u64).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], FLIPPED as u64).unwrap();
+    }
+
+    /// What `bdnfs cache verify` finds damaged.
+    fn verify(&self) -> Vec<String> {
+        let cache = self.engine.cache().tenant("test").unwrap();
+        scrub::scrub(&cache, &AtomicBool::new(false)).unwrap().damaged
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -116,7 +143,7 @@ fn noise(len: usize) -> Vec<u8> {
 }
 
 /// Waits until `healed`.
-fn eventually(what: &str, healed: impl Fn() -> bool) {
+fn eventually(what: &str, mut healed: impl FnMut() -> bool) {
     let began = Instant::now();
     while !healed() {
         assert!(began.elapsed() < HEALED_WITHIN, "{what}");
@@ -162,4 +189,59 @@ fn mount_of_refuted_file_heals_with_its_origin() {
     open.read_exact_at(&mut first, 0).unwrap();
     assert!(first == content[..8192], "who had it open reads anew");
     eventually("it is local again", || state("user.bdnfs.local") == format!("{LARGE}/{LARGE}"));
+}
+
+#[test]
+fn mount_with_damaged_blob_verified_reads_anew() {
+    for size in [LARGE, 2 << 20] {
+        let content = noise(size);
+        let tree = Mounted::new(&[("model", &content)], false);
+        let model = tree.path("model");
+        tree.stage();
+        tree.rot("");
+        let open = File::open(&model).unwrap();
+        let mut first = [0; 8192];
+        open.read_exact_at(&mut first, 0).unwrap();
+        assert!(first != content[..8192], "nobody looks at what the kernel reads");
+        assert_eq!(tree.verify().len(), 1);
+        eventually("new opens read anew", || fs::read(&model).is_ok_and(|bytes| bytes == content));
+        tree.stage();
+        open.read_exact_at(&mut first, 0).unwrap();
+        let stale = first != content[..8192];
+        assert_eq!(stale, size == LARGE, "only a backing file stays with who has it open");
+        assert_eq!(tree.verify().len(), usize::from(stale), "and verify says so");
+        drop(open);
+        eventually("all is well", || tree.verify().is_empty());
+        assert!(fs::read(&model).unwrap() == content);
+    }
+}
+
+#[test]
+fn mount_with_damaged_part_verified_reads_anew() {
+    let content = noise(LARGE);
+    let tree = Mounted::new(&[("model", &content)], false);
+    let model = tree.path("model");
+    let mut first = [0; 8192];
+    let open = || File::open(&model).unwrap();
+    open().read_exact_at(&mut first, 0).unwrap();
+    // Its first block is in the cache only, once the file is closed.
+    eventually("the kernel reads from the cache", || {
+        rustix::fs::fadvise(open(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        tree.rot("part");
+        let file = open();
+        file.read_exact_at(&mut first, 0).unwrap();
+        let wrong = first != content[..8192];
+        if !wrong {
+            tree.rot("part");
+        }
+        wrong
+    });
+    let file = open();
+    assert_eq!(tree.verify().len(), 1);
+    eventually("who has it open reads anew", || {
+        file.read_exact_at(&mut first, 0).unwrap();
+        first == content[..8192]
+    });
+    assert!(fs::read(&model).unwrap() == content);
+    assert!(tree.verify().is_empty());
 }

@@ -66,6 +66,12 @@ impl PartialBlob {
         self.size
     }
 
+    /// Whether it lies under its name still: it was neither made whole, nor discarded, nor evicted.
+    pub(super) fn is_current(&self) -> bool {
+        let named = self.layout.stat(&self.key, BlobFile::Part);
+        rustix::fs::fstat(&self.file).is_ok_and(|own| named.is_some_and(|named| named.st_ino == own.st_ino))
+    }
+
     /// Which blocks are here.
     pub fn presence(&self) -> &Presence {
         &self.presence

@@ -1,8 +1,9 @@
 //! Partitions: what one tenant has of a node's cache.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::fs::File;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
@@ -13,6 +14,7 @@ use crate::error::Error;
 
 use super::layout::{BlobFile, Layout};
 use super::leases::{LeaseSet, LeaseTable, ManifestLease};
+use super::partial::PartialBlob;
 use super::removal::RemovalListeners;
 
 /// One tenant's partition of a cache.
@@ -26,6 +28,10 @@ pub struct Partition {
     pub quota: Option<u64>,
     /// Who is told when a blob was not right.
     pub removal_listeners: RemovalListeners,
+    /// Files that were not right and are removed, as long as somebody has them open.
+    removed: Mutex<Vec<(Key, Weak<File>)>>,
+    /// The parts that are in use.
+    parts: Mutex<HashMap<Key, Weak<PartialBlob>>>,
     used: AtomicI64,
     /// What of it is claimed but may not be written yet, so that no look at the disk finds it.
     pending: AtomicI64,
@@ -54,7 +60,41 @@ impl Partition {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
         let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
         let (layout, leases) = (Arc::new(layout), Arc::default());
-        Self { layout, leases, quota, removal_listeners, used, pending, pinned }
+        let (removed, parts) = Default::default();
+        Self { layout, leases, quota, removal_listeners, removed, parts, used, pending, pinned }
+    }
+
+    /// Remembers a file that was not right and is removed, as long as somebody has it open.
+    pub(super) fn watch_removed(&self, key: Key, file: &Arc<File>) {
+        self.removed.lock().push((key, Arc::downgrade(file)));
+    }
+
+    /// The blobs of which somebody still has a file open that was not right.
+    pub(super) fn still_open(&self) -> Vec<Key> {
+        let mut removed = self.removed.lock();
+        removed.retain(|(_, file)| file.strong_count() > 0);
+        removed.iter().map(|(key, _)| *key).collect()
+    }
+
+    /// The part of `key` that is in use, if its file is still there.
+    pub(super) fn part(&self, key: &Key) -> Option<Arc<PartialBlob>> {
+        let part = self.parts.lock().get(key).and_then(Weak::upgrade);
+        part.filter(|part| part.is_current())
+    }
+
+    /// Has `part` used by all from now on, unless another is in use already: that is the answer then.
+    pub(super) fn share_part(&self, part: Arc<PartialBlob>) -> Arc<PartialBlob> {
+        let mut parts = self.parts.lock();
+        let other = parts.get(part.key()).and_then(Weak::upgrade).filter(|other| other.is_current());
+        if let Some(other) = other {
+            return other;
+        }
+        // Now and then, so that it costs little for each.
+        if parts.len().is_power_of_two() {
+            parts.retain(|_, part| part.strong_count() > 0);
+        }
+        parts.insert(*part.key(), Arc::downgrade(&part));
+        part
     }
 
     /// Keeps what a pin holds.

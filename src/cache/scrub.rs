@@ -28,7 +28,8 @@ pub struct ScrubTotals {
     pub bytes: u64,
     /// Blobs that nothing is known to hold against, or that are being fetched now.
     pub unknown: u64,
-    /// What was not right, and was removed: the path of a file, or where nobody knows that the blob's key.
+    /// What was not right, and was removed: the path of a file, or where nobody knows that the blob's key. What an earlier scrub
+    /// removed is among it as long as a program reads it from a file that it had open.
     pub damaged: Vec<String>,
 }
 
@@ -39,13 +40,13 @@ enum BlobVerdict {
     Unknown,
 }
 
-/// Reads every blob of a tenant and removes what is not right, whoever uses it: no lease is a promise of wrong bytes. It is
-/// fetched again when it is next opened. Ends early when `give_up` is set.
+/// Reads every blob of a tenant and removes what is not right, whoever uses it: no lease is a promise of wrong bytes. Who serves
+/// it is [told](super::removal), and it is fetched again: at once where it was staged, else when it is next read. Ends early when `give_up` is set.
 ///
 /// # Errors
 /// [`Kind::Disk`], [`Kind::Interrupted`].
 pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
-    let found = cache.partition.scan();
+    let (found, still_open) = (cache.partition.scan(), cache.partition.still_open());
     let (next, verified) = (AtomicUsize::new(0), Mutex::new((ScrubTotals::default(), Vec::new())));
     let failed = Mutex::new(None);
     let work = || {
@@ -79,7 +80,12 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
         return Err(error);
     }
     let (sum, wrong) = verified.into_inner();
-    Ok(ScrubTotals { damaged: names(&cache.partition, &wrong)?, ..sum })
+    let mut damaged = names(&cache.partition, &wrong)?;
+    let still_open = names(&cache.partition, &still_open)?.into_iter();
+    damaged.extend(
+        still_open.map(|name| format!("{name}: removed before, and still open; close and reopen it")),
+    );
+    Ok(ScrubTotals { damaged, ..sum })
 }
 
 /// Reads a blob, and removes what of it is not right.
@@ -105,17 +111,14 @@ fn check_blob(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
     }
     layout.remove(&found.key, BlobFile::Whole)?;
     cache.partition.subtract(found.bytes);
+    cache.notify_removed(&found.key);
     Ok(BlobVerdict::Wrong(found.size))
 }
 
 /// Holds the blocks of a part that are said to be here against their checks.
 fn part(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
-    // Who uses it knows better what is there.
-    let Some(partial) = cache.leases().unless_leased(&found.key, || cache.resume(&found.key, found.size))
-    else {
-        return Ok(BlobVerdict::Unknown);
-    };
-    let Some(partial) = partial? else { return Ok(BlobVerdict::Unknown) };
+    // The one that is in use, where it is: whoever reads from it must see what is found.
+    let Some(partial) = cache.resume(&found.key, found.size)? else { return Ok(BlobVerdict::Unknown) };
     let mut bytes = 0;
     let mut right = true;
     for index in 0..partial.presence().blocks() {
@@ -124,7 +127,11 @@ fn part(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
             right &= partial.recheck(index);
         }
     }
-    Ok(if right { BlobVerdict::Right(bytes) } else { BlobVerdict::Wrong(bytes) })
+    if right {
+        return Ok(BlobVerdict::Right(bytes));
+    }
+    cache.notify_removed(&found.key);
+    Ok(BlobVerdict::Wrong(bytes))
 }
 
 fn noted_digest(file: &File) -> Option<Digest> {

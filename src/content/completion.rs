@@ -89,7 +89,8 @@ impl Content {
     pub(crate) fn reopen(&self) {
         self.resources.recent_blocks.forget(&self.blob.key);
         let mut whole = self.whole.write();
-        if whole.take().is_some() {
+        if let Some(removed) = whole.take() {
+            self.resources.cache.watch_removed(&self.blob.key, &removed);
             self.committing.store(false, Ordering::Relaxed);
             *whole =
                 self.resources.cache.open_whole(&self.blob.key, self.blob.size).ok().flatten().map(Arc::new);

@@ -350,6 +350,28 @@ async fn content_refuted_after_it_was_read_starts_anew() {
     assert_eq!(content.local(), SIZE);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn content_with_rotten_part_in_use_is_scrubbed_and_fetched_again() {
+    let bench = Bench::new();
+    let tier = Scripted::new(&bench.bytes, &[], false);
+    let content = bench.content(bench.blob(true), None, &[&tier]);
+    bench.expect(&content, 0..4 * BLOCK).await;
+    content.await_flights().await;
+    let part = content.part().expect("a part");
+    crate::cache::io::write(part.file(), BLOCK + 7, b"rot").expect("written");
+    content.resources.recent_blocks.forget(&content.blob.key);
+    let rotten = content.try_read(BLOCK..BLOCK + 100).expect("the map calls it present").concat();
+    assert!(rotten != bench.bytes[BLOCK as usize..BLOCK as usize + 100]);
+    let cache = &content.resources.cache;
+    let scrub = || crate::cache::scrub::scrub(cache, &AtomicBool::new(false)).expect("a scrub");
+    assert_eq!(scrub().damaged.len(), 1);
+    assert!(content.try_read(BLOCK..BLOCK + 100).is_none(), "it is not here any more");
+    assert!(content.try_read(0..BLOCK).is_some(), "what is right stays");
+    bench.expect(&content, 0..4 * BLOCK).await;
+    content.await_flights().await;
+    assert!(scrub().damaged.is_empty());
+}
+
 /// Another node, which says that everything is on its way, and never sends any.
 #[derive(Debug)]
 struct Promises;

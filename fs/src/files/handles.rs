@@ -55,6 +55,8 @@ struct RegisteredFile {
     /// Dropped after what it records.
     _slot: LedgerSlot,
     reader: Arc<Reader>,
+    /// What the kernel reads: known to be open, should it turn out not to be right.
+    _file: Option<Arc<File>>,
 }
 
 /// An entry of the ledger, which is removed when this is dropped.
@@ -172,7 +174,7 @@ impl FileHandles {
         let number =
             number.or_else(|| self.ledger.insert(node, 0, LedgerItem::BackingFile(id))).unwrap_or_default();
         let _slot = LedgerSlot { ledger: self.ledger.clone(), number };
-        Arc::new(RegisteredFile { backing, _slot, reader: reader.clone() })
+        Arc::new(RegisteredFile { backing, _slot, reader: reader.clone(), _file: reader.backing() })
     }
 
     /// Lets go of the backing file that the previous process registered and had no time to record. There is one at the most,
@@ -259,7 +261,7 @@ impl FileHandles {
             Ok(backing) => {
                 let number = self.ledger.insert(node, 0, LedgerItem::BackingFile(backing.id()))?;
                 let _slot = LedgerSlot { ledger: self.ledger.clone(), number };
-                Some(Arc::new(RegisteredFile { backing, _slot, reader: reader.clone() }))
+                Some(Arc::new(RegisteredFile { backing, _slot, reader: reader.clone(), _file: Some(file) }))
             }
             Err(error) => {
                 if self.passthrough.swap(false, Ordering::Relaxed) {
