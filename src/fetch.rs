@@ -288,6 +288,9 @@ impl Ladder {
                     Err(error) => {
                         if error.kind() == Kind::Corrupt {
                             descent.wrong_bytes = true;
+                            if kind == TierKind::Mirror {
+                                self.counters.damaged(descent.blob.key, &error);
+                            }
                             tracing::warn!(%error, "wrong bytes");
                         }
                         failure = Some(match failure {

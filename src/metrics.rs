@@ -3,11 +3,15 @@
 mod histogram;
 mod totals;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::error::{Kind, Result};
+use parking_lot::Mutex;
+
+use crate::blob::Key;
+use crate::error::{Error, Kind, Result};
 use crate::tier::TierKind;
 
 pub use histogram::{BUCKET_BOUNDS, Histogram, HistogramCounts};
@@ -36,8 +40,12 @@ pub struct SnapshotMetrics {
     mirror: AtomicU64,
     origin: AtomicU64,
     requests: AtomicU64,
+    damaged: Mutex<BTreeMap<Key, String>>,
     metrics: Arc<EngineMetrics>,
 }
+
+/// How many damaged blobs are remembered for each snapshot: more are found when these are repaired.
+const DAMAGED_LIMIT: usize = 64;
 
 impl SnapshotMetrics {
     /// Counts into `metrics`, too.
@@ -80,6 +88,19 @@ impl SnapshotMetrics {
     /// Counts a block that a tier sent and that was not right.
     pub fn wrong_blocks(&self, tier: TierKind) {
         self.metrics.wrong_blocks(tier);
+    }
+
+    /// Remembers that the mirror sent wrong bytes of the blob `key`, and the first error that said so.
+    pub fn damaged(&self, key: Key, error: &Error) {
+        let mut damaged = self.damaged.lock();
+        if damaged.len() < DAMAGED_LIMIT {
+            damaged.entry(key).or_insert_with(|| error.to_string());
+        }
+    }
+
+    /// The blobs that are damaged in the mirror, and what is wrong with each.
+    pub fn damage(&self) -> Vec<(Key, String)> {
+        self.damaged.lock().iter().map(|(key, fault)| (*key, fault.clone())).collect()
     }
 
     /// What was counted up to now.

@@ -331,6 +331,11 @@ impl Snapshot {
     pub fn traffic(&self) -> Traffic {
         self.ladder.counters().traffic()
     }
+
+    /// The blobs that the mirror has sent wrong bytes of, and what is wrong with each.
+    pub fn mirror_damage(&self) -> Vec<(Key, String)> {
+        self.ladder.counters().damage()
+    }
 }
 
 fn head(digest: &Digest) -> u64 {

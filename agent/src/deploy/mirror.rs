@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
+use bdnfs::blob::Key;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
@@ -81,6 +82,27 @@ impl MirrorQueue {
             }
         }
         Ok(())
+    }
+
+    /// Mirrors the source of `request` once more, with `damaged` blobs of it, which its origin still has.
+    ///
+    /// # Errors
+    /// Those of the origin and the mirror.
+    pub async fn repair(
+        &self,
+        request: &MountRequest,
+        scratch: &Path,
+        damaged: &[Key],
+        note: &(dyn Fn(String) + Send + Sync),
+    ) -> Result<()> {
+        let Some(at) = &request.mirror else { return Ok(()) };
+        let mirror = mirror::open(at, scratch.to_owned())?;
+        for key in damaged {
+            if let Key::Content(digest) = key {
+                mirror.forget(digest).await?;
+            }
+        }
+        self.mirror(request, scratch, note).await
     }
 
     /// The lock of those who mirror what has this key.

@@ -51,12 +51,15 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     seconds.mirror = lap.seconds();
     let text = if job.is_restored() { "goes on with mounting and staging" } else { "mounts and stages" };
     run.enter(JobState::Deploying, text.to_owned()).await?;
-    let mounts = try_join_all(requests.into_iter().map(|request| mount(run, request))).await?;
+    let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
     seconds.mount = lap.seconds();
     admit(run, &mounts).await?;
     seconds.room = lap.seconds();
     stage_all(&queue.mounts, &mounts, |progress| job.set_staging(Some(progress))).await?;
     seconds.stage = lap.seconds();
+    for (mount, request) in mounts.iter().zip(&requests) {
+        repair_mirror(run, mount, request);
+    }
     let places = job.request().weights.iter().map(|weights| weights.mountpoint.clone());
     let mut report = deploy::report(mounts.into_iter().zip(places).collect()).await?;
     let (total, stage) = (report.total, seconds.stage);
@@ -132,6 +135,22 @@ async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
         job.set_permit(queue.admission.admit(&name, &snapshots, |text| job.note(text)).await?);
     }
     Ok(blocking(move || queue.write_record(&job)).await?)
+}
+
+/// Says what was found damaged in the mirror while `mount` was staged, and mirrors it once more in the background: the job has
+/// the right bytes.
+fn repair_mirror(run: &JobRun, mount: &ManagedMount, request: &MountRequest) {
+    let (damaged, faults): (Vec<_>, Vec<_>) = mount.snapshot().mirror_damage().into_iter().unzip();
+    let Some(fault) = faults.into_iter().next() else { return };
+    let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
+    job.note(format!("the mirror is damaged, other tiers had the right bytes: {fault}"));
+    let request = queue.mounts.mounter().with_defaults(request);
+    tokio::spawn(async move {
+        let scratch = &queue.mounts.mounter().cache;
+        if let Err(error) = queue.mirrors.repair(&request, scratch, &damaged, &|text| job.note(text)).await {
+            job.note(format!("cannot repair the mirror: {error}"));
+        }
+    });
 }
 
 /// What the supervisor of a job is told.

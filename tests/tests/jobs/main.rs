@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
 mod crash;
+mod damage;
 mod kit;
 mod room;
 mod run;

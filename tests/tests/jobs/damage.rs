@@ -1,0 +1,79 @@
+//! Jobs whose mirror is damaged.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bdnfs_tests::hub::HubServer;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::content;
+use rustix::io::Errno;
+use serde_json::Value;
+
+use crate::kit::{MIB, events, job, spec, submitted, text, toml};
+
+/// A mirror of a repository of the Hub with one byte flipped, and the specification of a job that reads that.
+struct DamagedMirror {
+    machine: Machine,
+    hub: HubServer,
+    spec: PathBuf,
+    _env: TestEnv,
+}
+
+impl DamagedMirror {
+    fn new() -> Self {
+        let (env, hub) = (TestEnv::new(), HubServer::start());
+        hub.publish("models/o/r", "main", &[("weights", &content("weights", 3 * MIB + 9))]);
+        let machine = env.second_machine().env("HF_ENDPOINT", hub.url());
+        let mirror = env.bucket().with_file_name("mirror");
+        fs::create_dir(&mirror).unwrap();
+        machine.run(&["mirror", "add", "hf://o/r@main", "--mirror", "s3://mirror"]).succeeds();
+        let blob = largest(&mirror);
+        let mut bytes = fs::read(&blob).unwrap();
+        bytes[MIB + 7] ^= 1;
+        fs::write(&blob, bytes).unwrap();
+        let text = toml(&[("hf://o/r@main", "/m")], &["cmp /m/weights /m/weights"]);
+        let spec = spec(&machine, "job.toml", &text);
+        Self { machine, hub, spec, _env: env }
+    }
+}
+
+/// The largest file below `directory`.
+fn largest(directory: &Path) -> PathBuf {
+    let below = |entry: fs::DirEntry| match entry.file_type().unwrap().is_dir() {
+        true => largest(&entry.path()),
+        false => entry.path(),
+    };
+    let files = fs::read_dir(directory).unwrap().map(|entry| below(entry.unwrap()));
+    files.max_by_key(|path| path.metadata().map_or(0, |meta| meta.len())).unwrap_or_default()
+}
+
+#[test]
+fn job_with_damaged_mirror_and_origin_away_fails_naming_both() {
+    let DamagedMirror { machine, hub, spec, _env } = DamagedMirror::new();
+    drop(hub);
+    let ran = job(&machine, &["run", text(&spec), "--mirror", "s3://mirror"]);
+    assert_ne!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    for part in ["block 1 does not hash to its check value", "s3://mirror/"] {
+        assert!(ran.err.contains(part), "{}{}", ran.out, ran.err);
+    }
+    let point = machine.directory("mnt");
+    machine.try_mount("hf://o/r@main", &point, &["--mirror", "s3://mirror"]).succeeds();
+    let error = fs::read(point.join("weights")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::BADMSG.raw_os_error()), "{error}");
+}
+
+#[test]
+fn job_with_damaged_mirror_and_healthy_origin_runs_and_repairs_it() {
+    let DamagedMirror { machine, hub: _hub, spec, _env } = DamagedMirror::new();
+    let agent = machine.agent("");
+    let id = submitted(&machine, &[text(&spec), "--mirror", "s3://mirror"]);
+    job(&machine, &["wait", &id, "--timeout", "60s"]).succeeds();
+    let told: Value = serde_json::from_str(&job(&machine, &["show", &id, "--json"]).succeeds()).unwrap();
+    assert!(events(&told).iter().any(|event| event.starts_with("the mirror is damaged")), "{told}");
+    eventually("the mirror is repaired", || {
+        machine.run(&["mirror", "verify", "--deep", "--mirror", "s3://mirror"]).code == Some(0)
+    });
+    drop(agent);
+}
