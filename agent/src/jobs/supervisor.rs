@@ -5,7 +5,8 @@
 //! `commands` in it, keeps what they print (`log`), and writes down how they ended. It needs the agent for nothing of
 //! that: one that crashes finds the job again by the lock that this process holds, and by what it left in the job's
 //! directory. Every process that the commands start stays below this one, however it detaches itself, and ends with the job
-//! (`processes`).
+//! (`processes`). A job without an agent is attached to the command that runs it: when that is gone, the supervisor kills the
+//! commands and unmounts their sources.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Secret;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
@@ -94,6 +96,7 @@ pub fn run() -> Result<()> {
     }
     let order: SupervisorOrder = serde_json::from_str(&line).context("the order is invalid")?;
     drop(line);
+    let host = namespace::HostNamespace::open()?;
     let prepared = prepare(&order, lock);
     let reply = match &prepared {
         Ok((_, started)) => SupervisorReply::Started(started.clone()),
@@ -104,7 +107,19 @@ pub fn run() -> Result<()> {
     let _ = writeln!(std::io::stdout(), "{reply}");
     let (directory, _) = prepared?;
     let exit = commands::run(&order, &directory)?;
-    directory.write(ENDED_FILE, &exit)
+    let written = directory.write(ENDED_FILE, &exit);
+    if order.attached && is_abandoned() {
+        host.unmount(order.sources.iter().map(|(mount, _)| mount.as_path()));
+    }
+    written
+}
+
+/// Whether nobody holds the other end of the standard input any more.
+fn is_abandoned() -> bool {
+    let stdin = std::io::stdin();
+    let mut stdin = [PollFd::new(&stdin, PollFlags::empty())];
+    // A hangup is always reported.
+    poll(&mut stdin, Some(&Timespec::default())).is_ok() && stdin[0].revents().contains(PollFlags::HUP)
 }
 
 /// The lock of the job, which is the standard error at first; then that is /dev/null.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{Rng, content};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::kit::{MIB, events, job, mounts_of, secrets, sha256, spec, submitted, text, toml};
@@ -299,7 +301,7 @@ fn job_ended_without_agent_is_known_to_the_next() {
         .supervisors()
         .into_iter()
         .find(|pid| of_killed.contains(&format!("process {}\"", pid.as_raw_nonzero())));
-    rustix::process::kill_process(victim.expect("the supervisor"), rustix::process::Signal::KILL).unwrap();
+    kill_process(victim.expect("the supervisor"), Signal::KILL).unwrap();
     fs::write(&go, "").unwrap();
     eventually("they have ended", || machine.supervisors().is_empty());
     let agent = machine.agent("");
@@ -308,4 +310,43 @@ fn job_ended_without_agent_is_known_to_the_next() {
     job(&machine, &["wait", &killed]).fails(&["supervisor was killed"]);
     assert_eq!(job(&machine, &["logs", &good]).succeeds(), "begun\ndone\n");
     drop(agent);
+}
+
+#[test]
+fn job_run_killed_without_agent_leaves_no_process_and_no_mount() {
+    let env = TestEnv::new();
+    env.put("weights", MIB);
+    let machine = &env.machine;
+    let flags = machine.directory("flags");
+    // One command that ignores to be asked, and one process that has left its group.
+    let command = format!(
+        "trap '' TERM; (setsid sh -c 'trap \"\" TERM; echo $$ > {0}/escaped; exec sleep 1000' &); \
+         echo $$ > {0}/pid.new; mv {0}/pid.new {0}/pid; while :; do sleep 0.05; done",
+        text(&flags)
+    );
+    let file = spec(machine, "job.toml", &toml(&[("s3://bucket", "/m")], &[&command]));
+    let run =
+        ["job", "run", "--no-mirror", "--grace", "1000", "--cache-dir", text(machine.cache()), text(&file)];
+    for asked_first in [false, true] {
+        for name in ["pid", "escaped"] {
+            let _ = fs::remove_file(flags.join(name));
+        }
+        let mut command = machine.command(&run);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("bdnfs");
+        let pid_in = |name: &str| fs::read_to_string(flags.join(name)).unwrap_or_default().trim().to_owned();
+        eventually("its commands run", || !pid_in("pid").is_empty() && !pid_in("escaped").is_empty());
+        assert_eq!(mounts_of(machine).len(), 1);
+        if asked_first {
+            kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for name in ["pid", "escaped"] {
+            eventually("its processes are gone", || !Path::new("/proc").join(pid_in(name)).exists());
+        }
+        eventually("its supervisor is gone", || machine.supervisors().is_empty());
+        assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
+    }
+    assert!(machine.daemons().is_empty());
 }

@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
@@ -53,14 +53,18 @@ pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<JobExit>
     runtime::block_on(async { Ok::<_, io::Error>(run.await) }).context("cannot start a runtime")?
 }
 
+/// Has this process stop its commands at once when whoever holds the other end of its standard input is gone.
+fn quit_with_agent() {
+    // Nothing more comes but the end.
+    let _ = io::stdin().read(&mut [0]);
+    let _ = kill_process(getpid(), Signal::QUIT);
+}
+
 struct CommandRunner<'a> {
     order: &'a SupervisorOrder,
     children: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     quit: tokio::signal::unix::Signal,
-    abandoned: oneshot::Receiver<()>,
-    /// The other end for a job that is not attached, and so never abandoned.
-    _never: Option<oneshot::Sender<()>>,
     /// When the processes that were asked to end are killed.
     deadline: Option<Instant>,
 }
@@ -68,24 +72,21 @@ struct CommandRunner<'a> {
 impl<'a> CommandRunner<'a> {
     fn new(order: &'a SupervisorOrder) -> Result<Self> {
         let catch = |kind| signal(kind).context("cannot receive signals");
-        let (abandon, abandoned) = oneshot::channel();
-        let mut never = Some(abandon);
-        if let Some(abandon) = never.take_if(|_| order.attached) {
-            std::thread::spawn(move || {
-                // Nothing more comes: it ends with whoever holds the other end.
-                let _ = std::io::stdin().read(&mut [0]);
-                let _ = abandon.send(());
-            });
-        }
-        Ok(Self {
+        let runner = Self {
             order,
             children: catch(SignalKind::child())?,
             terminate: catch(SignalKind::terminate())?,
             quit: catch(SignalKind::quit())?,
-            abandoned,
-            _never: never,
             deadline: None,
-        })
+        };
+        if order.attached {
+            // It is not joined: it waits for as long as this process lives.
+            std::thread::Builder::new()
+                .name("bdnfs-attached".into())
+                .spawn(quit_with_agent)
+                .context("cannot start a thread")?;
+        }
+        Ok(runner)
     }
 
     async fn run(mut self, output: File) -> JobExit {
@@ -130,7 +131,6 @@ impl<'a> CommandRunner<'a> {
                 _ = self.children.recv() => {}
                 _ = self.terminate.recv() => self.stop(Duration::from_secs(self.order.grace)),
                 _ = self.quit.recv() => self.stop(Duration::ZERO),
-                _ = &mut self.abandoned => self.stop(Duration::ZERO),
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     processes::signal(Signal::KILL);
                     // Until they are gone: some may have been born meanwhile.

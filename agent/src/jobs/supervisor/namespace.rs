@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -20,12 +20,40 @@ use rustix::mount::{
     mount_bind_recursive, mount_change, mount_move, mount_remount, move_mount, open_tree, unmount,
 };
 use rustix::process::Pid;
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::context::Context;
 
 /// How many entries a directory may have that is covered. Each becomes a mount, and the kernel takes 100,000 of them.
 const ENTRIES_MAX: usize = 4096;
+
+/// The mount namespace that the agent lives in, held open for a process that leaves it.
+#[derive(Debug)]
+pub struct HostNamespace(File);
+
+impl HostNamespace {
+    /// That of this process, before it [enters](enter) another.
+    pub fn open() -> Result<Self> {
+        File::open("/proc/self/ns/mnt").map(Self).context("cannot open the mount namespace")
+    }
+
+    /// Unmounts what is left at `mountpoints` in it, even if it is in use. What can't be unmounted stays.
+    pub fn unmount<'a>(&self, mountpoints: impl Iterator<Item = &'a Path> + Send) {
+        let unmount_all = || -> rustix::io::Result<()> {
+            // SAFETY: no descriptors are unshared, which is what can make it unsafe.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
+            move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Mount))?;
+            for mountpoint in mountpoints {
+                let _ = unmount(mountpoint, UnmountFlags::DETACH);
+            }
+            Ok(())
+        };
+        // Only a thread that shares its working directory with no other may change its namespace.
+        std::thread::scope(|scope| {
+            let _ = scope.spawn(unmount_all).join();
+        });
+    }
+}
 
 /// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place. What else is
 /// mounted below `jobs` is not in it. `scratch` is an empty directory of the job's own.
