@@ -274,7 +274,8 @@ pub type ApiResult<T> = Result<T, Failure>;
 /// Why something could not be done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What the caller would do differently: a [`Kind`] in lower case, or [`Failure::CLOSING`].
+    /// What the caller would do differently: a [`Kind`] in lower case, [`Failure::CLOSING`], or for a job what became of its
+    /// commands.
     pub kind: String,
     /// One line for a person.
     pub message: String,
@@ -283,6 +284,12 @@ pub struct Failure {
 impl Failure {
     /// The daemon is about to end: ask the next one.
     pub const CLOSING: &str = "closing";
+    /// A job's command exited with another code than 0.
+    pub const COMMAND_EXITED: &str = "command_exited";
+    /// A signal ended a job's command.
+    pub const COMMAND_SIGNALED: &str = "command_signaled";
+    /// A job's command could not be started.
+    pub const COMMAND_NOT_STARTED: &str = "command_not_started";
 
     /// A failure of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {

@@ -14,6 +14,7 @@ mod cache;
 mod commands;
 mod config;
 mod endpoint;
+mod exit_status;
 mod log;
 mod mirror;
 mod mountpoint;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         Err(error) if text::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bdnfs: {}", text::line(&error));
-            ExitCode::FAILURE
+            exit_status::exit_code(&error).into()
         }
     }
 }

@@ -139,6 +139,11 @@ pub struct JobExit {
     pub why: Option<String>,
 }
 
+/// The exit code of a command that runs a job which did not complete, where the job's own commands do not say another.
+pub const NOT_COMPLETED_CODE: u8 = 125;
+/// What a shell adds to a signal's number for the exit code of the command that it ended.
+const SIGNAL_CODE_BASE: i32 = 128;
+
 /// A job and all that is known of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JobStatus {
@@ -156,6 +161,9 @@ pub struct JobStatus {
     pub ended: Option<DateTime<Utc>>,
     /// How its commands ended.
     pub exit: Option<JobExit>,
+    /// What `bdnfs job run` exits with, once it ended: see [`exit_code`](Self::exit_code).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<u8>,
     /// Why it failed.
     pub why: Option<Failure>,
     /// Whose it is.
@@ -172,6 +180,19 @@ pub struct JobStatus {
     /// What happened so far.
     #[serde(default)]
     pub events: Vec<JobEvent>,
+}
+
+impl JobStatus {
+    /// The exit code of a job that ended in `state`, as of podman: 0 where it completed, else that of its command, 128 and
+    /// the number of the signal that ended it, or [`NOT_COMPLETED_CODE`] where no command failed.
+    pub fn exit_code(state: JobState, exit: Option<&JobExit>) -> u8 {
+        if state == JobState::Completed {
+            return 0;
+        }
+        let signal = |exit: &JobExit| exit.signal.map(|signal| SIGNAL_CODE_BASE + signal);
+        let code = exit.and_then(|exit| exit.code.or_else(|| signal(exit)));
+        code.and_then(|code| code.try_into().ok()).filter(|code| *code != 0).unwrap_or(NOT_COMPLETED_CODE)
+    }
 }
 
 /// A source of a job.
@@ -325,4 +346,27 @@ pub struct LogChunk {
     pub from: u64,
     /// What was printed there. Empty at the end.
     pub bytes: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_code_is_the_commands_or_125() {
+        let of = |code, signal| JobExit { code, signal, why: None };
+        for (state, exit, code) in [
+            (JobState::Completed, Some(of(Some(0), None)), 0),
+            (JobState::Failed, Some(of(Some(3), None)), 3),
+            (JobState::Failed, Some(of(Some(127), None)), 127),
+            (JobState::Failed, Some(of(None, Some(9))), 137),
+            (JobState::Failed, None, 125),
+            (JobState::Failed, Some(of(Some(0), None)), 125),
+            (JobState::Stopped, Some(of(Some(0), None)), 125),
+            (JobState::Stopped, Some(of(None, Some(15))), 143),
+            (JobState::Stopped, None, 125),
+        ] {
+            assert_eq!(JobStatus::exit_code(state, exit.as_ref()), code, "{state} {exit:?}");
+        }
+    }
 }

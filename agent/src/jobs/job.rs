@@ -79,6 +79,7 @@ impl Job {
             started: None,
             ended: None,
             exit: None,
+            exit_code: None,
             why: None,
             tenant: request.tenant.clone(),
             weights: sources.collect::<Result<_>>()?,

@@ -51,6 +51,7 @@ impl JobRun {
         let (queue, job) = (Arc::clone(&self.queue), Arc::clone(&self.job));
         let written = blocking(move || {
             let finish = |status: &mut JobStatus| {
+                status.exit_code = Some(JobStatus::exit_code(state, exit.as_ref()));
                 (status.state, status.ended, status.exit, status.why) = (state, Some(now()), exit, why);
                 status.staging = None;
             };
@@ -194,7 +195,7 @@ fn orphaned() -> Failure {
 
 /// The last state of a job, and how it came to it.
 fn outcome(job: &Job, result: ApiResult<JobExit>) -> (JobState, Option<JobExit>, Option<Failure>) {
-    let failed = |text: String| Some(Failure::new(Kind::Interrupted, text));
+    let failed = |kind: &str, message| Some(Failure { kind: kind.to_owned(), message });
     match result {
         // Before all others: commands that end in order when they are asked to, with 0, have not completed.
         Ok(exit) if job.is_to_stop() => (JobState::Stopped, Some(exit), None),
@@ -202,10 +203,14 @@ fn outcome(job: &Job, result: ApiResult<JobExit>) -> (JobState, Option<JobExit>,
         Err(_) if job.is_to_stop() => (JobState::Stopped, None, None),
         Ok(exit) => {
             let why = match (&exit.why, exit.code, exit.signal) {
-                (Some(why), ..) => failed(why.clone()),
-                (_, Some(code), _) => failed(format!("its command exited with {code}")),
-                (_, _, Some(signal)) => failed(format!("its command was ended by signal {signal}")),
-                _ => failed("its command ended in an unknown way".to_owned()),
+                (Some(why), ..) => failed(Failure::COMMAND_NOT_STARTED, why.clone()),
+                (_, _, Some(signal)) => {
+                    failed(Failure::COMMAND_SIGNALED, format!("its command was ended by signal {signal}"))
+                }
+                (_, code, _) => {
+                    let code = code.map_or_else(|| "no code".to_owned(), |code| code.to_string());
+                    failed(Failure::COMMAND_EXITED, format!("its command exited with {code}"))
+                }
             };
             (JobState::Failed, Some(exit), why)
         }

@@ -96,6 +96,6 @@ fn job_that_never_fits_is_refused_with_lease_holders() {
     // What is in the way is named to people, too.
     let file = spec(&env.machine, "large.toml", &toml(&[("s3://bucket", "/m/all")], &["true"]));
     let ran = job(&env.machine, &["run", "--no-mirror", text(&file)]);
-    assert!(ran.code == Some(1) && ran.err.contains("room for"), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains("room for"), "{}", ran.err);
     assert!(fs::read_dir(env.machine.cache().join("jobs")).unwrap().count() > 0);
 }

@@ -2,10 +2,11 @@
 
 use std::fs;
 
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{python, python_path, run};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::kit::{MIB, events, job, mounts_of, spec, states, submitted, summed, text, toml, truss};
 
@@ -154,9 +155,9 @@ fn job_with_bad_source_fails_before_its_commands() {
         let mut line = vec!["run", "--json", text(&spec)];
         line.extend(more);
         let ran = job(machine, &line);
-        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        assert_eq!(ran.code, Some(125), "{}{}", ran.out, ran.err);
         let job: Value = serde_json::from_str(ran.out.lines().last().unwrap()).unwrap();
-        assert_eq!(job["state"], "TRAINING_JOB_FAILED");
+        assert_eq!((&job["state"], &job["exit_code"]), (&json!("TRAINING_JOB_FAILED"), &json!(125)));
         (ran.err.clone(), events(&job))
     };
     let (err, told) =
@@ -173,4 +174,32 @@ fn job_with_bad_source_fails_before_its_commands() {
     assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
     assert!(machine.supervisors().is_empty());
     drop(agent);
+}
+
+#[test]
+fn job_run_exits_as_its_command_does() {
+    let machine = Machine::new();
+    for with_agent in [false, true] {
+        let agent = with_agent.then(|| machine.agent(""));
+        for (command, code, kind) in [
+            ("exit 7", 7, "command_exited"),
+            ("exit 1", 1, "command_exited"),
+            ("/etc/passwd", 126, "command_exited"),
+            ("no-such-program", 127, "command_exited"),
+            ("kill -TERM $$", 143, "command_signaled"),
+        ] {
+            let file = spec(&machine, "job.toml", &toml(&[], &["true", command, "true"]));
+            let ran = job(&machine, &["run", "--json", text(&file)]);
+            assert_eq!(ran.code, Some(code), "{command}: {}{}", ran.out, ran.err);
+            let job: Value = serde_json::from_str(ran.out.lines().last().unwrap()).unwrap();
+            assert_eq!((&job["exit_code"], &job["why"]["kind"]), (&json!(code), &json!(kind)), "{job:#}");
+        }
+        let file = spec(&machine, "good.toml", &toml(&[], &["true"]));
+        let ran = job(&machine, &["run", "--json", text(&file)]).succeeds();
+        let ended: Value = serde_json::from_str(ran.lines().last().unwrap()).unwrap();
+        assert_eq!(ended["exit_code"], 0);
+        // Failures before there is a job.
+        assert_eq!(job(&machine, &["run", "/nowhere/job.toml"]).code, Some(125));
+        drop(agent);
+    }
 }

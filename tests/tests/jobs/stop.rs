@@ -52,11 +52,11 @@ impl RunningJob {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end, and makes sure that nothing is left.
-    fn stopped(mut self, machine: &Machine) {
+    /// Waits until it exits with `code`, and makes sure that nothing is left.
+    fn stopped(mut self, machine: &Machine, code: i32) {
         let status = wait_for_exit(&mut self.child, "bdnfs job run");
         let said = self.said();
-        assert_eq!(status.code(), Some(1), "{said}");
+        assert_eq!(status.code(), Some(code), "{said}");
         assert!(said.lines().last().is_some_and(|line| line.ends_with("was stopped")), "{said}");
         let pid = fs::read_to_string(self.flags.join("pid")).unwrap();
         eventually("its process is gone", || !Path::new("/proc").join(pid.trim()).exists());
@@ -76,14 +76,15 @@ fn signals(machine: &Machine, kind: &str) {
     for (signal, name) in [(Signal::INT, "int"), (Signal::TERM, "term"), (Signal::HUP, "hup")] {
         let runs = RunningJob::start(machine, &format!("{kind}-{name}"), "exit 0");
         runs.signal(signal);
-        runs.stopped(machine);
+        // Its commands end in order, and it has not completed.
+        runs.stopped(machine, 125);
     }
     // One that does not end by itself, for which its grace is too long.
     let runs = RunningJob::start(machine, &format!("{kind}-twice"), "");
     runs.signal(Signal::INT);
     eventually("it was asked", || runs.said().contains("asked to end"));
     runs.signal(Signal::INT);
-    runs.stopped(machine);
+    runs.stopped(machine, 128 + Signal::KILL.as_raw());
 }
 
 #[test]
@@ -175,7 +176,7 @@ fn job_stop_kills_all_descendants() {
     let failing = super::kit::spec(&machine, "failing.toml", &toml(&[], &["exit 3", "echo never"]));
     let ran = job(&machine, &["run", text(&failing)]);
     assert!(!ran.out.contains("never"));
-    assert!(ran.code == Some(1) && ran.err.contains("exited with 3"), "{}", ran.err);
+    assert!(ran.code == Some(3) && ran.err.contains("exited with 3"), "{}", ran.err);
     job(&machine, &["show", "99"]).fails(&["no job 99"]);
     drop(agent);
 }

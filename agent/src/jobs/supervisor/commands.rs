@@ -6,7 +6,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::Result;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -60,6 +60,12 @@ fn quit_with_agent() {
     let _ = kill_process(getpid(), Signal::QUIT);
 }
 
+/// The exit of a command that could not be started, with the code that a shell has for it.
+fn not_started(error: &io::Error) -> JobExit {
+    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+    JobExit { code: Some(code), why: Some(format!("cannot run {SHELL}: {error}")), ..JobExit::default() }
+}
+
 struct CommandRunner<'a> {
     order: &'a SupervisorOrder,
     children: tokio::signal::unix::Signal,
@@ -94,7 +100,7 @@ impl<'a> CommandRunner<'a> {
         for command in &self.order.commands {
             exit = match self.start(command, &output) {
                 Ok(pid) => self.await_exit(pid).await,
-                Err(error) => JobExit { code: Some(127), why: Some(error.to_string()), ..JobExit::default() },
+                Err(error) => not_started(&error),
             };
             if exit.code != Some(0) || self.deadline.is_some() {
                 break;
@@ -105,16 +111,14 @@ impl<'a> CommandRunner<'a> {
         exit
     }
 
-    fn start(&self, command: &str, output: &File) -> Result<Pid> {
+    fn start(&self, command: &str, output: &File) -> io::Result<Pid> {
         let mut shell = Command::new(SHELL);
         shell.arg("-c").arg(command).env_clear();
         shell.envs(self.order.environment.iter().map(|(name, value)| (name, value.expose())));
-        let clone = || output.try_clone().context("cannot open the log");
-        shell.stdin(Stdio::null()).stdout(clone()?).stderr(clone()?).process_group(0);
+        shell.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?).process_group(0);
         // It is reaped with all others.
-        let child = shell.spawn().with_context(|| format!("cannot run {SHELL}"))?;
-        let no_pid = || Error::new(Kind::Disk, "a process without an id");
-        Pid::from_raw(child.id() as i32).ok_or_else(no_pid)
+        let child = shell.spawn()?;
+        Pid::from_raw(child.id() as i32).ok_or_else(|| io::Error::other("a process without an id"))
     }
 
     /// Waits until the process `main` ends, and stops all of them meanwhile where it is asked to.

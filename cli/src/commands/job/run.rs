@@ -3,7 +3,7 @@
 use anyhow::Result;
 use bdnfs_agent::AgentServer;
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::api::job::JobRequest;
+use bdnfs_agent::api::job::{JobRequest, NOT_COMPLETED_CODE};
 use bdnfs_agent::signals::{self, Shutdown, TerminationSignals};
 use tokio::sync::oneshot;
 
@@ -11,6 +11,7 @@ use super::AgentArgs;
 use super::follow::{self, FollowFormat};
 use super::submit::JobSpecArgs;
 use crate::endpoint::{Connection, serve_or_request};
+use crate::exit_status::ExitStatusError;
 use crate::mountpoint;
 use crate::output::print_json;
 
@@ -32,10 +33,15 @@ const EXAMPLES: &str = "Examples:
   bdnfs job run --mirror s3://mirror --secrets /run/secrets job.json
   bdnfs job run --no-mirror job.toml
   bdnfs job run config.yaml -- python serve.py --port 8080
-Ctrl-C stops the job; a second Ctrl-C kills its processes at once.";
+Ctrl-C stops the job; a second Ctrl-C kills its processes at once.
+It exits with the code of the command that failed, 128+N where signal N ended it, and 125 for any other failure.";
 
-/// Runs the job until it has ended.
+/// Runs the job until it has ended. A failure has the exit code of the job's command, or 125.
 pub async fn run(args: JobRunArgs) -> Result<()> {
+    run_job(args).await.map_err(|error| ExitStatusError::wrap(NOT_COMPLETED_CODE, error))
+}
+
+async fn run_job(args: JobRunArgs) -> Result<()> {
     mountpoint::check_fuse()?;
     let request = args.spec.request()?;
     // Before there is a job: from then on a signal is to stop it.
@@ -101,5 +107,6 @@ async fn attach(
     if args.json {
         print_json(&job)?;
     }
-    follow::check_completed(&job)
+    let code = job.exit_code.unwrap_or(NOT_COMPLETED_CODE);
+    follow::check_completed(&job).map_err(|error| ExitStatusError::wrap(code, error))
 }
