@@ -57,7 +57,7 @@ pub struct Blob {
     pub size: u64,
     /// The checks of its blocks, in order, where they are known beforehand; proved by the digest in `key`.
     pub checks: Option<std::sync::Arc<[Check]>>,
-    /// Where its origin keeps it: the path below the source's root, `/` between parts. Empty where no origin has it.
+    /// Path at its origin, below the source's root, `/` between parts. Empty where no origin has it.
     pub path: Bytes,
     /// The version that its origin pinned, in the origin's own words (an ETag, a version id). Every request is
     /// conditional on it.

@@ -108,7 +108,7 @@ pub struct Arrival {
     pub size: u64,
     /// Which block of the blob it is.
     pub index: u64,
-    /// What is said to be its content.
+    /// The content as received, before it is verified.
     pub bytes: Bytes,
 }
 

@@ -90,7 +90,7 @@ impl Cache {
         &self.partition.layout
     }
 
-    /// Who holds what.
+    /// The leases on its blobs.
     pub fn leases(&self) -> &Arc<LeaseTable> {
         &self.partition.leases
     }
@@ -168,7 +168,7 @@ impl Cache {
         Ok(self.partition.share_part(Arc::new(part)))
     }
 
-    /// The same for the blob `key`, if it is whole. Without opening it: there may be a million of them.
+    /// Marks the blob `key` as used, if it is whole. Without opening it: there may be a million of them.
     pub fn mark_key_used(&self, key: &Key) {
         if self.layout().stat(key, BlobFile::Whole).is_some_and(|stat| self.is_atime_stale(&stat)) {
             io::touch_at(self.layout().blobs(), &Layout::name(key, BlobFile::Whole));

@@ -55,7 +55,7 @@ const STAGE_STALL_LIMIT: Duration = Duration::from_secs(120);
 /// that the block is on its way.
 const HEDGE_DELAY: Duration = Duration::from_secs(1);
 
-/// Who a block is read for.
+/// The requester of a block.
 #[derive(Clone, Copy, Debug)]
 enum Requester {
     /// A reader of this node.
@@ -142,7 +142,7 @@ impl Content {
         }
     }
 
-    /// Whose content this is.
+    /// The blob that this is the content of.
     pub fn blob(&self) -> &Blob {
         &self.blob
     }
@@ -204,7 +204,7 @@ impl Content {
         self.load(Requester::Reader, range)
     }
 
-    /// The same; only what readers get is counted.
+    /// Loads the blocks for `requester`; only what readers get is counted.
     fn load(&self, requester: Requester, range: Range<u64>) -> Option<Vec<Bytes>> {
         if range.is_empty() {
             return Some(Vec::new());

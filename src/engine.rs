@@ -150,7 +150,7 @@ impl Engine {
         Ok((Self::for_tenant(Arc::new(shared), &config.tenant)?, hold))
     }
 
-    /// The same engine for another tenant. Touches the local disk.
+    /// This engine for another tenant. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for what can't be a tenant, [`Kind::Disk`].
@@ -309,7 +309,7 @@ impl Engine {
         &self.node.node
     }
 
-    /// What was counted since it was opened, of all tenants.
+    /// The counts since it was opened, of all tenants.
     pub fn metrics(&self) -> EngineTotals {
         self.node.metrics.totals()
     }

@@ -87,13 +87,13 @@ impl Error {
         self.kind
     }
 
-    /// The same failure, told from one level further out.
+    /// Adds `outer`, the failed operation one level further out, to the message.
     pub fn within(mut self, outer: impl fmt::Display) -> Self {
         self.context = format!("{outer}: {}", self.context);
         self
     }
 
-    /// The same failure; if it is one of the local disk, with the directory that it happened in.
+    /// Adds the directory in which it happened, if it is a failure of the local disk.
     pub fn on_disk(self, directory: &Path) -> Self {
         match self.kind {
             Kind::Disk | Kind::NoSpace => self.within(directory.display()),
@@ -101,7 +101,7 @@ impl Error {
         }
     }
 
-    /// The same failure, with what to do about it.
+    /// Adds what to do about the failure.
     pub fn advise(mut self, advice: impl fmt::Display) -> Self {
         self.context = format!("{}; {advice}", self.context);
         self

@@ -101,7 +101,7 @@ struct Descent<'a> {
 #[derive(Clone, Copy)]
 struct Rung<'a> {
     tier: &'a dyn Tier,
-    /// The same as a peer, where it is one.
+    /// The tier as part of a cluster, where it is one.
     peer: Option<&'a dyn ClusterTier>,
     /// Whether no other tier comes below it.
     last: bool,
@@ -122,13 +122,13 @@ impl Ladder {
         }
     }
 
-    /// The same in a cluster: the peers of `placement` are asked before all other tiers.
+    /// Places the ladder in a cluster: the peers of `placement` are asked before all other tiers.
     pub fn placed(mut self, placement: Option<Arc<dyn Placement>>) -> Self {
         self.placement = placement;
         self
     }
 
-    /// The same, with retries that wait as `seed` decides, for a run that can be repeated.
+    /// Replaces the randomness of its backoff by `seed`, for a run that can be repeated.
     pub fn seeded(mut self, seed: fn() -> u64) -> Self {
         self.seed = seed;
         self

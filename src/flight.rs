@@ -51,7 +51,7 @@ impl Flight {
         Arc::new(Self { extent, state: Mutex::new(state), news: Notify::new() })
     }
 
-    /// What it fetches.
+    /// The extent that the flight fetches.
     pub fn extent(&self) -> Extent {
         self.extent
     }

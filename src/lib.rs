@@ -11,7 +11,8 @@
 //! [`block`] is 1 MiB of a blob, the unit of verification and of presence; an [`extent`] is a run of blocks moved by one
 //! request. A *tier* holds blobs: the node's [`cache`], and below it, behind one trait ([`tier`]), peers, the mirror and the
 //! origin. A [`flight`] is one fetch under way, however many wait for it. A *lease* keeps a blob from being evicted. To
-//! [`stage`] a snapshot is to make all of it local, verified, durable and leased.
+//! [`stage`] a snapshot is to make all of it local, verified, durable and leased. An *agent* is the process that owns a
+//! cache: the *node agent*, a service, or an *on-demand agent*, which `bdnfs mount` starts and which exits with its last mount.
 //!
 //! ## The data path
 //!

@@ -123,9 +123,9 @@ pub struct Entry<'a> {
     pub parent: u32,
     /// When its content last changed at the origin: seconds and nanoseconds since 1970.
     pub mtime: (i64, u32),
-    /// Whether it may be executed.
+    /// Whether the file may be executed.
     pub executable: bool,
-    /// What it is.
+    /// The kind of entry, with its content.
     pub node: Node<'a>,
 }
 

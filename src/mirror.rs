@@ -62,9 +62,9 @@ pub struct Mirror {
     name: Arc<str>,
     tenant: Arc<str>,
     scratch: Arc<PathBuf>,
-    /// Where it lies, if in a local directory.
+    /// Its directory, if the mirror is local.
     local: Option<Arc<PathBuf>>,
-    /// What its store is let in with, if that is known here.
+    /// The credentials of its store, if they are known here.
     keys: Option<Arc<KeyCache>>,
 }
 

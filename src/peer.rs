@@ -57,7 +57,7 @@ pub fn group_blocks(blocks: u64) -> u64 {
 pub struct Member {
     /// Its name, unique in the cluster; proved by its certificate.
     pub id: String,
-    /// Where its peer server listens.
+    /// The address of its peer server.
     pub address: SocketAddr,
     /// Its failure domain: a rack, an availability zone. Nodes of one zone are near to each other, and may fail together.
     pub zone: String,
@@ -65,7 +65,7 @@ pub struct Member {
     pub capacity: u64,
     /// The version of its protocol, see [`PROTOCOL`].
     pub protocol: u32,
-    /// Whether it is about to leave: it owns nothing any more, but still serves what it has.
+    /// Whether the member is about to leave: it owns nothing any more, but still serves what it has.
     pub draining: bool,
     /// The tenants that it hosts, each by its [`token`].
     pub tenants: Vec<u64>,
@@ -74,7 +74,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Whether it hosts the tenant with this token.
+    /// Whether the member hosts the tenant with this token.
     pub fn hosts(&self, tenant: u64) -> bool {
         self.tenants.contains(&tenant)
     }

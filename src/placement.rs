@@ -35,7 +35,7 @@ pub trait Placement: Send + Sync + fmt::Debug + 'static {
 /// A tier that is another node of the cluster. It enforces its own timeouts: it hears from a peer even while that has no
 /// bytes to send.
 pub trait ClusterTier: Tier {
-    /// Whether it stands for an owner, which may make the asker wait until it has fetched the blocks itself.
+    /// Whether the peer stands for an owner, which may make the asker wait until it has fetched the blocks itself.
     fn is_owner(&self) -> bool;
 
     /// Holds the sender of block `index` of `blob` responsible for wrong bytes. To be called before the body is dropped.

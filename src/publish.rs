@@ -84,7 +84,7 @@ pub struct Published {
     pub new: bool,
     /// Patterns that matched nothing: most likely a slip.
     pub unmatched: Vec<String>,
-    /// What was wrong with what it was mirrored as before, and is no more.
+    /// Damage of the earlier mirrored state that this publication repaired.
     pub repaired: Repairs,
     /// Bytes read from the origin.
     pub read: u64,
@@ -328,7 +328,7 @@ impl PublishRun<'_> {
 }
 
 impl PublishSource {
-    /// What its ref is found by.
+    /// The key of the source's ref.
     fn key(&self) -> Digest {
         source_key(&self.identity, &self.patterns)
     }

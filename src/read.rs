@@ -35,7 +35,7 @@ impl Reader {
         self.slice.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.slice.len == 0
     }

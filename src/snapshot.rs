@@ -78,12 +78,13 @@ impl Snapshot {
         }
     }
 
-    /// The same, with the mirror's lease to keep its content.
+    /// Adds the mirror's lease that keeps its content.
     pub(crate) fn leased(self, lease: Option<MirrorLease>) -> Self {
         Self { lease: Mutex::new(lease.map_or(LeaseState::None, LeaseState::Held)), ..self }
     }
 
-    /// The same, for one that is served already. If it has been [released](Self::release) meanwhile, so is the lease.
+    /// Adds the mirror's lease to a snapshot that is served already. If it has been [released](Self::release) meanwhile,
+    /// so is the lease.
     pub(crate) async fn lease_with(&self, lease: MirrorLease) {
         let spare = {
             let mut held = self.lease.lock();
@@ -100,7 +101,7 @@ impl Snapshot {
         }
     }
 
-    /// The same, with the way to tell other nodes that it is all here.
+    /// Adds the announcement that tells other nodes when all of it is local.
     pub(crate) fn announced(self, announcement: Option<SnapshotAnnouncement>) -> Self {
         Self { announcement, ..self }
     }
@@ -223,7 +224,7 @@ impl Snapshot {
         self.hold_with(|group| Ok(self.resources.cache.leases().lease_all(group)))
     }
 
-    /// The same, if the cache has room for all of it beside what is held already.
+    /// Leases its content, if the cache has room for all of it beside what is held already.
     ///
     /// # Errors
     /// [`NoSpace`](crate::error::Kind::NoSpace), and those of [`hold`](Self::hold).
@@ -231,7 +232,7 @@ impl Snapshot {
         self.hold_with(|group| Ok(self.resources.cache.space().admit(vec![group])?.remove(0)))
     }
 
-    /// The same for several of one tenant: all are held, or none that was not before.
+    /// Leases several snapshots of one tenant: all are held, or none that was not before.
     ///
     /// # Errors
     /// Those of [`admit`](Self::admit).

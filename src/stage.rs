@@ -61,7 +61,7 @@ pub struct Stage {
     news: Notify,
 }
 
-/// How far a stage is.
+/// Progress of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Progress {
     /// Regular files in the snapshot.
@@ -104,7 +104,7 @@ impl Stage {
         stage
     }
 
-    /// How far it is.
+    /// Progress so far.
     pub fn progress(&self) -> Progress {
         Progress {
             files: self.files,

@@ -135,12 +135,12 @@ impl Agent {
     pub async fn status(&self) -> ApiResult<AgentStatus> {
         let (mounts, lost) = (self.mounts.attached(), self.mounts.lost());
         let (engine, cache) = (self.engine.clone(), self.mounts.mounter().cache.clone());
-        let (agent, ready) = (self.lifecycle.is_persistent(), self.lifecycle.is_ready());
+        let (persistent, ready) = (self.lifecycle.is_persistent(), self.lifecycle.is_ready());
         let status = blocking(move || {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
             let (usage, work) = (engine.usage(), FetchStats::of(&engine));
-            let daemon = AgentInfo { version, pid, cache, agent, ready, usage, work };
-            Ok(AgentStatus { daemon, mounts: mounts.iter().map(|mount| mount.status()).collect(), lost })
+            let agent = AgentInfo { version, pid, cache, persistent, ready, usage, work };
+            Ok(AgentStatus { agent, mounts: mounts.iter().map(|mount| mount.status()).collect(), lost })
         });
         Ok(status.await?)
     }

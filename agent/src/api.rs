@@ -1,7 +1,7 @@
-//! The control API: HTTP with JSON over a unix socket in the cache directory, between the daemon and its clients.
+//! The control API: HTTP with JSON over a unix socket in the cache directory, between the agent and its clients.
 //!
 //! What is asked and answered stands in `docs/openapi.json`, which the tests hold against real answers. A failure is a
-//! [`Failure`] with a fitting status code. Whoever may connect may mount as the daemon's user, so only that user and root
+//! [`Failure`] with a fitting status code. Whoever may connect may mount as the agent's user, so only that user and root
 //! are let in ([`socket`]).
 
 pub mod cache;
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 pub struct Weights {
     /// The source's URI; a secret, since a URL may be signed.
     pub source: Secret,
-    /// Where it is to appear.
+    /// The mount point.
     pub mountpoint: PathBuf,
     /// Patterns of the files to take; `None`: all.
     #[serde(default)]
@@ -40,7 +40,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// The same without its secrets, as it may be kept on a disk, and whether it had any.
+    /// Removes the secrets, for a record on disk; also returns whether there were any.
     pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
         let (source, signed) = bare(&self.source)?;
         let (access, had) = self.access.without_secrets();
@@ -54,7 +54,7 @@ pub struct MountRequest {
     /// The source, and its mountpoint.
     #[serde(flatten)]
     pub weights: Weights,
-    /// Whose data it is; where that isn't said, the agent's own tenant's.
+    /// The tenant that the data belongs to; default: the agent's own tenant.
     #[serde(default)]
     pub tenant: Option<String>,
     /// The mirror to look for it first; where none is named, the agent's own.
@@ -66,19 +66,19 @@ pub struct MountRequest {
     /// Whether other users may see the tree.
     #[serde(default)]
     pub allow_other: bool,
-    /// Who is to own the files.
+    /// Owner of all files.
     #[serde(default)]
     pub uid: Option<u32>,
     /// Their group.
     #[serde(default)]
     pub gid: Option<u32>,
-    /// The size that the cache was asked to have, in bytes; the daemon warns when it has another.
+    /// The size that the cache was asked to have, in bytes; the agent warns when it has another.
     #[serde(default)]
     pub cache_size: Option<u64>,
 }
 
 impl MountRequest {
-    /// The same without its secrets, as it may be kept on a disk, and whether it had any.
+    /// Removes the secrets, for a record on disk; also returns whether there were any.
     pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
         let (weights, had) = self.weights.without_secrets()?;
         let mirror = self.mirror.as_ref().map(MirrorRequest::without_secrets).transpose()?;
@@ -99,7 +99,7 @@ fn bare(text: &Secret) -> Result<(Secret, bool), bdnfs::error::Error> {
 pub struct MirrorRequest {
     /// Its URL.
     pub url: Secret,
-    /// Whose part it is.
+    /// The tenant whose part of the mirror is read.
     pub tenant: String,
     /// How it may be used.
     pub access: Access,
@@ -116,14 +116,14 @@ impl MirrorRequest {
 /// A source that is mounted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountInfo {
-    /// Its number: for as long as the daemon lives, and with an agent as long as the mount does.
+    /// Its number. It stays the same while the agent lives; a node agent restores it with the mount.
     pub id: u64,
     /// Its source, as the origin names it.
     pub source: String,
     /// Its source as it was asked for, without a signature. An older agent does not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<String>,
-    /// Where it is mounted.
+    /// The mount point.
     pub mountpoint: PathBuf,
     /// The snapshot's id, in hexadecimal.
     pub snapshot: String,
@@ -148,7 +148,7 @@ impl MountInfo {
 /// How a mount is doing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountStatus {
-    /// What it is.
+    /// The mount itself.
     #[serde(flatten)]
     pub mounted: MountInfo,
     /// Bytes of it that are local; `None` where it has too many files to count them each time.
@@ -157,17 +157,17 @@ pub struct MountStatus {
     pub since: u64,
     /// What came from where.
     pub traffic: Traffic,
-    /// How far it is staged, once that was asked for.
+    /// Progress of its staging, once that was asked for.
     pub stage: Option<StageStatus>,
 }
 
-/// How far a stage is.
+/// Progress and outcome of staging a mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageStatus {
     /// The figures.
     #[serde(flatten)]
     pub progress: Progress,
-    /// Whether it goes on.
+    /// Running, done or failed.
     pub state: StageState,
 }
 
@@ -183,14 +183,15 @@ pub enum StageState {
     Failed(Failure),
 }
 
-/// A daemon and all that it hosts.
+/// An agent and all that it hosts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AgentStatus {
     /// Itself.
-    pub daemon: AgentInfo,
+    #[serde(rename = "daemon")]
+    pub agent: AgentInfo,
     /// Its mounts, oldest first.
     pub mounts: Vec<MountStatus>,
-    /// What was mounted before it started, and could not be again.
+    /// Mounts of an earlier run of the agent that could not be restored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostMount>,
 }
@@ -203,13 +204,13 @@ pub struct LostMount {
     pub id: u64,
     /// Its source.
     pub source: String,
-    /// Where it was mounted.
+    /// Its former mount point.
     pub mountpoint: PathBuf,
     /// Why it isn't any more.
     pub why: Failure,
 }
 
-/// Whether a daemon lives.
+/// The health of an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Health {
     /// Whether what was mounted before it started is back, if that was asked.
@@ -224,7 +225,7 @@ impl AgentStatus {
     }
 }
 
-/// A daemon and its cache.
+/// An agent and its cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AgentInfo {
     /// The version of bdnfs that it is.
@@ -233,18 +234,19 @@ pub struct AgentInfo {
     pub pid: u32,
     /// Its cache directory.
     pub cache: PathBuf,
-    /// Whether it is an agent: it stays when nothing is mounted.
-    pub agent: bool,
+    /// Whether it is a node agent, which stays when nothing is mounted.
+    #[serde(rename = "agent")]
+    pub persistent: bool,
     /// Whether what was mounted before it started is back.
     pub ready: bool,
     /// How full that is.
     pub usage: Usage,
-    /// What it does.
+    /// Work done since it started.
     #[serde(default)]
     pub work: FetchStats,
 }
 
-/// What a daemon does, for all its mounts and since it started, those too that are gone.
+/// Work of an agent since it started, for all its mounts and those that are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchStats {
     /// What came from where.
@@ -282,7 +284,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The daemon is about to end: ask the next one.
+    /// The agent is about to end: ask the next one.
     pub const CLOSING: &str = "closing";
     /// A job's command exited with another code than 0.
     pub const COMMAND_EXITED: &str = "command_exited";
@@ -296,12 +298,12 @@ impl Failure {
         Self { kind: kind_name(kind).to_owned(), message: message.into() }
     }
 
-    /// The daemon is about to end.
+    /// The agent is about to end.
     pub fn closing() -> Self {
-        Self { kind: Self::CLOSING.to_owned(), message: "the daemon is ending; try again".to_owned() }
+        Self { kind: Self::CLOSING.to_owned(), message: "the agent is ending; try again".to_owned() }
     }
 
-    /// Whether it is of this kind.
+    /// Whether the failure is of this kind.
     pub fn is(&self, kind: Kind) -> bool {
         self.kind == kind_name(kind)
     }

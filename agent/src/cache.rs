@@ -21,12 +21,12 @@ use crate::context::Context;
 const RESERVE_PERCENT: u64 = 5;
 /// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
 const RESERVE_MAX_BYTES: u64 = 20 << 30;
-/// Fetches under way may hold half of the 512 MiB that a daemon may use in all; the rest is for manifests, presence
+/// Fetches under way may hold half of the 512 MiB that an agent may use in all; the rest is for manifests, presence
 /// maps and the blocks that readers hold.
 const FETCH_MEMORY_BYTES: u64 = 256 << 20;
 /// The tenant where none is named.
 pub const DEFAULT_TENANT: &str = "default";
-/// The log starts anew beyond this: weeks of what a daemon normally says, and quick to look through.
+/// The log starts anew beyond this: weeks of what an agent normally says, and quick to look through.
 const LOG_MAX_BYTES: u64 = 10 << 20;
 
 /// A cache directory that exists.
@@ -79,7 +79,7 @@ pub fn open_log(path: &Path) -> Result<File> {
         }
         Ok::<_, std::io::Error>(file)
     };
-    open().with_context(|| format!("cannot write the daemon's log {}", path.display()))
+    open().with_context(|| format!("cannot write the agent's log {}", path.display()))
 }
 
 fn reserve(disk: u64) -> u64 {

@@ -12,7 +12,7 @@ pub trait Context<T> {
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), or [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace) where the disk is full.
     fn context(self, attempt: &str) -> Result<T>;
 
-    /// The same, for a sentence that has to be put together.
+    /// Like `context`, with a sentence that is only put together when it is needed.
     ///
     /// # Errors
     /// As [`context`](Self::context).

@@ -35,7 +35,7 @@ impl Drop for KeepAlive {
 }
 
 impl Lifecycle {
-    /// That of an agent that starts. A `persistent` one stays when nobody uses it.
+    /// The lifecycle of an agent that starts. A `persistent` one stays when nobody uses it.
     pub fn new(persistent: bool) -> Self {
         Self {
             persistent,
@@ -48,7 +48,7 @@ impl Lifecycle {
         }
     }
 
-    /// Whether it stays when nobody uses it, and comes back after a restart.
+    /// Whether the agent stays when nobody uses it, and restores its mounts after a restart.
     pub fn is_persistent(&self) -> bool {
         self.persistent
     }
@@ -114,7 +114,7 @@ impl Lifecycle {
         self.closing.send_replace(true);
     }
 
-    /// Whether it refuses new mounts and jobs.
+    /// Whether the agent refuses new mounts and jobs because it is about to end.
     pub fn is_closing(&self) -> bool {
         *self.closing.borrow()
     }

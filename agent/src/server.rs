@@ -115,7 +115,7 @@ impl AgentServer {
         self.serve_until(shutdown).await
     }
 
-    /// The same, with `shutdown` in place of signals.
+    /// Serves until `shutdown` is ready, which stands in for signals.
     ///
     /// # Errors
     /// As [`serve`](Self::serve).

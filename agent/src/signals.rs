@@ -36,7 +36,7 @@ pub fn termination() -> impl Future<Output = io::Result<()>> {
     }
 }
 
-/// The same, for who may have to be asked more than once: none is missed in between.
+/// Termination signals as a stream: one that arrives between two waits is not missed.
 #[derive(Debug)]
 pub struct TerminationSignals([Signal; 3]);
 

@@ -29,7 +29,7 @@ pub fn metrics(scrape: Scrape) -> Result<String, fmt::Error> {
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Page(encoder);
-        self.daemon(&mut page)?;
+        self.agent(&mut page)?;
         self.tiers(&mut page)?;
         self.memory(&mut page)?;
         self.cache(&mut page)?;
@@ -43,7 +43,7 @@ impl Collector for Scrape {
 /// Each writes the metrics of one part. Every value that a label can have is one of a few, but for mountpoints and their
 /// sources, of which there are as many as mounts.
 impl Scrape {
-    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn agent(&self, page: &mut Page<'_>) -> fmt::Result {
         page.info("bdnfs_build", "The version that runs.", &[("version", env!("CARGO_PKG_VERSION"))])?;
         let text = "Whether what was mounted before the start is back: 1 or 0.";
         page.gauge("bdnfs_ready", text, None, [sample([], u64::from(self.ready))])
@@ -51,7 +51,7 @@ impl Scrape {
 
     fn tiers(&self, page: &mut Page<'_>) -> fmt::Result {
         let tiers = &self.metered.tiers;
-        let text = "Bytes by the tier they came from. Those of the cache are what the daemon read there; the kernel's own \
+        let text = "Bytes by the tier they came from. Those of the cache are what the agent read there; the kernel's own \
                     reads are not known.";
         let fetched = tiers.iter().map(|(tier, requests)| sample([("tier", *tier)], requests.bytes));
         let cached = sample([("tier", "cache")], self.metered.cached);
@@ -138,7 +138,7 @@ impl Scrape {
         let errors = self.requests.errors.iter().map(|(errno, count)| sample([("errno", *errno)], *count));
         page.counter("bdnfs_fuse_errors", "Requests of the kernel that failed.", None, errors)?;
         let opens = [("passthrough", self.requests.passthrough), ("cached", self.requests.cached)];
-        let text = "Opens of files: those that the kernel reads by itself, and those that the daemon serves. Mounts of small \
+        let text = "Opens of files: those that the kernel reads by itself, and those that the agent serves. Mounts of small \
                     files have no opens.";
         page.counter("bdnfs_opens", text, None, opens.map(|(mode, count)| sample([("mode", mode)], count)))
     }
@@ -159,7 +159,7 @@ impl Scrape {
             [("peer", traffic.peer), ("mirror", traffic.mirror), ("origin", traffic.origin)]
                 .map(|(tier, bytes)| ([&mount.labels()[..], &[("tier", tier)]].concat(), bytes))
         });
-        let text = "Bytes that were fetched for a mount since it was made, or the daemon started.";
+        let text = "Bytes that were fetched for a mount since it was made, or the agent started.";
         page.counter("bdnfs_mount_fetched", text, Some(Unit::Bytes), fetched)
     }
 }

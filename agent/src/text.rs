@@ -31,7 +31,7 @@ pub fn minute(seconds: i64) -> String {
     }
 }
 
-/// That a pattern is likely misspelt.
+/// A warning that a pattern matches no file, and may be misspelt.
 pub fn unmatched(pattern: &str, source: &str) -> String {
     format!("the pattern {pattern:?} matches nothing in {source}")
 }

@@ -92,8 +92,8 @@ fn lazy(lab: &BenchEnv, bucket: &BenchBucket, room: &Path) -> Result<ColdMount> 
 
 impl ColdMount {
     fn new(mount: &BenchMount, seconds: f64) -> Result<Self> {
-        let daemon = mount.daemon()?;
-        Ok(Self { seconds, cpu: daemon.cpu()?, peak: daemon.memory("VmHWM")? })
+        let agent = mount.agent()?;
+        Ok(Self { seconds, cpu: agent.cpu()?, peak: agent.memory("VmHWM")? })
     }
 }
 

@@ -62,8 +62,8 @@ impl Cost {
         let before = bucket.server.served()?;
         let mount = bucket.mount(lab, room, wait, &[])?;
         work(&mount)?;
-        let (daemon, served) = (mount.daemon()?, bucket.server.served()? - before);
-        let (cpu, peak) = (daemon.cpu()?, daemon.memory("VmHWM")?);
+        let (agent, served) = (mount.agent()?, bucket.server.served()? - before);
+        let (cpu, peak) = (agent.cpu()?, agent.memory("VmHWM")?);
         Ok(Self { cpu, peak, requests: served.requests as f64, bytes: served.bytes as f64 })
     }
 }
@@ -118,7 +118,7 @@ fn readers(lab: &BenchEnv) -> Result<Rows> {
     let bucket = cold::bucket(lab, 1, size(lab))?;
     let mut along = Along::new("readers");
     for readers in [1, 4, 16, 64] {
-        let (mut daemon, mut reading, mut memory) =
+        let (mut agent, mut reading, mut memory) =
             (Samples::default(), Samples::default(), Samples::default());
         let (mut theirs, mut fetched, mut requests) =
             (Samples::default(), Samples::default(), Samples::default());
@@ -134,7 +134,7 @@ fn readers(lab: &BenchEnv) -> Result<Rows> {
                 })
             })?;
             let read = read.context("nothing was read")?;
-            daemon.push(cost.cpu / gib);
+            agent.push(cost.cpu / gib);
             reading.push(read.cpu / gib);
             memory.push(cost.peak);
             theirs.push(read.peak);
@@ -145,7 +145,7 @@ fn readers(lab: &BenchEnv) -> Result<Rows> {
             })?;
             shared.push(all.bytes / (size(lab) * readers) as f64);
         }
-        along.add(readers, "CPU of the daemon", MeasureUnit::SecondsPerGib, daemon);
+        along.add(readers, "CPU of the daemon", MeasureUnit::SecondsPerGib, agent);
         along.add(readers, "CPU of the readers", MeasureUnit::SecondsPerGib, reading);
         along.add(readers, "peak memory of the daemon", MeasureUnit::Mebibytes, memory);
         along.add(readers, "peak memory of a reader (fio)", MeasureUnit::Mebibytes, theirs);
@@ -210,10 +210,10 @@ fn files(lab: &BenchEnv) -> Result<Rows> {
             interrupt::check()?;
             let room = lab.room("cost", 1 << 30)?;
             let mount = BenchMount::plain(lab, &server.url(), room.path(), false)?;
-            let daemon = mount.daemon()?;
+            let agent = mount.agent()?;
             time.push(mount.took);
-            memory.push(daemon.memory("VmRSS")?);
-            peak.push(daemon.memory("VmHWM")?);
+            memory.push(agent.memory("VmRSS")?);
+            peak.push(agent.memory("VmHWM")?);
         }
         along.add(files as u64, "mounted", MeasureUnit::Seconds, time);
         along.add(files as u64, "memory of the daemon", MeasureUnit::Mebibytes, memory);

@@ -1,7 +1,7 @@
 //! `bdnfs-bench`: how fast a mount is, beside the disk's own file system, other file systems and other ways to download,
 //! measured in one run.
 //!
-//! It knows bdnfs from outside only: it runs the command, reads through mounts, and looks at the daemon in /proc. Only the
+//! It knows bdnfs from outside only: it runs the command, reads through mounts, and looks at the agent in /proc. Only the
 //! hot functions, whose instructions it counts, it calls itself.
 
 use std::path::{Path, PathBuf};

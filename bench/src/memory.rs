@@ -17,7 +17,7 @@ use crate::unit::MeasureUnit;
 const ABOUT: &str = "A tree that an index lists, mounted, and none of it read.";
 /// Seconds in which the tree is to be there once its listing is.
 const SECONDS: f64 = 5.0;
-/// MiB of memory that the daemon is to need at the most.
+/// MiB of memory that the agent is to need at the most.
 const MEMORY: f64 = 200.0;
 
 /// Measures all of it.
@@ -54,15 +54,15 @@ impl MemoryFigures {
         let mount = BenchMount::plain(lab, &server.url(), room.path(), false)?;
         let mounted = Instant::now();
         let sent = server.sent().context("the index was not asked for")?;
-        let daemon = mount.daemon()?;
+        let agent = mount.agent()?;
         self.in_all.push(mount.took);
         self.after_listing.push((mounted - sent).as_secs_f64());
-        self.resident.push(daemon.memory("VmRSS")?);
-        self.peak.push(daemon.memory("VmHWM")?);
+        self.resident.push(agent.memory("VmRSS")?);
+        self.peak.push(agent.memory("VmHWM")?);
         let directory = mount.point().to_owned();
         let (files, per_directory) = (lab.sizes.many, FILES_IN_DIRECTORY);
         TreeProbe { what: ProbeKind::Walk, directory, files, per_directory, threads: 1, hot: None }.run()?;
-        self.walked.push(daemon.memory("VmRSS")?);
+        self.walked.push(agent.memory("VmRSS")?);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use crate::run;
 
 /// How long `bdnfs mount` may take: at the full sizes far above what a slow disk needs.
 const MOUNT: Duration = Duration::from_secs(900);
-/// How long a daemon may take to end: it makes what it has durable first.
+/// How long an agent may take to end: it makes what it has durable first.
 const END: Duration = Duration::from_secs(60);
 
 /// How a source is mounted.
@@ -33,7 +33,7 @@ pub struct MountPlan<'a> {
     pub link: Option<&'a ShapedLink>,
 }
 
-/// A mounted source, whose daemon serves nothing else.
+/// A mounted source, whose agent serves nothing else.
 #[derive(Debug)]
 pub struct BenchMount {
     point: PathBuf,
@@ -76,17 +76,17 @@ impl BenchMount {
     ///
     /// # Errors
     /// There is none any more.
-    pub fn daemon(&self) -> Result<ProcessStats> {
-        ProcessStats::daemon(&self.cache).context("the daemon is gone")
+    pub fn agent(&self) -> Result<ProcessStats> {
+        ProcessStats::agent(&self.cache).context("the agent is gone")
     }
 }
 
 impl Drop for BenchMount {
     fn drop(&mut self) {
-        if let Some(daemon) = ProcessStats::daemon(&self.cache) {
-            daemon.end(END);
+        if let Some(agent) = ProcessStats::agent(&self.cache) {
+            agent.end(END);
         }
-        // The daemon has done it, unless it had to be killed.
+        // The agent has done it, unless it had to be killed.
         let _ = unmount(&self.point, UnmountFlags::DETACH);
     }
 }

@@ -1,4 +1,4 @@
-//! Processes of others: what they cost so far, and the daemon among them.
+//! Processes of others: what they cost so far, and the agent among them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -18,8 +18,8 @@ impl ProcessStats {
         Self(pid)
     }
 
-    /// The daemon that has the lock of `cache`, if there is one.
-    pub fn daemon(cache: &Path) -> Option<Self> {
+    /// The agent that has the lock of `cache`, if there is one.
+    pub fn agent(cache: &Path) -> Option<Self> {
         let inode = fs::metadata(cache.join("lock")).ok()?.ino();
         let locks = fs::read_to_string("/proc/locks").ok()?;
         locks.lines().find_map(|line| holder(line, inode)).and_then(Pid::from_raw).map(Self)

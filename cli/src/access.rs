@@ -24,7 +24,7 @@ use self::auth::AuthArgs;
 use self::environment::Environment;
 use crate::secrets::SecretsArgs;
 
-/// The environment variables that hold credentials. A daemon is started without them: its mounts bring their own.
+/// The environment variables that hold credentials. An agent is started without them: its mounts bring their own.
 pub const SECRET_VARIABLES: [&str; 17] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -133,7 +133,7 @@ impl AccessArgs {
         self.secrets.stores_for(name, |name| std::env::var_os(name))
     }
 
-    /// The same options, with plain `http://` allowed or not.
+    /// Replaces the permission for plain `http://` in these options.
     pub fn with_allow_http(self, allow_http: bool) -> Self {
         Self { allow_http, ..self }
     }

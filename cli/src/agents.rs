@@ -1,4 +1,4 @@
-//! The daemons of this machine, found by the mounts that they serve and at the node agent's socket.
+//! The agents of this machine, found by the mounts that they serve and at the node agent's socket.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use bdnfs_fs::mounts;
 use crate::probe;
 use crate::text;
 
-/// Queries the status of each daemon of this machine, or only of that of `cache`, by socket. One that does not answer has a
+/// Queries the status of each agent of this machine, or only of that of `cache`, by socket. One that does not answer has a
 /// message.
 pub async fn query_all(cache: Option<&Path>) -> Result<BTreeMap<PathBuf, Result<AgentStatus, String>>> {
     let mut sockets = Vec::new();
@@ -28,17 +28,17 @@ pub async fn query_all(cache: Option<&Path>) -> Result<BTreeMap<PathBuf, Result<
     query(sockets).await
 }
 
-/// Queries the status of the daemons at `sockets`; a socket without a daemon has no entry.
+/// Queries the status of the agents at `sockets`; a socket without an agent has no entry.
 pub async fn query(sockets: Vec<PathBuf>) -> Result<BTreeMap<PathBuf, Result<AgentStatus, String>>> {
-    let mut daemons = BTreeMap::new();
+    let mut agents = BTreeMap::new();
     for socket in sockets {
-        if daemons.contains_key(&socket) {
+        if agents.contains_key(&socket) {
             continue;
         }
         match Client::new(&socket).status().await {
             Err(ClientError::NotRunning(_)) => {}
-            answer => drop(daemons.insert(socket, answer.map_err(|error| text::line(&error.into())))),
+            answer => drop(agents.insert(socket, answer.map_err(|error| text::line(&error.into())))),
         }
     }
-    Ok(daemons)
+    Ok(agents)
 }

@@ -50,7 +50,7 @@ enum Command {
     Agent(agent::AgentCommandArgs),
     /// Benchmark bdnfs on this machine against other ways to read the same data
     Bench(bench::BenchArgs),
-    /// Run a daemon that exits with its last mount; `bdnfs mount` starts it
+    /// Run an on-demand agent, which exits with its last mount; `bdnfs mount` starts it
     #[command(hide = true)]
     Daemon(daemon::DaemonArgs),
     /// Supervise the commands of a job; the agent starts it

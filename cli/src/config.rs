@@ -75,7 +75,7 @@ impl Document {
 pub struct ParseError {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The problem, in one line.
     pub message: String,
 }
 

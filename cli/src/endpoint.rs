@@ -1,4 +1,4 @@
-//! The daemon that a command talks to.
+//! The agent that a command talks to.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -11,18 +11,18 @@ use bdnfs_agent::cache::CacheConfig;
 use bdnfs_agent::{AgentConfig, AgentServer};
 
 use crate::cache::CacheArgs;
-use crate::spawn::{DAEMON_EXIT_TIMEOUT, DAEMON_RETRY_INTERVAL};
+use crate::spawn::{AGENT_EXIT_TIMEOUT, AGENT_RETRY_INTERVAL};
 
-/// The daemon that a command talks to.
+/// The agent that a command talks to.
 pub enum Endpoint {
     /// The agent of this node, by its socket.
     Agent(PathBuf),
-    /// The daemon of a cache, which may have to be started.
+    /// The agent of a cache, which may have to be started.
     CacheOwner(CacheConfig),
 }
 
 impl Endpoint {
-    /// The agent of this node where one runs and no cache is named, else the daemon of the cache.
+    /// The agent of this node where one runs and no cache is named, else the agent of the cache.
     pub fn find(cache: &CacheArgs) -> Result<Self> {
         let agent = socket::well_known().filter(|_| !cache.has_directory());
         match agent.filter(|socket| Client::new(socket).is_served()) {
@@ -42,13 +42,13 @@ impl Endpoint {
 
 /// The result of [`serve_or_request`].
 pub enum Connection<T> {
-    /// This process is the daemon of the cache.
+    /// This process is the agent of the cache.
     Server(AgentServer),
-    /// Another daemon answered the request.
+    /// Another agent answered the request.
     Answer(T),
 }
 
-/// Starts the daemon of a cache in this process, or sends `request` to the daemon that runs. Returns the client for either.
+/// Starts the agent of a cache in this process, or sends `request` to the agent that runs. Returns the client for either.
 pub async fn serve_or_request<T>(
     cache: &CacheArgs,
     request: impl AsyncFn(&Client) -> Result<T, ClientError>,
@@ -67,8 +67,8 @@ pub async fn serve_or_request<T>(
         }
         match request(&client).await {
             Ok(answer) => return Ok((client, Connection::Answer(answer))),
-            Err(error) if error.is_gone() && start.elapsed() < DAEMON_EXIT_TIMEOUT => {
-                tokio::time::sleep(DAEMON_RETRY_INTERVAL).await;
+            Err(error) if error.is_gone() && start.elapsed() < AGENT_EXIT_TIMEOUT => {
+                tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
             }
             // The owner of the cache is a better message than that nothing listens.
             Err(error) => return Err(in_use.map_or_else(|| error.into(), Into::into)),

@@ -1,4 +1,4 @@
-//! The log on stderr; that of a detached daemon is a file in its cache directory.
+//! The log on stderr; that of a detached agent is a file in its cache directory.
 
 use anyhow::{Context, Result};
 use tracing_subscriber::filter::{LevelFilter, Targets, filter_fn};

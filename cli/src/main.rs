@@ -1,6 +1,6 @@
 //! `bdnfs`: the command line.
 //!
-//! One daemon owns each cache directory and hosts every mount that uses it: the node's agent, or one that `bdnfs mount`
+//! One agent owns each cache directory and hosts every mount that uses it: the node agent, or one that `bdnfs mount`
 //! starts when there is none and that exits with its last mount. Commands talk to it over its control socket.
 
 use std::process::ExitCode;

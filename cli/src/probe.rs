@@ -1,4 +1,4 @@
-//! Health of mounts: whether one answers and which daemon serves it, asked without getting stuck on one that hangs.
+//! Health of mounts: whether one answers and which agent serves it, asked without getting stuck on one that hangs.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-/// The extended attribute of a mount's root with the control socket of its daemon.
+/// The extended attribute of a mount's root with the control socket of its agent.
 const CONTROL_XATTR: &str = "user.bdnfs.control";
-/// How long a mount may take to answer. The answer lies in the daemon's memory: one that takes longer hangs.
+/// How long a mount may take to answer. The answer lies in the agent's memory: one that takes longer hangs.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest path of Linux, in bytes.
 const PATH_MAX: usize = 4096;
@@ -19,9 +19,9 @@ const PATH_MAX: usize = 4096;
 /// The health of a mount.
 #[derive(Debug)]
 pub enum MountHealth {
-    /// It is served by the daemon at this socket.
+    /// It is served by the agent at this socket.
     Alive(PathBuf),
-    /// Its daemon is gone.
+    /// Its agent is gone.
     Dead,
     /// It does not answer in time.
     Unresponsive,
@@ -30,7 +30,7 @@ pub enum MountHealth {
 }
 
 impl MountHealth {
-    /// The socket of the daemon that serves it, if it is alive.
+    /// The socket of the agent that serves it, if it is alive.
     pub fn socket(&self) -> Option<&PathBuf> {
         match self {
             Self::Alive(socket) => Some(socket),

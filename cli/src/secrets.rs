@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use bdnfs::auth::load;
 use bdnfs::source::{Secret, SecretStore};
 
-/// The prefix of variables that hold secrets. A daemon is started without them.
+/// The prefix of variables that hold secrets. An agent is started without them.
 pub const PREFIX: &str = "BDNFS_SECRET_";
 /// The variable that names a store, where no option does.
 const STORE_VARIABLE: &str = "BDNFS_SECRETS";

@@ -40,7 +40,7 @@ pub struct SourceOptions {
 #[derive(Clone, Debug)]
 pub struct Source {
     uri: Uri,
-    /// The same as text, with the signature that `uri` does not show.
+    /// The URI as text, with the signature that `uri` does not show.
     text: Secret,
 }
 
@@ -67,7 +67,7 @@ impl From<Uri> for Source {
 }
 
 impl Source {
-    /// Whether it is a local directory at or below `directory`.
+    /// Whether the source is a local directory at or below `directory`.
     pub fn is_below(&self, directory: &Path) -> bool {
         matches!(&self.uri, Uri::File(path) if path.canonicalize().is_ok_and(|p| p.starts_with(directory)))
     }

@@ -1,4 +1,4 @@
-//! Starts a daemon in a process of its own and waits until it is ready.
+//! Starts an agent in a process of its own and waits until it is ready.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -13,23 +13,23 @@ use bdnfs_agent::cache::{self, CacheConfig};
 use crate::access::SECRET_VARIABLES;
 use crate::secrets;
 
-/// How long a daemon may take to exit before its cache is given up: it makes its data durable first.
-pub const DAEMON_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an agent may take to exit before its cache is given up: it makes its data durable first.
+pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait before its socket and lock are tried again.
-pub const DAEMON_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// What a detached daemon writes to its parent once it listens; anything else is a [`Failure`].
+pub const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// What a detached agent writes to its parent once it listens; anything else is a [`Failure`].
 pub const READY: &str = "ready";
 
-/// The outcome of starting a daemon.
+/// The outcome of starting an agent.
 #[derive(Debug)]
 pub enum SpawnOutcome {
     /// It listens.
     Ready,
-    /// Another daemon owns the cache, or is about to.
+    /// Another agent owns the cache, or is about to.
     CacheInUse(Failure),
 }
 
-/// Starts a daemon for `cache`, detached from this process, and waits until it listens or has failed.
+/// Starts an agent for `cache`, detached from this process, and waits until it listens or has failed.
 pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<SpawnOutcome> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("bdnfs").arg("daemon").arg("--cache-dir").arg(&cache.dir);
@@ -50,18 +50,18 @@ pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<SpawnOutcome> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(cache::open_log(&cache.log())?);
-    let mut child = command.spawn().context("cannot start the daemon")?;
+    let mut child = command.spawn().context("cannot start the agent")?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).context("cannot read from the daemon")?;
+        BufReader::new(stdout).read_line(&mut line).context("cannot read from the agent")?;
     }
     if line.trim_end() == READY {
         return Ok(SpawnOutcome::Ready);
     }
-    child.wait().context("cannot wait for the daemon")?;
+    child.wait().context("cannot wait for the agent")?;
     match serde_json::from_str::<Failure>(&line) {
         Ok(failure) if failure.is(Kind::Busy) => Ok(SpawnOutcome::CacheInUse(failure)),
         Ok(failure) => Err(failure.into()),
-        Err(_) => Err(anyhow!("the daemon exited before it was ready; see {}", cache.log().display())),
+        Err(_) => Err(anyhow!("the agent exited before it was ready; see {}", cache.log().display())),
     }
 }

@@ -27,7 +27,7 @@ pub struct WeightsEntry {
 }
 
 impl WeightsEntry {
-    /// The weights of a request to the daemon.
+    /// The weights of a request to the agent.
     pub fn into_weights(self) -> Weights {
         let Self { source, mountpoint, allow, ignore, access } = self;
         Weights { source: source.text().clone(), mountpoint, allow, ignore, access }

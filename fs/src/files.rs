@@ -77,7 +77,7 @@ impl FileTable {
         matches!(self, Self::Handles(handles) if handles.passthrough())
     }
 
-    /// Whether it would, if the kernel and the privileges allowed it.
+    /// Whether the mount would use passthrough, if the kernel and the privileges allowed it.
     pub(crate) fn lacks_passthrough(&self) -> bool {
         matches!(self, Self::Handles(handles) if !handles.passthrough())
     }

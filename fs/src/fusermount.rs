@@ -13,7 +13,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use crate::device::Device;
 
-/// What it is called; libfuse 3 is what all distributions have.
+/// The helper's name; libfuse 3 is what all distributions have.
 const HELPER: &str = "fusermount3";
 
 /// Mounts by the helper. It opens the device, mounts it, and sends its descriptor over the socket that

@@ -30,7 +30,7 @@ const SLOTS: u32 = 1 << SLOT_BITS;
 /// The size of the ledger, in bytes.
 const SIZE: usize = (HEADER_WORDS + SLOT_WORDS * SLOTS as usize) * size_of::<u64>();
 
-/// What was settled when the mount was made, and holds until it ends.
+/// Features that were negotiated when the mount was made, and hold until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MountFeatures {
     /// The kernel takes backing files.
@@ -42,7 +42,7 @@ pub(crate) struct MountFeatures {
 /// What a slot records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LedgerItem {
-    /// A handle that the daemon serves.
+    /// A handle that the agent serves.
     Cached,
     /// A handle that the kernel serves from the backing file with this number.
     Passthrough(u32),
@@ -80,7 +80,7 @@ pub(crate) struct LedgerEntry {
     pub(crate) node: u64,
     /// The OPEN request that it came from; 0 for a backing file.
     pub(crate) unique: u64,
-    /// What it records.
+    /// The recorded item.
     pub(crate) item: LedgerItem,
 }
 
@@ -165,7 +165,7 @@ impl Ledger {
         (Slots { vacant, unused, serial }, entries)
     }
 
-    /// What was settled when the mount was made.
+    /// The features that were negotiated when the mount was made.
     pub(crate) fn features(&self) -> MountFeatures {
         let word = self.words()[1].load(Ordering::Relaxed);
         MountFeatures { passthrough: word & 1 != 0, stateless: word & 2 != 0 }

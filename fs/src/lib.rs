@@ -236,7 +236,7 @@ impl Mount {
         self.resumed
     }
 
-    /// Whether it was [handed over](Self::hand_over).
+    /// Whether the mount was [handed over](Self::hand_over).
     pub fn is_handed_over(&self) -> bool {
         self.filesystem.replies.is_handed_over()
     }
@@ -255,7 +255,7 @@ impl Mount {
         let _ = self.threads.clone().wait_for(|running| *running == 0).await;
     }
 
-    /// Where it is mounted: the full path.
+    /// The mount point, as a full path.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
@@ -265,12 +265,13 @@ impl Mount {
         self.filesystem.files.passthrough()
     }
 
-    /// Whether it would, but the kernel or the privileges don't allow it. Stateless mounts do without by choice.
+    /// Whether the mount would use passthrough, but the kernel or the privileges don't allow it. Stateless
+    /// mounts do without by choice.
     pub fn lacks_passthrough(&self) -> bool {
         self.filesystem.files.lacks_passthrough()
     }
 
-    /// Whether it still is what is mounted at its mountpoint.
+    /// Whether the mount point still shows this mount.
     fn mounted(&self) -> Result<bool> {
         Ok(mounts::at(&self.mountpoint)?.is_some_and(|mounted| mounted.device == self.device))
     }

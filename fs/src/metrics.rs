@@ -51,7 +51,7 @@ pub struct RequestTotals {
     pub operations: Vec<(&'static str, HistogramCounts)>,
     /// How many replies were errors, by the name of the error.
     pub errors: Vec<(&'static str, u64)>,
-    /// How many files were opened whose reads the daemon serves.
+    /// How many files were opened whose reads the agent serves.
     pub cached: u64,
     /// How many files were opened whose reads the kernel serves (passthrough).
     pub passthrough: u64,
@@ -78,7 +78,7 @@ impl RequestMetrics {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// What was counted up to now.
+    /// The counts up to now.
     pub fn totals(&self) -> RequestTotals {
         let operations = OPERATIONS.into_iter().zip(&self.operations);
         let errors = ERRORS.into_iter().zip(&self.errors);

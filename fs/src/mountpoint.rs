@@ -31,7 +31,7 @@ pub(crate) fn prepare(path: &Path) -> Result<PathBuf> {
     Ok(full)
 }
 
-/// Whether the daemon of the mount at `full` is no more. The kernel goes on to answer what it has cached,
+/// Whether the agent of the mount at `full` is no more. The kernel goes on to answer what it has cached,
 /// attributes for one; so this asks for what it doesn't cache.
 fn dead(full: &Path) -> bool {
     matches!(rustix::fs::statfs(full), Err(Errno::NOTCONN | Errno::CONNABORTED))

@@ -20,20 +20,20 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Where it is mounted.
+    /// The mount point.
     pub mountpoint: PathBuf,
-    /// What is mounted there: for a mount of ours its source, as its origin names it.
+    /// The source in the mount table: for a bdnfs mount its source, as its origin names it.
     pub source: String,
     /// Its file system type.
     pub kind: String,
     /// Its device number: major, minor.
     pub device: (u32, u32),
-    /// Whether it goes when it is unmounted elsewhere: in the mount namespace that this one was made from.
+    /// Whether an unmount in the mount namespace that this one was made from removes it here, too.
     pub follows: bool,
 }
 
 impl MountEntry {
-    /// Whether it is one of ours.
+    /// Whether it is a bdnfs mount.
     pub fn ours(&self) -> bool {
         self.kind == TYPE
     }
@@ -56,7 +56,7 @@ pub fn list() -> Result<Vec<MountEntry>> {
     Ok(all()?.into_iter().filter(MountEntry::ours).collect())
 }
 
-/// What is mounted at exactly `mountpoint`; the uppermost, where several are.
+/// The mount at exactly `mountpoint`; the uppermost, where several are.
 ///
 /// # Errors
 /// As [`list`].
@@ -137,7 +137,7 @@ fn uses(process: &Path, device: (u32, u32)) -> bool {
     links.into_iter().chain(open).any(|link| lies_on(CWD, &link, device)) || maps(process, device)
 }
 
-/// Whether what `link` leads to lies on `device`. It is asked for without a word to the file system's daemon,
+/// Whether what `link` leads to lies on `device`. It is asked for without a word to the file system's server,
 /// which may be dead or stuck.
 fn lies_on(at: BorrowedFd<'_>, link: &Path, device: (u32, u32)) -> bool {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;

@@ -1,6 +1,6 @@
 //! The table of open nodes: which mode the handles of each have, and which the next open must have. Pure.
 //!
-//! A handle is *cached* (the daemon serves it through the page cache) or *passthrough* (the kernel reads a
+//! A handle is *cached* (the agent serves it through the page cache) or *passthrough* (the kernel reads a
 //! backing file). The kernel refuses, with EIO, an open that would bring both modes onto one node, and two
 //! backing files onto one node. So the first handle of a node decides, and the others follow. A file that
 //! becomes whole while cached handles are open gets its passthrough on the other one of its two nodes
@@ -57,9 +57,9 @@ pub(crate) struct Renewed<B> {
 /// How a file is to be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum OpenMode<B> {
-    /// RequestMetrics by the daemon.
+    /// Reads are served by the agent.
     Cached,
-    /// RequestMetrics by the kernel from this file.
+    /// Reads are served by the kernel from this file.
     Passthrough(B),
 }
 
@@ -169,7 +169,7 @@ impl<B: Clone, W> OpenTable<B, W> {
         self.generations.get(&index).copied().unwrap_or_default()
     }
 
-    /// What was read of the file `index` was not right: its next opens read anew.
+    /// Marks the file `index` as read wrongly: its next opens read it anew.
     pub(crate) fn renew(&mut self, index: u32) -> Renewed<B> {
         let generation = self.generation(index);
         let present = tree::ids(index, generation);

@@ -26,7 +26,7 @@ pub(crate) struct RequestContext {
     pub(crate) operation: usize,
     /// When it was read.
     pub(crate) since: Instant,
-    /// Where it is counted.
+    /// The metrics that count the request.
     pub(crate) metrics: Arc<RequestMetrics>,
 }
 

@@ -242,7 +242,7 @@ fn open_file_became_whole_is_passthrough() {
     new.read_to_end(&mut all).expect("read");
     assert!(all == content);
     if tree.mount.passthrough() {
-        assert_eq!(tree.snapshot.traffic().cache, served, "the daemon was asked for a whole file");
+        assert_eq!(tree.snapshot.traffic().cache, served, "the agent was asked for a whole file");
     }
     old.read_exact_at(&mut part, 9_000_000).expect("read by the old handle");
     assert_eq!(part, content[9_000_000..9_100_000]);
@@ -285,7 +285,7 @@ fn resume_open_files_read_on() {
         right(&whole, 7 << 20);
         right(&File::open(&model).expect("open with the same backing file"), 8 << 20);
         if tree.mount.passthrough() {
-            assert_eq!(tree.snapshot.traffic().cache, served, "the daemon was asked for a whole file");
+            assert_eq!(tree.snapshot.traffic().cache, served, "the agent was asked for a whole file");
         }
         right(&old, 9 << 20);
         // By its node, whatever its name leads to.

@@ -65,7 +65,7 @@ impl IssuedKey {
         }
     }
 
-    /// Whether it has not expired, as far as is known.
+    /// Whether the keys have not expired, as far as is known.
     fn is_valid(&self, now: SystemTime) -> bool {
         self.expires_at.is_none_or(|end| end > now)
     }

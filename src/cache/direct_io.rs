@@ -66,7 +66,7 @@ impl DirectFile {
         Ok(self.done(read)?.then_some(buffer))
     }
 
-    /// Whether it was done; a refusal is remembered.
+    /// Whether direct I/O succeeded; a refusal is remembered.
     fn done(&self, outcome: io::Result<()>) -> io::Result<bool> {
         match outcome {
             Ok(()) => Ok(true),

@@ -110,7 +110,7 @@ impl Evictor {
         }
     }
 
-    /// Who is asked to let go before a claim is refused.
+    /// The listeners that may release data before a claim is refused.
     pub fn pressure_listeners(&self) -> &PressureListeners {
         &self.pressure_listeners
     }

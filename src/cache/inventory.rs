@@ -16,7 +16,7 @@ use super::pins;
 /// A snapshot that the cache has something of, or knows of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedSnapshot {
-    /// What it is called: its source, as its origin names it.
+    /// Its source, as its origin names it.
     pub source: String,
     /// Its id.
     pub snapshot: Digest,
@@ -30,7 +30,7 @@ pub struct CachedSnapshot {
     pub bytes_local: u64,
     /// When something of it was last used, in seconds since 1970; `None`: there is nothing of it.
     pub used_at: Option<i64>,
-    /// Whether it is pinned.
+    /// Whether the snapshot is pinned.
     pub pinned: bool,
 }
 

@@ -68,7 +68,7 @@ pub fn touch(file: &File) {
     log_failure(rustix::fs::futimens(file, &USED_NOW));
 }
 
-/// The same for the file `name` in `directory`, which need not be open.
+/// Updates the access time of the file `name` in `directory`, which need not be open.
 pub fn touch_at(directory: &OwnedFd, name: &str) {
     log_failure(rustix::fs::utimensat(directory, name, &USED_NOW, AtFlags::SYMLINK_NOFOLLOW));
 }

@@ -125,7 +125,7 @@ impl Layout {
         &self.root.path
     }
 
-    /// Whose blobs these are.
+    /// The tenant whose blobs these are.
     pub fn tenant(&self) -> &str {
         &self.tenant
     }

@@ -51,12 +51,12 @@ impl PartialBlob {
         Ok(Self { layout, space, key, size, file, direct, map, presence })
     }
 
-    /// Where it lies.
+    /// The layout of the directory that holds it.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Whose part this is.
+    /// The key of the blob that this is a part of.
     pub fn key(&self) -> &Key {
         &self.key
     }

@@ -20,13 +20,13 @@ use super::removal::RemovalListeners;
 /// One tenant's partition of a cache.
 #[derive(Debug)]
 pub struct Partition {
-    /// Where its blobs lie.
+    /// The directory of its blobs.
     pub layout: Arc<Layout>,
     /// Which of them are held.
     pub leases: Arc<LeaseTable>,
     /// The most that they may occupy, in bytes, beside what holds for all tenants together.
     pub quota: Option<u64>,
-    /// Who is told when a blob was not right.
+    /// Listeners to the removal of damaged blobs.
     pub removal_listeners: RemovalListeners,
     /// Files that were not right and are removed, as long as somebody has them open.
     removed: Mutex<Vec<(Key, Weak<File>)>>,
@@ -35,7 +35,7 @@ pub struct Partition {
     used: AtomicI64,
     /// What of it is claimed but may not be written yet, so that no look at the disk finds it.
     pending: AtomicI64,
-    /// What its pins hold.
+    /// The leases of its pins.
     pinned: Mutex<HashMap<Digest, (LeaseSet, ManifestLease)>>,
 }
 
@@ -48,7 +48,7 @@ pub struct CachedFile {
     pub bytes: u64,
     /// The length of its content, in bytes.
     pub size: u64,
-    /// Whose it is.
+    /// The blob's key.
     pub key: Key,
     /// All of the blob, or a part.
     pub form: BlobFile,
@@ -191,7 +191,7 @@ impl Partition {
     }
 }
 
-/// Whose file a name is. Maps go with their parts.
+/// Parses a file name into the blob's key and the kind of file. Maps go with their parts.
 fn parse(name: &[u8]) -> Option<(Key, BlobFile)> {
     let name = std::str::from_utf8(name).ok()?;
     let (stem, form) = match name.strip_suffix(".part") {

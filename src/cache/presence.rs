@@ -29,7 +29,7 @@ pub const MAP_HEADER_BYTES: u64 = 64;
 const MAGIC: &[u8; 8] = b"bdnfsmap";
 const VERSION: u32 = 1;
 
-/// What is known of one block.
+/// The presence of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockState {
     /// It isn't here.
@@ -79,7 +79,7 @@ impl Presence {
         presence
     }
 
-    /// What is known of block `index`.
+    /// The presence of block `index`.
     pub fn state(&self, index: u64) -> BlockState {
         let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
         // Acquire pairs with the Release in `settle`: who sees the bit sees the bytes that were written before it.

@@ -33,7 +33,7 @@ pub struct ScrubTotals {
     pub damaged: Vec<String>,
 }
 
-/// What is known of one blob now.
+/// Outcome of the check of one blob.
 enum BlobVerdict {
     Right(u64),
     Wrong(u64),

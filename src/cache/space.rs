@@ -44,7 +44,7 @@ impl TenantSpace {
         Self { evictor, partition }
     }
 
-    /// Who watches over all tenants' shares.
+    /// The evictor, which enforces all tenants' shares.
     pub fn evictor(&self) -> &Arc<Evictor> {
         &self.evictor
     }

@@ -24,7 +24,7 @@ const MIN_PROVED_BLOCKS: u64 = 4;
 const ATTEMPTS: u32 = 2;
 
 impl Content {
-    /// Whether it is to be proved as a whole, and fits into one flight at the pace of the ladder.
+    /// Whether the blob is proved as a whole, and fits into one flight at the pace of the ladder.
     pub(super) fn fits_one_flight(&self) -> bool {
         let most = || self.ladder().extent_blocks(&self.blob, 0).max(MIN_PROVED_BLOCKS);
         self.published_sha256().is_some() && block::count(self.blob.size) <= most()

@@ -40,7 +40,7 @@ struct RecentBlock {
 }
 
 impl RecentBlocks {
-    /// The same, as the tenant with this number sees them.
+    /// A view of the same blocks for the tenant with this number.
     pub fn of(&self, tenant: u64) -> Self {
         Self { blocks: self.blocks.clone(), tenant }
     }
@@ -75,7 +75,7 @@ impl RecentBlocks {
         Some(pieces)
     }
 
-    /// The same for another node: they are kept all the same, for the next one that asks.
+    /// Reads blocks for another node: they stay, for the next one that asks.
     pub fn peek(&self, key: &Key, range: &Range<u64>) -> Option<Vec<Bytes>> {
         let (key, blocks) = (&(self.tenant, *key), self.blocks.lock());
         let mut pieces = Vec::new();

@@ -33,7 +33,7 @@ pub(super) struct BlobEntry<'a> {
     pub entry: Option<u32>,
     /// The version that its origin pinned, or those of its parts as the format has them; under 2^32 bytes.
     pub version: Cow<'a, [u8]>,
-    /// Whether it is a pack.
+    /// Whether the blob is a pack.
     pub packed: bool,
     /// The SHA-256 that its origin publishes.
     pub sha256: Option<[u8; 32]>,

@@ -31,7 +31,7 @@ pub struct ListedFile<'a> {
     pub size: u64,
     /// When it last changed: seconds and nanoseconds since 1970.
     pub mtime: (i64, u32),
-    /// Whether it may be executed.
+    /// Whether the file may be executed.
     pub executable: bool,
     /// The origin's immutable identity for this content of this path.
     pub version: &'a [u8],

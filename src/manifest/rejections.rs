@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result};
 /// How much of the list an error holds, in bytes: more than anybody reads, and little enough for a log.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// What is told each of them, as it is found: its path and why.
+/// Callback for each rejected entry, as it is found: its path and why.
 pub(super) type RejectionCallback = Box<dyn FnMut(&[u8], &str) + Send>;
 
 /// The rejected entries: the text of the first ones, and how many there are.

@@ -69,7 +69,7 @@ impl<'a> ListingRow<'a> {
         self.path.rsplit(|b| *b == 0).next().unwrap_or_default()
     }
 
-    /// Whether it is the directory that `child` lies in.
+    /// Whether the row is the directory that `child` lies in.
     pub(super) fn holds(&self, child: &ListingRow<'_>) -> bool {
         let parent = &child.path[..child.path.len() - child.name().len()];
         let parent = parent.strip_suffix(&[0]).unwrap_or(parent);
@@ -81,7 +81,7 @@ impl<'a> ListingRow<'a> {
         self.place().cmp(&other.place()).then(self.what.cmp(&other.what))
     }
 
-    /// Where it is in the tree.
+    /// The sort key of the row: its depth and path.
     pub(super) fn place(&self) -> (u16, &[u8]) {
         (self.depth, self.path)
     }

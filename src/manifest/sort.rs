@@ -42,7 +42,7 @@ impl ExternalSorter {
         Self { scratch: scratch.into(), batch_bytes: BATCH_BYTES, batch, runs, writing: None, failure: None }
     }
 
-    /// The same with less room.
+    /// Limits the memory of a batch, in bytes.
     #[cfg(test)]
     pub(super) fn limit_memory(&mut self, batch_bytes: usize) {
         self.batch_bytes = batch_bytes;

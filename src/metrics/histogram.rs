@@ -34,7 +34,7 @@ impl Histogram {
         self.nanos.fetch_add(nanos, Relaxed);
     }
 
-    /// What was counted up to now.
+    /// The counts up to now.
     pub fn counts(&self) -> HistogramCounts {
         let counts = self.buckets.each_ref().map(|bucket| bucket.load(Relaxed));
         HistogramCounts { counts, sum: Duration::from_nanos(self.nanos.load(Relaxed)) }

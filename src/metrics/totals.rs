@@ -103,7 +103,7 @@ impl EngineMetrics {
         FlightGauge(self.clone())
     }
 
-    /// What was counted up to now.
+    /// The counts up to now.
     pub fn totals(&self) -> EngineTotals {
         let told = |tier: TierKind, name| {
             let counted = self.of(tier);
@@ -132,7 +132,7 @@ impl EngineMetrics {
 }
 
 impl EngineTotals {
-    /// The same as what one snapshot is told of.
+    /// The bytes by tier, in the form that one snapshot reports them.
     pub fn traffic(&self) -> Traffic {
         let [peer, mirror, origin] = self.tiers.each_ref().map(|(_, requests)| requests.bytes);
         let requests = self.tiers.iter().map(|(_, requests)| requests.all()).sum();

@@ -30,7 +30,7 @@ pub struct Ref {
     pub source: String,
     /// What tells it from all others.
     pub identity: String,
-    /// What its origin was when it was listed: a branch, for one, is resolved to a commit.
+    /// The resolved source when it was listed: a branch, for one, is resolved to a commit.
     pub resolved: String,
     /// The patterns of the files that were taken; `None`: all.
     pub allow: Option<Vec<String>>,
@@ -62,7 +62,7 @@ pub struct Ref {
 }
 
 impl Ref {
-    /// What it is found by.
+    /// The key of its ref.
     pub fn key(&self) -> Digest {
         key(&self.identity, self.allow.as_deref(), &self.ignore)
     }
@@ -97,7 +97,7 @@ fn key(identity: &str, allow: Option<&[String]>, ignore: &[String]) -> Digest {
 pub struct LatestRef {
     /// Its number; 0 where there is none.
     pub generation: u64,
-    /// What it says, unless it is damaged; `None` where there is none.
+    /// The ref's content, unless it is damaged; `None` where there is none.
     pub found: Result<Option<Ref>>,
 }
 

@@ -168,7 +168,7 @@ impl Mirror {
         Ok(Some((Draft { found, journaled, continued: true, ..draft }, sha256)))
     }
 
-    /// Who adds now, but for the holder of `lease`.
+    /// The holders of live leases to add, but for that of `lease`.
     async fn live_adders(&self, lease: &MirrorLease) -> Result<HashSet<String>> {
         let now = lease.now().await?;
         let living = self.leases().await?.into_iter().filter(|found| found.is_live(now));
@@ -297,7 +297,7 @@ impl Draft {
         self.ends.is_some()
     }
 
-    /// Where its object lies, below the tenant's.
+    /// The path of its object, below the tenant's.
     pub(super) fn place(&self) -> &str {
         &self.journal.place
     }
@@ -312,7 +312,7 @@ impl Draft {
         stored(self.size, self.blocks(), self.ends.as_deref())
     }
 
-    /// Whether it was left by another run, and the store takes nothing more of it: it is to be begun anew.
+    /// Whether the draft was left by another run and the store takes nothing more of it: it has to be begun anew.
     pub fn is_stale(&self) -> bool {
         self.continued && self.upload.is_rejected()
     }

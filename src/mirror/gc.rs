@@ -156,7 +156,7 @@ impl Mirror {
 /// A collection under way.
 struct Collector<'a> {
     mirror: &'a Mirror,
-    /// What was written since then is spared.
+    /// The cutoff time: newer objects are spared.
     before: DateTime<Utc>,
     dry: bool,
     collected: GcReport,

@@ -29,7 +29,7 @@ pub(super) enum ObjectKind {
     Uploads,
     /// The journals of unfinished uploads.
     Drafts,
-    /// Who adds, collects or serves now.
+    /// Leases of those that add, collect or serve now.
     Leases,
 }
 

@@ -64,7 +64,7 @@ pub(super) struct LeaseEntry {
 }
 
 impl LeaseEntry {
-    /// Whether its holder is still at work at the time `now` of the store.
+    /// Whether the lease is unexpired at the time `now` of the store.
     pub(super) fn is_live(&self, now: DateTime<Utc>) -> bool {
         self.renewed + TimeDelta::from_std(LEASE_TTL).unwrap_or_default() > now
             && !process_id::is_gone(&self.holder)

@@ -45,7 +45,7 @@ fn unfinished(entry: &DirEntry) -> bool {
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// What is no longer there is as good as deleted.
+/// Takes "not found" for success: what is no longer there need not be deleted.
 fn gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),

@@ -99,7 +99,7 @@ pub(super) fn encode_recipe(recipe: &Digest, made: &Digest) -> String {
     format!("{text} {}\n", Digest::of(text.as_bytes()))
 }
 
-/// What was made from `recipe`, as [`encode_recipe`] wrote it; `None` when it is damaged.
+/// The blob that was made from `recipe`, as [`encode_recipe`] wrote it; `None` when it is damaged.
 pub(super) fn decode_recipe(text: &[u8], recipe: &Digest) -> Option<Digest> {
     let made = str::from_utf8(text).ok()?.split(' ').next()?.parse().ok()?;
     (encode_recipe(recipe, &made).as_bytes() == text).then_some(made)

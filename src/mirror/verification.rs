@@ -21,7 +21,7 @@ use crate::tier::{Tier, Urgency};
 const HEADS_IN_FLIGHT: usize = 64;
 const READS_IN_FLIGHT: usize = 4;
 
-/// How far a verification is.
+/// Progress of a verification.
 #[derive(Debug, Default)]
 pub struct VerifyProgress {
     /// Refs.

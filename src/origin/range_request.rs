@@ -99,7 +99,7 @@ impl RangeRequest {
         self.body_from(response.bytes_stream().map(|piece| piece.map_err(transport_error)))
     }
 
-    /// The same out of pieces that were read before.
+    /// The body made of pieces that were read before.
     pub(super) fn body_from(&self, pieces: impl Stream<Item = Result<Bytes>> + Send + 'static) -> Body {
         body_of_length(pieces, self.bytes(), self.name.clone())
     }

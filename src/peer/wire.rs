@@ -62,7 +62,7 @@ pub struct BlockRequest {
     pub range: Range<u64>,
     /// What the receiver is to do.
     pub role: Role,
-    /// Who waits for the bytes.
+    /// The kind of reader that waits for the bytes.
     pub urgency: Urgency,
 }
 

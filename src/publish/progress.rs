@@ -1,9 +1,9 @@
-//! How far a publication is.
+//! Progress of a publication.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-/// What is being done.
+/// The phase of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PublishPhase {
@@ -15,7 +15,7 @@ pub enum PublishPhase {
     Finishing,
 }
 
-/// How far it is. Counted while it runs; read by whoever shows it.
+/// Progress of a publication. Counted while it runs; read by whoever shows it.
 #[derive(Debug, Default)]
 pub struct PublishProgress {
     state: AtomicU8,
@@ -34,7 +34,7 @@ pub struct PublishProgress {
 }
 
 impl PublishProgress {
-    /// What is being done.
+    /// The current phase.
     pub fn state(&self) -> PublishPhase {
         [PublishPhase::Listing, PublishPhase::Copying, PublishPhase::Finishing]
             [usize::from(self.state.load(Relaxed)).min(2)]

@@ -10,7 +10,7 @@ const MAX_WINDOW: u64 = 64 << 20;
 /// its bytes from whoever waits for a block now.
 const REQUESTS_AHEAD: u64 = 8;
 
-/// How far from the expected place a read may lie and still be taken for sequential: the kernel reads ahead in
+/// Distance from the expected offset within which a read is still sequential: the kernel reads ahead in
 /// several requests, and they arrive in any order.
 const REORDER_SLACK: u64 = 8 << 20;
 

@@ -95,7 +95,7 @@ impl Access {
         }
     }
 
-    /// The same, to be changed; it is added where there is none.
+    /// The mutable S3 access for `uri`; it is added where there is none.
     pub fn s3_mut(&mut self, uri: &Uri) -> Option<&mut S3Access> {
         let given = match uri {
             Uri::S3 { .. } => &mut self.s3,

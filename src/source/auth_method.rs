@@ -79,7 +79,7 @@ impl AuthMethod {
         }
     }
 
-    /// Whether it gives credentials for sources of `scheme`.
+    /// Whether the method gives credentials for sources of `scheme`.
     pub fn serves(&self, scheme: &str) -> bool {
         match self {
             Self::Secret { .. } => scheme != "file",

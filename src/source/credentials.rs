@@ -49,7 +49,7 @@ pub struct AwsRole {
     pub arn: String,
     /// The region whose STS is asked.
     pub region: String,
-    /// Whether it is assumed with the machine's web identity token, and not with its AWS credentials.
+    /// Whether the role is assumed with the machine's web identity token, and not with its AWS credentials.
     pub web_identity: bool,
 }
 

@@ -92,7 +92,7 @@ pub struct Diagnostic {
     pub place: DocumentPath,
     /// How severe it is.
     pub verdict: Severity,
-    /// What is wrong and what to do, in one line and without any secret.
+    /// The problem and its remedy, in one line and without any secret.
     pub text: String,
 }
 

@@ -107,7 +107,7 @@ pub(super) fn parse(body: &str) -> Result<HubRepository> {
     assemble(kind, owner, name, Some(revision), path)
 }
 
-/// Whether it is a name without an owner, perhaps with a revision, and with no path: `gpt2@main`.
+/// Whether `location` is a name without an owner, perhaps with a revision, and with no path: `gpt2@main`.
 pub(super) fn is_bare(location: &str) -> bool {
     let (name, revision) = location.split_once('@').unwrap_or((location, ""));
     let whole = |revision| special(revision).is_some_and(|(_, path)| path.is_empty());

@@ -25,7 +25,7 @@ impl Patterns {
         Self::filter(Some(allow).filter(|a| !a.is_empty()), ignore)
     }
 
-    /// The same, but an empty list of `allow` allows nothing; `None` allows all.
+    /// Patterns in which an empty list of `allow` allows nothing; `None` allows all.
     ///
     /// # Errors
     /// As [`new`](Self::new).

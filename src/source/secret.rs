@@ -53,7 +53,7 @@ pub enum SecretStore {
 }
 
 impl SecretStore {
-    /// Whether it holds secrets itself, and not only the place of them.
+    /// Whether it holds secrets itself, and not only references to them.
     pub fn holds_secrets(&self) -> bool {
         matches!(self, Self::Environment { secrets, .. } if !secrets.is_empty())
     }

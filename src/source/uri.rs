@@ -90,7 +90,7 @@ impl Uri {
         }
     }
 
-    /// What is good to know of a URI that is accepted all the same.
+    /// A remark on a URI that is accepted all the same.
     pub fn note(&self) -> Option<String> {
         match self {
             Self::Hf { id, .. } if !id.contains('/') => Some(format!(

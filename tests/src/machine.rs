@@ -197,7 +197,7 @@ impl Machine {
     }
 
     /// The processes that hold this machine's cache: those that have its lock open.
-    pub fn daemons(&self) -> Vec<Pid> {
+    pub fn agent_pids(&self) -> Vec<Pid> {
         self.having_open("lock")
     }
 
@@ -223,14 +223,14 @@ impl Machine {
         processes_with_open(|name| name == "bdnfs-launch", |path| path.starts_with(&self.cache))
     }
 
-    /// Kills the daemon as a crash would, and waits until it is gone.
+    /// Kills the agent as a crash would, and waits until it is gone.
     ///
     /// # Panics
     /// When none is running.
     pub fn crash(&self) {
-        let daemons = self.daemons();
-        assert!(!daemons.is_empty(), "no process holds {}", self.cache.display());
-        kill_and_wait(&daemons);
+        let agents = self.agent_pids();
+        assert!(!agents.is_empty(), "no process holds {}", self.cache.display());
+        kill_and_wait(&agents);
     }
 
     /// Ends all that runs on it, and takes down what is mounted below its own directory, as when it is reset.
@@ -245,7 +245,7 @@ impl Machine {
         for point in below.collect::<Vec<_>>().iter().rev() {
             let _ = unmount(point, UnmountFlags::DETACH);
         }
-        kill_and_wait(&self.daemons());
+        kill_and_wait(&self.agent_pids());
         kill_and_wait(&self.fdstores());
     }
 }

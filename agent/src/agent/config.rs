@@ -15,17 +15,17 @@ use crate::cluster::ClusterConfig;
 pub struct AgentConfig {
     /// The cache that it owns.
     pub cache: CacheConfig,
-    /// Whether it stays when nothing is mounted, and restores its mounts when it starts again.
+    /// Whether the agent stays when nothing is mounted, and restores its mounts when it starts again.
     pub persistent: bool,
     /// Another control socket beside that of the cache.
     pub socket: Option<PathBuf>,
-    /// Whether it fails to start without that socket.
+    /// Whether the agent fails to start without that socket.
     pub socket_required: bool,
     /// The mirror of mounts that name none.
     pub mirror: Option<MirrorRequest>,
     /// Where secrets are looked for that a mount's own stores don't have.
     pub secrets: Vec<SecretStore>,
-    /// Where it serves metrics over TCP.
+    /// The TCP address that metrics are served on, if any.
     pub metrics_listen: Option<SocketAddr>,
     /// How it is part of a cluster.
     pub cluster: Option<ClusterConfig>,

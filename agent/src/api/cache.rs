@@ -1,4 +1,4 @@
-//! What is asked and told of a cache.
+//! Requests and reports about a cache.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub struct TenantUsage {
 /// What a cache has of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotUsage {
-    /// Whose it is.
+    /// The tenant that it belongs to.
     pub tenant: String,
     /// Its source, as its origin names it.
     pub source: String,
@@ -50,9 +50,9 @@ pub struct SnapshotUsage {
     pub bytes_local: u64,
     /// When it was last used, in seconds since 1970; `None`: nothing of it is here.
     pub used_at: Option<i64>,
-    /// Whether it stays although nobody uses it.
+    /// Whether it is pinned: not evicted although nobody uses it.
     pub pinned: bool,
-    /// Where it is mounted.
+    /// Mount points that use it.
     pub in_use_by: Vec<PathBuf>,
 }
 
@@ -81,7 +81,7 @@ pub struct EvictReport {
     pub held: u64,
 }
 
-/// What was pinned, or is no longer.
+/// Snapshots that were pinned or unpinned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinReport {
     /// Snapshots, by their ids.
@@ -101,6 +101,6 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Blobs that nothing is known to hold against, or that are being fetched now.
     pub unknown: u64,
-    /// What was not right and was removed, a line for each.
+    /// Damaged content that was removed, a line for each.
     pub damaged: Vec<String>,
 }

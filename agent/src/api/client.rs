@@ -1,4 +1,4 @@
-//! The commands' end of the control socket. One connection a request: requests are few, and a daemon that ends is
+//! The commands' end of the control socket. One connection a request: requests are few, and an agent that ends is
 //! noticed at once.
 
 mod cache;
@@ -21,12 +21,12 @@ use tokio::net::UnixStream;
 use super::cluster::ClusterStatus;
 use super::{AgentStatus, Failure, MountInfo, MountRequest, StageStatus};
 
-/// Status is answered from memory and the local disk; a daemon that takes longer is stuck.
+/// Status is answered from memory and the local disk; an agent that takes longer is stuck.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// A status of ten thousand mounts is far below this.
 const LARGEST_ANSWER: usize = 64 << 20;
 
-/// Speaks to the daemon behind one socket.
+/// Speaks to the agent behind one socket.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
@@ -36,10 +36,10 @@ pub struct Client {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody listens.
-    #[error("no daemon listens at {}", .0.display())]
+    #[error("no agent listens at {}", .0.display())]
     NotRunning(PathBuf),
-    /// The daemon ended, or hung up, before it answered.
-    #[error("the daemon at {} ended before it answered", .0.display())]
+    /// The agent ended, or hung up, before it answered.
+    #[error("the agent at {} ended before it answered", .0.display())]
     Disconnected(PathBuf),
     /// It answered that it can't.
     #[error("{0}")]
@@ -50,7 +50,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether the daemon is gone, or about to go, and another one can be asked. What it did has gone with it.
+    /// Whether the agent is gone, or about to go, and another one can be asked. What it did has gone with it.
     pub fn is_gone(&self) -> bool {
         match self {
             Self::NotRunning(_) | Self::Disconnected(_) => true,
@@ -59,7 +59,7 @@ impl ClientError {
         }
     }
 
-    /// Whether the daemon answered with a failure of this kind.
+    /// Whether the agent answered with a failure of this kind.
     pub fn is(&self, kind: Kind) -> bool {
         matches!(self, Self::Failed(failure) if failure.is(kind))
     }
@@ -81,7 +81,7 @@ impl Client {
         self.call(Method::POST, "/v1/mounts", Some(request)).await
     }
 
-    /// Unmounts a mount, and waits until the daemon has let it go; `lazy`: takes it out of sight at once, even while
+    /// Unmounts a mount, and waits until the agent has let it go; `lazy`: takes it out of sight at once, even while
     /// processes hold it.
     pub async fn unmount(&self, id: u64, lazy: bool) -> Result<(), ClientError> {
         self.ask(Method::DELETE, &format!("/v1/mounts/{id}?lazy={lazy}")).await
@@ -97,19 +97,19 @@ impl Client {
         self.ask(Method::POST, &format!("/v1/mounts/{id}/stage")).await
     }
 
-    /// How far that is. The daemon answers at its end, or after a moment.
+    /// Progress of a mount's staging. The agent answers at its end, or after a moment.
     pub async fn staging(&self, id: u64) -> Result<StageStatus, ClientError> {
         self.ask(Method::GET, &format!("/v1/mounts/{id}/stage")).await
     }
 
-    /// How the daemon and its mounts are doing.
+    /// How the agent and its mounts are doing.
     pub async fn status(&self) -> Result<AgentStatus, ClientError> {
-        let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"));
+        let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not answer"));
         let answer = tokio::time::timeout(STATUS_TIMEOUT, self.ask(Method::GET, "/v1/status"));
         answer.await.unwrap_or_else(|_| Err(late()))
     }
 
-    /// Who is in the daemon's cluster.
+    /// The members of the agent's cluster.
     pub async fn cluster(&self) -> Result<ClusterStatus, ClientError> {
         self.ask(Method::GET, "/v1/cluster").await
     }

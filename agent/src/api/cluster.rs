@@ -1,4 +1,4 @@
-//! What is told of a cluster.
+//! Status of a cluster and of its members.
 
 use std::net::SocketAddr;
 
@@ -12,13 +12,13 @@ pub struct ClusterStatus {
     pub name: String,
     /// The name of the node that tells.
     pub id: String,
-    /// Whether its nodes prove who they are. If not, whoever can connect reads everything.
+    /// Whether nodes authenticate each other with certificates. If not, whoever can connect reads everything.
     pub secure: bool,
     /// The nodes, that one among them, by their names.
     pub members: Vec<MemberStatus>,
     /// Bytes that this one gave to others since it began.
     pub sent: u64,
-    /// What it asked of others since then.
+    /// Counts of the requests that this node made to its peers since then.
     pub asked: PeerStats,
 }
 
@@ -27,7 +27,7 @@ pub struct ClusterStatus {
 pub struct MemberStatus {
     /// Its name.
     pub id: String,
-    /// Where it serves peers.
+    /// The address that it serves peers on.
     pub address: SocketAddr,
     /// What fails together with it.
     pub zone: String,

@@ -15,10 +15,10 @@ use super::{Failure, MirrorRequest, Weights};
 /// A job that is to run. All paths are absolute.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JobRequest {
-    /// What its user calls it.
+    /// The name that its user gave it.
     #[serde(default)]
     pub name: Option<String>,
-    /// What it reads, each at the mountpoint where the job is to see it.
+    /// Its sources, each at the mount point where the job sees it.
     #[serde(default)]
     pub weights: Vec<Weights>,
     /// Its commands, one after the other, each for a shell of its own.
@@ -38,7 +38,7 @@ pub struct JobRequest {
     /// How long they may take to end when the job is stopped, in seconds.
     #[serde(default = "default_grace")]
     pub grace: u64,
-    /// Whose job it is; where that isn't said, the agent's own tenant's.
+    /// The tenant that the job belongs to; default: the agent's own tenant.
     #[serde(default)]
     pub tenant: Option<String>,
     /// The mirror that its sources are copied to first; where none is named, the agent's own, or this machine's.
@@ -47,7 +47,7 @@ pub struct JobRequest {
     /// Whether no mirror is used at all.
     #[serde(default)]
     pub direct: bool,
-    /// Whether it is to end when the daemon does, in whatever way.
+    /// Whether the job ends when the agent does, in whatever way.
     #[serde(default)]
     pub attached: bool,
 }
@@ -62,7 +62,7 @@ pub fn default_grace() -> u64 {
 }
 
 impl JobRequest {
-    /// The same without its secrets, as it may be kept on a disk, and whether it had any.
+    /// Removes the secrets, for a record on disk; also returns whether there were any.
     pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
         let is_place = |store: &SecretStore| !matches!(store, SecretStore::Environment { .. });
         let mut bare = self.clone();
@@ -149,9 +149,9 @@ const SIGNAL_CODE_BASE: i32 = 128;
 pub struct JobStatus {
     /// Its number.
     pub id: u64,
-    /// What its user calls it.
+    /// The name that its user gave it.
     pub name: Option<String>,
-    /// Where it is on its way.
+    /// Its state.
     pub state: JobState,
     /// When it was submitted.
     pub created: DateTime<Utc>,
@@ -166,15 +166,15 @@ pub struct JobStatus {
     pub exit_code: Option<u8>,
     /// Why it failed.
     pub why: Option<Failure>,
-    /// Whose it is.
+    /// The tenant that it belongs to.
     pub tenant: Option<String>,
-    /// What it reads, and where it sees that.
+    /// Its sources, and where the job sees them.
     pub weights: Vec<JobSource>,
     /// Its commands.
     pub start_commands: Vec<String>,
-    /// What its deployment came to, once it is deployed.
+    /// The report of its deployment, once it is deployed.
     pub report: Option<DeployReport>,
-    /// How far staging is, while it is under way.
+    /// Progress of staging, while it is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staging: Option<Progress>,
     /// What happened so far.
@@ -222,7 +222,7 @@ pub struct DeployReport {
     pub sources: Vec<SourceReport>,
     /// All of it.
     pub total: BytesByTier,
-    /// Where it came from.
+    /// The furthest tier that any of it came from.
     pub verdict: Verdict,
     /// Seconds that it took, phase by phase.
     pub seconds: PhaseSeconds,
@@ -240,7 +240,7 @@ pub struct SourceReport {
     /// What came from where.
     #[serde(flatten)]
     pub by_tier: BytesByTier,
-    /// Where it came from.
+    /// The furthest tier that any of it came from.
     pub verdict: Verdict,
 }
 
@@ -289,7 +289,7 @@ impl fmt::Display for Verdict {
 }
 
 impl BytesByTier {
-    /// What it is called.
+    /// The verdict that these counts amount to.
     pub fn verdict(&self) -> Verdict {
         if self.mirror + self.origin + self.shared > 0 {
             Verdict::Miss
@@ -342,9 +342,9 @@ pub const LOG_OFFSET: axum::http::HeaderName = axum::http::HeaderName::from_stat
 /// A piece of what a job printed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct LogChunk {
-    /// Where it begins.
+    /// Offset of the first byte in the whole log.
     pub from: u64,
-    /// What was printed there. Empty at the end.
+    /// The job's output from there on. Empty at the end.
     pub bytes: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! Where a daemon listens, and whom it and its clients trust.
+//! Where an agent listens, and whom it and its clients trust.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ const SOCKET: &str = "BDNFS_SOCKET";
 /// Its usual name, below the directory of what lasts until the next boot.
 const WELL_KNOWN: &str = "bdnfs/agent.sock";
 
-/// Where the daemon of the cache in `dir` listens.
+/// Where the agent of the cache in `dir` listens.
 pub fn of_cache(dir: &Path) -> PathBuf {
     dir.join("control.sock")
 }

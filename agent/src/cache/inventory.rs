@@ -99,7 +99,7 @@ pub fn verify(node: &NodeCache, give_up: &AtomicBool) -> Result<VerifyReport> {
     Ok(sum)
 }
 
-/// What is selected, by tenant. Each name must have chosen something.
+/// Selects snapshots, by tenant. Each name must have chosen something.
 fn choose(
     node: &NodeCache,
     selection: &SnapshotSelection,
@@ -150,7 +150,7 @@ impl Name {
         Self { text: text.to_owned(), source: uri.map(|uri| uri.to_string()) }
     }
 
-    /// Whether it means the snapshot `id` of `source`. A source without a revision means all of them.
+    /// Whether the selector names the snapshot `id` of `source`. A source without a revision means all of them.
     fn matches(&self, id: &str, source: &str) -> bool {
         if self.text.len() >= FEWEST && id.starts_with(&self.text) {
             return true;

@@ -13,7 +13,7 @@ pub struct ClusterConfig {
     pub name: String,
     /// The node's; where none is named, that of its certificate.
     pub id: Option<String>,
-    /// Where it listens.
+    /// The address that the peer server listens on.
     pub listen: SocketAddr,
     /// Where the others reach it.
     pub advertise: SocketAddr,

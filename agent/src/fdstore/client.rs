@@ -85,7 +85,7 @@ impl FdStore {
         Ok((store, stored))
     }
 
-    /// Whether it holds anything at all.
+    /// Whether there is an fd store that holds mounts for this agent.
     pub fn is_enabled(&self) -> bool {
         !self.hold.is_zero()
     }

@@ -56,7 +56,7 @@ struct Process {
     alone_since: Instant,
 }
 
-/// What it holds.
+/// The descriptors and mounts that the process keeps.
 struct Store {
     mounts: BTreeMap<u64, Entry>,
     /// How long to hold without an agent, once the first one has said.

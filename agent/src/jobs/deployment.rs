@@ -74,7 +74,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     Ok(Deployed { supervisor, _attached: attached })
 }
 
-/// What is to be mounted for a job.
+/// The mount requests of a job, one for each source.
 fn requests(run: &JobRun) -> Result<Vec<MountRequest>> {
     let (mounter, job) = (run.queue.mounts.mounter(), &run.job);
     let request = job.request();

@@ -41,16 +41,16 @@ pub enum StopRequest {
 #[derive(Debug)]
 pub struct Job {
     id: u64,
-    /// What was asked for, with its secrets where they are known still.
+    /// The request, with its secrets where they are still known.
     request: JobRequest,
-    /// The same without its secrets.
+    /// The request without its secrets.
     bare_request: JobRequest,
     directory: PathBuf,
     status: Mutex<JobStatus>,
     stop: watch::Sender<StopRequest>,
     /// How many events there are.
     events: watch::Sender<usize>,
-    /// Whether it comes from an earlier run of the agent: then a part of it is done.
+    /// Whether the job was started by an earlier run of the agent: then a part of it is done.
     restored: bool,
     /// Held for reading by whoever mounts one of its sources.
     pub(super) mounting: Arc<RwLock<()>>,
@@ -145,7 +145,7 @@ impl Job {
         self.id.to_string()
     }
 
-    /// What was asked for.
+    /// The request, with its secrets where they are still known.
     pub fn request(&self) -> &JobRequest {
         &self.request
     }
@@ -155,12 +155,12 @@ impl Job {
         &self.directory
     }
 
-    /// Where its source with this number is mounted.
+    /// The path where source `number` is mounted for the job.
     pub fn mountpoint(&self, number: usize) -> PathBuf {
         self.directory.join(MOUNTS_DIRECTORY).join(number.to_string())
     }
 
-    /// Whether it comes from an earlier run of the agent.
+    /// Whether the job was started by an earlier run of the agent.
     pub fn is_restored(&self) -> bool {
         self.restored
     }
@@ -182,7 +182,7 @@ impl Job {
         self.status.lock().state
     }
 
-    /// Whether it has ended.
+    /// Whether the job has ended.
     pub fn has_ended(&self) -> bool {
         self.state().is_last()
     }
@@ -263,7 +263,7 @@ impl Job {
         let _ = self.stop.subscribe().wait_for(|stop| *stop >= request).await;
     }
 
-    /// Whether it is asked to stop.
+    /// Whether a stop of the job was requested.
     pub fn is_to_stop(&self) -> bool {
         *self.stop.borrow() > StopRequest::None
     }
@@ -283,7 +283,7 @@ impl Job {
         *self.permit.lock() = Some(permit);
     }
 
-    /// Whether it is admitted.
+    /// Whether the job is admitted.
     pub fn is_admitted(&self) -> bool {
         self.permit.lock().is_some()
     }

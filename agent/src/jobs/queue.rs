@@ -28,7 +28,7 @@ use crate::signals::Shutdown;
 const ENDED_JOBS_KEPT: usize = 200;
 /// How long the status of a job is held back for another event.
 const STATUS_POLL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same while a job is staged, whose progress changes all the time, and while a log is followed.
+/// How long a status request waits while a job is staged, whose progress changes all the time, and while a log is followed.
 const PROGRESS_POLL_TIMEOUT: Duration = Duration::from_millis(200);
 /// How often a log is read meanwhile.
 const LOG_POLL_INTERVAL: Duration = Duration::from_millis(50);

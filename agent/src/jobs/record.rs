@@ -9,11 +9,11 @@ use crate::api::job::{JobRequest, JobStatus};
 pub struct JobRecord {
     /// The job, but for its events.
     pub job: JobStatus,
-    /// What was asked for, without its secrets.
+    /// The request, without its secrets.
     pub request: JobRequest,
-    /// Whether it is to stop.
+    /// Whether a stop of the job was requested.
     pub stop: bool,
-    /// Whether it is admitted: then all its sources are leased.
+    /// Whether the job is admitted: then all its sources are leased.
     #[serde(default)]
     pub admitted: bool,
 }

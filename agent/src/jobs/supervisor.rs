@@ -45,7 +45,7 @@ pub struct SupervisorOrder {
     pub directory: PathBuf,
     /// The directory of all jobs. What is mounted in it is no concern of this job's processes.
     pub jobs: PathBuf,
-    /// What is to appear where: a mount, and an absolute path.
+    /// Bind mounts of the job: a mounted source, and the absolute path where the job sees it.
     pub sources: Vec<(PathBuf, PathBuf)>,
     /// The commands, one after the other, each for a shell of its own.
     pub commands: Vec<String>,

@@ -25,7 +25,7 @@ pub struct ManagedMount {
     snapshot: Arc<Snapshot>,
     mount: Mount,
     record: MountRecord,
-    /// What was asked for, with its secrets.
+    /// The request that made the mount, with its secrets.
     request: MountRequest,
     staged: AtomicBool,
     detached: AtomicBool,
@@ -65,7 +65,7 @@ impl ManagedMount {
         self.record.id
     }
 
-    /// What was asked for, with its secrets.
+    /// The request that made the mount, with its secrets.
     pub fn request(&self) -> &MountRequest {
         &self.request
     }
@@ -90,7 +90,7 @@ impl ManagedMount {
         &self.mount
     }
 
-    /// What is mounted.
+    /// The mounted snapshot.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
     }
@@ -105,12 +105,12 @@ impl ManagedMount {
         Ok(())
     }
 
-    /// Whether it is detached: it lives on only for the processes that use it.
+    /// Whether the mount is detached: it lives on only for the processes that use it.
     pub fn is_detached(&self) -> bool {
         self.detached.load(Ordering::Relaxed)
     }
 
-    /// Whether it is what processes see at `mountpoint`.
+    /// Whether processes see this mount at `mountpoint`.
     pub fn is_at(&self, mountpoint: &Path) -> bool {
         self.mountpoint() == mountpoint && !self.is_detached()
     }
@@ -182,7 +182,7 @@ impl ManagedMount {
         self.snapshot.staged().map(|stage| stage_status(&stage).state)
     }
 
-    /// What its metrics are made of.
+    /// The values of its metrics.
     pub fn scrape(&self) -> MountScrape {
         let state = match self.stage_state() {
             None => "ready",

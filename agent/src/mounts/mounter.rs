@@ -123,7 +123,7 @@ impl Mounter {
         if mount.lacks_passthrough() {
             warnings.push(
                 "the kernel can't read local files by itself (that needs Linux 6.9 and root), so reads go \
-                 through the daemon and are slower"
+                 through the agent and are slower"
                     .to_owned(),
             );
         }
@@ -133,7 +133,7 @@ impl Mounter {
                 capacity.map_or("no limit".to_owned(), |size| format!("a limit of {}", text::size(size)));
             let requested = text::size(size);
             warnings.push(format!(
-                "the daemon of this cache runs with {limit}, not {requested}; it takes another limit when all its mounts \
+                "the agent of this cache runs with {limit}, not {requested}; it takes another limit when all its mounts \
                  have ended"
             ));
         }

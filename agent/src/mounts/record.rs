@@ -17,7 +17,7 @@ pub struct MountRecord {
     pub id: u64,
     /// When it was mounted, in seconds since 1970.
     pub since: u64,
-    /// What was asked for, without its secrets.
+    /// The request that made the mount, without its secrets.
     pub request: MountRequest,
     /// Whether the request had secrets, which the record lacks: without them its origin can't be read.
     #[serde(rename = "bereft")]

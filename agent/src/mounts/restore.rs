@@ -30,11 +30,11 @@ const PARALLEL_RESTORES: usize = 16;
 /// What a mount is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MountPurpose {
-    /// Whoever asked for it.
+    /// A client of the agent.
     Client,
     /// A job that runs or is deployed.
     Job {
-        /// Whether its sources are leased.
+        /// Whether the job's sources are leased.
         admitted: bool,
     },
     /// A job that has ended or is unknown.
@@ -64,7 +64,7 @@ impl FailedMount {
 /// A mount of the last run, with all that is left of it.
 struct LastMount {
     record: MountRecord,
-    /// What was asked for, with its secrets where they are known.
+    /// The request that made the mount, with its secrets where they are known.
     request: MountRequest,
     descriptors: Option<MountDescriptors>,
     snapshot: ApiResult<Arc<Snapshot>>,

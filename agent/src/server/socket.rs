@@ -1,4 +1,4 @@
-//! The daemon's end of the control socket.
+//! The agent's end of the control socket.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_daemon_that_hangs_up_is_lost() {
+    async fn client_of_agent_that_hangs_up_reports_disconnect() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("control.sock");
         let listener = UnixListener::bind(&path).expect("bound");

@@ -64,7 +64,7 @@ impl Page<'_> {
         })
     }
 
-    /// What is said in labels alone.
+    /// Writes an info metric: a gauge of 1 whose content is in its labels.
     pub fn info(&mut self, name: &str, help: &str, labels: &[(&'static str, &str)]) -> fmt::Result {
         self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
     }

@@ -52,11 +52,11 @@ impl ProcessScrape {
 
     /// Writes them.
     pub fn encode(&self, page: &mut Page<'_>) -> fmt::Result {
-        let text = "Processor time that the daemon used.";
+        let text = "Processor time that the agent used.";
         page.counter("process_cpu", text, Some(Unit::Seconds), [sample([], self.cpu)])?;
-        let text = "Memory of the daemon that is resident.";
+        let text = "Memory of the agent that is resident.";
         page.gauge("process_resident_memory", text, Some(Unit::Bytes), [sample([], self.resident)])?;
-        page.gauge("process_threads", "Threads of the daemon.", None, [sample([], self.threads)])?;
+        page.gauge("process_threads", "Threads of the agent.", None, [sample([], self.threads)])?;
         page.gauge("process_open_fds", "Descriptors that it has open.", None, [sample([], self.open)])?;
         let most = self.most.map(|most| sample([], most));
         page.gauge("process_max_fds", "The most that it may have open.", None, most)

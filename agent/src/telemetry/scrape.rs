@@ -10,7 +10,7 @@ use bdnfs_fs::RequestTotals;
 use super::process::ProcessScrape;
 use crate::api::kind_name;
 
-/// How far a mount may be staged.
+/// The staging states of a mount.
 pub const STATES: [&str; 4] = ["ready", "staging", "staged", "failed"];
 
 /// All figures of an agent.
@@ -32,7 +32,7 @@ pub struct Scrape {
     pub cluster: Option<ClusterScrape>,
     /// FUSE requests so far.
     pub requests: RequestTotals,
-    /// What is mounted.
+    /// The mounts.
     pub mounts: Vec<MountScrape>,
     /// Mounts that an earlier agent had and that are not back.
     pub lost: u64,
@@ -54,7 +54,7 @@ pub struct ClusterScrape {
 pub struct MountScrape {
     /// The source, as it was named.
     pub source: String,
-    /// Where it is mounted.
+    /// The mount point.
     pub mountpoint: String,
     /// One of [`STATES`].
     pub state: &'static str,

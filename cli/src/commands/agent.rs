@@ -66,11 +66,11 @@ pub fn run(args: &AgentCommandArgs, config: ConfigFile) -> Result<()> {
 }
 
 async fn serve(setup: AgentConfig) -> Result<()> {
-    let daemon = AgentServer::start(setup).await?;
-    let ready = daemon.ready();
+    let agent = AgentServer::start(setup).await?;
+    let ready = agent.ready();
     tokio::spawn(async move {
         ready.await;
         notify::notify_ready();
     });
-    Ok(daemon.serve().await?)
+    Ok(agent.serve().await?)
 }

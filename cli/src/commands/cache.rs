@@ -22,7 +22,7 @@ use crate::output::{print, short_id};
 use crate::runtime;
 use crate::text;
 
-/// How long to wait for a daemon that owns the cache and does not answer, because it starts or exits.
+/// How long to wait for an agent that owns the cache and does not answer, because it starts or exits.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait before the cache is tried again.
 const OWNER_RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -109,7 +109,7 @@ pub fn run(args: &CacheCommandArgs) -> Result<()> {
     }
 }
 
-/// Access to a cache: through the daemon that owns it, or directly where none does.
+/// Access to a cache: through the agent that owns it, or directly where none does.
 enum CacheAccess {
     Agent(Client),
     Direct {
@@ -128,15 +128,15 @@ impl CacheAccess {
         let cache = args.open()?;
         let start = Instant::now();
         loop {
-            let daemon = Client::new(socket::of_cache(&cache.dir));
-            if daemon.is_served() {
-                return Ok(Self::Agent(daemon));
+            let agent = Client::new(socket::of_cache(&cache.dir));
+            if agent.is_served() {
+                return Ok(Self::Agent(agent));
             }
             CacheClaim::of_nobody(&cache.dir)?;
             let config = cache.engine_config()?;
             match NodeCache::open(&config.cache, config.limits, config.quotas, config.now) {
                 Ok((node, hold)) => return Ok(Self::Direct { node: Box::new(node), _hold: hold }),
-                // A daemon that starts, or exits with its last mount.
+                // An agent that starts, or exits with its last mount.
                 Err(error) if error.kind() == Kind::Busy && start.elapsed() < OWNER_TIMEOUT => {
                     sleep(OWNER_RETRY_INTERVAL)
                 }

@@ -1,4 +1,4 @@
-//! `bdnfs daemon`: the daemon that `bdnfs mount` starts and that exits with its last mount.
+//! `bdnfs daemon`: the on-demand agent, which `bdnfs mount` starts and which exits with its last mount.
 
 use std::io::Write;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::cache::CacheArgs;
 use crate::runtime;
 use crate::spawn::READY;
 
-/// How long a new daemon waits for its first mount.
+/// How long a new agent waits for its first mount.
 const FIRST_MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of `bdnfs daemon`.
@@ -31,23 +31,23 @@ pub fn run(args: &DaemonArgs) -> Result<()> {
 }
 
 async fn serve(setup: AgentConfig) -> Result<()> {
-    let daemon = match AgentServer::start(setup).await {
-        Ok(daemon) => daemon,
+    let agent = match AgentServer::start(setup).await {
+        Ok(agent) => agent,
         Err(failure) => {
             report(&serde_json::to_string(&failure)?)?;
-            // Another daemon was faster, which is no error.
+            // Another agent was faster, which is no error.
             return if failure.is(Kind::Busy) { Ok(()) } else { Err(failure.into()) };
         }
     };
     report(READY)?;
-    let alive = daemon.keep_alive();
-    let requested = daemon.first_request();
+    let alive = agent.keep_alive();
+    let requested = agent.first_request();
     tokio::spawn(async move {
-        // A request that comes later starts another daemon.
+        // A request that comes later starts another agent.
         let _ = tokio::time::timeout(FIRST_MOUNT_TIMEOUT, requested).await;
         drop(alive);
     });
-    Ok(daemon.serve().await?)
+    Ok(agent.serve().await?)
 }
 
 /// Writes one line to the parent and closes the pipe, whose end it waits for.

@@ -21,12 +21,12 @@ use crate::output::short_id;
 use crate::runtime;
 use crate::source::SourceOptions;
 use crate::source::{self, Source};
-use crate::spawn::{DAEMON_EXIT_TIMEOUT, DAEMON_RETRY_INTERVAL, SpawnOutcome, spawn};
+use crate::spawn::{AGENT_EXIT_TIMEOUT, AGENT_RETRY_INTERVAL, SpawnOutcome, spawn};
 use crate::weights::WeightsEntry;
 use crate::{mountpoint, progress, text, weights};
 
-/// How many daemons may fail during one request before it is taken for the cause.
-const DAEMON_FAILURE_LIMIT: u32 = 3;
+/// How many agents may fail during one request before it is taken for the cause.
+const AGENT_FAILURE_LIMIT: u32 = 3;
 
 /// The arguments of `bdnfs mount`.
 #[derive(Debug, clap::Args)]
@@ -88,7 +88,7 @@ const EXAMPLES: &str = "Examples:
   bdnfs mount --cache-dir /nvme/bdnfs --cache-size 2T https://host/weights.bin /mnt/weights";
 
 impl MountArgs {
-    /// Whether this process may become the daemon.
+    /// Whether this process may become the agent.
     pub fn is_foreground(&self) -> bool {
         self.foreground
     }
@@ -176,7 +176,7 @@ impl MountSession {
         Ok(Self { args, verbose, endpoint, client, requests, created })
     }
 
-    /// Mounts through the daemon of the cache, which is started when there is none. A failure leaves nothing mounted.
+    /// Mounts through the agent of the cache, which is started when there is none. A failure leaves nothing mounted.
     async fn run_in_background(mut self) -> Result<()> {
         let mut mounted = Vec::new();
         let result = tokio::select! {
@@ -200,33 +200,33 @@ impl MountSession {
         self.finish(mounted).await
     }
 
-    /// Mounts one, and starts a daemon where there is none.
+    /// Mounts one, and starts an agent where there is none.
     async fn mount(&self, request: &MountRequest) -> Result<MountInfo> {
-        let (mut failed_daemons, mut in_use_since) = (0, None);
+        let (mut failed_agents, mut in_use_since) = (0, None);
         loop {
             let answer = self.client.mount(request).await;
             let Endpoint::CacheOwner(cache) = &self.endpoint else { return Ok(answer?) };
             match answer {
                 Ok(mounted) => return Ok(mounted),
-                Err(error @ ClientError::Disconnected(_)) if failed_daemons == DAEMON_FAILURE_LIMIT => {
+                Err(error @ ClientError::Disconnected(_)) if failed_agents == AGENT_FAILURE_LIMIT => {
                     return Err(error).with_context(|| format!("see {}", cache.log().display()));
                 }
-                Err(ClientError::Disconnected(_)) => failed_daemons += 1,
+                Err(ClientError::Disconnected(_)) => failed_agents += 1,
                 Err(error) if error.is_gone() => {}
                 Err(error) => return Err(error.into()),
             }
             let SpawnOutcome::CacheInUse(failure) = spawn(cache, self.verbose)? else { continue };
-            if in_use_since.get_or_insert_with(Instant::now).elapsed() > DAEMON_EXIT_TIMEOUT {
+            if in_use_since.get_or_insert_with(Instant::now).elapsed() > AGENT_EXIT_TIMEOUT {
                 bail!(
-                    "{failure}; no daemon answered within {DAEMON_EXIT_TIMEOUT:?}; see {}",
+                    "{failure}; no agent answered within {AGENT_EXIT_TIMEOUT:?}; see {}",
                     cache.log().display()
                 );
             }
-            tokio::time::sleep(DAEMON_RETRY_INTERVAL).await;
+            tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
         }
     }
 
-    /// Serves the mounts as the daemon of the cache, or mounts through the one that runs, until they end.
+    /// Serves the mounts as the agent of the cache, or mounts through the one that runs, until they end.
     async fn run_in_foreground(mut self) -> Result<()> {
         let request = &self.requests[0];
         let (client, connection) =
@@ -238,9 +238,9 @@ impl MountSession {
         }
     }
 
-    /// Serves the mounts, and those of other commands, until the last has ended. The daemon handles signals.
-    async fn serve(&mut self, daemon: AgentServer) -> Result<()> {
-        let alive = daemon.keep_alive();
+    /// Serves the mounts, and those of other commands, until the last has ended. The agent handles signals.
+    async fn serve(&mut self, agent: AgentServer) -> Result<()> {
+        let alive = agent.keep_alive();
         let work = async {
             let mut mounted = Vec::new();
             let result = tokio::select! {
@@ -254,11 +254,11 @@ impl MountSession {
             drop(alive);
             result
         };
-        let (served, result) = tokio::join!(daemon.serve(), work);
+        let (served, result) = tokio::join!(agent.serve(), work);
         result.and(served.map_err(Into::into))
     }
 
-    /// Mounts the others through the daemon that has the first mount, and waits; a signal unmounts them.
+    /// Mounts the others through the agent that has the first mount, and waits; a signal unmounts them.
     async fn wait_beside(&mut self, first: MountInfo) -> Result<()> {
         let mut mounted = vec![first];
         let (result, ended) = tokio::select! {

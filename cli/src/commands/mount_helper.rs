@@ -181,7 +181,7 @@ fn translate(command: &clap::Command, option: &str) -> Result<Option<String>, St
     Ok(Some(value.map_or_else(|| format!("--{long}"), |value| format!("--{long}={value}"))))
 }
 
-/// What is wrong, of an error that clap explains at length.
+/// The first paragraph of a clap error, which says what is wrong.
 fn first_paragraph(error: &str) -> String {
     let lines = error.trim_start_matches("error: ").lines().take_while(|line| !line.is_empty());
     lines.map(str::trim).collect::<Vec<_>>().join(" ")

@@ -30,21 +30,22 @@ const EXAMPLES: &str = "Examples:
   bdnfs status
   bdnfs status --json | jq '.mounts[].state'";
 
-/// The mounts and daemons of this machine.
+/// The mounts and agents of this machine.
 #[derive(Debug, Serialize)]
 struct StatusReport {
     mounts: Vec<MountReport>,
-    daemons: Vec<AgentInfo>,
+    #[serde(rename = "daemons")]
+    agents: Vec<AgentInfo>,
 }
 
-/// A mount as the kernel lists it, with the status of its daemon.
+/// A mount as the kernel lists it, with the status of its agent.
 #[derive(Debug, Serialize)]
 struct MountReport {
     mountpoint: PathBuf,
     source: String,
     /// In a few words.
     state: String,
-    /// The status from its daemon, if that answers.
+    /// The status from its agent, if that answers.
     status: Option<MountStatus>,
 }
 
@@ -75,29 +76,29 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         mounts.iter().filter_map(|(_, health)| health.socket().cloned()).collect();
     // The agent runs without mounts, too.
     sockets.extend(cache.as_deref().map_or_else(socket::well_known, |cache| Some(socket::of_cache(cache))));
-    let daemons = agents::query(sockets).await?;
+    let agents = agents::query(sockets).await?;
     let mounts = mounts.into_iter().map(|(mounted, health)| {
         let (state, status) = match &health {
-            MountHealth::Alive(socket) => mount_status(daemons.get(socket), &mounted.mountpoint),
-            MountHealth::Dead => ("dead: its daemon is gone".to_owned(), None),
+            MountHealth::Alive(socket) => mount_status(agents.get(socket), &mounted.mountpoint),
+            MountHealth::Dead => ("dead: its agent is gone".to_owned(), None),
             MountHealth::Unresponsive => ("does not respond".to_owned(), None),
             MountHealth::Unknown(error) => (format!("unknown: {error}"), None),
         };
         MountReport { mountpoint: mounted.mountpoint, source: mounted.source, state, status }
     });
     let mounts = mounts.collect();
-    let mut daemons: Vec<_> = daemons.into_values().flatten().map(|status| status.daemon).collect();
-    // A daemon may listen on two sockets.
-    daemons.sort_by_key(|daemon| daemon.pid);
-    daemons.dedup_by_key(|daemon| daemon.pid);
-    Ok(StatusReport { mounts, daemons })
+    let mut agents: Vec<_> = agents.into_values().flatten().map(|status| status.agent).collect();
+    // An agent may listen on two sockets.
+    agents.sort_by_key(|agent| agent.pid);
+    agents.dedup_by_key(|agent| agent.pid);
+    Ok(StatusReport { mounts, agents })
 }
 
 fn mount_status(
-    daemon: Option<&Result<AgentStatus, String>>,
+    agent: Option<&Result<AgentStatus, String>>,
     mountpoint: &Path,
 ) -> (String, Option<MountStatus>) {
-    match daemon {
+    match agent {
         Some(Ok(status)) => {
             let found = status.at(mountpoint);
             (found.map_or("unmounting".to_owned(), format_state), found.cloned())
@@ -129,8 +130,8 @@ fn format_report(report: &StatusReport) -> String {
         1 => "no mounts\n".to_owned(),
         _ => text::table(&rows, &[2, 3, 4, 5]),
     };
-    for daemon in &report.daemons {
-        out.push_str(&format_usage(daemon));
+    for agent in &report.agents {
+        out.push_str(&format_usage(agent));
     }
     out
 }
@@ -153,13 +154,13 @@ fn row(mount: &MountReport) -> Vec<String> {
     ]
 }
 
-fn format_usage(daemon: &AgentInfo) -> String {
-    let usage = &daemon.usage;
+fn format_usage(agent: &AgentInfo) -> String {
+    let usage = &agent.usage;
     let used =
         usage.used.map_or("usage not known yet".to_owned(), |used| format!("{} used", text::size(used)));
     let limit = usage.capacity.map_or(String::new(), |limit| format!(" of {}", text::size(limit)));
     let (free, reserve) = (text::size(usage.free), text::size(usage.reserve));
-    format!("cache {}: {used}{limit}; disk: {free} free, {reserve} reserved\n", daemon.cache.display())
+    format!("cache {}: {used}{limit}; disk: {free} free, {reserve} reserved\n", agent.cache.display())
 }
 
 #[cfg(test)]
@@ -206,11 +207,11 @@ mod tests {
                     status: None,
                 },
             ],
-            daemons: vec![AgentInfo {
+            agents: vec![AgentInfo {
                 version: "1".into(),
                 pid: 7,
                 cache: "/c".into(),
-                agent: true,
+                persistent: true,
                 ready: true,
                 usage,
                 work: Default::default(),

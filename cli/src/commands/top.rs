@@ -1,4 +1,4 @@
-//! `bdnfs top`: live transfer rates of the daemons of this machine.
+//! `bdnfs top`: live transfer rates of the agents of this machine.
 
 mod screen;
 mod terminal;
@@ -31,7 +31,7 @@ pub struct TopArgs {
     /// Refresh interval, over which rates are averaged, such as 500ms or 5s
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = refresh_interval)]
     interval: Duration,
-    /// Show only the daemon of this cache
+    /// Show only the agent of this cache
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
 }
@@ -51,7 +51,7 @@ fn refresh_interval(text: &str) -> Result<Duration, String> {
 
 /// Shows the view until the user quits.
 pub fn run(args: &TopArgs) -> Result<()> {
-    // A missing cache has no daemon.
+    // A missing cache has no agent.
     let cache = args.cache_dir.as_ref().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
     runtime::block_on(watch(args, cache))
 }

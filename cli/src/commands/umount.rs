@@ -26,7 +26,7 @@ const EXAMPLES: &str = "Examples:
   bdnfs umount /mnt/model
   bdnfs umount --lazy /mnt/model";
 
-/// Unmounts a mount and returns when its daemon has ended it.
+/// Unmounts a mount and returns when its agent has ended it.
 pub fn run(args: &UnmountArgs) -> Result<()> {
     let path = mountpoint::resolve(&args.mountpoint)?;
     if !mounts::at(&path)?.is_some_and(|mounted| mounted.ours()) {
@@ -46,7 +46,7 @@ pub fn run(args: &UnmountArgs) -> Result<()> {
     }
 }
 
-/// Unmounts through the daemon at `socket`; `None` if it is gone or does not know the mount.
+/// Unmounts through the agent at `socket`; `None` if it is gone or does not know the mount.
 async fn request(socket: PathBuf, path: &Path, lazy: bool) -> Option<Result<()>> {
     let client = Client::new(socket);
     let status = client.status().await.ok()?;
@@ -59,7 +59,7 @@ async fn request(socket: PathBuf, path: &Path, lazy: bool) -> Option<Result<()>>
     }
 }
 
-/// Unmounts without the daemon.
+/// Unmounts without the agent.
 fn unmount(path: &Path, lazy: bool) -> Result<()> {
     if lazy {
         return Ok(mounts::detach(path)?);

@@ -44,7 +44,7 @@ struct FileHandle {
     reader: Arc<Reader>,
     /// The request that opened it.
     unique: u64,
-    /// What its reply made of it.
+    /// The ledger item that its reply created.
     item: LedgerItem,
 }
 

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub(crate) struct InHeader {
     /// Length of the request, this header included.
     pub(crate) len: u32,
-    /// What is asked.
+    /// The operation, as the kernel numbers it.
     pub(crate) opcode: u32,
     /// The request's number, never used again on this mount.
     pub(crate) unique: u64,

@@ -12,11 +12,11 @@ pub(crate) struct Request<'a> {
     pub(crate) unique: u64,
     /// The node that it is about.
     pub(crate) node: u64,
-    /// What is asked; `None` when its body can't be understood.
+    /// The operation; `None` when its body can't be understood.
     pub(crate) operation: Option<Operation<'a>>,
 }
 
-/// What is asked.
+/// A decoded operation.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Operation<'a> {
     /// The beginning: versions and capabilities.

@@ -32,7 +32,7 @@ pub struct ProfileRole {
     pub session: Option<String>,
     /// The external ID that the role's owner asks for.
     pub external_id: Option<String>,
-    /// What it is assumed with.
+    /// The credentials that the role is assumed with.
     pub with: ProfileRoleWith,
 }
 
@@ -50,7 +50,7 @@ pub enum ProfileRoleWith {
 /// The settings of a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileSettings {
-    /// Where its keys come from.
+    /// The origin of the profile's keys.
     pub keys: ProfileKeys,
     /// Its region.
     pub region: Option<String>,

@@ -22,7 +22,7 @@ pub(in crate::auth) fn jwt_expiry(token: &Secret) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(claims.exp))
 }
 
-/// The same as a remark for messages, ` (valid until 2026-01-02T03:04:05Z)`; empty where it is unknown.
+/// A token's expiry as a remark for messages, ` (valid until 2026-01-02T03:04:05Z)`; empty where it is unknown.
 pub(super) fn jwt_expiry_remark(token: &Secret) -> String {
     jwt_expiry(token).map_or(String::new(), |end| format!(" (valid until {})", format_time(end)))
 }

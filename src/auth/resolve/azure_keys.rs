@@ -75,7 +75,7 @@ fn provider(given: &AzureAccess, uri: &Uri, client: &HttpClient) -> Result<Arc<d
     }))
 }
 
-/// What was given, as settings of `object_store`.
+/// The access as settings of `object_store`.
 fn settings(given: &AzureAccess) -> Vec<(AzureConfigKey, String)> {
     use AzureConfigKey as K;
     let secret = |secret: &Option<Secret>| secret.as_ref().map(|s| s.expose().to_owned());

@@ -29,7 +29,7 @@ struct DraftHeader {
     rest: U64,
 }
 
-/// How far a blob is: its first blocks, of whose stored form the first parts are in the store.
+/// State of an unfinished upload: its first blocks, of whose stored form the first parts are in the store.
 #[derive(Clone, Debug)]
 pub(super) struct DraftState {
     /// The size of its content.
@@ -49,7 +49,7 @@ pub(super) struct DraftState {
     /// The key of the object below its tenant's, and what the store calls the upload.
     pub place: String,
     pub upload: String,
-    /// Whose it is: the name of a lease.
+    /// The name of its holder's lease.
     pub holder: String,
 }
 

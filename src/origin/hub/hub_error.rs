@@ -15,7 +15,7 @@ const ERROR_MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
 const QUOTED_MESSAGE_LIMIT: usize = 300;
 /// What the Hub says of a token that it doesn't know. There is no code for it.
 const BAD_TOKEN_MESSAGE: &str = "Invalid credentials";
-/// What it says of a repository that it has closed.
+/// The Hub's message for a repository that it has closed.
 const DISABLED_MESSAGE: &str = "Access to this resource is disabled.";
 
 /// The request that a refusal is about, for its message.

@@ -9,7 +9,7 @@ pub(super) struct ObjectVersion {
     pub tag: VersionTag,
     /// Whether the object is the whole source: its key is the prefix itself.
     pub alone: bool,
-    /// Whether its path is the key with escapes.
+    /// Whether the object's path is the key with escapes.
     pub escaped: bool,
 }
 

@@ -84,7 +84,7 @@ fn without_user(rest: &str) -> Option<String> {
     (!user.contains(':')).then(|| format!("https://{host}{}", &rest[end..]))
 }
 
-/// What is wrong with a text that has no scheme.
+/// The error for a text that has no scheme.
 fn bare(text: &str, rules: Rules) -> String {
     if text.starts_with("bdn:") {
         return format!("is a volume of another service (bdn:); write {}", forms(rules));
@@ -104,7 +104,7 @@ fn bare(text: &str, rules: Rules) -> String {
     format!("has no scheme; write {}", forms(rules))
 }
 
-/// What is wrong with a scheme that is none of ours.
+/// The error for an unknown scheme.
 fn foreign(scheme: &str, rules: Rules) -> String {
     let lower = scheme.trim().to_ascii_lowercase();
     let meant = ALIASES.iter().find(|(alias, _)| *alias == lower).map_or(&lower[..], |(_, known)| known);

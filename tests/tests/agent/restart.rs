@@ -65,16 +65,16 @@ fn agent_without_mounts_stays_and_is_found() {
     let point = machine.directory("mnt");
     // No cache is named.
     machine.run(&["mount", "s3://bucket", text(&point)]).succeeds();
-    assert_eq!(machine.daemons(), [agent.pid()]);
+    assert_eq!(machine.agent_pids(), [agent.pid()]);
     assert_same_tree(&env.bucket(), &point);
     machine.umount(&point);
     assert_eq!(agent.status()["mounts"].as_array().unwrap().len(), 0);
     let again = machine.mount("s3://bucket", "again");
-    assert_eq!(machine.daemons(), [agent.pid()]);
+    assert_eq!(machine.agent_pids(), [agent.pid()]);
     let status = machine.run(&["status"]).succeeds();
     assert!(status.contains(text(&again)), "{status}");
     agent.stop();
-    assert!(!is_mounted(&again) && machine.daemons().is_empty());
+    assert!(!is_mounted(&again) && machine.agent_pids().is_empty());
 }
 
 /// Mounts two trees, one of them staged, lets `end` end the agent, and finds all back with the network gone.

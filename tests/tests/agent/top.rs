@@ -75,13 +75,13 @@ fn top_without_terminal_prints_lines() {
             .succeeds()
     };
     let told: Value = serde_json::from_str(&top(&["--json"])).expect("one line of JSON");
-    let daemon = &told["daemons"][0];
-    assert_eq!(daemon["pid"], agent.pid().as_raw_nonzero().get());
-    let mount = &daemon["mounts"][0];
+    let shown = &told["daemons"][0];
+    assert_eq!(shown["pid"], agent.pid().as_raw_nonzero().get());
+    let mount = &shown["mounts"][0];
     assert_eq!(mount["mountpoint"], point.to_str().expect("text"));
     assert_eq!((&mount["bytes"], &mount["local"]), (&70_000.into(), &70_000.into()));
-    assert_eq!(daemon["work"]["traffic"]["origin"], 70_000);
-    assert!(daemon["rates"]["origin"].is_number() && mount["rates"]["cache"].is_number(), "{told}");
+    assert_eq!(shown["work"]["traffic"]["origin"], 70_000);
+    assert!(shown["rates"]["origin"].is_number() && mount["rates"]["cache"].is_number(), "{told}");
     let lines = top(&[]);
     assert!(lines.contains("(agent ") && lines.contains("100 %"), "{lines}");
     agent.stop();

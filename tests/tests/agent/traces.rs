@@ -53,7 +53,7 @@ fn read_traced_is_one_trace_from_kernel_to_tier() {
 }
 
 #[test]
-fn daemon_with_otlp_environment_exports_traces() {
+fn agent_with_otlp_environment_exports_traces() {
     let collector = TraceCollector::start();
     let machine = Machine::new();
     let directory = machine.directory("source");
@@ -65,7 +65,7 @@ fn daemon_with_otlp_environment_exports_traces() {
     let point = machine.mount(&directory, "mnt");
     assert_eq!(fs::read(point.join("file")).unwrap(), vec![7; 2 * MIB]);
     machine.umount(&point);
-    eventually("the daemon has sent what it had", || from_tier(&collector.spans(), "origin").is_some());
+    eventually("the agent has sent what it had", || from_tier(&collector.spans(), "origin").is_some());
     assert_eq!(collector.spans()[0].resource["service.name"], "weights");
     assert_eq!(collector.authorized()[0], "Bearer let-me-in");
     assert!(!collector.holds("let-me-in"));

@@ -81,7 +81,7 @@ fn cache_summarize_with_and_without_agent_lists_sources() {
     machine.umount(&lazy);
 
     let ownerless = summary(&machine);
-    assert!(machine.daemons().is_empty());
+    assert!(machine.agent_pids().is_empty());
     assert_eq!(line(&ownerless, &one)["in_use_by"].as_array().unwrap().len(), 0);
     let id = line(&ownerless, &one)["snapshot"].as_str().unwrap()[..12].to_owned();
     cache(&machine, &["evict", &id]).succeeds();

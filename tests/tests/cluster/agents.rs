@@ -120,7 +120,7 @@ fn agents_without_certificates_warn_and_bind_loopback() {
     let told: Value = serde_json::from_str(&told).expect("JSON");
     assert_eq!((&told["id"], &told["secure"]), (&"a".into(), &false.into()));
     let alone = Machine::new().env("BDNFS_LOG", "error");
-    alone.run(&["cluster", "ls"]).fails(&["no daemon listens"]);
+    alone.run(&["cluster", "ls"]).fails(&["no agent listens"]);
     let agent = alone.agent("");
     alone.run(&["cluster", "ls"]).fails(&["in no cluster", "[cluster]"]);
     agent.end();

@@ -15,7 +15,7 @@ use bdnfs_tests::tree::{Rng, assert_same, assert_same_tree, write_tree};
 const MIB: usize = 1 << 20;
 
 #[test]
-fn daemon_killed_at_random_mounts_again() {
+fn agent_killed_at_random_mounts_again() {
     let env = TestEnv::new();
     write_tree(&env.bucket());
     env.put("large", 24 * MIB);
@@ -48,7 +48,7 @@ fn prefix(original: &Path, mounted: &Path) {
 }
 
 #[test]
-fn mount_point_of_dead_daemon_is_replaced() {
+fn mount_point_of_dead_agent_is_replaced() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);

@@ -65,11 +65,11 @@ fn frozen_server_delays_neither_other_files_nor_unmount() {
         assert_same_file(&bucket.join("local"), &local.join("local"));
         run(program("ls").arg("-l").arg(&local));
     });
-    // SIGTERM ends the daemon and its mounts, whoever waits for them.
-    for daemon in env.machine.daemons() {
-        rustix::process::kill_process(daemon, Signal::TERM).unwrap();
+    // SIGTERM ends the agent and its mounts, whoever waits for them.
+    for pid in env.machine.agent_pids() {
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
     }
-    eventually("the daemon is gone", || env.machine.daemons().is_empty());
+    eventually("the agent is gone", || env.machine.agent_pids().is_empty());
     for child in &mut stuck {
         wait_for_exit(child, "a reader of a mount that is gone");
     }

@@ -39,7 +39,7 @@ fn mount_of_local_directory_by_path_or_url_equals_source() {
     assert_same_tree(&source, &by_url);
     machine.umount(&by_path);
     machine.umount(&by_url);
-    eventually("the daemon ends with its last mount", || machine.daemons().is_empty());
+    eventually("the agent ends with its last mount", || machine.agent_pids().is_empty());
 }
 
 #[test]
@@ -129,10 +129,10 @@ fn mount_with_keys_shows_no_secret() {
     let point = env.machine.mount_with("s3://bucket", "mnt", &["-vvv"]);
     fs::read(point.join("file")).unwrap();
     let secret = Keys::sample().secret;
-    for daemon in env.machine.daemons() {
+    for pid in env.machine.agent_pids() {
         for what in ["cmdline", "environ"] {
-            let text = fs::read(format!("/proc/{}/{what}", daemon.as_raw_nonzero())).unwrap();
-            assert!(!String::from_utf8_lossy(&text).contains(&secret), "the daemon's {what}");
+            let text = fs::read(format!("/proc/{}/{what}", pid.as_raw_nonzero())).unwrap();
+            assert!(!String::from_utf8_lossy(&text).contains(&secret), "the agent's {what}");
         }
     }
     let mut grep = program("grep");
@@ -158,7 +158,7 @@ fn mount_of_bad_source_fails_in_one_line() {
     machine.try_mount(&source, &missing, &[]).fails(&[text(&missing)]);
     let plain = source.join("config.json");
     machine.try_mount(&source, &plain, &[]).fails(&[text(&plain), "not a directory"]);
-    eventually("no daemon stays behind", || machine.daemons().is_empty());
+    eventually("no agent stays behind", || machine.agent_pids().is_empty());
 }
 
 #[test]
@@ -255,13 +255,13 @@ fn mount_foreground_on_umount_ends() {
 }
 
 #[test]
-fn daemon_on_sigterm_unmounts_all() {
+fn agent_on_sigterm_unmounts_all() {
     let (machine, source) = local();
     let points = ["one", "two"].map(|name| machine.mount(&source, name));
-    for daemon in machine.daemons() {
-        kill_process(daemon, Signal::TERM).unwrap();
+    for pid in machine.agent_pids() {
+        kill_process(pid, Signal::TERM).unwrap();
     }
-    eventually("the daemon is gone", || machine.daemons().is_empty());
+    eventually("the agent is gone", || machine.agent_pids().is_empty());
     assert!(points.iter().all(|point| !is_mounted(point)));
 }
 
@@ -270,7 +270,7 @@ fn mount_on_system_umount_ends() {
     let (machine, source) = local();
     let point = machine.mount(&source, "mnt");
     run(program("umount").arg(&point));
-    eventually("the daemon ends with its last mount", || machine.daemons().is_empty());
+    eventually("the agent ends with its last mount", || machine.agent_pids().is_empty());
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn ls_of_source_lists_without_mounting() {
     assert_eq!(blocks.unwrap_or_else(|| panic!("not in {lines}"))["size"], 5_255_225);
     assert_eq!(env.fetched("").requests, 0);
     env.machine.run(&["ls", "s3://nobody"]).fails(&["nobody"]);
-    assert!(env.machine.daemons().is_empty());
+    assert!(env.machine.agent_pids().is_empty());
 }
 
 #[test]

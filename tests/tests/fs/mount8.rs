@@ -58,11 +58,11 @@ fn fstab_mounted_twice_is_mounted_once_and_staged() {
     assert_eq!(namespace.mounted(), ["/mnt/model", "/mnt/tree"]);
     assert_eq!(fs::read(namespace.path("/mnt/model/config.json")).unwrap(), b"{}");
 
-    // umount(8) needs no helper: the daemon ends with its last mount.
+    // umount(8) needs no helper: the agent ends with its last mount.
     for point in ["/mnt/model", "/mnt/tree"] {
         machine.run_command(machine.program("umount", &[point])).succeeds();
     }
-    eventually("the daemon's end", || machine.daemons().is_empty());
+    eventually("the agent's end", || machine.agent_pids().is_empty());
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn mmap_before_file_is_local_stays_right() {
 
 #[test]
 fn descriptor_opened_before_file_is_local_stays_right() {
-    // The kernel opens small files by itself, large ones through the daemon.
+    // The kernel opens small files by itself, large ones through the agent.
     for len in [8 * MIB + 3, 24 * MIB + 3] {
         opened_early(len);
     }

@@ -348,5 +348,5 @@ fn job_run_killed_without_agent_leaves_no_process_and_no_mount() {
         eventually("its supervisor is gone", || machine.supervisors().is_empty());
         assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
     }
-    assert!(machine.daemons().is_empty());
+    assert!(machine.agent_pids().is_empty());
 }

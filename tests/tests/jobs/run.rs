@@ -100,7 +100,7 @@ fn job_of_truss_train_runs_then_hits_the_cache() {
         }
     }
     assert_eq!(fs::read_dir("/").unwrap().count(), before, "the host got nothing new");
-    assert!(mounts_of(&env.machine).is_empty() && env.machine.daemons().is_empty());
+    assert!(mounts_of(&env.machine).is_empty() && env.machine.agent_pids().is_empty());
     let found = bdnfs_tests::tools::program("grep")
         .args(["-r", "-a", "-s", "-l", "-F", "-e", secret])
         .arg(env.machine.cache())

@@ -91,7 +91,7 @@ fn signals(machine: &Machine, kind: &str) {
 fn job_run_on_signal_stops_the_job() {
     let machine = Machine::new();
     signals(&machine, "alone");
-    assert!(machine.daemons().is_empty());
+    assert!(machine.agent_pids().is_empty());
     let agent = machine.agent("");
     signals(&machine, "agent");
     agent.stop();

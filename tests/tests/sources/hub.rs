@@ -126,10 +126,10 @@ fn hub_mount_with_token_shows_no_secret() {
     }
     refused.fails(&["does not accept the token"]);
     fs::read(second.join("w")).unwrap();
-    for daemon in machine.daemons() {
+    for pid in machine.agent_pids() {
         for what in ["cmdline", "environ"] {
-            let text = fs::read(format!("/proc/{}/{what}", daemon.as_raw_nonzero())).unwrap();
-            assert!(!String::from_utf8_lossy(&text).contains(TOKEN), "the daemon's {what}");
+            let text = fs::read(format!("/proc/{}/{what}", pid.as_raw_nonzero())).unwrap();
+            assert!(!String::from_utf8_lossy(&text).contains(TOKEN), "the agent's {what}");
         }
     }
     let mut grep = program("grep");

@@ -21,7 +21,7 @@ impl Client {
         self.ask(Method::GET, &format!("/v1/jobs/{id}")).await
     }
 
-    /// The same, as soon as more than `seen` events have happened, or after a moment.
+    /// Status of a job, as soon as more than `seen` events have happened, or after a moment.
     pub async fn job_after(&self, id: u64, seen: usize) -> Result<JobStatus, ClientError> {
         self.ask(Method::GET, &format!("/v1/jobs/{id}?seen={seen}")).await
     }

@@ -117,7 +117,7 @@ impl ConfigFile {
         named.or_else(socket::well_known).context("no directory for the control socket; set --socket")
     }
 
-    /// The setup of the daemon. `cache` and `socket` take precedence.
+    /// The setup of the agent. `cache` and `socket` take precedence.
     pub fn setup(self, cache: &CacheArgs, socket: Option<&Path>) -> Result<AgentConfig> {
         let own = CacheArgs::new(self.cache_dir, self.cache_size);
         let mut cache = cache.or(&own).open()?;

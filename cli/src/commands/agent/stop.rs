@@ -13,22 +13,22 @@ use bdnfs_agent::api::client::{Client, ClientError};
 /// Stops the agent that listens at `socket` and returns when it has exited.
 pub fn run(socket: PathBuf) -> Result<()> {
     let client = Client::new(&socket);
-    let daemon = match runtime::block_on(async { Ok(client.status().await) })? {
-        Ok(status) => status.daemon,
+    let agent = match runtime::block_on(async { Ok(client.status().await) })? {
+        Ok(status) => status.agent,
         Err(ClientError::NotRunning(_)) => {
             bail!("no agent is running: nothing listens at {}", socket.display())
         }
         Err(error) => return Err(error.into()),
     };
-    if !daemon.agent {
+    if !agent.persistent {
         bail!(
-            "{}: process {} is not an agent, but a daemon that exits with its last mount",
+            "{}: process {} is an on-demand agent, which exits with its last mount; unmount its mounts instead",
             socket.display(),
-            daemon.pid
+            agent.pid
         );
     }
     let pid =
-        i32::try_from(daemon.pid).ok().and_then(Pid::from_raw).context("the agent reports no process id")?;
+        i32::try_from(agent.pid).ok().and_then(Pid::from_raw).context("the agent reports no process id")?;
     // Before the request: after it the id may be another process's.
     let process = pidfd_open(pid, PidfdFlags::empty()).context("cannot wait for the agent")?;
     runtime::block_on(async { Ok(client.stop_agent().await?) })?;

@@ -11,7 +11,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 
 /// How long a CA is valid: ten years. Long before, nodes trust a second one beside it.
 const CA_VALIDITY: Duration = Duration::from_secs(3650 * DAY);
-/// How far clocks may differ: certificates are valid from an hour before.
+/// Tolerated difference of clocks: certificates are valid from an hour before.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 /// A day, in seconds.
 pub const DAY: u64 = 86_400;

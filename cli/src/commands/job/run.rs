@@ -55,7 +55,7 @@ async fn run_job(args: JobRunArgs) -> Result<()> {
     }
 }
 
-/// Runs the job as the daemon of the cache.
+/// Runs the job as the agent of the cache.
 async fn run_as_daemon(
     args: &JobRunArgs,
     request: JobRequest,
@@ -72,11 +72,11 @@ async fn run_as_daemon(
             Err(error) => Err(error.into()),
         };
         drop(alive);
-        // The daemon may have ended by itself.
+        // The agent may have ended by itself.
         let _ = ended_sender.send(());
         result
     };
-    // A signal stops the job first, and after it the daemon, whatever other commands have mounted meanwhile.
+    // A signal stops the job first, and after it the agent, whatever other commands have mounted meanwhile.
     let end = async {
         let _ = ended.await;
         signals::termination().await.map(|()| Shutdown::Stop)

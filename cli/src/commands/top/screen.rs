@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bdnfs::metrics::Traffic;
 
-use super::view::{DaemonView, MountView, Rates, View};
+use super::view::{AgentView, MountView, Rates, View};
 use crate::text;
 
 /// The width without a terminal, in columns.
@@ -18,10 +18,10 @@ const BAR_WIDTH: usize = 20;
 
 /// A view for a terminal, with a head line.
 pub fn live(view: &View, width: usize, refresh: Duration) -> Vec<String> {
-    let mounts: usize = view.daemons.iter().map(|seen| seen.mounts.len()).sum();
+    let mounts: usize = view.agents.iter().map(|seen| seen.mounts.len()).sum();
     let left = format!(
         "bdnfs top: {}, {}",
-        text::count(view.daemons.len() as u64, "daemon"),
+        text::count(view.agents.len() as u64, "agent"),
         text::count(mounts as u64, "mount")
     );
     let right = format!("every {}, q to quit", humantime::format_duration(refresh));
@@ -34,11 +34,11 @@ pub fn live(view: &View, width: usize, refresh: Duration) -> Vec<String> {
 /// A view as lines of at most `width` columns.
 pub fn lines(view: &View, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
-    if view.daemons.is_empty() && view.errors.is_empty() {
-        lines.push("no daemon is running".to_owned());
+    if view.agents.is_empty() && view.errors.is_empty() {
+        lines.push("no agent is running".to_owned());
     }
-    for seen in &view.daemons {
-        lines.extend(daemon(seen));
+    for seen in &view.agents {
+        lines.extend(agent_lines(seen));
         lines.push(String::new());
         if !seen.mounts.is_empty() {
             lines.extend(mounts(&seen.mounts, width));
@@ -52,13 +52,13 @@ pub fn lines(view: &View, width: usize) -> Vec<String> {
     lines.into_iter().map(|line| fit(&line, width)).collect()
 }
 
-fn daemon(seen: &DaemonView) -> Vec<String> {
-    let daemon = &seen.daemon;
+fn agent_lines(seen: &AgentView) -> Vec<String> {
+    let agent = &seen.agent;
     let (kind, ready) = (
-        if daemon.agent { "agent" } else { "daemon" },
-        if daemon.ready || !daemon.agent { "" } else { ", not ready" },
+        if agent.persistent { "agent" } else { "on-demand agent" },
+        if agent.ready || !agent.persistent { "" } else { ", not ready" },
     );
-    let (usage, work) = (&daemon.usage, &daemon.work);
+    let (usage, work) = (&agent.usage, &agent.work);
     let most =
         usage.capacity.unwrap_or_else(|| usage.used.unwrap_or(0) + usage.free.saturating_sub(usage.reserve));
     let fill = match usage.used {
@@ -71,7 +71,7 @@ fn daemon(seen: &DaemonView) -> Vec<String> {
         waiting => format!(", {} queued", text::size(waiting)),
     };
     vec![
-        format!("cache {} ({kind} {}{ready})", daemon.cache.display(), daemon.pid),
+        format!("cache {} ({kind} {}{ready})", agent.cache.display(), agent.pid),
         format!("  {fill}, {} free, {} evicted", text::size(usage.free), text::size(usage.evicted)),
         format!(
             "  {}, {} of {} in flight{waiting}",
@@ -192,11 +192,11 @@ mod tests {
         let traffic = Traffic { mirror: 450, ..Traffic::default() };
         let status = MountStatus { mounted, local: Some(450), since: 0, traffic, stage: None };
         let rates = Rates { mirror: 2_500_000.0, ..Rates::default() };
-        let daemon = AgentInfo {
+        let agent = AgentInfo {
             version: "1".into(),
             pid: 7,
             cache: "/c".into(),
-            agent: true,
+            persistent: true,
             ready: true,
             usage: Usage { used: Some(500), capacity: Some(2000), free: 9000, reserve: 100, evicted: 0 },
             work: FetchStats {
@@ -207,7 +207,7 @@ mod tests {
         };
         let mounts = vec![MountView { status, rates, state: "staging 45 %".to_owned() }];
         let mut view = View::default();
-        view.daemons.push(DaemonView { daemon, rates, mounts });
+        view.agents.push(AgentView { agent, rates, mounts });
         view
     }
 
@@ -216,7 +216,7 @@ mod tests {
         let text = live(&view(), 80, Duration::from_secs(1)).join("\n");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         for part in [
-            "1 daemon, 1 mount",
+            "1 agent, 1 mount",
             "[#####---------------] 500 B of 2.0 kB",
             "mirror 2.5 MB",
             "model/of/today",
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn view_without_daemons_says_so() {
-        assert_eq!(lines(&View::default(), 80), ["no daemon is running"]);
+    fn lines_without_agents_say_so() {
+        assert_eq!(lines(&View::default(), 80), ["no agent is running"]);
     }
 }

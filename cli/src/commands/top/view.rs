@@ -1,4 +1,4 @@
-//! The view: the status of all daemons, and transfer rates between two refreshes.
+//! The view: the status of all agents, and transfer rates between two refreshes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::commands::status;
 /// Bytes per second by tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Served from the cache by the daemon; reads of the kernel by itself are not counted.
+    /// Served from the cache by the agent; reads of the kernel by itself are not counted.
     pub cache: f64,
     /// From other nodes.
     pub peer: f64,
@@ -28,7 +28,7 @@ pub struct Rates {
 impl Rates {
     /// The rates over a number of seconds.
     fn between(before: &Traffic, now: &Traffic, seconds: f64) -> Self {
-        // A daemon that restarted counts from 0.
+        // An agent that restarted counts from 0.
         let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
         Self {
             cache: rate(before.cache, now.cache),
@@ -44,24 +44,24 @@ impl Rates {
     }
 }
 
-/// The daemons of this machine and their rates since the last refresh.
+/// The agents of this machine and their rates since the last refresh.
 #[derive(Debug, Default)]
 pub struct View {
     refreshed_at: Option<Instant>,
-    /// The traffic at the last refresh: of daemons by process id, and of their mounts by id.
+    /// The traffic at the last refresh: of agents by process id, and of their mounts by id.
     last_traffic: HashMap<(u32, Option<u64>), Traffic>,
-    /// The daemons.
-    pub daemons: Vec<DaemonView>,
-    /// Daemons that do not answer, a line each.
+    /// The agents.
+    pub agents: Vec<AgentView>,
+    /// Agents that do not answer, a line each.
     pub errors: Vec<String>,
 }
 
-/// A daemon and its mounts.
+/// An agent and its mounts.
 #[derive(Debug, Serialize)]
-pub struct DaemonView {
+pub struct AgentView {
     /// Its status.
     #[serde(flatten)]
-    pub daemon: AgentInfo,
+    pub agent: AgentInfo,
     /// Its rates.
     pub rates: Rates,
     /// Its mounts.
@@ -84,44 +84,45 @@ pub struct MountView {
 /// The JSON form of a view.
 #[derive(Debug, Serialize)]
 pub struct JsonView<'a> {
-    daemons: &'a [DaemonView],
+    #[serde(rename = "daemons")]
+    agents: &'a [AgentView],
     #[serde(rename = "troubles")]
     errors: &'a [String],
 }
 
 impl View {
-    /// Queries all daemons, or only that of `cache`.
+    /// Queries all agents, or only that of `cache`.
     pub async fn refresh(&mut self, cache: Option<&Path>, now: Instant) -> Result<()> {
         let seconds = self.refreshed_at.map_or(f64::INFINITY, |at| (now - at).as_secs_f64().max(1e-3));
         let before = std::mem::take(&mut self.last_traffic);
         let answers = agents::query_all(cache).await?;
-        (self.daemons, self.errors) = (Vec::new(), Vec::new());
+        (self.agents, self.errors) = (Vec::new(), Vec::new());
         for (socket, answer) in answers {
             match answer {
-                // A daemon may listen on two sockets.
-                Ok(status) if self.daemons.iter().any(|seen| seen.daemon.pid == status.daemon.pid) => {}
-                Ok(status) => self.daemons.push(self.daemon_view(status, &before, seconds)),
+                // An agent may listen on two sockets.
+                Ok(status) if self.agents.iter().any(|seen| seen.agent.pid == status.agent.pid) => {}
+                Ok(status) => self.agents.push(self.agent_view(status, &before, seconds)),
                 Err(error) => self.errors.push(format!("{}: {error}", socket.display())),
             }
         }
-        for seen in &self.daemons {
-            self.last_traffic.insert((seen.daemon.pid, None), seen.daemon.work.traffic);
+        for seen in &self.agents {
+            self.last_traffic.insert((seen.agent.pid, None), seen.agent.work.traffic);
             for mount in &seen.mounts {
                 let traffic = mount.status.traffic;
-                self.last_traffic.insert((seen.daemon.pid, Some(mount.status.mounted.id)), traffic);
+                self.last_traffic.insert((seen.agent.pid, Some(mount.status.mounted.id)), traffic);
             }
         }
         self.refreshed_at = Some(now);
         Ok(())
     }
 
-    fn daemon_view(
+    fn agent_view(
         &self,
         status: AgentStatus,
         before: &HashMap<(u32, Option<u64>), Traffic>,
         seconds: f64,
-    ) -> DaemonView {
-        let pid = status.daemon.pid;
+    ) -> AgentView {
+        let pid = status.agent.pid;
         let rates = |id: Option<u64>, now: &Traffic| {
             // All traffic of a new mount falls into the interval; on the first refresh there are no rates.
             let zero = Traffic::default();
@@ -132,16 +133,16 @@ impl View {
             state: status::format_state(&mount),
             status: mount,
         });
-        DaemonView {
+        AgentView {
             mounts: mounts.collect(),
-            rates: rates(None, &status.daemon.work.traffic),
-            daemon: status.daemon,
+            rates: rates(None, &status.agent.work.traffic),
+            agent: status.agent,
         }
     }
 
     /// For JSON output.
     pub fn as_json(&self) -> JsonView<'_> {
-        JsonView { daemons: &self.daemons, errors: &self.errors }
+        JsonView { agents: &self.agents, errors: &self.errors }
     }
 }
 

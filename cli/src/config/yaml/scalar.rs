@@ -36,7 +36,7 @@ fn plain(text: &str) -> Result<Value, String> {
     }
 }
 
-/// Whether it is a number of JSON without an exponent: YAML 1.1 takes most of those for text.
+/// Whether `text` is a JSON number without an exponent: YAML 1.1 takes most of those for text.
 fn is_decimal(text: &str) -> bool {
     !text.contains(['e', 'E']) && serde_json::from_str::<Number>(text).is_ok()
 }

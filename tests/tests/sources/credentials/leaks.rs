@@ -58,11 +58,11 @@ fn secrets_in_use_are_in_no_output_process_or_file() {
         ran.succeeds();
         compare_names(&point);
     }
-    let daemons: Vec<_> = machine.daemons().iter().map(|pid| pid.as_raw_nonzero().get()).collect();
-    assert_eq!(daemons.len(), 1);
+    let agents: Vec<_> = machine.agent_pids().iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+    assert_eq!(agents.len(), 1);
     let planted = [TOKEN, &keys.secret, STS_SECRET];
     let holds = |text: &[u8]| planted.iter().find(|secret| String::from_utf8_lossy(text).contains(**secret));
-    for pid in daemons.into_iter().flat_map(family) {
+    for pid in agents.into_iter().flat_map(family) {
         for what in ["cmdline", "environ"] {
             let text = fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
             assert_eq!(holds(&text), None, "the {what} of {pid}");
