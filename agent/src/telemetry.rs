@@ -144,7 +144,7 @@ impl Scrape {
     }
 
     fn mounts(&self, page: &mut Page<'_>) -> fmt::Result {
-        let states = scrape::STATES.map(|state| {
+        let states = scrape::STAGING_STATES.map(|state| {
             let count = self.mounts.iter().filter(|mount| mount.state == state).count();
             sample([("state", state)], count as u64)
         });

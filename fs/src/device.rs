@@ -17,7 +17,7 @@ use crate::wire::flags::notify;
 /// Where the kernel keeps it.
 const PATH: &str = "/dev/fuse";
 /// The most pieces of one `writev`: `UIO_MAXIOV` of the kernel.
-const PIECES: usize = 1024;
+const MAX_IOVECS: usize = 1024;
 /// Makes an open device another queue of a connection (`FUSE_DEV_IOC_CLONE`).
 const CLONE: Opcode = opcode::read::<u32>(229, 0);
 /// Registers a file as a backing file (`FUSE_DEV_IOC_BACKING_OPEN`).
@@ -88,7 +88,7 @@ impl Device {
     /// Answers the request `unique` with `pieces`, one after the other, by one call and without gathering
     /// them first.
     pub(crate) fn reply(&self, unique: u64, pieces: &[Bytes]) -> rustix::io::Result<()> {
-        if pieces.len() >= PIECES {
+        if pieces.len() >= MAX_IOVECS {
             return self.send(unique, 0, &[&pieces.concat()]);
         }
         let slices: Vec<&[u8]> = pieces.iter().map(Bytes::as_ref).collect();
@@ -207,7 +207,7 @@ mod tests {
         let pieces = [Bytes::from_static(b"ab"), Bytes::from_static(b"c")];
         let bytes = sent(|device| device.reply(6, &pieces).expect("sent"));
         assert_eq!(bytes, b"\x13\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0abc");
-        let many = vec![Bytes::from_static(b"x"); 3 * PIECES];
+        let many = vec![Bytes::from_static(b"x"); 3 * MAX_IOVECS];
         assert_eq!(sent(|device| device.reply(6, &many).expect("sent")).len(), 16 + many.len());
     }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 /// How many files in a row make a sequence.
 const SEQUENCE_MIN: u32 = 4;
 /// How many files are prefetched ahead of a sequence. A disk answers some dozens of requests as fast as one.
-const WINDOW: u32 = 64;
+const WINDOW_FILES: u32 = 64;
 
 /// Detects sequential reads of a mount's files, and says which files to prefetch.
 #[derive(Debug, Default)]
@@ -36,9 +36,9 @@ impl Prefetcher {
         self.next = index + 1;
         self.length += 1;
         let from = self.prefetched.max(self.next);
-        let to = self.next + WINDOW;
+        let to = self.next + WINDOW_FILES;
         // In steps of half the window, so that there is something to do at once.
-        if self.length < SEQUENCE_MIN || to - from < WINDOW / 2 {
+        if self.length < SEQUENCE_MIN || to - from < WINDOW_FILES / 2 {
             return 0..0;
         }
         self.prefetched = to;
@@ -61,8 +61,11 @@ mod tests {
                 assert!(range.start == prefetched.max(index + 1), "nothing left out, nothing twice");
                 prefetched = range.end;
             }
-            assert!(prefetched <= index + 1 + WINDOW);
-            assert!(index < 10 + SEQUENCE_MIN || prefetched > index + WINDOW / 2 - 1, "ahead at {index}");
+            assert!(prefetched <= index + 1 + WINDOW_FILES);
+            assert!(
+                index < 10 + SEQUENCE_MIN || prefetched > index + WINDOW_FILES / 2 - 1,
+                "ahead at {index}"
+            );
         }
         for index in [7, 3, 90, 50, 20, 4000] {
             assert!(prefetcher.advance(index).is_empty());
@@ -74,6 +77,6 @@ mod tests {
         let mut prefetcher = Prefetcher::default();
         let prefetched: u32 =
             [0, 2, 1, 4, 3, 6, 5, 8, 10, 9].map(|index| prefetcher.advance(index).len() as u32).iter().sum();
-        assert!(prefetched >= WINDOW);
+        assert!(prefetched >= WINDOW_FILES);
     }
 }

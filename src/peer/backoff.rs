@@ -11,11 +11,11 @@ pub const CORRUPTION_BAN: Duration = Duration::from_secs(5 * 60);
 
 /// How long a peer that did not respond is not asked: at first as long as gossip may need to notice, then twice as long each time,
 /// up to the second value. Each request to a dead peer costs up to a second.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
 /// A peer that was heard within the first time, and finished a response within the second, is busy and not gone when one of its
 /// responses is late: only that request goes elsewhere.
-const BUSY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
+const BUSY_ACTIVITY_AGES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
 
 /// The peers that failed, and the recent activity of all.
 #[derive(Debug, Default)]
@@ -81,7 +81,9 @@ impl BackoffTable {
     /// Whether `id` is alive, and only slow with one of several responses.
     pub fn is_busy(&self, id: &str) -> bool {
         let activity = self.activity();
-        activity.get(id).is_some_and(|(heard, did)| heard.elapsed() < BUSY.0 && did.elapsed() < BUSY.1)
+        activity.get(id).is_some_and(|(heard, did)| {
+            heard.elapsed() < BUSY_ACTIVITY_AGES.0 && did.elapsed() < BUSY_ACTIVITY_AGES.1
+        })
     }
 
     /// Records that `id` did not respond. True when a backoff starts.
@@ -92,7 +94,8 @@ impl BackoffTable {
         if backoffs.get(id).is_some_and(|backoff| now < backoff.until) {
             return false;
         }
-        let duration = backoffs.get(id).map_or(BACKOFF.0, |backoff| (backoff.duration * 2).min(BACKOFF.1));
+        let duration =
+            backoffs.get(id).map_or(BACKOFF_RANGE.0, |backoff| (backoff.duration * 2).min(BACKOFF_RANGE.1));
         backoffs.insert(
             id.to_owned(),
             PeerBackoff { since: now, until: now + duration, duration, banned: false },
@@ -113,14 +116,15 @@ impl BackoffTable {
     /// How many of the members that `known` accepts have stopped responding lately.
     pub fn recent_failures(&self, known: impl Fn(&str) -> bool) -> usize {
         let backoffs = self.backoffs.lock();
-        let recent = |backoff: &PeerBackoff| !backoff.banned && backoff.since.elapsed() < BACKOFF.0;
+        let recent = |backoff: &PeerBackoff| !backoff.banned && backoff.since.elapsed() < BACKOFF_RANGE.0;
         backoffs.iter().filter(|(id, backoff)| recent(backoff) && known(id)).count()
     }
 
     /// Bans `id`, which sent wrong bytes.
     pub fn ban_for_corruption(&self, id: &str) {
         let now = Instant::now();
-        let ban = PeerBackoff { since: now, until: now + CORRUPTION_BAN, duration: BACKOFF.0, banned: true };
+        let ban =
+            PeerBackoff { since: now, until: now + CORRUPTION_BAN, duration: BACKOFF_RANGE.0, banned: true };
         self.backoffs.lock().insert(id.to_owned(), ban);
     }
 
@@ -169,10 +173,10 @@ mod tests {
         assert!(backoffs.record_failure("a"));
         assert!(!backoffs.record_failure("a"), "one failure");
         assert!(!backoffs.is_available("a") && backoffs.is_available("b"));
-        tokio::time::advance(BACKOFF.0).await;
+        tokio::time::advance(BACKOFF_RANGE.0).await;
         assert!(backoffs.is_available("a"));
         assert!(backoffs.record_failure("a"));
-        tokio::time::advance(BACKOFF.0).await;
+        tokio::time::advance(BACKOFF_RANGE.0).await;
         assert!(!backoffs.is_available("a"), "twice as long");
         backoffs.record_success("a");
         assert!(backoffs.is_available("a"));
@@ -213,7 +217,7 @@ mod tests {
         backoffs.record_heard("a");
         assert!(!backoffs.is_busy("a"), "it talks, but finishes nothing");
         backoffs.record_success("a");
-        tokio::time::advance(BUSY.0).await;
+        tokio::time::advance(BUSY_ACTIVITY_AGES.0).await;
         assert!(!backoffs.is_busy("a"), "silent");
     }
 
@@ -222,7 +226,7 @@ mod tests {
         let backoffs = BackoffTable::default();
         assert_eq!(backoffs.state_of("a"), PeerState::Available);
         backoffs.record_failure("a");
-        assert_eq!(backoffs.state_of("a"), PeerState::BackingOff(BACKOFF.0));
+        assert_eq!(backoffs.state_of("a"), PeerState::BackingOff(BACKOFF_RANGE.0));
         backoffs.ban_for_corruption("a");
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(backoffs.state_of("a"), PeerState::Banned(CORRUPTION_BAN - Duration::from_secs(60)));

@@ -35,9 +35,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const TLS_SEND_BUFFER: usize = 128 << 10;
 
 /// The prefix of the URI that names a node.
-pub const NODE: &str = "bdnfs://node/";
+pub const NODE_URI_PREFIX: &str = "bdnfs://node/";
 /// The prefix of a URI that names a tenant that the node may host.
-pub const TENANT: &str = "bdnfs://tenant/";
+pub const TENANT_URI_PREFIX: &str = "bdnfs://tenant/";
 
 /// The host name of the node `id` in certificates.
 pub fn host(id: &str) -> String {
@@ -46,18 +46,18 @@ pub fn host(id: &str) -> String {
 
 /// The host name that stands for whichever member is at `address`.
 pub(super) fn anybody(address: IpAddr) -> String {
-    format!("{}.{ANYBODY}", address.to_canonical().to_string().replace(['.', ':'], "-"))
+    format!("{}.{MEMBER_DNS_SUFFIX}", address.to_canonical().to_string().replace(['.', ':'], "-"))
 }
 
 /// The address of the member for whom the host name `host` stands, whichever it is.
 pub(super) fn address(host: &str) -> Option<IpAddr> {
-    let name = host.strip_suffix(ANYBODY)?.strip_suffix('.')?;
+    let name = host.strip_suffix(MEMBER_DNS_SUFFIX)?.strip_suffix('.')?;
     let parsed = [".", ":"].map(|separator| name.replace('-', separator).parse().ok());
     parsed.into_iter().flatten().next()
 }
 
 /// The suffix of host names of members whose id is not known yet.
-pub const ANYBODY: &str = "member.bdnfs";
+pub const MEMBER_DNS_SUFFIX: &str = "member.bdnfs";
 
 /// Whether `id` can be a node id: one label of a host name, or several with dots between them.
 pub fn is_id(id: &str) -> bool {
@@ -198,8 +198,8 @@ fn caller(certificate: &CertificateDer<'_>) -> Option<Caller> {
     let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
     let named =
         |prefix: &'static str| certificate.valid_uri_names().filter_map(move |uri| uri.strip_prefix(prefix));
-    let id = named(NODE).next()?.to_owned();
-    Some(Caller { id: Some(id), tenants: Some(named(TENANT).map(str::to_owned).collect()) })
+    let id = named(NODE_URI_PREFIX).next()?.to_owned();
+    Some(Caller { id: Some(id), tenants: Some(named(TENANT_URI_PREFIX).map(str::to_owned).collect()) })
 }
 
 fn load(files: &CertificateFiles) -> Result<LoadedIdentity> {

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::Member;
 
 /// How long a member that joined counts as a recent change, and one that left: about as long as it takes until all others know.
-const RECENT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(3));
+const SETTLE_TIMES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(3));
 
 /// How many recent changes are remembered: more than this in a few seconds is unstable in any cluster.
 const MAX_RECENT: usize = 4096;
@@ -55,13 +55,13 @@ impl MembershipView {
         let first = since.is_empty();
         for member in live.iter().filter(|member| !since.contains_key(&member.id)).collect::<Vec<_>>() {
             since.insert(member.id.clone(), now);
-            recent.extend((!first).then_some(now + RECENT.0));
+            recent.extend((!first).then_some(now + SETTLE_TIMES.0));
         }
         if since.len() > live.len() {
             let there: HashSet<_> = live.iter().map(|member| member.id.as_str()).collect();
             let before = since.len();
             since.retain(|id, _| there.contains(id.as_str()));
-            recent.extend(std::iter::repeat_n(now + RECENT.1, before - since.len()));
+            recent.extend(std::iter::repeat_n(now + SETTLE_TIMES.1, before - since.len()));
         }
         let more = recent.len().saturating_sub(MAX_RECENT);
         recent.drain(..more);
@@ -119,9 +119,9 @@ mod tests {
         assert_eq!(listed.view().recent_changes(), 3);
         assert_eq!(listed.view().since("a"), None);
         assert_eq!(listed.view().since("b"), Some(begin));
-        tokio::time::advance(RECENT.0).await;
+        tokio::time::advance(SETTLE_TIMES.0).await;
         assert_eq!(listed.view().recent_changes(), 1, "one has left");
-        tokio::time::advance(RECENT.1 - RECENT.0).await;
+        tokio::time::advance(SETTLE_TIMES.1 - SETTLE_TIMES.0).await;
         assert_eq!(listed.view().recent_changes(), 0);
         set(&["a", "b", "c", "d"]);
         assert_eq!((listed.view().recent_changes(), listed.view().since("a")), (1, Some(Instant::now())));

@@ -57,7 +57,7 @@ pub struct Caller {
 
 impl Caller {
     /// A caller without a certificate, where there is no TLS.
-    pub const ANYBODY: Self = Self { id: None, tenants: None };
+    pub const ANONYMOUS: Self = Self { id: None, tenants: None };
 
     fn may_have(&self, tenant: &str) -> bool {
         self.tenants.as_ref().is_none_or(|tenants| tenants.iter().any(|t| t == tenant))

@@ -388,7 +388,7 @@ async fn server_sends_heartbeats_while_it_makes_progress() {
             _: &'a Member,
             request: &'a BlockRequest,
         ) -> BoxFuture<'a, Result<BlockResponse>> {
-            async { Ok(self.0.answer(&Caller::ANYBODY, request.clone()).await) }.boxed()
+            async { Ok(self.0.answer(&Caller::ANONYMOUS, request.clone()).await) }.boxed()
         }
     }
     for (after, seconds) in [(Some(9), 9), (None, 4)] {
@@ -487,7 +487,7 @@ async fn server_full_of_stages_is_busy_and_serves_readers() {
     server.host("t", Arc::new(Endless));
     let mut held = Vec::new();
     let mut fill = async |urgency| loop {
-        match server.answer(&Caller::ANYBODY, block_request(urgency)).await {
+        match server.answer(&Caller::ANONYMOUS, block_request(urgency)).await {
             BlockResponse::Frames(frames) => held.push(frames),
             BlockResponse::Busy(wait) => return (held.len(), wait),
             BlockResponse::Miss => panic!("it has everything"),

@@ -34,7 +34,7 @@ use crate::error::{Error, Kind, Result};
 use crate::tier::Urgency;
 
 /// The length of a frame's header, in bytes.
-pub(super) const HEAD: usize = 5;
+pub(super) const FRAME_HEADER_BYTES: usize = 5;
 
 /// What a request asks of its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ pub type Frames = BoxStream<'static, Result<Frame>>;
 pub enum Frame {
     /// The next bytes of the range.
     Data(Bytes),
-    /// [`PART`] more bytes of the next data frame have arrived. It is never sent: the receiver makes it to measure progress.
+    /// [`MAX_PART_BYTES`] more bytes of the next data frame have arrived. It is never sent: the receiver makes it to measure progress.
     Part,
     /// A heartbeat: the bytes are on their way.
     Wait,
@@ -159,7 +159,7 @@ pub enum Frame {
 }
 
 /// After how many bytes of a data frame progress is reported.
-pub const PART: usize = 64 << 10;
+pub const MAX_PART_BYTES: usize = 64 << 10;
 
 impl Frame {
     /// Encodes it, in pieces.
@@ -198,7 +198,7 @@ impl Head {
             Self::Wait => (b'W', 0),
             Self::End => (b'E', 0),
         };
-        let mut head = BytesMut::with_capacity(HEAD);
+        let mut head = BytesMut::with_capacity(FRAME_HEADER_BYTES);
         head.put_u8(message);
         head.put_u32_le(len);
         head.freeze()
@@ -262,7 +262,7 @@ mod tests {
         }
 
         #[test]
-        fn frame_header_hostile_bytes_parse_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..=HEAD)) {
+        fn frame_header_hostile_bytes_parse_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..=FRAME_HEADER_BYTES)) {
             if let Ok(head) = Head::parse(&bytes) {
                 prop_assert_eq!(&head.encode()[..], bytes);
             }

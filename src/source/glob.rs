@@ -5,11 +5,11 @@
 //! `huggingface_hub` library (`filter_repo_objects`), so that patterns carry over: a backslash is read as `/`, in
 //! patterns and in names, and a pattern that ends with `/` means all that is below it.
 
-/// One character of a name: a Unicode scalar value, or [`STRAY`] and above for a byte that is not UTF-8.
+/// One character of a name: a Unicode scalar value, or [`INVALID_BYTE_BASE`] and above for a byte that is not UTF-8.
 pub(super) type Unit = u32;
 
 /// What a stray byte is added to: past the last Unicode scalar value, so that no character of a pattern equals it.
-const STRAY: Unit = 0x11_0000;
+const INVALID_BYTE_BASE: Unit = 0x11_0000;
 
 /// What a set begins with that means all others.
 const BANG: Unit = '!' as Unit;
@@ -19,7 +19,7 @@ pub(super) fn units(name: &[u8]) -> Vec<Unit> {
     let mut units = Vec::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
         units.extend(chunk.valid().chars().map(|c| if c == '\\' { '/' } else { c } as Unit));
-        units.extend(chunk.invalid().iter().map(|b| STRAY + Unit::from(*b)));
+        units.extend(chunk.invalid().iter().map(|b| INVALID_BYTE_BASE + Unit::from(*b)));
     }
     units
 }

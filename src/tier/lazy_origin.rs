@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, PackedFile};
 
 /// How many parts are asked for at once: a block of small files must arrive before the fetch takes it for stalled.
-const AT_ONCE: usize = 16;
+const MAX_PARALLEL_PARTS: usize = 16;
 
 /// How an origin is opened.
 pub type OriginOpener = Box<dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Origin>>> + Send + Sync>;
@@ -68,7 +68,7 @@ impl LazyOrigin {
                 body.ok_or_else(|| Error::new(Kind::Changed, format!("{blob} is no longer at the origin")))
             }
         });
-        Ok(bodies.buffered(AT_ONCE).try_flatten().boxed())
+        Ok(bodies.buffered(MAX_PARALLEL_PARTS).try_flatten().boxed())
     }
 }
 

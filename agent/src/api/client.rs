@@ -24,7 +24,7 @@ use super::{AgentStatus, Failure, MountInfo, MountRequest, StageStatus};
 /// Status is answered from memory and the local disk; an agent that takes longer is stuck.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// A status of ten thousand mounts is far below this.
-const LARGEST_ANSWER: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// Speaks to the agent behind one socket.
 #[derive(Clone, Debug)]
@@ -153,7 +153,7 @@ impl Client {
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|e| self.broken(io::Error::other(e)))?;
         let (head, body) = sender.send_request(request).await.map_err(lost)?.into_parts();
-        let body = Limited::new(body, LARGEST_ANSWER).collect().await;
+        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|_| ClientError::Disconnected(self.socket.clone()))?.to_bytes();
         if head.status.is_success() {
             return Ok((head.headers, body));

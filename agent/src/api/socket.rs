@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 /// The variable that names another socket than the usual one for an agent, whatever its cache.
-const SOCKET: &str = "BDNFS_SOCKET";
+const SOCKET_PATH_VARIABLE: &str = "BDNFS_SOCKET";
 /// Its usual name, below the directory of what lasts until the next boot.
-const WELL_KNOWN: &str = "bdnfs/agent.sock";
+const WELL_KNOWN_SOCKET_PATH: &str = "bdnfs/agent.sock";
 
 /// Where the agent of the cache in `dir` listens.
 pub fn of_cache(dir: &Path) -> PathBuf {
@@ -15,13 +15,13 @@ pub fn of_cache(dir: &Path) -> PathBuf {
 /// Where an agent listens whatever its cache; `None` for a user without a directory for that.
 pub fn well_known() -> Option<PathBuf> {
     let env = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    if let Some(path) = env(SOCKET) {
+    if let Some(path) = env(SOCKET_PATH_VARIABLE) {
         return Some(path);
     }
     if rustix::process::geteuid().is_root() {
-        return Some(Path::new("/run").join(WELL_KNOWN));
+        return Some(Path::new("/run").join(WELL_KNOWN_SOCKET_PATH));
     }
-    env("XDG_RUNTIME_DIR").map(|directory| directory.join(WELL_KNOWN))
+    env("XDG_RUNTIME_DIR").map(|directory| directory.join(WELL_KNOWN_SOCKET_PATH))
 }
 
 /// Whether a peer of this user is one to talk to: the same user, or root.

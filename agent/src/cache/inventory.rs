@@ -16,7 +16,7 @@ use crate::api::cache::{
 };
 
 /// The fewest digits of an id that are taken for one.
-const FEWEST: usize = 6;
+const MIN_ID_PREFIX_LEN: usize = 6;
 
 /// Tells what `node` holds. `mounted` tells where a snapshot of a tenant is mounted, given its id.
 pub fn summarize(node: &NodeCache, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Result<CacheSummary> {
@@ -152,7 +152,7 @@ impl Name {
 
     /// Whether the selector names the snapshot `id` of `source`. A source without a revision means all of them.
     fn matches(&self, id: &str, source: &str) -> bool {
-        if self.text.len() >= FEWEST && id.starts_with(&self.text) {
+        if self.text.len() >= MIN_ID_PREFIX_LEN && id.starts_with(&self.text) {
             return true;
         }
         let rest = self.source.as_ref().and_then(|own| source.strip_prefix(own.as_str()));

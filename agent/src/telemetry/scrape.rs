@@ -11,7 +11,7 @@ use super::process::ProcessScrape;
 use crate::api::kind_name;
 
 /// The staging states of a mount.
-pub const STATES: [&str; 4] = ["ready", "staging", "staged", "failed"];
+pub const STAGING_STATES: [&str; 4] = ["ready", "staging", "staged", "failed"];
 
 /// All figures of an agent.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub struct MountScrape {
     pub source: String,
     /// The mount point.
     pub mountpoint: String,
-    /// One of [`STATES`].
+    /// One of [`STAGING_STATES`].
     pub state: &'static str,
     /// The size of its snapshot in bytes.
     pub bytes: u64,

@@ -18,7 +18,7 @@ use crate::prefetch::Prefetcher;
 use crate::tree;
 
 /// How many readers are kept: more than the kernel reads from at once. Each holds a lease.
-const READERS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+const MAX_READERS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// How many files one thread prefetches: a few, so that the disk works on several at once.
 const PREFETCH_BATCH: u32 = 8;
@@ -36,7 +36,7 @@ pub(crate) struct StatelessFiles {
 impl StatelessFiles {
     /// No file was read yet.
     pub(crate) fn new(snapshot: Arc<Snapshot>, runtime: Handle, kernel: Arc<KernelCache>) -> Arc<Self> {
-        let readers = Mutex::new(IdleCache::new(READERS, IDLE_TIMEOUT));
+        let readers = Mutex::new(IdleCache::new(MAX_READERS, IDLE_TIMEOUT));
         Arc::new(Self { snapshot, runtime, kernel, readers, prefetcher: Mutex::default() })
     }
 

@@ -8,7 +8,7 @@ use super::connection::{PeerConnection, ended};
 use super::pool::{ConnectionPool, PoolKey};
 use crate::buffer::{Buffer, BufferPool};
 use crate::error::Result;
-use crate::peer::wire::{Frame, Frames, HEAD, Head, PART};
+use crate::peer::wire::{FRAME_HEADER_BYTES, Frame, Frames, Head, MAX_PART_BYTES};
 
 /// Reads the frames of one response.
 pub(super) struct FrameReader {
@@ -52,10 +52,10 @@ impl FrameReader {
         if let Some((room, due)) = self.data.take() {
             return self.fill(room, due).await.map(Some);
         }
-        let mut head = [0; HEAD];
-        match self.stream.fill(&mut &mut head[..], HEAD).await? {
+        let mut head = [0; FRAME_HEADER_BYTES];
+        match self.stream.fill(&mut &mut head[..], FRAME_HEADER_BYTES).await? {
             0 => return Ok(None),
-            HEAD => {}
+            FRAME_HEADER_BYTES => {}
             _ => return Err(ended()),
         }
         match Head::parse(&head)? {
@@ -68,9 +68,9 @@ impl FrameReader {
         }
     }
 
-    /// Reads until `room` holds `due` bytes, or a [`PART`] more.
+    /// Reads until `room` holds `due` bytes, or a [`MAX_PART_BYTES`] more.
     async fn fill(&mut self, mut room: Buffer, due: usize) -> Result<Frame> {
-        let until = due.min(room.len() + PART);
+        let until = due.min(room.len() + MAX_PART_BYTES);
         let len = until - room.len();
         if self.stream.fill(&mut *room, len).await? < len {
             return Err(ended());

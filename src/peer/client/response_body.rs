@@ -12,14 +12,14 @@ use super::Peers;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Member;
 use crate::peer::timeout::within;
-use crate::peer::wire::{BlockRequest, Frame, Frames, PART, Role};
+use crate::peer::wire::{BlockRequest, Frame, Frames, MAX_PART_BYTES, Role};
 use crate::tier::{Body, Urgency};
 
 /// How long a peer may be silent, and how long it may take for the next [`MIN_PROGRESS`] bytes once it sends.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many bytes count as progress. A hundred streams that share 100 Mbit/s still send that in a second.
-const MIN_PROGRESS: u64 = PART as u64;
+const MIN_PROGRESS: u64 = MAX_PART_BYTES as u64;
 
 /// How long the next bytes may take although the peer sends heartbeats: for a reader, and for a stage. A reader has turned to
 /// other tiers by then. A stage has more time, because all nodes wait for the mirror when they stage at once. A holder waits

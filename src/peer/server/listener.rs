@@ -75,7 +75,7 @@ async fn connection(stream: TcpStream, server: Arc<PeerServer>, identity: Option
     // Only a matter of speed.
     let _ = stream.set_nodelay(true);
     let Some(identity) = identity else {
-        return requests(stream, server, Caller::ANYBODY, || true).await;
+        return requests(stream, server, Caller::ANONYMOUS, || true).await;
     };
     let version = identity.version();
     let proved = timeout(HANDSHAKE_TIMEOUT, identity.accept(stream)).await;

@@ -14,11 +14,11 @@ use super::{HttpPeerClient, PeerClient, block_request, member, noise};
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Member;
-use crate::peer::wire::{BlockResponse, Frame, PART};
+use crate::peer::wire::{BlockResponse, Frame, MAX_PART_BYTES};
 use crate::tier::Urgency;
 
 /// What an answer with a body begins with.
-const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+const RESPONSE_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
 
 /// A peer that answers every request with the same bytes, some at a time, and may then close the connection.
 async fn peer(answer: Vec<u8>, cut: usize, closes: bool) -> (Member, Arc<AtomicUsize>) {
@@ -63,7 +63,7 @@ fn chunk(bytes: &[u8]) -> Vec<u8> {
 fn body(frames: Vec<Frame>, cut: usize) -> Vec<u8> {
     let sent = frames.into_iter().flat_map(Frame::encode).collect::<Vec<_>>().concat();
     let chunks = sent.chunks(cut).flat_map(chunk);
-    HEAD.iter().copied().chain(chunks).chain(*b"0\r\n\r\n").collect()
+    RESPONSE_HEAD.iter().copied().chain(chunks).chain(*b"0\r\n\r\n").collect()
 }
 
 /// All frames of an answer but the notices of parts, and how many of these there were.
@@ -90,7 +90,7 @@ async fn frames_cut_anywhere_arrive_as_sent_on_one_connection() {
         for _ in 0..3 {
             let (frames, parts) = frames(&client, &peer).await.expect("an answer");
             assert!(frames == sent, "in chunks of {in_chunks}, by {on_wire}");
-            assert_eq!(parts, BLOCK as usize / PART - 1 + 300_000 / PART);
+            assert_eq!(parts, BLOCK as usize / MAX_PART_BYTES - 1 + 300_000 / MAX_PART_BYTES);
         }
         assert_eq!(connections.load(Relaxed), 1);
     }
@@ -100,9 +100,9 @@ async fn frames_cut_anywhere_arrive_as_sent_on_one_connection() {
 async fn connection_closed_is_replaced() {
     let (whole, end) = (vec![Frame::Data(noise(5))], vec![Frame::Wait, Frame::End]);
     let ended = body(end.clone(), 100);
-    let text = String::from_utf8_lossy(HEAD).replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n");
-    let said = [text.as_bytes(), &body(whole.clone(), 100)[HEAD.len()..]].concat();
-    let behind = [body(whole.clone(), 100), HEAD.to_vec()].concat();
+    let text = String::from_utf8_lossy(RESPONSE_HEAD).replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n");
+    let said = [text.as_bytes(), &body(whole.clone(), 100)[RESPONSE_HEAD.len()..]].concat();
+    let behind = [body(whole.clone(), 100), RESPONSE_HEAD.to_vec()].concat();
     // Without a word, with one, because the rest of such an answer is not waited for, and because nobody asked for what follows.
     let silent = (body(whole.clone(), 100), true, whole.clone());
     for (answer, closes, sent) in
@@ -119,26 +119,26 @@ async fn connection_closed_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn response_invalid_is_an_error() {
-    let framed = |frames: &[u8]| [HEAD, &chunk(frames), b"0\r\n\r\n"].concat();
+    let framed = |frames: &[u8]| [RESPONSE_HEAD, &chunk(frames), b"0\r\n\r\n"].concat();
     let answers = [
         ("no HTTP", vec![b'x'; 10_000], Kind::Unavailable),
         (
             "no end of the head",
-            [HEAD, &[b'x'; 10_000]].concat()[..HEAD.len() - 2].to_vec(),
+            [RESPONSE_HEAD, &[b'x'; 10_000]].concat()[..RESPONSE_HEAD.len() - 2].to_vec(),
             Kind::Unavailable,
         ),
         ("a head without an end", b"HTTP/1.1 200 OK\r\na: b\r\n".repeat(1000), Kind::Unavailable),
         ("another body", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello".to_vec(), Kind::Unavailable),
         ("a redirection", b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n".to_vec(), Kind::Unavailable),
-        ("no chunk", [HEAD, b"five\r\nhello\r\n"].concat(), Kind::Unavailable),
-        ("a chunk that is too long", [HEAD, b"3\r\nhello\r\n"].concat(), Kind::Unavailable),
-        ("a length without an end", [HEAD, &[b'0'; 1000]].concat(), Kind::Unavailable),
+        ("no chunk", [RESPONSE_HEAD, b"five\r\nhello\r\n"].concat(), Kind::Unavailable),
+        ("a chunk that is too long", [RESPONSE_HEAD, b"3\r\nhello\r\n"].concat(), Kind::Unavailable),
+        ("a length without an end", [RESPONSE_HEAD, &[b'0'; 1000]].concat(), Kind::Unavailable),
         ("no frame", framed(b"X\0\0\0\0"), Kind::Corrupt),
         ("an empty frame", framed(b"D\0\0\0\0"), Kind::Corrupt),
         ("a frame that is too long", framed(b"D\xff\xff\xff\xff"), Kind::Corrupt),
         ("half a head of a frame", framed(b"D\x05"), Kind::Unavailable),
         ("half a frame", framed(b"D\x05\0\0\0hel"), Kind::Unavailable),
-        ("half a chunk", [HEAD, b"a\r\nD\x05\0\0\0"].concat(), Kind::Unavailable),
+        ("half a chunk", [RESPONSE_HEAD, b"a\r\nD\x05\0\0\0"].concat(), Kind::Unavailable),
         ("nothing", Vec::new(), Kind::Unavailable),
         ("what isn't there", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_vec(), Kind::NotFound),
     ];

@@ -69,9 +69,10 @@ fn params(args: &IssueArgs) -> Result<CertificateParams> {
     let mut params = CertificateParams::new([]).context("cannot create a certificate")?;
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, args.id.as_str());
-    let dns = [identity::host(&args.id), format!("*.{}", identity::ANYBODY)];
-    let uris = [format!("{}{}", identity::NODE, args.id)].into_iter();
-    let uris = uris.chain(args.tenants.iter().map(|tenant| format!("{}{tenant}", identity::TENANT)));
+    let dns = [identity::host(&args.id), format!("*.{}", identity::MEMBER_DNS_SUFFIX)];
+    let uris = [format!("{}{}", identity::NODE_URI_PREFIX, args.id)].into_iter();
+    let uris =
+        uris.chain(args.tenants.iter().map(|tenant| format!("{}{tenant}", identity::TENANT_URI_PREFIX)));
     for name in dns {
         params.subject_alt_names.push(SanType::DnsName(name.try_into().context("invalid host name")?));
     }

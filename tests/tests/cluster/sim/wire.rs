@@ -49,7 +49,7 @@ impl PeerClient for SimNetwork {
             if let Some(me) = sim.nodes.lock().get(&self.me) {
                 sim.beset.fetch_max(me.peers().under_way() as u64, Relaxed);
             }
-            let frames = match node.server.answer(&Caller::ANYBODY, request.clone()).await {
+            let frames = match node.server.answer(&Caller::ANONYMOUS, request.clone()).await {
                 BlockResponse::Frames(frames) => frames,
                 other => return Ok(other),
             };
