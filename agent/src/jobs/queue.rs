@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::job::Job;
 use super::record::JobRecord;
 use super::run::JobRun;
-use super::supervisor::log;
+use super::supervisor::{check_places, log};
 use crate::api::job::{JobRequest, JobStatus, LogChunk, Variable};
 use crate::api::{ApiResult, Failure};
 use crate::deploy::{AdmissionQueue, MirrorQueue};
@@ -118,10 +118,13 @@ impl JobQueue {
         if request.start_commands.is_empty() {
             return invalid("the job has no start_commands, so there is nothing to run".to_owned());
         }
-        let paths = request.weights.iter().map(|weights| weights.mountpoint.as_path());
-        if let Some(path) = paths.chain([request.workdir.as_path()]).find(|path| !path.is_absolute()) {
+        let places: Vec<_> = request.weights.iter().map(|weights| weights.mountpoint.as_path()).collect();
+        if let Some(path) =
+            places.iter().copied().chain([request.workdir.as_path()]).find(|path| !path.is_absolute())
+        {
             return invalid(format!("{} must be absolute", path.display()));
         }
+        check_places(&places)?;
         for (name, value) in &request.environment {
             if name.is_empty() || name.contains(['=', '\0']) {
                 return invalid(format!("{name:?} can't be the name of a variable"));

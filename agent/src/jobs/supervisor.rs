@@ -29,6 +29,8 @@ pub mod log;
 mod namespace;
 mod processes;
 
+pub use namespace::check_places;
+
 /// The file that the supervisor holds locked as long as it lives.
 const LOCK_FILE: &str = "lock";
 /// The file with its [`SupervisorInfo`].

@@ -167,9 +167,6 @@ fn job_with_bad_source_fails_before_its_commands() {
     let (err, _) =
         submit("unmirrored.toml", &[("s3://bucket/good", "/m/a")], &["--mirror", "s3://no-such-mirror"]);
     assert!(err.contains("cannot mirror s3://bucket/good"), "{err}");
-    // A file of the host's in the place of a directory.
-    let (err, _) = submit("place.toml", &[("s3://bucket/good", "/etc/passwd/m")], &["--no-mirror"]);
-    assert!(err.contains("/etc/passwd"), "{err}");
     assert!(!ran.exists(), "no command ran");
     assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
     assert!(machine.supervisors().is_empty());
@@ -202,4 +199,41 @@ fn job_run_exits_as_its_command_does() {
         assert_eq!(job(&machine, &["run", "/nowhere/job.toml"]).code, Some(125));
         drop(agent);
     }
+}
+
+#[test]
+fn job_with_impossible_mount_location_is_refused_before_mirroring() {
+    let env = TestEnv::new();
+    env.put("good/file", MIB);
+    let mirror = env.bucket().with_file_name("mirror");
+    fs::create_dir(&mirror).unwrap();
+    let machine = &env.machine;
+    let agent = machine.agent("");
+    let places = machine.directory("places");
+    let place = |name: &str| text(&places.join(name)).to_owned();
+    fs::create_dir(places.join("real")).unwrap();
+    fs::write(places.join("file"), "").unwrap();
+    std::os::unix::fs::symlink(places.join("real"), places.join("link")).unwrap();
+    std::os::unix::fs::symlink(places.join("nowhere"), places.join("dangling")).unwrap();
+    let run = |mount_locations: &[String]| {
+        let sources: Vec<_> =
+            mount_locations.iter().map(|place| ("s3://bucket/good", place.as_str())).collect();
+        let file = spec(machine, "job.toml", &toml(&sources, &["ls -d */file"]));
+        job(machine, &["run", text(&file), "--mirror", "s3://mirror", "--workdir", text(&places)])
+    };
+    for (mount_locations, words) in [
+        (vec![place("real"), place("link")], "are one directory"),
+        (vec![place("real/new"), place("link/new")], "are one directory"),
+        (vec![place("file")], "is not a directory"),
+        (vec![place("dangling")], "is a dangling symbolic link"),
+    ] {
+        let ran = run(&mount_locations);
+        assert_eq!(ran.code, Some(125), "{}{}", ran.out, ran.err);
+        assert!(ran.err.contains(words) && ran.err.contains(&mount_locations[0]), "{}", ran.err);
+    }
+    assert!(run(&["/etc/passwd/m".to_owned()]).err.contains("/etc/passwd/m"));
+    assert_eq!(summed(&[&mirror]), 0, "something was mirrored");
+    // A link to a directory is one.
+    assert_eq!(run(&[place("link")]).succeeds(), "link/file\nreal/file\n");
+    drop(agent);
 }

@@ -5,7 +5,7 @@
 //! host has there, and the missing directories beside them. It is read-only, so that nothing is written where it would
 //! vanish with the job; what lies below its entries is the host's own, and as writable as ever.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
@@ -71,8 +71,9 @@ pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Res
     let mut places = Places { scratch, covered: Vec::new(), devices: BTreeSet::new() };
     for (tree, (_, place)) in trees.iter().zip(sources) {
         let within = |e: Error| e.within(format!("cannot mount at {}", place.display()));
-        places.make(place).map_err(within)?;
-        move_mount(tree, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        // Links followed, which the kernel does not do here.
+        let directory = places.make(place).map_err(within)?;
+        move_mount(tree, "", CWD, &directory, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .with_context(|| format!("cannot mount at {}", place.display()))?;
     }
     places.seal()?;
@@ -100,20 +101,42 @@ fn leave_to_others(jobs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The places that are missing, and what is made for them.
-struct Places<'a> {
-    scratch: &'a Path,
-    /// The directories that were covered.
-    covered: Vec<PathBuf>,
-    /// The file systems that cover them.
-    devices: BTreeSet<u64>,
+/// Refuses mount locations of one job that can't be: one whose path leads over a file or a dangling link, and two that are
+/// one directory. Those below another are left out, which covers what the host has there.
+///
+/// # Errors
+/// [`Kind::Invalid`]; [`Kind::Disk`] for one that can't be looked at.
+pub fn check_places(paths: &[&Path]) -> Result<()> {
+    let mut found = BTreeMap::new();
+    for path in paths {
+        if paths.iter().any(|other| other != path && path.starts_with(other)) {
+            continue;
+        }
+        let place = Place::find(path).map_err(|e| e.within(format!("cannot mount at {}", path.display())))?;
+        if let Some(other) = found.insert(place.path(), path) {
+            let (path, other, place) = (path.display(), other.display(), place.path());
+            return Err(invalid(format!(
+                "the mount locations {other} and {path} are one directory, {}; choose another for one of them",
+                place.display()
+            )));
+        }
+    }
+    Ok(())
 }
 
-impl Places<'_> {
-    /// Makes sure that `place` is a directory.
-    fn make(&mut self, place: &Path) -> Result<()> {
+/// Where a mount location lies, links followed.
+struct Place {
+    /// The nearest directory at or above it that exists.
+    above: PathBuf,
+    /// What is missing below that.
+    missing: PathBuf,
+}
+
+impl Place {
+    /// Looks for the place `path`.
+    fn find(path: &Path) -> Result<Self> {
         let mut missing = Vec::new();
-        let mut above = place;
+        let mut above = path;
         while let Err(error) = fs::metadata(above) {
             if error.kind() != ErrorKind::NotFound {
                 return Err(error).with_context(|| above.display().to_string());
@@ -126,27 +149,52 @@ impl Places<'_> {
             above = parent;
         }
         let above = above.canonicalize().with_context(|| above.display().to_string())?;
-        let found = above.metadata().with_context(|| above.display().to_string())?;
-        if !found.is_dir() {
+        if !above.is_dir() {
             return Err(invalid(format!("{} is not a directory", above.display())));
         }
-        if missing.is_empty() {
-            return Ok(());
+        Ok(Self { above, missing: missing.into_iter().rev().collect() })
+    }
+
+    /// The whole path.
+    fn path(&self) -> PathBuf {
+        // Joining nothing would add a slash.
+        if self.missing.as_os_str().is_empty() { self.above.clone() } else { self.above.join(&self.missing) }
+    }
+}
+
+/// The places that are missing, and what is made for them.
+struct Places<'a> {
+    scratch: &'a Path,
+    /// The directories that were covered.
+    covered: Vec<PathBuf>,
+    /// The file systems that cover them.
+    devices: BTreeSet<u64>,
+}
+
+impl Places<'_> {
+    /// Makes sure that `path` is a directory. Returns where it is.
+    fn make(&mut self, path: &Path) -> Result<PathBuf> {
+        let place = Place::find(path)?;
+        let (above, found) = (&place.above, place.above.metadata());
+        let found = found.with_context(|| above.display().to_string())?;
+        if place.missing.as_os_str().is_empty() {
+            return Ok(place.above);
         }
         if !self.devices.contains(&found.dev()) {
-            self.cover(&above).map_err(|error| {
-                let place = place.display();
+            self.cover(above).map_err(|error| {
+                let path = path.display();
                 error.within(format!(
-                    "{place} does not exist and could not be made for the job alone; make it with `mkdir -p {place}`"
+                    "{path} does not exist and could not be made for the job alone; make it with `mkdir -p {path}`"
                 ))
             })?;
         }
-        let path: PathBuf = [above.as_os_str()].into_iter().chain(missing.into_iter().rev()).collect();
+        let path = place.path();
         DirBuilder::new()
             .recursive(true)
             .mode(0o755)
             .create(&path)
-            .with_context(|| path.display().to_string())
+            .with_context(|| path.display().to_string())?;
+        Ok(path)
     }
 
     /// Covers `directory` with a file system that has the same entries, and can have more.
