@@ -30,7 +30,7 @@ def read_until(enough):
 size(80)
 before = termios.tcgetattr(terminal)
 os.write(go, b'.')
-read_until(lambda seen: b'q quits\x1b[K' in seen and seen.endswith(b'\x1b[J'))
+read_until(lambda seen: b'q to quit\x1b[K' in seen and seen.endswith(b'\x1b[J'))
 assert seen.startswith(b'\x1b[?1049h'), seen
 seen = b''
 size(30)
