@@ -2,9 +2,9 @@
 
 mod hedge;
 mod parallelism;
-mod request;
 #[cfg(test)]
 mod tests;
+mod tier_request;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::tier::{Tier, TierKind, Urgency};
 
 use hedge::{Hedged, Target};
 use parallelism::Parallelism;
-use request::RequestContext;
+use tier_request::FetchContext;
 
 /// The first wait before the tiers are asked again, and the longest.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -333,7 +333,7 @@ impl Ladder {
     {
         let (blob, tier, kind) = (descent.blob, rung.tier, rung.tier.kind());
         let context =
-            RequestContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
+            FetchContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
         let (target, waiting) = (Target { rung, blob, urgency: descent.urgency }, Instant::now());
         let mut request = Hedged::new(&context, &self.parallelism, target, extent).await;
         // Nothing could arrive while nothing was asked for.

@@ -76,7 +76,7 @@ impl Origin for Flipping {
 }
 
 /// A mount and all that it stands on. The mount comes first, so that it also goes first.
-struct Mounted {
+struct FaultyMount {
     _mount: Mount,
     snapshot: Arc<Snapshot>,
     origin: Arc<Flipping>,
@@ -85,7 +85,7 @@ struct Mounted {
     dir: tempfile::TempDir,
 }
 
-impl Mounted {
+impl FaultyMount {
     fn new(files: &[(&str, &[u8])], flips: bool) -> Self {
         let runtime = Builder::new_multi_thread().enable_all().build().unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -155,7 +155,7 @@ fn eventually(what: &str, mut healed: impl FnMut() -> bool) {
 fn mount_of_file_of_one_flight_with_flipped_byte_delivers_none_of_it() {
     for (name, size) in [("tiny", 30_000), ("small", 1 << 20), ("more", (3 << 20) + 5)] {
         let content = noise(size);
-        let tree = Mounted::new(&[(name, &content)], true);
+        let tree = FaultyMount::new(&[(name, &content)], true);
         let file = File::open(tree.path(name)).unwrap();
         let mut first = [0; 4096];
         let error = file.read_exact_at(&mut first, 0).expect_err("it is not what was published");
@@ -170,7 +170,7 @@ fn mount_of_file_of_one_flight_with_flipped_byte_delivers_none_of_it() {
 #[test]
 fn mount_of_refuted_file_heals_with_its_origin() {
     let content = noise(LARGE);
-    let tree = Mounted::new(&[("model", &content)], true);
+    let tree = FaultyMount::new(&[("model", &content)], true);
     let model = tree.path("model");
     let open = File::open(&model).unwrap();
     let mut first = [0; 8192];
@@ -195,7 +195,7 @@ fn mount_of_refuted_file_heals_with_its_origin() {
 fn mount_with_damaged_blob_verified_reads_anew() {
     for size in [LARGE, 2 << 20] {
         let content = noise(size);
-        let tree = Mounted::new(&[("model", &content)], false);
+        let tree = FaultyMount::new(&[("model", &content)], false);
         let model = tree.path("model");
         tree.stage();
         tree.rot("");
@@ -219,7 +219,7 @@ fn mount_with_damaged_blob_verified_reads_anew() {
 #[test]
 fn mount_with_damaged_part_verified_reads_anew() {
     let content = noise(LARGE);
-    let tree = Mounted::new(&[("model", &content)], false);
+    let tree = FaultyMount::new(&[("model", &content)], false);
     let model = tree.path("model");
     let mut first = [0; 8192];
     let open = || File::open(&model).unwrap();

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::parallelism::{Parallelism, Slot};
-use super::request::{Request, RequestContext};
+use super::parallelism::{Parallelism, RequestSlot};
+use super::tier_request::{FetchContext, TierRequest};
 use super::{Descent, Rung};
 use crate::block::{Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
@@ -30,11 +30,11 @@ const BEHIND: u64 = 4;
 
 /// One request to a tier, or two at once for the same blocks.
 pub(super) struct Hedged<'a> {
-    context: &'a RequestContext<'a>,
+    context: &'a FetchContext<'a>,
     parallelism: &'a Parallelism,
     target: Target<'a>,
-    first: (Request<'a>, Option<Slot<'a>>),
-    second: Option<(Request<'a>, Option<Slot<'a>>)>,
+    first: (TierRequest<'a>, Option<RequestSlot<'a>>),
+    second: Option<(TierRequest<'a>, Option<RequestSlot<'a>>)>,
 }
 
 /// What is asked, and for whom.
@@ -55,7 +55,7 @@ struct Window {
 impl<'a> Hedged<'a> {
     /// Asks for `extent`. Waits until the last tier can take one more request.
     pub async fn new(
-        context: &'a RequestContext<'a>,
+        context: &'a FetchContext<'a>,
         parallelism: &'a Parallelism,
         target: Target<'a>,
         extent: Extent,
@@ -176,13 +176,13 @@ impl<'a> Hedged<'a> {
 }
 
 impl<'a> Target<'a> {
-    fn request(&self, context: &'a RequestContext<'a>, extent: Extent) -> Request<'a> {
-        Request::new(context, self.rung.tier, self.blob, extent, self.urgency)
+    fn request(&self, context: &'a FetchContext<'a>, extent: Extent) -> TierRequest<'a> {
+        TierRequest::new(context, self.rung.tier, self.blob, extent, self.urgency)
     }
 }
 
 /// The next block of a second request, where there is one.
-async fn second(second: &mut Option<(Request<'_>, Option<Slot<'_>>)>) -> Result<Option<Arrival>> {
+async fn second(second: &mut Option<(TierRequest<'_>, Option<RequestSlot<'_>>)>) -> Result<Option<Arrival>> {
     match second {
         Some((request, _)) => request.next().await,
         None => pending().await,

@@ -25,7 +25,7 @@ struct State {
 }
 
 /// The right to a request. It is given back when it is dropped.
-pub(super) struct Slot<'a>(&'a Parallelism);
+pub(super) struct RequestSlot<'a>(&'a Parallelism);
 
 impl Default for Parallelism {
     fn default() -> Self {
@@ -35,7 +35,7 @@ impl Default for Parallelism {
 
 impl Parallelism {
     /// Waits for a slot. A reader takes one at once.
-    pub async fn acquire(&self, urgency: Urgency) -> Slot<'_> {
+    pub async fn acquire(&self, urgency: Urgency) -> RequestSlot<'_> {
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
@@ -49,17 +49,17 @@ impl Parallelism {
     }
 
     /// A slot, if there is one now.
-    pub fn try_acquire(&self) -> Option<Slot<'_>> {
+    pub fn try_acquire(&self) -> Option<RequestSlot<'_>> {
         self.take(false)
     }
 
-    fn take(&self, at_once: bool) -> Option<Slot<'_>> {
+    fn take(&self, at_once: bool) -> Option<RequestSlot<'_>> {
         let mut state = self.state.lock();
         if !at_once && state.used >= state.limit {
             return None;
         }
         state.used += 1;
-        Some(Slot(self))
+        Some(RequestSlot(self))
     }
 
     /// How many requests are under way.
@@ -82,7 +82,7 @@ impl Parallelism {
     }
 }
 
-impl Drop for Slot<'_> {
+impl Drop for RequestSlot<'_> {
     fn drop(&mut self) {
         self.0.state.lock().used -= 1;
         self.0.freed.notify_waiters();

@@ -18,7 +18,7 @@ use crate::tier::memory::MemoryTier;
 
 /// How one answer comes.
 #[derive(Clone, Copy, Debug)]
-enum Answer {
+enum ScriptedAnswer {
     /// At once.
     Prompt,
     /// At once, so many bytes a second.
@@ -30,7 +30,7 @@ enum Answer {
 /// A tier of zeros, which answers as it is told: the last answer for all that follow.
 #[derive(Debug)]
 struct SlowTier {
-    answers: Mutex<VecDeque<Answer>>,
+    answers: Mutex<VecDeque<ScriptedAnswer>>,
     requests: AtomicUsize,
     at_once: AtomicUsize,
     most_at_once: AtomicUsize,
@@ -39,7 +39,7 @@ struct SlowTier {
 }
 
 impl SlowTier {
-    fn new(answers: &[Answer], serial: bool) -> Arc<Self> {
+    fn new(answers: &[ScriptedAnswer], serial: bool) -> Arc<Self> {
         Arc::new(Self {
             answers: Mutex::new(answers.iter().copied().collect()),
             requests: AtomicUsize::new(0),
@@ -49,16 +49,16 @@ impl SlowTier {
         })
     }
 
-    fn answer(&self) -> Answer {
+    fn answer(&self) -> ScriptedAnswer {
         let mut answers = self.answers.lock();
         if answers.len() > 1 { answers.pop_front().expect("two") } else { answers[0] }
     }
 }
 
 /// A request that the tier works on.
-struct Busy<'a>(&'a AtomicUsize);
+struct BusyTier<'a>(&'a AtomicUsize);
 
-impl Drop for Busy<'_> {
+impl Drop for BusyTier<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -77,7 +77,7 @@ impl Tier for SlowTier {
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             self.requests.fetch_add(1, Relaxed);
-            let _busy = Busy(&self.at_once);
+            let _busy = BusyTier(&self.at_once);
             self.most_at_once.fetch_max(self.at_once.fetch_add(1, Relaxed) + 1, Relaxed);
             let _turn = match &self.serial {
                 Some(turn) => Some(turn.lock().await),
@@ -85,9 +85,9 @@ impl Tier for SlowTier {
             };
             let len = range.end - range.start;
             let rate = match self.answer() {
-                Answer::Prompt => u64::MAX,
-                Answer::Slow(rate) => rate,
-                Answer::Late(seconds) => {
+                ScriptedAnswer::Prompt => u64::MAX,
+                ScriptedAnswer::Slow(rate) => rate,
+                ScriptedAnswer::Late(seconds) => {
                     sleep(Duration::from_secs(seconds)).await;
                     u64::MAX
                 }
@@ -127,7 +127,7 @@ async fn fetch(ladder: &Ladder, blocks: Range<u64>, urgency: Urgency, patience: 
 #[tokio::test(start_paused = true)]
 async fn fetch_with_one_dripping_request_asks_beside_it() {
     for rate in [5, 20_000] {
-        let tier = SlowTier::new(&[Answer::Slow(rate), Answer::Prompt], false);
+        let tier = SlowTier::new(&[ScriptedAnswer::Slow(rate), ScriptedAnswer::Prompt], false);
         let began = Instant::now();
         fetch(&ladder(&tier), 0..8, Urgency::Read, 30).await.expect("the second request");
         assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
@@ -137,7 +137,7 @@ async fn fetch_with_one_dripping_request_asks_beside_it() {
 
 #[tokio::test(start_paused = true)]
 async fn fetch_behind_its_siblings_asks_beside_it() {
-    let tier = SlowTier::new(&[Answer::Slow(100_000), Answer::Slow(10_000_000)], false);
+    let tier = SlowTier::new(&[ScriptedAnswer::Slow(100_000), ScriptedAnswer::Slow(10_000_000)], false);
     let ladder = ladder(&tier);
     let began = Instant::now();
     let fetches = [0..4, 4..36, 36..64].map(|blocks| fetch(&ladder, blocks, Urgency::Stage, 120));
@@ -148,10 +148,10 @@ async fn fetch_behind_its_siblings_asks_beside_it() {
 
 #[tokio::test(start_paused = true)]
 async fn fetch_on_a_slow_line_asks_once() {
-    let tier = SlowTier::new(&[Answer::Slow(100_000)], false);
+    let tier = SlowTier::new(&[ScriptedAnswer::Slow(100_000)], false);
     fetch(&ladder(&tier), 0..3, Urgency::Read, 30).await.expect("slowly");
     assert_eq!(tier.requests.load(Relaxed), 1);
-    let tier = SlowTier::new(&[Answer::Slow(60_000)], false);
+    let tier = SlowTier::new(&[ScriptedAnswer::Slow(60_000)], false);
     let ladder = ladder(&tier);
     join_all((0..8).map(|block| fetch(&ladder, block..block + 1, Urgency::Stage, 120))).await;
     assert_eq!(tier.requests.load(Relaxed), 8);
@@ -159,10 +159,10 @@ async fn fetch_on_a_slow_line_asks_once() {
 
 #[tokio::test(start_paused = true)]
 async fn fetch_from_a_late_server_waits_as_long_as_the_operation() {
-    let tier = SlowTier::new(&[Answer::Late(20)], false);
+    let tier = SlowTier::new(&[ScriptedAnswer::Late(20)], false);
     fetch(&ladder(&tier), 0..2, Urgency::Read, 30).await.expect("late");
     assert!(tier.requests.load(Relaxed) <= 3);
-    let tier = SlowTier::new(&[Answer::Late(100)], false);
+    let tier = SlowTier::new(&[ScriptedAnswer::Late(100)], false);
     let began = Instant::now();
     let error = fetch(&ladder(&tier), 0..2, Urgency::Read, 30).await.expect_err("too late for a reader");
     assert_eq!(error.kind(), Kind::Timeout);
@@ -172,7 +172,7 @@ async fn fetch_from_a_late_server_waits_as_long_as_the_operation() {
 
 #[tokio::test(start_paused = true)]
 async fn fetch_from_a_server_too_slow_for_many_sends_fewer() {
-    let tier = SlowTier::new(&[Answer::Late(6)], true);
+    let tier = SlowTier::new(&[ScriptedAnswer::Late(6)], true);
     let ladder = ladder(&tier);
     let stage = |blocks: Range<u64>| join_all(blocks.map(|b| fetch(&ladder, b..b + 1, Urgency::Stage, 120)));
     // As many as a stage begins with; these are all sent before it is known.

@@ -18,7 +18,7 @@ use crate::metrics::SnapshotMetrics;
 use crate::tier::{Body, Tier, TierKind, Urgency};
 
 /// What every request of a ladder counts into, and takes its buffers from.
-pub(super) struct RequestContext<'a> {
+pub(super) struct FetchContext<'a> {
     pub counters: &'a SnapshotMetrics,
     pub buffers: &'a Arc<BufferPool>,
     /// Bytes that arrived from all tiers.
@@ -26,7 +26,7 @@ pub(super) struct RequestContext<'a> {
 }
 
 /// How far a request is.
-enum Answer<'a> {
+enum ResponseState<'a> {
     Pending(BoxFuture<'a, Result<Option<Body>>>),
     Arriving(Body),
     /// The tier does not have it.
@@ -34,9 +34,9 @@ enum Answer<'a> {
 }
 
 /// A body under way, cut into blocks.
-pub(super) struct Request<'a> {
-    context: &'a RequestContext<'a>,
-    answer: Answer<'a>,
+pub(super) struct TierRequest<'a> {
+    context: &'a FetchContext<'a>,
+    answer: ResponseState<'a>,
     kind: TierKind,
     size: u64,
     began: Instant,
@@ -52,10 +52,10 @@ pub(super) struct Request<'a> {
     rest: Option<Bytes>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> TierRequest<'a> {
     /// Asks `tier` for the blocks `extent` of `blob`.
     pub fn new(
-        context: &'a RequestContext<'a>,
+        context: &'a FetchContext<'a>,
         tier: &'a dyn Tier,
         blob: &'a Blob,
         extent: Extent,
@@ -64,7 +64,7 @@ impl<'a> Request<'a> {
         context.counters.asked();
         Self {
             context,
-            answer: Answer::Pending(tier.fetch(blob, extent.bytes(blob.size), urgency)),
+            answer: ResponseState::Pending(tier.fetch(blob, extent.bytes(blob.size), urgency)),
             kind: tier.kind(),
             size: blob.size,
             began: Instant::now(),
@@ -88,19 +88,19 @@ impl<'a> Request<'a> {
                 return Ok(Some(arrival));
             }
             match &mut self.answer {
-                Answer::Pending(answer) => {
+                ResponseState::Pending(answer) => {
                     self.answer = match answer.await? {
-                        Some(body) => Answer::Arriving(body),
-                        None => Answer::Missing,
+                        Some(body) => ResponseState::Arriving(body),
+                        None => ResponseState::Missing,
                     };
                     let latency = self.began.elapsed();
-                    if let Answer::Arriving(_) = self.answer {
+                    if let ResponseState::Arriving(_) = self.answer {
                         self.latency = Some(latency);
                         self.context.counters.began(self.kind, latency);
                     }
                 }
-                Answer::Missing => return Ok(None),
-                Answer::Arriving(body) => match body.next().await.transpose()? {
+                ResponseState::Missing => return Ok(None),
+                ResponseState::Arriving(body) => match body.next().await.transpose()? {
                     Some(piece) => {
                         self.received += piece.len() as u64;
                         self.context.received.fetch_add(piece.len() as u64, Relaxed);
