@@ -489,7 +489,7 @@ async fn server_full_of_stages_is_busy_and_serves_readers() {
     let mut fill = async |urgency| loop {
         match server.answer(&Caller::ANONYMOUS, block_request(urgency)).await {
             BlockResponse::Frames(frames) => held.push(frames),
-            BlockResponse::BusyProvider(wait) => return (held.len(), wait),
+            BlockResponse::Busy(wait) => return (held.len(), wait),
             BlockResponse::Miss => panic!("it has everything"),
         }
     };
@@ -503,7 +503,7 @@ async fn server_full_of_stages_is_busy_and_serves_readers() {
     let peer = Member { address, ..member("b", "z") };
     let client = HttpPeerClient::plain().expect("a client");
     let answer = client.request(&peer, &block_request(Urgency::Read)).await.expect("an answer");
-    assert!(matches!(answer, BlockResponse::BusyProvider(told) if told == wait), "503, with retry-after");
+    assert!(matches!(answer, BlockResponse::Busy(told) if told == wait), "503, with retry-after");
     drop(held);
     let answer = client.request(&peer, &block_request(Urgency::Stage)).await.expect("an answer");
     assert!(matches!(answer, BlockResponse::Frames(_)));
@@ -516,7 +516,7 @@ async fn busy_peer_is_retried_by_a_stage_and_skipped_by_a_reader() {
     impl PeerClient for Arc<BusyProvider> {
         fn request<'a>(&'a self, _: &'a Member, _: &'a BlockRequest) -> BoxFuture<'a, Result<BlockResponse>> {
             self.0.fetch_add(1, Relaxed);
-            async { Ok(BlockResponse::BusyProvider(Duration::from_secs(1))) }.boxed()
+            async { Ok(BlockResponse::Busy(Duration::from_secs(1))) }.boxed()
         }
     }
     for (urgency, tries) in [(Urgency::Read, 1), (Urgency::Ahead, 1), (Urgency::Stage, 3)] {
