@@ -34,12 +34,13 @@ impl WeightsEntry {
     }
 }
 
-/// Reads the weights of a configuration. `options` are the access options that it lacks.
+/// Reads the weights of a configuration. `options` are the access options that it lacks; with `lenient`, unknown keys are
+/// ignored with a warning.
 ///
 /// # Errors
 /// The first rejection of `bdnfs check`.
-pub fn read(file: &Path, options: &SourceOptions) -> Result<Vec<WeightsEntry>> {
-    let items = Configuration::read(file)?.weights(options)?;
+pub fn read(file: &Path, options: &SourceOptions, lenient: bool) -> Result<Vec<WeightsEntry>> {
+    let items = Configuration::read(file)?.weights(options, lenient)?;
     if items.is_empty() {
         bail!("{} contains no weights", file.display());
     }
@@ -69,12 +70,12 @@ impl Configuration {
         &self.document.value
     }
 
-    /// Its weights. `options` are the access options that it lacks.
+    /// Its weights. `options` are the access options that it lacks; with `lenient`, unknown keys are ignored with a warning.
     ///
     /// # Errors
     /// Those of [`read`].
-    pub fn weights(&self, options: &SourceOptions) -> Result<Vec<WeightsEntry>> {
-        let rules = Rules { local: self.format == Format::Toml, strict: false };
+    pub fn weights(&self, options: &SourceOptions, lenient: bool) -> Result<Vec<WeightsEntry>> {
+        let rules = Rules { local: self.format == Format::Toml, lenient };
         let (accepted, findings) = weights::read(self.value(), rules);
         self.report(&findings)?;
         accepted.into_iter().map(|accepted| entry(accepted.weights, options)).collect()

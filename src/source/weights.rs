@@ -6,8 +6,10 @@
 //! in it, and whoever parsed it knows their lines.
 
 mod job;
+mod job_keys;
 mod location;
 mod mount;
+mod schema;
 #[cfg(test)]
 mod tests;
 
@@ -21,8 +23,10 @@ use super::fields::{self, Fields};
 use super::patterns::Patterns;
 use super::uri::Uri;
 use crate::error::Result;
+use job::Specification;
+use job_keys::is_filled;
 
-pub use job::{JobCommands, Variable, runs};
+pub use job::{JobCommands, Unsupported, Variable, runs, unsupported};
 
 const SOURCE: &str = "source";
 const MOUNT: &str = "mount_location";
@@ -37,8 +41,8 @@ const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE
 pub struct Rules {
     /// Whether `file://` is a source: not for Truss.
     pub local: bool,
-    /// Whether an unknown key is a reject, as it is to `truss push`, and not just a warning.
-    pub strict: bool,
+    /// Whether an unknown key is just a warning, and not a reject as it is to `truss push`.
+    pub lenient: bool,
 }
 
 /// A source, and where it is to appear.
@@ -81,14 +85,14 @@ pub struct Accepted {
 /// Reads the `weights` of a document. Those that are rejected are left out of what is accepted.
 pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
     let mut found = Diagnostics::default();
-    let root = DocumentPath::default();
-    let Some(document) = Fields::of(document, root.clone(), &mut found) else {
+    let Some(specification) = Specification::find(document, &mut found) else {
         return (Vec::new(), found);
     };
-    job::check(&document, &mut found);
-    let place = root.key("weights");
+    specification.check(rules, &mut found);
+    let document = specification.fields;
+    let place = document.place.key("weights");
     let Some(value) = document.map.get("weights") else {
-        found.warn(&root, "has no \"weights\", so there is nothing to mount");
+        found.warn(&document.place, "has no \"weights\", so there is nothing to mount");
         return (Vec::new(), found);
     };
     let items = fields::list(value, &place, &mut found).unwrap_or_default();
@@ -103,17 +107,18 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
 
 /// Reports what else in a Truss configuration concerns its weights.
 fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostics) {
-    let filled = |key| match document.map.get(key) {
-        Some(Value::Array(items)) => !items.is_empty(),
-        Some(Value::Object(map)) => !map.is_empty(),
-        _ => false,
-    };
-    if let Some(value) = document.map.get("model_cache") {
-        fields::list(value, &document.place.key("model_cache"), found);
-    }
-    if weights && filled("model_cache") {
-        let text = "does not go with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
-        found.reject(&document.place.key("model_cache"), text);
+    let filled = |key| document.map.get(key).is_some_and(is_filled);
+    for key in ["model_cache", "hf_cache"] {
+        let place = document.place.key(key);
+        // Truss takes null for the older name alone.
+        if let Some(value) = document.map.get(key).filter(|value| key == "model_cache" || !value.is_null()) {
+            fields::list(value, &place, found);
+        }
+        if weights && filled(key) {
+            let text =
+                "does not go with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
+            found.reject(&place, text);
+        }
     }
     if filled("bdn") {
         found.warn(&document.place.key("bdn"), "names volumes of another service; they are not mounted here");
@@ -123,7 +128,7 @@ fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostic
 fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Accepted> {
     let before = found.rejects();
     let fields = Fields::of(item, place, found)?;
-    fields.unknown(&KEYS, rules.strict, found);
+    fields.unknown(&KEYS, !rules.lenient, found);
     let uri = fields.required(SOURCE, found);
     let uri = uri.and_then(|text| location::read(text, &fields.place.key(SOURCE), rules, found));
     let mount = fields.required(MOUNT, found);
@@ -151,7 +156,7 @@ fn read_auth(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Opti
     let place = fields.place.key(AUTH);
     let inside = fields.present(AUTH).and_then(|value| {
         let fields = Fields::of(value, place.clone(), found)?;
-        AuthMethod::read(&fields, rules.strict, found)
+        AuthMethod::read(&fields, !rules.lenient, found)
     });
     match (beside, inside) {
         (Some(_), Some(auth)) if auth.secret().is_some() => {

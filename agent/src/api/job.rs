@@ -50,6 +50,9 @@ pub struct JobRequest {
     /// Whether the job ends when the agent does, in whatever way.
     #[serde(default)]
     pub attached: bool,
+    /// What who submits it has to say of it, such as which parts of a specification have no effect: its first events.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 fn default_umask() -> u32 {

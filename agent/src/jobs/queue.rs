@@ -106,6 +106,9 @@ impl JobQueue {
             table.last
         };
         let job = Arc::new(Job::new(id, request, &self.directory)?);
+        for note in &job.request().notes {
+            job.note(note.as_str());
+        }
         self.write_record(&job)?;
         self.table.lock().jobs.insert(id, Arc::clone(&job));
         self.remove_oldest();

@@ -20,9 +20,12 @@ use crate::{secrets, text};
 pub struct CheckArgs {
     /// config.yaml of Truss, training job of truss_train as JSON, or TOML with [[weights]]; - for stdin
     file: PathBuf,
-    /// Reject unknown keys, as `truss push` does
+    /// Warn of unknown keys, instead of rejecting them
     #[arg(long)]
-    strict: bool,
+    lenient: bool,
+    /// No effect: unknown keys are rejected. Scripts of former versions say it
+    #[arg(long = "strict", hide = true, conflicts_with = "lenient")]
+    _strict: bool,
     #[command(flatten)]
     secrets: SecretsArgs,
     /// Print the report as JSON
@@ -76,7 +79,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let (format, content) = config::read(&args.file)?;
     let env = |name: &str| std::env::var_os(name);
     let stores = args.secrets.stores(env)?;
-    let rules = Rules { local: format == Format::Toml, strict: args.strict };
+    let rules = Rules { local: format == Format::Toml, lenient: args.lenient };
     let file = args.file.display().to_string();
     let report = CheckReport { file, ..check(format, &content, rules, &stores, env) };
     let mut out = std::io::stdout().lock();
@@ -111,6 +114,7 @@ fn check(
         }
     };
     let (accepted, mut findings) = weights::read(&document.value, rules);
+    check_job(&document.value, &mut findings);
     let secrets = find_secrets(&accepted, stores, env, &mut findings);
     let mut findings: Vec<_> = document
         .findings
@@ -123,6 +127,22 @@ fn check(
     let weights = accepted.into_iter().map(|accepted| accepted_weights(accepted, &document)).collect();
     let accepted = findings.iter().all(|located| located.finding.verdict != Severity::Reject);
     CheckReport { file: String::new(), accepted, weights, secrets, findings }
+}
+
+/// Reports what a job would not do. Weights may be mounted without a job, so a document that is more than a job is not
+/// rejected for it.
+fn check_job(document: &Value, findings: &mut Diagnostics) {
+    let unsupported = weights::unsupported(document);
+    for Diagnostic { place, text, .. } in unsupported.refused {
+        if unsupported.is_job {
+            findings.reject(&place, text);
+        } else if findings.iter().all(|known| known.place != place) {
+            findings.warn(&place, format!("{text}; bdnfs job refuses it"));
+        }
+    }
+    for text in unsupported.ignored {
+        findings.warn(&DocumentPath::default(), text);
+    }
 }
 
 fn accepted_weights(accepted: Accepted, document: &Document) -> AcceptedWeights {

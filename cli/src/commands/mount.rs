@@ -46,6 +46,9 @@ pub struct MountArgs {
     /// With --config: directory under which all mount points are created
     #[arg(long, value_name = "DIR", requires = "config")]
     root: Option<PathBuf>,
+    /// Ignore unknown keys of the configuration with a warning, instead of rejecting it
+    #[arg(long, requires = "config")]
+    lenient: bool,
     #[command(flatten)]
     source_options: SourceOptions,
     #[command(flatten)]
@@ -101,7 +104,7 @@ impl MountArgs {
     /// The sources to mount, of the arguments or a configuration.
     fn entries(&self) -> Result<Vec<WeightsEntry>> {
         match (&self.config, &self.source, &self.mountpoint) {
-            (Some(file), ..) => weights::read(file, &self.source_options),
+            (Some(file), ..) => weights::read(file, &self.source_options, self.lenient),
             (None, Some(source), Some(mountpoint)) => {
                 let (allow, ignore) = self.source_options.globs();
                 let access = self.source_options.access(source.uri())?;

@@ -1,105 +1,15 @@
-//! A training job of `truss_train` (`TrainingJob`, version 0.18) around its weights: what the model rejects is rejected
-//! here, so that a job which would never be taken is not mounted first.
+//! The job around the weights: which kind of document has it, its commands, and what it asks for that a job here has not.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use super::Rules;
+use super::job_keys::{BODY, CONFIG, JOB, OWN, PROJECT, SERVING};
+use super::schema::{Handling, JobKey, Shape, check_keys};
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
-use crate::source::fields::{Fields, kind};
-
-/// The values that a key may have.
-#[derive(Clone, Copy)]
-enum ValueShape {
-    Text,
-    Whole,
-    Flag,
-    /// One of these texts.
-    Word(&'static [&'static str]),
-    Texts,
-    /// A mapping of texts, and of names of secrets.
-    Variables,
-    /// A mapping with these keys.
-    Keys(&'static [JobKey]),
-    /// Checked elsewhere, or of many forms.
-    Other,
-}
-
-/// A key: its name, its values, and whether it is required or may be null.
-type JobKey = (&'static str, ValueShape, KeyPresence);
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum KeyPresence {
-    Required,
-    Optional,
-    Nullable,
-}
-
-use KeyPresence::{Nullable, Optional, Required};
-
-const JOB: &[JobKey] = &[
-    (
-        "image",
-        ValueShape::Keys(&[
-            ("base_image", ValueShape::Text, Required),
-            ("docker_auth", ValueShape::Other, Nullable),
-        ]),
-        Required,
-    ),
-    ("compute", ValueShape::Keys(COMPUTE), Optional),
-    ("runtime", ValueShape::Keys(RUNTIME), Optional),
-    ("interactive_session", ValueShape::Keys(SESSION), Nullable),
-    ("name", ValueShape::Text, Nullable),
-    ("priority", ValueShape::Whole, Nullable),
-    ("workspace", ValueShape::Keys(WORKSPACE), Nullable),
-    ("weights", ValueShape::Other, Optional),
-    ("enable_baseten_workdir", ValueShape::Flag, Optional),
-];
-const COMPUTE: &[JobKey] = &[
-    ("node_count", ValueShape::Whole, Optional),
-    ("cpu_count", ValueShape::Whole, Optional),
-    ("memory", ValueShape::Text, Optional),
-    ("accelerator", ValueShape::Other, Nullable),
-    ("availability_model", ValueShape::Word(&["dedicated", "spot"]), Optional),
-];
-const RUNTIME: &[JobKey] = &[
-    ("start_commands", ValueShape::Texts, Optional),
-    ("environment_variables", ValueShape::Variables, Optional),
-    ("enable_cache", ValueShape::Flag, Nullable),
-    ("checkpointing_config", ValueShape::Keys(CHECKPOINTING), Optional),
-    ("load_checkpoint_config", ValueShape::Keys(LOADING), Nullable),
-    ("cache_config", ValueShape::Keys(CACHE), Nullable),
-];
-const CHECKPOINTING: &[JobKey] = &[
-    ("enabled", ValueShape::Flag, Optional),
-    ("checkpoint_path", ValueShape::Text, Nullable),
-    ("volume_size_gib", ValueShape::Whole, Nullable),
-];
-const LOADING: &[JobKey] = &[
-    ("enabled", ValueShape::Flag, Optional),
-    ("checkpoints", ValueShape::Other, Optional),
-    ("download_folder", ValueShape::Text, Optional),
-];
-const CACHE: &[JobKey] = &[
-    ("enabled", ValueShape::Flag, Optional),
-    ("enable_legacy_hf_mount", ValueShape::Flag, Optional),
-    ("require_cache_affinity", ValueShape::Flag, Optional),
-    ("mount_base_path", ValueShape::Text, Optional),
-];
-const SESSION: &[JobKey] = &[
-    ("trigger", ValueShape::Word(&["on_startup", "on_failure", "on_demand"]), Optional),
-    ("timeout_minutes", ValueShape::Whole, Optional),
-    ("session_provider", ValueShape::Word(&["vs_code", "cursor", "ssh"]), Optional),
-    ("auth_provider", ValueShape::Word(&["github", "microsoft"]), Optional),
-];
-const WORKSPACE: &[JobKey] = &[
-    ("workspace_root", ValueShape::Text, Nullable),
-    ("external_dirs", ValueShape::Texts, Optional),
-    ("exclude_dirs", ValueShape::Texts, Optional),
-];
-/// A secret in a job's environment: only its name.
-const REFERENCE: &[JobKey] = &[("name", ValueShape::Text, Required)];
+use crate::source::fields::Fields;
 
 /// The commands of a job and their environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,93 +35,147 @@ pub enum Variable {
     },
 }
 
-/// Reads the commands of a document: its `name` and its `runtime`. What is wrong with a training job, [`read`](super::read)
-/// reports.
-pub fn runs(document: &Value) -> (JobCommands, Diagnostics) {
-    let mut found = Diagnostics::default();
-    let Some(document) = Fields::of(document, DocumentPath::default(), &mut found) else {
-        return (JobCommands::default(), found);
-    };
-    if !is_job(&document) {
-        let known = [("name", ValueShape::Text, Nullable), ("runtime", ValueShape::Keys(RUNTIME), Optional)];
-        known.into_iter().for_each(|key| check_key(&document, key, &mut found));
+/// What a job can't do of what its specification asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Unsupported {
+    /// What has no effect, each a line.
+    pub ignored: Vec<String>,
+    /// What is refused.
+    pub refused: Diagnostics,
+    /// Whether it is a specification of a job alone, and not one of weights that may be mounted without any job.
+    pub is_job: bool,
+}
+
+/// What describes the weights and perhaps a job, out of whatever it comes in.
+pub(super) struct Specification<'a> {
+    pub(super) fields: Fields<'a>,
+    keys: &'static [JobKey],
+    /// What it comes in.
+    around: Vec<(Fields<'a>, &'static [JobKey])>,
+}
+
+impl<'a> Specification<'a> {
+    /// Finds it in a document. `None` where that is no mapping, which is reported.
+    pub(super) fn find(document: &'a Value, found: &mut Diagnostics) -> Option<Self> {
+        let mut fields = Fields::of(document, DocumentPath::default(), found)?;
+        let mut around = Vec::new();
+        for (key, keys) in [("training_job", BODY), ("job", PROJECT)] {
+            if let Some(inner) = fields.map.get(key) {
+                let inner = Fields::of(inner, fields.place.key(key), found)?;
+                around.push((std::mem::replace(&mut fields, inner), keys));
+            }
+        }
+        let keys = if around.is_empty() { keys_of(fields.map) } else { JOB };
+        Some(Self { fields, keys, around })
     }
-    let runtime = document.present("runtime").unwrap_or(&Value::Null);
-    let of = |key: &str| runtime.get(key).cloned().unwrap_or_default();
-    let runs = JobCommands {
-        name: document.present("name").and_then(Value::as_str).map(str::to_owned),
-        // What can't be read was rejected.
+
+    /// Checks all but the weights.
+    pub(super) fn check(&self, rules: Rules, found: &mut Diagnostics) {
+        let own = (&self.fields, self.keys);
+        for (fields, keys) in self.around.iter().map(|(fields, keys)| (fields, *keys)).chain([own]) {
+            check_keys(fields, keys, rules, found);
+        }
+        let runtime = self.fields.present("runtime").and_then(Value::as_object);
+        let set = |key| runtime.is_some_and(|runtime| runtime.get(key).is_some_and(|value| !value.is_null()));
+        if set("enable_cache") && set("cache_config") {
+            let text = "does not go with \"cache_config\", which has taken its place; leave it out";
+            found.reject(&self.fields.place.key("runtime").key("enable_cache"), text);
+        }
+    }
+
+    fn is_config(&self) -> bool {
+        std::ptr::eq(self.keys, CONFIG)
+    }
+}
+
+/// The keys of a document, told by one that no other kind has.
+fn keys_of(map: &Map<String, Value>) -> &'static [JobKey] {
+    let is = |keys: &[JobKey], map: &Map<String, Value>| {
+        keys.iter().any(|key| map.contains_key(key.name) && OWN.iter().all(|own| own.name != key.name))
+    };
+    let runtime = map.get("runtime").and_then(Value::as_object);
+    if is(JOB, map) {
+        JOB
+    } else if is(CONFIG, map) || runtime.is_some_and(|runtime| is(SERVING, runtime)) {
+        CONFIG
+    } else {
+        OWN
+    }
+}
+
+/// The commands of a document: its `name` and its `runtime`; of a `config.yaml` its `environment_variables`, since it has no
+/// commands. [`read`](super::read) reports what is wrong with them; what can't be read is left out.
+pub fn runs(document: &Value) -> JobCommands {
+    let Some(job) = Specification::find(document, &mut Diagnostics::default()) else {
+        return JobCommands::default();
+    };
+    let null = Value::Null;
+    let (name, runtime) = match job.is_config() {
+        true => ("model_name", None),
+        false => ("name", Some(job.fields.present("runtime").unwrap_or(&null))),
+    };
+    let of = |key: &str| match runtime {
+        Some(runtime) => runtime.get(key).cloned().unwrap_or_default(),
+        None => job.fields.map.get(key).cloned().unwrap_or_default(),
+    };
+    JobCommands {
+        name: job.fields.present(name).and_then(Value::as_str).map(str::to_owned),
         start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
         environment: serde_json::from_value(of("environment_variables")).unwrap_or_default(),
-    };
-    (runs, found)
-}
-
-/// Whether it is a training job: no other configuration has one of these keys.
-fn is_job(document: &Fields<'_>) -> bool {
-    ["image", "compute"].iter().any(|key| document.map.contains_key(*key))
-}
-
-/// Checks `document`, if it is a training job.
-pub(super) fn check(document: &Fields<'_>, found: &mut Diagnostics) {
-    if !is_job(document) {
-        return;
-    }
-    check_keys(document, JOB, found);
-    let runtime = document.present("runtime").and_then(Value::as_object);
-    let set = |key| runtime.is_some_and(|runtime| runtime.get(key).is_some_and(|value| !value.is_null()));
-    if set("enable_cache") && set("cache_config") {
-        let text = "does not go with \"cache_config\", which has taken its place; leave it out";
-        found.reject(&document.place.key("runtime").key("enable_cache"), text);
     }
 }
 
-fn check_keys(fields: &Fields<'_>, known: &[JobKey], found: &mut Diagnostics) {
-    let names: Vec<_> = known.iter().map(|(name, ..)| *name).collect();
-    // truss_train takes no other key, whoever asks.
-    fields.unknown(&names, true, found);
-    known.iter().for_each(|key| check_key(fields, *key, found));
+/// What a job can't do of what a document asks for. Whether the document is valid, [`read`](super::read) says.
+pub fn unsupported(document: &Value) -> Unsupported {
+    let mut all = Unsupported::default();
+    let Some(job) = Specification::find(document, &mut Diagnostics::default()) else { return all };
+    let mut ignored = Vec::new();
+    for (fields, keys) in &job.around {
+        collect(fields, keys, &mut ignored, &mut all.refused);
+    }
+    collect(&job.fields, job.keys, &mut ignored, &mut all.refused);
+    all.ignored = by_reason(ignored, &job.fields.place);
+    all.is_job = !job.is_config();
+    all
 }
 
-fn check_key(fields: &Fields<'_>, (name, shape, need): JobKey, found: &mut Diagnostics) {
-    let place = fields.place.key(name);
-    match fields.map.get(name) {
-        None if need == Required => found.reject(&place, "is missing"),
-        Some(Value::Null) if need == Nullable => {}
-        Some(value) => check_value(value, shape, &place, found),
-        None => {}
+/// Collects what a mapping asks for: places that have no effect, each with the reason, and what is refused.
+fn collect(
+    fields: &Fields<'_>,
+    keys: &[JobKey],
+    ignored: &mut Vec<(DocumentPath, &'static str)>,
+    refused: &mut Diagnostics,
+) {
+    for key in keys {
+        let Some(value) = fields.present(key.name) else { continue };
+        let place = fields.place.key(key.name);
+        let is_empty =
+            value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty);
+        match key.handling {
+            Some(Handling::Told(reason)) if !is_empty => ignored.push((place.clone(), reason)),
+            Some(Handling::Refused { asks, reason }) if asks(value) => refused.reject(&place, reason),
+            _ => {}
+        }
+        if let (Shape::Keys(keys), Value::Object(map)) = (key.shape, value) {
+            collect(&Fields { map, place }, keys, ignored, refused);
+        }
     }
 }
 
-fn check_value(value: &Value, shape: ValueShape, place: &DocumentPath, found: &mut Diagnostics) {
-    let expected = match (shape, value) {
-        (ValueShape::Other, _)
-        | (ValueShape::Text, Value::String(_))
-        | (ValueShape::Flag, Value::Bool(_)) => return,
-        (ValueShape::Whole, Value::Number(number)) if number.is_i64() || number.is_u64() => return,
-        (ValueShape::Word(words), Value::String(text)) if words.contains(&text.as_str()) => return,
-        (ValueShape::Texts, Value::Array(items)) => {
-            let each = items.iter().enumerate();
-            return each.for_each(|(i, item)| check_value(item, ValueShape::Text, &place.index(i), found));
+/// One line for each reason, with all places that it is the reason for, as they are called in the job.
+fn by_reason(ignored: Vec<(DocumentPath, &'static str)>, job: &DocumentPath) -> Vec<String> {
+    let job = format!("{job}.");
+    let mut lines: Vec<(&str, String)> = Vec::new();
+    for (place, reason) in ignored {
+        let place = place.to_string();
+        let place = place.strip_prefix(&job).unwrap_or(&place);
+        match lines.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, places)) => places.push_str(&format!(", {place}")),
+            None => lines.push((reason, place.to_owned())),
         }
-        (ValueShape::Variables, Value::Object(map)) => {
-            for (name, value) in map {
-                let shape = if value.is_object() { ValueShape::Keys(REFERENCE) } else { ValueShape::Text };
-                check_value(value, shape, &place.key(name), found);
-            }
-            return;
-        }
-        (ValueShape::Keys(known), Value::Object(map)) => {
-            return check_keys(&Fields { map, place: place.clone() }, known, found);
-        }
-        (ValueShape::Word(words), Value::String(_)) => {
-            return found.reject(place, format!("must be one of {}", words.join(", ")));
-        }
-        (ValueShape::Text | ValueShape::Word(_), _) => "a string",
-        (ValueShape::Whole, _) => "a whole number",
-        (ValueShape::Flag, _) => "true or false",
-        (ValueShape::Texts, _) => "a list of strings",
-        (ValueShape::Variables | ValueShape::Keys(_), _) => "a mapping",
-    };
-    found.reject(place, format!("must be {expected}, not {}", kind(value)));
+    }
+    lines.into_iter().map(|(reason, places)| format!("{places}: no effect: {reason}")).collect()
 }
+
+#[cfg(test)]
+mod tests;

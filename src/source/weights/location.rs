@@ -126,7 +126,7 @@ fn form(scheme: &str, rules: Rules) -> Option<&'static str> {
 }
 
 fn shown(scheme: &str) -> &'static str {
-    form(scheme, Rules { local: true, strict: false }).unwrap_or_default()
+    form(scheme, Rules { local: true, lenient: false }).unwrap_or_default()
 }
 
 fn forms(rules: Rules) -> String {

@@ -99,7 +99,7 @@ fn jobs(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     let request = json!({
         "name": "job", "weights": weights, "start_commands": ["printf hello; test -s /models/read/small && exit 3"],
         "environment": {"WHO": "me"}, "secrets": [], "workdir": "/", "umask": 18, "grace": 1, "tenant": null,
-        "mirror": null, "direct": true, "attached": false,
+        "mirror": null, "direct": true, "attached": false, "notes": ["first"],
     });
     let job = |api: &mut OpenApi, id: &str| api.ask(agent, "GET", "/v1/jobs/{id}", id, "").json();
     let id = api.ask(agent, "POST", "/v1/jobs", "", &request.to_string()).json()["id"].to_string();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::source::weights::{Variable, runs};
+use bdnfs::source::weights::{Variable, runs, unsupported};
 use bdnfs_agent::api::job::{JobRequest, default_grace};
 use rustix::fs::Mode;
 
@@ -30,6 +30,9 @@ pub struct JobSpecArgs {
     /// Command to run instead of the start_commands of SPEC
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
+    /// Ignore unknown keys of SPEC with a warning, instead of refusing it
+    #[arg(long)]
+    lenient: bool,
     /// Working directory of the commands. Default: the current directory
     #[arg(long, value_name = "DIR")]
     workdir: Option<PathBuf>,
@@ -49,9 +52,10 @@ impl JobSpecArgs {
     /// The request that they specify.
     pub fn request(&self) -> Result<JobRequest> {
         let file = Configuration::read(&self.spec)?;
-        let items = file.weights(&self.options)?;
-        let (runs, findings) = runs(file.value());
-        file.report(&findings)?;
+        let unsupported = unsupported(file.value());
+        let items = file.weights(&self.options, self.lenient)?;
+        file.report(&unsupported.refused)?;
+        let runs = runs(file.value());
         let start_commands = match &self.command[..] {
             [] => runs.start_commands,
             words => vec![quote_command(words)],
@@ -84,6 +88,7 @@ impl JobSpecArgs {
             mirror: self.mirror.request(&self.options.access, uri.as_ref())?,
             direct: self.no_mirror,
             attached: false,
+            notes: unsupported.ignored,
         })
     }
 }

@@ -36,6 +36,9 @@ pub struct MirrorAddArgs {
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = ["sources", "allow", "ignore", "secret", "credentials", "auth"])]
     config: Option<PathBuf>,
+    /// Ignore unknown keys of the configuration with a warning, instead of rejecting it
+    #[arg(long, requires = "config")]
+    lenient: bool,
     #[command(flatten)]
     options: SourceOptions,
     #[command(flatten)]
@@ -116,7 +119,7 @@ fn entries(args: &MirrorAddArgs) -> Result<Vec<MirrorEntry>> {
         });
         return named.collect();
     };
-    let named = weights::read(file, &args.options)?.into_iter().map(|item| {
+    let named = weights::read(file, &args.options, args.lenient)?.into_iter().map(|item| {
         let patterns = Patterns::filter(item.allow.as_deref(), &item.ignore)?;
         Ok(MirrorEntry { uri: item.source.uri().clone(), patterns, access: item.access })
     });

@@ -1,0 +1,243 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::source::auth_method;
+use crate::source::diagnostic::Severity;
+use crate::source::weights::{KEYS, read};
+
+/// What Truss says of its models and sends for jobs: printed by `tests/tests/compatibility/truss_push.py`.
+fn recorded() -> Value {
+    serde_json::from_str(include_str!("../../testdata/truss_push.json")).expect("JSON")
+}
+
+fn bodies(kind: &str) -> BTreeMap<String, Value> {
+    serde_json::from_value(recorded()[kind].clone()).expect("bodies by name")
+}
+
+fn lines(found: &Diagnostics) -> Vec<String> {
+    found.iter().map(|f| format!("{}: {}: {}", f.verdict, f.place, f.text)).collect()
+}
+
+/// A body as it is posted, the job alone, and a project with the job in it.
+fn forms(body: &Value) -> [Value; 3] {
+    let job = &body["training_job"];
+    [body.clone(), job.clone(), serde_json::json!({"name": "project", "job": job, "team_name": null})]
+}
+
+#[test]
+fn pushed_job_in_each_form_is_read() {
+    for (name, body) in bodies("run") {
+        for document in forms(&body) {
+            let (accepted, found) = read(&document, Rules::default());
+            assert_eq!((lines(&found), accepted.len()), (vec![], 1), "{name}");
+            assert!(accepted[0].place.to_string().ends_with("weights[0]"), "{name}");
+            let runs = runs(&document);
+            assert_eq!(runs.start_commands, ["test -s /models/m/config.json"], "{name}");
+            let unsupported = unsupported(&document);
+            assert_eq!((lines(&unsupported.refused), unsupported.is_job), (vec![], true), "{name}");
+        }
+    }
+    let named = runs(&bodies("run")["named"]);
+    assert_eq!(named.name.as_deref(), Some("job-1"));
+    let variables = runs(&bodies("run")["variables"]).environment;
+    assert_eq!(variables["HF_TOKEN"], Variable::Secret { name: "hf_access_token".to_owned() });
+    assert_eq!(variables["WANDB_PROJECT"], Variable::Text("x".to_owned()));
+}
+
+#[test]
+fn job_asking_for_more_than_there_is_is_refused_or_told() {
+    let bodies = bodies("refuse");
+    let cache = "reject: runtime.cache_config: asks for a cache directory, which is not supported; set enabled to false";
+    for (name, expected) in [
+        (
+            "node_count",
+            "reject: compute.node_count: must be 1: a job runs on one node; submit one job on each",
+        ),
+        (
+            "checkpointing",
+            "reject: runtime.checkpointing_config: asks for checkpoints, which are not supported; set enabled to false",
+        ),
+        (
+            "load_checkpoint",
+            "reject: runtime.load_checkpoint_config: asks for checkpoints, which are not supported; set enabled to false",
+        ),
+        ("cache", cache),
+        ("enable_cache", cache),
+    ] {
+        let [_, job, _] = forms(&bodies[name]);
+        assert_eq!(read(&job, Rules::default()).1, Diagnostics::default(), "{name}");
+        assert_eq!(lines(&unsupported(&job).refused), [expected], "{name}");
+    }
+    assert_eq!(bodies.len(), 5);
+    let [mut body, _, project] = forms(&bodies["node_count"]);
+    body["training_job"]["priority"] = 1.into();
+    let expected = [
+        "image, compute: no effect: the commands run on this machine as it is",
+        "runtime.artifacts, enable_baseten_workdir: no effect: the commands run in the working directory of the job, with \
+         the files that are there",
+        "priority: no effect: jobs are admitted in the order in which they come",
+        "truss_user_env: no effect: it describes the machine that pushed the job",
+    ];
+    assert_eq!(unsupported(&body).ignored, expected);
+    let ignored = unsupported(&project).ignored;
+    assert_eq!((&*ignored[0], &*ignored[1]), ("name: no effect: jobs have no project here", expected[0]));
+}
+
+#[test]
+fn config_of_truss_has_variables_and_data_that_is_not_mounted() {
+    let config = serde_json::json!({
+        "model_name": "m", "environment_variables": {"A": "b"}, "runtime": {"predict_concurrency": 2},
+        "external_data": [{"url": "https://host/x", "local_data_path": "x"}], "weights": [],
+    });
+    assert_eq!(read(&config, Rules::default()).1, Diagnostics::default());
+    let environment = BTreeMap::from([("A".to_owned(), Variable::Text("b".to_owned()))]);
+    assert_eq!(
+        runs(&config),
+        JobCommands { name: Some("m".to_owned()), start_commands: vec![], environment }
+    );
+    let unsupported = unsupported(&config);
+    assert!(!unsupported.is_job);
+    let refused = "reject: external_data: names data that is not mounted here; name it in weights";
+    assert_eq!(lines(&unsupported.refused), [refused]);
+    let ignored = "runtime: no effect: they are for the service that builds and serves the model";
+    assert_eq!(unsupported.ignored, [ignored]);
+    let runtime = serde_json::json!({"weights": [], "runtime": {"predict_concurrency": 2}});
+    assert_eq!(read(&runtime, Rules::default()).1, Diagnostics::default(), "told by its runtime");
+    // The older name of model_cache.
+    let both = serde_json::json!({
+        "hf_cache": [{"repo_id": "o/r"}], "weights": [{"source": "s3://b/x", "mount_location": "/m"}],
+    });
+    let text = "does not go with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
+    assert_eq!(lines(&read(&both, Rules::default()).1), [format!("reject: hf_cache: {text}")]);
+}
+
+/// Every mapping of every body, but those that hold what a user names or that nobody looks into.
+fn mappings(value: &Value, place: &str, all: &mut Vec<String>) {
+    match value {
+        Value::Object(map)
+            if !place.ends_with("/environment_variables") && !place.ends_with("/truss_user_env") =>
+        {
+            all.push(place.to_owned());
+            map.iter().for_each(|(key, value)| mappings(value, &format!("{place}/{key}"), all));
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(i, value)| mappings(value, &format!("{place}/{i}"), all));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn unknown_key_at_any_level_is_rejected_unless_lenient() {
+    let mut levels = BTreeSet::new();
+    let all = bodies("run").into_values().chain(bodies("refuse").into_values());
+    for document in all.flat_map(|body| forms(&body)) {
+        let mut places = Vec::new();
+        mappings(&document, "", &mut places);
+        for place in places {
+            let mut wrong = document.clone();
+            wrong
+                .pointer_mut(&place)
+                .and_then(Value::as_object_mut)
+                .expect("a mapping")
+                .insert("wieght".into(), 1.into());
+            let verdicts = [false, true].map(|lenient| {
+                let (_, found) = read(&wrong, Rules { lenient, local: false });
+                let mut unknown = found.iter().filter(|f| f.place.to_string().ends_with("wieght"));
+                unknown.next().map(|f| f.verdict)
+            });
+            assert_eq!(verdicts, [Some(Severity::Reject), Some(Severity::Warning)], "{place}");
+            levels.insert(place);
+        }
+    }
+    assert!(levels.len() > 30, "{levels:?}");
+    for document in [
+        serde_json::json!({"wieghts": [], "runtime": {"start_commands": ["true"]}}),
+        serde_json::json!({"model_name": "m", "wieghts": []}),
+        serde_json::json!({"imgae": {"base_image": "b"}, "runtime": {"start_commands": ["true"]}, "weights": []}),
+        serde_json::json!({"weights": [], "runtime": {"start_comands": ["true"]}}),
+        serde_json::json!({"model_name": "m", "weights": [], "runtime": {"start_commands": ["true"]}}),
+        serde_json::json!({"trainingjob": {"weights": []}}),
+        serde_json::json!({"name": "p", "jobs": {"weights": []}}),
+    ] {
+        assert_ne!(read(&document, Rules::default()).1.rejects(), 0, "{document}");
+    }
+}
+
+#[test]
+fn variable_or_command_that_no_process_takes_is_rejected() {
+    let document = serde_json::json!({"weights": [], "runtime": {
+        "start_commands": ["true", "a\0b"],
+        "environment_variables": {"": "x", "A=B": "x", "C": "a\0b", "D": {"name": "s"}},
+    }});
+    let name = "cannot be the name of a variable: it is empty or contains = or NUL";
+    let nul = "contains a NUL, which no process can be given";
+    let expected = [
+        format!("reject: runtime.start_commands[1]: {nul}"),
+        format!("reject: runtime.environment_variables.\"\": {name}"),
+        format!("reject: runtime.environment_variables.\"A=B\": {name}"),
+        format!("reject: runtime.environment_variables.C: {nul}"),
+    ];
+    assert_eq!(lines(&read(&document, Rules::default()).1), expected);
+}
+
+/// The places of all keys; with what a job does with them, where they say it themselves.
+fn places(keys: &[Key], above: &str, all: &mut BTreeMap<String, Option<&'static str>>) {
+    for key in keys {
+        let place = format!("{above}{}", key.name);
+        let handling = key.handling.map(|handling| match handling {
+            Handling::Done => "done",
+            Handling::Told(_) => "told",
+            Handling::Refused { .. } => "refused",
+        });
+        if let Shape::Keys(keys) | Shape::List(keys) | Shape::TextOr(keys) = key.shape {
+            places(keys, &format!("{place}."), all);
+        }
+        all.insert(place, handling);
+    }
+}
+
+fn places_of(keys: &[Key]) -> BTreeMap<String, Option<&'static str>> {
+    let mut all = BTreeMap::new();
+    places(keys, "", &mut all);
+    all
+}
+
+#[test]
+fn keys_known_are_the_fields_of_truss() {
+    let fields = recorded()["fields"].take();
+    let fields =
+        |model: &str| serde_json::from_value::<BTreeSet<String>>(fields[model].clone()).expect("fields");
+    let known = |keys| places_of(keys).into_keys().collect::<BTreeSet<_>>();
+    let mut job = known(JOB);
+    job.extend(KEYS.iter().map(|key| format!("weights.{key}")));
+    job.extend(auth_method::keys().chain([auth_method::METHOD]).map(|key| format!("weights.auth.{key}")));
+    let opaque = |place: &String| place.starts_with("truss_user_env.");
+    assert_eq!(job, fields("job").into_iter().filter(|place| !opaque(place)).collect());
+    assert_eq!(known(PROJECT), fields("project"));
+    let mut config: BTreeSet<_> = known(CONFIG).into_iter().filter(|place| !place.contains('.')).collect();
+    assert!(config.remove("hf_cache"), "an older name of model_cache");
+    assert_eq!(config, fields("config"));
+    assert_eq!(known(SERVING), fields("config_runtime"));
+}
+
+#[test]
+fn keys_documented_are_those_handled() {
+    let manual = include_str!("../../../../docs/jobs.md");
+    for (heading, keys) in
+        [("### A training job", JOB), ("### A project", PROJECT), ("### A config.yaml", CONFIG)]
+    {
+        let (_, section) = manual.split_once(&format!("{heading}\n")).expect(heading);
+        let section = section.split("\n#").next().expect("text");
+        let mut documented = BTreeMap::new();
+        for row in section.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<_> = row.split('|').map(str::trim).collect();
+            for key in cells[1].split('`').skip(1).step_by(2) {
+                assert!(documented.insert(key.to_owned(), cells[2].to_owned()).is_none(), "{key} twice");
+            }
+        }
+        let handled =
+            places_of(keys).into_iter().filter_map(|(place, handling)| Some((place, handling?.to_owned())));
+        assert_eq!(documented, handled.collect(), "{heading}");
+    }
+}

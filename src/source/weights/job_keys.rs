@@ -1,0 +1,200 @@
+//! The keys of Truss 0.18 (`TrainingJob` as `truss train push` sends it, `TrainingProject`, `TrussConfig`) and what a job
+//! does with each of them. `docs/jobs.md` has the same as tables, which a test holds against these and against Truss.
+
+use serde_json::Value;
+
+use super::schema::{JobKey, Shape};
+use Shape::{Any, Flag, Keys, List, Text, TextOr, Texts, Variables, Whole, Word};
+
+const MACHINE: &str = "the commands run on this machine as it is";
+const WORKDIR: &str = "the commands run in the working directory of the job, with the files that are there";
+const CACHE_REASON: &str = "asks for a cache directory, which is not supported; set enabled to false";
+const CHECKPOINT_REASON: &str = "asks for checkpoints, which are not supported; set enabled to false";
+const SERVED: &str = "they are for the service that builds and serves the model";
+const UNMOUNTED: &str = "names data that is not mounted here; name it in weights";
+
+/// What posts a job.
+pub(super) const BODY: &[JobKey] = &[JobKey::required("training_job", Any).done()];
+/// A project with its job.
+pub(super) const PROJECT: &[JobKey] = &[
+    JobKey::required("name", Text).told("jobs have no project here"),
+    JobKey::required("job", Any).done(),
+    JobKey::nullable("team_name", Text).told("jobs have no project here"),
+];
+/// A training job.
+pub(super) const JOB: &[JobKey] = &[
+    JobKey::required("image", Keys(IMAGE)).told(MACHINE),
+    JobKey::optional("compute", Keys(COMPUTE)).told(MACHINE),
+    JobKey::optional("runtime", Keys(RUNTIME)).done(),
+    JobKey::nullable("interactive_session", Keys(SESSION)).told("no session is opened"),
+    JobKey::nullable("name", Text).done(),
+    JobKey::nullable("priority", Whole).told("jobs are admitted in the order in which they come"),
+    JobKey::nullable("workspace", Keys(WORKSPACE)).told(WORKDIR),
+    JobKey::optional("weights", Any).done(),
+    JobKey::optional("enable_baseten_workdir", Flag).told(WORKDIR),
+    JobKey::nullable("truss_user_env", Any).told("it describes the machine that pushed the job"),
+];
+/// The same in a file of our own: what needs no platform.
+pub(super) const OWN: &[JobKey] = &[
+    JobKey::nullable("name", Text).done(),
+    JobKey::optional("runtime", Keys(RUNTIME)).done(),
+    JobKey::optional("weights", Any).done(),
+];
+const IMAGE: &[JobKey] = &[JobKey::required("base_image", Text), JobKey::nullable("docker_auth", Keys(DOCKER_AUTH))];
+const DOCKER_AUTH: &[JobKey] = &[
+    JobKey::required("auth_method", Word(DOCKER_AUTH_METHODS)),
+    JobKey::required("registry", Text),
+    JobKey::nullable(
+        "aws_iam_docker_auth",
+        Keys(&[
+            JobKey::required("access_key_secret_ref", Keys(REFERENCE)),
+            JobKey::required("secret_access_key_secret_ref", Keys(REFERENCE)),
+        ]),
+    ),
+    JobKey::nullable("aws_oidc_docker_auth", Keys(ROLE)),
+    JobKey::nullable("aws_assume_role_docker_auth", Keys(ROLE)),
+    JobKey::nullable(
+        "gcp_oidc_docker_auth",
+        Keys(&[JobKey::required("service_account", Text), JobKey::required("workload_identity_provider", Text)]),
+    ),
+    JobKey::nullable(
+        "gcp_service_account_json_docker_auth",
+        Keys(&[JobKey::required("service_account_json_secret_ref", Keys(REFERENCE))]),
+    ),
+    JobKey::nullable("registry_secret_docker_auth", Keys(&[JobKey::required("secret_ref", Keys(REFERENCE))])),
+];
+const DOCKER_AUTH_METHODS: &[&str] =
+    &["GCP_SERVICE_ACCOUNT_JSON", "AWS_IAM", "AWS_OIDC", "GCP_OIDC", "REGISTRY_SECRET", "AWS_ASSUME_ROLE"];
+const ROLE: &[JobKey] = &[JobKey::required("role_arn", Text), JobKey::required("region", Text)];
+const COMPUTE: &[JobKey] = &[
+    JobKey::optional("node_count", Whole)
+        .refused(|count| *count != 1, "must be 1: a job runs on one node; submit one job on each"),
+    JobKey::optional("cpu_count", Whole),
+    JobKey::optional("memory", Text),
+    JobKey::nullable(
+        "accelerator",
+        TextOr(&[JobKey::nullable("accelerator", Text), JobKey::optional("count", Whole)]),
+    ),
+    JobKey::optional("availability_model", Word(&["dedicated", "spot"])),
+];
+const RUNTIME: &[JobKey] = &[
+    JobKey::optional("start_commands", Texts).done(),
+    JobKey::optional("environment_variables", Variables).done(),
+    JobKey::nullable("enable_cache", Flag)
+        .refused(|flag| *flag == true, "asks for a cache directory, which is not supported; leave it out"),
+    JobKey::optional("checkpointing_config", Keys(CHECKPOINTING)).refused(is_enabled, CHECKPOINT_REASON),
+    JobKey::nullable("load_checkpoint_config", Keys(LOADING)).refused(is_enabled, CHECKPOINT_REASON),
+    JobKey::nullable("cache_config", Keys(CACHE)).refused(is_enabled, CACHE_REASON),
+    JobKey::optional("artifacts", List(&[JobKey::required("s3_bucket", Text), JobKey::required("s3_key", Text)]))
+        .told(WORKDIR),
+];
+const CHECKPOINTING: &[JobKey] = &[
+    JobKey::optional("enabled", Flag),
+    JobKey::nullable("checkpoint_path", Text),
+    JobKey::nullable("volume_size_gib", Whole),
+];
+const LOADING: &[JobKey] = &[
+    JobKey::optional("enabled", Flag),
+    JobKey::optional("checkpoints", List(CHECKPOINT)),
+    JobKey::optional("download_folder", Text),
+];
+/// A checkpoint of any type: each has some of these.
+const CHECKPOINT: &[JobKey] = &[
+    JobKey::optional(
+        "typ",
+        Word(&["baseten_latest_checkpoint", "baseten_named_checkpoint", "loops_checkpoint"]),
+    ),
+    JobKey::nullable("job_id", Text),
+    JobKey::nullable("project_name", Text),
+    JobKey::optional("checkpoint_name", Text),
+    JobKey::optional("run_id", Text),
+    JobKey::optional("target", Word(&["trainer", "sampler"])),
+];
+const CACHE: &[JobKey] = &[
+    JobKey::optional("enabled", Flag),
+    JobKey::optional("enable_legacy_hf_mount", Flag),
+    JobKey::optional("require_cache_affinity", Flag),
+    JobKey::optional("mount_base_path", Text),
+];
+const SESSION: &[JobKey] = &[
+    JobKey::optional("trigger", Word(&["on_startup", "on_failure", "on_demand"])),
+    JobKey::optional("timeout_minutes", Whole),
+    JobKey::optional("session_provider", Word(&["vs_code", "cursor", "ssh"])),
+    JobKey::optional("auth_provider", Word(&["github", "microsoft"])),
+];
+const WORKSPACE: &[JobKey] = &[
+    JobKey::nullable("workspace_root", Text),
+    JobKey::optional("external_dirs", Texts),
+    JobKey::optional("exclude_dirs", Texts),
+];
+/// A secret: only its name.
+pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Text)];
+
+/// A `config.yaml`.
+pub(super) const CONFIG: &[JobKey] = &[
+    JobKey::optional("weights", Any).done(),
+    JobKey::nullable("model_name", Text).done(),
+    JobKey::optional("environment_variables", Variables).done(),
+    JobKey::optional("model_cache", Any).refused(is_filled, UNMOUNTED),
+    JobKey::optional("hf_cache", Any).refused(is_filled, UNMOUNTED),
+    JobKey::optional("cache_internal", Any).refused(is_filled, UNMOUNTED),
+    JobKey::optional("external_data", Any).refused(is_filled, UNMOUNTED),
+    JobKey::optional("training_checkpoints", Any).refused(is_filled, UNMOUNTED),
+    JobKey::optional("bdn", Any).refused(|bdn| bdn.get("mounts").is_some_and(is_filled), UNMOUNTED),
+    JobKey::optional("secrets", Any).told("the command gets no secret"),
+    JobKey::optional("resources", Any).told(MACHINE),
+    JobKey::optional("base_image", Any).told(MACHINE),
+    JobKey::optional("python_version", Any).told(MACHINE),
+    JobKey::optional("requirements", Any).told(MACHINE),
+    JobKey::optional("requirements_file", Any).told(MACHINE),
+    JobKey::optional("system_packages", Any).told(MACHINE),
+    JobKey::optional("model_metadata", Any).told(SERVED),
+    JobKey::optional("description", Any).told(SERVED),
+    JobKey::optional("examples_filename", Any).told(SERVED),
+    JobKey::optional("data_dir", Any).told(SERVED),
+    JobKey::optional("external_package_dirs", Any).told(SERVED),
+    JobKey::nullable("runtime", Keys(SERVING)).told(SERVED),
+    JobKey::optional("build", Any).told(SERVED),
+    JobKey::optional("build_commands", Any).told(SERVED),
+    JobKey::optional("docker_server", Any).told(SERVED),
+    JobKey::optional("trt_llm", Any).told(SERVED),
+    JobKey::optional("bis_llm", Any).told(SERVED),
+    JobKey::optional("input_type", Any).told(SERVED),
+    JobKey::optional("model_framework", Any).told(SERVED),
+    JobKey::optional("model_type", Any).told(SERVED),
+    JobKey::optional("model_module_dir", Any).told(SERVED),
+    JobKey::optional("model_class_filename", Any).told(SERVED),
+    JobKey::optional("model_class_name", Any).told(SERVED),
+    JobKey::optional("bundled_packages_dir", Any).told(SERVED),
+    JobKey::optional("use_local_src", Any).told(SERVED),
+    JobKey::optional("live_reload", Any).told(SERVED),
+    JobKey::optional("apply_library_patches", Any).told(SERVED),
+    JobKey::optional("spec_version", Any).told(SERVED),
+];
+/// The `runtime` of a `config.yaml`, which has nothing of that of a training job.
+pub(super) const SERVING: &[JobKey] = &[
+    JobKey::optional("predict_concurrency", Any),
+    JobKey::optional("streaming_read_timeout", Any),
+    JobKey::optional("enable_tracing_data", Any),
+    JobKey::optional("enable_debug_logs", Any),
+    JobKey::optional("transport", Any),
+    JobKey::optional("is_websocket_endpoint", Any),
+    JobKey::optional("health_checks", Any),
+    JobKey::optional("oidc", Any),
+    JobKey::optional("remote_ssh", Any),
+    JobKey::optional("egress_restrictions", Any),
+    JobKey::optional("truss_server_version_override", Any),
+];
+
+fn is_enabled(config: &Value) -> bool {
+    config.get("enabled").is_some_and(|enabled| *enabled == true)
+}
+
+/// Whether a list or mapping has anything in it.
+pub(super) fn is_filled(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => false,
+    }
+}

@@ -1,0 +1,157 @@
+//! The shape of a configuration: which keys a mapping may have, which values they take, and what a job does with each.
+
+use serde_json::Value;
+
+use super::Rules;
+use crate::source::diagnostic::{Diagnostics, DocumentPath};
+use crate::source::fields::{Fields, kind};
+
+/// The values that a key may have.
+#[derive(Clone, Copy)]
+pub(super) enum Shape {
+    Text,
+    Whole,
+    Flag,
+    /// One of these texts.
+    Word(&'static [&'static str]),
+    Texts,
+    /// A mapping of texts, and of names of secrets.
+    Variables,
+    /// A mapping with these keys.
+    Keys(&'static [JobKey]),
+    /// A list of such mappings.
+    List(&'static [JobKey]),
+    /// A text, or a mapping with these keys.
+    TextOr(&'static [JobKey]),
+    /// Checked elsewhere, or of no interest.
+    Any,
+}
+
+/// Whether a key must be there, and may be null.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum KeyPresence {
+    Required,
+    Optional,
+    Nullable,
+}
+
+/// What a job does with a key.
+#[derive(Clone, Copy)]
+pub(super) enum Handling {
+    /// What the key says.
+    Done,
+    /// Nothing, and its user is told why.
+    Told(&'static str),
+    /// It is refused with this reason, unless the value asks for nothing.
+    Refused { asks: fn(&Value) -> bool, reason: &'static str },
+}
+
+/// A key of a mapping.
+#[derive(Clone, Copy)]
+pub(super) struct JobKey {
+    pub(super) name: &'static str,
+    pub(super) shape: Shape,
+    presence: KeyPresence,
+    /// `None` for what the key above it says.
+    pub(super) handling: Option<Handling>,
+}
+
+impl JobKey {
+    pub(super) const fn required(name: &'static str, shape: Shape) -> Self {
+        Self { name, shape, presence: KeyPresence::Required, handling: None }
+    }
+
+    pub(super) const fn optional(name: &'static str, shape: Shape) -> Self {
+        Self { name, shape, presence: KeyPresence::Optional, handling: None }
+    }
+
+    pub(super) const fn nullable(name: &'static str, shape: Shape) -> Self {
+        Self { name, shape, presence: KeyPresence::Nullable, handling: None }
+    }
+
+    pub(super) const fn done(self) -> Self {
+        Self { handling: Some(Handling::Done), ..self }
+    }
+
+    pub(super) const fn told(self, reason: &'static str) -> Self {
+        Self { handling: Some(Handling::Told(reason)), ..self }
+    }
+
+    pub(super) const fn refused(self, asks: fn(&Value) -> bool, reason: &'static str) -> Self {
+        Self { handling: Some(Handling::Refused { asks, reason }), ..self }
+    }
+}
+
+/// Checks that a mapping has the keys of `known` and no others, and that their values are as these say.
+pub(super) fn check_keys(fields: &Fields<'_>, known: &[JobKey], rules: Rules, found: &mut Diagnostics) {
+    let names: Vec<_> = known.iter().map(|key| key.name).collect();
+    fields.unknown(&names, !rules.lenient, found);
+    for key in known {
+        let place = fields.place.key(key.name);
+        match fields.map.get(key.name) {
+            None if key.presence == KeyPresence::Required => found.reject(&place, "is missing"),
+            Some(Value::Null) if key.presence == KeyPresence::Nullable => {}
+            Some(value) => check_value(value, key.shape, &place, rules, found),
+            None => {}
+        }
+    }
+}
+
+fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, found: &mut Diagnostics) {
+    let expected = match (shape, value) {
+        (Shape::Any, _)
+        | (Shape::Text | Shape::TextOr(_), Value::String(_))
+        | (Shape::Flag, Value::Bool(_)) => return,
+        (Shape::Whole, Value::Number(number)) if number.is_i64() || number.is_u64() => return,
+        (Shape::Word(words), Value::String(text)) if words.contains(&text.as_str()) => return,
+        (Shape::Texts, Value::Array(items)) => {
+            for (i, item) in items.iter().enumerate() {
+                check_argument(item, &place.index(i), rules, found);
+            }
+            return;
+        }
+        (Shape::List(known), Value::Array(items)) => {
+            let each = items.iter().enumerate();
+            return each.for_each(|(i, item)| {
+                check_value(item, Shape::Keys(known), &place.index(i), rules, found);
+            });
+        }
+        (Shape::Variables, Value::Object(map)) => {
+            for (name, value) in map {
+                let place = place.key(name);
+                if name.is_empty() || name.contains(['=', '\0']) {
+                    found
+                        .reject(&place, "cannot be the name of a variable: it is empty or contains = or NUL");
+                }
+                if value.is_object() {
+                    check_value(value, Shape::Keys(super::job_keys::REFERENCE), &place, rules, found);
+                } else {
+                    check_argument(value, &place, rules, found);
+                }
+            }
+            return;
+        }
+        (Shape::Keys(known) | Shape::TextOr(known), Value::Object(map)) => {
+            return check_keys(&Fields { map, place: place.clone() }, known, rules, found);
+        }
+        (Shape::Word(words), Value::String(_)) => {
+            return found.reject(place, format!("must be one of {}", words.join(", ")));
+        }
+        (Shape::Text | Shape::Word(_), _) => "a string",
+        (Shape::Whole, _) => "a whole number",
+        (Shape::Flag, _) => "true or false",
+        (Shape::Texts, _) => "a list of strings",
+        (Shape::List(_), _) => "a list",
+        (Shape::TextOr(_), _) => "a string or a mapping",
+        (Shape::Variables | Shape::Keys(_), _) => "a mapping",
+    };
+    found.reject(place, format!("must be {expected}, not {}", kind(value)));
+}
+
+/// Checks a text that a process gets: as an argument or in its environment, where a NUL ends it.
+fn check_argument(value: &Value, place: &DocumentPath, rules: Rules, found: &mut Diagnostics) {
+    check_value(value, Shape::Text, place, rules, found);
+    if value.as_str().is_some_and(|text| text.contains('\0')) {
+        found.reject(place, "contains a NUL, which no process can be given");
+    }
+}
