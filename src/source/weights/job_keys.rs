@@ -40,7 +40,8 @@ pub(super) const OWN: &[JobKey] = &[
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
     JobKey::optional("weights", Any).done(),
 ];
-const IMAGE: &[JobKey] = &[JobKey::required("base_image", Text), JobKey::nullable("docker_auth", Keys(DOCKER_AUTH))];
+const IMAGE: &[JobKey] =
+    &[JobKey::required("base_image", Text), JobKey::nullable("docker_auth", Keys(DOCKER_AUTH))];
 const DOCKER_AUTH: &[JobKey] = &[
     JobKey::required("auth_method", Word(DOCKER_AUTH_METHODS)),
     JobKey::required("registry", Text),
@@ -55,7 +56,10 @@ const DOCKER_AUTH: &[JobKey] = &[
     JobKey::nullable("aws_assume_role_docker_auth", Keys(ROLE)),
     JobKey::nullable(
         "gcp_oidc_docker_auth",
-        Keys(&[JobKey::required("service_account", Text), JobKey::required("workload_identity_provider", Text)]),
+        Keys(&[
+            JobKey::required("service_account", Text),
+            JobKey::required("workload_identity_provider", Text),
+        ]),
     ),
     JobKey::nullable(
         "gcp_service_account_json_docker_auth",
@@ -85,8 +89,11 @@ const RUNTIME: &[JobKey] = &[
     JobKey::optional("checkpointing_config", Keys(CHECKPOINTING)).refused(is_enabled, CHECKPOINT_REASON),
     JobKey::nullable("load_checkpoint_config", Keys(LOADING)).refused(is_enabled, CHECKPOINT_REASON),
     JobKey::nullable("cache_config", Keys(CACHE)).refused(is_enabled, CACHE_REASON),
-    JobKey::optional("artifacts", List(&[JobKey::required("s3_bucket", Text), JobKey::required("s3_key", Text)]))
-        .told(WORKDIR),
+    JobKey::optional(
+        "artifacts",
+        List(&[JobKey::required("s3_bucket", Text), JobKey::required("s3_key", Text)]),
+    )
+    .told(WORKDIR),
 ];
 const CHECKPOINTING: &[JobKey] = &[
     JobKey::optional("enabled", Flag),

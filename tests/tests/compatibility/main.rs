@@ -16,3 +16,5 @@ mod moto;
 mod nginx;
 #[cfg(feature = "emulators")]
 mod olah;
+#[cfg(feature = "emulators")]
+mod truss;

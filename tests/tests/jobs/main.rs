@@ -5,6 +5,7 @@
 mod crash;
 mod damage;
 mod kit;
+mod pushed;
 mod room;
 mod run;
 mod stop;

@@ -2,7 +2,7 @@ use super::*;
 
 fn report(format: Format, text: &str) -> CheckReport {
     let env = |name: &str| (name == "BDNFS_SECRET_HF_ACCESS_TOKEN").then(|| OsString::from("hush"));
-    let rules = Rules { local: format == Format::Toml, lenient: false };
+    let rules = Rules { local: format == Format::Toml, lenient: true };
     CheckReport { file: "file".into(), ..check(format, text, rules, &[], env) }
 }
 
@@ -28,8 +28,9 @@ weights:
 file:7: weights[1].mount_location: must be absolute, so begin with a slash: "m"
 file:8: weights[1].auth: auth_method AWS_OIDC needs aws_oidc_region
 file:13: warning: weights[2].auth_secret_name: secret not found: not in BDNFS_SECRET_NO_SUCH
-file:14: weights[2].revision: is not a known key; known keys are source, mount_location, auth, auth_secret_name, allow_patterns, ignore_patterns
+file:14: warning: weights[2].revision: is not a known key; known keys are source, mount_location, auth, auth_secret_name, allow_patterns, ignore_patterns; it is ignored
 file:3: weights[0]: accepted: hf://models/gpt2@main on /models/a
+file:11: weights[2]: accepted: https://host/x?*** on /models/b
 secret "hf_access_token": in environment variable BDNFS_SECRET_HF_ACCESS_TOKEN
 secret "no-such": not found
 "#;

@@ -182,7 +182,7 @@ fn variable_or_command_that_no_process_takes_is_rejected() {
 }
 
 /// The places of all keys; with what a job does with them, where they say it themselves.
-fn places(keys: &[Key], above: &str, all: &mut BTreeMap<String, Option<&'static str>>) {
+fn places(keys: &[JobKey], above: &str, all: &mut BTreeMap<String, Option<&'static str>>) {
     for key in keys {
         let place = format!("{above}{}", key.name);
         let handling = key.handling.map(|handling| match handling {
@@ -197,7 +197,7 @@ fn places(keys: &[Key], above: &str, all: &mut BTreeMap<String, Option<&'static 
     }
 }
 
-fn places_of(keys: &[Key]) -> BTreeMap<String, Option<&'static str>> {
+fn places_of(keys: &[JobKey]) -> BTreeMap<String, Option<&'static str>> {
     let mut all = BTreeMap::new();
     places(keys, "", &mut all);
     all
