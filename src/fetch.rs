@@ -1,5 +1,6 @@
 //! Fetch: asking one tier after the other until one has the right bytes.
 
+mod descent;
 mod hedge;
 mod parallelism;
 #[cfg(test)]
@@ -24,9 +25,10 @@ use crate::buffer::BufferPool;
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, Pace};
 use crate::metrics::SnapshotMetrics;
-use crate::placement::{ClusterTier, Placement};
+use crate::placement::Placement;
 use crate::tier::{Tier, TierKind, Urgency};
 
+use descent::{Descent, Rung};
 use hedge::{Hedged, Target};
 use parallelism::Parallelism;
 use tier_request::FetchContext;
@@ -80,31 +82,6 @@ pub struct Ladder {
     buffers: Arc<BufferPool>,
     /// What decides the jitter of retries.
     seed: fn() -> u64,
-}
-
-/// The state of one descent: what is still missing, and what went wrong on the way.
-struct Descent<'a> {
-    blob: &'a Blob,
-    counters: &'a SnapshotMetrics,
-    scope: FetchScope,
-    urgency: Urgency,
-    missing: Vec<u64>,
-    /// Nothing has arrived since.
-    still: Instant,
-    /// How long that may last.
-    patience: Duration,
-    /// Whether a tier has sent wrong bytes since the first tier was asked.
-    wrong_bytes: bool,
-}
-
-/// One tier of a descent.
-#[derive(Clone, Copy)]
-struct Rung<'a> {
-    tier: &'a dyn Tier,
-    /// The tier as part of a cluster, where it is one.
-    peer: Option<&'a dyn ClusterTier>,
-    /// Whether no other tier comes below it.
-    last: bool,
 }
 
 impl Ladder {
@@ -378,27 +355,4 @@ fn both(first: &Error, last: &Error) -> Error {
     let later = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
     let kind = if first.kind() == Kind::Corrupt && !later { Kind::Corrupt } else { last.kind() };
     Error::new(kind, format!("{first}; {last}"))
-}
-
-impl Descent<'_> {
-    /// The next run of missing blocks.
-    fn next(&self) -> Option<Extent> {
-        let first = *self.missing.first()?;
-        let blocks = self.missing.iter().zip(first..).take_while(|(have, want)| *have == want).count();
-        Some(Extent { first, blocks: blocks as u64 })
-    }
-
-    /// Takes note of what became of a block that `tier` sent.
-    fn accepted(&mut self, rung: Rung<'_>, accepted: Option<(u64, Result<u64>)>) -> Result<()> {
-        let Some((index, accepted)) = accepted else { return Ok(()) };
-        if accepted.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) {
-            self.counters.wrong_blocks(rung.tier.kind());
-            if let Some(peer) = rung.peer {
-                peer.report_corruption(self.blob, index);
-            }
-        }
-        accepted?;
-        self.missing.retain(|missing| *missing != index);
-        Ok(())
-    }
 }

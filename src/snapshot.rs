@@ -1,13 +1,12 @@
 //! Snapshots: immutable states of a source, ready to be read.
 
-use std::collections::HashMap;
-use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+mod contents;
 
-use futures_util::future::join_all;
+use std::sync::{Arc, OnceLock, Weak};
+
 use parking_lot::Mutex;
 
-use crate::blob::{Blob, Key};
+use crate::blob::Key;
 use crate::cache::commit::DIGEST_XATTR;
 use crate::cache::leases::{LeaseGroup, LeaseSet, ManifestLease};
 use crate::cache::pressure::CachePressureListener;
@@ -22,6 +21,8 @@ use crate::mirror::lease::MirrorLease;
 use crate::peer::client::SnapshotAnnouncement;
 use crate::read::Reader;
 use crate::stage::Stage;
+
+pub use contents::Contents;
 
 /// One immutable state of a source, and the way to its bytes.
 #[derive(Debug)]
@@ -341,66 +342,4 @@ impl Snapshot {
 
 fn head(digest: &Digest) -> u64 {
     digest.0.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
-}
-
-/// The contents in use, so that all who use one blob share its flights.
-#[derive(Debug, Default)]
-pub struct Contents {
-    live: Mutex<Live>,
-}
-
-impl RemovalListener for Contents {
-    fn blob_removed(&self, key: &Key) {
-        if let Some(content) = self.get(key) {
-            content.reopen();
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Live {
-    by_key: HashMap<Key, Weak<Content>>,
-    /// How large the map may grow before the dead are taken out.
-    sweep_at: usize,
-}
-
-impl Contents {
-    /// Waits, for the flights under way no longer than `patience`, until every blob of which nothing is missing any
-    /// more is whole: durable, under its final name.
-    pub(crate) async fn await_settled(&self, patience: Duration) {
-        let live: Vec<_> = {
-            let live = self.live.lock();
-            live.by_key.values().filter_map(Weak::upgrade).collect()
-        };
-        let flying = live.iter().map(|content| content.await_flights());
-        // Those that are not there by then are given up; their blocks that did land stay.
-        tokio::time::timeout(patience, join_all(flying)).await.ok();
-        for content in live.iter().filter(|content| content.is_finishing()) {
-            // Who can't become whole has said so in the log; its blocks stay in its part.
-            content.became_whole().await.ok();
-        }
-    }
-
-    /// The content of `key`, if it is in use.
-    pub(crate) fn get(&self, key: &Key) -> Option<Arc<Content>> {
-        self.live.lock().by_key.get(key).and_then(Weak::upgrade)
-    }
-
-    fn open(&self, blob: Blob, resources: &Arc<SharedResources>, ladder: &Arc<Ladder>) -> Arc<Content> {
-        let mut live = self.live.lock();
-        if let Some(content) = live.by_key.get(&blob.key).and_then(Weak::upgrade) {
-            // It may have been opened for other nodes, who have no origin to turn to.
-            content.upgrade_ladder(ladder);
-            return content;
-        }
-        if live.by_key.len() >= live.sweep_at {
-            live.by_key.retain(|_, content| content.strong_count() > 0);
-            live.sweep_at = (live.by_key.len() * 2).max(1024);
-        }
-        let key = blob.key;
-        // Under the lock, so that two who open one blob at once get one content: a few microseconds of local disk.
-        let content = Content::open(blob, resources.clone(), ladder.clone());
-        live.by_key.insert(key, Arc::downgrade(&content));
-        content
-    }
 }

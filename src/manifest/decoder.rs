@@ -1,10 +1,11 @@
 //! Reads manifests in place. Nothing in them is believed: whatever is looked at is checked first.
 
+mod blob_records;
+
 use std::cmp::Ordering;
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use memmap2::Mmap;
@@ -12,8 +13,6 @@ use zerocopy::FromBytes;
 
 use super::binary::{self, BlobRecord, EntryRecord, Header, Sections};
 use super::{Entry, Node, Slice, corrupt, name};
-use crate::blob::{Blob, Key, Stored};
-use crate::block::{self, Check};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
@@ -204,103 +203,6 @@ impl Manifest {
         Ok(parts.join(&b'/'))
     }
 
-    /// The size of blob `index` in bytes.
-    ///
-    /// # Errors
-    /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
-    pub fn blob_size(&self, index: u32) -> Result<u64> {
-        let size = self.blob_record(index)?.size.get();
-        if size > binary::MAX_BLOB_BYTES {
-            Err(corrupt(format!("blob {index} has no right size")))
-        } else {
-            Ok(size)
-        }
-    }
-
-    /// Blob `index`, with all that a tier needs to find it. Copies its checks.
-    ///
-    /// # Errors
-    /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
-    pub fn blob(&self, index: u32) -> Result<Blob> {
-        let size = self.blob_size(index)?;
-        let record = self.blob_record(index)?;
-        let path = self.blob_path(index, record)?;
-        let version = self.range(record.version.get(), record.version_len.get().into())?;
-        let packed = record.flags & binary::PACK != 0;
-        // A pack is no file of its origin's: what its origin knows are its parts.
-        let (path, version) =
-            if packed { (Vec::new(), Bytes::new()) } else { (path, self.bytes.slice(version)) };
-        let mut hashes = BlobHashes { manifest: self, next: record.hashes.get() };
-        let key = self.key_of(index, record, &path, &mut hashes)?;
-        let sha256 = (record.flags & binary::SHA256 != 0).then(|| hashes.take(1)).transpose()?;
-        let checks = (record.flags & binary::CHECKS != 0).then(|| hashes.take(block::count(size)));
-        Ok(Blob {
-            key,
-            size,
-            checks: checks.transpose()?.map(Arc::from),
-            path: path.into(),
-            version,
-            sha256: sha256.map(|hash| hash[0].0),
-            stored: self.stored(index, size, record)?,
-        })
-    }
-
-    /// The key of blob `index`: of a million blobs what takes a moment, while the [blobs](Self::blob) take a second.
-    ///
-    /// # Errors
-    /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
-    pub fn key(&self, index: u32) -> Result<Key> {
-        let record = self.blob_record(index)?;
-        let by_path = record.kind == binary::ORIGIN && record.flags & binary::PACK == 0;
-        let path = if by_path { self.blob_path(index, record)? } else { Vec::new() };
-        self.key_of(index, record, &path, &mut BlobHashes { manifest: self, next: record.hashes.get() })
-    }
-
-    /// The key of a blob whose origin knows it by `path`. Its digest, if it has one, is the first of its `hashes`.
-    fn key_of(
-        &self,
-        index: u32,
-        record: &BlobRecord,
-        path: &[u8],
-        hashes: &mut BlobHashes<'_>,
-    ) -> Result<Key> {
-        match record.kind {
-            binary::CONTENT => Ok(Key::Content(Digest(hashes.take(1)?[0].0))),
-            binary::ORIGIN if !path.is_empty() => {
-                let version = self.string(record.version.get(), record.version_len.get().into())?;
-                Ok(Key::origin(self.source(), path, version))
-            }
-            _ => Err(corrupt(format!("blob {index} has no name"))),
-        }
-    }
-
-    /// How the mirror keeps a blob.
-    fn stored(&self, index: u32, size: u64, record: &BlobRecord) -> Result<Stored> {
-        let (start, len) = (record.place.get(), u64::from(record.place_len.get()));
-        let place = self.bytes.slice(self.range(start, len)?);
-        let ends = match record.encoding {
-            binary::PLAIN => None,
-            binary::FRAMES => {
-                let ends = self.range(start.saturating_add(len), block::count(size) * 8)?;
-                Some(self.bytes.slice(ends))
-            }
-            _ => return Err(corrupt(format!("blob {index} is kept in no known form"))),
-        };
-        Ok(Stored { place, ends })
-    }
-
-    /// The path that its origin knows a blob by; empty where there is none.
-    fn blob_path(&self, index: u32, record: &BlobRecord) -> Result<Vec<u8>> {
-        let entry = record.entry.get();
-        if entry == binary::NO_ENTRY {
-            return Ok(Vec::new());
-        }
-        match self.entry(entry).map_err(inside)?.node {
-            Node::File(slice) if slice.blob == index => self.path(entry),
-            _ => Err(corrupt(format!("entry {entry} does not hold blob {index}"))),
-        }
-    }
-
     fn entry_record(&self, index: u32) -> Result<&EntryRecord> {
         let records =
             <[EntryRecord]>::ref_from_bytes(&self.bytes[self.sections.entries.clone()]).unwrap_or_default();
@@ -363,22 +265,6 @@ impl Manifest {
     /// Where the string at `offset` of the strings lies in the file.
     pub(super) fn range(&self, offset: u64, len: u64) -> Result<Range<usize>> {
         within(&self.sections.strings, offset, len, 1).ok_or_else(|| corrupt("a text lies past its end"))
-    }
-}
-
-/// The hashes of one blob, taken one after the other.
-struct BlobHashes<'a> {
-    manifest: &'a Manifest,
-    next: u64,
-}
-
-impl<'a> BlobHashes<'a> {
-    /// The next `count` hashes.
-    fn take(&mut self, count: u64) -> Result<&'a [Check]> {
-        let bytes = within(&self.manifest.sections.hashes, self.next, count, size_of::<Check>())
-            .and_then(|range| <[Check]>::ref_from_bytes(&self.manifest.bytes[range]).ok());
-        self.next = self.next.saturating_add(count);
-        bytes.ok_or_else(|| corrupt("a hash lies past its end"))
     }
 }
 

@@ -6,6 +6,7 @@
 //! later takes over a draft whose holder is gone, by making the note of its next turn, which only one can do. What nobody
 //! takes over is given up by who collects.
 
+mod journal;
 mod state;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -28,6 +29,7 @@ use crate::blob::Stored;
 use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::Result;
+use journal::{Journal, PartBoundary};
 use state::{DraftState, stored};
 
 /// A note is written again when this part of what is done is new: it grows with the blob, and costs a hundredth of it so.
@@ -49,25 +51,6 @@ pub struct Draft {
     /// What another run had done.
     found: u64,
     continued: bool,
-}
-
-/// The journal of a draft: the object that holds its state.
-#[derive(Clone, Debug)]
-pub(super) struct Journal {
-    mirror: Mirror,
-    recipe: Digest,
-    key: Path,
-    place: String,
-    holder: String,
-}
-
-/// The state of a draft at the end of a part.
-#[derive(Debug)]
-struct PartBoundary {
-    parts: usize,
-    blocks: usize,
-    rest: Bytes,
-    sha256: Option<Sha256>,
 }
 
 /// A journal as listed in the mirror: of the newest turn, and of those before it.
@@ -226,47 +209,6 @@ impl Mirror {
 
     fn journal_key(&self, recipe: &Digest, id: &str, turn: u64) -> Path {
         self.tenant_key(&format!("{}/{recipe}/{id}-{turn}", ObjectKind::Drafts.name()))
-    }
-}
-
-impl Journal {
-    fn state(
-        &self,
-        upload: &Upload,
-        size: u64,
-        checks: &[Check],
-        ends: Option<&[u8]>,
-        boundary: &PartBoundary,
-    ) -> DraftState {
-        DraftState {
-            size,
-            checks: checks[..boundary.blocks].to_vec(),
-            ends: ends.map(|ends| ends[..8 * boundary.blocks].to_vec()),
-            sha256: boundary.sha256.clone(),
-            part: upload.part(),
-            parts: upload.parts(boundary.parts).map(str::to_owned).collect(),
-            rest: boundary.rest.clone(),
-            place: self.place.clone(),
-            upload: upload.id().upload.clone(),
-            holder: self.holder.clone(),
-        }
-    }
-
-    /// Writes what is known, when the parts that it speaks of are durable.
-    fn write(&self, upload: &Upload, state: DraftState) -> impl Future<Output = Result<()>> + Send + 'static {
-        let (journal, id) = (self.clone(), upload.id().clone());
-        async move {
-            let settled = journal.mirror.store.parts.sync(&id).await;
-            settled.map_err(|e| journal.mirror.failure("write", &id.key, &e))?;
-            journal.mirror.put(&journal.key, state.encode(&journal.recipe).into()).await
-        }
-    }
-
-    /// Deletes it: nothing is under way any more.
-    pub(super) async fn delete(self) {
-        if let Err(error) = self.mirror.delete(&self.key).await {
-            tracing::debug!(%error, "a note of a draft is left to who collects");
-        }
     }
 }
 
