@@ -7,9 +7,8 @@ use anyhow::{Context, Result, bail};
 use bdnfs_agent::api::StageState;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::JobState;
-use clap::ValueEnum;
 
-use crate::commands::job::wait::{wait_for, with_timeout};
+use crate::commands::job::wait::{WaitCondition, wait_for, with_timeout};
 use crate::commands::job::{AgentArgs, follow};
 use crate::probe::{self, MountHealth};
 use crate::runtime;
@@ -30,15 +29,6 @@ pub struct WaitArgs {
     timeout: Option<Duration>,
     #[command(flatten)]
     agent: AgentArgs,
-}
-
-/// A condition to wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum WaitCondition {
-    /// Staged: local, verified and leased, so that the network is no longer needed
-    Ready,
-    /// Ended: the job has finished, the mount is unmounted
-    Ended,
 }
 
 const EXAMPLES: &str = "Examples:

@@ -3,8 +3,7 @@
 use anyhow::Result;
 
 use super::JobArgs;
-use super::wait::wait_for;
-use crate::commands::wait::WaitCondition;
+use super::wait::{WaitCondition, wait_for};
 use crate::output::print_line;
 
 /// The arguments of `bdnfs job stop`.

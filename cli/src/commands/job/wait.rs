@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::JobStatus;
+use clap::ValueEnum;
 
 use super::{JobArgs, follow};
-use crate::commands::wait::WaitCondition;
 use crate::output::print_json;
 
 /// The arguments of `bdnfs job wait`.
@@ -22,6 +22,15 @@ pub struct JobWaitArgs {
     /// Print the job as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A condition to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WaitCondition {
+    /// Staged: local, verified and leased, so that the network is no longer needed
+    Ready,
+    /// Ended: the job has finished, the mount is unmounted
+    Ended,
 }
 
 const EXAMPLES: &str = "Examples:
