@@ -47,7 +47,7 @@ const IDLE: Duration = Duration::from_secs(10);
 pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     // A million single files would take as long to make as all else to measure.
     let files = lab.sizes.many / 10;
-    report.group("agent", "BenchAgent", format!("{ABOUT} The job's data: {} MiB.", size(lab) >> 20));
+    report.group("agent", "Agent", format!("{ABOUT} The job's data: {} MiB.", size(lab) >> 20));
     report.measure("10 files", || {
         let place = AgentMount::stage(lab, 10, false)?;
         let again = place.again(lab, 10)?;
