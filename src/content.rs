@@ -36,9 +36,9 @@ use crate::cache::presence::BlockState;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::{FetchScope, Ladder};
 use crate::flight::{Delivery, Flight, Flights};
-use crate::peer::timeout::within;
 use crate::task::lost;
 use crate::tier::Urgency;
+use crate::timeout::within;
 
 pub use recent_blocks::RecentBlocks;
 use recent_failure::RecentFailures;

@@ -132,4 +132,5 @@ pub mod source;
 pub mod stage;
 pub mod task;
 pub mod tier;
+mod timeout;
 mod xml;

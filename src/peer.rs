@@ -29,7 +29,6 @@ pub mod identity;
 pub mod membership;
 pub mod rendezvous;
 pub mod server;
-pub(crate) mod timeout;
 pub mod wire;
 
 #[cfg(test)]

@@ -25,7 +25,6 @@ use tokio::time::Instant;
 use super::backoff::{BackoffTable, PeerState};
 use super::membership::Membership;
 use super::rendezvous::{self, BlockGroup};
-use super::timeout::within;
 use super::wire::{BlockRequest, BlockResponse, Role};
 use super::{Member, PROTOCOL, token};
 use crate::blob::{Blob, Key};
@@ -34,6 +33,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::placement::ClusterTier;
 use crate::tier::{Body, Tier, TierKind, Urgency};
+use crate::timeout::within;
 
 pub use announcement::{SnapshotAnnouncement, snapshot_token};
 use owner_search::OwnerSearch;

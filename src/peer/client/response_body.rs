@@ -11,9 +11,9 @@ use tokio::time::{Instant, timeout};
 use super::Peers;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Member;
-use crate::peer::timeout::within;
 use crate::peer::wire::{BlockRequest, Frame, Frames, MAX_PART_BYTES, Role};
 use crate::tier::{Body, Urgency};
+use crate::timeout::within;
 
 /// How long a peer may be silent, and how long it may take for the next [`MIN_PROGRESS`] bytes once it sends.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
