@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
+use crossbeam::channel::{Receiver, bounded};
 use rustix::io::Errno;
 
 /// The extended attribute of a mount's root with the control socket of its agent.
@@ -56,7 +56,7 @@ pub fn mounts<'a>(mountpoints: impl IntoIterator<Item = &'a Path>) -> Vec<MountH
 
 /// Starts a probe on a thread of its own, which a mount that hangs may keep for good.
 fn start(mountpoint: &Path) -> Receiver<MountHealth> {
-    let (sender, answer) = sync_channel(1);
+    let (sender, answer) = bounded(1);
     let mountpoint = mountpoint.to_owned();
     std::thread::spawn(move || {
         // After the timeout there is no receiver.

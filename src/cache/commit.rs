@@ -6,9 +6,9 @@
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use crossbeam::channel::{Receiver, Sender, bounded};
 use rustix::fs::XattrFlags;
 
 use crate::error::{Error, Kind, Result};
@@ -39,7 +39,7 @@ struct CommitRequest {
 /// The thread that commits, and the way to it.
 #[derive(Debug)]
 pub struct Committer {
-    queue: Option<SyncSender<CommitRequest>>,
+    queue: Option<Sender<CommitRequest>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -55,7 +55,7 @@ impl Committer {
     /// # Errors
     /// [`Kind::Disk`] when no thread can be made.
     pub fn start() -> Result<Self> {
-        let (queue, requests) = sync_channel(COMMIT_QUEUE_LEN);
+        let (queue, requests) = bounded(COMMIT_QUEUE_LEN);
         let thread = std::thread::Builder::new()
             .name("bdnfs-commit".into())
             .spawn(move || serve(&requests))

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{self, SyncSender};
 use std::time::{Duration, Instant};
 
 use bdnfs::error::Result;
 use bdnfs_fs::handover::{self, MountDescriptors};
+use crossbeam::channel::{self, Sender};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketFlags, accept_with};
@@ -38,8 +38,8 @@ pub fn run() -> Result<()> {
 type Invalidation = (OwnedFd, u64, Vec<u8>);
 
 /// Starts the thread that invalidates directory entries: it may have to wait for an agent's answers.
-fn start_invalidator() -> Result<SyncSender<Invalidation>> {
-    let (invalidations, queue) = mpsc::sync_channel::<Invalidation>(INVALIDATION_QUEUE_LEN);
+fn start_invalidator() -> Result<Sender<Invalidation>> {
+    let (invalidations, queue) = channel::bounded::<Invalidation>(INVALIDATION_QUEUE_LEN);
     let invalidate = move || {
         queue.iter().for_each(|(device, parent, name)| handover::invalidate_dentry(device, parent, &name))
     };
@@ -61,7 +61,7 @@ struct Store {
     mounts: BTreeMap<u64, Entry>,
     /// How long to hold without an agent, once the first one has said.
     hold: Option<Duration>,
-    invalidations: SyncSender<Invalidation>,
+    invalidations: Sender<Invalidation>,
 }
 
 /// A mount that it holds.
@@ -224,7 +224,7 @@ mod tests {
             request: "{}".to_owned(),
             descriptors: MountDescriptors::new(descriptors).expect("descriptors"),
         };
-        let (invalidations, _) = mpsc::sync_channel(1);
+        let (invalidations, _) = channel::bounded(1);
         (Store { mounts: BTreeMap::from([(7, entry)]), hold: None, invalidations }, ours, theirs)
     }
 
