@@ -8,6 +8,7 @@ pub mod cache;
 pub mod client;
 pub mod cluster;
 pub mod job;
+pub mod publication;
 pub mod socket;
 
 use std::fmt;
@@ -95,7 +96,7 @@ fn bare(text: &Secret) -> Result<(Secret, bool), bdnfs::error::Error> {
 }
 
 /// A tenant's part of a mirror.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MirrorRequest {
     /// Its URL.
     pub url: Secret,
@@ -292,6 +293,8 @@ impl Failure {
     pub const COMMAND_SIGNALED: &str = "command_signaled";
     /// A job's command could not be started.
     pub const COMMAND_NOT_STARTED: &str = "command_not_started";
+    /// Something else is published under the key or at the target.
+    pub const EXISTS: &str = "exists";
 
     /// A failure of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {

@@ -3,6 +3,7 @@
 
 mod cache;
 mod jobs;
+mod publications;
 
 use std::io;
 use std::path::PathBuf;

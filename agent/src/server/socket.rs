@@ -25,7 +25,7 @@ impl IntoResponse for Failure {
             "invalid" => StatusCode::BAD_REQUEST,
             "notfound" => StatusCode::NOT_FOUND,
             "refused" => StatusCode::FORBIDDEN,
-            "busy" | "changed" => StatusCode::CONFLICT,
+            "busy" | "changed" | Self::EXISTS => StatusCode::CONFLICT,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             "corrupt" => StatusCode::BAD_GATEWAY,
             "unavailable" | Self::CLOSING => StatusCode::SERVICE_UNAVAILABLE,

@@ -1,0 +1,229 @@
+//! Publications, as they travel over the control socket: a source for a container, pod or task, staged by the agent and bound
+//! where its runtime wants it.
+//!
+//! `PUT /v1/publications/{key}` asks for one or joins it, `DELETE` ends it; both may be repeated. The request's own failure
+//! comes as a [`Failure`](super::Failure), whose kind says what the runtime is to do.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use bdnfs::source::{Access, Secret};
+use serde::{Deserialize, Serialize};
+
+use super::{Failure, MirrorRequest};
+
+/// How many hexadecimal digits of a digest tell the publications of a runtime apart.
+const KEY_DIGEST_LEN: usize = 32;
+/// The longest key: it is the name of a file.
+const KEY_MAX_LEN: usize = 128;
+
+/// A source, and where a container, pod or task is to see it. All paths are absolute; all but the source may be left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PublicationRequest {
+    /// The source's URI; a secret, since a URL may be signed.
+    pub source: Secret,
+    /// Patterns of the files to take; `None`: all.
+    #[serde(default)]
+    pub allow: Option<Vec<String>>,
+    /// Patterns of the files to leave out.
+    #[serde(default)]
+    pub ignore: Vec<String>,
+    /// How the source may be read.
+    #[serde(default)]
+    pub access: Access,
+    /// The secrets that came with the request, by their names. Where `access` names none, the only one is used.
+    #[serde(default)]
+    pub secrets: BTreeMap<String, Secret>,
+    /// The mirror to copy it to first; default: the agent's own.
+    #[serde(default)]
+    pub mirror: Option<MirrorRequest>,
+    /// The tenant that the data belongs to, which the runtime knows and no author chooses; default: the agent's own.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// Owner of all files.
+    #[serde(default)]
+    pub uid: Option<u32>,
+    /// Their group.
+    #[serde(default)]
+    pub gid: Option<u32>,
+    /// The directory to bind it to, which the agent makes and removes. Its parent exists below one of the agent's `targets`.
+    /// Without one the answer's path is the base.
+    #[serde(default)]
+    pub target: Option<PathBuf>,
+    /// Whom it is for, as people are told: `pod default/llama-0`.
+    #[serde(default)]
+    pub holder: Option<String>,
+    /// Whether it is published before all of it is local.
+    #[serde(default)]
+    pub staging: Staging,
+    /// Whether an administrator wrote the request. Other authors may not choose endpoints, mirrors and owners, and never get
+    /// the credentials of the node.
+    #[serde(default)]
+    pub trusted: bool,
+    /// Whether it stays although nobody asks for it any more. Else a pending one is dropped after five minutes.
+    #[serde(default)]
+    pub keep: bool,
+}
+
+/// When a source is published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Staging {
+    /// When every byte is local, verified and leased.
+    #[default]
+    Wait,
+    /// At once; bytes are fetched as they are read.
+    Lazy,
+}
+
+/// A publication and how it is doing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PublicationStatus {
+    /// Its key.
+    pub key: String,
+    /// Staging, published or failed.
+    pub state: PublicationState,
+    /// Its source, without a signature.
+    pub source: String,
+    /// The tenant that the data belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// Whom it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<String>,
+    /// Where it is seen, once it is published: its target, else its base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// The target that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<PathBuf>,
+    /// The snapshot's id, in hexadecimal, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// How much of it is local, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<PublicationProgress>,
+    /// What happens, or happened last, in one line.
+    pub message: String,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+    /// Whether what it shows is damaged: its base is lost, or not all of it is local any more.
+    #[serde(default)]
+    pub abnormal: bool,
+}
+
+/// Where a publication is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PublicationState {
+    /// It is mirrored, mounted, admitted or staged.
+    Staging,
+    /// It is at its path.
+    Published,
+    /// It came to nothing and left nothing behind.
+    Failed,
+}
+
+impl fmt::Display for PublicationState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Staging => "staging",
+            Self::Published => "published",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+/// How far a publication is staged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublicationProgress {
+    /// Regular files.
+    pub files: u64,
+    /// Bytes of them that are local.
+    pub bytes_done: u64,
+    /// Their bytes together.
+    pub bytes: u64,
+    /// Bytes a second, lately.
+    pub rate: u64,
+    /// Seconds that the rest will take at that rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds_left: Option<u64>,
+}
+
+/// All publications.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PublicationList {
+    /// By their keys.
+    pub publications: Vec<PublicationStatus>,
+}
+
+/// A source that the agent's configuration names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NamedSource {
+    /// Its name.
+    pub name: String,
+    /// Its source, without a signature.
+    pub source: String,
+    /// Where containers see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_location: Option<PathBuf>,
+    /// Its publication, of which the path is the base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub publication: Option<PublicationStatus>,
+}
+
+/// All sources that the agent's configuration names.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SourceList {
+    /// By their names.
+    pub sources: Vec<NamedSource>,
+}
+
+/// The key of the publication that `runtime` (`csi`, `docker`) calls `id`, at `target` where it has several.
+pub fn publication_key(runtime: &str, id: &str, target: Option<&Path>) -> String {
+    let target = target.map_or(&b""[..], |target| target.as_os_str().as_encoded_bytes());
+    let mut digest = bdnfs::digest::Digest::of(&[id.as_bytes(), b"\0", target].concat()).to_string();
+    digest.truncate(KEY_DIGEST_LEN);
+    format!("{runtime}-{digest}")
+}
+
+/// Whether `key` can be one: letters, digits, `.`, `_` and `-`, the first a letter or digit.
+pub fn is_publication_key(key: &str) -> bool {
+    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    key.len() <= KEY_MAX_LEN
+        && key.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && key.bytes().all(is_fit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_with_an_unknown_key_is_refused_by_its_name() {
+        let minimal: PublicationRequest = serde_json::from_str(r#"{"source": "hf://o/m"}"#).expect("enough");
+        assert!(!minimal.trusted && !minimal.keep && minimal.staging == Staging::Wait);
+        let error = serde_json::from_str::<PublicationRequest>(r#"{"source": "hf://o/m", "cacheDir": "/"}"#);
+        assert!(error.expect_err("unknown").to_string().contains("cacheDir"));
+    }
+
+    #[test]
+    fn request_is_shown_without_its_secrets() {
+        let text = r#"{"source": "https://h/x?sig=hush", "secrets": {"hf": "hush"}}"#;
+        let request: PublicationRequest = serde_json::from_str(text).expect("a request");
+        assert!(!format!("{request:?}").contains("hush"), "{request:?}");
+    }
+
+    #[test]
+    fn key_of_any_id_and_target_is_fit_for_a_path() {
+        let [one, other] =
+            ["/a", "/b"].map(|target| publication_key("csi", "../x y", Some(Path::new(target))));
+        assert!(one != other && one.starts_with("csi-") && is_publication_key(&one), "{one}");
+        for key in ["", ".", "../x", "a/b", "-x", "a b", &"x".repeat(KEY_MAX_LEN + 1)] {
+            assert!(!is_publication_key(key), "{key}");
+        }
+    }
+}
