@@ -85,6 +85,11 @@ impl Cache {
         node.tenant(tenant)
     }
 
+    /// The part of the node's cache that it is.
+    pub(crate) fn partition(&self) -> &Arc<Partition> {
+        &self.partition
+    }
+
     /// Where things lie.
     pub fn layout(&self) -> &Layout {
         &self.partition.layout
@@ -142,7 +147,7 @@ impl Cache {
 
     /// Whether the whole blob is here. Cheaper than [`whole`](Self::whole), and no use of it.
     pub fn has(&self, key: &Key, size: u64) -> bool {
-        self.layout().stat(key, BlobFile::Whole).is_some_and(|stat| stat.st_size as u64 == size)
+        self.layout().has(key, size)
     }
 
     /// What an earlier run left of a blob that is not whole; `None` when there is nothing.

@@ -16,11 +16,12 @@ use tempfile::NamedTempFile;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
+use crate::announcements::Announcements;
 use crate::budget::{Budget, BudgetUsage};
 use crate::buffer::BufferPool;
-use crate::cache::Limits;
 use crate::cache::eviction::EvictionPause;
 use crate::cache::node::NodeCache;
+use crate::cache::{Cache, Limits};
 use crate::content::{RecentBlocks, SharedResources};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -30,7 +31,7 @@ use crate::metrics::{EngineMetrics, EngineTotals, SnapshotMetrics};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
 use crate::mirror::lease::Purpose;
-use crate::peer::client::{Peers, SnapshotAnnouncement};
+use crate::peer::client::Peers;
 use crate::placement::Placement;
 use crate::snapshot::{Contents, Snapshot};
 use crate::source::Patterns;
@@ -86,7 +87,7 @@ struct NodeState {
     runtime: Handle,
     metrics: Arc<EngineMetrics>,
     buffers: Arc<BufferPool>,
-    cluster: OnceLock<Arc<Peers>>,
+    cluster: OnceLock<Arc<Announcements>>,
     tenants: Mutex<HashMap<String, TenantState>>,
 }
 
@@ -114,6 +115,21 @@ impl Usage {
         let evictor = node.evictor();
         let Limits { capacity, reserve } = evictor.limits();
         Self { used: evictor.used(), capacity, free: evictor.free(), reserve, evicted: evictor.evicted() }
+    }
+}
+
+impl NodeState {
+    /// Announces what `cache` has all of to the cluster, if there is one, and takes it back when it goes.
+    fn announce(&self, cache: &Cache) {
+        let Some(announcements) = self.cluster.get() else { return };
+        let listener: Weak<Announcements> = Arc::downgrade(announcements);
+        cache.removal_listeners().add(listener);
+        let (announcements, partition) = (announcements.clone(), cache.partition().clone());
+        self.runtime.spawn_blocking(move || {
+            if let Err(error) = announcements.announce_found(&partition) {
+                tracing::warn!(%error, "peers are not told of what the cache has");
+            }
+        });
     }
 }
 
@@ -164,14 +180,17 @@ impl Engine {
     }
 
     /// Joins the cluster: what comes from a mirror is from now on asked of `peers` first. Once, before the first snapshot.
+    /// They are told of what the cache has all of.
     pub fn join(&self, peers: Arc<Peers>) {
         // A second call is a slip of the caller, and the first cluster as good as any.
-        self.node.cluster.set(peers).ok();
+        self.node.cluster.set(Arc::new(Announcements::new(peers))).ok();
+        let tenants = self.node.tenants.lock();
+        tenants.values().for_each(|(resources, _)| self.node.announce(&resources.cache));
     }
 
     /// Where the snapshot `id` is in the cluster, if there is one.
     fn placement(&self, id: Digest) -> Option<Arc<dyn Placement>> {
-        self.node.cluster.get().map(|peers| peers.placement(self.tenant(), id))
+        self.peers().map(|peers| peers.placement(self.tenant(), id))
     }
 
     fn ladder(&self, placement: Option<Arc<dyn Placement>>, tiers: Vec<Arc<dyn Tier>>) -> Arc<Ladder> {
@@ -180,9 +199,9 @@ impl Engine {
         Arc::new(ladder.placed(placement))
     }
 
-    /// What tells the cluster, if there is one, that all of the snapshot `id` is here.
-    fn announcement(&self, id: &Digest) -> Option<SnapshotAnnouncement> {
-        self.node.cluster.get().map(|peers| peers.announcement(self.tenant(), id))
+    /// What tells the cluster, if there is one, that all of a snapshot is here.
+    fn announcements(&self) -> Option<Arc<Announcements>> {
+        self.node.cluster.get().cloned()
     }
 
     fn for_tenant(node: Arc<NodeState>, tenant: &str) -> Result<Self> {
@@ -205,6 +224,7 @@ impl Engine {
                 let contents: Weak<Contents> = Arc::downgrade(&new.1);
                 // Before all mounts: what they read anew comes from here.
                 new.0.cache.removal_listeners().add(contents);
+                node.announce(&new.0.cache);
                 tenants.insert(tenant.to_owned(), new.clone());
                 new
             }
@@ -246,8 +266,7 @@ impl Engine {
         let ladder = self.ladder(self.placement(found.manifest), tiers);
         let shared = (self.resources.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
-        let announcement = self.announcement(&found.manifest);
-        Ok(Arc::new(snapshot.leased(lease).announced(announcement)))
+        Ok(Arc::new(snapshot.leased(lease).announced(self.announcements())))
     }
 
     /// Opens the snapshot `id` of `mirror` for other nodes: what it lacks comes from the mirror, and from peers that have it.
@@ -321,7 +340,7 @@ impl Engine {
 
     /// The other nodes, where it has joined a cluster.
     pub fn peers(&self) -> Option<&Arc<Peers>> {
-        self.node.cluster.get()
+        self.node.cluster.get().map(|announcements| announcements.peers())
     }
 
     /// How much the cache holds and may hold.

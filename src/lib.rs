@@ -103,6 +103,7 @@
 //!   queues by their sizes.
 //! - Blocking work, hashing and disk I/O, runs on the runtime's blocking threads ([`task`]); no lock is held over an await.
 
+mod announcements;
 pub mod auth;
 pub mod backoff;
 pub mod blob;

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
+use crate::announcements::Announcements;
 use crate::blob::Key;
 use crate::cache::commit::DIGEST_XATTR;
 use crate::cache::leases::{LeaseGroup, LeaseSet, ManifestLease};
@@ -18,7 +19,6 @@ use crate::fetch::Ladder;
 use crate::manifest::{Manifest, Node, Slice};
 use crate::metrics::Traffic;
 use crate::mirror::lease::MirrorLease;
-use crate::peer::client::SnapshotAnnouncement;
 use crate::read::Reader;
 use crate::stage::Stage;
 
@@ -39,7 +39,7 @@ pub struct Snapshot {
     /// Keeps the mirror from collecting what is still to come.
     lease: Mutex<LeaseState>,
     /// Tells other nodes when all of it is here, where there are any.
-    announcement: Option<SnapshotAnnouncement>,
+    announcements: Option<Arc<Announcements>>,
     /// The blobs' numbers, by the first bytes of their digests: gathered when another node first asks for one.
     numbers: OnceLock<Vec<(u64, u32)>>,
 }
@@ -74,7 +74,7 @@ impl Snapshot {
             held: OnceLock::new(),
             _manifest: kept,
             lease: Mutex::default(),
-            announcement: None,
+            announcements: None,
             numbers: OnceLock::new(),
         }
     }
@@ -102,15 +102,15 @@ impl Snapshot {
         }
     }
 
-    /// Adds the announcement that tells other nodes when all of it is local.
-    pub(crate) fn announced(self, announcement: Option<SnapshotAnnouncement>) -> Self {
-        Self { announcement, ..self }
+    /// Adds the announcements that tell other nodes when all of it is local.
+    pub(crate) fn announced(self, announcements: Option<Arc<Announcements>>) -> Self {
+        Self { announcements, ..self }
     }
 
-    /// Tells other nodes that all of it is here, for as long as it is open.
+    /// Tells other nodes that all of it is here, for as long as it stays in the cache.
     pub(crate) fn announce(&self) {
-        if let Some(announcement) = &self.announcement {
-            announcement.announce();
+        if let Some(announcements) = &self.announcements {
+            announcements.announce(&self.id, self.manifest.clone(), self.resources.cache.partition().clone());
         }
     }
 

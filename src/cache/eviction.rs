@@ -1,5 +1,6 @@
 //! Eviction: keeps the cache within its limits by removing the least recently used blobs of all tenants.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -287,21 +288,27 @@ impl Evictor {
     fn evict_pass(&self, goal: u64, choose: impl Fn(&Partition) -> bool) -> u64 {
         let partitions: Vec<_> =
             self.partitions().into_iter().filter(|partition| choose(partition)).collect();
-        let mut candidates = Vec::new();
+        let (mut candidates, mut evicted) = (Vec::new(), Vec::new());
         for partition in &partitions {
             let found = partition.scan();
             partition.recount(&found);
-            candidates.extend(found.into_iter().map(|found| (partition, found)));
+            candidates.extend(found.into_iter().map(|found| (evicted.len(), found)));
+            evicted.push((partition, HashSet::new()));
         }
         candidates.sort_unstable_by_key(|(_, found)| found.used_at);
         let mut freed = 0;
-        for (partition, found) in candidates {
+        for (number, found) in candidates {
             if freed >= goal {
                 break;
             }
+            let (partition, keys) = &mut evicted[number];
             if partition.remove(&found) {
                 freed += found.bytes;
+                keys.insert(found.key);
             }
+        }
+        for (partition, keys) in evicted {
+            partition.removal_listeners.notify_evicted(&keys);
         }
         self.evicted.fetch_add(freed, Relaxed);
         freed

@@ -147,7 +147,7 @@ pub fn evict(
             forget.push(id);
         }
     }
-    let mut evicted = EvictionTotals::default();
+    let (mut evicted, mut keys) = (EvictionTotals::default(), HashSet::new());
     for found in partition.scan() {
         let is_stray = !chosen.contains(&found.key) && !others.contains(&found.key);
         let goes =
@@ -156,12 +156,14 @@ pub fn evict(
             continue;
         }
         if partition.remove(&found) {
+            keys.insert(found.key);
             evicted.blobs += 1;
             evicted.bytes += found.bytes;
         } else {
             evicted.held += found.bytes;
         }
     }
+    partition.removal_listeners.notify_evicted(&keys);
     for id in forget {
         let path = partition.layout.manifests().join(id.to_string());
         if let Some(removed) = partition.leases.unless_manifest_leased(&id, || std::fs::remove_file(path)) {

@@ -197,6 +197,11 @@ impl Layout {
         rustix::fs::statat(&self.blobs, Self::name(key, form), AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
+    /// Whether the whole blob is here.
+    pub fn has(&self, key: &Key, size: u64) -> bool {
+        self.stat(key, BlobFile::Whole).is_some_and(|stat| stat.st_size as u64 == size)
+    }
+
     /// Gives a blob's part its final name.
     ///
     /// # Errors

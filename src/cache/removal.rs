@@ -1,5 +1,7 @@
-//! Removal: tells those who read a blob that what the cache had of it was not right, and is gone.
+//! Removal: tells those who read a blob that what the cache had of it was not right, and is gone; and of evictions who counts
+//! on what nobody reads.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::Weak;
 
@@ -12,9 +14,13 @@ pub trait RemovalListener: Send + Sync + Debug {
     /// What the cache had of the blob `key`, or some blocks of it, was not right and has been removed: nothing that was read
     /// before may be served again. May block on the local disk, and must not wait for the network or the kernel.
     fn blob_removed(&self, key: &Key);
+
+    /// The blobs `keys`, which nobody used, were evicted. What they held was right, so it is no business of those who serve it. The
+    /// same rules apply.
+    fn blobs_evicted(&self, _keys: &HashSet<Key>) {}
 }
 
-/// The listeners of one tenant. Evictions are none of their business: what is evicted was right.
+/// The listeners of one tenant.
 #[derive(Debug, Default)]
 pub struct RemovalListeners {
     listeners: Mutex<Vec<Weak<dyn RemovalListener>>>,
@@ -30,8 +36,19 @@ impl RemovalListeners {
 
     /// Tells everybody that `key` was removed.
     pub fn notify(&self, key: &Key) {
+        self.for_each(|listener| listener.blob_removed(key));
+    }
+
+    /// Tells everybody that `keys` were evicted.
+    pub fn notify_evicted(&self, keys: &HashSet<Key>) {
+        if !keys.is_empty() {
+            self.for_each(|listener| listener.blobs_evicted(keys));
+        }
+    }
+
+    fn for_each(&self, tell: impl Fn(&dyn RemovalListener)) {
         let listeners = self.listeners.lock().clone();
         // Without the lock: they close files, and open others.
-        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.blob_removed(key));
+        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| tell(&*listener));
     }
 }

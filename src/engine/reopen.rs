@@ -38,7 +38,7 @@ impl Engine {
         let (ladder, holder) = match &mirror {
             Some(mirror) => {
                 let tiers = vec![Arc::new(mirror.clone()), origin];
-                (self.ladder(self.placement(id), tiers), self.announcement(&id))
+                (self.ladder(self.placement(id), tiers), self.announcements())
             }
             None => (self.ladder(None, vec![origin]), None),
         };

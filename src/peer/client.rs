@@ -1,6 +1,5 @@
 //! The client: peers as tiers of a snapshot's ladder.
 
-mod announcement;
 mod connection;
 mod frame_reader;
 pub mod http;
@@ -35,7 +34,6 @@ use crate::placement::ClusterTier;
 use crate::tier::{Body, Tier, TierKind, Urgency};
 use crate::timeout::within;
 
-pub use announcement::{SnapshotAnnouncement, snapshot_token};
 use owner_search::OwnerSearch;
 use response_body::ResponseBody;
 
@@ -45,6 +43,11 @@ pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many times staging asks a busy peer. A reader goes on to the next tier.
 const BUSY_RETRY_LIMIT: u32 = 3;
+
+/// The token that the snapshot `snapshot` of `tenant` is announced as.
+pub fn snapshot_token(tenant: &str, snapshot: &Digest) -> u64 {
+    token(&[tenant.as_bytes(), &snapshot.0])
+}
 
 /// Sends requests to peers.
 pub trait PeerClient: Send + Sync + fmt::Debug + 'static {
@@ -69,8 +72,6 @@ pub struct Peers {
     /// The requests in flight by number: they say which peer sent wrong bytes.
     in_flight: Mutex<HashMap<u64, InFlightRequest>>,
     counters: PeerCounters,
-    /// The tokens of the snapshots that this node has all of, the newest last.
-    holds: Mutex<Vec<u64>>,
     /// Until when nobody waits for a stable membership, because that was in vain.
     unstable_until: Mutex<Option<Instant>>,
 }
@@ -136,13 +137,18 @@ struct PeerTier {
 impl Peers {
     /// The peers of the node `me` among `members`.
     pub fn new(me: Member, members: Arc<dyn Membership>, client: Arc<dyn PeerClient>) -> Arc<Self> {
-        let (backoffs, in_flight, counters, holds, unstable_until) = Default::default();
-        Arc::new(Self { me, members, client, backoffs, in_flight, counters, holds, unstable_until })
+        let (backoffs, in_flight, counters, unstable_until) = Default::default();
+        Arc::new(Self { me, members, client, backoffs, in_flight, counters, unstable_until })
     }
 
     /// The live members, this node among them.
     pub fn members(&self) -> Arc<[Arc<Member>]> {
         self.members.live()
+    }
+
+    /// Announces to all members that this node has all of the snapshots with these [tokens](snapshot_token), and of no others.
+    pub fn announce(&self, snapshots: Vec<u64>) {
+        self.members.announce(snapshots);
     }
 
     /// The ids of the members that are banned for wrong bytes.

@@ -107,6 +107,66 @@ fn agents_with_certificates_share_blocks_and_leave() {
 }
 
 #[test]
+fn agent_whose_job_has_ended_serves_the_snapshot_to_others() {
+    let env = TestEnv::new();
+    let size = (60 * MIB) as usize;
+    env.put("weights", size);
+    env.put("config", 1000);
+    env.mirror();
+    let start =
+        |seeds: &[&AgentNode], id| AgentNode::start(&env, seeds, &format!("id = \"{id}\"\ninsecure = true"));
+    let a = start(&[], "a");
+    let b = start(&[&a], "b");
+    let mut c = start(&[&a], "c");
+    let all = ["a", "b", "c"];
+    [&a, &b, &c].iter().for_each(|node| node.sees(&all));
+    // What it read of the mirror, and from where it all came.
+    let run = |node: &AgentNode| {
+        let place = node.machine.directory("models");
+        let place = place.to_str().expect("text");
+        let spec = node.machine.directory("specs").join("job.toml");
+        let text = format!(
+            "[runtime]\nstart_commands = [\"wc -c < {place}/weights\"]\n\
+             [[weights]]\nsource = \"s3://bucket\"\nmount_location = \"{place}\"\n"
+        );
+        std::fs::write(&spec, text).expect("a file");
+        env.s3.requests.clear();
+        let ran = node.machine.run(&["job", "run", spec.to_str().expect("text"), "--json"]).succeeds();
+        let job: Value = serde_json::from_str(ran.lines().last().expect("a job")).expect("JSON");
+        (env.mirrored().bytes, job["report"]["verdict"].as_str().expect("a verdict").to_owned())
+    };
+    let evict = |node: &AgentNode| {
+        node.machine.run(&["cache", "evict", "--all"]).succeeds();
+    };
+    let hit = (0, "cluster-local hit".to_owned());
+    for node in [&a, &b, &c] {
+        run(node);
+    }
+    evict(&c);
+    assert_eq!(run(&c), hit, "nobody uses what the others have");
+    // What an agent finds when it starts is as good.
+    evict(&b);
+    evict(&c);
+    let AgentNode { agent, machine, _port } = a;
+    agent.end();
+    drop(c);
+    c = start(&[&b], "c");
+    let agent = machine.agent(&format!(
+        "{MIRROR}listen = \"{0}\"\nseeds = [\"{1}\"]\nid = \"a\"\ninsecure = true",
+        _port.address, b._port.address
+    ));
+    let a = AgentNode { agent, machine, _port };
+    [&a, &b, &c].iter().for_each(|node| node.sees(&all));
+    assert_eq!(run(&b), hit, "what a had before its restart");
+    // What is evicted is announced no more: nobody is asked in vain.
+    evict(&a);
+    let missed = || c.cluster()["asked"]["missed"].as_u64().expect("a number");
+    let before = missed();
+    assert_eq!(run(&c), hit, "what b has alone");
+    assert_eq!(missed(), before);
+}
+
+#[test]
 fn agents_without_certificates_warn_and_bind_loopback() {
     let env = TestEnv::new();
     env.put("weights", 3 * MIB as usize);

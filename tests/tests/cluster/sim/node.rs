@@ -12,7 +12,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::fetch::{FetchOutcome, FetchScope, Ladder};
 use bdnfs::flight::{Delivery, Flight, Flights, JoinOutcome};
 use bdnfs::peer::Member;
-use bdnfs::peer::client::{Peers, SnapshotAnnouncement};
+use bdnfs::peer::client::{Peers, snapshot_token};
 use bdnfs::peer::server::{BlockProvider, PeerServer};
 use bdnfs::peer::wire::{BlockRequest, Role};
 use bdnfs::tier::{Body, Urgency};
@@ -36,7 +36,7 @@ pub struct SimNode {
     sim: Weak<Sim>,
     peers: OnceLock<Arc<Peers>>,
     blobs: Mutex<HashMap<Digest, Arc<SimContent>>>,
-    announcements: Mutex<Vec<SnapshotAnnouncement>>,
+    announced: Mutex<Vec<u64>>,
     moved: AtomicU64,
     alive: Mutex<bool>,
     born: Instant,
@@ -88,7 +88,7 @@ impl SimNode {
             sim: Arc::downgrade(sim),
             peers: OnceLock::new(),
             blobs: Mutex::default(),
-            announcements: Mutex::default(),
+            announced: Mutex::default(),
             moved: AtomicU64::new(0),
             alive: Mutex::new(true),
             born: Instant::now(),
@@ -156,9 +156,9 @@ impl SimNode {
                 sim.slowest.fetch_max(begin.elapsed().as_secs(), Relaxed);
             }
             let Key::Content(digest) = blob.key else { panic!("by content") };
-            let announcement = self.peers().announcement(TENANT, &digest);
-            announcement.announce();
-            self.announcements.lock().push(announcement);
+            let mut announced = self.announced.lock();
+            announced.push(snapshot_token(TENANT, &digest));
+            self.peers().announce(announced.clone());
         }
     }
 
