@@ -20,6 +20,40 @@
 //! Follow a mount: [`api::MountRequest`] arrives in `server/routes/mounts.rs`, `mounts/manager.rs` takes it, `mounts/mounter.rs`
 //! makes it, and from then on the kernel talks to the file system. Follow a job: `server/routes/jobs.rs`, `jobs/queue.rs`,
 //! `jobs/run.rs`, `jobs/deployment.rs`, `jobs/supervisor.rs`.
+//!
+//! An agent of one's own, and a question to it:
+//!
+//! ```
+//! use bdnfs_agent::api::client::Client;
+//! use bdnfs_agent::api::socket;
+//! use bdnfs_agent::cache::{CacheConfig, DEFAULT_TENANT};
+//! use bdnfs_agent::{AgentConfig, AgentServer};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let home = tempfile::tempdir()?;
+//! # let dir = home.path().canonicalize()?;
+//! let cache = CacheConfig {
+//!     dir: dir.clone(),
+//!     size: Some(10 << 30),
+//!     reserve: None,
+//!     memory: None,
+//!     tenant: DEFAULT_TENANT.into(),
+//!     quotas: Default::default(),
+//! };
+//! let agent = AgentServer::start(AgentConfig::on_demand(cache)).await?;
+//! let alive = agent.keep_alive();
+//! let serving = tokio::spawn(agent.serve());
+//!
+//! let status = Client::new(socket::of_cache(&dir)).status().await?;
+//! assert!(status.mounts.is_empty());
+//!
+//! // Nobody needs it any more: it ends.
+//! drop(alive);
+//! serving.await??;
+//! # Ok(())
+//! # }
+//! ```
 
 mod agent;
 pub mod api;

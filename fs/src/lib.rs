@@ -25,6 +25,41 @@
 //!
 //! What the kernel may cache, it caches for ever, since nothing in a snapshot changes: names, attributes, listings and pages.
 //! docs/decisions/ says why the protocol is spoken here (`kernel-protocol`) and what passthrough is for (`passthrough`).
+//!
+//! ```
+//! use bdnfs::engine::Engine;
+//! use bdnfs::source::{Access, Patterns};
+//! use bdnfs::{origin, task};
+//! use bdnfs_fs::{Mount, Options};
+//! # use std::time::SystemTime;
+//! # use bdnfs::{cache::Limits, engine::Config};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let home = tempfile::tempdir()?;
+//! # let (cache, model, mountpoint) = (home.path().join("cache"), home.path().join("model"), home.path().join("mnt"));
+//! # std::fs::create_dir(&model)?;
+//! # std::fs::create_dir(&mountpoint)?;
+//! # std::fs::write(model.join("config.json"), "{}")?;
+//! # let limits = Limits { capacity: Some(1 << 30), reserve: 0 };
+//! # let (tenant, quotas) = ("default".into(), Default::default());
+//! # let config = Config { cache, tenant, limits, quotas, memory: 64 << 20, now: SystemTime::now };
+//! let runtime = tokio::runtime::Handle::current();
+//! let engine = Engine::open(&config, runtime.clone())?;
+//! let origin = origin::open(&format!("file://{}", model.display()).parse()?, &Access::default()).await?;
+//! let snapshot = engine.snapshot(origin, Patterns::default()).await?;
+//!
+//! // The kernel is asked, and this process reads through it: neither may keep an async thread.
+//! let read = task::blocking(move || {
+//!     let mount = Mount::new(snapshot, runtime, &mountpoint, &Options::default())?;
+//!     let read = std::fs::read(mountpoint.join("config.json"));
+//!     mount.unmount()?;
+//!     Ok::<_, bdnfs::error::Error>(read)
+//! });
+//! assert_eq!(read.await??, b"{}");
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod handover;
 pub mod mounts;
@@ -51,7 +86,6 @@ mod tree;
 mod wire;
 mod xattr;
 
-use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -60,9 +94,8 @@ use std::time::Instant;
 use bdnfs::blob::Key;
 use bdnfs::cache::pressure::CachePressureListener;
 use bdnfs::cache::removal::RemovalListener;
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::{Error, Result};
 use bdnfs::snapshot::Snapshot;
-use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::process::{getgid, getuid};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -81,8 +114,6 @@ pub use crate::metrics::{RequestMetrics, RequestTotals};
 
 /// The fewest threads that serve a mount: with one, opens are a third slower, and one slow disk read stops everybody.
 const MIN_THREADS: usize = 2;
-/// The kernel's readahead, in KiB: four requests, so that the network has work while a reader uses what came.
-const READ_AHEAD_KIB: u32 = 4096;
 
 /// The options of a mount.
 #[derive(Clone, Debug, Default)]
@@ -128,9 +159,8 @@ impl Mount {
     /// A mount of ours that a crash left dead at `mountpoint` is replaced.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] for a missing mountpoint, [`Kind::Invalid`] for one that is
-    /// no directory, [`Kind::Busy`] for one that has a mount, [`Kind::Refused`] without permission,
-    /// [`Kind::Unsupported`] without `/dev/fuse` or with a kernel too old.
+    /// Of the [kinds](bdnfs::error::Kind) `NotFound` for a missing mountpoint, `Invalid` for one that is no directory, `Busy` for
+    /// one that has a mount, `Refused` without permission, `Unsupported` without `/dev/fuse` or with a kernel too old.
     pub fn new(
         snapshot: Arc<Snapshot>,
         runtime: Handle,
@@ -167,9 +197,9 @@ impl Mount {
             // Before anybody else holds descriptors: until then, the mount ends with this process.
             flush::disable_flush(mountpoint, filesystem.snapshot.manifest());
         }
-        let device = device_of(mountpoint)?;
+        let device = mount::device_number(mountpoint)?;
         ledger.set_device(device);
-        set_read_ahead(device);
+        mount::set_read_ahead(device);
         Ok(Self {
             mountpoint: mountpoint.into(),
             device,
@@ -186,7 +216,7 @@ impl Mount {
     /// nothing. The other process must have ended, or have [handed over](Self::hand_over) the mount.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] when the mount was made by an incompatible version of bdnfs. It stays as it was.
+    /// [`Kind::Unsupported`](bdnfs::error::Kind::Unsupported) when the mount was made by an incompatible version of bdnfs. It stays as it was.
     pub fn resume(
         snapshot: Arc<Snapshot>,
         runtime: Handle,
@@ -212,7 +242,7 @@ impl Mount {
     /// kernel can't send requests again (Linux before 6.9).
     ///
     /// # Errors
-    /// [`Kind::Disk`] when the process has too many open files.
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the process has too many open files.
     pub fn descriptors(&self) -> Result<Option<MountDescriptors>> {
         if !self.resend {
             return Ok(None);
@@ -244,7 +274,7 @@ impl Mount {
     /// Unmounts it. It is no error if the mount is gone already.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when processes use it; [`mounts::users`] tells which. The mount stays.
+    /// [`Kind::Busy`](bdnfs::error::Kind::Busy) when processes use it; [`mounts::users`] tells which. The mount stays.
     pub fn unmount(&self) -> Result<()> {
         if self.mounted()? { mount::unmount(&self.mountpoint) } else { Ok(()) }
     }
@@ -359,22 +389,5 @@ impl RemovalListener for Filesystem {
                 filesystem.files.renew(index).await;
             }
         });
-    }
-}
-
-/// The device number of the mount at `mountpoint`. It is read without a request to this process itself: killed while it waits
-/// for its own reply, it could never end.
-fn device_of(mountpoint: &Path) -> Result<(u32, u32)> {
-    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-    let root = rustix::fs::statx(CWD, mountpoint, flags, StatxFlags::empty())
-        .map_err(|e| Error::with(Kind::Disk, "cannot stat the new mount", std::io::Error::from(e)))?;
-    Ok((root.stx_dev_major, root.stx_dev_minor))
-}
-
-/// Sets the kernel's readahead on `device`, where this process may.
-fn set_read_ahead((major, minor): (u32, u32)) {
-    let knob = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-    if let Err(error) = fs::write(&knob, READ_AHEAD_KIB.to_string()) {
-        tracing::debug!(%error, knob, "cannot set the kernel's readahead");
     }
 }

@@ -2,10 +2,12 @@
 //! `fusermount3`.
 
 use std::ffi::CString;
+use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use bdnfs::error::{Error, Kind, Result};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{getgid, getuid};
@@ -13,6 +15,9 @@ use rustix::process::{getgid, getuid};
 use crate::device::Device;
 use crate::fusermount;
 use crate::mounts::TYPE;
+
+/// The kernel's readahead, in KiB: four requests, so that the network has work while a reader uses what came.
+const READ_AHEAD_KIB: u32 = 4096;
 
 /// Mounts a file system with the source name `source` at `mountpoint`. The kernel checks permissions by the modes that files
 /// show. Only the mounting user may use it, unless `allow_other`.
@@ -73,5 +78,22 @@ fn unmount_with(mountpoint: &Path, flags: UnmountFlags, helper: &[&str]) -> Resu
             format!("cannot unmount {}", mountpoint.display()),
             std::io::Error::from(error),
         )),
+    }
+}
+
+/// The device number of the mount at `mountpoint`. It is read without a request to this process itself: killed while it waits
+/// for its own reply, it could never end.
+pub(crate) fn device_number(mountpoint: &Path) -> Result<(u32, u32)> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let root = rustix::fs::statx(CWD, mountpoint, flags, StatxFlags::empty())
+        .map_err(|e| Error::with(Kind::Disk, "cannot stat the new mount", std::io::Error::from(e)))?;
+    Ok((root.stx_dev_major, root.stx_dev_minor))
+}
+
+/// Sets the kernel's readahead on `device`, where this process may.
+pub(crate) fn set_read_ahead((major, minor): (u32, u32)) {
+    let knob = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    if let Err(error) = fs::write(&knob, READ_AHEAD_KIB.to_string()) {
+        tracing::debug!(%error, knob, "cannot set the kernel's readahead");
     }
 }
