@@ -18,6 +18,7 @@
 
 pub mod commit;
 pub mod direct_io;
+pub mod directory;
 pub mod eviction;
 pub mod inventory;
 pub mod io;

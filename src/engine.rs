@@ -3,7 +3,6 @@
 mod reopen;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
@@ -20,6 +19,7 @@ use crate::announcements::Announcements;
 use crate::budget::{Budget, BudgetUsage};
 use crate::buffer::BufferPool;
 use crate::cache::eviction::EvictionPause;
+use crate::cache::layout::Layout;
 use crate::cache::node::NodeCache;
 use crate::cache::{Cache, Limits};
 use crate::content::{RecentBlocks, SharedResources};
@@ -293,8 +293,8 @@ impl Engine {
     /// A manifest of the mirror's, kept in the cache.
     async fn manifest(&self, mirror: &Mirror, id: &Digest) -> Result<Manifest> {
         let (manifests, id) = (self.resources.cache.layout().manifests().to_owned(), *id);
-        let path = manifests.join(id.to_string());
-        if let Some(manifest) = blocking(move || Ok(saved_manifest(&path, &id))).await? {
+        let resources = self.resources.clone();
+        if let Some(manifest) = blocking(move || Ok(saved_manifest(resources.cache.layout(), &id))).await? {
             return Ok(manifest);
         }
         let place = manifests.clone();
@@ -349,9 +349,9 @@ impl Engine {
     }
 }
 
-/// The manifest `id` that was kept at `path`, if it is whole.
-fn saved_manifest(path: &Path, id: &Digest) -> Option<Manifest> {
-    let manifest = Manifest::open(&File::open(path).ok()?).ok()?;
+/// The manifest `id` that was kept, if it is whole.
+fn saved_manifest(layout: &Layout, id: &Digest) -> Option<Manifest> {
+    let manifest = Manifest::open(&layout.open_manifest(id).ok()?).ok()?;
     (manifest.digest() == *id).then_some(manifest)
 }
 

@@ -4,16 +4,17 @@ mod claim;
 pub mod inventory;
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use bdnfs::cache::Limits;
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::engine::Config;
 use bdnfs::error::Result;
 
 pub use claim::CacheClaim;
+use rustix::fs::OFlags;
 
 use crate::context::Context;
 
@@ -24,6 +25,8 @@ const RESERVE_MAX_BYTES: u64 = 20 << 30;
 /// Fetches under way may hold half of the 512 MiB that an agent may use in all; the rest is for manifests, presence
 /// maps and the blocks that readers hold.
 const FETCH_MEMORY_BYTES: u64 = 256 << 20;
+/// The log of a detached agent, in that of its cache.
+const LOG_FILE: &str = "daemon.log";
 /// The tenant where none is named.
 pub const DEFAULT_TENANT: &str = "default";
 /// The log starts anew beyond this: weeks of what an agent normally says, and quick to look through.
@@ -63,23 +66,24 @@ impl CacheConfig {
 
     /// The log of a detached agent.
     pub fn log(&self) -> PathBuf {
-        self.dir.join("daemon.log")
+        self.dir.join(LOG_FILE)
     }
 }
 
-/// Opens the log of a detached process at `path`.
+/// Opens the log of the detached processes of the cache in the directory `cache`.
 ///
 /// # Errors
-/// [`Kind::Disk`](bdnfs::error::Kind::Disk).
-pub fn open_log(path: &Path) -> Result<File> {
+/// Those of [`CacheDirectory::open`]; [`Kind::Disk`](bdnfs::error::Kind::Disk).
+pub fn open_log(cache: &Path) -> Result<File> {
+    let directory = CacheDirectory::open(cache)?;
     let open = || {
-        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+        let file = directory.file(LOG_FILE, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
         if file.metadata()?.len() > LOG_MAX_BYTES {
             file.set_len(0)?;
         }
         Ok::<_, std::io::Error>(file)
     };
-    open().with_context(|| format!("cannot write the agent's log {}", path.display()))
+    open().with_context(|| format!("cannot write the agent's log {}", cache.join(LOG_FILE).display()))
 }
 
 fn reserve(disk: u64) -> u64 {

@@ -3,17 +3,23 @@
 //! They lie in `<cache>/state/<kind>/<name>.json` and belong to whoever holds the cache's lock. One is replaced whole and
 //! is on the disk before anybody is told of it; there is nothing to recover after a crash. No record holds a secret.
 
-use std::fs::{self, DirBuilder, File};
+use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::marker::PhantomData;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Result};
+use rustix::fs::OFlags;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
+use crate::context::Context;
+
+/// The directory of all kinds of records, in that of a cache.
+const STATE_DIRECTORY: &str = "state";
 /// The version of what is written. A higher one is left alone.
 const VERSION: u32 = 1;
 /// What the name of a record ends in.
@@ -24,7 +30,7 @@ const DRAFT: &str = ".draft-";
 /// The records of one kind. All functions block on the local disk.
 #[derive(Debug)]
 pub struct Records<T> {
-    directory: PathBuf,
+    directory: CacheDirectory,
     kind: PhantomData<fn() -> T>,
 }
 
@@ -41,9 +47,10 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn open(cache: &Path, kind: &str) -> Result<Self> {
-        let directory = cache.join("state").join(kind);
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        made.map_err(|e| Error::disk(format!("cannot keep records in {}", directory.display()), e))?;
+        let below = Path::new(STATE_DIRECTORY).join(kind);
+        let directory = CacheDirectory::open(cache)?.subdirectory(&below);
+        let directory =
+            directory.with_context(|| format!("cannot keep records in {}", cache.join(below).display()))?;
         Ok(Self { directory, kind: PhantomData })
     }
 
@@ -52,7 +59,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
     pub fn all(&self) -> Result<Vec<(String, T)>> {
-        let list = || fs::read_dir(&self.directory)?.collect::<io::Result<Vec<_>>>();
+        let list = || fs::read_dir(self.directory.path())?.collect::<io::Result<Vec<_>>>();
         let mut found = Vec::new();
         for entry in list().map_err(|e| self.fault(e))? {
             let path = entry.path();
@@ -64,7 +71,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
                 }
                 continue;
             };
-            match read(&path) {
+            match read(&self.directory, &file_name) {
                 Ok(record) => found.push((name.to_owned(), record)),
                 Err(error) => tracing::warn!("the record {} can't be read: {error}", path.display()),
             }
@@ -79,12 +86,12 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace); then the old one stands.
     pub fn put(&self, name: &str, record: &T) -> Result<()> {
         let write = || {
-            let mut draft = NamedTempFile::with_prefix_in(DRAFT, &self.directory)?;
+            let mut draft = NamedTempFile::with_prefix_in(DRAFT, self.directory.path())?;
             serde_json::to_writer_pretty(&mut draft, &Versioned { version: VERSION, record })?;
             draft.flush()?;
             draft.as_file().sync_all()?;
             draft.persist(self.path(name)).map_err(|e| e.error)?;
-            self.sync()
+            self.directory.sync()
         };
         write().map_err(|e| self.fault(e))
     }
@@ -96,36 +103,31 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     pub fn remove(&self, name: &str) -> Result<()> {
         match fs::remove_file(self.path(name)) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-            removed => removed.and_then(|()| self.sync()).map_err(|e| self.fault(e)),
+            removed => removed.and_then(|()| self.directory.sync()).map_err(|e| self.fault(e)),
         }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("{name}{SUFFIX}"))
-    }
-
-    /// Makes names durable.
-    fn sync(&self) -> io::Result<()> {
-        File::open(&self.directory)?.sync_all()
+        self.directory.path().join(format!("{name}{SUFFIX}"))
     }
 
     fn fault(&self, error: io::Error) -> Error {
-        Error::disk(format!("cannot keep records in {}", self.directory.display()), error)
+        Error::disk(format!("cannot keep records in {}", self.directory.path().display()), error)
     }
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+fn read<T: DeserializeOwned>(directory: &CacheDirectory, name: &OsStr) -> io::Result<T> {
     #[derive(Deserialize)]
     struct Head {
         version: u32,
     }
-    let text = fs::read(path)?;
+    let text = io::read_to_string(directory.file(name, OFlags::RDONLY)?)?;
     // The version first: another one may have another shape.
-    let Head { version } = serde_json::from_slice(&text)?;
+    let Head { version } = serde_json::from_str(&text)?;
     if version != VERSION {
         return Err(io::Error::other(format!("its version is {version}, this program knows {VERSION}")));
     }
-    Ok(serde_json::from_slice::<Versioned<T>>(&text)?.record)
+    Ok(serde_json::from_str::<Versioned<T>>(&text)?.record)
 }
 
 #[cfg(test)]

@@ -171,8 +171,8 @@ async fn find_fdstore(config: &AgentConfig) -> Result<Option<(FdStore, Vec<Store
     if !config.persistent {
         return Ok(None);
     }
-    let (cache, log, hold) = (config.cache.dir.clone(), config.cache.log(), config.hold);
-    blocking(move || FdStore::find(&cache, &log, hold).map(Some)).await
+    let (cache, hold) = (config.cache.dir.clone(), config.hold);
+    blocking(move || FdStore::find(&cache, hold).map(Some)).await
 }
 
 /// Waits until a signal asks the process to end.

@@ -6,6 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs_agent::api::socket;
 use bdnfs_agent::cache::{CacheConfig, DEFAULT_TENANT};
 use bytesize::ByteSize;
@@ -60,6 +61,7 @@ impl CacheArgs {
         let dir = created.and_then(|()| dir.canonicalize()).with_context(|| {
             format!("cannot use {} as cache directory; choose another with --cache-dir", dir.display())
         })?;
+        CacheDirectory::open(&dir)?;
         if socket::of_cache(&dir).as_os_str().len() > MAX_SOCKET_PATH {
             bail!(
                 "cache directory {}: path too long for its control socket; choose a shorter one with --cache-dir",

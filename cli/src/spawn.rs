@@ -45,11 +45,7 @@ pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<SpawnOutcome> {
             command.env_remove(variable);
         }
     }
-    command
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(cache::open_log(&cache.log())?);
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(cache::open_log(&cache.dir)?);
     let mut child = command.spawn().context("cannot start the agent")?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {

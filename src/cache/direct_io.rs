@@ -9,14 +9,13 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bytes::{Bytes, BytesMut};
-use rustix::fs::{Mode, OFlags};
 
 use crate::blob::Key;
 use crate::block::BLOCK;
 use crate::buffer::{self, ALIGNMENT};
 
 use super::io as positioned;
-use super::layout::{BlobFile, Layout};
+use super::layout::Layout;
 
 /// A part, opened past the page cache.
 #[derive(Debug)]
@@ -29,10 +28,8 @@ pub struct DirectFile {
 impl DirectFile {
     /// Opens the part of `key`; `None` where the file system has no such way.
     pub fn open(layout: &Layout, key: &Key) -> Option<Self> {
-        let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
-        let part = Layout::name(key, BlobFile::Part);
-        let file = rustix::fs::openat(layout.blobs(), part, flags, Mode::empty()).ok()?;
-        Some(Self { file: file.into(), refused: AtomicBool::new(false) })
+        let file = layout.open_part_direct(key).ok()?;
+        Some(Self { file, refused: AtomicBool::new(false) })
     }
 
     /// Writes a whole block. False: it must go through the page cache.

@@ -1,7 +1,6 @@
 //! Inventory: what a cache holds, by snapshot; and eviction by hand.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
 
 use crate::blob::Key;
@@ -119,8 +118,8 @@ pub fn manifests(partition: &Partition) -> Result<Vec<(Digest, Manifest)>> {
     let list = || std::fs::read_dir(partition.layout.manifests())?.collect::<io::Result<Vec<_>>>();
     let entries = list().map_err(|e| Error::disk("cannot read the manifests of the cache", e))?.into_iter();
     let known = entries.filter_map(|entry| {
-        let id = entry.file_name().to_str()?.parse().ok()?;
-        Some((id, Manifest::open(&File::open(entry.path()).ok()?).ok()?))
+        let id: Digest = entry.file_name().to_str()?.parse().ok()?;
+        Some((id, Manifest::open(&partition.layout.open_manifest(&id).ok()?).ok()?))
     });
     Ok(known.collect())
 }

@@ -1,14 +1,15 @@
 //! The layout of a cache directory, its format file and its lock.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
+use rustix::fs::{AtFlags, FlockOperation, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use crate::blob::Key;
@@ -16,8 +17,13 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::tenant;
 
+use super::directory::CacheDirectory;
+
 /// The first line of the `format` file. Another number: another layout, refused.
 const FORMAT: &str = "bdnfs cache 1\n";
+
+/// The file with that line.
+const FORMAT_FILE: &str = "format";
 
 /// The directory that holds those of all tenants.
 const TENANTS_DIRECTORY: &str = "tenants";
@@ -49,7 +55,7 @@ impl BlobFile {
 /// A cache directory that this process owns, as long as this lives.
 #[derive(Debug)]
 pub struct CacheRoot {
-    path: PathBuf,
+    directory: CacheDirectory,
     _lock: File,
 }
 
@@ -59,15 +65,17 @@ impl CacheRoot {
     /// # Errors
     /// As [`NodeCache::open`](super::NodeCache::open).
     pub fn open(path: &Path) -> Result<Self> {
-        std::fs::create_dir_all(path.join(TENANTS_DIRECTORY)).map_err(|e| unusable(path, e))?;
-        let lock = lock(path)?;
-        check_format(path)?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|e| unusable(path, e))?;
+        let directory = CacheDirectory::open(path)?;
+        let lock = lock(&directory)?;
+        check_format(&directory)?;
+        directory.subdirectory(TENANTS_DIRECTORY).map_err(|e| unusable(path, e))?;
+        Ok(Self { directory, _lock: lock })
     }
 
     /// The directory.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.directory.path()
     }
 
     /// The tenants that have something in it.
@@ -75,8 +83,8 @@ impl CacheRoot {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn tenants(&self) -> Result<Vec<String>> {
-        let list = || std::fs::read_dir(self.path.join(TENANTS_DIRECTORY))?.collect::<io::Result<Vec<_>>>();
-        let names = list().map_err(|e| unusable(&self.path, e))?.into_iter();
+        let list = || std::fs::read_dir(self.path().join(TENANTS_DIRECTORY))?.collect::<io::Result<Vec<_>>>();
+        let names = list().map_err(|e| unusable(self.path(), e))?.into_iter();
         let names = names.filter_map(|entry| entry.file_name().into_string().ok());
         Ok(names.filter(|name| tenant::check(name).is_ok()).collect())
     }
@@ -87,10 +95,10 @@ impl CacheRoot {
 pub struct Layout {
     root: Arc<CacheRoot>,
     tenant: String,
-    manifests: PathBuf,
-    pins: PathBuf,
+    manifests: CacheDirectory,
+    pins: CacheDirectory,
     /// Blob names are resolved from here: shorter walks, and the cache may be renamed under a running node.
-    blobs: OwnedFd,
+    blobs: CacheDirectory,
     stamp: Digest,
     /// One bit a shard: names in it changed since they were last made durable.
     renamed: [AtomicU64; 4],
@@ -105,24 +113,19 @@ impl Layout {
     /// [`Kind::Invalid`] for what can't be a tenant, [`Kind::Disk`].
     pub fn open(root: Arc<CacheRoot>, tenant: &str) -> Result<Self> {
         tenant::check(tenant)?;
-        let home = root.path.join(TENANTS_DIRECTORY).join(tenant);
-        let (manifests, pins) = (home.join("manifests"), home.join("pins"));
-        let fault = |e: io::Error| unusable(&root.path, e);
-        for directory in [&manifests, &pins] {
-            std::fs::create_dir_all(directory).map_err(fault)?;
-        }
-        let blobs_path = home.join("blobs");
-        std::fs::create_dir_all(&blobs_path).map_err(fault)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let blobs = rustix::fs::open(&blobs_path, flags, Mode::empty()).map_err(|e| fault(e.into()))?;
-        let stamp = stamp(&blobs).map_err(fault)?;
+        let fault = |e: io::Error| unusable(root.path(), e);
+        let make =
+            |name: &str| root.directory.subdirectory(Path::new(TENANTS_DIRECTORY).join(tenant).join(name));
+        let [manifests, pins, blobs] = ["manifests", "pins", "blobs"].map(|name| make(name).map_err(fault));
+        let (manifests, pins, blobs) = (manifests?, pins?, blobs?);
+        let stamp = stamp(blobs.descriptor()).map_err(fault)?;
         let (tenant, renamed, syncing) = (tenant.to_owned(), Default::default(), Mutex::default());
         Ok(Self { root, tenant, manifests, pins, blobs, stamp, renamed, syncing })
     }
 
     /// The cache directory.
     pub fn root(&self) -> &Path {
-        &self.root.path
+        self.root.path()
     }
 
     /// The tenant whose blobs these are.
@@ -131,19 +134,27 @@ impl Layout {
     }
 
     /// Where pins lie: an empty file for each manifest whose blobs are to stay.
-    pub fn pins(&self) -> &Path {
+    pub fn pins(&self) -> &CacheDirectory {
         &self.pins
     }
 
     /// Where manifests lie, each under its digest.
     pub fn manifests(&self) -> &Path {
-        &self.manifests
+        self.manifests.path()
+    }
+
+    /// Opens the manifest `id` for reading.
+    ///
+    /// # Errors
+    /// The disk's own, also where it is not there.
+    pub fn open_manifest(&self, id: &Digest) -> io::Result<File> {
+        self.manifests.file(id.to_string(), OFlags::RDONLY)
     }
 
     /// The directory that holds the shards of blobs, up to 256: each is made for its first blob, since making all of them
     /// takes as long as fetching some MiB does.
     pub fn blobs(&self) -> &OwnedFd {
-        &self.blobs
+        self.blobs.descriptor()
     }
 
     /// Names this life of the machine and this mount of the disk: what was written under the same stamp is still in
@@ -162,12 +173,19 @@ impl Layout {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn open_blob(&self, key: &Key, form: BlobFile) -> Result<Option<File>> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        match rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::empty()) {
-            Ok(fd) => Ok(Some(fd.into())),
-            Err(Errno::NOENT) => Ok(None),
+        match self.blobs.file(Self::name(key, form), OFlags::RDONLY) {
+            Ok(file) => Ok(Some(file)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(self.fault("open", key, e)),
         }
+    }
+
+    /// Opens the part of a blob for reading and writing past the page cache.
+    ///
+    /// # Errors
+    /// The disk's own, also where it has no such way.
+    pub fn open_part_direct(&self, key: &Key) -> io::Result<File> {
+        self.blobs.file(Self::name(key, BlobFile::Part), OFlags::RDWR | OFlags::DIRECT)
     }
 
     /// Opens one of a blob's files for reading and writing; made if it is missing.
@@ -175,26 +193,20 @@ impl Layout {
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
     pub fn create_blob(&self, key: &Key, form: BlobFile) -> Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let open = || rustix::fs::openat(&self.blobs, Self::name(key, form), flags, Mode::RUSR | Mode::WUSR);
+        let open = || self.blobs.file(Self::name(key, form), OFlags::RDWR | OFlags::CREATE);
         let opened = match open() {
-            Err(Errno::NOENT) => self.make_shard(key).and_then(|()| open()),
+            // The shard that it lies in is missing.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                self.blobs.subdirectory(shard(key)).and_then(|_| open())
+            }
             opened => opened,
         };
-        opened.map(File::from).map_err(|e| self.fault("make", key, e))
-    }
-
-    /// Makes the shard that `key` lies in, unless somebody has done so meanwhile.
-    fn make_shard(&self, key: &Key) -> rustix::io::Result<()> {
-        match rustix::fs::mkdirat(&self.blobs, shard(key), Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => Ok(()),
-            Err(error) => Err(error),
-        }
+        opened.map_err(|e| self.fault("make", key, e))
     }
 
     /// What the disk says of one of a blob's files; `None` when it is not there.
     pub fn stat(&self, key: &Key, form: BlobFile) -> Option<Stat> {
-        rustix::fs::statat(&self.blobs, Self::name(key, form), AtFlags::SYMLINK_NOFOLLOW).ok()
+        rustix::fs::statat(self.blobs(), Self::name(key, form), AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
     /// Whether the whole blob is here.
@@ -208,7 +220,7 @@ impl Layout {
     /// [`Kind::Disk`].
     pub fn promote(&self, key: &Key) -> Result<()> {
         let (from, to) = (Self::name(key, BlobFile::Part), Self::name(key, BlobFile::Whole));
-        rustix::fs::renameat(&self.blobs, from, &self.blobs, to).map_err(|e| self.fault("name", key, e))?;
+        rustix::fs::renameat(self.blobs(), from, self.blobs(), to).map_err(|e| self.fault("name", key, e))?;
         let (Key::Content(digest) | Key::Origin(digest)) = key;
         self.renamed[usize::from(digest.0[0] / 64)].fetch_or(1 << (digest.0[0] % 64), Relaxed);
         Ok(())
@@ -219,7 +231,7 @@ impl Layout {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn remove(&self, key: &Key, form: BlobFile) -> Result<()> {
-        match rustix::fs::unlinkat(&self.blobs, Self::name(key, form), AtFlags::empty()) {
+        match rustix::fs::unlinkat(self.blobs(), Self::name(key, form), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(self.fault("remove", key, e)),
         }
@@ -245,20 +257,18 @@ impl Layout {
         match shards.clone().count() {
             0 => return Ok(()),
             1..=MAX_SHARD_FSYNCS => {}
-            _ => return Ok(rustix::fs::syncfs(&self.blobs)?),
+            _ => return Ok(rustix::fs::syncfs(self.blobs())?),
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         for shard in shards {
-            let directory = rustix::fs::openat(&self.blobs, format!("{shard:02x}"), flags, Mode::empty())?;
-            rustix::fs::fsync(directory)?;
+            self.blobs.subdirectory(format!("{shard:02x}"))?.sync()?;
         }
         // The shards' own names: they may be as new as what is in them.
-        Ok(rustix::fs::fsync(&self.blobs)?)
+        self.blobs.sync()
     }
 
     /// The error of a failed `action` on `key`.
     pub fn fault(&self, action: &str, key: &Key, error: impl Into<io::Error>) -> Error {
-        let context = format!("cannot {action} blob {key} in the cache {}", self.root.path.display());
+        let context = format!("cannot {action} blob {key} in the cache {}", self.root().display());
         Error::disk(context, error.into())
     }
 }
@@ -278,17 +288,15 @@ fn unusable(root: &Path, error: io::Error) -> Error {
     Error::disk(format!("cannot use {} as the cache", root.display()), error)
 }
 
-fn lock(root: &Path) -> Result<File> {
-    let path = root.join("lock");
-    let fault = |e: io::Error| Error::disk(format!("cannot lock the cache {}", root.display()), e);
-    let mut options = File::options();
-    let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).map_err(fault)?;
+fn lock(root: &CacheDirectory) -> Result<File> {
+    let name = root.path().display();
+    let fault = |e: io::Error| Error::disk(format!("cannot lock the cache {name}"), e);
+    let mut file = root.file("lock", OFlags::RDWR | OFlags::CREATE).map_err(fault)?;
     if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         let mut owner = String::new();
         file.read_to_string(&mut owner).map_err(fault)?;
         let owner = owner.trim();
-        let context = format!("the cache {} is in use by process {owner}", root.display());
-        return Err(Error::new(Kind::Busy, context));
+        return Err(Error::new(Kind::Busy, format!("the cache {name} is in use by process {owner}")));
     }
     file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0))).map_err(fault)?;
     writeln!(file, "{}", std::process::id()).map_err(fault)?;
@@ -296,21 +304,20 @@ fn lock(root: &Path) -> Result<File> {
 }
 
 /// Holds the `format` file against [`FORMAT`]. A new cache gets one, and so does one whose file a power cut left empty.
-fn check_format(root: &Path) -> Result<()> {
-    let path = root.join("format");
-    let text = match std::fs::read_to_string(&path) {
+fn check_format(root: &CacheDirectory) -> Result<()> {
+    let name = root.path().display();
+    let read = root.file(FORMAT_FILE, OFlags::RDONLY).and_then(std::io::read_to_string);
+    let text = match read {
         Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-        read => read.map_err(|e| Error::disk(format!("cannot read {}", path.display()), e))?,
+        read => read.map_err(|e| Error::disk(format!("cannot read the format of the cache {name}"), e))?,
     };
     match text.as_str() {
         FORMAT => Ok(()),
-        "" => write_format(root, &path)
-            .map_err(|e| Error::disk(format!("cannot make the cache {}", root.display()), e)),
+        "" => write_format(root).map_err(|e| Error::disk(format!("cannot make the cache {name}"), e)),
         other => Err(Error::new(
             Kind::Unsupported,
             format!(
-                "the cache {} has format {:?}, this version reads {:?}: name another directory",
-                root.display(),
+                "the cache {name} has format {:?}, this version reads {:?}: name another directory",
                 other.lines().next().unwrap_or_default(),
                 FORMAT.trim()
             ),
@@ -319,11 +326,11 @@ fn check_format(root: &Path) -> Result<()> {
 }
 
 /// Durable before anything else is: what is staged would be of no use in a cache that nobody knows for one.
-fn write_format(root: &Path, path: &Path) -> io::Result<()> {
-    let mut file = File::create(path)?;
+fn write_format(root: &CacheDirectory) -> io::Result<()> {
+    let mut file = root.file(FORMAT_FILE, OFlags::WRONLY | OFlags::CREATE)?;
     file.write_all(FORMAT.as_bytes())?;
     file.sync_all()?;
-    File::open(root)?.sync_all()
+    root.sync()
 }
 
 /// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a mount id that is never given twice while the machine is up.

@@ -149,7 +149,7 @@ impl Partition {
         let mut buffer = Vec::with_capacity(64 << 10);
         for shard in 0..=255u8 {
             let name = format!("{shard:02x}");
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let Ok(directory) = rustix::fs::openat(self.layout.blobs(), name, flags, Mode::empty()) else {
                 continue;
             };

@@ -3,8 +3,9 @@
 //! A pin is an empty file `pins/<digest>`, beside the manifest of that name. What it holds is leased from when the cache is
 //! opened.
 
-use std::fs::File;
 use std::io::{self, ErrorKind};
+
+use rustix::fs::OFlags;
 
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -31,7 +32,7 @@ pub fn lease(partition: &Partition) {
 /// # Errors
 /// [`Kind::Disk`].
 pub fn list(partition: &Partition) -> Result<Vec<Digest>> {
-    let list = || std::fs::read_dir(partition.layout.pins())?.collect::<io::Result<Vec<_>>>();
+    let list = || std::fs::read_dir(partition.layout.pins().path())?.collect::<io::Result<Vec<_>>>();
     let names = list().map_err(|e| Error::disk("cannot read the pins of the cache", e))?;
     Ok(names.into_iter().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
@@ -44,8 +45,8 @@ pub fn pin(partition: &Partition, id: &Digest) -> Result<()> {
     lease_pinned(partition, id)?;
     let pins = partition.layout.pins();
     let make = || {
-        File::create(pins.join(id.to_string()))?.sync_all()?;
-        File::open(pins)?.sync_all()
+        pins.file(id.to_string(), OFlags::WRONLY | OFlags::CREATE)?.sync_all()?;
+        pins.sync()
     };
     make().map_err(|e| Error::disk("cannot pin in the cache", e))
 }
@@ -56,9 +57,9 @@ pub fn pin(partition: &Partition, id: &Digest) -> Result<()> {
 /// [`Kind::Disk`].
 pub fn unpin(partition: &Partition, id: &Digest) -> Result<bool> {
     let pins = partition.layout.pins();
-    let removed = match std::fs::remove_file(pins.join(id.to_string())) {
+    let removed = match std::fs::remove_file(pins.path().join(id.to_string())) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
-        removed => removed.and_then(|()| File::open(pins)?.sync_all()),
+        removed => removed.and_then(|()| pins.sync()),
     };
     removed.map_err(|e| Error::disk("cannot unpin in the cache", e))?;
     partition.release_pin(id);
@@ -70,7 +71,7 @@ fn lease_pinned(partition: &Partition, id: &Digest) -> Result<()> {
         ErrorKind::NotFound => Error::new(Kind::NotFound, format!("the cache has no manifest {id}")),
         _ => Error::disk("cannot read a manifest of the cache", e),
     };
-    let file = File::open(partition.layout.manifests().join(id.to_string())).map_err(missing)?;
+    let file = partition.layout.open_manifest(id).map_err(missing)?;
     let group = LeaseGroup::of(&Manifest::open(&file)?)?;
     partition.hold_pin(*id, (partition.leases.lease_all(group), partition.leases.lease_manifest(*id)));
     Ok(())

@@ -30,8 +30,9 @@ impl Engine {
         mirror: Option<Mirror>,
         open: OriginOpener,
     ) -> Result<Option<Arc<Snapshot>>> {
-        let (path, id) = (self.resources.cache.layout().manifests().join(id.to_string()), *id);
-        let Some(manifest) = blocking(move || Ok(saved_manifest(&path, &id))).await? else { return Ok(None) };
+        let (resources, id) = (self.resources.clone(), *id);
+        let saved = blocking(move || Ok(saved_manifest(resources.cache.layout(), &id)));
+        let Some(manifest) = saved.await? else { return Ok(None) };
         let manifest = Arc::new(manifest);
         let origin: Arc<dyn Tier> = Arc::new(LazyOrigin::new(open, manifest.clone()));
         // Peers are told of what a mirror has, and of nothing else.

@@ -1,10 +1,16 @@
 //! An agent's claim on its cache, which outlives a crash: what it had leased is not for others to evict before it is back.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::fs;
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
+use rustix::fs::OFlags;
+
+/// The directory of an agent's state, and the file in it.
+const STATE_DIRECTORY: &str = "state";
+const FILE: &str = "agent";
 
 /// A claim. It is given up by [`end`](Self::end) only.
 #[derive(Debug)]
@@ -17,12 +23,13 @@ impl CacheClaim {
     /// [`Kind::Disk`].
     pub fn make(cache: &Path) -> Result<Self> {
         let path = path(cache);
+        let directory = CacheDirectory::open(cache)?;
         let make = || {
-            fs::create_dir_all(cache.join("state"))?;
-            let mut file = File::create(&path)?;
+            let state = directory.subdirectory(STATE_DIRECTORY)?;
+            let mut file = state.file(FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
             writeln!(file, "{}", std::process::id())?;
             file.sync_all()?;
-            File::open(cache.join("state"))?.sync_all()
+            state.sync()
         };
         make().map_err(|e| Error::disk(format!("cannot write {}", path.display()), e))?;
         Ok(Self(path))
@@ -41,7 +48,8 @@ impl CacheClaim {
     /// [`Kind::Busy`], with what to do; [`Kind::Disk`].
     pub fn of_nobody(cache: &Path) -> Result<()> {
         let path = path(cache);
-        let pid = match fs::read_to_string(&path) {
+        let claim = CacheDirectory::open(cache)?.file(Path::new(STATE_DIRECTORY).join(FILE), OFlags::RDONLY);
+        let pid = match claim.and_then(io::read_to_string) {
             Ok(pid) => pid,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(Error::disk(format!("cannot read {}", path.display()), e)),
@@ -58,5 +66,5 @@ impl CacheClaim {
 }
 
 fn path(cache: &Path) -> PathBuf {
-    cache.join("state").join("agent")
+    cache.join(STATE_DIRECTORY).join(FILE)
 }

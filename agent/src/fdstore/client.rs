@@ -10,10 +10,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
 use parking_lot::Mutex;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -28,6 +29,8 @@ use super::wire::{self, Message, VERSION};
 use crate::cache;
 use crate::context::Context;
 
+/// The file that the fd store holds locked, in the cache directory.
+const LOCK_FILE: &str = "holder.lock";
 /// How long an fd store that was killed may take to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often it is looked for meanwhile.
@@ -41,7 +44,6 @@ const LISTEN_BACKLOG: i32 = 4;
 #[derive(Debug)]
 pub struct FdStore {
     cache: PathBuf,
-    log: PathBuf,
     hold: Duration,
     /// The connection to it, while there is one.
     link: watch::Sender<Option<Arc<OwnedFd>>>,
@@ -62,14 +64,14 @@ pub struct StoredMount {
 
 impl FdStore {
     /// The fd store of the cache in the directory `cache`, whose lock the caller has, and what an earlier agent left there.
-    /// Without an agent it holds mounts for as long as `hold`; with 0 it holds nothing at all. It logs to `log`. Blocks for
+    /// Without an agent it holds mounts for as long as `hold`; with 0 it holds nothing at all. Blocks for
     /// at most some ten seconds.
     ///
     /// # Errors
     /// [`Kind::Disk`]; [`Kind::Timeout`] where an fd store that does not answer can't be killed.
-    pub fn find(cache: &Path, log: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
+    pub fn find(cache: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
         let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        let store = Self { cache: cache.into(), log: log.into(), hold, link, child };
+        let store = Self { cache: cache.into(), hold, link, child };
         let Err(owner) = store.lock()? else { return Ok((store, Vec::new())) };
         let stored = match store.take_all() {
             Ok((socket, stored)) => {
@@ -146,9 +148,9 @@ impl FdStore {
 
     /// The lock, if nobody has it; else the process id that its owner wrote there.
     fn lock(&self) -> Result<std::result::Result<File, String>> {
-        let path = self.cache.join("holder.lock");
+        let directory = CacheDirectory::open(&self.cache)?;
         let open = || {
-            let mut lock = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+            let mut lock = directory.file(LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => Ok(Ok(lock)),
                 Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -159,7 +161,7 @@ impl FdStore {
                 Err(error) => Err(io::Error::from(error)),
             }
         };
-        open().with_context(|| format!("cannot lock {}", path.display()))
+        open().with_context(|| format!("cannot lock {}", self.cache.join(LOCK_FILE).display()))
     }
 
     /// Waits until nobody has the lock any more.
@@ -219,7 +221,7 @@ impl FdStore {
         }
         let lock = self.await_lock()?;
         let (listener, link) = self.listen().with_context(|| self.socket().display().to_string())?;
-        let log = cache::open_log(&self.log)?;
+        let log = cache::open_log(&self.cache)?;
         let spawn = || {
             let mut command = Command::new("/proc/self/exe");
             command.arg0("bdnfs").arg("hold").env_clear().current_dir("/");
@@ -268,7 +270,7 @@ impl FdStore {
         let process = pidfd_open(id, PidfdFlags::empty()).ok()?;
         let file = |path: PathBuf| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
         let output = file(PathBuf::from(format!("/proc/{id}/fd/1")))?;
-        (file(self.cache.join("holder.lock"))? == output).then_some(process)
+        (file(self.cache.join(LOCK_FILE))? == output).then_some(process)
     }
 }
 
@@ -288,7 +290,7 @@ mod tests {
 
     fn store(cache: &Path) -> FdStore {
         let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        FdStore { cache: cache.into(), log: cache.join("log"), hold: Duration::from_secs(300), link, child }
+        FdStore { cache: cache.into(), hold: Duration::from_secs(300), link, child }
     }
 
     #[test]

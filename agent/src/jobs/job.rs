@@ -1,17 +1,18 @@
 //! A job as the agent sees it: its request, its status, its permit, and its directory on the disk.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::Uri;
 use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
+use rustix::fs::OFlags;
 use tokio::sync::{RwLock, watch};
 
 use super::record::JobRecord;
@@ -90,10 +91,11 @@ impl Job {
         };
         let job = Self::from_parts(status, request, bare_request, jobs, false);
         job.remove_files();
+        let jobs = CacheDirectory::open(jobs)?;
         let mountpoints = (0..job.request.weights.len()).map(|number| job.mountpoint(number));
         for directory in mountpoints.chain([job.directory.join(supervisor::ROOT_DIRECTORY)]) {
-            let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-            created.with_context(|| format!("cannot create {}", directory.display()))?;
+            let below = directory.strip_prefix(jobs.path()).unwrap_or(&directory);
+            jobs.subdirectory(below).with_context(|| format!("cannot create {}", directory.display()))?;
         }
         Ok(job)
     }
@@ -231,7 +233,8 @@ impl Job {
     }
 
     fn append(&self, event: &JobEvent) -> io::Result<()> {
-        let mut file = File::options().append(true).create(true).open(self.directory.join(EVENTS_FILE))?;
+        let directory = CacheDirectory::open(&self.directory).map_err(io::Error::other)?;
+        let mut file = directory.file(EVENTS_FILE, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
         let mut line = serde_json::to_vec(event)?;
         line.push(b'\n');
         file.write_all(&line)
@@ -296,7 +299,11 @@ impl Job {
 
     /// Removes its files, but nothing that is mounted among them.
     pub fn remove_files(&self) {
-        let entries = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten();
+        let entries = |directory: &Path| {
+            // What a link leads to is not the job's.
+            let is_own = !directory.is_symlink();
+            is_own.then(|| fs::read_dir(directory)).into_iter().flatten().flatten().flatten()
+        };
         for mountpoint in entries(&self.directory.join(MOUNTS_DIRECTORY)) {
             let _ = fs::remove_dir(mountpoint.path());
         }

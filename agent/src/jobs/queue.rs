@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::auth::load;
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::SecretStore;
 use bdnfs::task::blocking;
@@ -18,12 +19,15 @@ use super::run::JobRun;
 use super::supervisor::{check_places, log};
 use crate::api::job::{JobRequest, JobStatus, LogChunk, Variable};
 use crate::api::{ApiResult, Failure};
+use crate::context::Context;
 use crate::deploy::{AdmissionQueue, MirrorQueue};
 use crate::lifecycle::Lifecycle;
 use crate::mounts::{MountManager, MountPurpose};
 use crate::records::Records;
 use crate::signals::Shutdown;
 
+/// The directory in that of the cache in which each job has one.
+const JOBS_DIRECTORY: &str = "jobs";
 /// How many jobs that have ended are kept.
 const ENDED_JOBS_KEPT: usize = 200;
 /// How long the status of a job is held back for another event.
@@ -63,7 +67,9 @@ impl JobQueue {
     /// [`Kind::Disk`].
     pub fn open(mounts: Arc<MountManager>, lifecycle: Arc<Lifecycle>) -> Result<Self> {
         let cache = &mounts.mounter().cache;
-        let (directory, records) = (cache.join("jobs"), Records::<JobRecord>::open(cache, "jobs")?);
+        let (directory, records) = (cache.join(JOBS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
+        let made = CacheDirectory::open(cache)?.subdirectory(JOBS_DIRECTORY);
+        made.with_context(|| format!("cannot create {}", directory.display()))?;
         let admission = Arc::default();
         let restore = |record| Arc::new(Job::restore(record, &directory, &admission));
         let restored = records.all()?.into_iter().map(|(_, record)| restore(record));

@@ -14,10 +14,11 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, Mode};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -185,8 +186,9 @@ impl JobDirectory {
 /// # Errors
 /// [`Kind::Disk`], also where it has a supervisor already.
 pub fn lock(directory: &Path) -> Result<File> {
-    let path = directory.join(LOCK_FILE);
-    let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    let create = OFlags::WRONLY | OFlags::CREATE;
+    let lock = CacheDirectory::open(directory)?.file(LOCK_FILE, create);
+    let lock = lock.with_context(|| format!("cannot create {}", directory.join(LOCK_FILE).display()))?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
         .context("this job has a supervisor already")?;
     Ok(lock)

@@ -5,4 +5,5 @@
 mod commands;
 mod disk_full;
 mod lazy;
+mod planted;
 mod power_loss;

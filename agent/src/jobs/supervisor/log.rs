@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::api::job::LogChunk;
@@ -58,7 +59,10 @@ impl JobLog {
         let file = match &mut self.file {
             Some(file) => file,
             None => {
-                let file = File::create(self.directory.join(format!("{PREFIX}{}", self.start)))?;
+                let path = self.directory.join(format!("{PREFIX}{}", self.start));
+                let mut options = File::options();
+                options.write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW);
+                let file = options.open(path)?;
                 let files = files(&self.directory)?;
                 for (start, _) in files.iter().rev().skip(FILES_KEPT) {
                     let _ = fs::remove_file(self.directory.join(format!("{PREFIX}{start}")));
