@@ -12,12 +12,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
+use reqwest::dns::Resolve;
 use reqwest::header::RANGE;
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Request, Response};
 use tokio::time::{Instant, timeout};
 
-pub(crate) use self::response::{accept, body_of_length, header, innermost, read, transport_error};
+pub(crate) use self::response::{
+    UnfollowedRedirect, accept, body_of_length, header, innermost, read, transport_error,
+};
 pub(crate) use self::retry::{retry, retry_listing};
 use crate::error::{Error, Kind, Result};
 
@@ -58,7 +61,24 @@ impl HttpClient {
     /// # Errors
     /// [`Kind::Invalid`] where `authorities` holds no certificate.
     pub(crate) fn new(redirects: Policy, authorities: Option<&str>) -> Result<Self> {
-        let http = reqwest::Client::builder()
+        Self::with_resolver(redirects, None, authorities)
+    }
+
+    /// The same, which resolves names with `resolver` instead of as this machine does.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn with_resolver(
+        redirects: Policy,
+        resolver: Option<Arc<dyn Resolve>>,
+        authorities: Option<&str>,
+    ) -> Result<Self> {
+        let builder = reqwest::Client::builder();
+        let builder = match resolver {
+            Some(resolver) => builder.dns_resolver(resolver),
+            None => builder,
+        };
+        let http = builder
             .tls_certs_merge(certificates(authorities)?)
             .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)

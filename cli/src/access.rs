@@ -76,6 +76,9 @@ pub struct AccessArgs {
     /// Allow http:// without TLS to other machines
     #[arg(long)]
     allow_http: bool,
+    /// Follow redirects to this host though its address is not public; may be repeated
+    #[arg(long = "redirect-host", value_name = "HOST")]
+    redirect_hosts: Vec<String>,
     /// File with CA certificates (PEM) to trust in addition to the system's
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
@@ -175,6 +178,7 @@ impl AccessArgs {
         let secret = auth.as_ref().and_then(AuthMethod::secret);
         let access = Access {
             allow_http: self.allow_http || http,
+            redirect_hosts: self.redirect_hosts.clone(),
             authorities: self.ca_file.as_deref().map(authorities).transpose()?,
             requester_pays: self.requester_pays,
             virtual_host: self.bucket_style.map(|style| style == BucketStyle::VirtualHost),

@@ -75,6 +75,8 @@ pub(crate) fn transport_error(error: reqwest::Error) -> Error {
     let (kind, text) = if error.is_timeout() {
         let limit = if error.is_connect() { CONNECT_TIMEOUT } else { SILENCE_TIMEOUT };
         return silent(limit);
+    } else if let Some(refused) = unfollowed_redirect(&error) {
+        return refused;
     } else if is_dns_error(&error) {
         (Kind::Unavailable, "cannot resolve the server's name")
     } else if error.is_connect() && is_untrusted_certificate(&error) {
@@ -84,11 +86,29 @@ pub(crate) fn transport_error(error: reqwest::Error) -> Error {
     } else if error.is_connect() {
         (Kind::Unavailable, "cannot connect to the server")
     } else if error.is_redirect() {
-        (Kind::Unsupported, "the server's redirect is not followed")
+        return UnfollowedRedirect(innermost(&error.without_url())).error();
     } else {
         (Kind::Unavailable, "the connection to the server was lost")
     };
     Error::new(kind, format!("{text}: {}", innermost(&error.without_url())))
+}
+
+/// Why a redirect may not be followed, where the policy or the resolver of a client found so.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UnfollowedRedirect(pub String);
+
+impl UnfollowedRedirect {
+    /// The error of the request that was redirected.
+    pub(crate) fn error(&self) -> Error {
+        Error::new(Kind::Unsupported, format!("the server's redirect is not followed: {self}"))
+    }
+}
+
+fn unfollowed_redirect(error: &reqwest::Error) -> Option<Error> {
+    let first: &(dyn std::error::Error + 'static) = error;
+    let mut layers = std::iter::successors(Some(first), |e| e.source());
+    layers.find_map(|layer| layer.downcast_ref::<UnfollowedRedirect>()).map(UnfollowedRedirect::error)
 }
 
 /// Whether resolving the server's name failed. The client tells that in words alone.

@@ -33,7 +33,6 @@ use serde_json::Value;
 
 use self::hub_api::HubApi;
 use self::signed_url::LocationCache;
-use super::redirect;
 use crate::blob::Blob;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
@@ -112,7 +111,7 @@ impl HubOrigin {
         let name = uri(Some(&commit.sha)).to_string();
         let identity =
             if api.endpoint() == HUB_URL { name.clone() } else { format!("{name} at {}", api.endpoint()) };
-        let storage = HttpClient::new(redirect::policy(access.allow_http), access.authorities.as_deref())?;
+        let storage = api.guard().following_client(access.authorities.as_deref())?;
         let (path, locations) = (path.into(), LocationCache::default());
         Ok(Self { name, identity, path, commit, api, storage, locations })
     }

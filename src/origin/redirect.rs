@@ -1,32 +1,277 @@
-//! Which redirects are followed.
+//! Which redirects are followed: not from TLS to plain http, and not into a network that only this machine sees.
+//!
+//! A server that redirects chooses what this machine asks next, and what comes is mounted. From a public server that must not be
+//! a service of this machine, of its network, or the one at 169.254.169.254 that hands out a cloud's credentials. So a redirect
+//! leads to addresses of at least the scope that the source's own host has ([`AddressScope`]), or to hosts that the user has
+//! named. Names are held against that when they are resolved: the address that is checked is the one that is connected to.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::{Action, Attempt, Policy};
-use url::Url;
+use url::{Host, Url};
 
-use crate::source::loopback;
+use crate::error::Result;
+use crate::http_client::{HttpClient, UnfollowedRedirect};
+use crate::source::{Access, loopback};
 
 /// How many redirects are followed, one after the other.
 const REDIRECT_LIMIT: usize = 10;
+/// The networks of carriers (RFC 6598), and the prefix behind which IPv6 hosts find IPv4 ones (RFC 6052).
+const CARRIER: (u32, u32) = (0x6440_0000, 0xffc0_0000);
+const NAT64: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
 
-/// The policy of an origin: follows redirects to web servers, unless one leads from https to plain http.
-pub(super) fn policy(allow_http: bool) -> Policy {
-    Policy::custom(move |attempt| decide(attempt, allow_http))
+/// From where an address can be reached; a later one from more places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum AddressScope {
+    LinkLocal,
+    Loopback,
+    Private,
+    Global,
 }
 
-fn decide(attempt: Attempt<'_>, allow_http: bool) -> Action {
-    let previous = attempt.previous();
-    if previous.len() > REDIRECT_LIMIT {
-        attempt.error("there are more than 10 redirects")
-    } else if !matches!(attempt.url().scheme(), "http" | "https") {
-        attempt.error("it does not lead to a web server")
-    } else if previous.iter().any(|from| exposes(from, attempt.url(), allow_http)) {
-        attempt.error("it leads to plain http")
-    } else {
-        attempt.follow()
+/// Decides where redirects of one source may lead.
+#[derive(Debug)]
+pub(super) struct RedirectGuard {
+    allow_http: bool,
+    /// The source's own host.
+    host: String,
+    /// Hosts that the user has named.
+    named: Vec<String>,
+    /// The scope of the source's own host, once it is known.
+    scope: Mutex<Option<AddressScope>>,
+}
+
+impl RedirectGuard {
+    /// The guard of a source of the server at `url`.
+    pub(super) fn new(url: &Url, access: &Access) -> Arc<Self> {
+        let host = url.host_str().unwrap_or_default().to_ascii_lowercase();
+        let named = access.redirect_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
+        let scope = Mutex::new(literal(url).map(AddressScope::of));
+        Arc::new(Self { allow_http: access.allow_http, host, named, scope })
+    }
+
+    /// A client that follows redirects as far as they may lead.
+    ///
+    /// # Errors
+    /// Those of [`HttpClient::new`].
+    pub(super) fn following_client(self: &Arc<Self>, authorities: Option<&str>) -> Result<HttpClient> {
+        let guard = Arc::clone(self);
+        self.client(Policy::custom(move |attempt| guard.decide(attempt)), authorities)
+    }
+
+    /// A client that follows no redirects.
+    ///
+    /// # Errors
+    /// Those of [`HttpClient::new`].
+    pub(super) fn plain_client(self: &Arc<Self>, authorities: Option<&str>) -> Result<HttpClient> {
+        self.client(Policy::none(), authorities)
+    }
+
+    fn client(self: &Arc<Self>, redirects: Policy, authorities: Option<&str>) -> Result<HttpClient> {
+        HttpClient::with_resolver(redirects, Some(Arc::new(GuardedResolver(Arc::clone(self)))), authorities)
+    }
+
+    fn decide(&self, attempt: Attempt<'_>) -> Action {
+        let previous = attempt.previous();
+        if previous.len() > REDIRECT_LIMIT {
+            return attempt.error("there are more than 10 redirects");
+        }
+        match previous.iter().try_for_each(|from| self.check(from, attempt.url())) {
+            Ok(()) => attempt.follow(),
+            Err(why) => attempt.error(why),
+        }
+    }
+
+    /// Says why a redirect may not be followed, as far as its URL tells: names are checked when they are resolved.
+    pub(super) fn check(&self, from: &Url, to: &Url) -> std::result::Result<(), UnfollowedRedirect> {
+        let refuse = |why: &str| Err(UnfollowedRedirect(why.to_owned()));
+        if !matches!(to.scheme(), "http" | "https") {
+            return refuse("it does not lead to a web server");
+        }
+        // What was asked for over https is never asked for without it.
+        if to.scheme() == "http" && (from.scheme() == "https" || !(self.allow_http || loopback(to))) {
+            return refuse("it leads to plain http");
+        }
+        let host = to.host_str().unwrap_or_default();
+        literal(to).map_or(Ok(()), |address| self.admit(host, vec![address]).map(drop))
+    }
+
+    /// Those of the `addresses` of `host` that may be connected to.
+    fn admit(
+        &self,
+        host: &str,
+        addresses: Vec<IpAddr>,
+    ) -> std::result::Result<Vec<IpAddr>, UnfollowedRedirect> {
+        let mut scope = self.scope.lock();
+        if host.eq_ignore_ascii_case(&self.host) {
+            // The widest: a public name must not open this machine's network by an address of that.
+            *scope = addresses.iter().copied().map(AddressScope::of).max().or(*scope);
+            return Ok(addresses);
+        }
+        let own = scope.unwrap_or(AddressScope::Global);
+        let named = self.named.iter().any(|named| host.eq_ignore_ascii_case(named));
+        let (admitted, refused): (Vec<_>, Vec<_>) =
+            addresses.into_iter().partition(|address| named || AddressScope::of(*address) >= own);
+        match refused.first() {
+            Some(address) if admitted.is_empty() => Err(UnfollowedRedirect(format!(
+                "it leads to {host}, {} {address}; if that is meant, allow it with --redirect-host {host}",
+                AddressScope::of(*address).words()
+            ))),
+            _ => Ok(admitted),
+        }
     }
 }
 
-/// Whether a redirect gives up TLS: what was asked for over https is never asked for without it.
-pub(super) fn exposes(from: &Url, to: &Url, allow_http: bool) -> bool {
-    to.scheme() != "https" && (from.scheme() == "https" || !(allow_http || loopback(to)))
+impl AddressScope {
+    fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(v4) => Self::of_v4(v4),
+            IpAddr::V6(v6) => Self::of_v6(v6),
+        }
+    }
+
+    fn of_v4(address: Ipv4Addr) -> Self {
+        let (carrier, mask) = CARRIER;
+        if address.is_link_local() {
+            Self::LinkLocal
+        } else if address.is_loopback() || address.octets()[0] == 0 {
+            Self::Loopback
+        } else if address.is_private() || u32::from(address) & mask == carrier {
+            Self::Private
+        } else {
+            Self::Global
+        }
+    }
+
+    fn of_v6(address: Ipv6Addr) -> Self {
+        let [prefix @ .., high, low] = address.segments();
+        let embedded = address
+            .to_ipv4_mapped()
+            .or_else(|| (prefix == NAT64).then(|| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low))));
+        if let Some(v4) = embedded {
+            Self::of_v4(v4)
+        } else if address.is_unicast_link_local() {
+            Self::LinkLocal
+        } else if address.is_loopback() || address.is_unspecified() {
+            Self::Loopback
+        } else if address.is_unique_local() {
+            Self::Private
+        } else {
+            Self::Global
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::LinkLocal => "the link-local address",
+            Self::Loopback => "this machine's own address",
+            Self::Private => "the private address",
+            Self::Global => "the address",
+        }
+    }
+}
+
+/// The address that a URL has instead of a name.
+fn literal(url: &Url) -> Option<IpAddr> {
+    match url.host()? {
+        Host::Ipv4(v4) => Some(v4.into()),
+        Host::Ipv6(v6) => Some(v6.into()),
+        Host::Domain(_) => None,
+    }
+}
+
+/// Resolves names to those of their addresses that the guard admits.
+struct GuardedResolver(Arc<RedirectGuard>);
+
+impl Resolve for GuardedResolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let guard = Arc::clone(&self.0);
+        async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?.map(|address| address.ip());
+            let admitted = guard.admit(name.as_str(), found.collect())?;
+            // The port is the URL's.
+            Ok(Box::new(admitted.into_iter().map(|ip| SocketAddr::new(ip, 0))) as Addrs)
+        }
+        .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guard(source: &str, named: &[&str]) -> Arc<RedirectGuard> {
+        let redirect_hosts = named.iter().map(|&host| host.to_owned()).collect();
+        let access = Access { allow_http: true, redirect_hosts, ..Access::default() };
+        RedirectGuard::new(&url(source), &access)
+    }
+
+    fn url(text: &str) -> Url {
+        text.parse().expect("a URL")
+    }
+
+    fn leads(guard: &RedirectGuard, from: &str, to: &str) -> std::result::Result<(), String> {
+        guard.check(&url(from), &url(to)).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn redirect_to_narrower_scope_is_refused_unless_named() {
+        let global = ["http://198.51.100.7/x", "http://[2001:db8::1]/x"];
+        let private =
+            ["http://10.1.2.3/x", "http://172.16.0.1/x", "http://192.168.0.1/x", "http://100.100.100.200/x"];
+        let private = [&private[..], &["http://[fd00:ec2::254]/x", "http://[::ffff:10.0.0.1]/x"]].concat();
+        let own = ["http://127.0.0.1/x", "http://[::1]/x", "http://0.0.0.0/x", "http://[64:ff9b::7f00:1]/x"];
+        let link = ["http://169.254.169.254/latest", "http://[fe80::1]/x", "http://2852039166/x"];
+        let scopes = [&link[..], &own[..], &private[..], &global[..]];
+        for (number, sources) in scopes.iter().enumerate() {
+            for source in *sources {
+                let guard = guard(source, &[]);
+                for (to_number, targets) in scopes.iter().enumerate() {
+                    for to in *targets {
+                        let followed = leads(&guard, source, to);
+                        let same = url(source).host() == url(to).host();
+                        assert_eq!(
+                            followed.is_ok(),
+                            same || to_number >= number,
+                            "{source} {to}: {followed:?}"
+                        );
+                    }
+                }
+            }
+        }
+        let named = guard(global[0], &["10.1.2.3"]);
+        leads(&named, global[0], private[0]).expect("named");
+        let why = leads(&named, global[0], link[0]).expect_err("not named");
+        assert!(why.contains("link-local") && why.contains("--redirect-host 169.254.169.254"), "{why}");
+    }
+
+    #[test]
+    fn name_resolved_to_narrower_scope_loses_those_addresses() {
+        let ips =
+            |texts: &[&str]| texts.iter().map(|ip| ip.parse().expect("an address")).collect::<Vec<IpAddr>>();
+        let guard = guard("http://models.example/x", &["Storage.example"]);
+        let strict =
+            guard.admit("cdn.example", ips(&["10.0.0.1"])).expect_err("the source is not resolved yet");
+        assert!(strict.to_string().contains("private address 10.0.0.1"), "{strict}");
+        // One private address of the source's does not open the private network.
+        let all = ips(&["198.51.100.7", "10.0.0.1"]);
+        assert_eq!(guard.admit("MODELS.example", all.clone()).expect("the source's own"), all);
+        assert_eq!(guard.admit("cdn.example", all.clone()).expect("a public one"), all[..1]);
+        guard.admit("cdn.example", ips(&["127.0.0.1", "169.254.169.254"])).expect_err("none is left");
+        assert_eq!(guard.admit("storage.example", all[1..].to_vec()).expect("named"), all[1..]);
+    }
+
+    #[test]
+    fn redirect_from_tls_to_plain_http_is_refused() {
+        let guard = guard("https://198.51.100.7/x", &[]);
+        for (to, said) in [("http://198.51.100.7/y", "plain http"), ("ftp://198.51.100.7/y", "web server")] {
+            let why = leads(&guard, "https://198.51.100.7/x", to).expect_err(to);
+            assert!(why.contains(said), "{why}");
+        }
+        leads(&guard, "https://198.51.100.7/x", "https://203.0.113.1/y").expect("public");
+    }
 }

@@ -12,13 +12,15 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use percent_encoding::{percent_decode_str, percent_encode};
 use reqwest::header::AUTHORIZATION;
+use reqwest::redirect::Policy;
 use reqwest::{Method, Request, Response, StatusCode};
 use url::Url;
 
 use self::directory_index::IndexFormat;
 use self::validator::Validator;
 use super::range_request::{RangeRequest, condition};
-use super::{display_path, foreign_version, redirect};
+use super::redirect::RedirectGuard;
+use super::{display_path, foreign_version};
 use crate::auth::{IssuedKey, KeyCache};
 use crate::blob::Blob;
 use crate::digest::Digest;
@@ -51,16 +53,18 @@ enum UrlLayout {
 impl WebOrigin {
     /// Opens what `url` names; no request is made.
     pub(super) fn open(url: &Url, access: &Access) -> Result<Self> {
-        let allow_http = access.allow_http;
         let name = Uri::Http(url.clone()).to_string();
-        if url.scheme() == "http" && !allow_http && !loopback(url) {
+        if url.scheme() == "http" && !access.allow_http && !loopback(url) {
             let text = "plain http can be read and changed on its way; use https, or allow http explicitly";
             return Err(Error::new(Kind::Invalid, format!("{name}: {text}")));
         }
         let layout = UrlLayout::of(url).map_err(|e| e.within(&name))?;
-        let client = HttpClient::new(redirect::policy(allow_http), access.authorities.as_deref())
-            .map_err(|e| e.within(&name))?;
-        let keys = KeyCache::lazy(&Uri::Http(url.clone()), access, &client);
+        let authorities = access.authorities.as_deref();
+        let client = RedirectGuard::new(url, access).following_client(authorities);
+        let client = client.map_err(|e| e.within(&name))?;
+        // Where keys come from is no matter of the server's.
+        let issuers = HttpClient::new(Policy::none(), authorities)?;
+        let keys = KeyCache::lazy(&Uri::Http(url.clone()), access, &issuers);
         Ok(Self { name, url: url.clone(), layout, client, keys })
     }
 

@@ -21,6 +21,8 @@ pub struct Access {
     pub hub: Option<HubAccess>,
     /// Whether plain `http://` is allowed for hosts other than this machine.
     pub allow_http: bool,
+    /// Hosts that redirects may lead to although their addresses are not public.
+    pub redirect_hosts: Vec<String>,
     /// For `r2://`.
     pub r2: Option<S3Access>,
     /// For `cw://`.
@@ -134,6 +136,7 @@ impl Access {
             s3,
             hub,
             allow_http,
+            redirect_hosts,
             r2,
             cw,
             gcs,
@@ -158,6 +161,7 @@ impl Access {
             s3: s3.map(bare),
             hub: hub.map(|hub| HubAccess { token: None, ..hub }),
             allow_http,
+            redirect_hosts,
             r2: r2.map(bare),
             cw: cw.map(bare),
             gcs: gcs.map(|gcs| GcsAccess { service_account: None, ..gcs }),

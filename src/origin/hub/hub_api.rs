@@ -15,7 +15,7 @@ use crate::auth::{IssuedKey, KeyCache};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{HttpClient, UNRESERVED, header};
 use crate::origin::range_request::{IDENTITY, RangeRequest};
-use crate::origin::redirect::exposes;
+use crate::origin::redirect::RedirectGuard;
 use crate::source::{Access, HubKind, Uri, endpoint};
 
 /// How many redirects within the Hub are followed, one after the other: a renamed repository leads to its new name, a
@@ -31,7 +31,7 @@ pub(super) struct HubApi {
     base: Url,
     /// The token.
     keys: KeyCache,
-    allow_http: bool,
+    guard: Arc<RedirectGuard>,
     kind: HubKind,
     id: String,
 }
@@ -47,14 +47,20 @@ pub(super) enum HubAnswer {
 impl HubApi {
     /// Opens the repository `id` that `uri` names; no request is made.
     pub(super) fn new(uri: &Uri, kind: HubKind, id: &str, access: &Access) -> Result<Self> {
-        let allow_http = access.allow_http;
-        let endpoint = endpoint(access.endpoint(uri).unwrap_or(HUB_URL), allow_http)
+        let endpoint = endpoint(access.endpoint(uri).unwrap_or(HUB_URL), access.allow_http)
             .map_err(|e| e.within("the Hub (HF_ENDPOINT)"))?;
         let invalid = |e| Error::with(Kind::Invalid, "the Hub's URL is invalid (HF_ENDPOINT)", e);
         let base = Url::parse(&endpoint).map_err(invalid)?;
-        let client = HttpClient::new(Policy::none(), access.authorities.as_deref())?;
-        let keys = KeyCache::lazy(uri, access, &client);
-        Ok(Self { client, endpoint, base, keys, allow_http, kind, id: id.into() })
+        let (guard, authorities) = (RedirectGuard::new(&base, access), access.authorities.as_deref());
+        let client = guard.plain_client(authorities)?;
+        // Where keys come from is no matter of the Hub's.
+        let keys = KeyCache::lazy(uri, access, &HttpClient::new(Policy::none(), authorities)?);
+        Ok(Self { client, endpoint, base, keys, guard, kind, id: id.into() })
+    }
+
+    /// What decides where the Hub may redirect to.
+    pub(super) fn guard(&self) -> &Arc<RedirectGuard> {
+        &self.guard
     }
 
     /// The Hub's URL, without a slash at its end.
@@ -151,10 +157,8 @@ impl HubApi {
                 unsupported(format!("the Hub answers {} without a valid Location", response.status()))
             })?;
             if to.origin() != self.base.origin() {
-                return match exposes(&url, &to, self.allow_http) {
-                    true => Err(unsupported("the Hub redirects to plain http")),
-                    false => Ok((HubAnswer::Elsewhere(to), file)),
-                };
+                self.guard.check(&url, &to).map_err(|refused| refused.error())?;
+                return Ok((HubAnswer::Elsewhere(to), file));
             }
             url = to;
         }

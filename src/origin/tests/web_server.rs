@@ -249,6 +249,23 @@ async fn web_redirect_is_followed_unless_endless_or_to_plain_http() {
 }
 
 #[tokio::test]
+async fn web_redirect_to_the_metadata_service_is_not_followed() {
+    let site = site("x").await;
+    site.server.put("x", "weights");
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    for to in ["http://169.254.169.254/latest/meta-data", "http://[fe80::1]/", "http://2852039166/latest"] {
+        site.server.rule(move |_| Some(Redirect::temporary(to).into_response()));
+        let allowed = Access { allow_http: true, ..Access::default() };
+        let origin =
+            WebOrigin::open(&Url::parse(&site.server.url).expect("URL").join("x").expect("URL"), &allowed);
+        let fetch = origin.expect("open").fetch(&blob, 0..7, Urgency::Read).await.map(|_| ());
+        let error = fetch.expect_err(to);
+        assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+        assert!(error.to_string().contains("link-local address"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn web_server_that_sends_other_bytes_is_refused() {
     let site = site("x").await;
     site.server.put("x", "weights");
