@@ -35,6 +35,7 @@ pub mod scrub;
 pub mod space;
 #[cfg(test)]
 mod tests;
+pub mod verification_time;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -50,7 +51,7 @@ use layout::{BlobFile, Layout};
 use leases::LeaseTable;
 use node::NodeCache;
 use partial::PartialBlob;
-use partition::Partition;
+use partition::{CachedFile, Partition};
 use removal::RemovalListeners;
 use space::TenantSpace;
 
@@ -101,6 +102,11 @@ impl Cache {
         &self.partition.leases
     }
 
+    /// The time that uses and verifications are stamped with.
+    pub(crate) fn now(&self) -> SystemTime {
+        (self.now)()
+    }
+
     /// How much room there is.
     pub fn space(&self) -> &Arc<TenantSpace> {
         &self.space
@@ -146,6 +152,11 @@ impl Cache {
         (self.now)().duration_since(used).is_ok_and(|age| age > ATIME_UPDATE_INTERVAL)
     }
 
+    /// The file of `key` that has this `form`, if it is here.
+    pub(crate) fn find(&self, key: &Key, form: BlobFile) -> Option<CachedFile> {
+        self.layout().stat(key, form).map(|stat| CachedFile::new(*key, form, &stat))
+    }
+
     /// Whether the whole blob is here. Cheaper than [`whole`](Self::whole), and no use of it.
     pub fn has(&self, key: &Key, size: u64) -> bool {
         self.layout().has(key, size)
@@ -170,7 +181,8 @@ impl Cache {
         if let Some(part) = self.partition.part(key) {
             return Ok(part);
         }
-        let part = PartialBlob::open(self.partition.layout.clone(), self.space.clone(), *key, size)?;
+        let (layout, space) = (self.partition.layout.clone(), self.space.clone());
+        let part = PartialBlob::open(layout, space, (*key, size), (self.now)())?;
         Ok(self.partition.share_part(Arc::new(part)))
     }
 

@@ -163,6 +163,11 @@ impl Snapshot {
         &self.manifest
     }
 
+    /// Its manifest, for who outlives it.
+    pub(crate) fn shared_manifest(&self) -> Arc<Manifest> {
+        self.manifest.clone()
+    }
+
     /// Patterns of the source that matched nothing: most likely a slip of its user.
     pub fn unmatched(&self) -> &[String] {
         &self.unmatched
@@ -279,7 +284,15 @@ impl Snapshot {
 
     /// Begins to make everything local. Several calls share one stage.
     pub fn stage(self: &Arc<Self>) -> Arc<Stage> {
-        self.stage.lock().get_or_insert_with(|| Stage::start(self)).clone()
+        self.stage.lock().get_or_insert_with(|| Stage::start(self, false)).clone()
+    }
+
+    /// The same, and verifies all that is here already before it is done.
+    pub fn stage_verified(self: &Arc<Self>) -> Arc<Stage> {
+        let stage = Stage::start(self, true);
+        // One that is under way goes on beside it, and both share what they fetch.
+        *self.stage.lock() = Some(stage.clone());
+        stage
     }
 
     /// The last stage, if one was begun.
@@ -292,7 +305,7 @@ impl Snapshot {
     pub fn stage_again(self: &Arc<Self>) {
         let mut stage = self.stage.lock();
         if stage.as_ref().is_some_and(|stage| !stage.plan_again()) {
-            *stage = Some(Stage::start(self));
+            *stage = Some(Stage::start(self, false));
         }
     }
 

@@ -4,6 +4,7 @@
 //! that tell what the others are go first, then the small ones, then the rest in order of size and path; so a job's first
 //! reads find theirs at once ([`plan`]). What is here already, whole or in part, is not asked for again.
 
+pub mod audit;
 mod plan;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -14,6 +15,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::block::BLOCK;
+use crate::cache::verification_time;
 use crate::content::Content;
 use crate::error::{Error, Kind, Result};
 use crate::extent::MAX_EXTENT_BLOCKS;
@@ -77,8 +79,9 @@ pub struct Progress {
 }
 
 impl Stage {
-    /// Starts to stage `snapshot`. It goes on until it is done, or until nobody has the snapshot any more.
-    pub(crate) fn start(snapshot: &Arc<Snapshot>) -> Arc<Self> {
+    /// Starts to stage `snapshot`. It goes on until it is done, or until nobody has the snapshot any more. With `verify` all that
+    /// is here already is read and verified before that.
+    pub(crate) fn start(snapshot: &Arc<Snapshot>, verify: bool) -> Arc<Self> {
         let manifest = snapshot.manifest();
         let stage = Arc::new(Self {
             files: manifest.files(),
@@ -96,7 +99,7 @@ impl Stage {
         let runtime = snapshot.resources().runtime.clone();
         snapshot.resources().runtime.spawn(async move {
             let work = running.clone();
-            let outcome = runtime.spawn(async move { work.run(weak).await }).await;
+            let outcome = runtime.spawn(async move { work.run(weak, verify).await }).await;
             // Who waits for it must hear of its end, whatever that is.
             running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
             running.news.notify_waiters();
@@ -142,7 +145,8 @@ impl Stage {
         self.outcome.get().is_none()
     }
 
-    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>) -> Result<()> {
+    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>, verify: bool) -> Result<()> {
+        let begin = snapshot.upgrade().ok_or_else(abandoned)?.resources().cache.now();
         let flights = Arc::new(Semaphore::new(INITIAL_FLIGHTS));
         loop {
             let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
@@ -153,7 +157,13 @@ impl Stage {
                     self.make_whole(&snapshot, missing, flights.clone())
                 })
                 .await?;
-            if !self.outdated.swap(false, Relaxed) {
+            if self.outdated.swap(false, Relaxed) {
+                continue;
+            }
+            // What comes from now on was verified after the second in which this began.
+            let (audited, since) = (snapshot.clone(), verification_time::seconds(begin) + 1);
+            let audit = move || audit::audit(&audited, &(since..=i64::MAX), &|_| true);
+            if !verify || blocking(audit).await?.damaged.is_empty() {
                 break;
             }
         }

@@ -14,6 +14,7 @@ pub use config::AgentConfig;
 
 use crate::api::cluster::ClusterStatus;
 use crate::api::{AgentInfo, AgentStatus, ApiResult, Failure, FetchStats, socket};
+use crate::cache::scrubber::Scrubber;
 use crate::cluster::ClusterMembership;
 use crate::fdstore::{FdStore, StoredMount};
 use crate::jobs::JobQueue;
@@ -30,6 +31,7 @@ pub struct Agent {
     mounts: Arc<MountManager>,
     jobs: Arc<JobQueue>,
     cluster: Option<ClusterMembership>,
+    scrubber: Scrubber,
     /// Counts the requests of all mounts.
     requests: Arc<RequestMetrics>,
     handover: Handover,
@@ -51,7 +53,7 @@ impl Agent {
         let mounter = Mounter {
             engine: engine.clone(),
             socket: socket::of_cache(&cache.dir),
-            cache: cache.dir,
+            cache: cache.dir.clone(),
             defaults: MountDefaults { mirror, secrets },
             metrics: Arc::clone(&requests),
             invalidator: store.clone().map(|store| store as _),
@@ -59,8 +61,9 @@ impl Agent {
         let lifecycle = Arc::new(Lifecycle::new(persistent));
         let handover = Handover::new(store);
         let mounts = Arc::new(MountManager::new(mounter, handover.clone(), Arc::clone(&lifecycle))?);
-        let jobs = Arc::new(JobQueue::open(Arc::clone(&mounts), Arc::clone(&lifecycle))?);
-        Ok(Self { engine, lifecycle, mounts, jobs, cluster, requests, handover })
+        let jobs = JobQueue::open(Arc::clone(&mounts), Arc::clone(&lifecycle), cache.scrub_interval)?;
+        let (jobs, scrubber) = (Arc::new(jobs), Scrubber::start(&engine, cache.scrub_interval)?);
+        Ok(Self { engine, lifecycle, mounts, jobs, cluster, scrubber, requests, handover })
     }
 
     /// What keeps it running.
@@ -93,7 +96,7 @@ impl Agent {
             cluster.await_members().await;
         }
         for mount in to_stage {
-            mount.stage();
+            mount.stage(false);
         }
         self.lifecycle.set_ready();
         self.jobs.resume();
@@ -123,6 +126,7 @@ impl Agent {
 
     /// Waits until what has arrived is safe on the disk.
     pub async fn close(&self) {
+        self.scrubber.stop();
         self.engine.close().await;
     }
 
@@ -159,7 +163,8 @@ impl Agent {
         let (engine, requests) = (self.engine.clone(), self.requests.totals());
         let (ready, lost) = (self.lifecycle.is_ready(), self.mounts.lost().len() as u64);
         let mounts = self.mounts.attached().iter().map(|mount| mount.scrape()).collect();
-        let scrape = blocking(move || Ok(Scrape::gather(&engine, requests, ready, mounts, lost)));
+        let scrubbed = self.scrubber.counts();
+        let scrape = blocking(move || Ok(Scrape::gather(&engine, requests, ready, mounts, lost, scrubbed)));
         Ok(scrape.await?)
     }
 }

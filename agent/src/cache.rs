@@ -2,11 +2,12 @@
 
 mod claim;
 pub mod inventory;
+pub mod scrubber;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bdnfs::cache::Limits;
 use bdnfs::cache::directory::CacheDirectory;
@@ -47,6 +48,8 @@ pub struct CacheConfig {
     pub tenant: String,
     /// The most that the blobs of single tenants may occupy, in bytes.
     pub quotas: BTreeMap<String, u64>,
+    /// How often all that it holds is verified; 0 for never.
+    pub scrub_interval: Duration,
 }
 
 impl CacheConfig {

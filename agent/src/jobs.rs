@@ -11,6 +11,7 @@
 
 mod deployment;
 mod job;
+mod job_audit;
 mod process;
 mod queue;
 mod record;

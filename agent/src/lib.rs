@@ -40,6 +40,7 @@
 //!     memory: None,
 //!     tenant: DEFAULT_TENANT.into(),
 //!     quotas: Default::default(),
+//!     scrub_interval: bdnfs_agent::cache::scrubber::DEFAULT_SCRUB_INTERVAL,
 //! };
 //! let agent = AgentServer::start(AgentConfig::on_demand(cache)).await?;
 //! let alive = agent.keep_alive();

@@ -31,6 +31,16 @@ pub fn block_on_threads<T, E: From<io::Error>>(work: impl Future<Output = Result
     done
 }
 
+/// Lets all other work go before that of this thread, on the processors and on the disk. Best effort.
+pub fn lower_priority() {
+    let _ = rustix::process::setpriority_process(None, 19);
+    // IOPRIO_WHO_PROCESS, this thread, IOPRIO_CLASS_IDLE (linux/ioprio.h).
+    // SAFETY: the system call takes numbers, and touches no memory.
+    unsafe {
+        libc::syscall(libc::SYS_ioprio_set, 1, 0, 3 << 13);
+    }
+}
+
 /// Gives freed memory back to the kernel that the allocator keeps for more of the same: of a long listing, about a quarter
 /// of what it took at its peak. It looks through all of the heap, so it is for the end of what took much, on a thread that may wait.
 pub fn trim_heap() {

@@ -107,6 +107,16 @@ impl Scrape {
         page.gauge("bdnfs_cache_reserve", text, bytes(), [sample([], usage.reserve)])?;
         let text = "What was evicted to make room.";
         page.counter("bdnfs_cache_evicted", text, bytes(), [sample([], usage.evicted)])?;
+        let scrubbed = &self.scrubbed;
+        let text = "What the scrubber has read and verified.";
+        page.counter("bdnfs_scrub", text, bytes(), [sample([], scrubbed.bytes)])?;
+        let text = "Blobs that the scrubber has read.";
+        page.counter("bdnfs_scrub_blobs", text, None, [sample([], scrubbed.blobs)])?;
+        let text = "Blobs that the scrubber found damaged and removed.";
+        page.counter("bdnfs_scrub_damaged", text, None, [sample([], scrubbed.damaged)])?;
+        let text = "When the scrubber last finished a pass, since 1970; missing where it never did.";
+        let ended = scrubbed.last.as_ref().map(|pass| sample([], pass.ended));
+        page.gauge("bdnfs_scrub_last_end", text, Some(Unit::Seconds), ended)?;
         let text = "Blobs that are kept because somebody reads or fetches them.";
         page.gauge("bdnfs_leased_blobs", text, None, [sample([], self.leased_blobs)])?;
         let text = "Snapshots that are kept whole: staged ones, and pinned ones.";

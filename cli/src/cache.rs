@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs_agent::api::socket;
+use bdnfs_agent::cache::scrubber::DEFAULT_SCRUB_INTERVAL;
 use bdnfs_agent::cache::{CacheConfig, DEFAULT_TENANT};
 use bytesize::ByteSize;
 
@@ -70,7 +71,8 @@ impl CacheArgs {
         }
         let tenant = DEFAULT_TENANT.to_owned();
         let quotas = BTreeMap::new();
-        Ok(CacheConfig { dir, size: self.size(), reserve: None, memory: None, tenant, quotas })
+        let (size, scrub_interval) = (self.size(), DEFAULT_SCRUB_INTERVAL);
+        Ok(CacheConfig { dir, size, reserve: None, memory: None, tenant, quotas, scrub_interval })
     }
 }
 

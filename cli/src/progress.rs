@@ -17,9 +17,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// ...and one for each tenth of the bytes.
 const LOG_STEPS: u64 = 10;
 
-/// Stages the mount `id` and shows the progress; returns when it is staged or has failed.
-pub async fn stage(client: &Client, id: u64) -> Result<StageStatus, ClientError> {
-    let mut staging = client.stage(id).await?;
+/// Stages the mount `id` and shows the progress; returns when it is staged, and with `verify` verified, or has failed.
+pub async fn stage(client: &Client, id: u64, verify: bool) -> Result<StageStatus, ClientError> {
+    let mut staging = client.stage(id, verify).await?;
     let mut display = ProgressDisplay::new("staging", &staging.progress);
     loop {
         display.show(&staging.progress);

@@ -16,6 +16,7 @@ use crate::error::{Error, Kind, Result};
 use super::io;
 use super::layout::BlobFile;
 use super::partial::PartialBlob;
+use super::verification_time;
 
 /// How many parts may wait for their commit. A stage that is faster than the disk's flushes waits here, which bounds
 /// the open files too.
@@ -104,6 +105,9 @@ fn serve(requests: &Receiver<CommitRequest>) {
 fn flush(batch: &[CommitRequest]) -> Vec<Result<()>> {
     for CommitRequest { partial, .. } in batch {
         note_digest(partial);
+        if let Some(since) = partial.verified_since() {
+            verification_time::mark(partial.file(), since);
+        }
     }
     let fault = |e: std::io::Error| Error::disk("cannot make a blob durable in the cache", e);
     if let Some(first) = batch.first().filter(|_| batch.len() >= SYNCFS_MIN_BATCH) {

@@ -15,9 +15,9 @@ use crate::block::BLOCK;
 use crate::buffer::{self, ALIGNMENT};
 
 use super::io as positioned;
-use super::layout::Layout;
+use super::layout::{BlobFile, Layout};
 
-/// A part, opened past the page cache.
+/// A file of a blob, opened past the page cache.
 #[derive(Debug)]
 pub struct DirectFile {
     file: File,
@@ -26,9 +26,9 @@ pub struct DirectFile {
 }
 
 impl DirectFile {
-    /// Opens the part of `key`; `None` where the file system has no such way.
-    pub fn open(layout: &Layout, key: &Key) -> Option<Self> {
-        let file = layout.open_part_direct(key).ok()?;
+    /// Opens the file of `key` that has this `form`, a part to be written as well; `None` where the file system has no such way.
+    pub fn open(layout: &Layout, key: &Key, form: BlobFile) -> Option<Self> {
+        let file = layout.open_direct(key, form).ok()?;
         Some(Self { file, refused: AtomicBool::new(false) })
     }
 

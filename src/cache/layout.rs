@@ -180,12 +180,13 @@ impl Layout {
         }
     }
 
-    /// Opens the part of a blob for reading and writing past the page cache.
+    /// Opens one of a blob's files past the page cache for reading, a part for writing as well.
     ///
     /// # Errors
     /// The disk's own, also where it has no such way.
-    pub fn open_part_direct(&self, key: &Key) -> io::Result<File> {
-        self.blobs.file(Self::name(key, BlobFile::Part), OFlags::RDWR | OFlags::DIRECT)
+    pub fn open_direct(&self, key: &Key, form: BlobFile) -> io::Result<File> {
+        let access = if form == BlobFile::Part { OFlags::RDWR } else { OFlags::RDONLY };
+        self.blobs.file(Self::name(key, form), access | OFlags::DIRECT)
     }
 
     /// Opens one of a blob's files for reading and writing; made if it is missing.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use memmap2::Mmap;
@@ -32,11 +33,18 @@ pub struct PartialBlob {
     /// Blobs of one block are there or not there; they have no map.
     map: Option<Mutex<File>>,
     presence: Presence,
+    /// Since when all of its blocks were verified; `None` where an earlier process left some.
+    verified_since: Option<SystemTime>,
 }
 
 impl PartialBlob {
-    /// Opens or makes the part of `key`.
-    pub(super) fn open(layout: Arc<Layout>, space: Arc<TenantSpace>, key: Key, size: u64) -> Result<Self> {
+    /// Opens or makes the part of the blob with this key and size at the time `now`.
+    pub(super) fn open(
+        layout: Arc<Layout>,
+        space: Arc<TenantSpace>,
+        (key, size): (Key, u64),
+        now: SystemTime,
+    ) -> Result<Self> {
         let blocks = block::count(size);
         let file = layout.create_blob(&key, BlobFile::Part)?;
         let length = file.metadata().map_err(|e| layout.fault("stat", &key, e))?.len();
@@ -47,8 +55,14 @@ impl PartialBlob {
             (None, Presence::none(blocks))
         };
         file.set_len(size).map_err(|e| layout.fault("size", &key, e))?;
-        let direct = if size >= BLOCK { DirectFile::open(&layout, &key) } else { None };
-        Ok(Self { layout, space, key, size, file, direct, map, presence })
+        let direct = if size >= BLOCK { DirectFile::open(&layout, &key, BlobFile::Part) } else { None };
+        let verified_since = (presence.missing() == blocks).then_some(now);
+        Ok(Self { layout, space, key, size, file, direct, map, presence, verified_since })
+    }
+
+    /// Since when all of its blocks were verified, each as it arrived; `None` where an earlier process left some.
+    pub(super) fn verified_since(&self) -> Option<SystemTime> {
+        self.verified_since
     }
 
     /// The layout of the directory that holds it.

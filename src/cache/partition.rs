@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
+use rustix::fs::{AtFlags, Mode, OFlags, RawDir, Stat};
 
 use crate::blob::Key;
 use crate::digest::Digest;
@@ -16,6 +17,7 @@ use super::layout::{BlobFile, Layout};
 use super::leases::{LeaseSet, LeaseTable, ManifestLease};
 use super::partial::PartialBlob;
 use super::removal::RemovalListeners;
+use super::verification_time;
 
 /// One tenant's partition of a cache.
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub struct Partition {
 pub struct CachedFile {
     /// When it was last used, in seconds since 1970.
     pub used_at: i64,
+    /// When all of it was last known to be right, in seconds since 1970; `None` where it was written since.
+    pub verified_at: Option<i64>,
     /// The bytes that it occupies.
     pub bytes: u64,
     /// The length of its content, in bytes.
@@ -52,6 +56,20 @@ pub struct CachedFile {
     pub key: Key,
     /// All of the blob, or a part.
     pub form: BlobFile,
+}
+
+impl CachedFile {
+    /// The file of `key` that the disk tells `stat` of.
+    pub(super) fn new(key: Key, form: BlobFile, stat: &Stat) -> Self {
+        let (bytes, size) = (stat.st_blocks as u64 * 512, stat.st_size as u64);
+        let (used_at, verified_at) = (stat.st_atime, verification_time::time_of(stat));
+        Self { used_at, verified_at, bytes, size, key, form }
+    }
+
+    /// Whether it was not verified within `period`, in seconds since 1970.
+    pub fn is_due(&self, period: &RangeInclusive<i64>) -> bool {
+        self.verified_at.is_none_or(|verified| !period.contains(&verified))
+    }
 }
 
 impl Partition {
@@ -158,8 +176,7 @@ impl Partition {
                 let Some((key, form)) = parse(entry.file_name().to_bytes()) else { continue };
                 let stat = rustix::fs::statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
                 if let Ok(stat) = stat {
-                    let (bytes, size) = (stat.st_blocks as u64 * 512, stat.st_size as u64);
-                    all.push(CachedFile { used_at: stat.st_atime, bytes, size, key, form });
+                    all.push(CachedFile::new(key, form, &stat));
                 }
             }
         }

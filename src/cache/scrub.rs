@@ -1,23 +1,25 @@
-//! Scrubbing: reads all that the cache holds and removes what has rotted.
+//! Scrubbing: reads what the cache holds and removes what has rotted.
 
 use std::fs::File;
-use std::io::Read;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use parking_lot::Mutex;
 
 use crate::blob::Key;
-use crate::block::BLOCK;
+use crate::block::{self, BLOCK};
 use crate::cache::Cache;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
 use super::commit::DIGEST_XATTR;
+use super::direct_io::DirectFile;
 use super::inventory::manifests;
 use super::layout::BlobFile;
 use super::partition::{CachedFile, Partition};
 use super::presence::BlockState;
+use super::{io as positioned, verification_time};
 
 /// What a scrub found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,21 +42,35 @@ enum BlobVerdict {
     Unknown,
 }
 
-/// Reads every blob of a tenant and removes what is not right, whoever uses it: no lease is a promise of wrong bytes. Who serves
-/// it is [told](super::removal), and it is fetched again: at once where it was staged, else when it is next read. Ends early when `give_up` is set.
+/// Is told how many bytes were read just now, may wait, and says whether to go on.
+pub type ScrubPace<'a> = &'a (dyn Fn(u64) -> bool + Sync);
+
+/// Reads every blob of a tenant, as [`verify`] does. Ends early when `give_up` is set.
 ///
 /// # Errors
-/// [`Kind::Disk`], [`Kind::Interrupted`].
+/// Those of [`verify`].
 pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
     let (found, still_open) = (cache.partition.scan(), cache.partition.still_open());
+    let mut totals = verify(cache, &found, &|_| !give_up.load(Relaxed))?;
+    let still_open = names(&cache.partition, &still_open)?.into_iter();
+    totals.damaged.extend(
+        still_open.map(|name| format!("{name}: removed before, and still open; close and reopen it")),
+    );
+    Ok(totals)
+}
+
+/// Reads the blobs `found` and removes what is not right, whoever uses it: no lease is a promise of wrong bytes. Who serves it
+/// is [told](super::removal), and it is fetched again: at once where it was staged, else when it is next read. What is right is
+/// [marked](verification_time). Several blobs are read by as many threads as there are processors, one by the caller's.
+///
+/// # Errors
+/// [`Kind::Disk`]; [`Kind::Interrupted`] where `pace` says so.
+pub fn verify(cache: &Cache, found: &[CachedFile], pace: ScrubPace<'_>) -> Result<ScrubTotals> {
     let (next, verified) = (AtomicUsize::new(0), Mutex::new((ScrubTotals::default(), Vec::new())));
     let failed = Mutex::new(None);
     let work = || {
         while let Some(found) = found.get(next.fetch_add(1, Relaxed)) {
-            if give_up.load(Relaxed) {
-                return;
-            }
-            let verdict = check_blob(cache, found);
+            let verdict = check_blob(cache, found, pace);
             let (sum, wrong) = &mut *verified.lock();
             match verdict {
                 Ok(BlobVerdict::Unknown) => sum.unknown += 1,
@@ -64,34 +80,30 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
                     wrong.push(found.key);
                 }
                 Err(error) => {
+                    let cancelled = error.kind() == Kind::Interrupted;
                     failed.lock().get_or_insert(error);
+                    if cancelled {
+                        return;
+                    }
                 }
             }
         }
     };
-    thread::scope(|scope| {
-        let hands = thread::available_parallelism().map_or(1, usize::from);
-        (0..hands).for_each(|_| drop(scope.spawn(work)));
-    });
-    if give_up.load(Relaxed) {
-        return Err(Error::new(Kind::Interrupted, "the verification was cancelled"));
+    match thread::available_parallelism().map_or(1, usize::from).min(found.len()) {
+        0 | 1 => work(),
+        threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
     }
     if let Some(error) = failed.into_inner() {
         return Err(error);
     }
     let (sum, wrong) = verified.into_inner();
-    let mut damaged = names(&cache.partition, &wrong)?;
-    let still_open = names(&cache.partition, &still_open)?.into_iter();
-    damaged.extend(
-        still_open.map(|name| format!("{name}: removed before, and still open; close and reopen it")),
-    );
-    Ok(ScrubTotals { damaged, ..sum })
+    Ok(ScrubTotals { damaged: names(&cache.partition, &wrong)?, ..sum })
 }
 
 /// Reads a blob, and removes what of it is not right.
-fn check_blob(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
+fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVerdict> {
     if found.form == BlobFile::Part {
-        return part(cache, found);
+        return part(cache, found, pace);
     }
     let layout = cache.layout();
     // Evicted meanwhile.
@@ -103,9 +115,14 @@ fn check_blob(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
             None => return Ok(BlobVerdict::Unknown),
         },
     };
-    match hash(file) {
-        Ok((digest, bytes)) if digest == expected => return Ok(BlobVerdict::Right(bytes)),
-        Ok(_) => {}
+    let started = cache.now();
+    match hash(cache, &file, found, pace) {
+        Ok(Some(digest)) if digest == expected => {
+            verification_time::mark(&file, started);
+            return Ok(BlobVerdict::Right(found.size));
+        }
+        Ok(Some(_)) => {}
+        Ok(None) => return Err(cancelled()),
         // What the disk can't read is no better than what is wrong.
         Err(error) => tracing::warn!(key = %found.key, %error, "a blob can't be read"),
     }
@@ -116,18 +133,23 @@ fn check_blob(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
 }
 
 /// Holds the blocks of a part that are said to be here against their checks.
-fn part(cache: &Cache, found: &CachedFile) -> Result<BlobVerdict> {
+fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVerdict> {
     // The one that is in use, where it is: whoever reads from it must see what is found.
     let Some(partial) = cache.resume(&found.key, found.size)? else { return Ok(BlobVerdict::Unknown) };
+    let started = cache.now();
     let mut bytes = 0;
     let mut right = true;
     for index in 0..partial.presence().blocks() {
         if partial.presence().state(index) == BlockState::Present {
             bytes += BLOCK;
             right &= partial.recheck(index);
+            if !pace(BLOCK) {
+                return Err(cancelled());
+            }
         }
     }
     if right {
+        verification_time::mark(partial.file(), started);
         return Ok(BlobVerdict::Right(bytes));
     }
     cache.notify_removed(&found.key);
@@ -140,17 +162,30 @@ fn noted_digest(file: &File) -> Option<Digest> {
     (len == digest.len()).then_some(Digest(digest))
 }
 
-fn hash(mut file: File) -> std::io::Result<(Digest, u64)> {
-    let (mut hasher, mut buffer, mut bytes) = (blake3::Hasher::new(), vec![0; BLOCK as usize], 0);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok((Digest(*hasher.finalize().as_bytes()), bytes)),
-            len => {
-                hasher.update(&buffer[..len]);
-                bytes += len as u64;
-            }
+/// The digest of a whole file; `None` when `pace` cancels. Past the page cache where that can be: what lies on the disk is to be
+/// right, and the page cache belongs to who reads.
+fn hash(cache: &Cache, file: &File, found: &CachedFile, pace: ScrubPace<'_>) -> io::Result<Option<Digest>> {
+    let direct = DirectFile::open(cache.layout(), &found.key, BlobFile::Whole);
+    let mut hasher = blake3::Hasher::new();
+    for index in 0..block::count(found.size) {
+        let len = block::len(found.size, index);
+        let past_pages = match direct.as_ref().filter(|_| len == BLOCK) {
+            Some(direct) => direct.read(index * BLOCK)?,
+            None => None,
+        };
+        match past_pages {
+            Some(bytes) => hasher.update(&bytes),
+            None => hasher.update(&positioned::read(file, index * BLOCK, len as usize)?),
+        };
+        if !pace(len) {
+            return Ok(None);
         }
     }
+    Ok(Some(Digest(*hasher.finalize().as_bytes())))
+}
+
+fn cancelled() -> Error {
+    Error::new(Kind::Interrupted, "the verification was cancelled")
 }
 
 /// What a person knows blobs as.

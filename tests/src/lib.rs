@@ -26,6 +26,7 @@ pub mod openapi;
 pub mod process;
 pub mod proxy;
 pub mod requests;
+pub mod rot;
 pub mod s3;
 pub mod serve;
 pub mod sts;

@@ -16,6 +16,22 @@ pub struct CacheSummary {
     pub tenants: Vec<TenantUsage>,
     /// Its snapshots, of each tenant those first that were used last.
     pub snapshots: Vec<SnapshotUsage>,
+    /// The last pass of a scrubber that read something.
+    #[serde(default)]
+    pub last_scrub: Option<ScrubPass>,
+}
+
+/// One pass of a scrubber over a cache: what was due was verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubPass {
+    /// When it ended, in seconds since 1970.
+    pub ended: u64,
+    /// Blobs that were read.
+    pub blobs: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Damaged content that was removed, a line for each.
+    pub damaged: Vec<String>,
 }
 
 /// What a tenant has in a cache.

@@ -93,9 +93,9 @@ impl Client {
         self.ask(Method::GET, &format!("/v1/mounts/{id}/ended")).await
     }
 
-    /// Begins to make all of a mount local.
-    pub async fn stage(&self, id: u64) -> Result<StageStatus, ClientError> {
-        self.ask(Method::POST, &format!("/v1/mounts/{id}/stage")).await
+    /// Begins to make all of a mount local; `verify`: what is local already is read and verified, too.
+    pub async fn stage(&self, id: u64, verify: bool) -> Result<StageStatus, ClientError> {
+        self.ask(Method::POST, &format!("/v1/mounts/{id}/stage?verify={verify}")).await
     }
 
     /// Progress of a mount's staging. The agent answers at its end, or after a moment.

@@ -11,6 +11,7 @@ use bdnfs::engine::Usage;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Uri;
 
+use super::scrubber;
 use crate::api::cache::{
     CacheSummary, EvictReport, PinReport, SnapshotSelection, SnapshotUsage, TenantUsage, VerifyReport,
 };
@@ -31,7 +32,8 @@ pub fn summarize(node: &NodeCache, mounted: impl Fn(&str, &str) -> Vec<PathBuf>)
     }
     tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
     snapshots.sort_by(|a, b| a.tenant.cmp(&b.tenant));
-    Ok(CacheSummary { cache: node.root().to_owned(), usage: Usage::of(node), tenants, snapshots })
+    let (cache, last_scrub) = (node.root().to_owned(), scrubber::last_pass(node.root()));
+    Ok(CacheSummary { cache, usage: Usage::of(node), tenants, snapshots, last_scrub })
 }
 
 fn told(tenant: &str, line: CachedSnapshot, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> SnapshotUsage {

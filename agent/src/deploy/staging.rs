@@ -18,7 +18,7 @@ pub async fn stage_all(
     report: impl Fn(Progress),
 ) -> ApiResult<()> {
     for mount in mounts {
-        manager.stage(mount.id()).await?;
+        manager.stage(mount.id(), false).await?;
     }
     loop {
         let (mut sum, mut running) = (Progress::default(), None);

@@ -50,6 +50,8 @@ pub struct JobQueue {
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) mirrors: MirrorQueue,
     pub(super) admission: Arc<AdmissionQueue>,
+    /// How long ago what a job reads may have been verified.
+    pub(super) scrub_interval: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -61,11 +63,15 @@ struct JobTable {
 
 impl JobQueue {
     /// The jobs of the cache, whose lock the caller holds. Those of an earlier run stand still until they are
-    /// [resumed](Self::resume). Touches the local disk.
+    /// [resumed](Self::resume). What they read is verified again where it was not within `scrub_interval`. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub fn open(mounts: Arc<MountManager>, lifecycle: Arc<Lifecycle>) -> Result<Self> {
+    pub fn open(
+        mounts: Arc<MountManager>,
+        lifecycle: Arc<Lifecycle>,
+        scrub_interval: Duration,
+    ) -> Result<Self> {
         let cache = &mounts.mounter().cache;
         let (directory, records) = (cache.join(JOBS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
         let made = CacheDirectory::open(cache)?.subdirectory(JOBS_DIRECTORY);
@@ -76,7 +82,7 @@ impl JobQueue {
         let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
         let last = jobs.keys().last().copied().unwrap_or(0);
         let (table, mirrors) = (Mutex::new(JobTable { jobs, last }), MirrorQueue::default());
-        Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission })
+        Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission, scrub_interval })
     }
 
     /// What the mount at `mountpoint` is for.

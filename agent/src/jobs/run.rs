@@ -8,6 +8,7 @@ use bdnfs::task::blocking;
 
 use super::deployment::{self, Deployed};
 use super::job::{Job, StopRequest, now, stopped};
+use super::job_audit::JobAudit;
 use super::process::SupervisorProcess;
 use super::queue::JobQueue;
 use super::supervisor::{self, SupervisorInfo};
@@ -108,8 +109,10 @@ impl JobRun {
     }
 
     /// Waits until the commands have ended, and passes stop requests on to their supervisor.
+    /// Meanwhile what they read is verified, where it was not lately; that is over when this returns, unless the job is stopped.
     async fn attend(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
         let job = &self.job;
+        let audit = JobAudit::start(self)?;
         let process = SupervisorProcess::find(job.directory(), supervisor);
         if job.state() != JobState::Running {
             let text = format!("its commands run below process {}", supervisor.pid);
@@ -146,7 +149,14 @@ impl JobRun {
                 Error::new(Kind::Interrupted, "its supervisor was killed, and its processes with it")
             })
         });
-        Ok(exit.await?)
+        let exit = exit.await?;
+        if !job.is_to_stop() {
+            tokio::select! {
+                () = audit.finish(job) => {}
+                () = job.stop_requested(StopRequest::Graceful) => {}
+            }
+        }
+        Ok(exit)
     }
 
     /// Enters a state, for good.

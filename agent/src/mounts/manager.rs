@@ -233,14 +233,14 @@ impl MountManager {
         Ok(())
     }
 
-    /// Starts to stage a mount, for good: it is staged again after a restart.
-    pub async fn stage(&self, id: u64) -> ApiResult<StageStatus> {
+    /// Starts to stage a mount, for good: it is staged again after a restart. `verify`: what is local already is verified, too.
+    pub async fn stage(&self, id: u64, verify: bool) -> ApiResult<StageStatus> {
         let (records, managed) = (self.records.clone(), self.find(id)?);
         let staged = blocking(move || {
             if managed.mark_staged() {
                 records.put(&managed.record())?;
             }
-            Ok(managed.stage())
+            Ok(managed.stage(verify))
         });
         Ok(staged.await?)
     }

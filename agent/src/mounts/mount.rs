@@ -172,9 +172,10 @@ impl ManagedMount {
         Ok(Some(local))
     }
 
-    /// Starts to stage it, unless that is under way or done.
-    pub fn stage(&self) -> StageStatus {
-        stage_status(&self.snapshot.stage())
+    /// Starts to stage it, unless that is under way or done; `verify`: in any case, and verifies what is local already.
+    pub fn stage(&self, verify: bool) -> StageStatus {
+        let stage = if verify { self.snapshot.stage_verified() } else { self.snapshot.stage() };
+        stage_status(&stage)
     }
 
     /// The state of its stage; `None` where it was never staged.

@@ -9,6 +9,7 @@ use bdnfs_fs::RequestTotals;
 
 use super::process::ProcessScrape;
 use crate::api::kind_name;
+use crate::cache::scrubber::ScrubCounts;
 
 /// The staging states of a mount.
 pub const STAGING_STATES: [&str; 4] = ["ready", "staging", "staged", "failed"];
@@ -24,6 +25,8 @@ pub struct Scrape {
     pub memory: [BudgetUsage; 3],
     /// How full the cache is.
     pub usage: Usage,
+    /// What the scrubber did.
+    pub scrubbed: ScrubCounts,
     /// Blobs leased by themselves.
     pub leased_blobs: u64,
     /// Snapshots leased as a whole.
@@ -72,6 +75,7 @@ impl Scrape {
         ready: bool,
         mounts: Vec<MountScrape>,
         lost: u64,
+        scrubbed: ScrubCounts,
     ) -> Self {
         let shares = engine.cache().partitions();
         let sum = |count: fn(&bdnfs::cache::partition::Partition) -> usize| -> u64 {
@@ -82,6 +86,7 @@ impl Scrape {
             metered: engine.metrics(),
             memory: engine.memory(),
             usage: engine.usage(),
+            scrubbed,
             leased_blobs: sum(|partition| partition.leases.singles()),
             leased_snapshots: sum(|partition| partition.leases.groups().len()),
             cluster: engine

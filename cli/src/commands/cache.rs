@@ -210,6 +210,11 @@ fn format_summary(summary: &CacheSummary) -> String {
         let (bytes, others) = (text::size(tenant.bytes), text::size(tenant.others));
         out.push_str(&format!("{name}{bytes}{quota} used, {others} of it by no listed snapshot\n"));
     }
+    if let Some(scrub) = &summary.last_scrub {
+        let (ended, bytes) = (text::minute(scrub.ended as i64), text::size(scrub.bytes));
+        let (blobs, damaged) = (text::count(scrub.blobs, "blob"), scrub.damaged.len());
+        out.push_str(&format!("last scrub {ended}: {blobs} verified, {bytes}, {damaged} damaged\n"));
+    }
     out
 }
 
@@ -247,7 +252,7 @@ mod tests {
     use bdnfs::engine::Usage;
 
     use super::*;
-    use bdnfs_agent::api::cache::{SnapshotUsage, TenantUsage};
+    use bdnfs_agent::api::cache::{ScrubPass, SnapshotUsage, TenantUsage};
 
     #[test]
     fn summary_is_a_table_with_totals() {
@@ -270,12 +275,14 @@ mod tests {
             usage: Usage::default(),
             tenants: vec![tenant.clone()],
             snapshots: vec![line, other],
+            last_scrub: Some(ScrubPass { blobs: 2, bytes: 5000, ..ScrubPass::default() }),
         };
         let text = "\
 SOURCE    SNAPSHOT        SIZE   LOCAL    FILES  LAST USED         IN USE BY
 s3://b/p  0123456789ab  4.0 kB  1.0 kB  3 of 12  1970-01-01 00:00  /mnt/p, pinned
 s3://b/p  0123456789ab  4.0 kB  1.0 kB  3 of 12  -                 -
 1.0 kB used, 0 B of it by no listed snapshot
+last scrub 1970-01-01 00:00: 2 blobs verified, 5.0 kB, 0 damaged
 ";
         assert_eq!(format_summary(&whole), text);
         let bob = TenantUsage { tenant: "bob".into(), quota: Some(5000), ..tenant.clone() };

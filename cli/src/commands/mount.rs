@@ -61,6 +61,9 @@ pub struct MountArgs {
     /// Stage: return when all data is local and verified
     #[arg(long)]
     pub wait: bool,
+    /// With --wait: also read and verify what was local before
+    #[arg(long, requires = "wait")]
+    verify: bool,
     /// Allow other users to access the mount
     #[arg(long)]
     allow_other: bool,
@@ -293,7 +296,7 @@ impl MountSession {
         if self.args.wait {
             // All are staged at once; their progress is shown one after the other.
             for mounted in &mounted[1..] {
-                self.client.stage(mounted.id).await?;
+                self.client.stage(mounted.id, self.args.verify).await?;
             }
             for mounted in mounted {
                 self.stage(mounted).await?;
@@ -305,7 +308,7 @@ impl MountSession {
 
     async fn stage(&self, mounted: &MountInfo) -> Result<()> {
         let start = Instant::now();
-        let staging = match progress::stage(&self.client, mounted.id).await {
+        let staging = match progress::stage(&self.client, mounted.id, self.args.verify).await {
             Ok(staging) => staging,
             Err(error) if error.is_gone() || error.is(Kind::NotFound) => {
                 bail!("{} was unmounted before it was staged", mounted.mountpoint.display());

@@ -94,7 +94,8 @@ fn run(args: MountArgs, verbose: u8) -> Result<()> {
         return mount::run(args, verbose);
     };
     if args.wait {
-        let staged = runtime::block_on(async { anyhow::Ok(progress::stage(&client, mounted.id).await?) });
+        let staged =
+            runtime::block_on(async { anyhow::Ok(progress::stage(&client, mounted.id, false).await?) });
         staged.with_context(|| format!("cannot stage {}", mounted.source))?;
     }
     Ok(())

@@ -72,7 +72,7 @@ async fn mount(path: &Path, until: WaitCondition) -> Result<()> {
     if until == WaitCondition::Ended {
         return Ok(client.ended(id).await?);
     }
-    let mut staging = client.stage(id).await?;
+    let mut staging = client.stage(id, false).await?;
     loop {
         match staging.state {
             StageState::Running => staging = client.staging(id).await?,

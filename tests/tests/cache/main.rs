@@ -7,3 +7,4 @@ mod disk_full;
 mod lazy;
 mod planted;
 mod power_loss;
+mod scrub;

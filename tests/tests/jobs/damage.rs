@@ -1,11 +1,13 @@
 //! Jobs whose mirror is damaged.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 use bdnfs_tests::hub::HubServer;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::rot::{flip_byte, largest_file};
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::content;
 use rustix::io::Errno;
@@ -29,7 +31,7 @@ impl DamagedMirror {
         let mirror = env.bucket().with_file_name("mirror");
         fs::create_dir(&mirror).unwrap();
         machine.run(&["mirror", "add", "hf://o/r@main", "--mirror", "s3://mirror"]).succeeds();
-        let blob = largest(&mirror);
+        let blob = largest_file(&mirror);
         let mut bytes = fs::read(&blob).unwrap();
         bytes[MIB + 7] ^= 1;
         fs::write(&blob, bytes).unwrap();
@@ -37,16 +39,6 @@ impl DamagedMirror {
         let spec = spec(&machine, "job.toml", &text);
         Self { machine, hub, spec, _env: env }
     }
-}
-
-/// The largest file below `directory`.
-fn largest(directory: &Path) -> PathBuf {
-    let below = |entry: fs::DirEntry| match entry.file_type().unwrap().is_dir() {
-        true => largest(&entry.path()),
-        false => entry.path(),
-    };
-    let files = fs::read_dir(directory).unwrap().map(|entry| below(entry.unwrap()));
-    files.max_by_key(|path| path.metadata().map_or(0, |meta| meta.len())).unwrap_or_default()
 }
 
 #[test]
@@ -75,5 +67,31 @@ fn job_with_damaged_mirror_and_healthy_origin_runs_and_repairs_it() {
     eventually("the mirror is repaired", || {
         machine.run(&["mirror", "verify", "--deep", "--mirror", "s3://mirror"]).code == Some(0)
     });
+    drop(agent);
+}
+
+#[test]
+fn job_with_rotten_cache_is_told_before_it_completes() {
+    let env = TestEnv::new();
+    env.put("weights", 17 * MIB);
+    let agent = env.machine.agent("");
+    let job_spec = toml(&[("s3://bucket", "/m")], &["true"]);
+    let job_spec = spec(&env.machine, "job.toml", &job_spec);
+    let run = |expected: usize| {
+        let id = submitted(&env.machine, &[text(&job_spec), "--no-mirror"]);
+        job(&env.machine, &["wait", &id, "--timeout", "60s"]).succeeds();
+        let told: Value =
+            serde_json::from_str(&job(&env.machine, &["show", &id, "--json"]).succeeds()).unwrap();
+        let damaged = events(&told).iter().filter(|event| event.starts_with("damaged in the cache")).count();
+        assert_eq!(damaged, expected, "{told}");
+    };
+    run(0);
+    let blob = largest_file(&env.machine.cache().join("tenants"));
+    flip_byte(&blob, MIB as u64);
+    run(0);
+    // As if it had been verified long ago.
+    fs::File::open(&blob).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    run(1);
+    run(0);
     drop(agent);
 }

@@ -50,9 +50,19 @@ async fn ended(State(agent): State<Arc<Agent>>, id: IdPath) -> Answer<()> {
     agent.mounts().ended(id).await.map(Json)
 }
 
-async fn stage(State(agent): State<Arc<Agent>>, id: IdPath) -> Answer<StageStatus> {
-    let Path(id) = id?;
-    agent.mounts().stage(id).await.map(Json)
+#[derive(Deserialize)]
+struct StageQuery {
+    #[serde(default)]
+    verify: bool,
+}
+
+async fn stage(
+    State(agent): State<Arc<Agent>>,
+    id: IdPath,
+    query: Result<Query<StageQuery>, QueryRejection>,
+) -> Answer<StageStatus> {
+    let (Path(id), Query(query)) = (id?, query?);
+    agent.mounts().stage(id, query.verify).await.map(Json)
 }
 
 async fn staging(State(agent): State<Arc<Agent>>, id: IdPath) -> Answer<StageStatus> {

@@ -43,6 +43,8 @@ pub struct ConfigFile {
     secrets: Vec<PathBuf>,
     /// How long mounts wait for the next agent (`hold`).
     hold: Option<String>,
+    /// How often all cached data is verified (`scrub_interval`).
+    scrub_interval: Option<String>,
     /// The default mirror of mounts.
     mirror: Option<MirrorSection>,
     /// The cluster of this node.
@@ -146,8 +148,9 @@ impl ConfigFile {
         let cluster =
             self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), tenants.into_iter().collect()));
         let cluster = cluster.transpose().context("cluster")?;
-        let hold = self.hold.map(|text| text::parse_duration(&text)).transpose();
-        let hold = hold.map_err(|e| anyhow::anyhow!("hold: {e}"))?.unwrap_or(DEFAULT_HOLD);
+        let hold = duration("hold", self.hold)?.unwrap_or(DEFAULT_HOLD);
+        cache.scrub_interval =
+            duration("scrub_interval", self.scrub_interval)?.unwrap_or(cache.scrub_interval);
         Ok(AgentConfig {
             hold,
             cache,
@@ -160,6 +163,10 @@ impl ConfigFile {
             metrics_listen: self.telemetry.listen,
         })
     }
+}
+
+fn duration(key: &str, text: Option<String>) -> Result<Option<Duration>> {
+    text.map(|text| text::parse_duration(&text).map_err(|e| anyhow::anyhow!("{key}: {e}"))).transpose()
 }
 
 impl MirrorSection {
@@ -210,6 +217,7 @@ mod tests {
             ("tenant = \"a/b\"", "a/b"),
             ("[cluster]\ninsecure = true", "cluster: a cluster needs a mirror"),
             ("hold = \"soon\"", "hold: "),
+            ("scrub_interval = \"often\"", "scrub_interval: "),
         ] {
             let error = crate::text::line(&setup(text).expect_err(text));
             assert!(error.contains(message), "{error}");

@@ -1,0 +1,235 @@
+//! The scrubber: verifies what lies in the cache again and again, on a thread that gives way to all others.
+//!
+//! Each file tells when it was last verified ([`verification_time`]), so the next agent goes on where this one ends.
+
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use bdnfs::cache::directory::CacheDirectory;
+use bdnfs::cache::scrub::{self, ScrubPace};
+use bdnfs::cache::verification_time;
+use bdnfs::engine::Engine;
+use bdnfs::error::{Kind, Result};
+use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
+use parking_lot::Mutex;
+use rustix::fs::OFlags;
+
+use crate::api::cache::ScrubPass;
+use crate::context::Context;
+use crate::runtime;
+
+/// How often all that the cache holds is verified, by default.
+pub const DEFAULT_SCRUB_INTERVAL: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The file in the cache that tells of the last pass, and its directory.
+const STATE_FILE: &str = "scrub";
+const STATE_DIRECTORY: &str = "state";
+/// How many bytes are read in a second: a few percent of what an NVMe disk reads, and 160 TB in thirty days.
+const BYTES_PER_SECOND: u64 = 64 << 20;
+/// How often in an interval the cache is looked through for what is due.
+const LOOKS_PER_INTERVAL: u32 = 30;
+/// How long after a start the first look is: an agent that starts has better things to do.
+const START_DELAY: Duration = Duration::from_secs(60);
+
+/// The scrubber of an agent. It ends when this is [stopped](Self::stop), or dropped.
+#[derive(Debug)]
+pub struct Scrubber {
+    stats: Arc<ScrubStats>,
+    stop: Mutex<Option<Sender<()>>>,
+}
+
+/// What a scrubber has done since it was started.
+#[derive(Debug)]
+struct ScrubStats {
+    directory: CacheDirectory,
+    blobs: AtomicU64,
+    bytes: AtomicU64,
+    damaged: AtomicU64,
+    last: Mutex<Option<ScrubPass>>,
+}
+
+/// Counts of a scrubber.
+#[derive(Clone, Debug, Default)]
+pub struct ScrubCounts {
+    /// Blobs that were read.
+    pub blobs: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Blobs that were damaged.
+    pub damaged: u64,
+    /// The last pass that read something.
+    pub last: Option<ScrubPass>,
+}
+
+impl Scrubber {
+    /// Starts to verify everything in the cache of `engine` once in each `interval`; never where that is 0.
+    ///
+    /// # Errors
+    /// Those of [`CacheDirectory::open`]; [`Kind::Disk`] where there is no thread for it.
+    pub fn start(engine: &Engine, interval: Duration) -> Result<Self> {
+        let (stop, stopped) = channel::bounded(0);
+        let root = engine.cache().root();
+        let stats = Arc::new(ScrubStats {
+            directory: CacheDirectory::open(root)?,
+            blobs: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            damaged: AtomicU64::new(0),
+            last: Mutex::new(last_pass(root)),
+        });
+        if !interval.is_zero() {
+            let (engine, counted) = (engine.clone(), Arc::clone(&stats));
+            let serve = move || serve(&engine, interval, &counted, &stopped);
+            let thread = thread::Builder::new().name("bdnfs-scrub".to_owned());
+            thread.spawn(serve).context("cannot start a thread")?;
+        }
+        Ok(Self { stats, stop: Mutex::new(Some(stop)) })
+    }
+
+    /// Has it end after the block that it reads.
+    pub fn stop(&self) {
+        self.stop.lock().take();
+    }
+
+    /// What it has done.
+    pub fn counts(&self) -> ScrubCounts {
+        let ScrubStats { blobs, bytes, damaged, last, .. } = &*self.stats;
+        let (blobs, bytes, damaged) = (blobs.load(Relaxed), bytes.load(Relaxed), damaged.load(Relaxed));
+        ScrubCounts { blobs, bytes, damaged, last: last.lock().clone() }
+    }
+}
+
+/// The last pass over the cache in the directory `root`, of whichever agent.
+pub fn last_pass(root: &Path) -> Option<ScrubPass> {
+    let path = Path::new(STATE_DIRECTORY).join(STATE_FILE);
+    serde_json::from_reader(CacheDirectory::open(root).ok()?.file(path, OFlags::RDONLY).ok()?).ok()
+}
+
+/// The times that are no longer ago than `interval`, in seconds since 1970; all where it is 0. One that is far ahead is that of
+/// a clock that was wrong.
+pub fn recent(interval: Duration) -> RangeInclusive<i64> {
+    if interval.is_zero() {
+        return i64::MIN..=i64::MAX;
+    }
+    let (now, seconds) = (verification_time::seconds(SystemTime::now()), interval.as_secs() as i64);
+    now.saturating_sub(seconds)..=now.saturating_add(seconds)
+}
+
+fn serve(engine: &Engine, interval: Duration, stats: &ScrubStats, stopped: &Receiver<()>) {
+    runtime::lower_priority();
+    // True when it was not stopped meanwhile.
+    let wait = |time| stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
+    let pause = interval / LOOKS_PER_INTERVAL;
+    let mut goes_on = wait(pause.min(START_DELAY));
+    while goes_on {
+        let (start, read) = (Instant::now(), AtomicU64::new(0));
+        let pace = |bytes| {
+            let read = read.fetch_add(bytes, Relaxed) + bytes;
+            wait(
+                Duration::from_secs_f64(read as f64 / BYTES_PER_SECOND as f64)
+                    .saturating_sub(start.elapsed()),
+            )
+        };
+        if let Err(error) = scrub_due(engine, interval, stats, &pace)
+            && error.kind() != Kind::Interrupted
+        {
+            tracing::warn!("cannot scrub the cache: {error}");
+        }
+        goes_on = wait(pause);
+    }
+}
+
+/// Verifies what was not verified within the `interval`, what is due for longest first.
+fn scrub_due(engine: &Engine, interval: Duration, stats: &ScrubStats, pace: ScrubPace<'_>) -> Result<()> {
+    let (node, period) = (engine.cache(), recent(interval));
+    let mut pass = ScrubPass::default();
+    for partition in node.partitions() {
+        let cache = node.tenant(partition.layout.tenant())?;
+        let mut due = partition.scan();
+        due.retain(|found| found.is_due(&period));
+        due.sort_by_key(|found| found.verified_at);
+        for found in due {
+            let totals = scrub::verify(&cache, std::slice::from_ref(&found), pace)?;
+            stats.blobs.fetch_add(totals.blobs, Relaxed);
+            stats.bytes.fetch_add(totals.bytes, Relaxed);
+            stats.damaged.fetch_add(totals.damaged.len() as u64, Relaxed);
+            pass.blobs += totals.blobs;
+            pass.bytes += totals.bytes;
+            for damaged in totals.damaged {
+                tracing::warn!("the scrubber found damaged data in the cache and removed it: {damaged}");
+                pass.damaged.push(damaged);
+            }
+        }
+    }
+    if pass.blobs > 0 {
+        pass.ended = verification_time::seconds(SystemTime::now()).unsigned_abs();
+        let text = serde_json::to_vec(&pass).context("cannot write the last scrub")?;
+        let write = || {
+            let directory = stats.directory.subdirectory(STATE_DIRECTORY)?;
+            directory.file(STATE_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?.write_all(&text)
+        };
+        write().context("cannot write the last scrub")?;
+        *stats.last.lock() = Some(pass);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use bdnfs::blob::Key;
+    use bdnfs::block::Arrival;
+    use bdnfs::cache::{Cache, Limits};
+    use bdnfs::engine::Config;
+
+    use super::*;
+
+    const LONG_AGO: SystemTime = SystemTime::UNIX_EPOCH;
+
+    /// Puts a blob of one block into `cache`, and returns its file.
+    fn put(cache: &Cache, number: u8) -> std::fs::File {
+        let bytes = vec![number; 1000];
+        let part = cache.begin(&Key::origin("test://", b"file", &[number]), 1000).expect("a part");
+        part.put(&Arrival { size: 1000, index: 0, bytes: bytes.into() }.verify(None).expect("a block"))
+            .expect("room");
+        let (done, whole) = channel::bounded(1);
+        cache.committer().commit(part, move |file| done.send(file).expect("the test waits"));
+        whole.recv().expect("an answer").expect("a file")
+    }
+
+    #[test]
+    fn scrub_cut_short_goes_on_where_it_ended() {
+        let home = tempfile::tempdir().expect("a directory");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let config = Config {
+            cache: home.path().into(),
+            tenant: "test".into(),
+            limits: Limits { capacity: None, reserve: 0 },
+            quotas: Default::default(),
+            memory: 1 << 20,
+            now: SystemTime::now,
+        };
+        let engine = Engine::open(&config, runtime.handle().clone()).expect("an engine");
+        let cache = engine.cache().tenant("test").expect("a tenant");
+        let scrubber = Scrubber::start(&engine, Duration::ZERO).expect("it is off");
+        let scrub = |pace: ScrubPace<'_>| {
+            let read = scrubber.counts().blobs;
+            let outcome = scrub_due(&engine, DEFAULT_SCRUB_INTERVAL, &scrubber.stats, pace);
+            (scrubber.counts().blobs - read, outcome.err().map(|error| error.kind()))
+        };
+        let files = [1, 2, 3].map(|number| put(&cache, number));
+        assert_eq!(scrub(&|_| true), (0, None), "all was verified when it came");
+        files.iter().for_each(|file| verification_time::mark(file, LONG_AGO));
+        let calls = AtomicU64::new(0);
+        assert_eq!(scrub(&|_| calls.fetch_add(1, Relaxed) == 0), (1, Some(Kind::Interrupted)));
+        assert_eq!(scrubber.counts().last, None);
+        assert_eq!(scrub(&|_| true), (2, None));
+        assert_eq!(scrub(&|_| true), (0, None));
+        assert_eq!(last_pass(home.path()).map(|pass| (pass.blobs, pass.damaged)), Some((2, Vec::new())));
+        // What somebody writes is due, whenever it was verified.
+        files[0].set_modified(SystemTime::now() + Duration::from_nanos(1)).expect("a time");
+        assert_eq!(scrub(&|_| true), (1, None));
+    }
+}

@@ -1,0 +1,73 @@
+//! The audit of a job: what it reads and was not verified lately is verified beside its commands.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use bdnfs::error::Result;
+use bdnfs::snapshot::Snapshot;
+use bdnfs::stage::audit::audit;
+use tokio::sync::oneshot;
+
+use super::job::Job;
+use super::run::JobRun;
+use crate::cache::scrubber::recent;
+use crate::context::Context;
+use crate::runtime;
+
+/// An audit under way. Dropped, it is given up.
+#[derive(Debug)]
+pub struct JobAudit {
+    given_up: Arc<AtomicBool>,
+    /// What was damaged.
+    outcome: oneshot::Receiver<Result<Vec<String>>>,
+}
+
+impl Drop for JobAudit {
+    fn drop(&mut self) {
+        self.given_up.store(true, Relaxed);
+    }
+}
+
+impl JobAudit {
+    /// Starts to verify the sources of a job, all of which are mounted and local.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where there is no thread for it.
+    pub fn start(run: &JobRun) -> Result<Self> {
+        let (queue, job) = (&run.queue, &run.job);
+        let numbers = 0..job.request().weights.len();
+        let mounts = numbers.filter_map(|number| queue.mounts.at(&job.mountpoint(number)));
+        let snapshots: Vec<Weak<Snapshot>> = mounts.map(|mount| Arc::downgrade(mount.snapshot())).collect();
+        let (given_up, period) = (Arc::<AtomicBool>::default(), recent(queue.scrub_interval));
+        let (sender, outcome) = oneshot::channel();
+        let cancelled = Arc::clone(&given_up);
+        let verify = move || {
+            runtime::lower_priority();
+            let all =
+                snapshots.iter().map(|snapshot| audit(snapshot, &period, &|_| !cancelled.load(Relaxed)));
+            let damaged = all.map(|totals| totals.map(|totals| totals.damaged));
+            // Nobody waits where it was given up.
+            let _ = sender.send(damaged.collect::<Result<Vec<_>>>().map(|damaged| damaged.concat()));
+        };
+        thread::Builder::new()
+            .name("bdnfs-audit".to_owned())
+            .spawn(verify)
+            .context("cannot start a thread")?;
+        Ok(Self { given_up, outcome })
+    }
+
+    /// Waits until all is verified, and tells `job` what was not right.
+    pub async fn finish(mut self, job: &Job) {
+        match (&mut self.outcome).await {
+            Ok(Ok(damaged)) => damaged.iter().for_each(|damaged| {
+                job.note(format!(
+                    "damaged in the cache, removed and fetched again; its commands may have read it: {damaged}"
+                ));
+            }),
+            Ok(Err(error)) => job.note(format!("not all that it read could be verified again: {error}")),
+            // Its thread panicked, which was logged.
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Rot at rest: what is read again and again, or before a stage ends, is found, named and repaired.
+
+use std::fs;
+
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::rot::{flip_byte, largest_file};
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::assert_same;
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn scrubber_with_rot_at_rest_repairs_a_mounted_file() {
+    let env = TestEnv::new();
+    let bytes = env.put("model", 17 * MIB + 9);
+    let agent = env.machine.agent("scrub_interval = \"2s\"");
+    let model = env.machine.mount_with("s3://bucket", "mnt", &["--wait"]).join("model");
+    flip_byte(&largest_file(&env.machine.cache().join("tenants")), MIB as u64 + 5);
+    assert_ne!(fs::read(&model).unwrap(), bytes, "the kernel reads what lies on the disk");
+    eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
+    assert!(
+        agent.get("/metrics").body.contains("bdnfs_scrub_damaged_total 1"),
+        "{}",
+        agent.get("/metrics").body
+    );
+    assert!(
+        agent.log().contains("found damaged data in the cache and removed it: s3://bucket"),
+        "{}",
+        agent.log()
+    );
+    let cache = env.machine.cache().to_str().unwrap();
+    // The pass that found it may not be over.
+    eventually("the scrub is told", || {
+        let told = env.machine.run(&["cache", "summarize", "--cache-dir", cache]).succeeds();
+        told.contains("last scrub 20")
+    });
+    drop(agent);
+}
+
+#[test]
+fn mount_wait_verify_on_rotten_blob_fetches_it_again() {
+    for size in [17 * MIB, 2 * MIB] {
+        let env = TestEnv::new();
+        let bytes = env.put("model", size);
+        let point = env.machine.mount_with("s3://bucket", "mnt", &["--wait", "--verify"]);
+        flip_byte(&largest_file(&env.machine.cache().join("tenants")), MIB as u64 + 5);
+        let second = env.machine.mount_with("s3://bucket", "second", &["--wait", "--verify"]);
+        assert_same(&bytes, &fs::read(second.join("model")).unwrap(), "what was verified");
+        eventually("the first mount reads anew", || {
+            fs::read(point.join("model")).is_ok_and(|read| read == bytes)
+        });
+    }
+}
