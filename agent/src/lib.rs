@@ -76,4 +76,4 @@ pub mod text;
 
 pub use agent::AgentConfig;
 pub use cluster::ClusterConfig;
-pub use server::AgentServer;
+pub use server::{AgentServer, ControlSocket};

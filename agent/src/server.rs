@@ -30,7 +30,7 @@ use crate::context::Context;
 use crate::fdstore::{FdStore, StoredMount};
 use crate::lifecycle::KeepAlive;
 use crate::signals::{self, Shutdown};
-use socket::ControlSocket;
+pub use socket::ControlSocket;
 
 /// An agent that has its cache and listens.
 #[derive(Debug)]

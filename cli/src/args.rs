@@ -6,7 +6,7 @@ use bdnfs_agent::{fdstore, jobs::supervisor};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    agent, bench, cache, check, cluster, daemon, job, ls, mirror, mount, status, top, umount, wait,
+    agent, bench, cache, check, cluster, csi, daemon, job, ls, mirror, mount, status, top, umount, wait,
 };
 use crate::log;
 
@@ -48,6 +48,8 @@ enum Command {
     Cache(cache::CacheCommandArgs),
     /// Run the agent of this node, which owns its cache, mounts and jobs
     Agent(agent::AgentCommandArgs),
+    /// Run the driver for Kubernetes (CSI), a client of this node's agent
+    Csi(csi::CsiArgs),
     /// Benchmark bdnfs on this machine against other ways to read the same data
     Bench(bench::BenchArgs),
     /// Run an on-demand agent, which exits with its last mount; `bdnfs mount` starts it
@@ -71,7 +73,7 @@ impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let is_service = match &self.command {
-            Command::Daemon(_) | Command::Agent(_) | Command::Hold => true,
+            Command::Daemon(_) | Command::Agent(_) | Command::Csi(_) | Command::Hold => true,
             Command::Mount(mount) => mount.is_foreground(),
             _ => false,
         };
@@ -101,6 +103,7 @@ impl Cli {
             Command::Cluster(args) => cluster::run(&args),
             Command::Cache(args) => cache::run(&args),
             Command::Agent(args) => agent::run(&args, config),
+            Command::Csi(args) => csi::run(args),
             Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
             Command::Hold => Ok(fdstore::process::run()?),

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod cache;
 pub mod check;
 pub mod cluster;
+pub mod csi;
 pub mod daemon;
 pub mod job;
 pub mod ls;

@@ -1,0 +1,86 @@
+//! `bdnfs csi`: the driver for Kubernetes, a client of the node's agent.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use bdnfs_agent::api::client::Client;
+use bdnfs_agent::api::socket;
+use bdnfs_agent::signals;
+use bdnfs_csi::{DRIVER_NAME, NodeDriver, TrustPolicy, serve_controller, serve_node};
+
+use crate::runtime;
+
+/// The arguments of `bdnfs csi`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CsiArgs {
+    /// Socket of the driver
+    #[arg(long, value_name = "PATH", default_value = "/csi/csi.sock")]
+    endpoint: PathBuf,
+    /// Socket in the kubelet's directory plugins_registry, which registers the driver. Default: a sidecar does
+    #[arg(long, value_name = "PATH", requires = "kubelet_endpoint")]
+    registration: Option<PathBuf>,
+    /// Path that the socket of the driver has for the kubelet
+    #[arg(long, value_name = "PATH")]
+    kubelet_endpoint: Option<PathBuf>,
+    /// Name of the node
+    #[arg(long, value_name = "NAME", required_unless_present = "controller")]
+    node_id: Option<String>,
+    /// Serve the controller, which makes volumes of StorageClasses, instead of a node
+    #[arg(long, conflicts_with_all = ["registration", "node_id", "socket", "tenants", "trust_unmarked"])]
+    controller: bool,
+    /// Control socket of the agent. Default: /run/bdnfs/agent.sock for root
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Tenant of a namespace; repeatable. Default: the namespace's name
+    #[arg(long = "tenant", value_name = "NAMESPACE=TENANT", value_parser = tenant)]
+    tenants: Vec<(String, String)>,
+    /// Trust volumes that are marked neither as persistent nor as inline: outside Kubernetes, where only
+    /// administrators write volumes
+    #[arg(long)]
+    trust_unmarked: bool,
+    /// Name of the driver
+    #[arg(long, value_name = "NAME", default_value = DRIVER_NAME)]
+    driver_name: String,
+}
+
+const EXAMPLES: &str = "Examples:
+  bdnfs csi --node-id node-1 --registration /registration/csi.bdnfs.io-reg.sock \\
+    --kubelet-endpoint /var/lib/kubelet/plugins/csi.bdnfs.io/csi.sock
+  bdnfs csi --controller";
+
+/// Serves until it is told to stop.
+pub fn run(args: CsiArgs) -> Result<()> {
+    runtime::block_on(async {
+        let end = signals::termination();
+        let end = async move {
+            // A process that can't hear signals is ended by them.
+            if end.await.is_err() {
+                std::future::pending().await
+            }
+        };
+        if args.controller {
+            return Ok(serve_controller(args.driver_name, &args.endpoint, end).await?);
+        }
+        let agent =
+            args.socket.or_else(socket::well_known).context("there is no agent; name its --socket")?;
+        let driver = NodeDriver {
+            name: args.driver_name,
+            node_id: args.node_id.unwrap_or_default(),
+            endpoint: args.endpoint,
+            registration: args.registration.zip(args.kubelet_endpoint),
+            agent: Client::new(agent),
+            policy: TrustPolicy {
+                trust_unmarked: args.trust_unmarked,
+                tenants: args.tenants.into_iter().collect(),
+            },
+        };
+        Ok(serve_node(driver, end).await?)
+    })
+}
+
+fn tenant(text: &str) -> Result<(String, String), String> {
+    let (namespace, tenant) = text.split_once('=').ok_or("expected NAMESPACE=TENANT")?;
+    bdnfs::source::tenant::check(tenant).map_err(|error| error.to_string())?;
+    Ok((namespace.to_owned(), tenant.to_owned()))
+}

@@ -1,0 +1,323 @@
+//! What the author of a volume may ask for: its attributes, and the secret that comes with it.
+//!
+//! The author of a pod may choose what is read; where from, as whom and in whose name is chosen by an administrator, in a
+//! PersistentVolume or a StorageClass. A key that nobody knows is refused: it may be misspelt.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, Uri, tenant};
+use bdnfs_agent::api::MirrorRequest;
+use bdnfs_agent::api::publication::{PublicationRequest, Staging};
+use bdnfs_agent::cache::DEFAULT_TENANT;
+use tonic::Status;
+
+use crate::TrustPolicy;
+
+/// What the kubelet adds to the attributes of a volume, whose keys no author may use.
+const POD_INFO: &str = "csi.storage.k8s.io/";
+/// What provisioners add.
+const PROVISIONER_INFO: &str = "storage.kubernetes.io/";
+/// Attributes that only an administrator may set.
+const TRUSTED_KEYS: [&str; 9] =
+    ["endpoint", "region", "caFile", "allowHttp", "mirror", "tenant", "uid", "gid", "badNames"];
+/// How many digits a kubelet's id of an inline volume has behind `csi-`.
+const INLINE_ID_DIGITS: usize = 64;
+
+/// The attributes of a volume, not read yet.
+pub struct Attributes {
+    own: BTreeMap<String, String>,
+    pod: BTreeMap<String, String>,
+}
+
+impl Attributes {
+    /// Parts the author's attributes from the kubelet's.
+    pub fn new(context: HashMap<String, String>) -> Self {
+        let (mut own, mut pod) = (BTreeMap::new(), BTreeMap::new());
+        for (key, value) in context {
+            match key.strip_prefix(POD_INFO) {
+                Some(key) => drop(pod.insert(key.to_owned(), value)),
+                None if key.starts_with(PROVISIONER_INFO) => {}
+                None => drop(own.insert(key, value)),
+            }
+        }
+        Self { own, pod }
+    }
+
+    /// The request that they make, for the volume `id`.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`, and `PERMISSION_DENIED` for what only an administrator may set; both name the attribute.
+    pub fn request(
+        mut self,
+        id: &str,
+        secrets: HashMap<String, String>,
+        policy: &TrustPolicy,
+    ) -> Result<PublicationRequest, Status> {
+        let trusted = self.is_trusted(id, policy);
+        if let Some(key) = TRUSTED_KEYS.into_iter().find(|key| !trusted && self.own.contains_key(*key)) {
+            let text = format!(
+                "volume attribute {key}: only an administrator may set it, in a PersistentVolume or a StorageClass"
+            );
+            return Err(Status::permission_denied(text));
+        }
+        let source = Secret::new(self.own.remove("source").ok_or_else(|| invalid("source", "is missing"))?);
+        let uri: Uri = source.expose().parse().map_err(|e| invalid("source", &format!("{e}")))?;
+        let (allow, ignore) = (self.patterns("allow")?, self.patterns("ignore")?.unwrap_or_default());
+        Patterns::new(allow.as_deref().unwrap_or_default(), &ignore)
+            .map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let staging = match self.own.remove("staging").as_deref() {
+            None | Some("wait") => Staging::Wait,
+            Some("lazy") => Staging::Lazy,
+            Some(_) => return Err(invalid("staging", "expected wait or lazy")),
+        };
+        let auth = self.secret_key(&secrets)?;
+        let mut access = Access { auth, ..Access::default() };
+        self.service(&uri, !secrets.is_empty(), &mut access)?;
+        let tenant = self.tenant(policy)?;
+        let mirror = self.own.remove("mirror").map(|url| MirrorRequest {
+            url: Secret::new(url),
+            tenant: tenant.clone().unwrap_or_else(|| DEFAULT_TENANT.to_owned()),
+            access: Access::default(),
+        });
+        let (uid, gid) = (self.parse("uid")?, self.parse("gid")?);
+        let holder = self.pod();
+        if let Some(key) = self.own.keys().next() {
+            return Err(invalid(key, "there is no such attribute; see docs/kubernetes.md for all of them"));
+        }
+        Ok(PublicationRequest {
+            source,
+            allow,
+            ignore,
+            access,
+            secrets: secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect(),
+            mirror,
+            tenant,
+            uid,
+            gid,
+            target: None,
+            holder,
+            staging,
+            trusted,
+            keep: false,
+        })
+    }
+
+    /// Whether an administrator wrote them: the kubelet says that the volume is not inline. Where it says nothing, its author
+    /// may say it, so the id is looked at too: an inline volume's is the kubelet's own.
+    fn is_trusted(&self, id: &str, policy: &TrustPolicy) -> bool {
+        let is_digest =
+            |text: &str| text.len() == INLINE_ID_DIGITS && text.bytes().all(|b| b.is_ascii_hexdigit());
+        if id.strip_prefix("csi-").is_some_and(is_digest) {
+            return false;
+        }
+        self.pod.get("ephemeral").map_or(policy.trust_unmarked, |ephemeral| ephemeral == "false")
+    }
+
+    /// How the secret is found: by the key that is named, or as the only one.
+    fn secret_key(&mut self, secrets: &HashMap<String, String>) -> Result<Option<AuthMethod>, Status> {
+        let named = self.own.remove("secretKey");
+        let mut keys: Vec<_> = secrets.keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        match named {
+            Some(key) if secrets.contains_key(&key) => Ok(Some(AuthMethod::Secret { auth_secret_name: key })),
+            Some(key) if keys.is_empty() => Err(invalid(
+                "secretKey",
+                &format!("there is no secret with the key {key:?}: add a nodePublishSecretRef"),
+            )),
+            Some(key) => {
+                Err(invalid("secretKey", &format!("the secret has no key {key:?}, but {}", keys.join(", "))))
+            }
+            None if keys.len() > 1 => Err(invalid(
+                "secretKey",
+                &format!("the secret has several keys: name one of {}", keys.join(", ")),
+            )),
+            None => Ok(None),
+        }
+    }
+
+    /// What says how the service of `uri` is reached.
+    fn service(&mut self, uri: &Uri, has_secret: bool, access: &mut Access) -> Result<(), Status> {
+        access.allow_http = self.parse("allowHttp")?.unwrap_or(false);
+        access.escape = match self.own.remove("badNames").as_deref() {
+            None | Some("refuse") => false,
+            Some("escape") => true,
+            Some(_) => return Err(invalid("badNames", "expected refuse or escape")),
+        };
+        if let Some(path) = self.own.remove("caFile") {
+            let text = std::fs::read_to_string(PathBuf::from(&path))
+                .map_err(|e| invalid("caFile", &format!("cannot read {path}: {e}")))?;
+            access.authorities = Some(text);
+        }
+        let anonymous = self.parse("anonymous")?.unwrap_or(false);
+        if anonymous && has_secret {
+            return Err(invalid("anonymous", "does not go with a secret; remove one of them"));
+        }
+        let (endpoint, region) = (self.own.remove("endpoint"), self.own.remove("region"));
+        if region.is_some() && access.s3_mut(uri).is_none() {
+            return Err(invalid("region", &format!("does not go with {}://", uri.scheme())));
+        }
+        match uri {
+            Uri::Hf { .. } => access.hub = Some(HubAccess { endpoint, token: None }),
+            Uri::Gs { .. } => access.gcs = Some(GcsAccess { endpoint, anonymous, ..GcsAccess::default() }),
+            Uri::Azure { .. } => {
+                access.azure = Some(AzureAccess { endpoint, anonymous, ..AzureAccess::default() })
+            }
+            Uri::File(_) | Uri::Http(_) if endpoint.is_some() => {
+                return Err(invalid("endpoint", &format!("does not go with {}://", uri.scheme())));
+            }
+            uri => {
+                if let Some(s3) = access.s3_mut(uri) {
+                    (s3.endpoint, s3.region, s3.anonymous) = (endpoint, region, anonymous);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whose the data is: the namespace's, unless an administrator says otherwise.
+    fn tenant(&mut self, policy: &TrustPolicy) -> Result<Option<String>, Status> {
+        let of_namespace = self.pod.get("pod.namespace").map(|name| policy.tenants.get(name).unwrap_or(name));
+        let name = self.own.remove("tenant").or_else(|| of_namespace.cloned());
+        name.as_deref().map_or(Ok(()), tenant::check).map_err(|e| invalid("tenant", &e.to_string()))?;
+        Ok(name)
+    }
+
+    /// Whom the volume is for, where the kubelet says it.
+    fn pod(&self) -> Option<String> {
+        let (namespace, name) = (self.pod.get("pod.namespace")?, self.pod.get("pod.name")?);
+        Some(format!("pod {namespace}/{name}"))
+    }
+
+    fn patterns(&mut self, key: &str) -> Result<Option<Vec<String>>, Status> {
+        let parse = |text: String| serde_json::from_str(&text);
+        let expected = |_| invalid(key, r#"expected a JSON list of patterns, ["*.json"]"#);
+        self.own.remove(key).map(parse).transpose().map_err(expected)
+    }
+
+    fn parse<T: FromStr>(&mut self, key: &str) -> Result<Option<T>, Status> {
+        let text = self.own.remove(key);
+        text.map(|text| text.parse())
+            .transpose()
+            .map_err(|_| invalid(key, &format!("expected a {}", std::any::type_name::<T>())))
+    }
+}
+
+fn invalid(key: &str, why: &str) -> Status {
+    Status::invalid_argument(format!("volume attribute {key}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    const INLINE: (&str, &str) = ("csi.storage.k8s.io/ephemeral", "true");
+    const PERSISTENT: (&str, &str) = ("csi.storage.k8s.io/ephemeral", "false");
+    const SOURCE: (&str, &str) = ("source", "s3://b/p");
+
+    fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn request(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<PublicationRequest, Status> {
+        Attributes::new(map(pairs)).request("volume", map(secrets), &TrustPolicy::default())
+    }
+
+    #[test]
+    fn attributes_of_an_inline_volume_make_an_untrusted_request_of_its_namespace() {
+        let pod = [
+            ("csi.storage.k8s.io/pod.namespace", "team"),
+            ("csi.storage.k8s.io/pod.name", "llama-0"),
+            ("csi.storage.k8s.io/of.a.newer.kubelet", "x"),
+            ("storage.kubernetes.io/csiProvisionerIdentity", "x"),
+        ];
+        let own = [("allow", r#"["*.json"]"#), ("staging", "lazy"), ("anonymous", "true")];
+        let made = request(&[&pod[..], &own, &[INLINE, SOURCE]].concat(), &[]).expect("valid");
+        assert!(!made.trusted && made.staging == Staging::Lazy);
+        assert_eq!(
+            (made.tenant.as_deref(), made.holder.as_deref()),
+            (Some("team"), Some("pod team/llama-0"))
+        );
+        assert_eq!(made.allow, Some(vec!["*.json".to_owned()]));
+        assert!(made.access.s3.is_some_and(|s3| s3.anonymous));
+        let policy =
+            TrustPolicy { tenants: [("team".into(), "seven".into())].into(), ..TrustPolicy::default() };
+        let made = Attributes::new(map(&[pod[0], SOURCE])).request("v", map(&[]), &policy).expect("valid");
+        assert_eq!(made.tenant.as_deref(), Some("seven"));
+    }
+
+    #[test]
+    fn attribute_of_an_administrator_in_an_inline_volume_is_refused_by_name() {
+        for key in TRUSTED_KEYS {
+            for mark in [&[INLINE][..], &[]] {
+                let error = request(&[mark, &[SOURCE, (key, "1")]].concat(), &[]).expect_err(key);
+                assert!(error.code() == Code::PermissionDenied && error.message().contains(key), "{error}");
+            }
+        }
+        let admin = [
+            ("endpoint", "https://h"),
+            ("region", "eu"),
+            ("tenant", "a"),
+            ("uid", "7"),
+            ("allowHttp", "true"),
+        ];
+        let made = request(&[&[PERSISTENT, SOURCE][..], &admin].concat(), &[]).expect("valid");
+        assert!(
+            made.trusted
+                && made.uid == Some(7)
+                && made.access.allow_http
+                && made.tenant.as_deref() == Some("a")
+        );
+        assert_eq!(made.access.s3.and_then(|s3| s3.endpoint).as_deref(), Some("https://h"));
+    }
+
+    #[test]
+    fn inline_volume_that_calls_itself_persistent_is_not_trusted() {
+        let id = format!("csi-{}", "0a".repeat(32));
+        let policy = TrustPolicy { trust_unmarked: true, ..TrustPolicy::default() };
+        let made = |id: &str| Attributes::new(map(&[PERSISTENT, SOURCE])).request(id, map(&[]), &policy);
+        assert!(!made(&id).expect("valid").trusted && made("csi-llama").expect("valid").trusted);
+        let unmarked = Attributes::new(map(&[SOURCE])).request("v", map(&[]), &policy);
+        assert!(unmarked.expect("valid").trusted);
+    }
+
+    #[test]
+    fn invalid_attribute_is_refused_by_name_without_secrets() {
+        for (key, value) in [
+            ("cacheDir", "/"),
+            ("source", "ftp://h/x"),
+            ("allow", "*.json"),
+            ("ignore", r#""a""#),
+            ("staging", "soon"),
+            ("anonymous", "yes"),
+            ("secretKey", "b"),
+            ("uid", "root"),
+            ("badNames", "drop"),
+            ("tenant", "../x"),
+            ("caFile", "/nowhere"),
+        ] {
+            let mut pairs = vec![PERSISTENT, SOURCE];
+            pairs.retain(|(name, _)| *name != key);
+            let error = request(&[&pairs[..], &[(key, value)]].concat(), &[("a", "hush")]).expect_err(key);
+            assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+            assert!(!error.message().contains("hush") && !error.message().contains('\n'), "{error}");
+        }
+        assert!(request(&[], &[]).expect_err("no source").message().contains("source"));
+        let error = request(&[SOURCE], &[("b", "hush"), ("a", "hush")]).expect_err("which one");
+        assert!(error.message().ends_with("name one of a, b"), "{error}");
+        assert!(request(&[SOURCE, ("anonymous", "true")], &[("a", "hush")]).is_err());
+        assert!(request(&[PERSISTENT, ("source", "hf://o/m"), ("region", "eu")], &[]).is_err());
+    }
+
+    #[test]
+    fn secret_is_named_or_the_only_one() {
+        let only = request(&[SOURCE], &[("a", "hush")]).expect("valid");
+        assert!(only.access.auth.is_none() && only.secrets.len() == 1);
+        let named = request(&[SOURCE, ("secretKey", "b")], &[("a", "x"), ("b", "hush")]).expect("valid");
+        assert_eq!(named.access.auth.as_ref().and_then(AuthMethod::secret), Some("b"));
+        assert!(!format!("{named:?}").contains("hush"));
+    }
+}

@@ -1,0 +1,167 @@
+//! Volumes of a StorageClass. A volume is its parameters, so creating one keeps nothing and deleting one removes nothing.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bdnfs::digest::Digest;
+use tonic::{Request, Response, Status};
+
+use crate::TrustPolicy;
+use crate::attributes::Attributes;
+use crate::proto::csi;
+use crate::proto::csi::controller_server::Controller;
+use crate::proto::csi::controller_service_capability::{self, rpc};
+use crate::proto::csi::volume_capability::AccessType;
+
+/// How many hexadecimal digits of a digest stand in a volume's id.
+const ID_DIGITS: usize = 16;
+
+/// Makes volumes of parameters.
+pub struct ControllerService;
+
+/// The id of the volume `name` with these parameters.
+fn volume_id(name: &str, parameters: &HashMap<String, String>) -> String {
+    let sorted: BTreeMap<_, _> = parameters.iter().collect();
+    let mut digest = Digest::of(serde_json::json!(sorted).to_string().as_bytes()).to_string();
+    digest.truncate(ID_DIGITS);
+    format!("{name}-{digest}")
+}
+
+/// Refuses volumes that are no directories.
+fn check(capabilities: &[csi::VolumeCapability]) -> Result<(), Status> {
+    if capabilities.is_empty() {
+        return Err(Status::invalid_argument("volume_capabilities are missing"));
+    }
+    if capabilities.iter().any(|capability| !matches!(capability.access_type, Some(AccessType::Mount(_)))) {
+        return Err(Status::invalid_argument("volumes are directories: use volumeMode: Filesystem"));
+    }
+    Ok(())
+}
+
+#[tonic::async_trait]
+impl Controller for ControllerService {
+    async fn create_volume(
+        &self,
+        request: Request<csi::CreateVolumeRequest>,
+    ) -> Result<Response<csi::CreateVolumeResponse>, Status> {
+        let request = request.into_inner();
+        if request.name.is_empty() {
+            return Err(Status::invalid_argument("name is missing"));
+        }
+        check(&request.volume_capabilities)?;
+        if request.volume_content_source.is_some() {
+            return Err(Status::invalid_argument(
+                "a volume's content is its source: it can't be a copy of another",
+            ));
+        }
+        // An administrator wrote them. They are checked here, so that a claim that can't work says so at once.
+        let policy = TrustPolicy { trust_unmarked: true, ..TrustPolicy::default() };
+        let volume_id = volume_id(&request.name, &request.parameters);
+        let mut parameters = request.parameters.clone();
+        // What only a node has: the file, and the secret that the kubelet will bring.
+        parameters.remove("caFile");
+        let secret = parameters.get("secretKey").map(|key| (key.clone(), String::new()));
+        Attributes::new(parameters).request(&volume_id, secret.into_iter().collect(), &policy)?;
+        let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let volume = csi::Volume { capacity_bytes, volume_id, volume_context: request.parameters };
+        Ok(Response::new(csi::CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<csi::DeleteVolumeRequest>,
+    ) -> Result<Response<csi::DeleteVolumeResponse>, Status> {
+        if request.into_inner().volume_id.is_empty() {
+            return Err(Status::invalid_argument("volume_id is missing"));
+        }
+        Ok(Response::new(csi::DeleteVolumeResponse {}))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<csi::ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<csi::ValidateVolumeCapabilitiesResponse>, Status> {
+        let request = request.into_inner();
+        if request.volume_id.is_empty() {
+            return Err(Status::invalid_argument("volume_id is missing"));
+        }
+        check(&request.volume_capabilities)?;
+        // The id says which parameters its volume was made of.
+        let name = request.volume_id.rsplit_once('-').map_or("", |(name, _)| name);
+        if volume_id(name, &request.volume_context) != request.volume_id {
+            return Err(Status::not_found(format!("there is no volume {}", request.volume_id)));
+        }
+        let confirmed = csi::validate_volume_capabilities_response::Confirmed {
+            volume_context: request.volume_context,
+            volume_capabilities: request.volume_capabilities,
+            parameters: request.parameters,
+        };
+        Ok(Response::new(csi::ValidateVolumeCapabilitiesResponse {
+            confirmed: Some(confirmed),
+            ..Default::default()
+        }))
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<csi::ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<csi::ControllerGetCapabilitiesResponse>, Status> {
+        let capability = |kind: rpc::Type| {
+            let rpc = controller_service_capability::Rpc { r#type: kind.into() };
+            csi::ControllerServiceCapability { r#type: Some(controller_service_capability::Type::Rpc(rpc)) }
+        };
+        let capabilities =
+            [rpc::Type::CreateDeleteVolume, rpc::Type::SingleNodeMultiWriter].map(capability).into();
+        Ok(Response::new(csi::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    fn creation(parameters: &[(&str, &str)]) -> Request<csi::CreateVolumeRequest> {
+        let mount = AccessType::Mount(csi::volume_capability::MountVolume::default());
+        Request::new(csi::CreateVolumeRequest {
+            name: "pvc-1".into(),
+            volume_capabilities: vec![csi::VolumeCapability { access_type: Some(mount), access_mode: None }],
+            parameters: parameters.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+            ..Default::default()
+        })
+    }
+
+    #[tokio::test]
+    async fn volume_of_a_storage_class_is_its_parameters() {
+        let parameters = [
+            ("source", "s3://b/p"),
+            ("secretKey", "hf"),
+            ("endpoint", "https://h"),
+            ("caFile", "/on/a/node"),
+        ];
+        let made = async || {
+            let made = ControllerService.create_volume(creation(&parameters)).await.expect("valid");
+            made.into_inner().volume.expect("a volume")
+        };
+        let volume = made().await;
+        assert_eq!((volume.volume_context.len(), &volume.volume_id), (4, &made().await.volume_id));
+        let validate = async |volume_id: &str| {
+            let request = csi::ValidateVolumeCapabilitiesRequest {
+                volume_id: volume_id.to_owned(),
+                volume_context: volume.volume_context.clone(),
+                volume_capabilities: creation(&[]).into_inner().volume_capabilities,
+                ..Default::default()
+            };
+            ControllerService.validate_volume_capabilities(Request::new(request)).await
+        };
+        assert!(validate(&volume.volume_id).await.expect("known").into_inner().confirmed.is_some());
+        assert_eq!(validate("pvc-1").await.err().expect("unknown").code(), Code::NotFound);
+    }
+
+    #[tokio::test]
+    async fn storage_class_with_an_unknown_parameter_is_refused_by_name() {
+        let made =
+            ControllerService.create_volume(creation(&[("source", "s3://b/p"), ("cacheDir", "/")])).await;
+        assert!(made.err().expect("unknown").message().contains("cacheDir"));
+    }
+}

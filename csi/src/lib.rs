@@ -1,0 +1,129 @@
+//! The CSI driver of bdnfs: sources as volumes of Kubernetes, and of whatever else speaks CSI 1.11.
+//!
+//! ```text
+//!   kubelet ── GetInfo ──────────────> registration    which driver this is, and where it listens
+//!           ── Probe ────────────────> identity        ready when the agent is
+//!           ── NodePublishVolume ────> node ──────────> the agent: PUT /v1/publications/{key}
+//!                                      │ attributes     what the author of a volume may ask for
+//!                                      └ status_code    what a failure means to the kubelet
+//!   provisioner ── CreateVolume ─────> controller      for StorageClass; keeps nothing
+//! ```
+//!
+//! The driver has no privileges and keeps nothing: all work is the agent's, which goes on when a call is given up, and is joined
+//! when the kubelet calls again.
+
+mod attributes;
+mod controller;
+mod identity;
+mod node;
+#[expect(missing_docs, reason = "generated from the protocols, which describe it")]
+#[allow(clippy::all, clippy::unwrap_used)]
+pub mod proto {
+    //! The messages and services of the protocols. Messages carry secrets, so none can be printed.
+
+    /// The Container Storage Interface.
+    pub mod csi {
+        tonic::include_proto!("csi.v1");
+    }
+    /// How a plugin introduces itself to the kubelet.
+    pub mod pluginregistration {
+        tonic::include_proto!("pluginregistration");
+    }
+}
+mod registration;
+mod status_code;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use axum::Router;
+use bdnfs::error::{Error, Result};
+use bdnfs_agent::ControlSocket;
+use bdnfs_agent::api::client::Client;
+use tonic::service::Routes;
+
+use self::controller::ControllerService;
+use self::identity::IdentityService;
+use self::node::NodeService;
+use self::proto::csi::controller_server::ControllerServer;
+use self::proto::csi::identity_server::IdentityServer;
+use self::proto::csi::node_server::NodeServer;
+use self::proto::pluginregistration::registration_server::RegistrationServer;
+use self::registration::RegistrationService;
+
+/// The name of the driver, which volumes and the object `CSIDriver` refer to.
+pub const DRIVER_NAME: &str = "csi.bdnfs.io";
+
+/// Whom a driver trusts, and what namespaces are called in bdnfs.
+#[derive(Clone, Debug, Default)]
+pub struct TrustPolicy {
+    /// Whether a volume is trusted that nobody marked as persistent or inline: other orchestrators than Kubernetes don't.
+    pub trust_unmarked: bool,
+    /// The tenants of namespaces; the tenant of any other has the namespace's name.
+    pub tenants: BTreeMap<String, String>,
+}
+
+/// What a driver on a node is.
+#[derive(Debug)]
+pub struct NodeDriver {
+    /// Its name.
+    pub name: String,
+    /// The name of its node.
+    pub node_id: String,
+    /// Where it listens.
+    pub endpoint: PathBuf,
+    /// Where the kubelet finds out about it, and the path that `endpoint` has for the kubelet. `None`: a sidecar says it.
+    pub registration: Option<(PathBuf, PathBuf)>,
+    /// The agent, which does the work.
+    pub agent: Client,
+    /// Whom it trusts.
+    pub policy: TrustPolicy,
+}
+
+/// Serves a node's driver until `end` is there.
+///
+/// # Errors
+/// [`bdnfs::error::Kind::Disk`] where a socket can't be used; [`bdnfs::error::Kind::Refused`] where the kubelet does not register
+/// the driver.
+pub async fn serve_node(driver: NodeDriver, end: impl Future<Output = ()>) -> Result<()> {
+    let NodeDriver { name, node_id, endpoint, registration, agent, policy } = driver;
+    let identity = IdentityService::node(name.clone(), agent.clone());
+    let node = NodeService::new(agent, node_id, policy);
+    let routes = Routes::new(IdentityServer::new(identity)).add_service(NodeServer::new(node));
+    let driver = listen(&endpoint, routes.into_axum_router());
+    let registered = async {
+        let Some((socket, endpoint)) = registration else { return std::future::pending().await };
+        let (service, refused) = RegistrationService::new(name, endpoint);
+        let routes = Routes::new(RegistrationServer::new(service)).into_axum_router();
+        tokio::select! {
+            ended = listen(&socket, routes) => ended,
+            error = refused => Err(error),
+        }
+    };
+    tokio::select! {
+        ended = driver => ended,
+        ended = registered => ended,
+        // Calls under way are cut off: the kubelet repeats them, and the work goes on in the agent.
+        () = end => Ok(()),
+    }
+}
+
+/// Serves the controller at `endpoint`, which makes volumes of the parameters of a StorageClass, until `end` is there.
+///
+/// # Errors
+/// [`bdnfs::error::Kind::Disk`] where the socket can't be used.
+pub async fn serve_controller(name: String, endpoint: &Path, end: impl Future<Output = ()>) -> Result<()> {
+    let routes = Routes::new(IdentityServer::new(IdentityService::controller(name)))
+        .add_service(ControllerServer::new(ControllerService));
+    tokio::select! {
+        ended = listen(endpoint, routes.into_axum_router()) => ended,
+        () = end => Ok(()),
+    }
+}
+
+async fn listen(path: &Path, routes: Router) -> Result<()> {
+    let socket = ControlSocket::bind(path)?;
+    tracing::info!("listening at {}", path.display());
+    let served = socket.serve(routes, std::future::pending()).await;
+    served.map_err(|e| Error::disk(format!("cannot serve {}", path.display()), e))
+}

@@ -1,0 +1,291 @@
+//! Volumes on a node: the kubelet's calls, each of which becomes one of the agent's.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use bdnfs::error::Kind;
+use bdnfs_agent::api::client::{Client, ClientError};
+use bdnfs_agent::api::publication::{
+    PublicationRequest, PublicationState, PublicationStatus, publication_key,
+};
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status};
+
+use crate::TrustPolicy;
+use crate::attributes::Attributes;
+use crate::proto::csi;
+use crate::proto::csi::node_server::Node;
+use crate::proto::csi::node_service_capability::{self, rpc};
+use crate::proto::csi::volume_capability::{AccessType, access_mode::Mode};
+use crate::status_code;
+
+/// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
+const HOLD: Duration = Duration::from_secs(100);
+/// How long before its deadline a call is answered.
+const DEADLINE_MARGIN: Duration = Duration::from_secs(10);
+/// How soon an agent is asked again that was not there: it restarts in a second.
+const AGENT_RETRY: Duration = Duration::from_millis(250);
+/// How long after the hold an agent is stuck that has not answered.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The volumes of a node.
+pub struct NodeService {
+    agent: Client,
+    node_id: String,
+    policy: TrustPolicy,
+}
+
+impl NodeService {
+    /// The volumes of the node `node_id`, for which `agent` does the work.
+    pub fn new(agent: Client, node_id: String, policy: TrustPolicy) -> Self {
+        Self { agent, node_id, policy }
+    }
+
+    /// Asks the agent to publish until it has or `until` is there, also when it restarts meanwhile.
+    async fn publish(
+        &self,
+        key: &str,
+        request: &PublicationRequest,
+        until: Instant,
+    ) -> Result<PublicationStatus, ClientError> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let asked = tokio::time::timeout(left + AGENT_TIMEOUT, self.agent.publish(key, request, left));
+            match asked.await {
+                Ok(Err(error)) if error.is_gone() && left > AGENT_RETRY => {
+                    tokio::time::sleep(AGENT_RETRY).await
+                }
+                Ok(answer) => return answer,
+                Err(_) => return self.publication(key).await,
+            }
+        }
+    }
+
+    /// A publication as it is now.
+    async fn publication(&self, key: &str) -> Result<PublicationStatus, ClientError> {
+        self.agent.publication(key).await
+    }
+
+    async fn is_published(&self, key: &str) -> bool {
+        self.publication(key).await.is_ok_and(|status| status.state == PublicationState::Published)
+    }
+
+    /// Refuses a second target of the volume `id`.
+    async fn ensure_single(&self, id: &str, key: &str) -> Result<(), Status> {
+        let all = self.agent.publications().await.map_err(|e| status_code::status(&e, true))?;
+        let volume = volume_key(id);
+        match all.publications.iter().find(|other| other.key.starts_with(&volume) && other.key != key) {
+            Some(other) => {
+                let holder = other.holder.as_deref().unwrap_or("another pod");
+                Err(Status::failed_precondition(format!(
+                    "volume {id} is for one pod at a time and used by {holder}"
+                )))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the keys of all publications of a volume begin with.
+fn volume_key(id: &str) -> String {
+    publication_key("csi", id, None)
+}
+
+/// The key of a volume's publication at `target`.
+fn target_key(id: &str, target: &str) -> String {
+    publication_key(&volume_key(id), "", Some(Path::new(target)))
+}
+
+/// When a call is answered in any case. The kubelet waits longer after each error, so the later, the sooner a pod starts.
+fn hold(metadata: &MetadataMap) -> Duration {
+    let timeout = metadata.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
+    timeout.map_or(HOLD, |timeout| timeout.saturating_sub(DEADLINE_MARGIN).max(timeout / 2))
+}
+
+/// Reads a timeout as gRPC writes it: `120S`, `119999m`.
+fn parse_timeout(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let number = number.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(u64::checked_mul(number, 3600)?),
+        "M" => Duration::from_secs(u64::checked_mul(number, 60)?),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+/// A field that a request must have.
+fn required(name: &str, value: String) -> Result<String, Status> {
+    if value.is_empty() { Err(Status::invalid_argument(format!("{name} is missing"))) } else { Ok(value) }
+}
+
+/// The way a volume is to be used. Every access mode will do, since nobody writes.
+fn access_mode(capability: Option<&csi::VolumeCapability>) -> Result<Mode, Status> {
+    let capability = capability.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?;
+    match &capability.access_type {
+        Some(AccessType::Mount(_)) => {}
+        Some(AccessType::Block(_)) => {
+            return Err(Status::invalid_argument("volumes are directories: use volumeMode: Filesystem"));
+        }
+        None => return Err(Status::invalid_argument("volume_capability: the access type is missing")),
+    }
+    Ok(capability.access_mode.map_or(Mode::Unknown, |mode| mode.mode()))
+}
+
+#[tonic::async_trait]
+impl Node for NodeService {
+    async fn node_publish_volume(
+        &self,
+        request: Request<csi::NodePublishVolumeRequest>,
+    ) -> Result<Response<csi::NodePublishVolumeResponse>, Status> {
+        let until = Instant::now() + hold(request.metadata());
+        let csi::NodePublishVolumeRequest {
+            volume_id,
+            target_path,
+            volume_capability,
+            secrets,
+            volume_context,
+            ..
+        } = request.into_inner();
+        let (id, target) = (required("volume_id", volume_id)?, required("target_path", target_path)?);
+        let mode = access_mode(volume_capability.as_ref())?;
+        let (key, has_secret) = (target_key(&id, &target), !secrets.is_empty());
+        let published = Ok(Response::new(csi::NodePublishVolumeResponse {}));
+        let request = match request_of(&id, target, secrets, volume_context, &self.policy) {
+            Ok(request) => request,
+            // A volume in use is never taken away by an error, though the rules have changed since.
+            Err(refused) if self.is_published(&key).await => {
+                tracing::warn!("volume {id} stays published: {}", refused.message());
+                return published;
+            }
+            Err(refused) => return Err(refused),
+        };
+        if mode == Mode::SingleNodeSingleWriter {
+            self.ensure_single(&id, &key).await?;
+        }
+        let status =
+            self.publish(&key, &request, until).await.map_err(|e| status_code::status(&e, has_secret))?;
+        match (status.state, &status.failure) {
+            (PublicationState::Published, _) => published,
+            (PublicationState::Staging, _) => Err(Status::aborted(status.message)),
+            (PublicationState::Failed, Some(failure)) => {
+                Err(status_code::failure_status(failure, has_secret))
+            }
+            (PublicationState::Failed, None) => Err(Status::internal(status.message)),
+        }
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<csi::NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<csi::NodeUnpublishVolumeResponse>, Status> {
+        let until = Instant::now() + hold(request.metadata());
+        let csi::NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
+        let (id, target) = (required("volume_id", volume_id)?, required("target_path", target_path)?);
+        let key = target_key(&id, &target);
+        loop {
+            match self.agent.unpublish(&key).await {
+                Ok(()) => return Ok(Response::new(csi::NodeUnpublishVolumeResponse {})),
+                Err(error) if error.is_gone() && Instant::now() + AGENT_RETRY < until => {
+                    tokio::time::sleep(AGENT_RETRY).await;
+                }
+                Err(error) => return Err(status_code::status(&error, true)),
+            }
+        }
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<csi::NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<csi::NodeGetVolumeStatsResponse>, Status> {
+        let csi::NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
+        let (id, path) = (required("volume_id", volume_id)?, required("volume_path", volume_path)?);
+        // Answered by the agent from memory: nothing looks through a mount that may be dead.
+        let status = self.publication(&target_key(&id, &path)).await;
+        let status = status.map_err(|e| match e.is(Kind::NotFound) {
+            true => Status::not_found(format!("volume {id} is not published at {path}")),
+            false => status_code::status(&e, true),
+        })?;
+        let progress = status.progress.unwrap_or_default();
+        let usage = |unit: csi::volume_usage::Unit, used| {
+            let used = i64::try_from(used).unwrap_or(i64::MAX);
+            csi::VolumeUsage { available: 0, total: used, used, unit: unit.into() }
+        };
+        Ok(Response::new(csi::NodeGetVolumeStatsResponse {
+            usage: vec![
+                usage(csi::volume_usage::Unit::Bytes, progress.bytes),
+                usage(csi::volume_usage::Unit::Inodes, progress.files),
+            ],
+            volume_condition: Some(csi::VolumeCondition {
+                abnormal: status.abnormal,
+                message: status.message,
+            }),
+        }))
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<csi::NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<csi::NodeGetCapabilitiesResponse>, Status> {
+        let capability = |kind: rpc::Type| {
+            let rpc = node_service_capability::Rpc { r#type: kind.into() };
+            csi::NodeServiceCapability { r#type: Some(node_service_capability::Type::Rpc(rpc)) }
+        };
+        // Not STAGE_UNSTAGE_VOLUME: inline volumes are never staged, and the two calls race in the kubelet.
+        let kinds = [rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::SingleNodeMultiWriter];
+        let capabilities = kinds.into_iter().map(capability).collect();
+        Ok(Response::new(csi::NodeGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn node_get_info(
+        &self,
+        _: Request<csi::NodeGetInfoRequest>,
+    ) -> Result<Response<csi::NodeGetInfoResponse>, Status> {
+        let node_id = self.node_id.clone();
+        Ok(Response::new(csi::NodeGetInfoResponse { node_id, ..Default::default() }))
+    }
+}
+
+/// What is asked of the agent.
+fn request_of(
+    id: &str,
+    target: String,
+    secrets: HashMap<String, String>,
+    context: HashMap<String, String>,
+    policy: &TrustPolicy,
+) -> Result<PublicationRequest, Status> {
+    let request = Attributes::new(context).request(id, secrets, policy)?;
+    Ok(PublicationRequest { target: Some(target.into()), ..request })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_is_held_until_shortly_before_its_deadline() {
+        let held = |timeout: &'static str| {
+            let mut metadata = MetadataMap::new();
+            metadata.insert("grpc-timeout", timeout.parse().expect("text"));
+            hold(&metadata)
+        };
+        assert_eq!(hold(&MetadataMap::new()), HOLD);
+        for (timeout, seconds) in [("2M", 110), ("120S", 110), ("15000m", 7), ("4000000u", 2), ("soon", 100)]
+        {
+            assert_eq!(held(timeout).as_secs(), seconds, "{timeout}");
+        }
+    }
+
+    #[test]
+    fn keys_of_a_volume_begin_alike_and_differ_by_target() {
+        let [one, two] = ["/a", "/b"].map(|target| target_key("v", target));
+        assert!(one != two && [&one, &two].iter().all(|key| key.starts_with(&volume_key("v"))));
+        assert!(!target_key("w", "/a").starts_with(&volume_key("v")));
+        assert!(bdnfs_agent::api::publication::is_publication_key(&one));
+    }
+}

@@ -1,0 +1,82 @@
+//! What a failure means to the kubelet.
+//!
+//! After `ABORTED`, `UNAVAILABLE`, `RESOURCE_EXHAUSTED` and `DEADLINE_EXCEEDED` it doesn't know whether a volume is there, and
+//! will unpublish it. After any other code it removes the directory and never calls again, so there must be nothing left.
+
+use bdnfs::error::Kind;
+use bdnfs_agent::api::Failure;
+use bdnfs_agent::api::client::ClientError;
+use tonic::{Code, Status};
+
+/// The status for a failure that an agent answered with, or for an agent that did not answer. `has_secret`: whether the request
+/// brought credentials.
+pub fn status(error: &ClientError, has_secret: bool) -> Status {
+    match error {
+        ClientError::Failed(failure) => failure_status(failure, has_secret),
+        error => Status::unavailable(one_line(&format!(
+            "{error}; is the pod of bdnfs's agent running on this node?"
+        ))),
+    }
+}
+
+/// The status for a failure.
+pub fn failure_status(failure: &Failure, has_secret: bool) -> Status {
+    let kind = Kind::ALL.into_iter().find(|kind| failure.is(*kind));
+    let code = match (failure.kind.as_str(), kind) {
+        (Failure::EXISTS, _) => Code::AlreadyExists,
+        (Failure::CLOSING, _) => Code::Unavailable,
+        (_, Some(kind)) => code(kind, has_secret),
+        (_, None) => Code::Internal,
+    };
+    Status::new(code, one_line(&failure.message))
+}
+
+fn code(kind: Kind, has_secret: bool) -> Code {
+    match kind {
+        Kind::Invalid => Code::InvalidArgument,
+        Kind::NotFound => Code::NotFound,
+        Kind::Refused if has_secret => Code::PermissionDenied,
+        Kind::Refused => Code::Unauthenticated,
+        Kind::Timeout | Kind::Unavailable => Code::Unavailable,
+        Kind::NoSpace => Code::ResourceExhausted,
+        Kind::Busy | Kind::Interrupted => Code::Aborted,
+        Kind::Changed | Kind::Corrupt => Code::DataLoss,
+        Kind::Unsupported => Code::FailedPrecondition,
+        Kind::Disk => Code::Internal,
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use bdnfs_agent::api::kind_name;
+
+    use super::*;
+
+    #[test]
+    fn failure_of_each_kind_has_its_code() {
+        let code = |kind: &str, has_secret| {
+            let failure = Failure { kind: kind.to_owned(), message: "two\nlines".to_owned() };
+            let status = failure_status(&failure, has_secret);
+            assert_eq!(status.message(), "two lines");
+            status.code()
+        };
+        assert_eq!(code(kind_name(Kind::Refused), true), Code::PermissionDenied);
+        assert_eq!(code(kind_name(Kind::Refused), false), Code::Unauthenticated);
+        assert_eq!(code(Failure::EXISTS, false), Code::AlreadyExists);
+        assert_eq!(code(Failure::CLOSING, false), Code::Unavailable);
+        assert_eq!(code("of a newer agent", false), Code::Internal);
+        // What may be tried again leaves the volume uncertain; what may not is final.
+        let uncertain = [Code::Aborted, Code::Unavailable, Code::ResourceExhausted];
+        for kind in Kind::ALL {
+            let again = matches!(
+                kind,
+                Kind::Timeout | Kind::Unavailable | Kind::NoSpace | Kind::Busy | Kind::Interrupted
+            );
+            assert_eq!(uncertain.contains(&code(kind_name(kind), true)), again, "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The driver of a node of Kubernetes.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Child;
+
+use bdnfs_tests::process::wait_for_exit;
+use bdnfs_tests::s3::Keys;
+use bdnfs_tests::test_env::TestEnv;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+/// A running `bdnfs csi`.
+pub struct DriverProcess {
+    child: Child,
+    log: PathBuf,
+}
+
+impl DriverProcess {
+    pub fn start(env: &TestEnv, arguments: &[&str]) -> Self {
+        let root = env.machine.directory("kubelet");
+        let path = |name: &str| root.join(name).to_str().expect("text").to_owned();
+        fs::create_dir_all(root.join("plugins/csi.bdnfs.io")).unwrap();
+        fs::create_dir_all(root.join("plugins_registry")).unwrap();
+        let endpoint = path("plugins/csi.bdnfs.io/csi.sock");
+        let registration = path("plugins_registry/csi.bdnfs.io-reg.sock");
+        let mut words = vec!["csi", "--node-id", "node-1", "--endpoint", &endpoint];
+        words.extend(["--registration", &registration, "--kubelet-endpoint", &endpoint]);
+        let socket = env.machine.cache().join("control.sock");
+        words.extend(["--socket", socket.to_str().unwrap(), "-vv"]);
+        words.extend(arguments);
+        let log = env.machine.directory("etc").join("csi.log");
+        let file = File::options().create(true).append(true).open(&log).unwrap();
+        let child = env.machine.command(&words).stderr(file).spawn().unwrap();
+        Self { child, log }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Ends it as a new version of its pod does, and answers with whether it succeeded.
+    pub fn end(&mut self) -> bool {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        wait_for_exit(&mut self.child, "a driver that was asked to end").success()
+    }
+
+    /// Waits until it has ended by itself, and answers with whether it succeeded.
+    pub fn ended(&mut self) -> bool {
+        wait_for_exit(&mut self.child, "a driver").success()
+    }
+
+    pub fn crash(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for DriverProcess {
+    fn drop(&mut self) {
+        self.crash();
+    }
+}
+
+/// The secret that opens the bucket.
+pub fn secret() -> String {
+    let keys = Keys::sample();
+    json!({
+        "aws_access_key_id": keys.access, "aws_secret_access_key": keys.secret, "aws_region": "us-east-1",
+    })
+    .to_string()
+}
+
+/// The permissions of a file.
+pub fn mode(path: &std::path::Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}

@@ -1,0 +1,6 @@
+//! The driver for Kubernetes, between a kubelet of the test kit and a real agent.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
+
+mod driver;
+mod kit;
