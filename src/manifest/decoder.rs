@@ -162,6 +162,19 @@ impl Manifest {
         }))
     }
 
+    /// Checks every entry and every blob: that each has one directory, and each path is there once.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`], with the first that is wrong.
+    pub fn check(&self) -> Result<()> {
+        for index in 0..self.entries() {
+            if let Node::Directory(_) = self.entry(index)?.node {
+                self.children(index)?.try_for_each(|child| child.map(drop))?;
+            }
+        }
+        (0..self.blobs()).try_for_each(|blob| self.blob(blob).map(drop))
+    }
+
     /// The entry called `name` in directory `directory`.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::catalog::Ref;
 use super::keys::ObjectKind;
+use super::record::MirrorRecord;
 use super::{Mirror, damaged};
 use crate::blob::{Blob, Key};
 use crate::block::{self, Arrival, BLOCK};
@@ -66,8 +67,10 @@ impl Mirror {
         let found = found?;
         let key = self.key(ObjectKind::Manifests, &found.manifest);
         let manifest = self.manifest(&found.manifest).await.map_err(|e| e.within(&found.source))?;
-        manifest
-            .ok_or_else(|| damaged(self.url_of(&key), format!("{} needs it; it is missing", found.source)))
+        let missing = || damaged(self.url_of(&key), format!("{} needs it; it is missing", found.source));
+        let manifest = manifest.ok_or_else(missing)?;
+        let url_of = self.url_of(&key);
+        blocking(move || manifest.check().map(|()| manifest).map_err(|e| e.within(url_of))).await
     }
 
     async fn verify_blobs(
@@ -130,9 +133,21 @@ impl Mirror {
         }
     }
 
+    /// Whether a blob's record is what was written: the next run that needs the blob believes it.
+    async fn check_record(&self, blob: &Blob) -> Result<()> {
+        let Key::Content(digest) = blob.key else { return Ok(()) };
+        let key = self.key(ObjectKind::Records, &digest);
+        let record = self.get(&key).await?.and_then(|got| MirrorRecord::decode(&got.bytes, &digest));
+        match record {
+            Some(record) if record.size == blob.size => Ok(()),
+            _ => Err(damaged(self.url_of(&key), "it is not the record that was written")),
+        }
+    }
+
     /// Reads all of a blob and holds it against its checks.
     async fn read_all(&self, blob: &Blob) -> Result<()> {
         self.check_object(blob).await?;
+        self.check_record(blob).await?;
         let mut first = 0;
         while first < block::count(blob.size) {
             let extent = Extent { first, blocks: MAX_EXTENT_BLOCKS.min(block::count(blob.size) - first) };

@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use bdnfs::digest::Digest;
 use bdnfs::engine::Engine;
-use bdnfs::error::{Error, Kind};
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
@@ -34,7 +36,8 @@ pub async fn resolve(engine: &Engine, scratch: &Path, request: &MountRequest) ->
         return list_origin(engine, &uri, patterns, &request.weights.access).await;
     };
     let mirror = mirror::open(at, scratch.to_owned())?;
-    let found = match mirror.find(&source_key(&uri.identity(&request.weights.access), &patterns)).await {
+    let key = source_key(&uri.identity(&request.weights.access), &patterns);
+    let found = match find(&mirror, &key).await {
         Ok(Some(found)) => found,
         Ok(None) => {
             let resolved = list_origin(engine, &uri, patterns, &request.weights.access).await?;
@@ -48,6 +51,16 @@ pub async fn resolve(engine: &Engine, scratch: &Path, request: &MountRequest) ->
     match engine.mirrored(&mirror, &found, open).await {
         Ok(snapshot) => Ok(ResolvedSnapshot { snapshot, resolved: found.resolved, note: None }),
         Err(damage) => fall_back_to_origin(engine, &uri, patterns, request, damage, Some(&found)).await,
+    }
+}
+
+/// What the source with `key` is mirrored as, in what is a mirror of this version.
+async fn find(mirror: &Mirror, key: &Digest) -> Result<Option<Ref>> {
+    let (exists, found) = tokio::join!(mirror.exists(), mirror.find(key));
+    match exists {
+        // Who may read nothing but what is the tenant's can't see what kind of mirror it is.
+        Err(error) if error.kind() != Kind::Refused => Err(error),
+        _ => found,
     }
 }
 

@@ -51,7 +51,9 @@ fn manifest_with_each_lie_is_corrupt() {
         let mut bytes = bytes.clone();
         look(&Manifest::from_bytes(bytes.clone()).expect("good")).expect(what);
         bytes[at..at + lie.len()].copy_from_slice(lie);
-        let error = look(&Manifest::from_bytes(bytes).expect("a right header")).expect_err(what);
-        assert_eq!(error.kind(), Kind::Corrupt, "{what}: {error}");
+        let manifest = Manifest::from_bytes(bytes).expect("a right header");
+        for error in [look(&manifest).expect_err(what), manifest.check().expect_err(what)] {
+            assert_eq!(error.kind(), Kind::Corrupt, "{what}: {error}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Sources copied into a mirror, and served from it.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
@@ -305,4 +305,59 @@ fn mirror_gc_beside_two_adds_collects_only_removed() {
         assert_eq!(objects(&mirror, shelf).len(), 0, "{shelf}");
     }
     run(&env.machine, "mirror show s3://bucket --mirror s3://mirror").fails(&["has no s3://bucket"]);
+}
+
+#[test]
+fn mirror_of_another_version_or_kind_is_refused_by_every_command() {
+    let env = TestEnv::new();
+    env.put("weights", MIB);
+    env.mirror();
+    let format = mirror(&env).join("format.json");
+    for (content, said) in [
+        ("{\"format\":\"bdnfs mirror\",\"version\":2}", "has version 2; this bdnfs reads version 1"),
+        ("{\"format\":\"another\",\"version\":1}", "is not that of a bdnfs mirror"),
+        ("garbage", "is not that of a bdnfs mirror"),
+        ("", "is not that of a bdnfs mirror"),
+    ] {
+        fs::write(&format, content).unwrap();
+        let point = env.machine.directory("mnt");
+        env.machine.try_mount("s3://bucket", &point, &["--mirror", "s3://mirror"]).fails(&[said]);
+        for command in ["add s3://bucket", "ls", "verify"] {
+            run(&env.machine, &format!("mirror {command} --mirror s3://mirror")).fails(&[said]);
+        }
+    }
+}
+
+#[test]
+fn link_that_is_absolute_escaping_or_looping_is_shown_and_never_followed() {
+    let machine = Machine::new();
+    let (source, mirror) = (machine.directory("source"), machine.directory("mirror"));
+    let outside = machine.directory("outside");
+    write_file(&outside, "file", 70 * MIB);
+    write_file(&source, "file", 5);
+    let absolute = outside.join("file");
+    for (name, target) in [
+        ("absolute", absolute.to_str().unwrap()),
+        ("escaping", "../outside/file"),
+        ("directory", "../outside"),
+        ("self", "self"),
+        ("to-circle", "circle"),
+        ("circle", "to-circle"),
+        ("dangling", "/nowhere"),
+    ] {
+        symlink(target, source.join(name)).unwrap();
+    }
+    let to = format!("file://{}", mirror.display());
+    run(&machine, &format!("mirror add {} --mirror {to}", source.display())).succeeds();
+    for (name, options) in [("origin", &["--wait"][..]), ("mirrored", &["--wait", "--mirror", &to])] {
+        let point = machine.mount_with(&source, name, options);
+        assert_same_tree(&source, &point);
+        assert_eq!(fs::read(point.join("absolute")).unwrap().len(), 70 * MIB, "the reader follows it");
+        for circle in ["self", "to-circle"] {
+            let error = fs::read(point.join(circle)).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ELOOP), "{circle}: {error}");
+        }
+    }
+    assert!(total_bytes(&mirror) < MIB as u64, "what links lead to was mirrored");
+    assert!(total_bytes(machine.cache()) < MIB as u64, "what links lead to was cached");
 }
