@@ -21,6 +21,10 @@ use crate::source::{Access, Uri};
 
 /// How long a key that is still good is used on after its renewal failed.
 const RENEWAL_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// How often, and after how long, a configured key that can't be read is looked for again when the one before it is refused: it is
+/// just being replaced, and whoever writes a file in place leaves it empty for a moment.
+const REREAD_LIMIT: u32 = 20;
+const REREAD_INTERVAL: Duration = Duration::from_millis(100);
 /// The least age at which a refused key of a token service is replaced. A younger one is not the reason for the refusal.
 const MIN_REPLACEABLE_AGE: Duration = Duration::from_secs(1);
 
@@ -191,12 +195,28 @@ impl KeyCache {
     }
 
     async fn issue(&self, slot: &KeySlot) -> Result<Arc<IssuedKey>> {
-        match (self.issuer.issue(slot.refused).await, &slot.previous) {
+        let mut issued = self.issuer.issue(slot.refused).await;
+        let was_read = slot.previous.as_ref().is_some_and(|previous| previous.issued_at.is_none());
+        if slot.refused && was_read {
+            for _ in 0..REREAD_LIMIT {
+                let unreadable = |e: &Error| matches!(e.kind(), Kind::Invalid | Kind::Refused);
+                if !issued.as_ref().is_err_and(unreadable) {
+                    break;
+                }
+                tokio::time::sleep(REREAD_INTERVAL).await;
+                issued = self.issuer.issue(slot.refused).await;
+            }
+        }
+        match (issued, &slot.previous) {
             (Ok(issued), _) => Ok(Arc::new(issued)),
             // The renewal was early, so the old key is still good and the failure may pass.
             (Err(_), Some(previous)) if !slot.refused && previous.is_valid(SystemTime::now()) => {
                 let renew_at = Some(Instant::now() + RENEWAL_RETRY_DELAY);
                 Ok(Arc::new(IssuedKey { renew_at, ..IssuedKey::clone(previous) }))
+            }
+            // The request was right, its credentials are not.
+            (Err(error), Some(_)) if error.kind() == Kind::Invalid => {
+                Err(Error::new(Kind::Refused, error.to_string()))
             }
             (Err(error), _) => Err(error),
         }

@@ -115,6 +115,48 @@ async fn key_that_cannot_be_issued_fails_all_waiting_requests_and_is_asked_for_a
     assert_eq!(counter.asked.load(Ordering::Relaxed), 2);
 }
 
+/// Issues the key in a file, as it is now.
+#[derive(Debug)]
+struct KeyFile(std::path::PathBuf);
+
+#[async_trait]
+impl KeyIssuer for KeyFile {
+    async fn issue(&self, _: bool) -> Result<IssuedKey> {
+        match std::fs::read_to_string(&self.0) {
+            Ok(token) if token.is_empty() => Err(Error::new(Kind::Invalid, "the credentials are empty")),
+            Ok(token) => Ok(IssuedKey::of(AuthKey::Bearer(Secret::new(token)), None)),
+            Err(_) => Err(Error::new(Kind::Refused, "there is no secret")),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_that_is_empty_while_it_is_replaced_is_read_again_and_else_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("key");
+    std::fs::write(&file, "old").expect("written");
+    let keys = KeyCache::with_issuer(Box::new(KeyFile(file.clone())));
+    keys.send_with_key(|issued| ask(issued, &["old"])).await.expect("the old one");
+    for missing in [false, true] {
+        match missing {
+            true => std::fs::remove_file(&file).expect("removed"),
+            false => std::fs::write(&file, "").expect("written"),
+        }
+        let new = if missing { "newest" } else { "new" };
+        let right = [new];
+        let written = async {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            std::fs::write(&file, new).expect("written");
+        };
+        let (sent, ()) = tokio::join!(keys.send_with_key(|issued| ask(issued, &right)), written);
+        sent.expect("the new one");
+    }
+    std::fs::write(&file, "").expect("written");
+    let error = keys.send_with_key(|issued| ask(issued, &["another"])).await.expect_err("it stays empty");
+    assert_eq!(error.kind(), Kind::Refused, "{error}");
+    assert!(error.to_string().contains("the credentials are empty"), "{error}");
+}
+
 #[test]
 fn advice_for_a_refused_key_names_it_and_its_expiry() {
     let at = |seconds| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
