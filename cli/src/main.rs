@@ -12,7 +12,6 @@ mod agents;
 mod args;
 mod cache;
 mod commands;
-mod config;
 mod endpoint;
 mod exit_status;
 mod log;
@@ -28,6 +27,8 @@ mod source;
 mod spawn;
 mod text;
 mod weights;
+
+use bdnfs_cli::config;
 
 fn main() -> ExitCode {
     if let Some(name) = commands::mount_helper::invoked_name() {

@@ -111,6 +111,8 @@ use crate::replies::PendingReplies;
 use crate::tree::FileOwner;
 
 pub use crate::metrics::{RequestMetrics, RequestTotals};
+#[cfg(feature = "fuzz")]
+pub use crate::wire::request::decode_request;
 
 /// The fewest threads that serve a mount: with one, opens are a third slower, and one slow disk read stops everybody.
 const MIN_THREADS: usize = 2;

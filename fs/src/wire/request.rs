@@ -66,6 +66,12 @@ impl<'a> Request<'a> {
     }
 }
 
+/// Decodes a request, for fuzzers. Whether there is anybody to answer.
+#[cfg(feature = "fuzz")]
+pub fn decode_request(bytes: &[u8]) -> bool {
+    Request::decode(bytes).is_some()
+}
+
 impl<'a> Operation<'a> {
     /// Decodes the body of the request `code`.
     fn decode(code: u32, body: &'a [u8]) -> Option<Self> {

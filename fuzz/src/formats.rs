@@ -1,0 +1,90 @@
+//! The smaller formats: of the mirror, of the cache, and of the kernel.
+
+use std::sync::Arc;
+
+use bdnfs::block::{self, BLOCK, Check};
+use bdnfs::cache::presence::{self, BlockState, Presence};
+use bdnfs::digest::Digest;
+use bdnfs::mirror::Mirror;
+use bdnfs::mirror::catalog::Ref;
+use bdnfs::mirror::frames;
+use bdnfs::mirror::multipart::MirrorStore;
+use bdnfs::mirror::record::MirrorRecord;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStoreExt, PutPayload};
+
+use crate::services::block_on;
+
+/// Where a record has its size, and its checks.
+const RECORD_SIZE: std::ops::Range<usize> = 16..24;
+const RECORD_CHECKS: usize = 32;
+
+/// The record of a blob in the mirror. The bytes get the right digests, or nothing else would ever be met.
+pub(crate) fn record(bytes: &[u8]) {
+    let size = bytes.get(RECORD_SIZE).and_then(|size| size.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let checks = bytes.get(RECORD_CHECKS..).unwrap_or_default().as_chunks::<32>().0.iter();
+    let count = usize::try_from(block::count(size)).unwrap_or(usize::MAX);
+    let checks: Vec<Check> = checks.take(count).map(|check| Check(*check)).collect();
+    let blob = Check::combine(size, &checks).unwrap_or(Digest::of(bytes));
+    let whole = [bytes, &Digest::of(bytes).0].concat();
+    let Some(record) = MirrorRecord::decode(&whole.clone().into(), &blob) else { return };
+    assert_eq!(record.encode(), whole, "a record that is accepted has one form");
+    for index in 0..block::count(size) {
+        let _ = record.stored.range(size, index..index + 1);
+    }
+}
+
+/// A ref of the mirror, found where it would lie if it were one.
+pub(crate) fn mirror_ref(bytes: &[u8]) {
+    let key = serde_json::from_slice::<Ref>(bytes).map_or(Digest::of(bytes), |found| found.key());
+    let store = Arc::new(InMemory::new());
+    let mirror = Mirror::new(MirrorStore::service(store.clone(), ""), "memory", "t", std::env::temp_dir());
+    let mirror = mirror.expect("a tenant");
+    block_on(async {
+        let object = Path::from(format!("tenants/t/refs/{key}/1"));
+        store.put(&object, PutPayload::from(bytes.to_vec())).await.expect("memory");
+        if let Ok(Some(found)) = mirror.find(&key).await {
+            assert_eq!(found.key(), key);
+        }
+        store.put(&Path::from("format.json"), PutPayload::from(bytes.to_vec())).await.expect("memory");
+        let _ = mirror.exists().await;
+    });
+}
+
+/// A block as the mirror compresses it: the bytes after the first four, which say how long it should be.
+pub(crate) fn zstd_frame(bytes: &[u8]) {
+    let Some((len, frame)) = bytes.split_first_chunk() else { return };
+    let len = u32::from_le_bytes(*len) as usize % (BLOCK as usize + 1);
+    if let Ok(block) = frames::decompress(frame, len) {
+        assert_eq!(block.len(), len);
+    }
+}
+
+/// The map beside a part in the cache, read in the machine's life that wrote it and in another one.
+pub(crate) fn presence_map(bytes: &[u8]) {
+    let size = bytes.get(16..24).and_then(|size| size.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let written = bytes.get(24..56).and_then(|stamp| stamp.try_into().ok()).map_or(Digest([0; 32]), Digest);
+    for (stamp, believed) in [(written, true), (Digest::of(bytes), false)] {
+        let Some(map) = presence::read(bytes, size, &stamp) else { continue };
+        let states = (0..map.blocks()).map(|index| map.state(index));
+        let missing = states.filter(|state| *state != BlockState::Present).count() as u64;
+        assert_eq!((map.blocks(), map.missing()), (block::count(size), missing));
+        assert!(believed || missing == map.blocks(), "what another life wrote is doubted");
+        settle_all(&map);
+    }
+}
+
+/// However a map begins, it ends whole.
+fn settle_all(map: &Presence) {
+    for index in 0..map.blocks() {
+        map.doubt(index);
+        assert!(map.settle(index, true));
+    }
+    assert_eq!(map.missing(), 0);
+}
+
+/// A request of the kernel.
+pub(crate) fn fuse_request(bytes: &[u8]) {
+    bdnfs_fs::decode_request(bytes);
+}

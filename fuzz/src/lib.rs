@@ -1,0 +1,36 @@
+//! Every decoder of bytes that somebody else wrote: what came over a network, lies on a disk that may rot, or was typed.
+//!
+//! A decoder here takes any bytes and panics where the real one breaks its promise: by a panic of its own, or by handing
+//! out what it must not. `scripts/fuzz` searches for such bytes with libFuzzer. What it found lies in `inputs/<decoder>/`,
+//! beside one good input each to begin with, and `tests/inputs.rs` runs all of them with every change.
+
+mod configuration;
+mod formats;
+mod manifest;
+mod peers;
+mod services;
+
+/// Decodes any bytes. It panics where something is wrong with the decoder; bytes that it refuses are fine.
+pub type Decoder = fn(&[u8]);
+
+/// All decoders by name.
+pub const DECODERS: &[(&str, Decoder)] = &[
+    ("manifest", manifest::decode),
+    ("record", formats::record),
+    ("ref", formats::mirror_ref),
+    ("zstd-frame", formats::zstd_frame),
+    ("presence-map", formats::presence_map),
+    ("fuse-request", formats::fuse_request),
+    ("peer-request", peers::request),
+    ("peer-response", peers::response),
+    ("config-yaml", configuration::yaml),
+    ("config-json", configuration::json),
+    ("config-toml", configuration::toml),
+    ("job-json", configuration::job),
+    ("listing-s3", services::s3),
+    ("listing-gcs", services::gcs),
+    ("listing-azure", services::azure),
+    ("listing-hub", services::hub),
+    ("index-json", services::index_json),
+    ("index-sums", services::index_sums),
+];
