@@ -1,5 +1,7 @@
 //! The cache on a real directory: restarts, unclean stops, eviction.
 
+mod state_machine;
+
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
 
