@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::blob::Blob;
-use crate::block::{self, Arrival, BLOCK};
+use crate::block::{self, BLOCK};
 use crate::cache::leases::BlobLease;
 use crate::cache::partial::PartialBlob;
 use crate::cache::presence::BlockState;
@@ -40,6 +40,7 @@ use crate::task::lost;
 use crate::tier::Urgency;
 use crate::timeout::within;
 
+use proof::WHOLE_FIRST;
 pub use recent_blocks::RecentBlocks;
 use recent_failure::RecentFailures;
 use refutation::Refutation;
@@ -223,7 +224,9 @@ impl Content {
         let bytes = match (self.whole(), self.part()) {
             (Some(file), _) => crate::cache::io::read(&file, range.start, len)
                 .map_err(|e| Error::disk(format!("cannot read blob {}", self.blob.key), e)),
-            (None, Some(partial)) if block::touched(&range).all(|i| self.is_present(i)) => {
+            (None, Some(partial))
+                if !self.awaits_proof() && block::touched(&range).all(|i| self.is_present(i)) =>
+            {
                 partial.read(range.start, len)
             }
             _ => return None,
@@ -244,7 +247,8 @@ impl Content {
     pub async fn read(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
         let late = || {
             let path = String::from_utf8_lossy(&self.blob.path).into_owned();
-            Error::new(Kind::Timeout, format!("{path}: no tier had the bytes within {READ_DEADLINE:?}"))
+            let what = if self.awaits_proof() { WHOLE_FIRST } else { "no tier had the bytes" };
+            Error::new(Kind::Timeout, format!("{path}: {what} within {READ_DEADLINE:?}"))
         };
         let (blocks, began) = (block::touched(&range), Instant::now());
         let read = tokio::time::timeout(READ_DEADLINE, self.read_blocks(range, run));
@@ -301,6 +305,11 @@ impl Content {
             if let Some(error) = self.refutation.standing() {
                 return Err(error);
             }
+            if self.awaits_proof() {
+                self.make_whole().await?;
+                flight = None;
+                continue;
+            }
             flight = match requester {
                 Requester::Reader => self.join_or_start(index, 1, Urgency::Read),
                 Requester::Peer(urgency) => self.join_or_start_in(FetchScope::Direct, index, 1, urgency),
@@ -326,23 +335,6 @@ impl Content {
             }
             None => Ok(Delivery::Stored),
         }
-    }
-
-    /// A block that the local disk has and can't read: past the cache, from the ladder.
-    async fn rescue(&self, index: u64) -> Result<Bytes> {
-        let rescued = Mutex::new(Bytes::new());
-        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
-        let accept = async |arrival: Arrival| {
-            let verified = arrival.verify(known)?;
-            *rescued.lock() = verified.bytes().clone();
-            Ok(index)
-        };
-        self.ladder()
-            .fetch(&self.blob, vec![index], (FetchScope::Direct, Urgency::Read), READ_DEADLINE, accept)
-            .await?;
-        let bytes = rescued.into_inner();
-        self.resources.recent_blocks.rescue(self.blob.key, index, bytes.clone());
-        Ok(bytes)
     }
 
     /// Fetches ahead of a sequential reader. Waits for nothing.

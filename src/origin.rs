@@ -50,6 +50,12 @@ pub async fn open(uri: &Uri, access: &Access) -> Result<Arc<dyn Origin>> {
     })
 }
 
+/// Whether no request can be conditional on `version`: two of them may be answered from two states of the file, and only all of
+/// it, held against its published hash, is known to be of one.
+pub(crate) fn is_unconditional(version: &[u8]) -> bool {
+    web::is_unconditional(version)
+}
+
 /// The name of the file at `path` below `origin`, for messages.
 fn display_path(origin: &str, path: &[u8]) -> String {
     if path.is_empty() {

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use crate::block::{Arrival, Verified};
 use crate::cache::partial::PartialBlob;
 use crate::cache::presence::BlockState;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::{Delivery, Flight};
 use crate::task::lost;
@@ -60,6 +62,28 @@ impl Content {
         self.ladder().fetch(&self.blob, wanted, (scope, urgency), patience, accept).await
     }
 
+    /// A block that the local disk has and can't read: past the cache, from the ladder.
+    pub(super) async fn rescue(&self, index: u64) -> Result<Bytes> {
+        if self.is_unconditional() {
+            let text =
+                "cannot be read from the cache, and a part of it from the server may be of another state";
+            return Err(Error::new(Kind::Disk, format!("{}: {text}", self.blob)));
+        }
+        let rescued = Mutex::new(Bytes::new());
+        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
+        let accept = async |arrival: Arrival| {
+            let verified = arrival.verify(known)?;
+            *rescued.lock() = verified.bytes().clone();
+            Ok(index)
+        };
+        self.ladder()
+            .fetch(&self.blob, vec![index], (FetchScope::Direct, Urgency::Read), READ_DEADLINE, accept)
+            .await?;
+        let bytes = rescued.into_inner();
+        self.resources.recent_blocks.rescue(self.blob.key, index, bytes.clone());
+        Ok(bytes)
+    }
+
     /// Accepts a block on a blocking thread, under a hash permit.
     fn spawn_accept(
         self: Arc<Self>,
@@ -96,7 +120,14 @@ impl Content {
     /// Verifies a block, delivers it to all who wait for it, and stores it. `lent` blocks other nodes are about to ask for.
     fn accept(&self, flight: &Flight, arrival: Arrival, lent: bool) -> Result<u64> {
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(arrival.index as usize));
-        Ok(self.keep(flight, &arrival.verify(known)?, lent))
+        let verified = arrival.verify(known)?;
+        if self.awaits_proof() {
+            // Nobody may have it before the rest is here.
+            self.partial()?.put(&verified)?;
+            self.resources.moved.fetch_add(1, Relaxed);
+            return Ok(verified.index());
+        }
+        Ok(self.keep(flight, &verified, lent))
     }
 
     /// Delivers a verified block to all who wait for it, and stores it.

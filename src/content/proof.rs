@@ -1,16 +1,20 @@
 //! Proofs: a content that fits into one flight is held against the SHA-256 that its origin publishes before its first byte is
-//! delivered. A larger one is read while it arrives, and [refuted](super::completion) afterwards.
+//! delivered. A larger one is read while it arrives, and [refuted](super::completion) afterwards; unless its parts could be of
+//! several states of the file, because no request is conditional on one. Then nothing of it is read before it is whole.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{StreamExt, TryStreamExt, stream};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use crate::block::{self, Arrival, Verified};
 use crate::error::{Error, Kind, Result};
+use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::Flight;
+use crate::origin;
 use crate::task::lost;
 use crate::tier::Urgency;
 
@@ -23,6 +27,14 @@ const MIN_PROVED_BLOCKS: u64 = 4;
 /// How often a flight asks for a content before what comes is taken to be all that the origin has.
 const ATTEMPTS: u32 = 2;
 
+/// How many flights bring a content that is read when it is whole: so many that they are not held up by the slowest of them, and
+/// few enough to leave memory to the readers of others.
+const FLIGHTS: usize = 8;
+
+/// What a reader was waiting for in vain.
+pub(super) const WHOLE_FIRST: &str = "the server tells no version, so the file is read when it is whole and checked, which it was \
+                                      not";
+
 impl Content {
     /// Whether the blob is proved as a whole, and fits into one flight at the pace of the ladder.
     pub(super) fn fits_one_flight(&self) -> bool {
@@ -33,6 +45,29 @@ impl Content {
     /// Whether `flight` is to bring all of a content that is to be proved as a whole.
     pub(super) fn fetches_whole(&self, flight: &Flight) -> bool {
         self.published_sha256().is_some() && flight.extent().blocks == block::count(self.blob.size)
+    }
+
+    /// Whether its parts could be of several states of the file, and only its SHA-256 tells.
+    pub(super) fn is_unconditional(&self) -> bool {
+        self.published_sha256().is_some() && origin::is_unconditional(&self.blob.version)
+    }
+
+    /// Whether nothing of it may be read yet that is not proved.
+    pub(super) fn awaits_proof(&self) -> bool {
+        !self.is_whole() && self.is_unconditional()
+    }
+
+    /// Fetches all that is missing, and waits until it is proved and durable. What has come stays if this is given up.
+    pub(super) async fn make_whole(self: &Arc<Self>) -> Result<()> {
+        let mut next = 0..block::count(self.blob.size);
+        let flights = std::iter::from_fn(|| {
+            let flight = next.find_map(|i| self.join_or_start(i, MAX_EXTENT_BLOCKS, Urgency::Ahead))?;
+            next.start = flight.extent().range().end;
+            Some(flight)
+        });
+        let stored = stream::iter(flights).map(|flight| async move { flight.stored().await });
+        stored.buffer_unordered(FLIGHTS).try_collect::<()>().await?;
+        if self.finish() { self.became_whole().await.map(drop) } else { Ok(()) }
     }
 
     /// Fetches a whole content, and delivers it once it is proved.

@@ -167,6 +167,11 @@ impl Origin for WebOrigin {
     }
 }
 
+/// Whether no request can be conditional on `version`.
+pub(super) fn is_unconditional(version: &[u8]) -> bool {
+    Validator::decode(version).is_some_and(|validator| validator.condition().is_none())
+}
+
 impl UrlLayout {
     fn of(url: &Url) -> Result<Self> {
         let last = url.path().rsplit('/').next().unwrap_or_default();

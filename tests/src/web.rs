@@ -8,8 +8,12 @@ use std::time::SystemTime;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::header::{
+    ACCEPT_RANGES, AUTHORIZATION, ETAG, HeaderName, IF_MATCH, IF_NONE_MATCH, LAST_MODIFIED, RANGE,
+    WWW_AUTHENTICATE,
+};
 use axum::http::{Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
@@ -31,6 +35,19 @@ pub struct WebServer {
     guard: Arc<Mutex<WebAccess>>,
 }
 
+/// What a server that nobody here wrote leaves out, as recorded from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WebDialect {
+    /// Nothing.
+    #[default]
+    Full,
+    /// lighttpd 1.4 with a file whose extension has no MIME type (`.safetensors`, `.gguf`): neither ETag nor Last-Modified,
+    /// and so no conditions.
+    LighttpdWithoutMimeType,
+    /// `python3 -m http.server` (3.11): Last-Modified, but neither ETag nor ranges nor conditions.
+    PythonHttpServer,
+}
+
 /// Who is let in: nobody has to say so, or with one of these values of `Authorization`, until then.
 #[derive(Debug, Default)]
 struct WebAccess {
@@ -42,9 +59,15 @@ struct WebAccess {
 impl WebServer {
     /// Serves the files below `root`.
     pub fn start(root: &Path) -> Self {
+        Self::speaking(WebDialect::Full, root)
+    }
+
+    /// Serves the files below `root` as another server would.
+    pub fn speaking(dialect: WebDialect, root: &Path) -> Self {
         let (requests, faults, guard) =
             (RequestCounter::default(), Faults::default(), Arc::<Mutex<WebAccess>>::default());
         let app = Router::new().fallback(serve).with_state((root.to_owned(), guard.clone()));
+        let app = app.layer(from_fn_with_state(dialect, speak));
         let server = HttpServer::start(requests.around(faults.around(app)), 0);
         Self { server, requests, faults, guard }
     }
@@ -73,6 +96,19 @@ impl WebAccess {
         let good = |until: &Option<SystemTime>| until.is_none_or(|until| until > SystemTime::now());
         admitted.iter().any(|(known, until)| Some(known.as_str()) == value && good(until))
     }
+}
+
+/// Leaves out what the dialect does not have.
+async fn speak(State(dialect): State<WebDialect>, mut request: Request, next: Next) -> Response {
+    let (asked, answered): (&[HeaderName], &[HeaderName]) = match dialect {
+        WebDialect::Full => (&[], &[]),
+        WebDialect::LighttpdWithoutMimeType => (&[IF_MATCH, IF_NONE_MATCH], &[ETAG, LAST_MODIFIED]),
+        WebDialect::PythonHttpServer => (&[IF_MATCH, IF_NONE_MATCH, RANGE], &[ETAG, ACCEPT_RANGES]),
+    };
+    asked.iter().for_each(|name| _ = request.headers_mut().remove(name));
+    let mut response = next.run(request).await;
+    answered.iter().for_each(|name| _ = response.headers_mut().remove(name));
+    response
 }
 
 async fn serve(State((root, guard)): State<(PathBuf, Arc<Mutex<WebAccess>>)>, request: Request) -> Response {

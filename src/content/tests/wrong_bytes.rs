@@ -73,6 +73,28 @@ async fn content_refuted_after_it_was_read_starts_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn content_without_conditions_is_read_when_it_is_whole_and_proved() {
+    let bench = Bench::new();
+    let version = Bytes::from_static(b"sha256 00ff");
+    let blob = Blob { sha256: sha256(&bench.bytes), version, ..bench.blob(false) };
+    // The second of its requests is answered from another state.
+    let mixed = Scripted::new(&bench.bytes, &[Fault::BreakAfter(3 * BLOCK), Fault::Lie], false);
+    let content = bench.content(blob.clone(), None, &[&mixed]);
+    assert_eq!(content.read(5..10, 0).await.expect_err("a mixture").kind(), Kind::Corrupt);
+    assert!(content.try_read(5..10).is_none() && content.local() == 0, "nothing of it is kept");
+    content.await_retry().await;
+    bench.expect(&content, 5..10).await;
+    bench.expect(&content, 0..SIZE).await;
+    assert_eq!(content.local(), SIZE);
+    drop(content);
+
+    // Where it can't be kept, it can't be proved.
+    let bench = Bench::new();
+    let content = bench.content(blob, Some(BLOCK), &[&Scripted::new(&bench.bytes, &[], false)]);
+    assert_eq!(content.read(5..10, 0).await.expect_err("no room").kind(), Kind::NoSpace);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn content_with_rotten_part_in_use_is_scrubbed_and_fetched_again() {
     let bench = Bench::new();
     let tier = Scripted::new(&bench.bytes, &[], false);

@@ -8,8 +8,10 @@ use std::time::Duration;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::drop_caches;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tools::with_timeout;
+use bdnfs_tests::tools::{program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, content, write_file};
+use bdnfs_tests::web::{WebDialect, WebServer};
+use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
 
@@ -60,6 +62,30 @@ fn local_file_changed_under_mount_fails_with_ebadmsg() {
         fs::write(source.join("new"), content("changed", 64 * MIB)).unwrap();
         fs::rename(source.join("new"), source.join("file")).unwrap();
     });
+}
+
+#[test]
+fn web_file_without_validators_changed_under_mount_is_read_in_one_state() {
+    let root = TempDir::new().unwrap();
+    let bytes = write_file(root.path(), "model.safetensors", 64 * MIB);
+    let sums = run(program("sha256sum").arg("model.safetensors").current_dir(root.path()));
+    fs::write(root.path().join("SHA256SUMS"), sums).unwrap();
+    let web = WebServer::speaking(WebDialect::LighttpdWithoutMimeType, root.path());
+    let machine = Machine::new();
+    let point = machine.mount(web.url("SHA256SUMS"), "mnt");
+    let (path, mut page) = (point.join("model.safetensors"), vec![0; 4096]);
+    File::open(&path).unwrap().read_exact_at(&mut page, 1000).unwrap();
+    assert_same(&bytes[1000..5096], &page, "before the change");
+    write_file(root.path(), "new", 64 * MIB);
+    fs::rename(root.path().join("new"), root.path().join("model.safetensors")).unwrap();
+    drop_caches();
+    assert_same(&bytes, &fs::read(&path).unwrap(), "after the change");
+
+    // Another cache has nothing of it, and what comes is not what the index says.
+    let other = Machine::new();
+    let point = other.mount(web.url("SHA256SUMS"), "mnt");
+    let error = fs::read(point.join("model.safetensors")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
 }
 
 #[test]
