@@ -4,6 +4,7 @@
 //! The errors made here say what the server did, not what was asked of it: the caller adds that ([`Error::within`]). None
 //! of them holds a URL, since a query may hold a signature.
 
+mod certificates;
 mod response;
 mod retry;
 
@@ -15,7 +16,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use reqwest::dns::Resolve;
 use reqwest::header::RANGE;
 use reqwest::redirect::Policy;
-use reqwest::{Certificate, Request, Response};
+use reqwest::{Request, Response};
 use tokio::time::{Instant, timeout};
 
 pub(crate) use self::response::{
@@ -73,25 +74,21 @@ impl HttpClient {
         resolver: Option<Arc<dyn Resolve>>,
         authorities: Option<&str>,
     ) -> Result<Self> {
-        let builder = reqwest::Client::builder();
+        let builder = builder(authorities)?;
         let builder = match resolver {
             Some(resolver) => builder.dns_resolver(resolver),
             None => builder,
         };
         let http = builder
-            .tls_certs_merge(certificates(authorities)?)
             .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(SILENCE_TIMEOUT)
             .redirect(redirects)
             // It would hand a signature in a query to the target of the redirect.
             .referer(false)
-            // Parallel connections are faster for bulk than the streams of one.
-            .http1_only()
             // A proxy is configured explicitly, not by this machine's environment.
             .no_proxy()
             .build()
-            .map_err(|e| Error::with(Kind::Unsupported, "cannot set up an HTTP client", e))?;
+            .map_err(no_client)?;
         Ok(Self { http, retry_at: Arc::default(), answer_timeout: Arc::new(Mutex::new(ANSWER_TIMEOUT)) })
     }
 
@@ -164,20 +161,29 @@ impl HttpClient {
     }
 }
 
+/// Makes the client with which a mirror is read and written: each of its requests may take `limit`.
+///
+/// # Errors
+/// Those of [`HttpClient::new`].
+pub(crate) fn mirror_client(authorities: Option<&str>, limit: Duration) -> Result<reqwest::Client> {
+    builder(authorities)?.timeout(limit).build().map_err(no_client)
+}
+
+/// What every client has.
+fn builder(authorities: Option<&str>) -> Result<reqwest::ClientBuilder> {
+    // Parallel connections are faster for bulk than the streams of one.
+    let client = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).http1_only();
+    match authorities {
+        Some(pem) => certificates::trust(client, pem),
+        None => Ok(client),
+    }
+}
+
+fn no_client(error: reqwest::Error) -> Error {
+    Error::with(Kind::Unsupported, "cannot set up an HTTP client", error)
+}
+
 /// The error of a server that was silent for `limit`.
 fn silent(limit: Duration) -> Error {
     Error::new(Kind::Timeout, format!("the server did not answer within {} s", limit.as_secs()))
-}
-
-/// Reads the certificates in a PEM text, if there is one.
-fn certificates(pem: Option<&str>) -> Result<Vec<Certificate>> {
-    let Some(pem) = pem else { return Ok(Vec::new()) };
-    match Certificate::from_pem_bundle(pem.as_bytes()) {
-        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        _ => {
-            let text =
-                "the file of trusted authorities holds no certificate (expected -----BEGIN CERTIFICATE-----)";
-            Err(Error::new(Kind::Invalid, text))
-        }
-    }
 }

@@ -14,7 +14,7 @@ use object_store::aws::AwsCredential;
 use object_store::azure::AzureCredential;
 use object_store::client::{
     ClientOptions, HttpClient as StoreHttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
-    HttpResponse, HttpResponseBody, HttpService, ReqwestConnector,
+    HttpResponse, HttpResponseBody, HttpService,
 };
 use object_store::gcp::GcpCredential;
 use object_store::{BackoffConfig, CredentialProvider, RetryConfig};
@@ -155,12 +155,15 @@ impl<C: fmt::Debug + Send + Sync + 'static> CredentialProvider for StoreKeys<C> 
 
 /// Makes the HTTP client of an `object_store`, which has the [`KeyCache`] replace a key that is refused.
 #[derive(Debug)]
-pub(crate) struct StoreConnector(pub Arc<KeyCache>);
+pub(crate) struct StoreConnector {
+    pub keys: Arc<KeyCache>,
+    pub client: reqwest::Client,
+}
 
 impl HttpConnector for StoreConnector {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<StoreHttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
-        Ok(StoreHttpClient::new(StoreHttp { client, keys: self.0.clone() }))
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<StoreHttpClient> {
+        let client = StoreHttpClient::new(self.client.clone());
+        Ok(StoreHttpClient::new(StoreHttp { client, keys: self.keys.clone() }))
     }
 }
 

@@ -16,6 +16,9 @@ const ERROR_BODY_LIMIT: usize = 64 << 10;
 /// The region of a bucket, which S3 tells when it was asked in another.
 const BUCKET_REGION: HeaderName = HeaderName::from_static("x-amz-bucket-region");
 
+/// What the TLS library says of an answer that is no TLS.
+const NO_TLS: &str = "corrupt message of type InvalidContentType";
+
 /// Accepts an answer of success, and makes an error of any other.
 pub(crate) async fn accept(response: Response) -> Result<Response> {
     let status = response.status();
@@ -83,6 +86,11 @@ pub(crate) fn transport_error(error: reqwest::Error) -> Error {
         let text = "the server's certificate is not signed by a trusted authority; if its authority is a private one, name a \
                     file with that authority's certificate";
         return Error::new(Kind::Unavailable, text);
+    } else if error.is_connect() && innermost(&error).contains(NO_TLS) {
+        return Error::new(
+            Kind::Invalid,
+            "the server does not speak TLS there; use http://, or the port that does",
+        );
     } else if error.is_connect() {
         (Kind::Unavailable, "cannot connect to the server")
     } else if error.is_redirect() {
@@ -121,7 +129,7 @@ fn is_dns_error(error: &reqwest::Error) -> bool {
 /// client tells that in words alone, too.
 fn is_untrusted_certificate(error: &reqwest::Error) -> bool {
     let reason = innermost(error);
-    ["UnknownIssuer", "BadSignature"]
+    ["UnknownIssuer", "BadSignature", "Other(OtherError(CaUsedAsEndEntity))"]
         .iter()
         .any(|what| reason.ends_with(&format!("peer certificate: {what}")))
 }

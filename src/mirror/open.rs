@@ -9,7 +9,6 @@ use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
-use object_store::{Certificate, ClientOptions};
 use reqwest::redirect::Policy;
 
 use super::multipart::MirrorStore;
@@ -17,11 +16,9 @@ use super::store::root_cause;
 use crate::auth::KeyCache;
 use crate::auth::store_adapter::{StoreConnector, StoreKeys};
 use crate::error::{Error, Kind, Result};
-use crate::http_client::HttpClient;
+use crate::http_client::{self, HttpClient};
 use crate::source::{Access, BucketService, Uri};
 
-/// How long a connection may take to come about (DESIGN, section 6).
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long one request may take: a part of an upload over a slow line, or a copy of 5 GiB within the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -55,8 +52,8 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore
     // What is at fault is not quoted where it may be a key.
     let invalid = |e: object_store::Error| Error::new(Kind::Invalid, root_cause(&e));
     let service = BucketService::of(uri, access)?;
-    let http = service.endpoint.starts_with("http:");
-    let options = client(access, http)?;
+    let client = http_client::mirror_client(access.authorities.as_deref(), REQUEST_TIMEOUT)?;
+    let connector = StoreConnector { keys: keys.clone(), client };
     let anonymous = access.is_anonymous(uri);
     Ok(match uri {
         Uri::S3 { bucket, prefix } | Uri::R2 { bucket, prefix, .. } | Uri::Cw { bucket, prefix } => {
@@ -69,8 +66,7 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore
                 .with_conditional_put(S3ConditionalPut::ETagMatch)
                 .with_credentials(StoreKeys::aws(keys))
                 .with_skip_signature(anonymous)
-                .with_http_connector(StoreConnector(keys.clone()))
-                .with_client_options(options);
+                .with_http_connector(connector);
             MirrorStore::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         Uri::Gs { bucket, prefix } => {
@@ -79,8 +75,7 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore
                 .with_base_url(&service.endpoint)
                 .with_credentials(StoreKeys::google(keys))
                 .with_skip_signature(anonymous)
-                .with_http_connector(StoreConnector(keys.clone()))
-                .with_client_options(options);
+                .with_http_connector(connector);
             MirrorStore::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         Uri::Azure { account, container, prefix } => {
@@ -90,8 +85,7 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore
                 .with_config(AzureConfigKey::Endpoint, &service.endpoint)
                 .with_credentials(StoreKeys::azure(keys))
                 .with_skip_signature(anonymous)
-                .with_http_connector(StoreConnector(keys.clone()))
-                .with_client_options(options);
+                .with_http_connector(connector);
             MirrorStore::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
         _ => return Err(Error::new(Kind::Unsupported, "it is no object storage")),
@@ -104,21 +98,6 @@ fn local(path: &Path) -> Result<MirrorStore> {
     let store =
         LocalFileSystem::new_with_prefix(path).map_err(|e| fault(io::Error::other(root_cause(&e))))?;
     Ok(MirrorStore::directory(store.with_fsync(true), path.to_owned()))
-}
-
-/// How every service is asked.
-fn client(access: &Access, http: bool) -> Result<ClientOptions> {
-    let mut client = ClientOptions::new()
-        .with_connect_timeout(CONNECT_TIMEOUT)
-        .with_timeout(REQUEST_TIMEOUT)
-        .with_allow_http(http);
-    if let Some(authorities) = &access.authorities {
-        let wrong = |_| Error::new(Kind::Invalid, "the authorities to trust are no certificates (PEM)");
-        for certificate in Certificate::from_pem_bundle(authorities.as_bytes()).map_err(wrong)? {
-            client = client.with_root_certificate(certificate);
-        }
-    }
-    Ok(client)
 }
 
 #[cfg(test)]
