@@ -23,7 +23,7 @@ use reqwest::redirect::Policy;
 use self::bucket_client::BucketClient;
 use self::object_api::ObjectApi;
 use self::object_version::{ObjectVersion, VersionTag};
-use super::range_request::{RangeRequest, condition};
+use super::range_request::{RangeRequest, condition, is_part};
 use super::{display_path, foreign_version};
 use crate::auth::KeyCache;
 use crate::blob::Blob;
@@ -97,11 +97,11 @@ impl BucketOrigin {
             headers.insert(IF_MATCH, condition(etag)?);
         }
         let answer = self.client.object(&key, &pinned.tag, &headers).await.map_err(|e| wanted.failed(e))?;
-        wanted.check_range(&answer)?;
-        if !self.client.api.is_stored_encoding(answer.headers()) {
+        if !is_part(&answer) && !self.client.api.is_stored_encoding(answer.headers()) {
             let text = "the service sends it encoded (Content-Encoding), so perhaps not as it is stored";
             return Err(Error::new(Kind::Corrupt, format!("{}: {text}", wanted.name)));
         }
+        wanted.check_range(&answer)?;
         let (tag, body) = match self.client.api.version_tag(answer.headers()) {
             Some(tag) => (Some(tag), wanted.body(answer)),
             None => {
@@ -130,7 +130,7 @@ impl BucketOrigin {
             return Ok(());
         }
         match self.client.find(&self.prefix).await? {
-            Some(object) => bucket_listing::list_single(&object, listing),
+            Some(object) => bucket_listing::list_single(&self.client, object, listing).await,
             None => {
                 let text = "there is no such object, and none below it";
                 Err(Error::new(Kind::NotFound, text))

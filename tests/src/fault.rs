@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -28,7 +28,7 @@ pub enum ServerFault {
     Truncate(u64),
     /// Every byte of the body is another one; length and headers are right.
     Garble,
-    /// The body comes encoded, with `Content-Encoding: gzip`, unasked.
+    /// The body comes encoded, whole, with `Content-Encoding: gzip`, unasked.
     Gzip,
     /// It answers with this status, and asks to be left alone for so many seconds.
     Status(StatusCode, Option<u32>),
@@ -116,7 +116,10 @@ async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -
         Some(ServerFault::Drip(rate)) => with_body(next.run(request).await, |body| dripping(body, rate)),
         Some(ServerFault::Garble) => with_body(next.run(request).await, flipped),
         Some(ServerFault::Gzip) => {
+            // Nobody knows how long it will be, so it has neither a length nor parts.
+            request.headers_mut().remove(RANGE);
             let mut response = with_body(next.run(request).await, flipped);
+            response.headers_mut().remove(CONTENT_LENGTH);
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             response
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use object_store::client::{HttpRequest, HttpRequestBody};
-use reqwest::Response;
 use reqwest::header::HeaderMap;
+use reqwest::{Method, Response};
 
 use super::object_api::{ObjectApi, ObjectEntry, ObjectPage};
 use super::object_version::VersionTag;
@@ -12,6 +12,7 @@ use crate::auth::store_adapter::engine_request;
 use crate::auth::{IssuedKey, KeyCache};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient, retry, retry_listing};
+use crate::origin::range_request::set_range;
 
 /// The largest page that is read, in bytes: 1,000 keys (the most that a page has) at 1 KiB, encoded, and the rest.
 const PAGE_SIZE_LIMIT: usize = 16 << 20;
@@ -30,7 +31,7 @@ impl BucketClient {
         let url = self.api.page_url(prefix, next);
         retry_listing(|| async {
             self.http.wait_to_list().await;
-            let answer = self.send(&url, &HeaderMap::new()).await?;
+            let answer = self.send(Method::GET, &url, &HeaderMap::new()).await?;
             self.api.page(&http_client::read(answer, PAGE_SIZE_LIMIT).await?)
         })
         .await
@@ -39,7 +40,7 @@ impl BucketClient {
     /// Gets the object of `key`. A timeout is not retried: it took long enough already.
     pub(super) async fn object(&self, key: &str, tag: &VersionTag, headers: &HeaderMap) -> Result<Response> {
         let url = self.api.object_url(key, tag);
-        retry(&[Kind::Unavailable], || self.send(&url, headers)).await
+        retry(&[Kind::Unavailable], || self.send(Method::GET, &url, headers)).await
     }
 
     /// Looks up the object whose key is exactly `key` in a listing: among the keys that begin with it, it is the first.
@@ -48,9 +49,27 @@ impl BucketClient {
         Ok(page.objects.into_iter().find(|object| object.key == key.as_bytes()))
     }
 
-    async fn send(&self, url: &str, headers: &HeaderMap) -> Result<Response> {
+    /// Asks for the version of an object of which the listing tells none: for its headers, and where they don't tell either
+    /// (s3s-fs), for its first byte.
+    pub(super) async fn tag(&self, key: &str, size: u64) -> Result<Option<VersionTag>> {
+        let url = self.api.object_url(key, &VersionTag::ETag(String::new()));
+        let mut first_byte = HeaderMap::new();
+        set_range(&mut first_byte, &(0..1));
+        let requests = [(Method::HEAD, HeaderMap::new()), (Method::GET, first_byte)];
+        for (method, headers) in requests.into_iter().take(if size == 0 { 1 } else { 2 }) {
+            let answer = retry_listing(|| self.send(method.clone(), &url, &headers)).await?;
+            if let Some(tag) = self.api.version_tag(answer.headers()) {
+                return Ok(Some(tag));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn send(&self, method: Method, url: &str, headers: &HeaderMap) -> Result<Response> {
+        let method = &method;
         let send = |issued: Arc<IssuedKey>| async move {
             let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.method_mut() = method.clone();
             let invalid = |_| Error::new(Kind::Invalid, "the service's URL is invalid");
             *request.uri_mut() = url.parse().map_err(invalid)?;
             *request.headers_mut() = headers.clone();

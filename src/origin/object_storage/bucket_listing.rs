@@ -1,6 +1,7 @@
 //! Listing a bucket page by page, with keys exactly as they are.
 
 use chrono::{DateTime, Utc};
+use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::bucket_client::BucketClient;
 use super::object_api::ObjectEntry;
@@ -9,13 +10,18 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest::{ListedFile, Listing};
 use crate::origin::pagination::Pagination;
 
+/// How many objects are asked for their version at once.
+const PARALLEL_PROBES: usize = 16;
+
 /// Lists all objects whose keys begin with `prefix`. Returns whether there are any.
 pub(super) async fn list_below(client: &BucketClient, prefix: &str, listing: &mut Listing) -> Result<bool> {
     let (mut pages, mut next) = (Pagination::of("the service"), None);
     loop {
         let page = client.page(prefix, next.as_deref()).await?;
         pages.check_keys(page.objects.iter().map(|object| &*object.key))?;
-        for object in &page.objects {
+        let complete = page.objects.into_iter().map(|object| complete(client, object));
+        let objects: Vec<_> = stream::iter(complete).buffered(PARALLEL_PROBES).try_collect().await?;
+        for object in &objects {
             list_object(client, listing, object, prefix)?;
         }
         listing.check_spill()?;
@@ -54,8 +60,24 @@ fn list_object(
     Ok(())
 }
 
+/// Asks for the version of an object, where the listing tells none (s3s-fs).
+async fn complete(client: &BucketClient, object: ObjectEntry) -> Result<ObjectEntry> {
+    match std::str::from_utf8(&object.key) {
+        Ok(key) if object.tag.is_none() && !object.directory && client.api.can_name(key) => {
+            let tag = client.tag(key, object.size).await?;
+            Ok(ObjectEntry { tag, ..object })
+        }
+        _ => Ok(object),
+    }
+}
+
 /// Lists an object that is the whole source.
-pub(super) fn list_single(object: &ObjectEntry, listing: &mut Listing) -> Result<()> {
+pub(super) async fn list_single(
+    client: &BucketClient,
+    object: ObjectEntry,
+    listing: &mut Listing,
+) -> Result<()> {
+    let object = &complete(client, object).await?;
     let name = object.key.rsplit(|b| *b == b'/').next().unwrap_or(&object.key);
     list_file(listing, object, name, true)
 }

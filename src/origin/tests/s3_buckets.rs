@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -178,6 +178,66 @@ async fn s3_request_is_signed_unless_anonymous() {
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, format!("s3://b/model: {said}")));
     let error = anonymous.fetch(&blob, 0..1, Urgency::Read).await.err().expect("refused");
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, format!("s3://b/model/x: {said}")));
+}
+
+/// What a GET of the object `x` is answered with.
+fn answers(server: &OriginServer, status: u16, headers: &'static [(&str, &str)], body: &'static str) {
+    server.rule(move |request| {
+        let status = StatusCode::from_u16(status).expect("a status");
+        let mut response = (status, [("etag", "\"v0\"")], body).into_response();
+        for (name, value) in headers {
+            response.headers_mut().insert(*name, value.parse().expect("a header"));
+        }
+        request.uri().path().ends_with("/x").then_some(response)
+    });
+}
+
+#[tokio::test]
+async fn s3_object_stored_encoded_is_read_as_it_is_stored() {
+    let Bucket { server, origin } = bucket("model").await;
+    server.put("b/model/x", "weights");
+    let blob = pinned(&origin, "x").await.expect("pinned");
+    answers(&server, 206, &[("content-encoding", "gzip"), ("content-range", "bytes 1-3/7")], "eig");
+    let body = origin.fetch(&blob, 1..4, Urgency::Read).await.expect("stored so").expect("no miss");
+    assert_eq!(body.try_collect::<Vec<Bytes>>().await.expect("eig").concat(), b"eig");
+    answers(&server, 206, &[("content-encoding", "gzip"), ("content-range", "bytes 1-3/9")], "eig");
+    let error = origin.fetch(&blob, 1..4, Urgency::Read).await.err().expect("another length");
+    assert_eq!(error.kind(), Kind::Changed);
+    answers(&server, 200, &[("content-encoding", "gzip")], "weights");
+    let error = origin.fetch(&blob, 0..7, Urgency::Read).await.err().expect("nothing proves it");
+    assert_eq!(error.kind(), Kind::Corrupt);
+}
+
+#[tokio::test]
+async fn s3_answer_200_with_the_range_of_rclone_is_taken() {
+    let Bucket { server, origin } = bucket("model").await;
+    server.put("b/model/x", "weights");
+    let blob = pinned(&origin, "x").await.expect("pinned");
+    answers(&server, 200, &[("content-range", "bytes 1-3/7")], "eig");
+    let body = origin.fetch(&blob, 1..4, Urgency::Read).await.expect("the range").expect("no miss");
+    assert_eq!(body.try_collect::<Vec<Bytes>>().await.expect("eig").concat(), b"eig");
+    let error = origin.fetch(&blob, 2..5, Urgency::Read).await.err().expect("another range");
+    assert_eq!(error.kind(), Kind::Corrupt);
+}
+
+#[tokio::test]
+async fn bucket_listing_without_etags_asks_for_each() {
+    for head in [true, false] {
+        let Bucket { server, origin } = bucket("model").await;
+        server.listed_etags.store(false, Ordering::Relaxed);
+        // s3s-fs 0.14 tells the ETag in answer to GET only.
+        server.rule(move |request| {
+            (!head && request.method() == Method::HEAD).then(|| StatusCode::OK.into_response())
+        });
+        server.put("b/model/x", "weights");
+        let blob = pinned(&origin, "x").await.expect("pinned");
+        let body = origin.fetch(&blob, 1..4, Urgency::Read).await.expect("fetch").expect("no miss");
+        assert_eq!(body.try_collect::<Vec<Bytes>>().await.expect("eig").concat(), b"eig");
+        server.put("b/model/x", "changed");
+        let error = origin.fetch(&blob, 1..4, Urgency::Read).await.err().expect("changed");
+        assert_eq!(error.kind(), Kind::Changed);
+        pinned(&at(&server, "model/x").await, "x").await.expect("a single object");
+    }
 }
 
 #[tokio::test]

@@ -31,6 +31,8 @@ pub struct OriginServer {
     rule: Mutex<Option<Rule>>,
     /// Whether it has ETags, knows ranges and heeds conditions.
     pub etags: AtomicBool,
+    /// Whether its listings have them.
+    pub listed_etags: AtomicBool,
     pub ranges: AtomicBool,
     pub conditions: AtomicBool,
     pub requests: AtomicUsize,
@@ -41,7 +43,14 @@ impl OriginServer {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let yes = || AtomicBool::new(true);
-        let server = Self { url, etags: yes(), ranges: yes(), conditions: yes(), ..Self::default() };
+        let server = Self {
+            url,
+            etags: yes(),
+            listed_etags: yes(),
+            ranges: yes(),
+            conditions: yes(),
+            ..Self::default()
+        };
         let server = Arc::new(server);
         let app = Router::new().fallback(answer).with_state(server.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
@@ -171,9 +180,13 @@ impl OriginServer {
         let mut xml = String::from("<ListBucketResult><EncodingType>url</EncodingType>");
         for (key, version, size) in page {
             let key = utf8_percent_encode(&key, UNRESERVED).to_string().replace("%20", "+");
+            let etag = match self.listed_etags.load(Ordering::Relaxed) {
+                true => format!("<ETag>&quot;v{version}&quot;</ETag>"),
+                false => String::new(),
+            };
             let _ = write!(
                 xml,
-                "<Contents><Key>{key}</Key><Size>{size}</Size><ETag>&quot;v{version}&quot;</ETag>\
+                "<Contents><Key>{key}</Key><Size>{size}</Size>{etag}\
                  <LastModified>2026-01-02T03:04:05.000Z</LastModified></Contents>"
             );
         }
