@@ -82,6 +82,11 @@ impl HubServer {
         });
     }
 
+    /// Has all small files come with this ETag, which is not their git id, as from servers that are no Hub but speak like one.
+    pub fn etag(&self, etag: &str) {
+        self.state.change(|hub| hub.etag = Some(etag.to_owned()));
+    }
+
     /// Sets who may see a repository.
     pub fn guard(&self, repository: &str, guard: RepositoryAccess) {
         self.state.change(|hub| hub.repository(repository).guard = guard);

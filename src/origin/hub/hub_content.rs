@@ -1,7 +1,10 @@
 //! Reading content: located by the Hub, and read from wherever that is.
+//!
+//! What a small file is, its git id says (the tree has it): it is read whole and held against that, so its ETag may be anything.
 
 use std::ops::Range;
 
+use futures_util::{StreamExt, stream};
 use reqwest::{Method, Request, Response};
 use url::Url;
 
@@ -19,28 +22,51 @@ use crate::tier::Body;
 /// How many signed URLs are tried: one that was known, and a new one.
 const URL_ATTEMPTS: usize = 2;
 
+/// The largest file that is read whole for its git id, in bytes. The Hub has none over 10 MB in git.
+const GIT_FILE_LIMIT: u64 = 16 << 20;
+
 /// Reads the part `range` of `blob`.
 pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Result<Option<Body>> {
     let name = display_path(&hub.name, &blob.path);
     let version = HubVersion::decode(&blob.version).ok_or_else(|| foreign_version(&name))?;
     let name = if version.alone { hub.name.clone() } else { name };
-    let wanted = RangeRequest::new(name, blob, range);
-    let response = request(hub, blob, &version, &wanted).await?;
-    wanted.check(&response)?;
-    Ok(Some(wanted.body(response)))
+    if !is_checked(&version, blob) {
+        let wanted = RangeRequest::new(name, blob, range);
+        let (response, _) = request(hub, blob, &version, &wanted).await?;
+        wanted.check(&response)?;
+        return Ok(Some(wanted.body(response)));
+    }
+    let whole = RangeRequest::new(name, blob, 0..blob.size);
+    let (response, doubt) = request(hub, blob, &version, &whole).await?;
+    whole.check(&response)?;
+    let content =
+        http_client::read(response, whole.bytes() as usize).await.map_err(|e| e.within(&whole.name))?;
+    if version.matches_git_id(&content) == Some(false) {
+        let text = format!("{}: the Hub sends content that does not have the git id of its tree", whole.name);
+        return Err(doubt.unwrap_or_else(|| Error::new(Kind::Corrupt, text)));
+    }
+    let part = content.slice(range.start as usize..range.end as usize);
+    Ok(Some(stream::iter([Ok(part)]).boxed()))
 }
 
-/// Asks for the range wherever the content is.
+/// Whether the content is held against its git id. Larger files than the Hub has in git are not read whole.
+fn is_checked(version: &HubVersion, blob: &Blob) -> bool {
+    version.is_git_id() && blob.size <= GIT_FILE_LIMIT
+}
+
+/// Asks for the range wherever the content is. Answers also with why that may be of another version, where the content tells.
 async fn request(
     hub: &HubOrigin,
     blob: &Blob,
     version: &HubVersion,
     wanted: &RangeRequest,
-) -> Result<Response> {
+) -> Result<(Response, Option<Error>)> {
     for _ in 0..URL_ATTEMPTS {
-        let mut sent = None;
+        let (mut sent, mut doubt) = (None, None);
         let ask = async {
-            Ok(match locate(hub, blob, version, wanted).await? {
+            let (answer, doubted) = locate(hub, blob, version, wanted).await?;
+            doubt = doubted;
+            Ok(match answer {
                 HubAnswer::Here(response) => {
                     sent = Some(response);
                     ContentLocation::Hub
@@ -50,18 +76,18 @@ async fn request(
         };
         let location = hub.locations.get_or_locate(blob.key, ask).await?;
         if let Some(response) = sent {
-            return Ok(response);
+            return Ok((response, doubt));
         }
         let url = match location {
             ContentLocation::Storage(url) => url,
             // Whoever located it has only the range that it asked for.
             ContentLocation::Hub => match locate(hub, blob, version, wanted).await? {
-                HubAnswer::Here(response) => return Ok(response),
-                HubAnswer::Elsewhere(url) => url,
+                (HubAnswer::Here(response), doubt) => return Ok((response, doubt)),
+                (HubAnswer::Elsewhere(url), _) => url,
             },
         };
         if let Some(response) = stored(hub, &url, wanted).await? {
-            return Ok(response);
+            return Ok((response, doubt));
         }
         hub.locations.forget(blob.key, &url).await;
     }
@@ -70,13 +96,14 @@ async fn request(
     Err(Error::new(Kind::Unavailable, text))
 }
 
-/// Asks the Hub for the range, or where it is. What the Hub says of the file must be what was pinned.
+/// Asks the Hub for the range, or where it is. What the Hub says of the file must be what was pinned, unless the content is
+/// checked: then what speaks against it comes along.
 async fn locate(
     hub: &HubOrigin,
     blob: &Blob,
     version: &HubVersion,
     wanted: &RangeRequest,
-) -> Result<HubAnswer> {
+) -> Result<(HubAnswer, Option<Error>)> {
     let path = match version.alone {
         true => hub.path.clone(),
         false => hub.below(&String::from_utf8_lossy(&blob.path)),
@@ -87,14 +114,15 @@ async fn locate(
     if file.commit.is_some_and(|commit| commit != hub.commit.sha) {
         return Err(wanted.changed("the Hub answers for another commit"));
     }
-    match file.oid {
-        Some(oid) if oid.eq_ignore_ascii_case(&version.oid) => Ok(answer),
-        Some(_) => Err(wanted.changed("the Hub has another version of it")),
+    let doubt = match file.oid {
+        Some(oid) if oid.eq_ignore_ascii_case(&version.oid) => return Ok((answer, None)),
+        Some(_) => wanted.changed("the Hub has another version of it"),
         None => {
             let text = format!("{}: the Hub does not say which version of it that is", wanted.name);
-            Err(Error::new(Kind::Unsupported, text))
+            Error::new(Kind::Unsupported, text)
         }
-    }
+    };
+    if is_checked(version, blob) { Ok((answer, Some(doubt))) } else { Err(doubt) }
 }
 
 /// Asks the storage, without the token; `None` where the URL is not valid, or no longer.

@@ -1,5 +1,7 @@
 //! What a snapshot pins of a file of the Hub.
 
+use aws_lc_rs::digest;
+
 use crate::origin::SINGLE_FILE_MARK;
 
 /// The identity of a file's content, and how its place follows from its path. The commit is part of the origin's name and
@@ -40,6 +42,20 @@ impl HubVersion {
         }
     }
 
+    /// Whether `content` is what git's id says; `None` where the identity is a SHA-256, which is compared when the blob is whole.
+    pub(super) fn matches_git_id(&self, content: &[u8]) -> Option<bool> {
+        let mut hash = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
+        hash.update(format!("blob {}\0", content.len()).as_bytes());
+        hash.update(content);
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        self.is_git_id().then(|| hex(hash.finish().as_ref()) == self.oid)
+    }
+
+    /// Whether the identity is git's id.
+    pub(super) fn is_git_id(&self) -> bool {
+        self.oid.len() == SHA1_DIGITS
+    }
+
     /// The SHA-256 of the content, where the identity is one.
     pub(super) fn sha256(&self) -> Option<[u8; 32]> {
         blake3::Hash::from_hex(&self.oid).ok().map(|hash| *hash.as_bytes())
@@ -49,6 +65,15 @@ impl HubVersion {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hub_version_of_git_is_that_of_its_content_only() {
+        // `printf abc | git hash-object --stdin`
+        let git = HubVersion::new("f2ba8f84ab5c1bce84a7b441cb1959cfc7093b7f", false).expect("an id");
+        assert_eq!((git.matches_git_id(b"abc"), git.matches_git_id(b"abd")), (Some(true), Some(false)));
+        let sha256 = HubVersion::new(&"ab".repeat(32), false).expect("an id");
+        assert_eq!(sha256.matches_git_id(b"abc"), None);
+    }
 
     #[test]
     fn hub_version_is_decoded_as_it_was_encoded() {

@@ -23,12 +23,14 @@ pub(super) async fn resolve(
 ) -> Response {
     let cached = cached || file.sha256.is_none() && state.change(|hub| hub.direct);
     let quoted = |text: &str| HeaderValue::from_str(&format!("\"{text}\"")).expect("an id");
+    let other = state.change(|hub| hub.etag.clone()).filter(|_| file.sha256.is_none());
+    let id = other.as_deref().unwrap_or(file.id());
     let mut response = match (&file.sha256, cached) {
         (None, true) => {
             let object = state.object(file.id());
             let sent = file::answer(&request.method, &request.headers, &object).await;
             let mut response = sent.unwrap_or_else(IntoResponse::into_response);
-            response.headers_mut().insert(ETAG, quoted(file.id()));
+            response.headers_mut().insert(ETAG, quoted(id));
             response
         }
         (None, false) => {
@@ -50,7 +52,7 @@ pub(super) async fn resolve(
     if !cached {
         // The redirect has a tag of its own; that of the content is this one.
         headers.insert(ETAG, HeaderValue::from_static("W/\"13-redirect\""));
-        headers.insert("X-Linked-ETag", quoted(file.id()));
+        headers.insert("X-Linked-ETag", quoted(id));
         headers.insert("X-Linked-Size", file.size.into());
     }
     response

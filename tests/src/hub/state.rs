@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use aws_lc_rs::digest;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
@@ -34,7 +35,7 @@ pub enum RepositoryAccess {
 /// A file of a commit.
 #[derive(Clone, Debug)]
 pub(super) struct HubFile {
-    /// What git calls it. No client can tell that it is no SHA-1.
+    /// What git calls it.
     pub oid: String,
     /// The SHA-256 of a large one.
     pub sha256: Option<String>,
@@ -46,6 +47,14 @@ impl HubFile {
     pub(super) fn id(&self) -> &str {
         self.sha256.as_ref().unwrap_or(&self.oid)
     }
+}
+
+/// The id of a file in git.
+fn git_id(bytes: &[u8]) -> String {
+    let mut hash = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
+    hash.update(format!("blob {}\0", bytes.len()).as_bytes());
+    hash.update(bytes);
+    hex(hash.finish().as_ref(), 40)
 }
 
 pub(super) type HubFiles = BTreeMap<String, HubFile>;
@@ -100,6 +109,8 @@ pub(super) struct HubContents {
     pub expires: u64,
     /// Whether small files are sent right away, without a redirect to the Hub's cache.
     pub direct: bool,
+    /// The ETag of every small file, where it is not its git id.
+    pub etag: Option<String>,
     /// Requests to the storage that had a token with them.
     pub leaks: u64,
 }
@@ -128,6 +139,7 @@ impl HubState {
             epoch: 0,
             expires: FAR,
             direct: false,
+            etag: None,
             leaks: 0,
         };
         Self { objects: objects.to_owned(), contents: Mutex::new(contents) }
@@ -140,7 +152,7 @@ impl HubState {
 
     /// Keeps a file's content.
     pub(super) fn store(&self, bytes: &[u8]) -> HubFile {
-        let oid = hex(blake3::hash(bytes).as_bytes(), 40);
+        let oid = git_id(bytes);
         let sha256 = (bytes.len() >= LARGE).then(|| hex(&Sha256::digest(bytes), 64));
         let file = HubFile { oid, sha256, size: bytes.len() };
         fs::write(self.object(file.id()), bytes).expect("an object");

@@ -91,6 +91,30 @@ async fn hub_origin_passes_the_tier_conformance() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn hub_file_of_git_is_held_against_its_git_id_whatever_its_etag() {
+    for direct in [false, true] {
+        let hub = HubServer::start();
+        hub.publish("models/org/m", "main", &[("config.json", b"{\"a\": 1}")]);
+        if direct {
+            hub.direct();
+        }
+        let origin = open(&hub, "hf://org/m", None).await.unwrap();
+        let blob = pinned(&*origin, "config.json").await.unwrap();
+        hub.faults.set(ServerFault::Garble);
+        let error = fetch(&*origin, &blob, 2..5).await.unwrap_err();
+        assert!(error.to_string().contains("the Hub sends content that does not have the git id"), "{error}");
+        assert_eq!(error.kind(), Kind::Corrupt);
+        hub.faults.clear();
+        assert_eq!(fetch(&*origin, &blob, 2..5).await.unwrap(), b"a\":"[..]);
+
+        hub.etag("0123-of-another-kind");
+        assert_eq!(fetch(&*origin, &blob, 0..blob.size).await.unwrap(), b"{\"a\": 1}"[..]);
+        hub.faults.set(ServerFault::Garble);
+        assert_eq!(fetch(&*origin, &blob, 2..5).await.unwrap_err().kind(), Kind::Changed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn hub_tree_from_any_path_is_listed_whole() {
     let hub = HubServer::start();
     let large = content("large", LARGE);
