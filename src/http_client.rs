@@ -20,7 +20,8 @@ use reqwest::{Request, Response};
 use tokio::time::{Instant, timeout};
 
 pub(crate) use self::response::{
-    UnfollowedRedirect, accept, body_of_length, header, innermost, read, transport_error,
+    UnfollowedRedirect, accept, body_of_length, code_of, explain_transport, header, innermost, read,
+    transport_error,
 };
 pub(crate) use self::retry::{retry, retry_listing};
 use crate::error::{Error, Kind, Result};
@@ -54,6 +55,8 @@ pub(crate) struct HttpClient {
     retry_at: Arc<Mutex<Option<Instant>>>,
     /// How long its answers may take to begin.
     answer_timeout: Arc<Mutex<Duration>>,
+    /// Whether authorities to trust were named.
+    authorities_named: bool,
 }
 
 impl HttpClient {
@@ -89,7 +92,8 @@ impl HttpClient {
             .no_proxy()
             .build()
             .map_err(no_client)?;
-        Ok(Self { http, retry_at: Arc::default(), answer_timeout: Arc::new(Mutex::new(ANSWER_TIMEOUT)) })
+        let answer_timeout = Arc::new(Mutex::new(ANSWER_TIMEOUT));
+        Ok(Self { http, retry_at: Arc::default(), answer_timeout, authorities_named: authorities.is_some() })
     }
 
     /// Sends a request, and makes an error of any answer but success.
@@ -116,13 +120,14 @@ impl HttpClient {
     /// Sends a request once.
     async fn answer(&self, request: Request) -> Result<Response> {
         let bulk = request.headers().contains_key(RANGE);
+        let lost = |e: reqwest::Error| explain_transport(&e.without_url(), self.authorities_named);
         let answer = self.http.execute(request);
         if bulk {
-            return answer.await.map_err(transport_error);
+            return answer.await.map_err(lost);
         }
         let limit = *self.answer_timeout.lock();
         match timeout(limit, answer).await {
-            Ok(answer) => answer.map_err(transport_error),
+            Ok(answer) => answer.map_err(lost),
             Err(_) => {
                 let mut next = self.answer_timeout.lock();
                 *next = next.max((limit * 2).min(MAX_ANSWER_TIMEOUT));

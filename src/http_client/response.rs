@@ -54,7 +54,11 @@ fn classify(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
 /// The error code of a cloud's service, which says more than the status.
 async fn error_code(response: Response) -> Option<String> {
     let body = read(response, ERROR_BODY_LIMIT).await.ok()?;
-    let text = std::str::from_utf8(&body).ok()?;
+    code_of(std::str::from_utf8(&body).ok()?)
+}
+
+/// The error code in the body of an answer.
+pub(crate) fn code_of(text: &str) -> Option<String> {
     let code = match text.split_once("<Code>") {
         Some((_, rest)) => rest.split_once("</Code>")?.0.to_owned(),
         None => json_error_code(&serde_json::from_str(text).ok()?)?.to_owned(),
@@ -75,18 +79,30 @@ fn json_error_code(value: &Value) -> Option<&str> {
 
 /// The error for a request that got no answer, or an answer that was cut off.
 pub(crate) fn transport_error(error: reqwest::Error) -> Error {
+    explain_transport(&error.without_url(), false)
+}
+
+/// The same for an error without a URL, of a request for which authorities to trust were `named` or not.
+pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
     let (kind, text) = if error.is_timeout() {
         let limit = if error.is_connect() { CONNECT_TIMEOUT } else { SILENCE_TIMEOUT };
         return silent(limit);
-    } else if let Some(refused) = unfollowed_redirect(&error) {
+    } else if let Some(refused) = unfollowed_redirect(error) {
         return refused;
-    } else if is_dns_error(&error) {
+    } else if is_dns_error(error) {
         (Kind::Unavailable, "cannot resolve the server's name")
-    } else if error.is_connect() && is_untrusted_certificate(&error) {
-        let text = "the server's certificate is not signed by a trusted authority; if its authority is a private one, name a \
-                    file with that authority's certificate";
+    } else if error.is_connect() && is_untrusted_certificate(error) {
+        let text = match named {
+            true => {
+                "the server's certificate is signed neither by an authority of this machine nor by one of those named"
+            }
+            false => {
+                "the server's certificate is not signed by a trusted authority; if its authority is a private one, name a \
+                 file with that authority's certificate"
+            }
+        };
         return Error::new(Kind::Unavailable, text);
-    } else if error.is_connect() && innermost(&error).contains(NO_TLS) {
+    } else if error.is_connect() && innermost(error).contains(NO_TLS) {
         return Error::new(
             Kind::Invalid,
             "the server does not speak TLS there; use http://, or the port that does",
@@ -94,11 +110,11 @@ pub(crate) fn transport_error(error: reqwest::Error) -> Error {
     } else if error.is_connect() {
         (Kind::Unavailable, "cannot connect to the server")
     } else if error.is_redirect() {
-        return UnfollowedRedirect(innermost(&error.without_url())).error();
+        return UnfollowedRedirect(innermost(error)).error();
     } else {
         (Kind::Unavailable, "the connection to the server was lost")
     };
-    Error::new(kind, format!("{text}: {}", innermost(&error.without_url())))
+    Error::new(kind, format!("{text}: {}", innermost(error)))
 }
 
 /// Why a redirect may not be followed, where the policy or the resolver of a client found so.

@@ -191,6 +191,47 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn mirror_failure_is_told_in_a_line_without_the_answer() {
+        const DENIED: Answer = (
+            "403 Forbidden",
+            "<?xml version=\"1.0\"?>\n<Error><Code>SignatureDoesNotMatch</Code><Message>hush</Message></Error>",
+        );
+        const PAGE: Answer = ("405 Method Not Allowed", "<html><body>hush</body></html>");
+        for (answers, said) in [
+            (
+                &[DENIED][..],
+                "cannot read s3://bucket/format.json: the server answers 403 Forbidden, SignatureDoesNotMatch",
+            ),
+            (
+                &[NONE, PAGE],
+                "cannot write s3://bucket/format.json: the server answers 405 Method Not Allowed",
+            ),
+        ] {
+            let (endpoint, server) = service(answers).await;
+            let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });
+            let error = founded("s3://bucket", &Access { s3, ..Access::default() })
+                .init()
+                .await
+                .expect_err("refused");
+            assert!(error.to_string().starts_with(said) && !error.to_string().contains("hush"), "{error}");
+            server.await.expect("served");
+        }
+        let s3 = Some(S3Access {
+            anonymous: true,
+            endpoint: Some("http://127.0.0.1:1".into()),
+            ..S3Access::default()
+        });
+        let error = founded("s3://bucket", &Access { s3, ..Access::default() })
+            .init()
+            .await
+            .expect_err("nobody is there");
+        assert!(
+            error.to_string().contains("format.json: cannot connect to the server: Connection refused"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
     async fn init_of_store_without_conditional_writes_is_refused() {
         for answers in [&[NONE, WRITTEN, WRITTEN, DELETED][..], &[NONE, LACKS]] {
             let (endpoint, server) = service(answers).await;

@@ -11,6 +11,7 @@ use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, 
 
 use super::Mirror;
 use crate::error::{Error, Kind, Result};
+use crate::http_client::{code_of, explain_transport};
 
 /// The largest object that is taken into memory whole. Records are the largest: 40 bytes for each MiB of a blob.
 const MAX_OBJECT_BYTES: u64 = 512 << 20;
@@ -104,7 +105,7 @@ impl Mirror {
             }
             _ => cause_kind(error).unwrap_or(Kind::Unavailable),
         };
-        let failed = Error::new(kind, format!("cannot {action} {}: {}", self.url_of(key), root_cause(error)));
+        let failed = Error::new(kind, format!("cannot {action} {}: {}", self.url_of(key), reason(error)));
         match &self.keys {
             Some(keys) => keys.explain_refusal(failed),
             None => failed,
@@ -131,6 +132,23 @@ fn cause_kind(error: &object_store::Error) -> Option<Kind> {
     }
     None
 }
+
+/// What the service did, as the engine's own requests tell it: without the page or the XML that it answered with.
+fn reason(error: &object_store::Error) -> String {
+    let first: &(dyn std::error::Error + 'static) = error;
+    let mut causes = std::iter::successors(Some(first), |layer| layer.source());
+    if let Some(lost) = causes.find_map(|layer| layer.downcast_ref::<reqwest::Error>()) {
+        return explain_transport(lost, false).to_string();
+    }
+    let text = root_cause(error);
+    let Some(answer) = text.strip_prefix(UNSUCCESSFUL) else { return text };
+    let (status, body) = answer.split_once(": ").unwrap_or((answer, ""));
+    let code = code_of(body).map_or(String::new(), |code| format!(", {code}"));
+    format!("the server answers {status}{code}")
+}
+
+/// What `object_store` says before the status and the body of an answer that is no success.
+const UNSUCCESSFUL: &str = "Server returned non-2xx status code: ";
 
 /// The text of the innermost cause of an error, without the layers that passed it on.
 pub(super) fn root_cause(error: &object_store::Error) -> String {

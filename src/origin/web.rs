@@ -126,6 +126,10 @@ impl WebOrigin {
             headers.insert(name, condition(value)?);
         }
         let response = self.send(&request).await.map_err(|e| wanted.failed(e))?;
+        if Validator::of(response.headers()).is_none() && validator.condition().is_some() {
+            let text = "the server answers without the version that it told before; perhaps another answers in its place";
+            return Err(Error::new(Kind::Unsupported, format!("{}: {text}", wanted.name)));
+        }
         if !validator.matches(response.headers()) {
             return Err(wanted.changed("the server sends another version of it"));
         }

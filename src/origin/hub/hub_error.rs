@@ -68,6 +68,14 @@ impl RefusedHubRequest<'_> {
                 let said = self.quoted(message);
                 (Kind::Refused, format!("the Hub refuses access; check what {} may read{said}", self.token()))
             }
+            // The Hub itself always says what it is that it has not.
+            (404, "") => {
+                let text = format!(
+                    "{} has no {what}, and does not answer as a Hub does; check the name, and that it is a Hub (HF_ENDPOINT)",
+                    self.endpoint
+                );
+                (Kind::NotFound, text)
+            }
             (429, _) => {
                 let more =
                     if self.has_token() { "" } else { ", or set HF_TOKEN: accounts have a higher limit" };
@@ -242,6 +250,15 @@ mod tests {
                 true,
                 Kind::Refused,
                 "the Hub refuses access; check what the token (HF_TOKEN) may read",
+            ),
+            (
+                404,
+                "",
+                "",
+                false,
+                Kind::NotFound,
+                "https://h has no dataset o/d, and does not answer as a Hub does; check the name, and that it is a Hub \
+              (HF_ENDPOINT)",
             ),
             (
                 429,

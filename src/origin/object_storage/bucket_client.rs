@@ -29,12 +29,18 @@ impl BucketClient {
     /// Gets a page of the keys that begin with `prefix`: the first, or the one that `next` names.
     pub(super) async fn page(&self, prefix: &str, next: Option<&str>) -> Result<ObjectPage> {
         let url = self.api.page_url(prefix, next);
-        retry_listing(|| async {
+        let page = retry_listing(|| async {
             self.http.wait_to_list().await;
             let answer = self.send(Method::GET, &url, &HeaderMap::new()).await?;
             self.api.page(&http_client::read(answer, PAGE_SIZE_LIMIT).await?)
+        });
+        page.await.map_err(|e| match e.kind() {
+            Kind::NotFound | Kind::Invalid | Kind::Unsupported => {
+                let asked = url.split('?').next().unwrap_or_default();
+                e.within(format!("cannot list {asked}"))
+            }
+            _ => e,
         })
-        .await
     }
 
     /// Gets the object of `key`. A timeout is not retried: it took long enough already.

@@ -366,10 +366,16 @@ async fn bucket_answer_that_is_not_a_listing_is_refused() {
     ] {
         bucket.server.rule(move |_| Some(text.clone().into_response()));
         let error = failed(&bucket.origin).await;
-        let none = "s3://b/model: the answer is not a listing of S3; check the endpoint: ";
+        let asked = format!("s3://b/model: cannot list {}/b: ", bucket.server.url);
+        let none = "the answer is not a listing of S3; check the endpoint: ";
         assert_eq!(error.kind(), Kind::Unsupported, "{error}");
-        assert!(error.to_string().starts_with(&format!("{none}{said}")), "{error}");
+        assert!(error.to_string().starts_with(&format!("{asked}{none}{said}")), "{error}");
     }
+    bucket.server.rule(|_| Some(StatusCode::NOT_FOUND.into_response()));
+    let asked =
+        format!("s3://b/model: cannot list {}/b: the server answers 404 Not Found", bucket.server.url);
+    let error = failed(&bucket.origin).await;
+    assert!(error.to_string().starts_with(&asked), "{error}");
 }
 
 /// Why listings are requested here and not by `object_store` (docs/decisions/object-store.md): should this fail, they need

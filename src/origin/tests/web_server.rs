@@ -266,6 +266,18 @@ async fn web_redirect_to_the_metadata_service_is_not_followed() {
 }
 
 #[tokio::test]
+async fn web_page_in_place_of_a_file_is_not_taken_for_a_change() {
+    let site = site("x").await;
+    site.server.put("x", "weights");
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    site.server.rule(|_| Some("<html>Please wait</html>".into_response()));
+    let error = fetched(&site, &blob, 0..7).await.expect_err("a page");
+    assert_eq!(error.kind(), Kind::Unsupported);
+    let said = "/x: the server answers without the version that it told before; perhaps another answers in its place";
+    assert!(error.to_string().ends_with(said), "{error}");
+}
+
+#[tokio::test]
 async fn web_server_that_sends_other_bytes_is_refused() {
     let site = site("x").await;
     site.server.put("x", "weights");
