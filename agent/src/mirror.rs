@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::source::{Access, Secret, Uri};
+use bdnfs::mirror::catalog::{Ref, source_key};
+use bdnfs::source::{Access, Patterns, Secret, Uri};
 
 use crate::api::MirrorRequest;
 
@@ -33,4 +34,14 @@ pub fn default_uri() -> Result<Uri> {
 pub fn open(at: &MirrorRequest, scratch: PathBuf) -> Result<Mirror> {
     let uri: Uri = at.url.expose().parse()?;
     Mirror::open(&uri, &at.access, &at.tenant, scratch)
+}
+
+/// What `uri` is mirrored as, under this name of it or its [other one](Uri::synonym); `None` where it isn't.
+pub async fn find(mirror: &Mirror, uri: &Uri, access: &Access, patterns: &Patterns) -> Result<Option<Ref>> {
+    for name in [Some(uri.clone()), uri.synonym()].into_iter().flatten() {
+        if let Some(found) = mirror.find(&source_key(&name.identity(access), patterns)).await? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
 }

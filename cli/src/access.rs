@@ -142,13 +142,15 @@ impl AccessArgs {
     }
 
     /// The options for access to the mirror at `uri`. Those that `own` leaves out are as for `source` where both have one scheme.
-    /// A source may be read anonymously, but never a mirror written so.
+    /// That a source is read anonymously says nothing of its mirror.
     pub fn for_mirror(&self, own: MirrorAccessArgs, uri: &Uri, source: Option<&Uri>) -> Self {
         let same_scheme = source.is_none_or(|source| source.scheme() == uri.scheme());
-        let mut access = Self { anonymous: false, requester_pays: false, ..self.clone() };
+        let mut access = Self { anonymous: own.mirror_anonymous, requester_pays: false, ..self.clone() };
         access.endpoint = own.mirror_endpoint.or(access.endpoint);
         access.region = own.mirror_region.or(access.region);
-        if own.mirror_credentials.is_some() || own.mirror_secret.is_some() || !same_scheme {
+        let own_keys =
+            own.mirror_anonymous || own.mirror_credentials.is_some() || own.mirror_secret.is_some();
+        if own_keys || !same_scheme {
             access.secret = own.mirror_secret;
             access.credentials = own.mirror_credentials;
             access.auth = AuthArgs::default();
@@ -277,6 +279,9 @@ pub struct MirrorAccessArgs {
     /// Name of the secret with the mirror's credentials. Default: those of the source
     #[arg(long, value_name = "NAME", conflicts_with = "mirror_credentials")]
     pub mirror_secret: Option<String>,
+    /// Send the mirror no credentials, for public buckets
+    #[arg(long, conflicts_with_all = ["mirror_credentials", "mirror_secret"])]
+    pub mirror_anonymous: bool,
 }
 
 /// The CA certificates in a file.

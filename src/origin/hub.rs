@@ -37,13 +37,11 @@ use crate::blob::Blob;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
 use crate::manifest::Listing;
-use crate::source::{Access, HubKind, Uri};
+use crate::source::{Access, HUB_DEFAULT_REVISION, HubKind, Uri};
 use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
 /// The URL of the Hub, where no other is given.
 const HUB_URL: &str = "https://huggingface.co";
-/// The revision of a source that names none: the Hub lets no repository have another default branch.
-const DEFAULT_REVISION: &str = "main";
 /// The largest description of a revision that is read, in bytes. It names all files, so it can be long.
 const REVISION_SIZE_LIMIT: usize = 64 << 20;
 
@@ -104,7 +102,7 @@ impl HubOrigin {
             return Err(Error::new(Kind::Unsupported, text));
         }
         let api = HubApi::new(&uri(revision), kind, id, access).map_err(|e| e.within(&named))?;
-        let revision = revision.unwrap_or(DEFAULT_REVISION);
+        let revision = revision.unwrap_or(HUB_DEFAULT_REVISION);
         let commit = http_client::retry_listing(|| resolve_revision(&api, revision))
             .await
             .map_err(|e| e.within(&named))?;

@@ -3,6 +3,9 @@
 use super::{Access, Uri};
 use crate::digest::Digest;
 
+/// The revision of a source of the Hub that names none: the Hub lets no repository have another default branch.
+pub(crate) const HUB_DEFAULT_REVISION: &str = "main";
+
 impl Uri {
     /// The identity of this source: its text, and what that leaves out. A bucket's name is unique at one endpoint only, so
     /// that is part of it; a query may be secret, so its hash is. A branch stays the same source when it moves.
@@ -20,12 +23,31 @@ impl Uri {
             (_, None) => self.to_string(),
         }
     }
+
+    /// The same source as it may be named as well: the Hub's default branch is named or left out.
+    pub fn synonym(&self) -> Option<Self> {
+        let Self::Hf { kind, id, revision, path } = self else { return None };
+        let revision = match revision.as_deref() {
+            None => Some(HUB_DEFAULT_REVISION.to_owned()),
+            Some(HUB_DEFAULT_REVISION) => None,
+            Some(_) => return None,
+        };
+        Some(Self::Hf { kind: *kind, id: id.clone(), revision, path: path.clone() })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::source::S3Access;
+
+    #[test]
+    fn synonym_names_the_default_branch_or_leaves_it_out() {
+        let synonym = |text: &str| text.parse::<Uri>().expect(text).synonym().map(|uri| uri.to_string());
+        assert_eq!(synonym("hf://a/b").as_deref(), Some("hf://models/a/b@main"));
+        assert_eq!(synonym("hf://datasets/a/b@main/x").as_deref(), Some("hf://datasets/a/b/x"));
+        assert_eq!((synonym("hf://a/b@v1"), synonym("s3://b/p")), (None, None));
+    }
 
     #[test]
     fn identity_differs_for_each_source_and_shows_no_secret() {

@@ -3,11 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bdnfs::digest::Digest;
 use bdnfs::engine::Engine;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::mirror::catalog::{Ref, source_key};
+use bdnfs::mirror::catalog::Ref;
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns, Uri};
@@ -36,8 +35,7 @@ pub async fn resolve(engine: &Engine, scratch: &Path, request: &MountRequest) ->
         return list_origin(engine, &uri, patterns, &request.weights.access).await;
     };
     let mirror = mirror::open(at, scratch.to_owned())?;
-    let key = source_key(&uri.identity(&request.weights.access), &patterns);
-    let found = match find(&mirror, &key).await {
+    let found = match find(&mirror, &uri, &request.weights.access, &patterns).await {
         Ok(Some(found)) => found,
         Ok(None) => {
             let resolved = list_origin(engine, &uri, patterns, &request.weights.access).await?;
@@ -54,9 +52,9 @@ pub async fn resolve(engine: &Engine, scratch: &Path, request: &MountRequest) ->
     }
 }
 
-/// What the source with `key` is mirrored as, in what is a mirror of this version.
-async fn find(mirror: &Mirror, key: &Digest) -> Result<Option<Ref>> {
-    let (exists, found) = tokio::join!(mirror.exists(), mirror.find(key));
+/// What `uri` is mirrored as, in what is a mirror of this version.
+async fn find(mirror: &Mirror, uri: &Uri, access: &Access, patterns: &Patterns) -> Result<Option<Ref>> {
+    let (exists, found) = tokio::join!(mirror.exists(), mirror::find(mirror, uri, access, patterns));
     match exists {
         // Who may read nothing but what is the tenant's can't see what kind of mirror it is.
         Err(error) if error.kind() != Kind::Refused => Err(error),

@@ -230,3 +230,12 @@ fn for_mirror_of_same_scheme_inherits_secret_of_source() {
     assert_eq!(secret_of(None, Some("hf://o/r")), None);
     assert_eq!(secret_of(Some("own"), Some("s3://b")).as_deref(), Some("own"));
 }
+
+#[test]
+fn for_mirror_anonymous_sends_no_keys_of_the_source() {
+    let args = AccessArgs { secret: Some("s".into()), ..AccessArgs::default() };
+    let own = MirrorAccessArgs { mirror_anonymous: true, ..MirrorAccessArgs::default() };
+    let mirror = args.for_mirror(own, &uri("s3://m"), Some(&uri("s3://b")));
+    let loaded = s3(&mirror);
+    assert!(mirror.secret.is_none() && loaded.anonymous && loaded.access_key_id.is_none());
+}

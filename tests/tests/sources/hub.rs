@@ -58,6 +58,21 @@ fn hub_repository_moved_after_mount_stays_at_its_commit() {
 }
 
 #[test]
+fn hub_repository_mirrored_is_found_with_and_without_its_default_branch() {
+    let (mut hub, root) = (HubServer::start(), TempDir::new().unwrap());
+    for (name, other) in [("owner/one", "owner/one@main"), ("owner/two@main", "owner/two")] {
+        hub.publish(&format!("models/{}", name.trim_end_matches("@main")), "main", &[("x", name.as_bytes())]);
+        let machine = machine(&hub);
+        let to = format!("file://{}", root.path().display());
+        machine.run(&["mirror", "add", &format!("hf://{name}"), "--mirror", &to]).succeeds();
+        hub.server.stop();
+        let point = machine.mount_with(format!("hf://{other}"), "mnt", &["--mirror", &to]);
+        assert_eq!(fs::read(point.join("x")).unwrap(), name.as_bytes());
+        hub.server.resume();
+    }
+}
+
+#[test]
 fn hub_lfs_file_with_wrong_sha256_is_refused() {
     let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("w.safetensors", &content("w", 3 * MIB))]);

@@ -75,6 +75,9 @@ struct MirrorSection {
     credentials: Option<PathBuf>,
     /// The name of the secret with them, in the stores of `secrets`.
     secret: Option<String>,
+    /// Whether requests to the mirror have no credentials at all.
+    #[serde(default)]
+    anonymous: bool,
     #[serde(default)]
     allow_http: bool,
 }
@@ -177,6 +180,7 @@ impl MirrorSection {
             mirror_region: self.region,
             mirror_credentials: self.credentials,
             mirror_secret: self.secret,
+            mirror_anonymous: self.anonymous,
         };
         let access = AccessArgs::default().with_allow_http(self.allow_http).for_mirror(own, url.uri(), None);
         mirror::request(&url, tenant, &access).context("mirror")
