@@ -12,10 +12,10 @@ use bdnfs::task::{blocking, lost};
 use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
 
-use super::process::launch;
+use super::process::IdleSupervisor;
 use super::run::JobRun;
 use super::supervisor::{SupervisorInfo, SupervisorOrder};
-use crate::api::job::{JobState, PhaseSeconds, Variable};
+use crate::api::job::{DeployReport, JobState, PhaseSeconds, Variable};
 use crate::api::{ApiResult, Failure, MountRequest, Weights};
 use crate::deploy::{self, lease_all, stage_all};
 use crate::mounts::ManagedMount;
@@ -34,6 +34,29 @@ pub struct Deployed {
 
 /// Mirrors, mounts, admits, stages and launches a job.
 pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
+    let job = &run.job;
+    let mountpoints: Vec<_> = (0..job.request().weights.len()).map(|number| job.mountpoint(number)).collect();
+    let (idle, mut report) = if job.request().attached {
+        // Before the first mount: an attached job ends with this process, however that ends.
+        let mut idle = IdleSupervisor::start(job.directory(), &mountpoints).await?;
+        let report = tokio::select! {
+            report = prepare(run) => report?,
+            error = idle.ended() => return Err(error.into()),
+        };
+        (idle, report)
+    } else {
+        let report = prepare(run).await?;
+        (IdleSupervisor::start(job.directory(), &[]).await?, report)
+    };
+    let begin = Instant::now();
+    let (supervisor, attached) = idle.launch(&order(run).await?).await?;
+    report.seconds.launch = begin.elapsed().as_secs_f64();
+    job.set_report(report);
+    Ok(Deployed { supervisor, _attached: attached })
+}
+
+/// Mirrors, mounts, admits and stages a job.
+async fn prepare(run: &JobRun) -> ApiResult<DeployReport> {
     let (queue, job) = (&run.queue, &run.job);
     let mut seconds = PhaseSeconds::default();
     let mut lap = Lap(Instant::now());
@@ -66,12 +89,8 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     let (files, bytes) = (text::files(total.files), text::size(total.bytes));
     let text = format!("all local and verified: {files}, {bytes} in {stage:.1} s, {}", report.verdict);
     job.update(text, |status| status.staging = None);
-
-    let (supervisor, attached) = launch(&order(run).await?).await?;
-    seconds.launch = lap.seconds();
     report.seconds = seconds;
-    job.set_report(report);
-    Ok(Deployed { supervisor, _attached: attached })
+    Ok(report)
 }
 
 /// The mount requests of a job, one for each source.

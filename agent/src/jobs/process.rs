@@ -1,65 +1,106 @@
 //! The supervisor process of a job, as the agent sees it: started, watched and told to stop.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::Serialize;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{ChildStdin, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::supervisor::{self, SupervisorInfo, SupervisorOrder, SupervisorReply, is_supervised};
 
 /// How long it may take until the commands run: some dozens of mounts, which a broken file system of the host may hold up.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Starts the supervisor, and waits until the commands run. An attached job ends when the pipe that comes with it is dropped.
-///
-/// # Errors
-/// [`Kind::Unavailable`], with what the supervisor said.
-pub async fn launch(order: &SupervisorOrder) -> Result<(SupervisorInfo, Option<ChildStdin>)> {
-    let failed = |why: String| Error::new(Kind::Unavailable, format!("the job can't be launched: {why}"));
-    let directory = order.directory.clone();
-    let lock = blocking(move || supervisor::lock(&directory)).await.map_err(|e| failed(e.to_string()))?;
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("bdnfs").arg("launch").env_clear().current_dir("/");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::from(lock));
-    let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
-    // It has the lock alone from here on.
-    drop(command);
-    let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-        return Err(failed("it has no pipes".to_owned()));
-    };
-    let mut order_line = serde_json::to_vec(order).map_err(|e| failed(e.to_string()))?;
-    order_line.push(b'\n');
-    let ask = async {
-        input.write_all(&order_line).await?;
-        input.flush().await?;
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line).await?;
-        Ok::<_, std::io::Error>(line)
-    };
-    let reply = match tokio::time::timeout(LAUNCH_TIMEOUT, ask).await {
-        Ok(Ok(line)) => serde_json::from_str(&line).map_err(|_| "its supervisor ended at once".to_owned()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("its supervisor was not ready after {LAUNCH_TIMEOUT:?}")),
-    };
-    match reply {
-        Ok(SupervisorReply::Started(supervisor)) => {
-            // Only so that it does not stay as a zombie: its end is noticed by all agents alike.
-            tokio::spawn(async move { child.wait().await });
-            Ok((supervisor, order.attached.then_some(input)))
-        }
-        Ok(SupervisorReply::Failed(why)) => Err(failed(why)),
-        Err(why) => {
-            let _ = child.kill().await;
-            Err(failed(why))
+/// A supervisor that has no order yet. When it is dropped, or this process is killed, the supervisor unmounts what it guards.
+#[derive(Debug)]
+pub struct IdleSupervisor {
+    child: Child,
+    input: ChildStdin,
+    output: ChildStdout,
+}
+
+impl IdleSupervisor {
+    /// Starts the supervisor of the job in `directory`, which guards `mountpoints`.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`].
+    pub async fn start(directory: &Path, mountpoints: &[PathBuf]) -> Result<Self> {
+        let directory = directory.to_owned();
+        let lock = blocking(move || supervisor::lock(&directory)).await.map_err(|e| failed(e.to_string()))?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("bdnfs").arg("launch").env_clear().current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::from(lock));
+        let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(failed("it has no pipes".to_owned()));
+        };
+        let mut idle = Self { child, input, output };
+        idle.send(&mountpoints).await.map_err(|e| failed(e.to_string()))?;
+        Ok(idle)
+    }
+
+    /// Waits until it has ended, which it should not.
+    pub async fn ended(&mut self) -> Error {
+        let _ = self.child.wait().await;
+        failed("its supervisor was killed".to_owned())
+    }
+
+    /// Orders it to run the commands, and waits until they run. An attached job ends when the pipe that comes with it is
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`], with what the supervisor said.
+    pub async fn launch(mut self, order: &SupervisorOrder) -> Result<(SupervisorInfo, Option<ChildStdin>)> {
+        let reply = self.ask(order).await;
+        let Self { mut child, input, .. } = self;
+        match reply {
+            Ok(SupervisorReply::Started(supervisor)) => {
+                // Only so that it does not stay as a zombie: its end is noticed by all agents alike.
+                tokio::spawn(async move { child.wait().await });
+                Ok((supervisor, order.attached.then_some(input)))
+            }
+            Ok(SupervisorReply::Failed(why)) => Err(failed(why)),
+            Err(why) => {
+                let _ = child.kill().await;
+                Err(failed(why))
+            }
         }
     }
+
+    async fn ask(&mut self, order: &SupervisorOrder) -> std::result::Result<SupervisorReply, String> {
+        let ask = async {
+            self.send(order).await?;
+            let mut line = String::new();
+            BufReader::new(&mut self.output).read_line(&mut line).await?;
+            Ok::<_, std::io::Error>(line)
+        };
+        match tokio::time::timeout(LAUNCH_TIMEOUT, ask).await {
+            Ok(Ok(line)) => {
+                serde_json::from_str(&line).map_err(|_| "its supervisor ended at once".to_owned())
+            }
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("its supervisor was not ready after {LAUNCH_TIMEOUT:?}")),
+        }
+    }
+
+    /// Sends one line of JSON.
+    async fn send(&mut self, what: &impl Serialize) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(what)?;
+        line.push(b'\n');
+        self.input.write_all(&line).await?;
+        self.input.flush().await
+    }
+}
+
+fn failed(why: String) -> Error {
+    Error::new(Kind::Unavailable, format!("the job can't be launched: {why}"))
 }
 
 /// A supervisor that lives, whichever agent started it.

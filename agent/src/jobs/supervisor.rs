@@ -1,24 +1,27 @@
 //! `bdnfs launch`: the supervisor of one job, a process of its own.
 //!
-//! The agent starts it when all that the job reads is local. It reads one [`SupervisorOrder`] from its standard input, makes
+//! The agent starts it when all that the job reads is local. It reads one [`SupervisorOrder`] from its standard input, after the
+//! mount points that it is to unmount when there comes none, makes
 //! the mount namespace in which the job's sources lie where the job expects them (`namespace`), runs the job's
 //! `commands` in it, keeps what they print (`log`), and writes down how they ended. It needs the agent for nothing of
 //! that: one that crashes finds the job again by the lock that this process holds, and by what it left in the job's
 //! directory. Every process that the commands start stays below this one, however it detaches itself, and ends with the job
-//! (`processes`). A job without an agent is attached to the command that runs it: when that is gone, the supervisor kills the
-//! commands and unmounts their sources.
+//! (`processes`). A job without an agent is attached to the command that runs it: its supervisor is there before its first
+//! mount, and when that command is gone, it kills the job's commands and unmounts their sources.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use bdnfs::cache::directory::CacheDirectory;
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::Result;
 use bdnfs::source::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -40,6 +43,11 @@ const STARTED_FILE: &str = "started.json";
 const ENDED_FILE: &str = "ended.json";
 /// The directory on which the root of the job's mount namespace is put together.
 pub const ROOT_DIRECTORY: &str = "root";
+
+/// How long killed processes may take to vanish: one that waits for a broken disk may never.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often killed processes are looked for.
+const KILL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What the supervisor is to do. It travels over a pipe, for there are secrets in it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,14 +100,12 @@ pub fn run() -> Result<()> {
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-launch").context("cannot name the process")?;
     let lock = take_lock()?;
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).context("cannot read the order")?;
-    if !line.ends_with('\n') {
-        return Err(Error::new(Kind::Invalid, "the order is incomplete"));
-    }
-    let order: SupervisorOrder = serde_json::from_str(&line).context("the order is invalid")?;
-    drop(line);
     let host = namespace::HostNamespace::open()?;
+    let guarded: Vec<PathBuf> = receive()?.unwrap_or_default();
+    let Some(order) = receive::<SupervisorOrder>()? else {
+        host.unmount(guarded.iter().map(PathBuf::as_path));
+        return Ok(());
+    };
     let prepared = prepare(&order, lock);
     let reply = match &prepared {
         Ok((_, started)) => SupervisorReply::Started(started.clone()),
@@ -115,6 +121,16 @@ pub fn run() -> Result<()> {
         host.unmount(order.sources.iter().map(|(mount, _)| mount.as_path()));
     }
     written
+}
+
+/// Receives one line of JSON from the standard input; `None` where whoever was to send it is gone.
+fn receive<T: DeserializeOwned>() -> Result<Option<T>> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).context("cannot read the order")?;
+    if !line.ends_with('\n') {
+        return Ok(None);
+    }
+    serde_json::from_str(&line).map(Some).context("the order is invalid")
 }
 
 /// Whether nobody holds the other end of the standard input any more.
@@ -184,7 +200,7 @@ impl JobDirectory {
 /// on.
 ///
 /// # Errors
-/// [`Kind::Disk`], also where it has a supervisor already.
+/// [`Kind::Disk`](bdnfs::error::Kind::Disk), also where it has a supervisor already.
 pub fn lock(directory: &Path) -> Result<File> {
     let create = OFlags::WRONLY | OFlags::CREATE;
     let lock = CacheDirectory::open(directory)?.file(LOCK_FILE, create);
@@ -210,13 +226,22 @@ pub fn ended(directory: &Path) -> Option<JobExit> {
     read(&directory.join(ENDED_FILE))
 }
 
-fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
+fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// Kills what is left of a job whose supervisor was killed: all that lives in its mount namespace.
+/// Kills what is left of a job whose supervisor was killed, all that lives in its mount namespace, and waits until it is gone.
 pub fn kill_rest(supervisor: &SupervisorInfo) {
-    for pid in namespace::members(supervisor.namespace) {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    let begin = Instant::now();
+    while begin.elapsed() < KILL_TIMEOUT {
+        let members = namespace::members(supervisor.namespace);
+        if members.is_empty() {
+            return;
+        }
+        for pid in members {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        // Some may have been born meanwhile.
+        std::thread::sleep(KILL_POLL_INTERVAL);
     }
 }

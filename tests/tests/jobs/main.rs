@@ -4,6 +4,7 @@
 
 mod crash;
 mod damage;
+mod killed;
 mod kit;
 mod pushed;
 mod room;

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use super::log::JobLog;
-use super::{JobDirectory, SupervisorOrder, processes};
+use super::{JobDirectory, KILL_POLL_INTERVAL, KILL_TIMEOUT, SupervisorOrder, processes};
 use crate::api::job::JobExit;
 use crate::context::Context;
 use crate::runtime;
@@ -22,10 +22,6 @@ use crate::runtime;
 const SHELL: &str = "/bin/sh";
 /// How long processes that the commands left running may take to end.
 const REST_GRACE: Duration = Duration::from_secs(5);
-/// How long killed processes may take to vanish: one that waits for a broken disk may never.
-const KILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often killed processes are looked for.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the end of the log may take to be written.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -138,7 +134,7 @@ impl<'a> CommandRunner<'a> {
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     processes::signal(Signal::KILL);
                     // Until they are gone: some may have been born meanwhile.
-                    self.deadline = Some(Instant::now() + POLL_INTERVAL);
+                    self.deadline = Some(Instant::now() + KILL_POLL_INTERVAL);
                 }
             }
         }
@@ -165,7 +161,7 @@ impl<'a> CommandRunner<'a> {
             if processes::signal(signal) == 0 || end.elapsed() > REST_GRACE + KILL_TIMEOUT {
                 return;
             }
-            tokio::time::sleep(POLL_INTERVAL).await;
+            tokio::time::sleep(KILL_POLL_INTERVAL).await;
         }
     }
 }
