@@ -17,7 +17,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use bdnfs::auth::load::complete_access;
+use bdnfs::auth::load::{complete_access, has_secret};
 use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, S3Access, SecretStore, Uri};
 
 use self::auth::AuthArgs;
@@ -136,6 +136,11 @@ impl AccessArgs {
         self.secrets.stores_for(name, |name| std::env::var_os(name))
     }
 
+    /// Replaces the secret stores of these options.
+    pub fn with_secrets(self, secrets: SecretsArgs) -> Self {
+        Self { secrets, ..self }
+    }
+
     /// Replaces the permission for plain `http://` in these options.
     pub fn with_allow_http(self, allow_http: bool) -> Self {
         Self { allow_http, ..self }
@@ -178,6 +183,7 @@ impl AccessArgs {
         let http =
             text.first(&[ALLOW_HTTP]).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
         let secret = auth.as_ref().and_then(AuthMethod::secret);
+        let secrets = secret.map_or(Ok(Vec::new()), |name| self.secrets.stores_for(name, &env))?;
         let access = Access {
             allow_http: self.allow_http || http,
             redirect_hosts: self.redirect_hosts.clone(),
@@ -185,7 +191,7 @@ impl AccessArgs {
             requester_pays: self.requester_pays,
             virtual_host: self.bucket_style.map(|style| style == BucketStyle::VirtualHost),
             escape: self.bad_names == BadNames::Escape,
-            secrets: secret.map_or(Ok(Vec::new()), |name| self.secrets.stores_for(name, &env))?,
+            secrets,
             // The agent has another working directory.
             credentials: self.credentials.as_deref().map(std::path::absolute).transpose()?,
             auth,
@@ -202,8 +208,7 @@ impl AccessArgs {
             }
             Uri::File(_) | Uri::Http(_) => access,
         };
-        // A missing or malformed secret fails here, not later in the agent.
-        Ok(complete_access(uri, access)?)
+        complete(uri, access)
     }
 
     /// Whether the environment's credentials are not used.
@@ -230,7 +235,7 @@ impl AccessArgs {
         if let Some(given) = access.s3_mut(uri) {
             *given = S3Access { region, endpoint, anonymous: self.anonymous, ..base };
         }
-        let mut access = complete_access(uri, access)?;
+        let mut access = complete(uri, access)?;
         if let Some(given) = access.s3_mut(uri) {
             given.region = given.region.take().or(environment.region).or(profile.region);
             given.endpoint = given.endpoint.take().or(environment.endpoint).or(profile.endpoint);
@@ -282,6 +287,18 @@ pub struct MirrorAccessArgs {
     /// Send the mirror no credentials, for public buckets
     #[arg(long, conflicts_with_all = ["mirror_credentials", "mirror_secret"])]
     pub mirror_anonymous: bool,
+}
+
+/// Completes `access` with what its credentials name: a malformed secret fails here, not later in the agent. One that is nowhere here
+/// may be the agent's, which looks for it; without an agent it fails when it is needed.
+fn complete(uri: &Uri, access: Access) -> Result<Access> {
+    if let Some(name) = access.auth.as_ref().and_then(AuthMethod::secret) {
+        let found = access.secrets.iter().map(|store| has_secret(store, name));
+        if !found.collect::<Result<Vec<_>, _>>()?.contains(&true) {
+            return Ok(access);
+        }
+    }
+    Ok(complete_access(uri, access)?)
 }
 
 /// The CA certificates in a file.

@@ -70,8 +70,11 @@ pub async fn serve_or_request<T>(
             Err(error) if error.is_gone() && start.elapsed() < AGENT_EXIT_TIMEOUT => {
                 tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
             }
-            // The owner of the cache is a better message than that nothing listens.
-            Err(error) => return Err(in_use.map_or_else(|| error.into(), Into::into)),
+            // The owner of the cache is a better message than that nothing listens. What it refuses it says itself.
+            Err(error) => {
+                let in_use = in_use.filter(|_| error.is_gone());
+                return Err(in_use.map_or_else(|| error.into(), Into::into));
+            }
         }
     }
 }

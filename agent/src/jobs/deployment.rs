@@ -1,7 +1,7 @@
 //! The deployment of a job: its sources are mirrored, mounted, admitted and staged; then its supervisor starts.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,10 +15,10 @@ use tokio::process::ChildStdin;
 use super::process::IdleSupervisor;
 use super::run::JobRun;
 use super::supervisor::{SupervisorInfo, SupervisorOrder};
-use crate::api::job::{DeployReport, JobState, PhaseSeconds, Variable};
+use crate::api::job::{DeployReport, JobRequest, JobState, PhaseSeconds, Variable};
 use crate::api::{ApiResult, Failure, MountRequest, Weights};
 use crate::deploy::{self, lease_all, stage_all};
-use crate::mounts::ManagedMount;
+use crate::mounts::{ManagedMount, Mounter};
 use crate::{mirror, text};
 
 /// The search path of a job's commands, where its environment has none.
@@ -60,14 +60,14 @@ async fn prepare(run: &JobRun) -> ApiResult<DeployReport> {
     let (queue, job) = (&run.queue, &run.job);
     let mut seconds = PhaseSeconds::default();
     let mut lap = Lap(Instant::now());
-    let requests = requests(run)?;
+    let requests = requests(queue.mounts.mounter(), job.request(), |number| job.mountpoint(number))?;
     let (sources, commands) = (requests.len() as u64, job.request().start_commands.len() as u64);
     let (sources, commands) = (text::count(sources, "source"), text::count(commands, "command"));
     if job.state() == JobState::Created {
         run.enter(JobState::Created, format!("{sources} to read, {commands} to run")).await?;
         for request in &requests {
             let mounter = queue.mounts.mounter();
-            let request = mounter.with_defaults(request);
+            let request = mounter.with_defaults(request).await?;
             queue.mirrors.mirror(&request, &mounter.cache, &|text| job.note(text)).await?;
         }
     }
@@ -93,10 +93,12 @@ async fn prepare(run: &JobRun) -> ApiResult<DeployReport> {
     Ok(report)
 }
 
-/// The mount requests of a job, one for each source.
-fn requests(run: &JobRun) -> Result<Vec<MountRequest>> {
-    let (mounter, job) = (run.queue.mounts.mounter(), &run.job);
-    let request = job.request();
+/// The mount requests of a job, one for each source, each with its mount point by its number.
+pub fn requests(
+    mounter: &Mounter,
+    request: &JobRequest,
+    mountpoint: impl Fn(usize) -> PathBuf,
+) -> Result<Vec<MountRequest>> {
     let mirror = match &request.mirror {
         _ if request.direct => None,
         Some(mirror) => Some(mirror.clone()),
@@ -108,7 +110,7 @@ fn requests(run: &JobRun) -> Result<Vec<MountRequest>> {
         }
     };
     let requests = request.weights.iter().enumerate().map(|(number, weights)| MountRequest {
-        weights: Weights { mountpoint: job.mountpoint(number), ..weights.clone() },
+        weights: Weights { mountpoint: mountpoint(number), ..weights.clone() },
         tenant: request.tenant.clone(),
         mirror: mirror.clone(),
         direct: request.direct,
@@ -163,10 +165,14 @@ fn repair_mirror(run: &JobRun, mount: &ManagedMount, request: &MountRequest) {
     let Some(fault) = faults.into_iter().next() else { return };
     let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
     job.note(format!("the mirror is damaged, other tiers had the right bytes: {fault}"));
-    let request = queue.mounts.mounter().with_defaults(request);
+    let request = request.clone();
     tokio::spawn(async move {
-        let scratch = &queue.mounts.mounter().cache;
-        if let Err(error) = queue.mirrors.repair(&request, scratch, &damaged, &|text| job.note(text)).await {
+        let mounter = queue.mounts.mounter();
+        let repair = async {
+            let request = mounter.with_defaults(&request).await?;
+            queue.mirrors.repair(&request, &mounter.cache, &damaged, &|text| job.note(text)).await
+        };
+        if let Err(error) = repair.await {
             job.note(format!("cannot repair the mirror: {error}"));
         }
     });

@@ -8,11 +8,12 @@ use std::time::Duration;
 use bdnfs::auth::load;
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::source::SecretStore;
+use bdnfs::source::{SecretStore, Uri};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::deployment::requests;
 use super::job::Job;
 use super::record::JobRecord;
 use super::run::JobRun;
@@ -140,6 +141,14 @@ impl JobQueue {
             return invalid(format!("{} must be absolute", path.display()));
         }
         check_places(&places)?;
+        let mounter = self.mounts.mounter();
+        let mounts = requests(mounter, request, |number| request.weights[number].mountpoint.clone())?;
+        for mount in &mounts {
+            mounter.check(mount).map_err(|e| {
+                let source = mount.weights.source.expose().parse::<Uri>();
+                e.within(source.map_or_else(|_| "a source".to_owned(), |uri| uri.to_string()))
+            })?;
+        }
         for (name, value) in &request.environment {
             if name.is_empty() || name.contains(['=', '\0']) {
                 return invalid(format!("{name:?} can't be the name of a variable"));

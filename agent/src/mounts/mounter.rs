@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bdnfs::auth::load;
 use bdnfs::engine::Engine;
 use bdnfs::error::{Kind, Result};
 use bdnfs::snapshot::Snapshot;
-use bdnfs::source::SecretStore;
+use bdnfs::source::{SecretStore, Uri};
 use bdnfs::task::blocking;
 use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
 use bdnfs_fs::{Mount, Options, RequestMetrics};
@@ -33,6 +34,39 @@ pub struct MountDefaults {
     pub secrets: Vec<SecretStore>,
 }
 
+impl MountDefaults {
+    /// A request with the agent's mirror, where it names none, and with the agent's secret stores after its own. Nothing else adds
+    /// these stores: a request of somebody who may not use the agent's secrets must not come here.
+    fn add_to(&self, request: &MountRequest) -> MountRequest {
+        let mut request = request.clone();
+        request.weights.access.secrets.extend_from_slice(&self.secrets);
+        if request.mirror.is_none() && !request.direct {
+            request.mirror.clone_from(&self.mirror);
+            if let (Some(mirror), Some(tenant)) = (&mut request.mirror, &request.tenant) {
+                mirror.tenant.clone_from(tenant);
+            }
+        } else if let Some(mirror) = &mut request.mirror {
+            mirror.access.secrets.extend_from_slice(&self.secrets);
+        }
+        request
+    }
+}
+
+/// A request with the regions and endpoints that its secrets name. Reads them.
+///
+/// # Errors
+/// [`Kind::Refused`] for a secret that is nowhere.
+fn complete(mut request: MountRequest) -> Result<MountRequest> {
+    let weights = &mut request.weights;
+    let uri: Uri = weights.source.expose().parse()?;
+    weights.access = load::complete_access(&uri, std::mem::take(&mut weights.access))?;
+    if let Some(mirror) = &mut request.mirror {
+        let uri: Uri = mirror.url.expose().parse()?;
+        mirror.access = load::complete_access(&uri, std::mem::take(&mut mirror.access))?;
+    }
+    Ok(request)
+}
+
 /// Makes mounts that serve.
 #[derive(Debug)]
 pub struct Mounter {
@@ -51,22 +85,23 @@ pub struct Mounter {
 }
 
 impl Mounter {
-    /// A request, with what the agent adds to it.
-    pub fn with_defaults(&self, request: &MountRequest) -> MountRequest {
-        let mut request = request.clone();
-        request.weights.access.secrets.extend_from_slice(&self.defaults.secrets);
-        if request.mirror.is_none() && !request.direct {
-            request.mirror.clone_from(&self.defaults.mirror);
-            if let (Some(mirror), Some(tenant)) = (&mut request.mirror, &request.tenant) {
-                mirror.tenant.clone_from(tenant);
-            }
-        }
-        request
+    /// A request, with what the agent adds to it, and with what its secrets name.
+    ///
+    /// # Errors
+    /// [`Kind::Refused`] for a secret that is nowhere.
+    pub async fn with_defaults(&self, request: &MountRequest) -> Result<MountRequest> {
+        let request = self.defaults.add_to(request);
+        blocking(move || complete(request)).await
+    }
+
+    /// The same, at once.
+    pub fn check(&self, request: &MountRequest) -> Result<()> {
+        complete(self.defaults.add_to(request)).map(drop)
     }
 
     /// Finds the snapshot that `request` asks for, which has files.
     pub async fn resolve(&self, request: &MountRequest) -> ApiResult<ResolvedSnapshot> {
-        let (engine, request) = (self.engine_of(request).await?, self.with_defaults(request));
+        let (engine, request) = (self.engine_of(request).await?, self.with_defaults(request).await?);
         let resolved = lookup::resolve(&engine, &self.cache, &request).await?;
         let manifest = resolved.snapshot.manifest();
         if manifest.files() == 0 {
@@ -78,7 +113,15 @@ impl Mounter {
     /// Opens the snapshot of `record` from the cache, without asking anybody. `request` is the record's, with its secrets
     /// where they are known.
     pub async fn reopen(&self, record: &MountRecord, request: &MountRequest) -> ApiResult<Arc<Snapshot>> {
-        let (engine, request) = (self.engine_of(request).await?, self.with_defaults(request));
+        let engine = self.engine_of(request).await?;
+        // What is local needs no secret.
+        let request = match self.with_defaults(request).await {
+            Ok(request) => request,
+            Err(error) => {
+                tracing::warn!("a mount is restored without its secrets: {error}");
+                self.defaults.add_to(request)
+            }
+        };
         lookup::reopen(&engine, &self.cache, record, &request).await
     }
 

@@ -2,6 +2,7 @@
 
 mod by_name;
 mod leaks;
+mod of_agent;
 mod roles;
 mod rotation;
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use bdnfs::auth::load::complete_access;
 use bdnfs::source::tenant;
 use bdnfs_agent::AgentConfig;
 use bdnfs_agent::api::MirrorRequest;
@@ -146,8 +147,9 @@ impl ConfigFile {
                 "telemetry.listen {listen}: must be a loopback address such as 127.0.0.1:9464, because metrics name sources and mount points"
             );
         }
-        let stores = SecretsArgs::new(self.secrets).stores(|name| std::env::var_os(name))?;
-        let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant)).transpose()?;
+        let secrets = SecretsArgs::new(self.secrets);
+        let stores = secrets.stores(|name| std::env::var_os(name))?;
+        let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant, secrets)).transpose()?;
         let cluster =
             self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), tenants.into_iter().collect()));
         let cluster = cluster.transpose().context("cluster")?;
@@ -173,7 +175,7 @@ fn duration(key: &str, text: Option<String>) -> Result<Option<Duration>> {
 }
 
 impl MirrorSection {
-    fn request(self, tenant: &str) -> Result<MirrorRequest> {
+    fn request(self, tenant: &str, secrets: SecretsArgs) -> Result<MirrorRequest> {
         let url: Source = self.url.parse().context("mirror.url")?;
         let own = MirrorAccessArgs {
             mirror_endpoint: self.endpoint,
@@ -182,8 +184,14 @@ impl MirrorSection {
             mirror_secret: self.secret,
             mirror_anonymous: self.anonymous,
         };
-        let access = AccessArgs::default().with_allow_http(self.allow_http).for_mirror(own, url.uri(), None);
-        mirror::request(&url, tenant, &access).context("mirror")
+        let access = AccessArgs::default().with_secrets(secrets).with_allow_http(self.allow_http);
+        let request = mirror::request(&url, tenant, &access.for_mirror(own, url.uri(), None));
+        // A secret that is nowhere fails here: nobody else could have it.
+        let complete = |request: MirrorRequest| {
+            let access = complete_access(url.uri(), request.access)?;
+            Ok(MirrorRequest { access, ..request })
+        };
+        request.and_then(complete).context("mirror")
     }
 }
 
