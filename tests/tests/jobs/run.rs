@@ -237,3 +237,27 @@ fn job_with_impossible_mount_location_is_refused_before_mirroring() {
     assert_eq!(run(&[place("link")]).succeeds(), "link/file\nreal/file\n");
     drop(agent);
 }
+
+#[test]
+fn job_output_on_each_stream_stays_on_it() {
+    let machine = Machine::new();
+    let commands = ["echo out; sleep 0.2; echo err >&2; sleep 0.2; echo again", "printf last >&2"];
+    let file = spec(&machine, "job.toml", &toml(&[], &commands));
+    let run = |options: &[&str]| job(&machine, &[&["run", text(&file)], options].concat());
+    let ran = run(&["--cache-dir", text(machine.cache())]);
+    assert_eq!(ran.out, "out\nagain\n");
+    assert!(
+        ran.err.contains("err\n") && ran.err.contains("last") && !ran.err.contains("again"),
+        "{}",
+        ran.err
+    );
+    let ran = run(&["--cache-dir", text(machine.cache()), "--json"]);
+    assert!(ran.err.contains("out\nerr\nagain\nlast"), "{}", ran.err);
+    let agent = machine.agent("");
+    let id = submitted(&machine, &[text(&file)]);
+    for options in [&["logs", "--follow", id.as_str()][..], &["logs", id.as_str()]] {
+        let logs = job(&machine, options);
+        assert_eq!((logs.out.as_str(), logs.err.as_str()), ("out\nagain\n", "err\nlast"), "{options:?}");
+    }
+    assert_eq!(agent.get(&format!("/v1/jobs/{id}/log")).body, "out\n", "one stream at once");
+}

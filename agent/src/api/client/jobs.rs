@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use super::{Client, ClientError};
-use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET, LogChunk};
+use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET, LOG_STREAM, LogChunk, OutputStream};
 
 impl Client {
     /// Has a job run.
@@ -36,6 +36,8 @@ impl Client {
         let path = format!("/v1/jobs/{id}/log?from={from}&wait={wait}");
         let (head, body) = self.exchange(Method::GET, &path, None::<&()>).await?;
         let begins = head.get(LOG_OFFSET).and_then(|value| value.to_str().ok()?.parse().ok());
-        Ok(LogChunk { from: begins.unwrap_or(from), bytes: body.into() })
+        let is_stderr = head.get(LOG_STREAM).is_some_and(|value| value == OutputStream::Stderr.name());
+        let stream = if is_stderr { OutputStream::Stderr } else { OutputStream::Stdout };
+        Ok(LogChunk { from: begins.unwrap_or(from), stream, bytes: body.into() })
     }
 }

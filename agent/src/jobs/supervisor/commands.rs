@@ -7,6 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use bdnfs::error::Result;
+use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -30,18 +31,18 @@ const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// [`Kind::Disk`] where the kernel has no pipe, thread or signal for them.
 pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<JobExit> {
-    let (output, input) =
-        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("cannot make a pipe")?;
+    let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe");
+    let ((stdout, stdout_input), (stderr, stderr_input)) = (pipe()?, pipe()?);
     let (mut log, written) = (JobLog::new(directory.path()), oneshot::channel());
     let writer = std::thread::Builder::new().name("bdnfs-log".into());
     writer
         .spawn(move || {
-            log.take(File::from(output));
+            log.take(stdout.into(), stderr.into());
             let _ = written.0.send(());
         })
         .context("cannot start a thread")?;
     let run = async {
-        let exit = CommandRunner::new(order)?.run(File::from(input)).await;
+        let exit = CommandRunner::new(order)?.run([stdout_input, stderr_input].map(File::from)).await;
         // A process that escaped may hold the pipe open.
         let _ = tokio::time::timeout(LOG_FLUSH_TIMEOUT, written.1).await;
         Ok(exit)
@@ -91,7 +92,7 @@ impl<'a> CommandRunner<'a> {
         Ok(runner)
     }
 
-    async fn run(mut self, output: File) -> JobExit {
+    async fn run(mut self, output: [File; 2]) -> JobExit {
         let mut exit = JobExit::default();
         for command in &self.order.commands {
             exit = match self.start(command, &output) {
@@ -107,11 +108,11 @@ impl<'a> CommandRunner<'a> {
         exit
     }
 
-    fn start(&self, command: &str, output: &File) -> io::Result<Pid> {
+    fn start(&self, command: &str, [stdout, stderr]: &[File; 2]) -> io::Result<Pid> {
         let mut shell = Command::new(SHELL);
         shell.arg("-c").arg(command).env_clear();
         shell.envs(self.order.environment.iter().map(|(name, value)| (name, value.expose())));
-        shell.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?).process_group(0);
+        shell.stdin(Stdio::null()).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?).process_group(0);
         // It is reaped with all others.
         let child = shell.spawn()?;
         Pid::from_raw(child.id() as i32).ok_or_else(|| io::Error::other("a process without an id"))

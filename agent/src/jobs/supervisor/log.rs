@@ -1,79 +1,125 @@
 //! The log of a job: the end of what its commands print, in a few files.
 //!
 //! The file `log.<n>` begins with byte `n` of all that was printed. When it is full the next one begins, and the oldest goes.
-//! A reader goes by that count, so it sees what it missed.
+//! A reader goes by that count, so it sees what it missed. The file `streams.<n>` beside it, which may be missing, says where the
+//! output changes between stdout, with which it begins, and stderr: eight bytes for each change, little-endian, twice the number
+//! of the byte, plus one for stderr.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use crate::api::job::LogChunk;
+use rustix::event::{PollFd, PollFlags, poll};
 
-/// The prefix of the names of its files.
+use crate::api::job::{LogChunk, OutputStream};
+
+/// The prefixes of the names of its files.
 const PREFIX: &str = "log.";
-/// How long a file may become, in bytes, and how many are kept: 64 MiB are days of what a training job says.
+const STREAMS_PREFIX: &str = "streams.";
+/// How long both files may become together, in bytes, and how many are kept: 64 MiB are days of what a training job says.
 const FILE_BYTES: u64 = 16 << 20;
 const FILES_KEPT: usize = 4;
 /// How much is read at once.
 const READ_BYTES: usize = 64 << 10;
+/// The bytes of a change of the stream.
+const CHANGE_BYTES: usize = 8;
 
 /// A log that is being written.
 #[derive(Debug)]
 pub struct JobLog {
     directory: PathBuf,
-    /// The file that is written, where it begins, and how long it is.
+    /// The file that is written, where it begins, how long it is, and how long its changes of the stream are.
     file: Option<File>,
     start: u64,
     len: u64,
+    changes_len: u64,
+    /// The stream of the last byte in it.
+    stream: OutputStream,
 }
 
 impl JobLog {
     /// An empty one in `directory`.
     pub fn new(directory: PathBuf) -> Self {
-        Self { directory, file: None, start: 0, len: 0 }
+        Self { directory, file: None, start: 0, len: 0, changes_len: 0, stream: OutputStream::Stdout }
     }
 
-    /// Takes what comes until there is no more. What can't be written is lost: a full disk must not stop a job.
-    pub fn take(&mut self, mut from: impl Read) {
+    /// Takes what comes from these pipes until there is no more. What can't be written is lost: a full disk must not stop a
+    /// job.
+    pub fn take(&mut self, stdout: File, stderr: File) {
+        let mut pipes = vec![(OutputStream::Stdout, stdout), (OutputStream::Stderr, stderr)];
         let mut piece = vec![0; READ_BYTES];
-        loop {
-            match from.read(&mut piece) {
-                Ok(0) => return,
-                Ok(len) => {
-                    if self.write(&piece[..len]).is_err() {
-                        // The count goes on, so that a reader sees the gap.
-                        (self.start, self.len, self.file) = (self.start + self.len + len as u64, 0, None);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return,
+        while !pipes.is_empty() {
+            let mut polled: Vec<_> = pipes.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
+            if let Err(error) = poll(&mut polled, None)
+                && error != rustix::io::Errno::INTR
+            {
+                return;
             }
+            let ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+            let mut ready = ready.into_iter();
+            pipes.retain_mut(|(stream, pipe)| {
+                !ready.next().unwrap_or(false) || self.take_piece(*stream, pipe, &mut piece)
+            });
         }
     }
 
-    fn write(&mut self, piece: &[u8]) -> io::Result<()> {
-        if self.len >= FILE_BYTES {
-            (self.start, self.len, self.file) = (self.start + self.len, 0, None);
-        }
-        let file = match &mut self.file {
-            Some(file) => file,
-            None => {
-                let path = self.directory.join(format!("{PREFIX}{}", self.start));
-                let mut options = File::options();
-                options.write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW);
-                let file = options.open(path)?;
-                let files = files(&self.directory)?;
-                for (start, _) in files.iter().rev().skip(FILES_KEPT) {
-                    let _ = fs::remove_file(self.directory.join(format!("{PREFIX}{start}")));
-                }
-                self.file.insert(file)
+    /// Takes one piece from a pipe that has something, or has ended; then it returns false.
+    fn take_piece(&mut self, stream: OutputStream, pipe: &mut File, piece: &mut [u8]) -> bool {
+        match pipe.read(piece) {
+            Ok(0) => false,
+            Ok(len) => {
+                self.append(stream, &piece[..len]);
+                true
             }
-        };
-        file.write_all(piece)?;
+            Err(error) => error.kind() == ErrorKind::Interrupted,
+        }
+    }
+
+    fn append(&mut self, stream: OutputStream, piece: &[u8]) {
+        if self.write(stream, piece).is_err() {
+            // The count goes on, so that a reader sees the gap.
+            self.begin_at(self.start + self.len + piece.len() as u64);
+        }
+    }
+
+    /// Begins the next file, with byte `start`.
+    fn begin_at(&mut self, start: u64) {
+        *self = Self { start, ..Self::new(std::mem::take(&mut self.directory)) };
+    }
+
+    fn write(&mut self, stream: OutputStream, piece: &[u8]) -> io::Result<()> {
+        if self.len + self.changes_len >= FILE_BYTES {
+            self.begin_at(self.start + self.len);
+        }
+        if self.file.is_none() {
+            self.file = Some(File::create(log_path(&self.directory, self.start))?);
+            let files = files(&self.directory)?;
+            for (start, _) in files.iter().rev().skip(FILES_KEPT) {
+                let _ = fs::remove_file(streams_path(&self.directory, *start));
+                let _ = fs::remove_file(log_path(&self.directory, *start));
+            }
+        }
+        if stream != self.stream {
+            // Before the bytes, so that whoever finds those finds this.
+            let change = (self.start + self.len) << 1 | u64::from(stream == OutputStream::Stderr);
+            let path = streams_path(&self.directory, self.start);
+            File::options().create(true).append(true).open(path)?.write_all(&change.to_le_bytes())?;
+            (self.stream, self.changes_len) = (stream, self.changes_len + CHANGE_BYTES as u64);
+        }
+        if let Some(file) = &mut self.file {
+            file.write_all(piece)?;
+        }
         self.len += piece.len() as u64;
         Ok(())
     }
+}
+
+fn log_path(directory: &Path, start: u64) -> PathBuf {
+    directory.join(format!("{PREFIX}{start}"))
+}
+
+fn streams_path(directory: &Path, start: u64) -> PathBuf {
+    directory.join(format!("{STREAMS_PREFIX}{start}"))
 }
 
 /// The files of a log, oldest first: where each begins, and its length.
@@ -90,41 +136,73 @@ fn files(directory: &Path) -> io::Result<Vec<(u64, u64)>> {
     Ok(found)
 }
 
-/// At most `most` bytes of the log in `directory`, from byte `from` on or from the first one behind it that is kept.
+/// At most `most` bytes of the log in `directory`, all of one stream, from byte `from` on or from the first one behind it that
+/// is kept.
 pub fn read(directory: &Path, from: u64, most: usize) -> io::Result<LogChunk> {
     for (start, len) in files(directory)? {
         if start + len <= from {
             continue;
         }
         let from = from.max(start);
-        let mut file = match File::open(directory.join(format!("{PREFIX}{start}"))) {
+        let mut file = match File::open(log_path(directory, start)) {
             // It has become too old just now; the next one is there.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
             file => file?,
         };
         file.seek(SeekFrom::Start(from - start))?;
         let mut bytes = Vec::new();
         file.take(most as u64).read_to_end(&mut bytes)?;
-        return Ok(LogChunk { from, bytes });
+        let (stream, end) = stream_at(&streams_path(directory, start), from)?;
+        bytes.truncate(usize::try_from(end - from).unwrap_or(usize::MAX));
+        return Ok(LogChunk { from, stream, bytes });
     }
-    Ok(LogChunk { from, bytes: Vec::new() })
+    Ok(LogChunk { from, ..LogChunk::default() })
+}
+
+/// The stream of the byte `at`, and the byte with which another one follows. Read after the bytes themselves. An older log tells
+/// nothing of streams.
+fn stream_at(path: &Path, at: u64) -> io::Result<(OutputStream, u64)> {
+    let changes = match fs::read(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
+        changes => changes?,
+    };
+    let (mut stream, mut end) = (OutputStream::Stdout, u64::MAX);
+    for change in changes.chunks_exact(CHANGE_BYTES) {
+        let change = change.try_into().map_or(0, u64::from_le_bytes);
+        if change >> 1 > at {
+            end = change >> 1;
+            break;
+        }
+        stream = if change & 1 == 1 { OutputStream::Stderr } else { OutputStream::Stdout };
+    }
+    Ok((stream, end))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const OUT: OutputStream = OutputStream::Stdout;
+    const ERR: OutputStream = OutputStream::Stderr;
+
+    fn chunk(from: u64, stream: OutputStream, bytes: &[u8]) -> LogChunk {
+        LogChunk { from, stream, bytes: bytes.to_vec() }
+    }
+
     #[test]
     fn log_keeps_the_end_and_its_offset() {
         let dir = tempfile::tempdir().expect("directory");
         assert_eq!(read(dir.path(), 0, 10).expect("read"), LogChunk::default());
         let mut log = JobLog::new(dir.path().to_owned());
-        log.take(&b"hello "[..]);
-        log.take(&b"world"[..]);
-        assert_eq!(read(dir.path(), 3, 5).expect("read"), LogChunk { from: 3, bytes: b"lo wo".to_vec() });
+        log.append(OUT, b"hello ");
+        log.append(OUT, b"world");
+        assert_eq!(read(dir.path(), 3, 5).expect("read"), chunk(3, OUT, b"lo wo"));
         assert_eq!(read(dir.path(), 11, 5).expect("read").bytes, b"");
         let all = (FILES_KEPT as u64 + 2) * FILE_BYTES;
-        log.take(io::repeat(b'x').take(all));
+        let piece = [b'x'; READ_BYTES];
+        for number in 0..all / READ_BYTES as u64 {
+            log.append(if number % 2 == 0 { OUT } else { ERR }, &piece);
+        }
         let files = files(dir.path()).expect("read");
         let (lost, end) = (files[0].0, files.iter().map(|(start, len)| start + len).max().expect("some"));
         assert_eq!(end, 11 + all);
@@ -134,5 +212,23 @@ mod tests {
         );
         let first = read(dir.path(), 0, 7).expect("read");
         assert_eq!((first.from, &first.bytes[..]), (lost, &b"xxxxxxx"[..]));
+        let names = fs::read_dir(dir.path()).expect("read").count();
+        assert!(names <= 2 * FILES_KEPT, "{names} files");
+    }
+
+    #[test]
+    fn log_of_two_streams_tells_which_each_byte_is_of() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mut log = JobLog::new(dir.path().to_owned());
+        for (stream, text) in [(ERR, "one"), (ERR, "two"), (OUT, "three"), (ERR, "four")] {
+            log.append(stream, text.as_bytes());
+        }
+        assert_eq!(read(dir.path(), 0, 99).expect("read"), chunk(0, ERR, b"onetwo"));
+        assert_eq!(read(dir.path(), 4, 1).expect("read"), chunk(4, ERR, b"w"));
+        assert_eq!(read(dir.path(), 6, 99).expect("read"), chunk(6, OUT, b"three"));
+        assert_eq!(read(dir.path(), 11, 99).expect("read"), chunk(11, ERR, b"four"));
+        // One that an older supervisor wrote.
+        fs::remove_file(streams_path(dir.path(), 0)).expect("removed");
+        assert_eq!(read(dir.path(), 0, 99).expect("read"), chunk(0, OUT, b"onetwothreefour"));
     }
 }

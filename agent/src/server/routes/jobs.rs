@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::{Answer, IdPath, JsonBody, Routes};
 use crate::agent::Agent;
 use crate::api::ApiResult;
-use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET};
+use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET, LOG_STREAM};
 
 type QueryOf<T> = Result<Query<T>, QueryRejection>;
 
@@ -69,6 +69,10 @@ struct LogQuery {
 async fn log(State(agent): State<Arc<Agent>>, id: IdPath, query: QueryOf<LogQuery>) -> ApiResult<Response> {
     let (Path(id), Query(query)) = (id?, query?);
     let chunk = agent.jobs().log(id, query.from, query.wait).await?;
-    let head = [(LOG_OFFSET, chunk.from.to_string()), (CONTENT_TYPE, "application/octet-stream".to_owned())];
+    let head = [
+        (LOG_OFFSET, chunk.from.to_string()),
+        (LOG_STREAM, chunk.stream.name().to_owned()),
+        (CONTENT_TYPE, "application/octet-stream".to_owned()),
+    ];
     Ok((head, chunk.bytes).into_response())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use bdnfs_agent::api::client::{Client, ClientError};
-use bdnfs_agent::api::job::{JobEvent, JobState, JobStatus};
+use bdnfs_agent::api::job::{JobEvent, JobState, JobStatus, OutputStream};
 
 use super::show;
 use crate::output;
@@ -19,7 +19,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// The format in which a job is followed.
 #[derive(Clone, Copy, Debug)]
 pub struct FollowFormat {
-    /// Events as JSON on stdout and the output of the job on stderr; else events as text on stderr and the output on stdout.
+    /// Events as JSON on stdout and all output of the job on stderr; else events as text on stderr and the output on its own streams.
     pub json: bool,
 }
 
@@ -115,7 +115,7 @@ pub async fn copy_output(
     }
     *from = piece.from + piece.bytes.len() as u64;
     // A closed output is no reason to stop the job.
-    let _ = if format.json {
+    let _ = if format.json || piece.stream == OutputStream::Stderr {
         std::io::stderr().lock().write_all(&piece.bytes)
     } else {
         let mut out = std::io::stdout().lock();
