@@ -14,7 +14,7 @@ use tokio::process::ChildStdin;
 
 use super::process::IdleSupervisor;
 use super::run::JobRun;
-use super::supervisor::{SupervisorInfo, SupervisorOrder};
+use super::supervisor::{COVER_BYTES, SupervisorInfo, SupervisorOrder};
 use crate::api::job::{DeployReport, JobRequest, JobState, PhaseSeconds, Variable};
 use crate::api::{ApiResult, Failure, MountRequest, Weights};
 use crate::deploy::{self, lease_all, stage_all};
@@ -50,6 +50,12 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     };
     let begin = Instant::now();
     let (supervisor, attached) = idle.launch(&order(run).await?).await?;
+    for directory in &supervisor.covered {
+        let (directory, most) = (directory.display(), text::size(COVER_BYTES));
+        job.note(format!(
+            "new entries of {directory} are kept in memory, {most} at most, until the job ends; those that it has are the host's"
+        ));
+    }
     report.seconds.launch = begin.elapsed().as_secs_f64();
     job.set_report(report);
     Ok(Deployed { supervisor, _attached: attached })

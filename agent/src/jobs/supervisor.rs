@@ -33,7 +33,7 @@ pub mod log;
 mod namespace;
 mod processes;
 
-pub use namespace::check_places;
+pub use namespace::{COVER_BYTES, check_places};
 
 /// The file that the supervisor holds locked as long as it lives.
 const LOCK_FILE: &str = "lock";
@@ -79,6 +79,9 @@ pub struct SupervisorInfo {
     pub pid: i32,
     /// The mount namespace of all that belongs to the job, by its inode.
     pub namespace: u64,
+    /// The directories whose new entries live in memory, for the job alone.
+    #[serde(default)]
+    pub covered: Vec<PathBuf>,
 }
 
 /// What the supervisor answers to its order.
@@ -155,11 +158,12 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
         .context("cannot become the parent of orphans")?;
     rustix::process::umask(Mode::from_bits_truncate(order.umask));
-    namespace::enter(&order.sources, &order.jobs, &order.directory.join(ROOT_DIRECTORY))?;
+    let covered = namespace::enter(&order.sources, &order.jobs, &order.directory.join(ROOT_DIRECTORY))?;
     let workdir = order.workdir.display();
     std::env::set_current_dir(&order.workdir)
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
-    let started = SupervisorInfo { pid: std::process::id() as i32, namespace: namespace::number("self")? };
+    let started =
+        SupervisorInfo { pid: std::process::id() as i32, namespace: namespace::number("self")?, covered };
     directory.write(STARTED_FILE, &started)?;
     Ok((directory, started))
 }

@@ -1,9 +1,9 @@
 //! The mount namespace of a job: all that the host has, and the job's sources in their places.
 //!
 //! A place that exists is mounted over. Where one doesn't, the host gets no new directory: the nearest directory above it
-//! that exists is covered, in this namespace alone, by a small file system with the same entries, each bound to what the
-//! host has there, and the missing directories beside them. It is read-only, so that nothing is written where it would
-//! vanish with the job; what lies below its entries is the host's own, and as writable as ever.
+//! that exists is covered, in this namespace alone, by a small file system in memory with the same entries, each bound to what
+//! the host has there, and the missing directories beside them. New entries of that directory live in it, and vanish with the
+//! job; what lies below those that it had is the host's own, and as writable as ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, DirEntry, File};
@@ -17,7 +17,7 @@ use bdnfs_fs::mounts;
 use rustix::fs::CWD;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind,
-    mount_bind_recursive, mount_change, mount_move, mount_remount, move_mount, open_tree, unmount,
+    mount_bind_recursive, mount_change, mount_move, move_mount, open_tree, unmount,
 };
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
@@ -26,6 +26,11 @@ use crate::context::Context;
 
 /// How many entries a directory may have that is covered. Each becomes a mount, and the kernel takes 100,000 of them.
 const ENTRIES_MAX: usize = 4096;
+
+/// The most memory that the new entries of a covered directory may take, in bytes, and how many there may be: logs and temporary
+/// files fit, and nothing that would make the machine short of memory.
+pub const COVER_BYTES: u64 = 256 << 20;
+const COVER_INODES: usize = 64 << 10;
 
 /// The mount namespace that the agent lives in, held open for a process that leaves it.
 #[derive(Debug)]
@@ -56,10 +61,10 @@ impl HostNamespace {
 }
 
 /// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place. What else is
-/// mounted below `jobs` is not in it. `scratch` is an empty directory of the job's own.
+/// mounted below `jobs` is not in it. `scratch` is an empty directory of the job's own. Returns the directories that are covered.
 ///
 /// To be called before the process has a second thread: each would keep its own.
-pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Result<()> {
+pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Result<Vec<PathBuf>> {
     // SAFETY: no descriptors are unshared, which is what can make it unsafe; and this process has one thread.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
         .context("cannot make a mount namespace: run jobs as root")?;
@@ -76,12 +81,11 @@ pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Res
         move_mount(tree, "", CWD, &directory, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .with_context(|| format!("cannot mount at {}", place.display()))?;
     }
-    places.seal()?;
     // Covering binds copies of what lies below.
     for mounted in mounts::all()?.iter().rev().filter(|mounted| mounted.mountpoint.starts_with(jobs)) {
         let _ = unmount(&mounted.mountpoint, UnmountFlags::DETACH);
     }
-    Ok(())
+    Ok(places.covered)
 }
 
 /// A copy of a mount that lies nowhere yet.
@@ -207,7 +211,8 @@ impl Places<'_> {
             return Err(invalid(format!("{} has more than {ENTRIES_MAX} entries", name())));
         }
         let like = directory.metadata().with_context(name)?;
-        let data = format!("mode={:o},uid={},gid={},size=16m", like.mode() & 0o7777, like.uid(), like.gid());
+        let (mode, uid, gid) = (like.mode() & 0o7777, like.uid(), like.gid());
+        let data = format!("mode={mode:o},uid={uid},gid={gid},size={COVER_BYTES},nr_inodes={COVER_INODES}");
         let data = std::ffi::CString::new(data).with_context(name)?;
         mount("bdnfs-job", self.scratch, "tmpfs", MountFlags::empty(), data.as_c_str())
             .context("cannot mount a tmpfs")?;
@@ -223,15 +228,6 @@ impl Places<'_> {
             mount_move(self.scratch, directory).with_context(name)?;
         }
         self.covered.push(directory.to_owned());
-        Ok(())
-    }
-
-    /// Lets nothing more be made where directories were covered.
-    fn seal(&self) -> Result<()> {
-        for directory in &self.covered {
-            mount_remount(directory, MountFlags::BIND | MountFlags::RDONLY, "")
-                .with_context(|| format!("cannot make {} read-only", directory.display()))?;
-        }
         Ok(())
     }
 }
