@@ -100,7 +100,7 @@ impl<'a> BlobBuilder<'a> {
                 let extents = extents(0, blob.size).map(|extent| read(&self.origin, &blob, extent));
                 let blocks = stream::iter(extents).buffered(READS_IN_FLIGHT).try_concat().await?;
                 progress.read.fetch_add(blob.size, Relaxed);
-                self.put_in_memory(recipe, blocks, blob.sha256).await?
+                self.put_in_memory(recipe, blocks, Some(blob)).await?
             }
             files => self.put_in_memory(recipe, self.pack(files, recipe.size, progress).await?, None).await?,
         };
@@ -124,7 +124,7 @@ impl<'a> BlobBuilder<'a> {
             let blob = self.listing.blob(file)?;
             let content = read(&self.origin, &blob, Extent { first: 0, blocks: 1 }).await?.swap_remove(0);
             progress.read.fetch_add(blob.size, Relaxed);
-            check_sha256(&blob.sha256, std::slice::from_ref(&content)).map_err(|e| e.within(&blob))?;
+            check_sha256(&blob, std::slice::from_ref(&content))?;
             Ok::<_, Error>(content)
         });
         let mut files = files.buffered(FILES_IN_FLIGHT);
@@ -138,16 +138,16 @@ impl<'a> BlobBuilder<'a> {
         Ok((0..block::count(size)).map(cut).collect())
     }
 
-    /// Puts content that lies in memory.
+    /// Puts content that lies in memory, that of `file` where it is of one.
     async fn put_in_memory(
         &self,
         recipe: &Recipe,
         blocks: Vec<Bytes>,
-        sha256: Option<[u8; 32]>,
+        file: Option<Blob>,
     ) -> Result<(MirrorRecord, bool)> {
         let size = recipe.size;
         let made = blocking(move || {
-            check_sha256(&sha256, &blocks)?;
+            file.map_or(Ok(()), |file| check_sha256(&file, &blocks))?;
             let form =
                 if frames::compresses_well(&blocks) { BlobEncoding::Frames } else { BlobEncoding::Plain };
             EncodedBlocks::new(size, 0, blocks, form)
@@ -332,11 +332,11 @@ fn record(size: u64, checks: Vec<Check>, stored: Stored) -> Result<MirrorRecord>
     Ok(MirrorRecord { digest: Check::combine(size, &checks)?, size, checks: Arc::from(checks), stored })
 }
 
-/// Holds content against the SHA-256 that its origin publishes, where it does.
-fn check_sha256(sha256: &Option<[u8; 32]>, blocks: &[Bytes]) -> Result<()> {
-    let Some(expected) = sha256 else { return Ok(()) };
+/// Holds the content of a file against the SHA-256 that its origin publishes, where it does.
+fn check_sha256(file: &Blob, blocks: &[Bytes]) -> Result<()> {
+    let Some(expected) = &file.sha256 else { return Ok(()) };
     let found = blocks.iter().fold(Sha256::new(), |hasher, block| hasher.chain_update(block)).finalize();
-    if found.as_slice() == expected { Ok(()) } else { Err(wrong_sha256()) }
+    if found.as_slice() == expected { Ok(()) } else { Err(wrong_sha256().within(file)) }
 }
 
 fn wrong_sha256() -> Error {

@@ -87,6 +87,23 @@ fn hub_lfs_file_with_wrong_sha256_is_refused() {
 }
 
 #[test]
+fn mirror_of_file_with_wrong_sha256_names_the_file() {
+    let hub = HubServer::start();
+    hub.publish("models/owner/repo", "main", &[("sub/w.safetensors", &content("w", 3 * MIB))]);
+    let machine = machine(&hub);
+    let mirror = format!("file://{}", machine.directory("mirror").display());
+    let add = ["mirror", "add", "hf://owner/repo", "--mirror", &mirror];
+    hub.storage.faults.set(ServerFault::Garble);
+    let ran = machine.run(&add);
+    assert_eq!(ran.code, Some(1));
+    let words =
+        "cannot mirror hf://models/owner/repo: sub/w.safetensors: the origin sent content that does not have";
+    assert!(ran.err.contains(words), "{}", ran.err);
+    hub.storage.faults.clear();
+    machine.run(&add).succeeds();
+}
+
+#[test]
 fn hub_name_without_owner_prints_a_note() {
     let hub = HubServer::start();
     hub.publish("models/owner/gpt2", "main", &[("x", b"x")]);
