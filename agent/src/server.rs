@@ -180,7 +180,7 @@ fn shutdown_signal(persistent: bool) -> impl Future<Output = io::Result<Shutdown
     if persistent {
         signals::shutdown_request().left_future()
     } else {
-        signals::termination().map_ok(|()| Shutdown::Stop).right_future()
+        signals::stop_request().map_ok(|()| Shutdown::Stop).right_future()
     }
 }
 

@@ -27,6 +27,13 @@ pub fn shutdown_request() -> impl Future<Output = io::Result<Shutdown>> {
     }
 }
 
+/// Waits until a process that serves mounts in the foreground is asked to end: by SIGINT or SIGTERM. SIGHUP is no reason here either,
+/// all the less under nohup(1). From the call on, not the first poll, none of them ends the process by itself.
+pub fn stop_request() -> impl Future<Output = io::Result<()>> {
+    let asked = shutdown_request();
+    async move { asked.await.map(drop) }
+}
+
 /// Waits for one of them: SIGINT, SIGTERM, SIGHUP. From the call on they no longer end the process by themselves.
 pub fn termination() -> impl Future<Output = io::Result<()>> {
     let asked = TerminationSignals::listen();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bdnfs::error::{Error, Kind, Result};
 use bytes::Bytes;
+use rustix::fs::{FileType, major, minor};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use zerocopy::IntoBytes;
@@ -16,6 +17,8 @@ use crate::wire::flags::notify;
 
 /// Where the kernel keeps it.
 const PATH: &str = "/dev/fuse";
+/// Its number, major and minor (admin-guide/devices.txt).
+const NUMBER: (u32, u32) = (10, 229);
 /// The most pieces of one `writev`: `UIO_MAXIOV` of the kernel.
 const MAX_IOVECS: usize = 1024;
 /// Makes an open device another queue of a connection (`FUSE_DEV_IOC_CLONE`).
@@ -65,6 +68,17 @@ impl Device {
                     e,
                 ),
             })?;
+        // A container may have got any file under this name, and the mount would fail with "Invalid argument".
+        let stat =
+            rustix::fs::fstat(&file).map_err(|e| Error::disk(format!("cannot stat {PATH}"), e.into()))?;
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+        if !is_device || (major(stat.st_rdev), minor(stat.st_rdev)) != NUMBER {
+            let text = format!(
+                "{PATH} is not the FUSE device (a character device {}:{}): give the device to the container (--device {PATH})",
+                NUMBER.0, NUMBER.1
+            );
+            return Err(Error::new(Kind::Unsupported, text));
+        }
         Ok(Self { fd: file.into() })
     }
 

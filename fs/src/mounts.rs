@@ -17,6 +17,9 @@ pub(crate) const TYPE: &str = "fuse.bdnfs";
 /// Where the kernel tells what is mounted; described in proc(5).
 const TABLE: &str = "/proc/self/mountinfo";
 
+/// The FUSE device.
+const DEVICE: &str = "/dev/fuse";
+
 /// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
@@ -67,6 +70,18 @@ pub fn at(mountpoint: &Path) -> Result<Option<MountEntry>> {
 /// The processes that use `mounted`: by an open file, a mapping, a working directory, a root or a program.
 /// Processes that this one may not look into are not found.
 pub fn users(mounted: &MountEntry) -> Vec<MountUser> {
+    processes(|process| uses(process, mounted.device))
+}
+
+/// The processes that have the device of `mounted` open: its agent, and the fd store. None on a Linux that does not tell
+/// (before 6.16), and none that this process may not look into.
+pub fn servers(mounted: &MountEntry) -> Vec<MountUser> {
+    let connection = format!("fuse_connection:\t{}", mounted.device.1);
+    processes(|process| serves(process, &connection))
+}
+
+/// The processes with a directory in /proc that `is_wanted`.
+fn processes(is_wanted: impl Fn(&Path) -> bool) -> Vec<MountUser> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let mut users = BTreeMap::new();
     for process in processes.flatten() {
@@ -74,7 +89,7 @@ pub fn users(mounted: &MountEntry) -> Vec<MountUser> {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        if uses(&path, mounted.device) {
+        if is_wanted(&path) {
             let command = fs::read(path.join("comm")).unwrap_or_default();
             users.insert(pid, String::from_utf8_lossy(command.trim_ascii_end()).into_owned());
         }
@@ -135,6 +150,17 @@ fn uses(process: &Path, device: (u32, u32)) -> bool {
     let links = ["cwd", "root", "exe"].map(|link| process.join(link));
     let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
     links.into_iter().chain(open).any(|link| lies_on(CWD, &link, device)) || maps(process, device)
+}
+
+/// Whether the process at `/proc/PID` has a FUSE device open whose line in /proc is `connection`.
+fn serves(process: &Path, connection: &str) -> bool {
+    let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    let mut devices =
+        open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == Path::new(DEVICE)));
+    devices.any(|entry| {
+        let info = fs::read_to_string(process.join("fdinfo").join(entry.file_name()));
+        info.is_ok_and(|info| info.lines().any(|line| line == connection))
+    })
 }
 
 /// Whether what `link` leads to lies on `device`. It is asked for without a word to the file system's server,

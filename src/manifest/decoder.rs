@@ -45,10 +45,23 @@ impl Manifest {
         Self::parse(bytes.into())
     }
 
-    fn parse(bytes: Bytes) -> Result<Self> {
+    /// Checks the beginning of a manifest of `len` bytes, before the rest of it is fetched.
+    ///
+    /// # Errors
+    /// As [`from_bytes`](Self::from_bytes).
+    pub fn check_start(start: &[u8], len: usize) -> Result<()> {
+        Self::parse_header(start, len).map(drop)
+    }
+
+    fn parse_header(start: &[u8], len: usize) -> Result<(Header, Sections)> {
         let (header, _) =
-            Header::read_from_prefix(&bytes).map_err(|_| corrupt("it is shorter than its header"))?;
-        let sections = header.sections(bytes.len())?;
+            Header::read_from_prefix(start).map_err(|_| corrupt("it is shorter than its header"))?;
+        let sections = header.sections(len)?;
+        Ok((header, sections))
+    }
+
+    fn parse(bytes: Bytes) -> Result<Self> {
+        let (header, sections) = Self::parse_header(&bytes, bytes.len())?;
         let manifest = Self { bytes, header, sections, mapped: false };
         let source = manifest.string(0, header.source_len.get().into())?;
         str::from_utf8(source).map_err(|_| corrupt("its source's name is not UTF-8"))?;

@@ -53,6 +53,11 @@ impl Mirror {
         let mut pieces = pieces.buffered(PIECES_IN_FLIGHT);
         let mut hasher = blake3::Hasher::new();
         while let Some(piece) = pieces.try_next().await? {
+            if hasher.count() == 0 {
+                // Gigabytes of something else would be fetched for a minute before their digest told.
+                let checked = Manifest::check_start(&piece, usize::try_from(meta.size).unwrap_or(usize::MAX));
+                checked.map_err(|e| e.within(self.url_of(&key)))?;
+            }
             let file = file.clone();
             hasher = blocking(move || {
                 hasher.update(&piece);

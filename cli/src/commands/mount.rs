@@ -55,7 +55,7 @@ pub struct MountArgs {
     mirror: MirrorArgs,
     #[command(flatten)]
     cache: CacheArgs,
-    /// Run in the foreground; SIGINT and SIGTERM unmount
+    /// Run in the foreground; SIGINT and SIGTERM unmount, SIGHUP is ignored
     #[arg(long)]
     foreground: bool,
     /// Stage: return when all data is local and verified
@@ -251,7 +251,7 @@ impl MountSession {
             let mut mounted = Vec::new();
             let result = tokio::select! {
                 biased;
-                signal = signals::termination() => signal.map_err(Into::into),
+                signal = signals::stop_request() => signal.map_err(Into::into),
                 result = self.mount_and_wait(&mut mounted) => result,
             };
             if result.is_err() {
@@ -269,7 +269,7 @@ impl MountSession {
         let mut mounted = vec![first];
         let (result, ended) = tokio::select! {
             biased;
-            signal = signals::termination() => (signal.map_err(Into::into), false),
+            signal = signals::stop_request() => (signal.map_err(Into::into), false),
             result = self.mount_and_wait(&mut mounted) => { let ended = result.is_ok(); (result, ended) }
         };
         if !ended {

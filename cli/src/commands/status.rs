@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus, StageState};
-use bdnfs_fs::mounts;
+use bdnfs_fs::mounts::{self, MountEntry};
 use serde::Serialize;
 
 use crate::agents;
@@ -26,6 +26,9 @@ pub struct StatusArgs {
     cache_dir: Option<PathBuf>,
 }
 
+/// What the process of the fd store is called.
+const FDSTORE: &str = "bdnfs-holder";
+
 const EXAMPLES: &str = "Examples:
   bdnfs status
   bdnfs status --json | jq '.mounts[].state'";
@@ -36,6 +39,8 @@ struct StatusReport {
     mounts: Vec<MountReport>,
     #[serde(rename = "daemons")]
     agents: Vec<AgentInfo>,
+    /// The agents that do not answer, a sentence each.
+    unresponsive: Vec<String>,
 }
 
 /// A mount as the kernel lists it, with the status of its agent.
@@ -60,6 +65,9 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     } else {
         out.write_all(format_report(&report).as_bytes())?;
     }
+    if !report.unresponsive.is_empty() {
+        bail!("{}", report.unresponsive.join("; "));
+    }
     Ok(())
 }
 
@@ -77,6 +85,12 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     // The agent runs without mounts, too.
     sockets.extend(cache.as_deref().map_or_else(socket::well_known, |cache| Some(socket::of_cache(cache))));
     let agents = agents::query(sockets).await?;
+    let mut unresponsive: Vec<String> =
+        agents.values().filter_map(|agent| agent.as_ref().err().cloned()).collect();
+    unresponsive.extend(mounts.iter().filter_map(|(mounted, health)| match health {
+        MountHealth::Unresponsive => Some(format_unresponsive(mounted)),
+        _ => None,
+    }));
     let mounts = mounts.into_iter().map(|(mounted, health)| {
         let (state, status) = match &health {
             MountHealth::Alive(socket) => mount_status(agents.get(socket), &mounted.mountpoint),
@@ -91,7 +105,17 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     // An agent may listen on two sockets.
     agents.sort_by_key(|agent| agent.pid);
     agents.dedup_by_key(|agent| agent.pid);
-    Ok(StatusReport { mounts, agents })
+    Ok(StatusReport { mounts, agents, unresponsive })
+}
+
+/// Says that a mount does not respond, and which process should.
+fn format_unresponsive(mounted: &MountEntry) -> String {
+    let servers = mounts::servers(mounted);
+    // Without its agent, the fd store has it alone.
+    let agent = servers.iter().find(|process| process.command != FDSTORE).or(servers.first());
+    let agent = agent
+        .map_or("its agent".to_owned(), |process| format!("{} (process {})", process.command, process.pid));
+    format!("{}: {agent} does not respond", mounted.mountpoint.display())
 }
 
 fn mount_status(
@@ -127,6 +151,8 @@ fn format_report(report: &StatusReport) -> String {
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(report.mounts.iter().map(row));
     let mut out = match rows.len() {
+        // What a silent agent has nobody knows.
+        1 if !report.unresponsive.is_empty() => String::new(),
         1 => "no mounts\n".to_owned(),
         _ => text::table(&rows, &[2, 3, 4, 5]),
     };
@@ -216,6 +242,7 @@ mod tests {
                 usage,
                 work: Default::default(),
             }],
+            unresponsive: Vec::new(),
         };
         let text = "\
 MOUNTPOINT  SOURCE    FILES    SIZE  LOCAL  FETCHED  STATE

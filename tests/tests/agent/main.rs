@@ -8,6 +8,7 @@ mod metrics;
 mod openapi;
 mod packaging;
 mod restart;
+mod stopped;
 mod takeover;
 mod top;
 mod traces;

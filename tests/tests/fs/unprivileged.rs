@@ -89,3 +89,18 @@ fn user_who_may_not_mount_is_told_why() {
     user.mount(&user.point(), &[]).fails(&["permission denied on /dev/fuse", "chmod 666 /dev/fuse"]);
     assert_eq!(user.namespace.mounted(), [""; 0]);
 }
+
+#[test]
+fn mount_where_dev_fuse_is_another_file_says_so() {
+    for file in ["/dev/null", "/etc/hostname"] {
+        let namespace = MountNamespace::new();
+        let machine = Machine::new().in_mounts(&namespace);
+        let source = machine.directory("source");
+        write_file(&source, "file", 5000);
+        machine.run_command(machine.program("mount", &["--bind", file, "/dev/fuse"])).succeeds();
+        let point = machine.directory("mnt");
+        machine
+            .try_mount(&source, &point, &[])
+            .fails(&["/dev/fuse is not the FUSE device", "--device /dev/fuse"]);
+    }
+}

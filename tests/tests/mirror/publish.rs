@@ -361,3 +361,17 @@ fn link_that_is_absolute_escaping_or_looping_is_shown_and_never_followed() {
     assert!(total_bytes(&mirror) < MIB as u64, "what links lead to was mirrored");
     assert!(total_bytes(machine.cache()) < MIB as u64, "what links lead to was cached");
 }
+
+#[test]
+fn object_that_is_no_manifest_is_refused_after_its_first_bytes() {
+    let env = TestEnv::new();
+    env.put("weights", MIB);
+    env.mirror();
+    let manifest = &objects(&mirror(&env), "manifests")[0];
+    fs::File::options().write(true).truncate(true).open(manifest).unwrap().set_len(1 << 30).unwrap();
+    let line =
+        env.machine.try_mount("s3://bucket", &env.machine.directory("mnt"), &["--mirror", "s3://mirror"]);
+    assert!(line.err.contains("it does not begin like one"), "{}", line.err);
+    let fetched = env.s3.requests.of(Method::GET, |path| path.contains("/manifests/"));
+    assert!(fetched.bytes <= 64 << 20, "{} bytes of it were fetched", fetched.bytes);
+}

@@ -1,0 +1,91 @@
+//! Agents that are stopped, killed or hung up: what their users are told.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
+
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::{program, with_timeout};
+use bdnfs_tests::tree::{assert_same_tree, write_file};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const FROZEN: NetworkFault =
+    NetworkFault { frozen: true, delay: Duration::ZERO, rate: None, cut: None, refuse: false };
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn status_of_a_stopped_agent_names_it_and_fails() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "file", 5000);
+    let point = machine.mount(&source, "mnt");
+    let agent = machine.agent_pids()[0];
+    let process = format!("(process {})", agent.as_raw_nonzero());
+    kill_process(agent, Signal::STOP).unwrap();
+    for (arguments, named) in [
+        (&["status"][..], format!("{}: bdnfs {process} does not respond", text(&point))),
+        (&["status", "--cache-dir", text(machine.cache())], format!("{process} does not answer within 2 s")),
+    ] {
+        let ran = machine.run(arguments);
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        assert!(ran.err.contains(&named), "{named}: {}", ran.err);
+        assert!(!ran.out.contains("no mounts"), "{}", ran.out);
+    }
+    let ran = machine.run(&["status", "--json", "--cache-dir", text(machine.cache())]);
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    assert!(report["unresponsive"][0].as_str().unwrap().contains(&process), "{report}");
+    kill_process(agent, Signal::CONT).unwrap();
+    machine.run(&["status", "--cache-dir", text(machine.cache())]).succeeds();
+}
+
+#[test]
+fn read_under_way_when_its_agent_is_killed_fails_with_econnaborted() {
+    let env = TestEnv::new();
+    env.put("file", 1 << 20);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    env.proxy.set(FROZEN);
+    let file = point.join("file");
+    // Not through the page cache, which asks again and hears of the end.
+    let mut reader = program("dd");
+    reader.args(["iflag=direct", "bs=4096", "of=/dev/null"]).arg(format!("if={}", text(&file)));
+    let reader = reader.env("LC_ALL", "C").stderr(Stdio::piped()).spawn().unwrap();
+    // That it waits, nobody can see from outside.
+    sleep(Duration::from_millis(500));
+    env.machine.crash();
+    let read = with_timeout(Duration::from_secs(100), move || reader.wait_with_output().unwrap());
+    let said = String::from_utf8_lossy(&read.stderr).into_owned();
+    // strerror(ECONNABORTED)
+    assert!(said.contains("Software caused connection abort"), "{said}");
+    assert_eq!(fs::read(&file).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+}
+
+#[test]
+fn foreground_mount_after_sighup_goes_on_until_sigterm() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "file", 5000);
+    let point = machine.directory("mnt");
+    let mut command = machine.command(&["mount", "--foreground", text(&source), text(&point), "--cache-dir"]);
+    let mut mount = command.arg(machine.cache()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("it is mounted", || is_mounted(&point));
+    let process = Pid::from_raw(mount.id() as i32).unwrap();
+    kill_process(process, Signal::HUP).unwrap();
+    for _ in 0..50 {
+        assert!(mount.try_wait().unwrap().is_none(), "SIGHUP ended it");
+        sleep(Duration::from_millis(10));
+    }
+    assert_same_tree(&source, &point);
+    kill_process(process, Signal::TERM).unwrap();
+    wait_for_exit(&mut mount, "bdnfs mount --foreground");
+    assert!(!is_mounted(&point));
+}
