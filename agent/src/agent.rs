@@ -16,10 +16,12 @@ use crate::api::cluster::ClusterStatus;
 use crate::api::{AgentInfo, AgentStatus, ApiResult, Failure, FetchStats, socket};
 use crate::cache::scrubber::Scrubber;
 use crate::cluster::ClusterMembership;
+use crate::deploy::{AdmissionQueue, MirrorQueue};
 use crate::fdstore::{FdStore, StoredMount};
 use crate::jobs::JobQueue;
 use crate::lifecycle::Lifecycle;
 use crate::mounts::{Handover, MountDefaults, MountManager, Mounter, restore, shutdown};
+use crate::publications::Publications;
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::Scrape;
 
@@ -30,6 +32,7 @@ pub struct Agent {
     lifecycle: Arc<Lifecycle>,
     mounts: Arc<MountManager>,
     jobs: Arc<JobQueue>,
+    publications: Arc<Publications>,
     cluster: Option<ClusterMembership>,
     scrubber: Scrubber,
     /// Counts the requests of all mounts.
@@ -48,7 +51,7 @@ impl Agent {
         cluster: Option<ClusterMembership>,
         store: Option<Arc<FdStore>>,
     ) -> ApiResult<Self> {
-        let AgentConfig { cache, persistent, mirror, secrets, .. } = config;
+        let AgentConfig { cache, persistent, mirror, secrets, publications, .. } = config;
         let requests = Arc::<RequestMetrics>::default();
         let mounter = Mounter {
             engine: engine.clone(),
@@ -61,9 +64,15 @@ impl Agent {
         let lifecycle = Arc::new(Lifecycle::new(persistent));
         let handover = Handover::new(store);
         let mounts = Arc::new(MountManager::new(mounter, handover.clone(), Arc::clone(&lifecycle))?);
-        let jobs = JobQueue::open(Arc::clone(&mounts), Arc::clone(&lifecycle), cache.scrub_interval)?;
-        let (jobs, scrubber) = (Arc::new(jobs), Scrubber::start(&engine, cache.scrub_interval)?);
-        Ok(Self { engine, lifecycle, mounts, jobs, cluster, scrubber, requests, handover })
+        let (mirrors, admission) = (Arc::<MirrorQueue>::default(), Arc::<AdmissionQueue>::default());
+        let shared =
+            || (Arc::clone(&mounts), Arc::clone(&lifecycle), Arc::clone(&mirrors), Arc::clone(&admission));
+        let (of, life, queue, room) = shared();
+        let jobs = Arc::new(JobQueue::open(of, life, queue, room, cache.scrub_interval)?);
+        let (of, life, queue, room) = shared();
+        let publications = Arc::new(Publications::open(publications, of, life, queue, room)?);
+        let scrubber = Scrubber::start(&engine, cache.scrub_interval)?;
+        Ok(Self { engine, lifecycle, mounts, jobs, publications, cluster, scrubber, requests, handover })
     }
 
     /// What keeps it running.
@@ -86,10 +95,18 @@ impl Agent {
         &self.jobs
     }
 
+    /// Its publications.
+    pub fn publications(&self) -> &Arc<Publications> {
+        &self.publications
+    }
+
     /// Restores the mounts of the last run, of which the fd store has `stored`, and goes on with its jobs. Drops
     /// `eviction_pause` as soon as all leases are there.
     pub async fn restore(&self, eviction_pause: EvictionPause, stored: Vec<StoredMount>) {
-        let purpose = |mountpoint: &_| self.jobs.purpose_of(mountpoint);
+        let purpose = |mountpoint: &_| {
+            let published = self.publications.purpose_of(mountpoint);
+            published.unwrap_or_else(|| self.jobs.purpose_of(mountpoint))
+        };
         let to_stage = restore(&self.mounts, eviction_pause, stored, purpose).await;
         // What is mounted is served at once. What is to be fetched waits for the peers that may have it.
         if let Some(cluster) = &self.cluster {
@@ -98,8 +115,12 @@ impl Agent {
         for mount in to_stage {
             mount.stage(false);
         }
+        self.publications.restore().await;
         self.lifecycle.set_ready();
         self.jobs.resume();
+        if self.lifecycle.is_persistent() {
+            tokio::spawn(Arc::clone(&self.publications).watch());
+        }
     }
 
     /// Stores the descriptors of all mounts again whenever the fd store has ended. Never ends.
@@ -107,9 +128,10 @@ impl Agent {
         self.handover.clone().watch(|| self.mounts.all()).await;
     }
 
-    /// Ends its jobs, leaves the cluster, and unmounts all mounts or hands them over.
+    /// Ends its jobs and publications, leaves the cluster, and unmounts all mounts or hands them over.
     pub async fn shut_down(&self, how: Shutdown) {
         self.jobs.end_all(how).await;
+        self.publications.end_all(how == Shutdown::Stop).await;
         let mounts = async {
             match how {
                 Shutdown::HandOver => shutdown::hand_over_all(&self.mounts).await,
@@ -138,13 +160,15 @@ impl Agent {
     /// The agent, its mounts, and how they are doing.
     pub async fn status(&self) -> ApiResult<AgentStatus> {
         let (mounts, lost) = (self.mounts.attached(), self.mounts.lost());
+        let publications = self.publications.list();
         let (engine, cache) = (self.engine.clone(), self.mounts.mounter().cache.clone());
         let (persistent, ready) = (self.lifecycle.is_persistent(), self.lifecycle.is_ready());
         let status = blocking(move || {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
             let (usage, work) = (engine.usage(), FetchStats::of(&engine));
             let agent = AgentInfo { version, pid, cache, persistent, ready, usage, work };
-            Ok(AgentStatus { agent, mounts: mounts.iter().map(|mount| mount.status()).collect(), lost })
+            let mounts = mounts.iter().map(|mount| mount.status()).collect();
+            Ok(AgentStatus { agent, mounts, lost, publications })
         });
         Ok(status.await?)
     }
@@ -163,8 +187,10 @@ impl Agent {
         let (engine, requests) = (self.engine.clone(), self.requests.totals());
         let (ready, lost) = (self.lifecycle.is_ready(), self.mounts.lost().len() as u64);
         let mounts = self.mounts.attached().iter().map(|mount| mount.scrape()).collect();
-        let scrubbed = self.scrubber.counts();
-        let scrape = blocking(move || Ok(Scrape::gather(&engine, requests, ready, mounts, lost, scrubbed)));
+        let (scrubbed, publications) = (self.scrubber.counts(), self.publications.counts());
+        let scrape = blocking(move || {
+            Ok(Scrape::gather(&engine, requests, ready, mounts, lost, scrubbed, publications))
+        });
         Ok(scrape.await?)
     }
 }

@@ -107,7 +107,8 @@ pub struct MirrorRequest {
 }
 
 impl MirrorRequest {
-    fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
+    /// Removes the secrets, for a record on disk; also returns whether there were any.
+    pub fn without_secrets(&self) -> Result<(Self, bool), bdnfs::error::Error> {
         let (url, signed) = bare(&self.url)?;
         let (access, had) = self.access.without_secrets();
         Ok((Self { url, access, tenant: self.tenant.clone() }, had || signed))
@@ -195,6 +196,9 @@ pub struct AgentStatus {
     /// Mounts of an earlier run of the agent that could not be restored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostMount>,
+    /// What containers see.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub publications: Vec<publication::PublicationStatus>,
 }
 
 /// A mount of an earlier time that could not be made again. It is tried anew at the next start, until it is unmounted or

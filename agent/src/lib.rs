@@ -9,7 +9,8 @@
 //!   server      sockets, routes; start and end of the agent
 //!   agent       its parts, and what concerns all of them: status, restore, shutdown
 //!   jobs        queue, record, run ──> supervisor process ──> commands
-//!   deploy      what comes before a job runs: mirror, admission, staging, report
+//!   publications  sources that containers see: base, stage, bind
+//!   deploy      what comes before anybody reads: mirror, admission, staging, report
 //!   mounts      manager, records, restore, shutdown ──> bdnfs_fs::Mount, which serves reads
 //!   cluster     membership, and what peers are served        fdstore    keeps mounts alive between two agents
 //!   cache       its configuration, claim and inventory       telemetry  metrics, traces
@@ -19,7 +20,8 @@
 //!
 //! Follow a mount: [`api::MountRequest`] arrives in `server/routes/mounts.rs`, `mounts/manager.rs` takes it, `mounts/mounter.rs`
 //! makes it, and from then on the kernel talks to the file system. Follow a job: `server/routes/jobs.rs`, `jobs/queue.rs`,
-//! `jobs/run.rs`, `jobs/deployment.rs`, `jobs/supervisor.rs`.
+//! `jobs/run.rs`, `jobs/deployment.rs`, `jobs/supervisor.rs`. Follow a publication: `server/routes/publications.rs`,
+//! `publications.rs`, `publications/base.rs`, `publications/bind.rs`.
 //!
 //! An agent of one's own, and a question to it:
 //!
@@ -67,6 +69,7 @@ pub mod jobs;
 mod lifecycle;
 pub mod mirror;
 mod mounts;
+mod publications;
 mod records;
 pub mod runtime;
 mod server;
@@ -76,4 +79,5 @@ pub mod text;
 
 pub use agent::AgentConfig;
 pub use cluster::ClusterConfig;
+pub use publications::{PublicationConfig, SourceConfig};
 pub use server::{AgentServer, ControlSocket};

@@ -18,6 +18,7 @@ mod restore;
 pub mod shutdown;
 
 pub use handover::Handover;
+pub use lookup::ResolvedSnapshot;
 pub use manager::MountManager;
 pub use mount::ManagedMount;
 pub use mounter::{MountDefaults, Mounter};

@@ -161,6 +161,8 @@ impl Scrape {
         page.gauge("bdnfs_mounts", "Mounts, by how far they are staged.", None, states)?;
         let text = "What was mounted before the start and could not be again.";
         page.gauge("bdnfs_mounts_lost", text, None, [sample([], self.lost)])?;
+        let published = self.publications.map(|(state, count)| sample([("state", state)], count));
+        page.gauge("bdnfs_publications", "Publications for containers, by state.", None, published)?;
         let sizes = self.mounts.iter().map(|mount| (mount.labels().to_vec(), mount.bytes));
         let text = "The files of a mount together.";
         page.gauge("bdnfs_mount_size", text, Some(Unit::Bytes), sizes)?;

@@ -93,6 +93,23 @@ pub struct AccessArgs {
     bad_names: BadNames,
 }
 
+/// Access to a source, as a configuration names it.
+#[derive(Debug, Default)]
+pub struct NamedAccess {
+    /// URL of the service.
+    pub endpoint: Option<String>,
+    /// Region of the bucket.
+    pub region: Option<String>,
+    /// Name of the secret with the credentials.
+    pub secret: Option<String>,
+    /// File with the credentials.
+    pub credentials: Option<PathBuf>,
+    /// Send no credentials.
+    pub anonymous: bool,
+    /// Allow http:// without TLS to other machines.
+    pub allow_http: bool,
+}
+
 /// The first line of a certificate (PEM).
 const PEM_HEADER: &str = "-----BEGIN CERTIFICATE-----";
 
@@ -139,6 +156,12 @@ impl AccessArgs {
     /// Replaces the secret stores of these options.
     pub fn with_secrets(self, secrets: SecretsArgs) -> Self {
         Self { secrets, ..self }
+    }
+
+    /// The options that a configuration names.
+    pub fn named(named: NamedAccess) -> Self {
+        let NamedAccess { endpoint, region, secret, credentials, anonymous, allow_http } = named;
+        Self { endpoint, region, secret, credentials, anonymous, allow_http, ..Self::default() }
     }
 
     /// Replaces the permission for plain `http://` in these options.

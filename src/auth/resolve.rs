@@ -3,6 +3,7 @@
 
 mod aws_keys;
 mod azure_keys;
+mod explicit;
 mod google_tokens;
 
 use std::sync::Arc;
@@ -72,6 +73,9 @@ impl CredentialResolver {
 
     async fn resolve(&self, loaded: &Credentials) -> Result<Arc<dyn KeyProvider>> {
         let (uri, access, client) = (&self.uri, &self.access, &self.client);
+        if access.explicit_only {
+            explicit::check(loaded, uri, access)?;
+        }
         match loaded {
             Credentials::Aws(key) => aws_keys::access_key(key),
             Credentials::AwsRole(role) => aws_keys::named_role(role, access, client).await,

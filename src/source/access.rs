@@ -48,6 +48,9 @@ pub struct Access {
     pub auth: Option<AuthMethod>,
     /// The stores in which the secret that `auth` names is looked up, in this order, each time anew.
     pub secrets: Vec<SecretStore>,
+    /// Whether only what is given here is used, and never what this machine has: no metadata service, no file, no role. It is for
+    /// sources that somebody named who may not use the machine's identity.
+    pub explicit_only: bool,
 }
 
 /// How an S3 service is reached.
@@ -149,6 +152,7 @@ impl Access {
             credentials,
             auth,
             secrets,
+            explicit_only,
         } = self.clone();
         let is_place = |store: &SecretStore| !matches!(store, SecretStore::Environment { .. });
         let had = [&s3, &r2, &cw].into_iter().flatten().any(S3Access::has_secrets)
@@ -179,6 +183,7 @@ impl Access {
             credentials,
             auth,
             secrets: secrets.into_iter().filter(is_place).collect(),
+            explicit_only,
         };
         (stripped, had)
     }

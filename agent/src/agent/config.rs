@@ -9,6 +9,7 @@ use bdnfs::source::SecretStore;
 use crate::api::MirrorRequest;
 use crate::cache::CacheConfig;
 use crate::cluster::ClusterConfig;
+use crate::publications::PublicationConfig;
 
 /// What an agent is to be.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub struct AgentConfig {
     pub cluster: Option<ClusterConfig>,
     /// How long the fd store holds its mounts when it has ended.
     pub hold: Duration,
+    /// What may be published, and where.
+    pub publications: PublicationConfig,
 }
 
 impl AgentConfig {
@@ -46,6 +49,7 @@ impl AgentConfig {
             metrics_listen: None,
             cluster: None,
             hold: Duration::ZERO,
+            publications: PublicationConfig::default(),
         }
     }
 }

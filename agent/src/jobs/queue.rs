@@ -49,7 +49,7 @@ pub struct JobQueue {
     table: Mutex<JobTable>,
     pub(super) mounts: Arc<MountManager>,
     pub(super) lifecycle: Arc<Lifecycle>,
-    pub(super) mirrors: MirrorQueue,
+    pub(super) mirrors: Arc<MirrorQueue>,
     pub(super) admission: Arc<AdmissionQueue>,
     /// How long ago what a job reads may have been verified.
     pub(super) scrub_interval: Duration,
@@ -71,18 +71,19 @@ impl JobQueue {
     pub fn open(
         mounts: Arc<MountManager>,
         lifecycle: Arc<Lifecycle>,
+        mirrors: Arc<MirrorQueue>,
+        admission: Arc<AdmissionQueue>,
         scrub_interval: Duration,
     ) -> Result<Self> {
         let cache = &mounts.mounter().cache;
         let (directory, records) = (cache.join(JOBS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
         let made = CacheDirectory::open(cache)?.subdirectory(JOBS_DIRECTORY);
         made.with_context(|| format!("cannot create {}", directory.display()))?;
-        let admission = Arc::default();
         let restore = |record| Arc::new(Job::restore(record, &directory, &admission));
         let restored = records.all()?.into_iter().map(|(_, record)| restore(record));
         let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
         let last = jobs.keys().last().copied().unwrap_or(0);
-        let (table, mirrors) = (Mutex::new(JobTable { jobs, last }), MirrorQueue::default());
+        let table = Mutex::new(JobTable { jobs, last });
         Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission, scrub_interval })
     }
 
@@ -92,7 +93,7 @@ impl JobQueue {
         let id = below.iter().next().and_then(|id| id.to_str()?.parse().ok());
         let job = id.and_then(|id: u64| self.table.lock().jobs.get(&id).cloned());
         let job = job.filter(|job| !job.has_ended());
-        job.map_or(MountPurpose::EndedJob, |job| MountPurpose::Job { admitted: job.is_admitted() })
+        job.map_or(MountPurpose::Ended, |job| MountPurpose::Deployment { admitted: job.is_admitted() })
     }
 
     /// Accepts a job, and starts to run it.

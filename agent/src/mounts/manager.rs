@@ -104,7 +104,17 @@ impl MountManager {
     async fn make(self: &Arc<Self>, request: MountRequest) -> ApiResult<MountInfo> {
         // Ids and mount points of restored mounts go first.
         self.lifecycle.ready().await;
-        let ResolvedSnapshot { snapshot, resolved, note } = self.mounter.resolve(&request).await?;
+        let found = self.mounter.resolve(&request).await?;
+        self.mount_resolved(request, found).await
+    }
+
+    /// Mounts a snapshot that was resolved for `request`. Dropping the future leaves a mount, or none.
+    pub async fn mount_resolved(
+        self: &Arc<Self>,
+        request: MountRequest,
+        found: ResolvedSnapshot,
+    ) -> ApiResult<MountInfo> {
+        let ResolvedSnapshot { snapshot, resolved, note } = found;
         let (bare, lacks_secrets) = request.without_secrets()?;
         let record = MountRecord {
             id: 0,

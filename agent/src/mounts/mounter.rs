@@ -35,11 +35,13 @@ pub struct MountDefaults {
 }
 
 impl MountDefaults {
-    /// A request with the agent's mirror, where it names none, and with the agent's secret stores after its own. Nothing else adds
-    /// these stores: a request of somebody who may not use the agent's secrets must not come here.
+    /// A request with the agent's mirror, where it names none, and with the agent's secret stores after its own, unless it is of
+    /// somebody who may not use them ([`Access::explicit_only`](bdnfs::source::Access)). Nothing else adds these stores.
     fn add_to(&self, request: &MountRequest) -> MountRequest {
         let mut request = request.clone();
-        request.weights.access.secrets.extend_from_slice(&self.secrets);
+        if !request.weights.access.explicit_only {
+            request.weights.access.secrets.extend_from_slice(&self.secrets);
+        }
         if request.mirror.is_none() && !request.direct {
             request.mirror.clone_from(&self.mirror);
             if let (Some(mirror), Some(tenant)) = (&mut request.mirror, &request.tenant) {

@@ -4,11 +4,12 @@
 //!
 //! First all leases, from what the cache itself has: until then nothing is evicted. Then the mounts, each in the place of
 //! the dead one. Nobody outside this machine is asked. A mount that can't be restored keeps its lease and its record, and is
-//! listed in the status. The mount of a job that has ended is unmounted: its agent died while it did that.
+//! listed in the status. The mount of a job or publication that has ended is unmounted: its agent died while it did that.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::snapshot::Snapshot;
@@ -27,18 +28,23 @@ use crate::fdstore::StoredMount;
 /// up all.
 const PARALLEL_RESTORES: usize = 16;
 
+/// How long what containers read before the machine was started again is not evicted: so long a kubelet may take to start them.
+const LAST_BOOT_LEASE: Duration = Duration::from_secs(10 * 60);
+
 /// What a mount is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MountPurpose {
     /// A client of the agent.
     Client,
-    /// A job that runs or is deployed.
-    Job {
-        /// Whether the job's sources are leased.
+    /// A job that runs or is deployed, or a publication.
+    Deployment {
+        /// Whether its sources are leased.
         admitted: bool,
     },
-    /// A job that has ended or is unknown.
-    EndedJob,
+    /// A job or publication that has ended or is unknown.
+    Ended,
+    /// A publication that ended with the machine, and is likely to be asked for again.
+    LastBoot,
 }
 
 /// A mount of the last run that could not be restored.
@@ -82,12 +88,15 @@ pub async fn restore(
         stored.into_iter().map(|stored| (stored.id, stored)).collect();
     let records = manager.records.all().await;
     manager.table().last = records.iter().map(|record| record.id).max().unwrap_or(0);
-    let mut last_mounts = Vec::new();
+    let (mut last_mounts, mut leases) = (Vec::new(), Vec::new());
     for record in records {
         let (record, request, descriptors) = with_stored(record, &mut stored);
         let purpose = purpose(&request.weights.mountpoint);
-        if purpose == MountPurpose::EndedJob {
+        if matches!(purpose, MountPurpose::Ended | MountPurpose::LastBoot) {
             drop(descriptors);
+            if purpose == MountPurpose::LastBoot {
+                leases.extend(reopen(manager, &record, &request, purpose).await.ok());
+            }
             remove(manager, record.id, request.weights.mountpoint).await;
             continue;
         }
@@ -95,6 +104,10 @@ pub async fn restore(
         last_mounts.push(LastMount { record, request, descriptors, snapshot });
     }
     drop(eviction_pause);
+    tokio::spawn(async move {
+        tokio::time::sleep(LAST_BOOT_LEASE).await;
+        drop(leases);
+    });
     // Mounts without a record were about to end.
     for (id, unknown) in stored {
         drop(unknown);
@@ -134,16 +147,18 @@ async fn reopen(
     purpose: MountPurpose,
 ) -> ApiResult<Arc<Snapshot>> {
     let snapshot = manager.mounter.reopen(record, request).await?;
-    if record.staged || purpose == (MountPurpose::Job { admitted: true }) {
+    if record.staged
+        || matches!(purpose, MountPurpose::Deployment { admitted: true } | MountPurpose::LastBoot)
+    {
         let leased = Arc::clone(&snapshot);
         blocking(move || leased.hold()).await?;
     }
     Ok(snapshot)
 }
 
-/// Unmounts what an ended job read.
+/// Unmounts what is not used any more.
 async fn remove(manager: &MountManager, id: u64, mountpoint: PathBuf) {
-    tracing::info!("unmounting {}, which belonged to a job that has ended", mountpoint.display());
+    tracing::info!("unmounting {}, which nobody uses any more", mountpoint.display());
     manager.handover.remove(id).await;
     let records = manager.records.clone();
     let removed = blocking(move || {

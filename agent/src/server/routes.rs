@@ -20,6 +20,7 @@ mod cluster;
 mod health;
 mod jobs;
 mod mounts;
+mod publications;
 
 /// The id in a path.
 pub type IdPath = Result<Path<u64>, PathRejection>;
@@ -43,6 +44,11 @@ impl Routes {
     /// Has `handler` answer POST to `path`.
     pub fn post<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.on((MethodFilter::POST, Method::POST), path, handler)
+    }
+
+    /// Has `handler` answer PUT of `path`.
+    pub fn put<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.on((MethodFilter::PUT, Method::PUT), path, handler)
     }
 
     /// Has `handler` answer DELETE of `path`.
@@ -71,6 +77,7 @@ impl Routes {
 fn control_routes() -> Routes {
     mounts::routes()
         .merge(jobs::routes())
+        .merge(publications::routes())
         .merge(cache::routes())
         .merge(cluster::routes())
         .merge(health::routes())
@@ -106,7 +113,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
         serde_json::from_slice(&bytes).map(Self).map_err(|e| {
             let text = e.to_string();
             // Most other messages repeat a value, which may be a secret at the wrong place.
-            let is_plain = text.starts_with("missing field");
+            let is_plain = text.starts_with("missing field") || text.starts_with("unknown field");
             invalid(if is_plain {
                 text
             } else {

@@ -39,6 +39,8 @@ pub struct Scrape {
     pub mounts: Vec<MountScrape>,
     /// Mounts that an earlier agent had and that are not back.
     pub lost: u64,
+    /// Publications by their states.
+    pub publications: [(&'static str, u64); 3],
     /// This process: memory, threads, descriptors.
     pub process: ProcessScrape,
 }
@@ -76,6 +78,7 @@ impl Scrape {
         mounts: Vec<MountScrape>,
         lost: u64,
         scrubbed: ScrubCounts,
+        publications: [(&'static str, u64); 3],
     ) -> Self {
         let shares = engine.cache().partitions();
         let sum = |count: fn(&bdnfs::cache::partition::Partition) -> usize| -> u64 {
@@ -95,6 +98,7 @@ impl Scrape {
             requests,
             mounts,
             lost,
+            publications,
             process: ProcessScrape::read(),
         }
     }

@@ -9,6 +9,7 @@ use bdnfs_agent::{AgentConfig, AgentServer};
 mod cluster;
 mod config;
 mod notify;
+mod publications;
 mod stop;
 
 pub use config::ConfigFile;

@@ -17,11 +17,17 @@ use serde_json::{Value, json};
 #[test]
 fn agent_api_answers_match_openapi() {
     let machine = Machine::new();
-    let agent = machine.agent("tenants.alice.quota = \"1G\"");
+    let targets = machine.directory("targets");
+    let config = format!(
+        "tenants.alice.quota = \"1G\"\npublications.targets = [{targets:?}]\n[sources.named]\nsource = {}",
+        source(&machine, "named")
+    );
+    let agent = machine.agent(&config);
     let mut api = OpenApi::read();
     health(&mut api, &agent);
     mounts(&mut api, &agent, &machine);
     jobs(&mut api, &agent, &machine);
+    publications(&mut api, &agent, &machine, &targets);
     cache(&mut api, &agent, &machine);
     cluster(&mut api, &agent);
     api.ask(&agent, "POST", "/v1/stop", "", "");
@@ -116,6 +122,35 @@ fn jobs(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     api.fails(agent, ("GET", "/v1/jobs/{id}", "99"), "", 404);
     api.fails(agent, ("GET", "/v1/jobs/{id}/log", "99"), "", 404);
     api.fails(agent, ("POST", "/v1/jobs/{id}/stop", "99"), "", 404);
+}
+
+fn publications(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine, targets: &Path) {
+    let (route, target) = ("/v1/publications/{key}", targets.join("pod"));
+    let mut request = json!({
+        "source": source(machine, "published"), "allow": ["*"], "ignore": ["none"], "access": {"allow_http": false},
+        "secrets": {}, "mirror": null, "tenant": "alice", "uid": 7, "gid": null, "target": place(&target),
+        "holder": "pod default/a", "staging": "wait", "trusted": true, "keep": false,
+    });
+    let published = api.ask(agent, "PUT", route, "one?wait=60", &request.to_string()).json();
+    assert_eq!((&published["state"], &published["path"]), (&json!("published"), &json!(place(&target))));
+    assert_eq!(fs::read(target.join("small")).expect("a file").len(), 5);
+    api.ask(agent, "GET", route, "one", "");
+    api.ask(agent, "GET", "/v1/publications", "", "");
+    api.ask(agent, "GET", "/v1/status", "", "");
+    request["uid"] = json!(8);
+    api.fails(agent, ("PUT", route, "one"), &request.to_string(), 409);
+    api.fails(agent, ("PUT", route, "other"), &request.to_string(), 409);
+    request["trusted"] = json!(false);
+    api.fails(agent, ("PUT", route, "other"), &request.to_string(), 403);
+    api.fails(agent, ("PUT", route, "o%20ther"), &request.to_string(), 400);
+    api.fails(agent, ("PUT", route, "other?wait=long"), &request.to_string(), 400);
+    api.fails(agent, ("PUT", route, "other"), "{}", 400);
+    api.ask(agent, "DELETE", route, "one", "");
+    api.ask(agent, "DELETE", route, "one", "");
+    api.fails(agent, ("GET", route, "one"), "", 404);
+    api.ask(agent, "PUT", "/v1/sources/{name}", "named?wait=60", "");
+    api.ask(agent, "GET", "/v1/sources", "", "");
+    api.fails(agent, ("PUT", "/v1/sources/{name}", "unnamed"), "", 404);
 }
 
 fn cache(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {

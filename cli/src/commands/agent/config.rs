@@ -16,6 +16,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 
 use super::cluster::ClusterSection;
+use super::publications::{PublicationSection, SourceSection};
 use crate::access::{AccessArgs, MirrorAccessArgs};
 use crate::cache::CacheArgs;
 use crate::secrets::SecretsArgs;
@@ -50,6 +51,10 @@ pub struct ConfigFile {
     mirror: Option<MirrorSection>,
     /// The cluster of this node.
     cluster: Option<ClusterSection>,
+    /// What may be published for containers, and where.
+    publications: PublicationSection,
+    /// Sources that have a name.
+    sources: BTreeMap<String, SourceSection>,
     /// Metrics and traces.
     telemetry: TelemetrySection,
 }
@@ -149,14 +154,16 @@ impl ConfigFile {
         }
         let secrets = SecretsArgs::new(self.secrets);
         let stores = secrets.stores(|name| std::env::var_os(name))?;
-        let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant, secrets)).transpose()?;
+        let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant, secrets.clone())).transpose()?;
         let cluster =
             self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), tenants.into_iter().collect()));
         let cluster = cluster.transpose().context("cluster")?;
         let hold = duration("hold", self.hold)?.unwrap_or(DEFAULT_HOLD);
         cache.scrub_interval =
             duration("scrub_interval", self.scrub_interval)?.unwrap_or(cache.scrub_interval);
+        let publications = self.publications.setup(self.sources, &secrets)?;
         Ok(AgentConfig {
+            publications,
             hold,
             cache,
             cluster,
@@ -230,6 +237,12 @@ mod tests {
             ("[cluster]\ninsecure = true", "cluster: a cluster needs a mirror"),
             ("hold = \"soon\"", "hold: "),
             ("scrub_interval = \"often\"", "scrub_interval: "),
+            ("[publications]\ntargets = [\"pods\"]", "targets"),
+            ("[publications]\ninline_sources = [\"ftp\"]", "ftp"),
+            ("[sources.llama]\nsource = \"ftp://x\"", "sources.llama"),
+            ("[sources.\"a/b\"]\nsource = \"hf://o/m\"", "a/b"),
+            ("[sources.llama]\nsource = \"hf://o/m\"\nmount_location = \"models\"", "mount_location"),
+            ("[sources.llama]\nsource = \"hf://o/m\"\nsauce = 1", "unknown field `sauce`"),
         ] {
             let error = crate::text::line(&setup(text).expect_err(text));
             assert!(error.contains(message), "{error}");

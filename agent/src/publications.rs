@@ -1,0 +1,328 @@
+//! Publications: a source, staged once a node, for containers, pods and tasks.
+//!
+//! ```text
+//!  PUT key ──> Publications ── Publication: trust ─> mirror ─> resolve ─> base ─> admission ─> stage ─> gate ─> bind
+//!                   │                                                      │
+//!                   │                Bases: one mount of (tenant, snapshot, owner) for all who publish it
+//!                   └─ records: what is published in this boot; restore and reconcile hold them against the mount table
+//! ```
+//!
+//! A publication is a task of the agent, and not of the request that asked for it: that may give up, come again, or die. A
+//! published one outlives the agent as well: its base is resumed by the fd store, and its bind is the kernel's.
+
+mod base;
+mod bind;
+mod publication;
+mod publishing;
+mod reconcile;
+mod sources;
+mod trust;
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::cache::directory::CacheDirectory;
+use bdnfs::error::{Kind, Result};
+use bdnfs::source::{Patterns, Uri};
+use bdnfs::task::blocking;
+use parking_lot::Mutex;
+
+use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus, is_publication_key};
+use crate::api::{ApiResult, Failure};
+use crate::context::Context;
+use crate::deploy::{AdmissionQueue, MirrorQueue};
+use crate::lifecycle::Lifecycle;
+use crate::mounts::MountManager;
+use crate::records::Records;
+use base::Bases;
+use bind::BindTarget;
+use publication::{Publication, PublicationRecord};
+
+pub use sources::SourceConfig;
+
+/// The directory in the cache with the bases.
+const BASES_DIRECTORY: &str = "bases";
+/// How long a request is held at most: any runtime's deadline is shorter, and it may come again.
+const WAIT_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// What may be published, and where.
+#[derive(Clone, Debug)]
+pub struct PublicationConfig {
+    /// The directories below which targets lie.
+    pub targets: Vec<PathBuf>,
+    /// The directory with the bases; default: one in the cache.
+    pub bases: Option<PathBuf>,
+    /// Schemes and prefixes of the sources that authors who are not administrators may name.
+    pub inline_sources: Vec<String>,
+    /// The sources that have a name.
+    pub sources: Vec<SourceConfig>,
+}
+
+impl Default for PublicationConfig {
+    /// Targets of kubelets, and of hooks that have their own directory for what ends with the boot.
+    fn default() -> Self {
+        Self {
+            targets: ["/var/lib/kubelet", "/run/bdnfs"].map(PathBuf::from).to_vec(),
+            bases: None,
+            inline_sources: trust::DEFAULT_INLINE_SOURCES.map(str::to_owned).to_vec(),
+            sources: Vec::new(),
+        }
+    }
+}
+
+/// All publications of an agent.
+#[derive(Debug)]
+pub struct Publications {
+    config: PublicationConfig,
+    mounts: Arc<MountManager>,
+    lifecycle: Arc<Lifecycle>,
+    mirrors: Arc<MirrorQueue>,
+    bases: Bases,
+    records: Records<PublicationRecord>,
+    /// Records of this boot that are to be restored, by key.
+    last_run: Mutex<BTreeMap<String, PublicationRecord>>,
+    /// Where bases were mounted before the machine was started again.
+    last_boot: HashSet<PathBuf>,
+    boot: String,
+    table: Mutex<BTreeMap<String, Arc<Publication>>>,
+}
+
+impl Publications {
+    /// Those of the cache, whose lock the caller holds; what was published in this boot is [restored](Self::restore) later.
+    /// Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn open(
+        config: PublicationConfig,
+        mounts: Arc<MountManager>,
+        lifecycle: Arc<Lifecycle>,
+        mirrors: Arc<MirrorQueue>,
+        admission: Arc<AdmissionQueue>,
+    ) -> Result<Self> {
+        let cache = &mounts.mounter().cache;
+        let records = Records::<PublicationRecord>::open(cache, "publications")?;
+        let boot = reconcile::boot_id()?;
+        let (last_run, dropped): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            records.all()?.into_iter().partition(|(_, record)| record.boot == boot);
+        for key in dropped.keys() {
+            records.remove(key)?;
+        }
+        let last_boot = dropped.into_values().map(|record| record.base).collect();
+        if config.bases.is_none() {
+            let made = CacheDirectory::open(cache)?.subdirectory(BASES_DIRECTORY);
+            made.with_context(|| format!("cannot create {BASES_DIRECTORY} in {}", cache.display()))?;
+        }
+        let directory = config.bases.clone().unwrap_or_else(|| cache.join(BASES_DIRECTORY));
+        let bases = Bases::open(&directory, Arc::clone(&mounts), admission)?;
+        let (last_run, table) = (Mutex::new(last_run), Mutex::default());
+        Ok(Self { config, mounts, lifecycle, mirrors, bases, records, last_run, last_boot, boot, table })
+    }
+
+    /// Asks for a publication, or joins it, and waits at most `wait` until it is published. Dropping the future gives up the
+    /// wait, and not the publication.
+    ///
+    /// # Errors
+    /// Why it failed; then nothing of it is left. [`Failure::EXISTS`] where something else is published there.
+    pub async fn publish(
+        self: &Arc<Self>,
+        key: &str,
+        request: PublicationRequest,
+        wait: Duration,
+    ) -> ApiResult<PublicationStatus> {
+        let target = self.check(key, &request).await?;
+        // Ids and mounts of restored publications go first.
+        self.lifecycle.ready().await;
+        let _alive = self.lifecycle.begin()?;
+        let publication = loop {
+            let (found, is_new) = self.find_or_insert(key, &request, target.as_ref())?;
+            if is_new {
+                tokio::spawn(Arc::clone(self).run(Arc::clone(&found)));
+                break found;
+            }
+            if let Some(failure) = found.failure() {
+                // It is told once; who asks again has it tried again.
+                self.forget(&found);
+                return Err(failure);
+            }
+            if !found.is_cancelled() {
+                break found;
+            }
+            found.gone().await;
+        };
+        if publication.is_published() {
+            self.bind_again(&publication).await?;
+            return Ok(publication.status());
+        }
+        let waiter = publication.wait();
+        tokio::select! {
+            biased;
+            () = publication.settled() => {}
+            () = self.lifecycle.closed() => return Err(Failure::closing()),
+            () = tokio::time::sleep(wait.min(WAIT_MAX)) => {}
+        }
+        drop(waiter);
+        match publication.failure() {
+            Some(failure) => {
+                self.forget(&publication);
+                Err(failure)
+            }
+            None => Ok(publication.status()),
+        }
+    }
+
+    /// Refuses what can never be published, before anything else is done. Touches the local disk.
+    async fn check(&self, key: &str, request: &PublicationRequest) -> ApiResult<Option<BindTarget>> {
+        if !self.lifecycle.is_persistent() {
+            let text = "publications need the agent of the node; start `bdnfs agent`";
+            return Err(Failure::new(Kind::Unsupported, text));
+        }
+        if !is_publication_key(key) {
+            let text = "the key of a publication has letters, digits, dots, underscores and dashes only";
+            return Err(Failure::new(Kind::Invalid, text));
+        }
+        let uri: Uri = request.source.expose().parse()?;
+        Patterns::filter(request.allow.as_deref(), &request.ignore)?;
+        trust::check(request, &uri, &self.config.inline_sources)?;
+        let Some(target) = request.target.clone() else { return Ok(None) };
+        let directories = self.config.targets.clone();
+        Ok(Some(blocking(move || BindTarget::locate(&target, &directories)).await?))
+    }
+
+    /// The publication with this key, and whether it is new.
+    fn find_or_insert(
+        &self,
+        key: &str,
+        request: &PublicationRequest,
+        target: Option<&BindTarget>,
+    ) -> ApiResult<(Arc<Publication>, bool)> {
+        let exists = |text: String| Failure { kind: Failure::EXISTS.to_owned(), message: text };
+        let mut table = self.table.lock();
+        if let Some(found) = table.get(key) {
+            if !found.is_same(request) && !found.is_cancelled() && found.failure().is_none() {
+                return Err(exists(format!("{} is published as {key}; unpublish it first", found.source)));
+            }
+            return Ok((Arc::clone(found), false));
+        }
+        let holds = |other: &&Arc<Publication>| target.is_some() && other.target.as_ref() == target;
+        if let Some(other) = table.values().find(holds) {
+            let at = target.map_or_else(PathBuf::new, BindTarget::path);
+            return Err(exists(format!("{} is published at {} already", other.source, at.display())));
+        }
+        let new = Arc::new(Publication::new(key.to_owned(), request.clone(), target.cloned())?);
+        table.insert(key.to_owned(), Arc::clone(&new));
+        Ok((new, true))
+    }
+
+    /// Binds what was unmounted behind our back.
+    async fn bind_again(&self, publication: &Arc<Publication>) -> ApiResult<()> {
+        let (Some(target), Some(base)) = (publication.target.clone(), publication.base()) else {
+            return Ok(());
+        };
+        let bind = move || match target.mounted()? {
+            Some(_) => Ok(()),
+            None => target.bind(base.path()),
+        };
+        Ok(blocking(bind).await?)
+    }
+
+    /// Ends a publication, whatever its state, and waits until what was bound is gone. It is no error where there is none.
+    pub async fn unpublish(&self, key: &str) -> ApiResult<()> {
+        self.lifecycle.ready().await;
+        let found = self.table.lock().get(key).cloned();
+        let Some(publication) = found else { return Ok(()) };
+        publication.cancel();
+        if publication.failure().is_some() {
+            self.forget(&publication);
+        }
+        tokio::select! {
+            () = publication.gone() => Ok(()),
+            () = self.lifecycle.closed() => Err(Failure::closing()),
+        }
+    }
+
+    /// How a publication is doing.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`].
+    pub fn status(&self, key: &str) -> ApiResult<PublicationStatus> {
+        let missing = || Failure::new(Kind::NotFound, format!("there is no publication {key}"));
+        self.table.lock().get(key).map(|publication| publication.status()).ok_or_else(missing)
+    }
+
+    /// How all are doing.
+    pub fn list(&self) -> Vec<PublicationStatus> {
+        self.all().iter().map(|publication| publication.status()).collect()
+    }
+
+    /// Ends what can't go on without this agent: what is pending; with `all` also what is published.
+    pub async fn end_all(&self, all: bool) {
+        for publication in self.all() {
+            if !publication.is_published() {
+                publication.cancel();
+                if publication.failure().is_none() {
+                    publication.settled().await;
+                }
+            } else if let Some(target) = publication.target.clone().filter(|_| all)
+                && let Err(error) = blocking(move || target.unbind()).await
+            {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Publication>> {
+        self.table.lock().values().cloned().collect()
+    }
+
+    /// Takes a publication out of the table.
+    fn forget(&self, publication: &Arc<Publication>) {
+        let mut table = self.table.lock();
+        if table.get(&publication.key).is_some_and(|known| Arc::ptr_eq(known, publication)) {
+            table.remove(&publication.key);
+        }
+        drop(table);
+        publication.set_gone();
+    }
+
+    /// Carries a publication from its first request to its end.
+    async fn run(self: Arc<Self>, publication: Arc<Publication>) {
+        match self.deploy(&publication).await {
+            Ok(message) => {
+                publication.set_published(message);
+                self.attend(publication).await;
+            }
+            Err(failure) => {
+                self.take_down(&publication, true).await;
+                publication.set_failed(failure);
+                // Whoever asks next is told.
+                tokio::select! {
+                    () = publication.cancelled() => {}
+                    () = publication.abandoned() => {}
+                }
+                self.forget(&publication);
+            }
+        }
+    }
+
+    /// Waits until a published one is to end, and ends it.
+    async fn attend(self: Arc<Self>, publication: Arc<Publication>) {
+        publication.cancelled().await;
+        self.take_down(&publication, false).await;
+        tracing::info!("unpublished {} ({})", publication.source, publication.key);
+        self.forget(&publication);
+    }
+
+    /// Counts publications by their states.
+    pub fn counts(&self) -> [(&'static str, u64); 3] {
+        let list = self.list();
+        let count = |state| list.iter().filter(|status| status.state == state).count() as u64;
+        [
+            ("staging", count(PublicationState::Staging)),
+            ("published", count(PublicationState::Published)),
+            ("failed", count(PublicationState::Failed)),
+        ]
+    }
+}

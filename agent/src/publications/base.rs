@@ -1,0 +1,225 @@
+//! Bases: a node's one mount of a tenant's snapshot with an owner, for all who publish it.
+
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use bdnfs::digest::Digest;
+use bdnfs::error::Result;
+use bdnfs::task::blocking;
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+
+use crate::api::publication::PublicationProgress;
+use crate::api::{ApiResult, Failure, MountRequest, StageState};
+use crate::context::Context;
+use crate::deploy::{AdmissionQueue, stage_all};
+use crate::mounts::{ManagedMount, MountManager, ResolvedSnapshot};
+
+/// What one base shows, and to whom its files belong.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BaseKey {
+    /// The tenant.
+    pub tenant: String,
+    /// The snapshot.
+    pub snapshot: Digest,
+    /// Owner of all files.
+    pub uid: Option<u32>,
+    /// Their group.
+    pub gid: Option<u32>,
+}
+
+/// A base.
+#[derive(Debug)]
+pub struct Base {
+    key: BaseKey,
+    path: PathBuf,
+    mount: OnceCell<Arc<ManagedMount>>,
+    staged: OnceCell<()>,
+    /// When it was begun to be staged.
+    staging_since: OnceLock<Instant>,
+}
+
+/// The bases of an agent.
+#[derive(Debug)]
+pub struct Bases {
+    directory: PathBuf,
+    mounts: Arc<MountManager>,
+    admission: Arc<AdmissionQueue>,
+    table: Mutex<HashMap<BaseKey, (Arc<Base>, usize)>>,
+}
+
+impl Base {
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The snapshot that it shows.
+    pub fn snapshot(&self) -> Digest {
+        self.key.snapshot
+    }
+
+    /// Its mount, once it has one.
+    pub fn mount(&self) -> Option<&Arc<ManagedMount>> {
+        self.mount.get()
+    }
+
+    /// Whether all of it was local, verified and leased.
+    pub fn is_staged(&self) -> bool {
+        self.staged.initialized()
+    }
+
+    /// Whether its mount has ended, or lacks what was staged.
+    pub fn is_abnormal(&self) -> bool {
+        let failed = |mount: &Arc<ManagedMount>| {
+            mount.is_detached() || matches!(mount.stage_state(), Some(StageState::Failed(_)))
+        };
+        self.mount().is_none_or(failed)
+    }
+
+    /// How far it is staged.
+    pub fn progress(&self) -> Option<PublicationProgress> {
+        let done = self.mount()?.snapshot().staged()?.progress();
+        let seconds = self.staging_since.get().map_or(0.0, |since| since.elapsed().as_secs_f64());
+        // What was there before says nothing about what is fetched.
+        let fetched = done.bytes_done.saturating_sub(done.bytes_found);
+        let rate = if seconds > 0.0 { (fetched as f64 / seconds) as u64 } else { 0 };
+        let seconds_left = done.bytes.saturating_sub(done.bytes_done).div_ceil(rate.max(1));
+        Some(PublicationProgress {
+            files: done.files,
+            bytes_done: done.bytes_done,
+            bytes: done.bytes,
+            rate,
+            seconds_left: (rate > 0 && !self.is_staged()).then_some(seconds_left),
+        })
+    }
+}
+
+impl Bases {
+    /// None yet; each will be a directory in `directory`, which is made. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn open(directory: &Path, mounts: Arc<MountManager>, admission: Arc<AdmissionQueue>) -> Result<Self> {
+        let cannot = || format!("cannot keep bases in {}", directory.display());
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(cannot)?;
+        let directory = directory.canonicalize().with_context(cannot)?;
+        Ok(Self { directory, mounts, admission, table: Mutex::default() })
+    }
+
+    /// Whether a mount at `mountpoint` is a base.
+    pub fn has(&self, mountpoint: &Path) -> bool {
+        mountpoint.parent() == Some(&self.directory)
+    }
+
+    /// The base for `key`, which is there until it is [released](Self::release). Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn join(&self, key: BaseKey) -> Result<Arc<Base>> {
+        if let Some((base, users)) = self.table.lock().get_mut(&key) {
+            *users += 1;
+            return Ok(Arc::clone(base));
+        }
+        let path = self.new_directory()?;
+        let mut table = self.table.lock();
+        let (base, users) = table.entry(key.clone()).or_insert_with(|| (Base::new(key, path.clone()), 0));
+        *users += 1;
+        if base.path != path {
+            // Somebody else was faster.
+            let _ = std::fs::remove_dir(path);
+        }
+        Ok(Arc::clone(base))
+    }
+
+    /// The base of an earlier run with this mount.
+    pub fn restore(&self, mount: Arc<ManagedMount>, is_staged: bool) -> Arc<Base> {
+        let MountRequest { tenant, uid, gid, .. } = mount.request().clone();
+        let tenant = tenant.unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
+        let key = BaseKey { tenant, snapshot: mount.snapshot().id(), uid, gid };
+        let mut table = self.table.lock();
+        let path = mount.mountpoint().to_owned();
+        let (base, users) = table.entry(key.clone()).or_insert_with(|| (Base::new(key, path), 0));
+        *users += 1;
+        base.mount.set(mount).ok();
+        if is_staged {
+            base.staged.set(()).ok();
+        }
+        Arc::clone(base)
+    }
+
+    /// An empty directory. The lowest number that is free: one that is used holds a mount.
+    fn new_directory(&self) -> Result<PathBuf> {
+        let cannot = || format!("cannot make a directory in {}", self.directory.display());
+        for number in 1_u64.. {
+            let path = self.directory.join(number.to_string());
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                made => return made.map(|()| path).with_context(cannot),
+            }
+        }
+        unreachable!("numbers do not end")
+    }
+
+    /// Mounts it, unless it is. Not to be dropped half-way.
+    pub async fn mount(&self, base: &Base, request: MountRequest, found: ResolvedSnapshot) -> ApiResult<()> {
+        let mount = async {
+            let id = self.mounts.mount_resolved(request, found).await?.id;
+            self.mounts.find(id)
+        };
+        base.mount.get_or_try_init(|| mount).await.map(drop)
+    }
+
+    /// Admits it to the cache for `name`, and stages it. `note` is told what it waits for.
+    pub async fn stage(&self, base: &Base, name: &str, note: impl Fn(String)) -> ApiResult<()> {
+        let Some(mount) = base.mount() else { return Err(Failure::closing()) };
+        let stage = async {
+            let snapshot = Arc::clone(mount.snapshot());
+            // What containers hold does not come back by itself, so nobody is to wait for it.
+            drop(self.admission.admit(name, &[snapshot], note).await?);
+            base.staging_since.get_or_init(Instant::now);
+            stage_all(&self.mounts, std::slice::from_ref(mount), |_| ()).await
+        };
+        base.staged.get_or_try_init(|| stage).await.map(drop)
+    }
+
+    /// Gives a base back. The last user ends it: with `wait` it is gone when this returns, unless somebody still uses it.
+    pub async fn release(&self, base: &Arc<Base>, wait: bool) {
+        {
+            let mut table = self.table.lock();
+            let Some((_, users)) = table.get_mut(&base.key) else { return };
+            *users -= 1;
+            if *users > 0 {
+                return;
+            }
+            table.remove(&base.key);
+        }
+        if let Some(mount) = base.mount() {
+            let id = mount.id();
+            if !(wait && self.mounts.unmount(id, false).await.is_ok())
+                && let Err(failure) = self.mounts.unmount(id, true).await
+            {
+                tracing::warn!("the base {} is still mounted: {failure}", base.path.display());
+            }
+        }
+        let path = base.path.clone();
+        let removed = blocking(move || {
+            // What is mounted there stays.
+            let _ = std::fs::remove_dir(path);
+            Ok(())
+        });
+        let _ = removed.await;
+    }
+}
+
+impl Base {
+    fn new(key: BaseKey, path: PathBuf) -> Arc<Self> {
+        let (mount, staged) = (OnceCell::new(), OnceCell::new());
+        Arc::new(Self { key, path, mount, staged, staging_since: OnceLock::new() })
+    }
+}

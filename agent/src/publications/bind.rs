@@ -1,0 +1,251 @@
+//! A bind: a base, read-only, at the target of a publication.
+//!
+//! A target lies below one of the agent's target directories. That directory may be a link; nothing below it may, and what
+//! the names lead to is what is bound to and unmounted, whoever swaps them meanwhile. No request is sent to a file system
+//! that may be dead.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs_fs::mounts::{self, MountEntry};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat2, unlinkat};
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
+
+/// The permissions of a target's own directory, as the kubelet's; what is mounted hides them.
+const TARGET_MODE: Mode = Mode::RWXU.union(Mode::RGRP).union(Mode::XGRP);
+
+/// A target that lies where targets may.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BindTarget {
+    /// The target directory of the agent, without links.
+    root: PathBuf,
+    /// The target's parent below it.
+    below: PathBuf,
+    /// The target's own name, which the agent makes and removes.
+    name: OsString,
+}
+
+impl BindTarget {
+    /// The target at `path`, which must be below one of `directories`. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a path that is not absolute, or has `..` in it; [`Kind::Refused`] for one that is elsewhere.
+    pub fn locate(path: &Path, directories: &[PathBuf]) -> Result<Self> {
+        let shown = path.display();
+        let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+        // `components` drops dots.
+        let has_dot = path.as_os_str().as_bytes().split(|byte| *byte == b'/').any(|part| part == b".");
+        if !path.is_absolute() || has_dot || !path.components().all(plain) {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("target {shown}: must be absolute, without . and .."),
+            ));
+        }
+        let found =
+            directories.iter().find_map(|directory| Some((directory, path.strip_prefix(directory).ok()?)));
+        let (Some((directory, rest)), Some(name)) = (found, path.file_name()) else {
+            let allowed = directories.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+            let text =
+                format!("target {shown}: not below one of the target directories ({})", allowed.join(", "));
+            return Err(Error::new(Kind::Refused, text));
+        };
+        let Some(below) = rest.parent() else {
+            return Err(Error::new(Kind::Refused, format!("target {shown}: is a target directory itself")));
+        };
+        let root = directory.canonicalize().map_err(|e| missing(directory, e))?;
+        Ok(Self { root, below: below.to_owned(), name: name.to_owned() })
+    }
+
+    /// Its path without links, as the mount table has it.
+    pub fn path(&self) -> PathBuf {
+        self.root.join(&self.below).join(&self.name)
+    }
+
+    /// What is mounted there.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn mounted(&self) -> Result<Option<MountEntry>> {
+        mounts::at(&self.path())
+    }
+
+    /// Makes the directory, and binds `base` to it. Nothing is left behind where that fails.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] where its parent is gone, [`Kind::Refused`] for a link on the way, [`Kind::Busy`] where something
+    /// else is mounted there.
+    pub fn bind(&self, base: &Path) -> Result<()> {
+        if let Some(other) = self.mounted()? {
+            let text = format!("target {}: {} is mounted there", self.path().display(), other.source);
+            return Err(Error::new(Kind::Busy, text));
+        }
+        let parent = self.parent()?;
+        match mkdirat(&parent, &self.name, TARGET_MODE) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(self.failed("cannot make it", error)),
+        }
+        let bound = self.attach(&parent, base);
+        if bound.is_err() {
+            let _ = unlinkat(&parent, &self.name, AtFlags::REMOVEDIR);
+        }
+        bound
+    }
+
+    fn attach(&self, parent: &OwnedFd, base: &Path) -> Result<()> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let target = openat2(parent, &self.name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let target = target.map_err(|e| self.failed("is not a directory", e))?;
+        let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let tree = open_tree(CWD, base, clone).map_err(|e| self.failed("cannot copy the base", e))?;
+        restrict(&tree).map_err(|e| self.failed("cannot make it read-only", e))?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        move_mount(&tree, c"", &target, c"", flags).map_err(|e| self.failed("cannot bind to it", e))
+    }
+
+    /// Takes what is bound there away, in use or not, and removes the directory. It is no error where nothing is.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn unbind(&self) -> Result<()> {
+        let parent = match self.parent() {
+            Ok(parent) => parent,
+            // Its parent is gone, and all that was there.
+            Err(error) if error.kind() == Kind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // The name in the parent that was opened, wherever that is by now.
+        let name = Path::new("/proc/self/fd").join(parent.as_raw_fd().to_string()).join(&self.name);
+        while self.mounted()?.is_some_and(|mounted| mounted.ours()) {
+            match unmount(&name, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+                Ok(()) => {}
+                // Somebody else was faster, or moved it.
+                Err(Errno::INVAL | Errno::NOENT) => break,
+                Err(error) => return Err(self.failed("cannot unmount it", error)),
+            }
+        }
+        // What is not empty is not ours.
+        let _ = unlinkat(&parent, &self.name, AtFlags::REMOVEDIR);
+        Ok(())
+    }
+
+    /// Opens the parent; no link leads there.
+    fn parent(&self) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |from: &dyn AsFd, path: &Path, resolve| {
+            openat2(from.as_fd(), path, flags, Mode::empty(), resolve)
+        };
+        let root = open(&CWD, &self.root, ResolveFlags::NO_SYMLINKS)
+            .map_err(|e| self.failed("cannot open it", e))?;
+        if self.below.as_os_str().is_empty() {
+            return Ok(root);
+        }
+        let parent = open(&root, &self.below, ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH);
+        parent.map_err(|e| self.failed("cannot open its parent", e))
+    }
+
+    fn failed(&self, what: &str, error: Errno) -> Error {
+        let kind = match error {
+            Errno::NOENT => Kind::NotFound,
+            Errno::LOOP | Errno::NOTDIR | Errno::XDEV | Errno::PERM | Errno::ACCESS => Kind::Refused,
+            _ => Kind::Disk,
+        };
+        let why =
+            if error == Errno::LOOP { "there is a link on the way".to_owned() } else { error.to_string() };
+        let text = format!("target {}: {what}: {why}", self.path().display());
+        Error::with(kind, text, io::Error::from(error))
+    }
+}
+
+fn missing(directory: &Path, error: io::Error) -> Error {
+    Error::with(Kind::NotFound, format!("the target directory {} can't be used", directory.display()), error)
+}
+
+/// Makes a mount read-only, without devices and set-user-ID, and private: no copy of it follows another.
+fn restrict(tree: &OwnedFd) -> std::result::Result<(), Errno> {
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+        attr_clr: 0,
+        propagation: libc::MS_PRIVATE,
+        userns_fd: 0,
+    };
+    // SAFETY: path and attributes outlive the call, and the size is that of the attributes.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn target_elsewhere_or_with_dots_is_refused() {
+        let root = tempfile::tempdir().expect("a directory");
+        let allowed = [root.path().to_owned()];
+        let locate = |path: &str| BindTarget::locate(&root.path().join(path), &allowed).map_err(|e| e.kind());
+        assert_eq!(locate("pods/a/mount").expect("below").path(), root.path().join("pods/a/mount"));
+        for (path, kind) in [
+            ("../x", Kind::Invalid),
+            ("a/../../x", Kind::Invalid),
+            ("a/./x", Kind::Invalid),
+            ("/etc/x", Kind::Refused),
+            ("", Kind::Refused),
+        ] {
+            assert_eq!(locate(path), Err(kind), "{path}");
+        }
+        assert_eq!(BindTarget::locate(Path::new("x"), &allowed).map_err(|e| e.kind()), Err(Kind::Invalid));
+    }
+
+    #[test]
+    fn bind_through_a_swapped_link_is_refused_and_leaves_nothing() {
+        let root = tempfile::tempdir().expect("a directory");
+        let (allowed, elsewhere) = (root.path().join("allowed"), root.path().join("elsewhere"));
+        fs::create_dir_all(allowed.join("pod")).expect("made");
+        fs::create_dir(&elsewhere).expect("made");
+        let target =
+            BindTarget::locate(&allowed.join("pod/mount"), std::slice::from_ref(&allowed)).expect("below");
+        fs::rename(allowed.join("pod"), allowed.join("away")).expect("renamed");
+        symlink(&elsewhere, allowed.join("pod")).expect("a link");
+        let error = target.bind(root.path()).expect_err("a link on the way");
+        assert!(error.kind() == Kind::Refused && error.to_string().contains("a link"), "{error}");
+        assert_eq!(fs::read_dir(&elsewhere).expect("read").count(), 0);
+        // The last part as well.
+        fs::remove_file(allowed.join("pod")).expect("removed");
+        fs::rename(allowed.join("away"), allowed.join("pod")).expect("renamed");
+        symlink(&elsewhere, allowed.join("pod/mount")).expect("a link");
+        assert_eq!(target.bind(root.path()).expect_err("a link").kind(), Kind::Refused);
+        // And a directory that may be a link itself.
+        let link = root.path().join("link");
+        symlink(&allowed, &link).expect("a link");
+        let through = BindTarget::locate(&link.join("pod/other"), &[link]).expect("below");
+        assert_eq!(through.path(), allowed.join("pod/other"));
+    }
+
+    #[test]
+    fn bind_whose_parent_has_gone_is_not_found_and_unbind_of_it_is_done() {
+        let root = tempfile::tempdir().expect("a directory");
+        let target =
+            BindTarget::locate(&root.path().join("gone/mount"), &[root.path().to_owned()]).expect("below");
+        assert_eq!(target.bind(root.path()).expect_err("no parent").kind(), Kind::NotFound);
+        target.unbind().expect("nothing there");
+    }
+}

@@ -1,0 +1,368 @@
+//! One publication: what was asked for, and how far it is.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bdnfs::error::Kind;
+use bdnfs::source::{Secret, Uri};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::base::Base;
+use super::bind::BindTarget;
+use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus};
+use crate::api::{ApiResult, Failure};
+use crate::text;
+
+/// How long a publication that nobody waits for may be pending, and why one failed be remembered: kubelets ask again at the
+/// latest after two minutes.
+const ABANDONED_AFTER: Duration = Duration::from_secs(5 * 60);
+
+/// The record of a publication that is published. It holds no secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PublicationRecord {
+    /// The request without its secrets.
+    pub request: PublicationRequest,
+    /// Where its base is mounted.
+    pub base: PathBuf,
+    /// The boot in which it was published: binds and containers do not outlive it.
+    pub boot: String,
+}
+
+/// A publication.
+#[derive(Debug)]
+pub struct Publication {
+    /// Its key.
+    pub key: String,
+    /// The request, with its secrets where they are still known.
+    pub request: PublicationRequest,
+    /// What is to be seen where, which another request under the key must ask for as well.
+    identity: PublicationRequest,
+    /// Its source, as it may be shown.
+    pub source: String,
+    /// Its target.
+    pub target: Option<BindTarget>,
+    state: watch::Sender<State>,
+    cancel: watch::Sender<bool>,
+    interest: Mutex<Interest>,
+    /// Whether its target was bound to: what is mounted there is ours.
+    bound: AtomicBool,
+}
+
+/// How far a publication is.
+#[derive(Clone, Debug, Default)]
+struct State {
+    step: Step,
+    base: Option<Arc<Base>>,
+    message: String,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Step {
+    #[default]
+    Staging,
+    Published,
+    Failed(Failure),
+    /// It is not in the table any more.
+    Gone,
+}
+
+/// Who still wants a pending publication.
+#[derive(Debug)]
+struct Interest {
+    waiting: usize,
+    last: Instant,
+}
+
+/// Somebody who waits for a publication.
+pub struct PublicationWaiter<'a>(&'a Publication);
+
+impl Drop for PublicationWaiter<'_> {
+    fn drop(&mut self) {
+        let mut interest = self.0.interest.lock();
+        interest.waiting -= 1;
+        interest.last = Instant::now();
+    }
+}
+
+/// What of `request` tells it from another one under the same key: all but its secrets and who asks.
+pub fn identity(request: &PublicationRequest) -> bdnfs::error::Result<PublicationRequest> {
+    let (access, _) = request.access.without_secrets();
+    let mirror = request.mirror.as_ref().map(|mirror| mirror.without_secrets()).transpose()?;
+    Ok(PublicationRequest {
+        // Without a signature.
+        source: Secret::new(request.source.expose().parse::<Uri>()?.to_string()),
+        access,
+        mirror: mirror.map(|(mirror, _)| mirror),
+        secrets: BTreeMap::new(),
+        holder: None,
+        keep: false,
+        ..request.clone()
+    })
+}
+
+impl Publication {
+    /// One that is pending.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a source that is none.
+    pub fn new(
+        key: String,
+        request: PublicationRequest,
+        target: Option<BindTarget>,
+    ) -> bdnfs::error::Result<Self> {
+        let identity = identity(&request)?;
+        Ok(Self::with_identity(key, request, identity, target))
+    }
+
+    /// One of an earlier run.
+    pub fn restore(key: String, record: PublicationRecord, target: Option<BindTarget>) -> Self {
+        let request = record.request;
+        let identity = PublicationRequest { holder: None, keep: false, ..request.clone() };
+        Self::with_identity(key, request, identity, target)
+    }
+
+    fn with_identity(
+        key: String,
+        request: PublicationRequest,
+        identity: PublicationRequest,
+        target: Option<BindTarget>,
+    ) -> Self {
+        let interest = Mutex::new(Interest { waiting: 0, last: Instant::now() });
+        let (state, cancel) = (watch::Sender::default(), watch::Sender::new(false));
+        // Without a signature.
+        let source = identity.source.expose().to_owned();
+        Self {
+            key,
+            request,
+            identity,
+            source,
+            target,
+            state,
+            cancel,
+            interest,
+            bound: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether `other` asks for the same.
+    pub fn is_same(&self, other: &PublicationRequest) -> bool {
+        identity(other).is_ok_and(|other| other == self.identity)
+    }
+
+    /// Its record.
+    pub fn record(&self, base: &Base, boot: &str) -> PublicationRecord {
+        let request = PublicationRequest {
+            holder: self.request.holder.clone(),
+            keep: self.request.keep,
+            ..self.identity.clone()
+        };
+        PublicationRecord { request, base: base.path().to_owned(), boot: boot.to_owned() }
+    }
+
+    /// Its base, once it has one.
+    pub fn base(&self) -> Option<Arc<Base>> {
+        self.state.borrow().base.clone()
+    }
+
+    /// Sets or takes its base.
+    pub fn set_base(&self, base: Option<Arc<Base>>) {
+        self.state.send_modify(|state| state.base = base);
+    }
+
+    /// Says what happens, in one line.
+    pub fn note(&self, text: String) {
+        tracing::info!("publication {}: {text}", self.key);
+        self.state.send_modify(|state| state.message = text);
+    }
+
+    fn enter(&self, step: Step, message: Option<String>) {
+        self.state.send_modify(|state| {
+            state.step = step;
+            state.message = message.unwrap_or_else(|| std::mem::take(&mut state.message));
+        });
+    }
+
+    /// Says that it is published.
+    pub fn set_published(&self, message: String) {
+        tracing::info!("published {} ({}): {message}", self.source, self.key);
+        self.enter(Step::Published, Some(message));
+    }
+
+    /// Says that it has failed, and left nothing behind.
+    pub fn set_failed(&self, failure: Failure) {
+        tracing::warn!("publication {} failed: {failure}", self.key);
+        self.enter(Step::Failed(failure.clone()), Some(failure.message));
+    }
+
+    /// Says that it is not in the table any more.
+    pub fn set_gone(&self) {
+        self.enter(Step::Gone, None);
+    }
+
+    /// Says that its target was bound to.
+    pub fn set_bound(&self) {
+        self.bound.store(true, Ordering::Release);
+    }
+
+    /// Whether its target was bound to.
+    pub fn is_bound(&self) -> bool {
+        self.bound.load(Ordering::Acquire)
+    }
+
+    /// Whether it is published.
+    pub fn is_published(&self) -> bool {
+        matches!(self.state.borrow().step, Step::Published)
+    }
+
+    /// Why it failed.
+    pub fn failure(&self) -> Option<Failure> {
+        match &self.state.borrow().step {
+            Step::Failed(failure) => Some(failure.clone()),
+            _ => None,
+        }
+    }
+
+    /// Waits until it is not pending any more.
+    pub async fn settled(&self) {
+        // The sender lives as long as `self`, so this can't fail.
+        let _ = self.state.subscribe().wait_for(|state| !matches!(state.step, Step::Staging)).await;
+    }
+
+    /// Waits until it is not in the table any more.
+    pub async fn gone(&self) {
+        let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone)).await;
+    }
+
+    /// Asks it to end.
+    pub fn cancel(&self) {
+        self.cancel.send_replace(true);
+    }
+
+    /// Whether it was asked to end.
+    pub fn is_cancelled(&self) -> bool {
+        *self.cancel.borrow()
+    }
+
+    /// Waits until it is asked to end.
+    pub async fn cancelled(&self) {
+        let _ = self.cancel.subscribe().wait_for(|cancelled| *cancelled).await;
+    }
+
+    /// Says that somebody waits for it.
+    pub fn wait(&self) -> PublicationWaiter<'_> {
+        self.interest.lock().waiting += 1;
+        PublicationWaiter(self)
+    }
+
+    /// Waits until nobody has asked for it for a while.
+    pub async fn abandoned(&self) {
+        loop {
+            let last = {
+                let interest = self.interest.lock();
+                if interest.waiting > 0 { Instant::now() } else { interest.last }
+            };
+            if last.elapsed() >= ABANDONED_AFTER {
+                return;
+            }
+            tokio::time::sleep_until(last + ABANDONED_AFTER).await;
+        }
+    }
+
+    /// What `work` comes to, unless it is asked to end, or nobody wants it any more.
+    pub async fn unless_cancelled<T>(&self, work: impl Future<Output = ApiResult<T>>) -> ApiResult<T> {
+        let abandoned =
+            async { if self.request.keep { std::future::pending().await } else { self.abandoned().await } };
+        let interrupted = |text: &str| Err(Failure::new(Kind::Interrupted, text));
+        tokio::select! {
+            biased;
+            () = self.cancelled() => interrupted("it was cancelled"),
+            () = abandoned => interrupted("nobody has asked for it for five minutes"),
+            done = work => done,
+        }
+    }
+
+    /// How it is doing. It is told from memory.
+    pub fn status(&self) -> PublicationStatus {
+        let state = self.state.borrow().clone();
+        let failure = self.failure();
+        let (is_published, base) = (matches!(state.step, Step::Published), state.base);
+        let step = match (&failure, is_published) {
+            (Some(_), _) => PublicationState::Failed,
+            (None, true) => PublicationState::Published,
+            (None, false) => PublicationState::Staging,
+        };
+        let progress = base.as_ref().and_then(|base| base.progress());
+        let message = match (step, progress) {
+            (PublicationState::Staging, Some(progress)) if progress.bytes > 0 => {
+                let rate = text::size(progress.rate);
+                let left = progress.seconds_left.map(|left| format!(", about {left} s left"));
+                let (done, all) = (text::size(progress.bytes_done), text::size(progress.bytes));
+                format!(
+                    "staging {}: {done} of {all}, {rate}/s{}; it goes on",
+                    self.source,
+                    left.unwrap_or_default()
+                )
+            }
+            _ => state.message,
+        };
+        let path = || match &self.target {
+            Some(target) => Some(target.path()),
+            None => base.as_ref().map(|base| base.path().to_owned()),
+        };
+        PublicationStatus {
+            key: self.key.clone(),
+            state: step,
+            source: self.source.clone(),
+            tenant: self.request.tenant.clone(),
+            holder: self.request.holder.clone(),
+            path: is_published.then(path).flatten(),
+            target: self.request.target.clone(),
+            snapshot: base.as_ref().map(|base| base.snapshot().to_string()),
+            progress,
+            message,
+            failure,
+            abnormal: is_published && base.is_none_or(|base| base.is_abnormal()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn publication(json: &str) -> Publication {
+        Publication::new("key".to_owned(), serde_json::from_str(json).expect("a request"), None).expect("one")
+    }
+
+    #[test]
+    fn request_with_rotated_secrets_or_another_holder_is_the_same() {
+        let one = publication(r#"{"source": "https://h/x?sig=1", "secrets": {"a": "1"}, "holder": "pod a"}"#);
+        let is_same = |json| one.is_same(&serde_json::from_str(json).expect("a request"));
+        assert!(is_same(r#"{"source": "https://h/x?sig=1", "secrets": {"a": "2"}, "holder": "pod b"}"#));
+        assert!(!is_same(r#"{"source": "https://h/y?sig=1"}"#));
+        assert!(!is_same(r#"{"source": "https://h/x?sig=1", "uid": 7}"#));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pending_publication_that_nobody_asks_for_is_abandoned_unless_kept() {
+        let pending = || std::future::pending::<ApiResult<()>>();
+        let one = publication(r#"{"source": "hf://o/m"}"#);
+        let waiter = one.wait();
+        let waited = tokio::time::timeout(ABANDONED_AFTER * 3, one.unless_cancelled(pending())).await;
+        assert!(waited.is_err(), "somebody waits for it");
+        drop(waiter);
+        let begin = Instant::now();
+        let failure = one.unless_cancelled(pending()).await.expect_err("nobody waits any more");
+        assert!(failure.is(Kind::Interrupted) && begin.elapsed() >= ABANDONED_AFTER);
+        let kept = publication(r#"{"source": "hf://o/m", "keep": true}"#);
+        assert!(tokio::time::timeout(ABANDONED_AFTER * 3, kept.unless_cancelled(pending())).await.is_err());
+        kept.cancel();
+        kept.unless_cancelled(pending()).await.expect_err("cancelled");
+    }
+}

@@ -1,0 +1,115 @@
+//! The deployment of a publication: mirrored, mounted, admitted, staged, bound; and taken down.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bdnfs::task::blocking;
+
+use super::base::{Base, BaseKey};
+use super::publication::Publication;
+use super::{Publications, trust};
+use crate::api::job::Verdict;
+use crate::api::publication::{PublicationRequest, Staging};
+use crate::api::{ApiResult, MountRequest, Weights};
+use crate::mounts::ResolvedSnapshot;
+use crate::{deploy, text};
+
+impl Publications {
+    /// Mirrors, mounts, admits, stages and binds; answers with what came of it, in one line.
+    pub(super) async fn deploy(self: &Arc<Self>, publication: &Arc<Publication>) -> ApiResult<String> {
+        let begin = Instant::now();
+        let (request, found) = publication.unless_cancelled(self.resolve(publication)).await?;
+        let tenant =
+            request.tenant.clone().unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
+        let key = BaseKey { tenant, snapshot: found.snapshot.id(), uid: request.uid, gid: request.gid };
+        let publications = Arc::clone(self);
+        let base = blocking(move || publications.bases.join(key)).await?;
+        publication.set_base(Some(Arc::clone(&base)));
+        let weights = Weights { mountpoint: base.path().to_owned(), ..request.weights };
+        // In one piece: whoever gives up the publication ends what it mounted.
+        self.bases.mount(&base, MountRequest { weights, ..request }, found).await?;
+        let was_staged = base.is_staged();
+        if publication.request.staging == Staging::Wait {
+            let name = format!("publication {}", publication.key);
+            let stage = self.bases.stage(&base, &name, |text| publication.note(text));
+            publication.unless_cancelled(stage).await?;
+        }
+        publication.unless_cancelled(std::future::ready(Ok(()))).await?;
+        let (publications, bound, of) = (Arc::clone(self), Arc::clone(publication), Arc::clone(&base));
+        blocking(move || {
+            // First, so that no bind is without a record.
+            publications.records.put(&bound.key, &bound.record(&of, &publications.boot))?;
+            let Some(target) = &bound.target else { return Ok(()) };
+            target.bind(of.path())?;
+            bound.set_bound();
+            Ok(())
+        })
+        .await?;
+        self.outcome(publication, &base, was_staged, begin).await
+    }
+
+    /// Finds the snapshot, after it was mirrored.
+    async fn resolve(&self, publication: &Arc<Publication>) -> ApiResult<(MountRequest, ResolvedSnapshot)> {
+        let mounter = self.mounts.mounter();
+        let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, .. } =
+            publication.request.clone();
+        let weights = Weights {
+            source,
+            mountpoint: PathBuf::new(),
+            allow,
+            ignore,
+            access: trust::access(&publication.request)?,
+        };
+        let request = MountRequest {
+            weights,
+            tenant,
+            mirror,
+            direct: false,
+            allow_other: rustix::process::geteuid().is_root(),
+            uid,
+            gid,
+            cache_size: None,
+        };
+        let note = |text| publication.note(text);
+        self.mirrors.mirror(&mounter.with_defaults(&request).await?, &mounter.cache, &note).await?;
+        let found = mounter.resolve(&request).await?;
+        Ok((request, found))
+    }
+
+    /// What a publication came to, in one line.
+    async fn outcome(
+        &self,
+        publication: &Publication,
+        base: &Base,
+        was_staged: bool,
+        begin: Instant,
+    ) -> ApiResult<String> {
+        let Some(mount) = base.mount().filter(|_| publication.request.staging == Staging::Wait) else {
+            return Ok("published before it is staged: bytes are fetched as they are read".to_owned());
+        };
+        let report = deploy::report(vec![(Arc::clone(mount), base.path().to_owned())]).await?;
+        let (bytes, seconds) = (text::size(report.total.bytes), begin.elapsed().as_secs_f64());
+        // What an earlier one brought is here for the next.
+        let verdict = if was_staged { Verdict::Node } else { report.verdict };
+        Ok(format!("staged {bytes} in {seconds:.1} s, {verdict}"))
+    }
+
+    /// Unbinds a publication, and gives its record and its base back; with `wait`, nothing is left when this returns.
+    pub(super) async fn take_down(self: &Arc<Self>, publication: &Arc<Publication>, wait: bool) {
+        let (publications, unbound) = (Arc::clone(self), Arc::clone(publication));
+        let removed = blocking(move || {
+            if let Some(target) = unbound.target.as_ref().filter(|_| unbound.is_bound()) {
+                target.unbind()?;
+            }
+            publications.records.remove(&unbound.key)
+        });
+        if let Err(error) = removed.await {
+            tracing::error!("cannot unpublish {}: {error}", publication.key);
+        }
+        if let Some(base) = publication.base() {
+            publication.set_base(None);
+            self.bases.release(&base, wait).await;
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Reconciliation: records against the mount table, after a restart and every few minutes.
+//!
+//! A bind that somebody unmounted behind our back (a pod's directory that was removed by hand, a container's crash) ends its
+//! publication; a bind of ours that no publication has is removed. Nothing is asked of the file systems themselves.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::error::{Error, Result};
+use bdnfs::task::blocking;
+use bdnfs_fs::mounts;
+
+use super::Publications;
+use super::bind::BindTarget;
+use super::publication::{Publication, PublicationRecord};
+use crate::api::publication::Staging;
+use crate::mounts::MountPurpose;
+
+/// How often. What is left over costs space in the cache, and nothing else.
+const INTERVAL: Duration = Duration::from_secs(5 * 60);
+/// Where the kernel has a name for this boot (random(4)).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The name of this boot.
+pub fn boot_id() -> Result<String> {
+    let id = fs::read_to_string(BOOT_ID).map_err(|e| Error::disk(format!("cannot read {BOOT_ID}"), e))?;
+    Ok(id.trim().to_owned())
+}
+
+impl Publications {
+    /// What the mount at `mountpoint` of an earlier run is for, if it is a base.
+    pub fn purpose_of(&self, mountpoint: &Path) -> Option<MountPurpose> {
+        if !self.bases.has(mountpoint) {
+            return None;
+        }
+        let last_run = self.last_run.lock();
+        let mut records = last_run.values().filter(|record| record.base == mountpoint).peekable();
+        if records.peek().is_some() {
+            let admitted = records.any(|record| record.request.staging == Staging::Wait);
+            return Some(MountPurpose::Deployment { admitted });
+        }
+        let rebooted = self.last_boot.contains(mountpoint);
+        Some(if rebooted { MountPurpose::LastBoot } else { MountPurpose::Ended })
+    }
+
+    /// Restores what was published in this boot, once the mounts are back: binds are left as they are where their bases were
+    /// resumed, and made again where they were not.
+    pub async fn restore(self: &Arc<Self>) {
+        let records = std::mem::take(&mut *self.last_run.lock());
+        for (key, record) in records {
+            let publications = Arc::clone(self);
+            let name = key.clone();
+            match blocking(move || publications.restore_one(key, record)).await {
+                Ok((publication, true)) => {
+                    publication.set_published("published before the agent was started again".to_owned());
+                    self.table.lock().insert(name, Arc::clone(&publication));
+                    tokio::spawn(Arc::clone(self).attend(publication));
+                }
+                Ok((publication, false)) => {
+                    tracing::info!("publication {name} ended while there was no agent");
+                    self.take_down(&publication, false).await;
+                }
+                Err(error) => tracing::error!("publication {name} can't be restored: {error}"),
+            }
+        }
+    }
+
+    /// A publication of an earlier run, and whether it is still bound. Blocks on the local disk.
+    fn restore_one(&self, key: String, record: PublicationRecord) -> Result<(Arc<Publication>, bool)> {
+        let target = record.request.target.as_ref();
+        let target = target.map(|target| BindTarget::locate(target, &self.config.targets)).transpose()?;
+        let is_staged = record.request.staging == Staging::Wait;
+        let base = self.mounts.at(&record.base).map(|mount| self.bases.restore(mount, is_staged));
+        let publication = Arc::new(Publication::restore(key, record, target));
+        publication.set_base(base.clone());
+        let Some(target) = &publication.target else { return Ok((Arc::clone(&publication), base.is_some())) };
+        let Some(bound) = target.mounted()?.filter(|mounted| mounted.ours()) else {
+            return Ok((publication, false));
+        };
+        publication.set_bound();
+        if let Some(base) = &base
+            && mounts::at(base.path())?.is_some_and(|mounted| mounted.device != bound.device)
+        {
+            // Its base was lost with the fd store, and is another mount now.
+            target.unbind()?;
+            target.bind(base.path())?;
+        }
+        Ok((publication, true))
+    }
+
+    /// Publishes what has a name, and reconciles, now and then again. Never ends.
+    pub async fn watch(self: Arc<Self>) {
+        loop {
+            self.publish_sources().await;
+            if let Err(error) = self.reconcile().await {
+                tracing::warn!("cannot compare publications with the mount table: {error}");
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+
+    /// Ends publications whose target is not mounted any more, and removes binds that belong to none.
+    async fn reconcile(self: &Arc<Self>) -> Result<()> {
+        // What is published before the table is read is in it.
+        let published: Vec<_> = self.all().into_iter().filter(|one| one.is_published()).collect();
+        let publications = Arc::clone(self);
+        let lost = blocking(move || {
+            let mounted = mounts::all()?;
+            let is_there = |path: &Path| mounted.iter().any(|entry| entry.mountpoint == path);
+            let lost = published
+                .into_iter()
+                .filter(|one| one.target.as_ref().is_some_and(|at| !is_there(&at.path())));
+            let lost: Vec<_> = lost.collect();
+            publications.remove_orphans(&mounted);
+            Ok(lost)
+        });
+        for publication in lost.await? {
+            tracing::info!("publication {}: its target was unmounted", publication.key);
+            publication.cancel();
+        }
+        Ok(())
+    }
+
+    /// Unbinds what is bound below the target directories, of our bases, for nobody. Blocks on the local disk.
+    fn remove_orphans(&self, mounted: &[mounts::MountEntry]) {
+        let bases = mounted.iter().filter(|entry| self.bases.has(&entry.mountpoint));
+        let devices: Vec<_> = bases.map(|entry| entry.device).collect();
+        let directories: Vec<_> =
+            self.config.targets.iter().filter_map(|path| path.canonicalize().ok()).collect();
+        let known: Vec<_> = self.all().iter().filter_map(|one| Some(one.target.as_ref()?.path())).collect();
+        for entry in mounted.iter().filter(|entry| entry.ours() && devices.contains(&entry.device)) {
+            if self.bases.has(&entry.mountpoint) || known.contains(&entry.mountpoint) {
+                continue;
+            }
+            let Ok(orphan) = BindTarget::locate(&entry.mountpoint, &directories) else { continue };
+            tracing::warn!("removing {}, which belongs to no publication", entry.mountpoint.display());
+            if let Err(error) = orphan.unbind() {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+}

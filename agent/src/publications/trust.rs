@@ -1,0 +1,226 @@
+//! What a request may ask for, and whose credentials it gets.
+//!
+//! Whoever writes a pod, an annotation or a Slurm script may name a source and their own secret, and nothing that leads
+//! elsewhere or speaks for the node. The table stands in `docs/containers.md`.
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, S3Access, SecretStore, Uri};
+
+use crate::api::publication::PublicationRequest;
+
+/// The sources that authors who are not administrators may name where the configuration says nothing: services whose hosts the
+/// author does not choose.
+pub const DEFAULT_INLINE_SOURCES: [&str; 6] = ["hf", "s3", "gs", "r2", "azure", "cw"];
+/// What the secrets of a request are called in messages.
+const REQUEST_SECRETS: &str = "the secrets of the request";
+
+/// Makes sure that the author of `request` may ask for it. `inline_sources` are the schemes and prefixes of sources that
+/// everybody may name.
+///
+/// # Errors
+/// [`Kind::Refused`] with the key that only an administrator may set.
+pub fn check(request: &PublicationRequest, uri: &Uri, inline_sources: &[String]) -> Result<()> {
+    if request.trusted {
+        return Ok(());
+    }
+    let refused = |key: &str| {
+        let text =
+            format!("{key}: only an administrator may set it, not the author of a pod, container or job");
+        Err(Error::new(Kind::Refused, text))
+    };
+    if !inline_sources.iter().any(|allowed| is_within(uri, allowed)) {
+        let text = format!(
+            "source: {uri} is not one of the sources that everybody may name ({})",
+            inline_sources.join(", ")
+        );
+        return Err(Error::new(Kind::Refused, text));
+    }
+    if request.mirror.is_some() {
+        return refused("mirror");
+    }
+    if request.uid.is_some() || request.gid.is_some() {
+        return refused(if request.uid.is_some() { "uid" } else { "gid" });
+    }
+    admin_key(&request.access).map_or(Ok(()), refused)
+}
+
+/// Whether `uri` is of the scheme `allowed`, or at or below the URI `allowed`.
+fn is_within(uri: &Uri, allowed: &str) -> bool {
+    if !allowed.contains("://") {
+        return uri.scheme() == allowed;
+    }
+    let text = uri.to_string();
+    let rest = text.strip_prefix(allowed.trim_end_matches('/'));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
+}
+
+/// The first key of `access` that only an administrator may set.
+fn admin_key(access: &Access) -> Option<&'static str> {
+    // All fields by name, so that a new one is thought of here.
+    let Access {
+        s3,
+        hub,
+        allow_http,
+        r2,
+        cw,
+        gcs,
+        azure,
+        aws,
+        virtual_host,
+        requester_pays,
+        authorities,
+        escape,
+        credentials,
+        auth,
+        secrets,
+        redirect_hosts,
+        explicit_only: _,
+    } = access;
+    let GcsAccess { application_credentials, token_file, sts, iam, endpoint: gcs_endpoint, project, .. } =
+        gcs.clone().unwrap_or_default();
+    let AzureAccess { federated_token_file, authority, identity_endpoint, endpoint: azure_endpoint, .. } =
+        azure.clone().unwrap_or_default();
+    let buckets = || [s3, r2, cw].into_iter().flatten();
+    let endpoints = [gcs_endpoint, azure_endpoint, sts, iam, authority, identity_endpoint];
+    let has_endpoint = buckets().any(|S3Access { endpoint, .. }| endpoint.is_some())
+        || hub.as_ref().is_some_and(|hub| hub.endpoint.is_some())
+        || endpoints.iter().any(Option::is_some);
+    let files = [credentials, &application_credentials, &token_file, &federated_token_file];
+    let node_identity = !matches!(auth, None | Some(AuthMethod::Secret { .. })) || aws.is_some();
+    let [has_region, has_file, has_store] = [
+        buckets().any(|S3Access { region, .. }| region.is_some()),
+        files.into_iter().any(Option::is_some),
+        secrets.iter().any(|store| !matches!(store, SecretStore::Environment { .. })),
+    ];
+    let keys = [
+        (has_endpoint, "endpoint"),
+        (has_region, "region"),
+        (authorities.is_some(), "caFile"),
+        (*allow_http, "allowHttp"),
+        (!redirect_hosts.is_empty(), "redirectHosts"),
+        (has_file, "credentials"),
+        (node_identity, "auth"),
+        (has_store, "secrets"),
+        (*escape, "badNames"),
+        (virtual_host.is_some(), "bucketStyle"),
+        (*requester_pays, "requesterPays"),
+        (project.is_some(), "project"),
+    ];
+    keys.into_iter().find(|(is_set, _)| *is_set).map(|(_, key)| key)
+}
+
+/// The access of `request`, with its own secrets. An untrusted one gets nothing else.
+///
+/// # Errors
+/// [`Kind::Invalid`] where several secrets came and none is named.
+pub fn access(request: &PublicationRequest) -> Result<Access> {
+    let mut access = request.access.clone();
+    access.explicit_only = !request.trusted;
+    if access.auth.is_none() {
+        let mut names = request.secrets.keys();
+        match (names.next(), names.next()) {
+            (Some(name), None) => access.auth = Some(AuthMethod::Secret { auth_secret_name: name.clone() }),
+            (Some(_), Some(_)) => {
+                let names = request.secrets.keys().cloned().collect::<Vec<_>>().join(", ");
+                let text = format!("secretKey: name one of the secrets that came with the request: {names}");
+                return Err(Error::new(Kind::Invalid, text));
+            }
+            (None, _) => {}
+        }
+    }
+    if !request.secrets.is_empty() {
+        let (secrets, variable) = (request.secrets.clone(), REQUEST_SECRETS.to_owned());
+        access.secrets.insert(0, SecretStore::Environment { secrets, variable });
+    }
+    Ok(access)
+}
+
+#[cfg(test)]
+mod tests {
+    use bdnfs::source::HubAccess;
+
+    use super::*;
+
+    fn request(json: &str) -> PublicationRequest {
+        serde_json::from_str(json).expect("a request")
+    }
+
+    fn check_of(request: &PublicationRequest) -> Result<()> {
+        let uri = request.source.expose().parse().expect("a URI");
+        check(request, &uri, &DEFAULT_INLINE_SOURCES.map(str::to_owned))
+    }
+
+    #[test]
+    fn untrusted_request_with_an_admins_key_is_refused_by_its_name() {
+        for (key, access) in [
+            ("endpoint", r#"{"s3": {"endpoint": "http://169.254.169.254"}}"#),
+            ("endpoint", r#"{"hub": {"endpoint": "https://elsewhere"}}"#),
+            ("endpoint", r#"{"gcs": {"sts": "https://elsewhere"}}"#),
+            ("endpoint", r#"{"azure": {"identity_endpoint": "http://x"}}"#),
+            ("region", r#"{"s3": {"region": "eu-west-1"}}"#),
+            ("caFile", r#"{"authorities": "-----BEGIN CERTIFICATE-----"}"#),
+            ("allowHttp", r#"{"allow_http": true}"#),
+            ("credentials", r#"{"credentials": "/etc/shadow"}"#),
+            ("credentials", r#"{"gcs": {"token_file": "/etc/shadow"}}"#),
+            ("auth", r#"{"aws": {"metadata": "http://x"}}"#),
+            (
+                "auth",
+                r#"{"auth": {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "a", "aws_oidc_region": "r"}}"#,
+            ),
+            ("secrets", r#"{"secrets": [{"directory": "/run/secrets"}]}"#),
+            ("badNames", r#"{"escape": true}"#),
+            ("requesterPays", r#"{"requester_pays": true}"#),
+        ] {
+            let text = format!(r#"{{"source": "s3://bucket", "access": {access}}}"#);
+            let mut request = request(&text);
+            let error = check_of(&request).expect_err(key);
+            assert_eq!(error.kind(), Kind::Refused);
+            assert!(error.to_string().starts_with(&format!("{key}: ")), "{access}: {error}");
+            request.trusted = true;
+            check_of(&request).expect("an administrator may");
+        }
+        for (key, fields) in [
+            ("uid", r#""uid": 0"#),
+            ("gid", r#""gid": 0"#),
+            ("mirror", r#""mirror": {"url": "s3://m", "tenant": "t", "access": {}}"#),
+        ] {
+            let error = check_of(&request(&format!(r#"{{"source": "s3://bucket", {fields}}}"#)));
+            assert!(error.expect_err(key).to_string().starts_with(&format!("{key}: ")));
+        }
+    }
+
+    #[test]
+    fn untrusted_request_for_a_local_or_web_source_is_refused() {
+        for source in ["file:///etc", "/etc", "https://169.254.169.254/latest"] {
+            let mut request = request(&format!(r#"{{"source": {source:?}}}"#));
+            let error = check_of(&request).expect_err(source);
+            assert!(error.to_string().starts_with("source: "), "{error}");
+            request.trusted = true;
+            check_of(&request).expect("an administrator may");
+        }
+        check_of(&request(
+            r#"{"source": "hf://o/m", "allow": ["*"], "access": {"s3": {"anonymous": true}}}"#,
+        ))
+        .expect("everybody may");
+    }
+
+    #[test]
+    fn inline_source_is_a_scheme_or_a_prefix_at_a_boundary() {
+        let is = |uri: &str, allowed| is_within(&uri.parse().expect("a URI"), allowed);
+        assert!(is("s3://models/llama", "s3") && is("s3://models/llama", "s3://models/"));
+        assert!(!is("s3://models-secret/x", "s3://models") && !is("hf://o/m", "s3"));
+    }
+
+    #[test]
+    fn access_has_only_the_secret_of_an_untrusted_request() {
+        let one = request(r#"{"source": "hf://o/m", "secrets": {"token": "hf_x"}}"#);
+        let given = access(&one).expect("access");
+        assert!(given.explicit_only && given.secrets.len() == 1);
+        assert_eq!(given.auth.as_ref().and_then(AuthMethod::secret), Some("token"));
+        let none = access(&request(r#"{"source": "hf://o/m"}"#)).expect("access");
+        assert_eq!((none.explicit_only, none.hub, none.secrets.len()), (true, None::<HubAccess>, 0));
+        let two = request(r#"{"source": "hf://o/m", "secrets": {"a": "1", "b": "2"}}"#);
+        let error = access(&two).expect_err("which?");
+        assert!(error.to_string().starts_with("secretKey: "), "{error}");
+    }
+}

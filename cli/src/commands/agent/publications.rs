@@ -1,0 +1,121 @@
+//! The sections of the agent's configuration for containers: what may be published, and sources that have a name.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use bdnfs::source::{Patterns, Uri};
+use bdnfs_agent::api::publication::{PublicationRequest, Staging, is_publication_key};
+use bdnfs_agent::{PublicationConfig, SourceConfig};
+use serde::Deserialize;
+
+use crate::access::{AccessArgs, NamedAccess};
+use crate::secrets::SecretsArgs;
+use crate::source::Source;
+
+/// The schemes of sources.
+const SCHEMES: [&str; 8] = ["hf", "s3", "gs", "r2", "azure", "cw", "https", "file"];
+
+/// What may be published, and where.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PublicationSection {
+    /// The directories below which targets lie.
+    targets: Option<Vec<PathBuf>>,
+    /// The directory with the bases.
+    bases: Option<PathBuf>,
+    /// The sources that everybody may name.
+    inline_sources: Option<Vec<String>>,
+}
+
+/// A source that has a name.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceSection {
+    source: String,
+    mount_location: Option<PathBuf>,
+    allow_patterns: Option<Vec<String>>,
+    #[serde(default)]
+    ignore_patterns: Vec<String>,
+    tenant: Option<String>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    #[serde(default)]
+    staging: Staging,
+    endpoint: Option<String>,
+    region: Option<String>,
+    /// The name of the secret with the credentials, in the stores of `secrets`.
+    secret: Option<String>,
+    /// A file with the credentials.
+    credentials: Option<PathBuf>,
+    #[serde(default)]
+    anonymous: bool,
+    #[serde(default)]
+    allow_http: bool,
+}
+
+impl PublicationSection {
+    /// The setup, with `sources`, whose secrets are in `secrets`.
+    pub fn setup(
+        self,
+        sources: BTreeMap<String, SourceSection>,
+        secrets: &SecretsArgs,
+    ) -> Result<PublicationConfig> {
+        let default = PublicationConfig::default();
+        let targets = self.targets.unwrap_or(default.targets);
+        if let Some(path) = targets.iter().chain(&self.bases).find(|path| !path.is_absolute()) {
+            bail!("publications: targets and bases must be absolute paths, not {}", path.display());
+        }
+        let inline_sources = self.inline_sources.unwrap_or(default.inline_sources);
+        for allowed in &inline_sources {
+            let is_known = SCHEMES.contains(&allowed.as_str())
+                || allowed.contains("://") && allowed.parse::<Uri>().is_ok();
+            if !is_known {
+                bail!(
+                    "publications.inline_sources: {allowed:?} is neither a scheme ({}) nor the URI of a source",
+                    SCHEMES.join(", ")
+                );
+            }
+        }
+        let named = |(name, section): (String, SourceSection)| {
+            let context = format!("sources.{name}");
+            section.setup(name, secrets).context(context)
+        };
+        let sources = sources.into_iter().map(named).collect::<Result<_>>()?;
+        Ok(PublicationConfig { targets, bases: self.bases, inline_sources, sources })
+    }
+}
+
+impl SourceSection {
+    fn setup(self, name: String, secrets: &SecretsArgs) -> Result<SourceConfig> {
+        if !is_publication_key(&name) {
+            bail!("a name has letters, digits, dots, underscores and dashes only");
+        }
+        if let Some(path) = self.mount_location.as_ref().filter(|path| !path.is_absolute()) {
+            bail!("mount_location: must be absolute, not {}", path.display());
+        }
+        let source: Source = self.source.parse()?;
+        Patterns::filter(self.allow_patterns.as_deref(), &self.ignore_patterns)?;
+        let Self { endpoint, region, secret, credentials, anonymous, allow_http, .. } = self;
+        let access = NamedAccess { endpoint, region, secret, credentials, anonymous, allow_http };
+        // The secret itself is looked up by the agent, each time anew.
+        let access = AccessArgs::named(access).with_secrets(secrets.clone()).load(source.uri())?;
+        let request = PublicationRequest {
+            source: source.text().clone(),
+            allow: self.allow_patterns,
+            ignore: self.ignore_patterns,
+            access,
+            secrets: BTreeMap::new(),
+            mirror: None,
+            tenant: self.tenant,
+            uid: self.uid,
+            gid: self.gid,
+            target: None,
+            holder: Some(format!("sources.{name}")),
+            staging: self.staging,
+            trusted: true,
+            keep: true,
+        };
+        Ok(SourceConfig { name, request, mount_location: self.mount_location })
+    }
+}

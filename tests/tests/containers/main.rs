@@ -1,0 +1,7 @@
+//! Containers: publications of the agent, and the runtimes that ask for them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
+
+mod kit;
+mod publications;
+mod restarts;
