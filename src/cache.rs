@@ -19,6 +19,7 @@
 pub mod commit;
 pub mod direct_io;
 pub mod directory;
+pub mod disk_writer;
 pub mod eviction;
 pub mod inventory;
 pub mod io;
@@ -47,6 +48,7 @@ use crate::blob::Key;
 use crate::error::{Error, Kind, Result};
 
 use commit::Committer;
+use disk_writer::DiskWriter;
 use layout::{BlobFile, Layout};
 use leases::LeaseTable;
 use node::NodeCache;
@@ -74,6 +76,7 @@ pub struct Cache {
     partition: Arc<Partition>,
     space: Arc<TenantSpace>,
     committer: Arc<Committer>,
+    writer: Arc<DiskWriter>,
     now: fn() -> SystemTime,
 }
 
@@ -112,6 +115,11 @@ impl Cache {
         &self.space
     }
 
+    /// Whether the disk does not answer those who write.
+    pub fn is_stalled(&self) -> bool {
+        self.writer.is_stalled()
+    }
+
     /// Makes parts whole.
     pub fn committer(&self) -> &Committer {
         &self.committer
@@ -142,8 +150,14 @@ impl Cache {
     }
 
     fn mark(&self, file: &File, stat: &rustix::fs::Stat) {
-        if self.is_atime_stale(stat) {
-            io::touch(file);
+        if self.is_atime_stale(stat)
+            && let Ok(file) = file.try_clone()
+        {
+            // Best effort: without it, eviction is a little less fair.
+            let _ = self.writer.run(move || {
+                io::touch(&file);
+                Ok(())
+            });
         }
     }
 
@@ -176,14 +190,17 @@ impl Cache {
     /// A place for the blocks of a blob that is not whole, with what an earlier run left there. All who use it at one time share it.
     ///
     /// # Errors
-    /// [`Kind::Disk`] and [`Kind::NoSpace`].
+    /// [`Kind::Disk`] and [`Kind::NoSpace`]; [`Kind::Busy`] while the disk does not answer.
     pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<PartialBlob>> {
         if let Some(part) = self.partition.part(key) {
             return Ok(part);
         }
-        let (layout, space) = (self.partition.layout.clone(), self.space.clone());
-        let part = PartialBlob::open(layout, space, (*key, size), (self.now)())?;
-        Ok(self.partition.share_part(Arc::new(part)))
+        let (partition, space, writer) = (self.partition.clone(), self.space.clone(), self.writer.clone());
+        let (blob, now) = ((*key, size), self.now());
+        self.writer.run(move || {
+            let part = PartialBlob::open(partition.layout.clone(), space, writer, blob, now)?;
+            Ok(partition.share_part(Arc::new(part)))
+        })
     }
 
     /// Marks the blob `key` as used, if it is whole. Without opening it: there may be a million of them.

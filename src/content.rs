@@ -162,6 +162,11 @@ impl Content {
         self.ladder().is_shared(&self.blob)
     }
 
+    /// Whether the cache's disk does not answer those who write.
+    pub(crate) fn is_disk_stalled(&self) -> bool {
+        self.resources.cache.is_stalled()
+    }
+
     /// How much one request moves at the pace of the ladder, in bytes.
     pub fn extent(&self) -> u64 {
         self.ladder().extent_blocks(&self.blob, 0) * BLOCK

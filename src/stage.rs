@@ -9,10 +9,12 @@ mod plan;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use futures_util::{TryStreamExt, stream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep};
 
 use crate::block::BLOCK;
 use crate::cache::verification_time;
@@ -42,6 +44,10 @@ const CONCURRENT_BLOBS: usize = 256;
 /// How many large blobs are under way at once: enough for the longest extents to fill all flights, and so few that the first
 /// ones are whole long before the last ones begin.
 const CONCURRENT_LARGE_BLOBS: usize = 8;
+
+/// How long a stage waits for a disk that does not answer, as long as for a tier; and how often it looks.
+const DISK_STALL_LIMIT: Duration = Duration::from_secs(120);
+const DISK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often blocks are looked for that were here and are no more: somebody verifies the cache meanwhile, and its disk rots.
 const REFETCH_LIMIT: usize = 4;
@@ -212,19 +218,39 @@ impl Stage {
         content: &Arc<Content>,
         flights: &Arc<Semaphore>,
     ) -> Result<u64> {
-        let mut arrived = self.fetch_missing(snapshot, content, flights.clone()).await?;
+        let mut arrived = self.fetch_patiently(snapshot, content, flights).await?;
         // What is here already, and could not be made durable when it came, may be now.
         for _ in 1..REFETCH_LIMIT {
             if content.finish() {
                 return Ok(arrived);
             }
-            arrived += self.fetch_missing(snapshot, content, flights.clone()).await?;
+            arrived += self.fetch_patiently(snapshot, content, flights).await?;
         }
         if content.finish() {
             return Ok(arrived);
         }
         let text = format!("blocks of {} vanish as soon as they are here", content.blob());
         Err(Error::new(Kind::Disk, text))
+    }
+
+    /// Fetches what is missing, and once more when the cache's disk did not answer and does so again.
+    async fn fetch_patiently(
+        &self,
+        snapshot: &Weak<Snapshot>,
+        content: &Arc<Content>,
+        flights: &Arc<Semaphore>,
+    ) -> Result<u64> {
+        let give_up = Instant::now() + DISK_STALL_LIMIT;
+        loop {
+            match self.fetch_missing(snapshot, content, flights.clone()).await {
+                Err(error) if error.kind() == Kind::Busy && Instant::now() < give_up => {
+                    while content.is_disk_stalled() && Instant::now() < give_up {
+                        sleep(DISK_POLL_INTERVAL).await;
+                    }
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Boards a flight for every block that isn't here, and answers with the bytes that they brought.

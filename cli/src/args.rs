@@ -8,7 +8,7 @@ use clap::{ArgAction, Parser, Subcommand};
 use crate::commands::{
     agent, bench, cache, check, cluster, csi, daemon, job, ls, mirror, mount, status, top, umount, wait,
 };
-use crate::log;
+use crate::log::{self, LogKind};
 
 /// Mount model weights and datasets as read-only directories, from object storage, the Hugging Face Hub or the web.
 #[derive(Debug, Parser)]
@@ -72,10 +72,11 @@ const EXAMPLES: &str = "Examples:
 impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
-        let is_service = match &self.command {
-            Command::Daemon(_) | Command::Agent(_) | Command::Csi(_) | Command::Hold => true,
-            Command::Mount(mount) => mount.is_foreground(),
-            _ => false,
+        let kind = match &self.command {
+            Command::Daemon(_) | Command::Hold => LogKind::Detached,
+            Command::Agent(_) | Command::Csi(_) => LogKind::Service,
+            Command::Mount(mount) if mount.is_foreground() => LogKind::Service,
+            _ => LogKind::Command,
         };
         let config = match &self.command {
             Command::Agent(agent) => agent.configuration()?,
@@ -87,8 +88,8 @@ impl Cli {
             Command::Mount(mount) if mount.is_foreground() => OtlpEndpoint::ambient()?,
             _ => None,
         };
-        // Dropped at the end, which sends the last traces.
-        let _traces = log::start(is_service, self.verbose, collector.as_ref())?;
+        // Dropped at the end, which sends the last traces and writes the last lines.
+        let _guards = log::start(kind, self.verbose, collector.as_ref())?;
         match self.command {
             Command::Mount(args) => mount::run(*args, self.verbose),
             Command::Umount(args) => umount::run(&args),

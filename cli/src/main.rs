@@ -15,6 +15,7 @@ mod commands;
 mod endpoint;
 mod exit_status;
 mod log;
+mod log_thread;
 mod mirror;
 mod mountpoint;
 mod options;

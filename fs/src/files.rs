@@ -32,17 +32,28 @@ pub(crate) enum FileTable {
     Stateless(Arc<StatelessFiles>),
 }
 
+/// The answer to an OPEN.
+#[derive(Debug)]
+pub(crate) enum OpenAnswer {
+    /// The file is open.
+    Opened(OpenOut),
+    /// It has moved on to another node: its name is to be looked up again.
+    Moved,
+    /// The mount is stateless.
+    Stateless,
+}
+
 impl FileTable {
     /// Whether the files of `snapshot` are all so small that its mount is best stateless.
     pub(crate) fn stateless(snapshot: &Snapshot) -> bool {
         snapshot.manifest().largest() <= STATELESS_MAX
     }
 
-    /// Opens the file `index`, which is `slice`, at its node `node`, for the request `unique`. `None`: the mount is stateless.
-    pub(crate) fn open(&self, unique: u64, node: u64, index: u32, slice: Slice) -> Result<Option<OpenOut>> {
+    /// Opens the file `index`, which is `slice`, at its node `node`, for the request `unique`.
+    pub(crate) fn open(&self, unique: u64, node: u64, index: u32, slice: Slice) -> Result<OpenAnswer> {
         match self {
-            Self::Handles(handles) => handles.open(unique, node, index, slice).map(Some),
-            Self::Stateless(_) => Ok(None),
+            Self::Handles(handles) => handles.open(unique, node, index, slice),
+            Self::Stateless(_) => Ok(OpenAnswer::Stateless),
         }
     }
 

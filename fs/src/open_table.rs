@@ -165,6 +165,11 @@ impl<B: Clone, W> OpenTable<B, W> {
         if base_cached && !twin_cached { twin } else { base }
     }
 
+    /// Whether the handles of `node` are served by the kernel.
+    pub(crate) fn is_passthrough(&self, node: u64) -> bool {
+        matches!(self.open.get(&node), Some(OpenNode::Passthrough { .. }))
+    }
+
     fn generation(&self, index: u32) -> u32 {
         self.generations.get(&index).copied().unwrap_or_default()
     }
@@ -173,8 +178,7 @@ impl<B: Clone, W> OpenTable<B, W> {
     pub(crate) fn renew(&mut self, index: u32) -> Renewed<B> {
         let generation = self.generation(index);
         let present = tree::ids(index, generation);
-        let moved =
-            present.iter().any(|node| matches!(self.open.get(node), Some(OpenNode::Passthrough { .. })));
+        let moved = present.iter().any(|node| self.is_passthrough(*node));
         let backings = present.iter().filter_map(|node| self.idle.take(node)).collect();
         let mut nodes: Vec<_> =
             (0..=generation).flat_map(|generation| tree::ids(index, generation)).collect();

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::error::{Error, Kind, Result};
 
 use super::Limits;
+use super::disk_writer::DiskWriter;
 use super::layout::CacheRoot;
 use super::leases::{LeaseGroup, LeaseSet, union_bytes};
 use super::partition::Partition;
@@ -28,6 +29,7 @@ const FREE_SPACE_CHECK_BYTES: i64 = 64 << 20;
 #[derive(Debug)]
 pub struct Evictor {
     root: Arc<CacheRoot>,
+    writer: Arc<DiskWriter>,
     limits: Limits,
     partitions: Mutex<Vec<Arc<Partition>>>,
     counted: AtomicBool,
@@ -55,10 +57,11 @@ impl Drop for EvictionPause {
 }
 
 impl Evictor {
-    /// For the cache in `root`, which has no tenants yet.
-    pub fn new(root: Arc<CacheRoot>, limits: Limits) -> Self {
+    /// For the cache in `root`, whose disk `writer` writes to, and which has no tenants yet.
+    pub fn new(root: Arc<CacheRoot>, writer: Arc<DiskWriter>, limits: Limits) -> Self {
         Self {
             root,
+            writer,
             limits,
             partitions: Mutex::default(),
             counted: AtomicBool::new(false),
@@ -265,6 +268,12 @@ impl Evictor {
         if shortfall == 0 {
             return Ok(());
         }
+        // Blobs are removed under a lock that readers need, too: not on a disk that does not answer.
+        let root = self.root.clone();
+        self.writer.run(move || {
+            root.touch();
+            Ok(())
+        })?;
         let goal = shortfall.max(limit.unwrap_or(0) / PASS_FRACTION);
         let mut freed = self.evict_pass(goal, &choose);
         if freed < shortfall {

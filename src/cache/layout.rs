@@ -56,7 +56,7 @@ impl BlobFile {
 #[derive(Debug)]
 pub struct CacheRoot {
     directory: CacheDirectory,
-    _lock: File,
+    lock: File,
 }
 
 impl CacheRoot {
@@ -70,12 +70,17 @@ impl CacheRoot {
         let lock = lock(&directory)?;
         check_format(&directory)?;
         directory.subdirectory(TENANTS_DIRECTORY).map_err(|e| unusable(path, e))?;
-        Ok(Self { directory, _lock: lock })
+        Ok(Self { directory, lock })
     }
 
     /// The directory.
     pub fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Writes to its disk, next to nothing.
+    pub(super) fn touch(&self) {
+        super::io::touch(&self.lock);
     }
 
     /// The tenants that have something in it.

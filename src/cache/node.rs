@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::error::Result;
 
 use super::commit::Committer;
+use super::disk_writer::DiskWriter;
 use super::eviction::{EvictionPause, Evictor};
 use super::layout::{CacheRoot, Layout};
 use super::partition::Partition;
@@ -23,6 +24,7 @@ pub struct NodeCache {
     quotas: BTreeMap<String, u64>,
     evictor: Arc<Evictor>,
     committer: Arc<Committer>,
+    writer: Arc<DiskWriter>,
     now: fn() -> SystemTime,
     tenants: Mutex<BTreeMap<String, Arc<Partition>>>,
 }
@@ -43,9 +45,9 @@ impl NodeCache {
         now: fn() -> SystemTime,
     ) -> Result<(Self, EvictionPause)> {
         let root = Arc::new(CacheRoot::open(root)?);
-        let evictor = Arc::new(Evictor::new(root.clone(), limits));
-        let (committer, tenants) = (Arc::new(Committer::start()?), Mutex::default());
-        let node = Self { root, quotas, evictor, committer, now, tenants };
+        let (committer, writer) = (Arc::new(Committer::start()?), Arc::new(DiskWriter::start()?));
+        let evictor = Arc::new(Evictor::new(root.clone(), writer.clone(), limits));
+        let node = Self { root, quotas, evictor, committer, writer, now, tenants: Mutex::default() };
         // Those too that nobody asks for: what they have counts, and may go.
         for tenant in node.root.tenants()? {
             node.partition(&tenant)?;
@@ -65,6 +67,7 @@ impl NodeCache {
             space: Arc::new(TenantSpace::new(self.evictor.clone(), partition.clone())),
             partition,
             committer: self.committer.clone(),
+            writer: self.writer.clone(),
             now: self.now,
         })
     }

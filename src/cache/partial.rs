@@ -15,6 +15,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
 use super::direct_io::DirectFile;
+use super::disk_writer::DiskWriter;
 use super::io;
 use super::layout::{BlobFile, Layout};
 use super::presence::{self, BlockState, Presence};
@@ -25,6 +26,7 @@ use super::space::TenantSpace;
 pub struct PartialBlob {
     layout: Arc<Layout>,
     space: Arc<TenantSpace>,
+    writer: Arc<DiskWriter>,
     key: Key,
     size: u64,
     file: File,
@@ -42,6 +44,7 @@ impl PartialBlob {
     pub(super) fn open(
         layout: Arc<Layout>,
         space: Arc<TenantSpace>,
+        writer: Arc<DiskWriter>,
         (key, size): (Key, u64),
         now: SystemTime,
     ) -> Result<Self> {
@@ -57,7 +60,7 @@ impl PartialBlob {
         file.set_len(size).map_err(|e| layout.fault("size", &key, e))?;
         let direct = if size >= BLOCK { DirectFile::open(&layout, &key, BlobFile::Part) } else { None };
         let verified_since = (presence.missing() == blocks).then_some(now);
-        Ok(Self { layout, space, key, size, file, direct, map, presence, verified_since })
+        Ok(Self { layout, space, writer, key, size, file, direct, map, presence, verified_since })
     }
 
     /// Since when all of its blocks were verified, each as it arrived; `None` where an earlier process left some.
@@ -94,18 +97,24 @@ impl PartialBlob {
     /// Stores a block. Putting one again is harmless.
     ///
     /// # Errors
-    /// [`Kind::NoSpace`] when neither the limits nor eviction leave room; [`Kind::Disk`].
-    pub fn put(&self, verified: &Verified) -> Result<()> {
-        let (index, bytes) = (verified.index(), verified.bytes());
-        if self.presence.state(index) == BlockState::Present {
+    /// [`Kind::NoSpace`] when neither the limits nor eviction leave room; [`Kind::Disk`]; [`Kind::Busy`] while the disk does not
+    /// answer.
+    pub fn put(self: &Arc<Self>, verified: &Verified) -> Result<()> {
+        if self.presence.state(verified.index()) == BlockState::Present {
             return Ok(());
         }
-        let reservation = self.space.reserve(bytes.len() as u64)?;
-        self.write(index * BLOCK, bytes)
-            .and_then(|()| self.record(index, verified.check()))
-            .map_err(|e| self.layout.fault("write", &self.key, e))?;
+        let reservation = self.space.reserve(verified.bytes().len() as u64)?;
+        let (part, verified) = (self.clone(), verified.clone());
+        self.writer.run(move || part.store(&verified))?;
         reservation.written();
         Ok(())
+    }
+
+    fn store(&self, verified: &Verified) -> Result<()> {
+        let (index, bytes) = (verified.index(), verified.bytes());
+        self.write(index * BLOCK, bytes)
+            .and_then(|()| self.record(index, verified.check()))
+            .map_err(|e| self.layout.fault("write", &self.key, e))
     }
 
     fn write(&self, offset: u64, bytes: &Bytes) -> std::io::Result<()> {
@@ -128,14 +137,26 @@ impl PartialBlob {
     }
 
     /// Holds a block that is said to be here against its check, and forgets it when it is not right.
-    pub fn recheck(&self, index: u64) -> bool {
+    pub fn recheck(self: &Arc<Self>, index: u64) -> bool {
         self.presence.doubt(index);
         self.settle(index, None);
         self.presence.state(index) == BlockState::Present
     }
 
-    /// Holds a doubted block against its check, `known` or as the map has it. Afterwards it is present or absent.
-    pub fn settle(&self, index: u64, known: Option<&Check>) {
+    /// Holds a doubted block against its check, `known` or as the map has it. Afterwards it is present or absent, or still doubted
+    /// where the disk does not answer.
+    pub fn settle(self: &Arc<Self>, index: u64, known: Option<&Check>) {
+        let (part, known) = (self.clone(), known.copied());
+        let resolve = move || {
+            part.resolve(index, known.as_ref());
+            Ok(())
+        };
+        if let Err(error) = self.writer.run(resolve) {
+            tracing::debug!(key = %self.key, index, %error, "a doubt stays");
+        }
+    }
+
+    fn resolve(&self, index: u64, known: Option<&Check>) {
         let verified = self.check(index).and_then(|noted| {
             let expected = *known.unwrap_or(&noted);
             let bytes = self.read_once(index)?;

@@ -1,4 +1,4 @@
-//! A disk of its own, whose power can be cut: ext4 in a file, on a loop device.
+//! A disk of its own, whose power can be cut, and which can be frozen: ext4 in a file, on a loop device.
 //!
 //! The cut is the kernel's own way to shut a file system down at once: from then on nothing reaches the disk, what lay in
 //! memory alone is lost, and the next mount replays the journal as after a reset. What a drive keeps in a cache of its own
@@ -68,6 +68,22 @@ impl LoopDisk {
         assert_eq!(done, 0, "cannot cut the power: {}", std::io::Error::last_os_error());
     }
 
+    /// Has it hold whoever writes to it, until it [thaws](Self::thaw).
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn freeze(&self) {
+        run(program("fsfreeze").arg("-f").arg(self.path()));
+    }
+
+    /// Lets those write who wait for it.
+    ///
+    /// # Panics
+    /// When it is not frozen.
+    pub fn thaw(&self) {
+        run(program("fsfreeze").arg("-u").arg(self.path()));
+    }
+
     /// Brings it back as it was left, when nobody holds anything of it any more.
     ///
     /// # Panics
@@ -80,6 +96,8 @@ impl LoopDisk {
 
 impl Drop for LoopDisk {
     fn drop(&mut self) {
+        // A test may have failed while it was frozen.
+        let _ = program("fsfreeze").arg("-u").arg(self.path()).output();
         let _ = unmount(self.path(), UnmountFlags::DETACH);
     }
 }

@@ -89,7 +89,7 @@ pub fn main(name: &str) -> ExitCode {
 }
 
 fn run(args: MountArgs, verbose: u8) -> Result<()> {
-    let _traces = log::start(false, verbose, None)?;
+    let _guards = log::start(log::LogKind::Command, verbose, None)?;
     let Some((client, mounted)) = args.target().map_or(Ok(None), |(uri, path)| find(uri, path))? else {
         return mount::run(args, verbose);
     };

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +13,12 @@ use bdnfs::manifest::{Node, Slice};
 use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
 use parking_lot::Mutex;
+use rustix::io::{Errno, ReadWriteFlags};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use crate::device::{BackingFile, Device};
+use crate::files::OpenAnswer;
 use crate::invalidation::KernelCache;
 use crate::ledger::{Ledger, LedgerEntry, LedgerItem};
 use crate::open_table::{OpenMode, OpenTable};
@@ -56,7 +59,22 @@ struct RegisteredFile {
     _slot: LedgerSlot,
     reader: Arc<Reader>,
     /// What the kernel reads: known to be open, should it turn out not to be right.
-    _file: Option<Arc<File>>,
+    file: Option<Arc<File>>,
+}
+
+impl RegisteredFile {
+    /// Whether the kernel can read it still.
+    fn is_readable(&self) -> bool {
+        self.file.as_ref().is_none_or(|file| is_readable(file))
+    }
+}
+
+/// Whether the disk below `file` still answers: one that was shut down, or whose device has gone, fails all reads. Asks for what is in
+/// memory only, so that it waits for nothing.
+fn is_readable(file: &File) -> bool {
+    let mut byte = [0];
+    let read = rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], 0, ReadWriteFlags::NOWAIT);
+    read != Err(Errno::IO)
 }
 
 /// An entry of the ledger, which is removed when this is dropped.
@@ -174,7 +192,7 @@ impl FileHandles {
         let number =
             number.or_else(|| self.ledger.insert(node, 0, LedgerItem::BackingFile(id))).unwrap_or_default();
         let _slot = LedgerSlot { ledger: self.ledger.clone(), number };
-        Arc::new(RegisteredFile { backing, _slot, reader: reader.clone(), _file: reader.backing() })
+        Arc::new(RegisteredFile { backing, _slot, reader: reader.clone(), file: reader.backing() })
     }
 
     /// Lets go of the backing file that the previous process registered and had no time to record. There is one at the most,
@@ -195,22 +213,39 @@ impl FileHandles {
         node: u64,
         index: u32,
         slice: Slice,
-    ) -> Result<OpenOut> {
+    ) -> Result<OpenAnswer> {
         if unique & RESENT != 0
             && let Some(reply) = self.earlier_reply(unique & !RESENT)
         {
-            return Ok(reply);
+            return Ok(OpenAnswer::Opened(reply));
         }
         // On its own line: the lock must be gone before the second one.
         let registered = self.table.lock().reopen(node);
         if let Some(file) = registered {
-            return self.insert(unique, node, file.reader.clone(), OpenMode::Passthrough(file));
+            if file.is_readable() {
+                return self.insert(unique, node, file.reader.clone(), OpenMode::Passthrough(file));
+            }
+            if self.give_up_backing(node, index) {
+                return Ok(OpenAnswer::Moved);
+            }
         }
         let reader = Arc::new(self.snapshot.open(slice)?);
         let back = || self.register(node, &reader);
         let watch = || self.watch(node, index, reader.clone());
         let mode = self.table.lock().open(node, back, watch);
         self.insert(unique, node, reader, mode)
+    }
+
+    /// Has no more handles read the backing file of `node`, which was reopened a moment ago. True where others have it open: then
+    /// lookups of the file `index` lead to another node from now on.
+    fn give_up_backing(&self, node: u64, index: u32) -> bool {
+        let mut table = self.table.lock();
+        // Bound, and dropped without the lock.
+        let evicted = (table.close(node, Instant::now()), table.renew(index));
+        let is_open = table.is_passthrough(node);
+        drop(table);
+        drop(evicted);
+        is_open
     }
 
     /// The reply to the request `unique`, if it was made before and did not get through.
@@ -236,7 +271,7 @@ impl FileHandles {
         node: u64,
         reader: Arc<Reader>,
         mode: OpenMode<Arc<RegisteredFile>>,
-    ) -> Result<OpenOut> {
+    ) -> Result<OpenAnswer> {
         let item = match mode {
             OpenMode::Cached => LedgerItem::Cached,
             OpenMode::Passthrough(file) => LedgerItem::Passthrough(file.backing.id()),
@@ -248,7 +283,7 @@ impl FileHandles {
         };
         // With passthrough, too: readahead(2) and fadvise(2) still send reads.
         self.handles.lock().insert(fh, FileHandle { reader, unique, item });
-        Ok(open_reply(fh, item))
+        Ok(OpenAnswer::Opened(open_reply(fh, item)))
     }
 
     /// Registers the file behind `reader`, if it is whole.
@@ -256,12 +291,12 @@ impl FileHandles {
         if !self.passthrough() {
             return None;
         }
-        let file: Arc<File> = reader.backing()?;
+        let file: Arc<File> = reader.backing().filter(|file| is_readable(file))?;
         match self.device.register(&*file) {
             Ok(backing) => {
                 let number = self.ledger.insert(node, 0, LedgerItem::BackingFile(backing.id()))?;
                 let _slot = LedgerSlot { ledger: self.ledger.clone(), number };
-                Some(Arc::new(RegisteredFile { backing, _slot, reader: reader.clone(), _file: Some(file) }))
+                Some(Arc::new(RegisteredFile { backing, _slot, reader: reader.clone(), file: Some(file) }))
             }
             Err(error) => {
                 if self.passthrough.swap(false, Ordering::Relaxed) {

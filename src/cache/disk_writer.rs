@@ -1,0 +1,122 @@
+//! The disk writer: changes the cache's disk on threads of its own, so that nobody is stuck with a disk that does not answer.
+//!
+//! A frozen file system, or a device that hangs, holds whoever writes there for as long as it likes, and no signal ends that.
+//! Whoever has something to write waits for it no longer than [`WRITE_TIMEOUT`]. While something is late the disk is *stalled*:
+//! nothing more is handed to it. What is late is not taken back, and counts when the disk answers after all.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+
+use crate::error::{Error, Kind, Result};
+
+/// How long whoever writes waits for the disk. A block takes milliseconds; a disk that is only busy answers others meanwhile.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many threads write for each core: as many as hash and write blocks at once.
+const THREADS_PER_CORE: usize = 2;
+
+type Write = Box<dyn FnOnce() + Send>;
+
+/// The threads that write, and the way to them.
+pub struct DiskWriter {
+    queue: Sender<Write>,
+    /// How many writes are late.
+    late: Arc<AtomicUsize>,
+}
+
+impl fmt::Debug for DiskWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DiskWriter, {} writes late", self.late.load(SeqCst))
+    }
+}
+
+/// The states of a write: nobody has given it up and it is not done; it is done; it was given up first.
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+const LATE: u8 = 2;
+
+impl DiskWriter {
+    /// Starts the threads. They end when this is dropped, and with their last write.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] when there are no threads for it.
+    pub fn start() -> Result<Self> {
+        let threads = THREADS_PER_CORE * thread::available_parallelism().map_or(2, usize::from);
+        let (queue, writes) = bounded::<Write>(threads);
+        for _ in 0..threads {
+            let writes: Receiver<Write> = writes.clone();
+            thread::Builder::new()
+                .name("bdnfs-write".into())
+                .spawn(move || writes.iter().for_each(|write| write()))
+                .map_err(|e| Error::with(Kind::Disk, "cannot start a thread that writes to the cache", e))?;
+        }
+        Ok(Self { queue, late: Arc::default() })
+    }
+
+    /// Whether the disk is stalled.
+    pub fn is_stalled(&self) -> bool {
+        self.late.load(SeqCst) > 0
+    }
+
+    /// Runs `write`, and waits for it.
+    ///
+    /// # Errors
+    /// Those of `write`; [`Kind::Busy`] while the disk is stalled.
+    pub fn run<T: Send + 'static>(&self, write: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        if self.is_stalled() {
+            return Err(stalled());
+        }
+        let (done, outcome) = bounded(1);
+        let (state, late) = (Arc::new(AtomicU8::new(PENDING)), self.late.clone());
+        let seen = state.clone();
+        let work = move || {
+            // Nobody is there to hear of it when it is late.
+            let _ = done.send(write());
+            if seen.swap(DONE, SeqCst) == LATE && late.fetch_sub(1, SeqCst) == 1 {
+                tracing::warn!("the cache's disk answers again");
+            }
+        };
+        if self.queue.send_timeout(Box::new(work), WRITE_TIMEOUT).is_err() {
+            return Err(stalled());
+        }
+        if let Ok(outcome) = outcome.recv_timeout(WRITE_TIMEOUT) {
+            return outcome;
+        }
+        let before = self.late.fetch_add(1, SeqCst);
+        if state.compare_exchange(PENDING, LATE, SeqCst, SeqCst).is_err() {
+            self.late.fetch_sub(1, SeqCst);
+        } else if before == 0 {
+            tracing::warn!("the cache's disk does not answer: nothing is written to it until it does");
+        }
+        Err(stalled())
+    }
+}
+
+fn stalled() -> Error {
+    Error::new(Kind::Busy, format!("the cache's disk did not answer within {WRITE_TIMEOUT:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disk_writer_with_a_late_write_refuses_others_until_it_is_done() {
+        let writer = DiskWriter::start().expect("threads");
+        assert_eq!(writer.run(|| Ok(5)).expect("written"), 5);
+        let (thaw, frozen) = bounded::<()>(0);
+        let error = writer.run(move || Ok(frozen.recv().is_ok())).expect_err("late");
+        assert_eq!(error.kind(), Kind::Busy);
+        assert!(writer.is_stalled());
+        assert_eq!(writer.run(|| Ok(())).expect_err("the disk is stalled").kind(), Kind::Busy);
+        thaw.send(()).expect("it waits");
+        while writer.is_stalled() {
+            thread::yield_now();
+        }
+        writer.run(|| Ok(())).expect("the disk answers again");
+    }
+}

@@ -1,0 +1,111 @@
+//! A cache disk that holds whoever writes to it, or that is gone: files are read past it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_local;
+use bdnfs_tests::process::wait_for_exit;
+use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tree::assert_same;
+
+const MIB: usize = 1 << 20;
+const SIZE: u64 = 1 << 30;
+
+/// Thaws a disk before all else that a test drops: processes that wait for it can't end.
+struct Thaw<'a>(&'a LoopDisk);
+
+impl Drop for Thaw<'_> {
+    fn drop(&mut self) {
+        self.0.thaw();
+    }
+}
+
+/// Reads a file in a process of its own, which ends within a minute or fails the test.
+fn read(machine: &Machine, path: &Path) -> Vec<u8> {
+    let out = machine.directory("read").join("out");
+    let mut command = machine.program("cat", &[path]);
+    let mut child = command.stdout(File::create(&out).unwrap()).spawn().unwrap();
+    let status = wait_for_exit(&mut child, "a reader");
+    assert!(status.success(), "{status}");
+    fs::read(out).unwrap()
+}
+
+#[test]
+fn cache_disk_frozen_reads_come_from_the_next_tier() {
+    for size in [24 * MIB, 3 * MIB] {
+        let Some(disk) = LoopDisk::new(SIZE) else { return };
+        let env = TestEnv::new();
+        let names = ["begun", "cold", "open"];
+        let contents = names.map(|name| env.put(name, size));
+        let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+        let point = machine.mount("s3://bucket", "mnt");
+        let mut first = [0; 4096];
+        let open = File::open(point.join("open")).unwrap();
+        for file in [&open, &File::open(point.join("begun")).unwrap()] {
+            file.read_exact_at(&mut first, 0).unwrap();
+        }
+        disk.freeze();
+        let thaw = Thaw(&disk);
+        for (name, content) in names.iter().zip(&contents) {
+            assert_same(content, &read(&machine, &point.join(name)), name);
+        }
+        open.read_exact_at(&mut first, MIB as u64).unwrap();
+        assert_eq!(first[..], contents[2][MIB..MIB + 4096]);
+        drop(thaw);
+        // What could not be kept is, from now on.
+        machine.run(&[Path::new("wait"), &point]).succeeds();
+        assert!(names.iter().all(|name| is_local(&point.join(name))));
+        drop(open);
+        machine.umount(&point);
+    }
+}
+
+#[test]
+fn stage_on_disk_frozen_for_a_while_completes() {
+    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let env = TestEnv::new();
+    env.put("model", 24 * MIB);
+    let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+    let point = machine.mount("s3://bucket", "mnt");
+    disk.freeze();
+    let thaw = Thaw(&disk);
+    let mut waiting = machine.command(&[Path::new("wait"), &point]).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert!(waiting.try_wait().unwrap().is_none(), "it waits for the disk");
+    drop(thaw);
+    assert!(wait_for_exit(&mut waiting, "a stage").success());
+    assert!(is_local(&point.join("model")));
+    machine.umount(&point);
+}
+
+#[test]
+fn cache_disk_dead_files_are_read_past_it() {
+    for size in [24 * MIB, 3 * MIB] {
+        let Some(disk) = LoopDisk::new(SIZE) else { return };
+        let env = TestEnv::new();
+        let contents = ["staged", "held"].map(|name| env.put(&format!("local/{name}"), size));
+        let cold = env.put("cold/file", size);
+        let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+        let local: PathBuf = machine.mount_with("s3://bucket/local", "local", &["--wait"]);
+        let point = machine.mount("s3://bucket/cold", "cold");
+        let held = File::open(local.join("held")).unwrap();
+        let mut first = [0; 4096];
+        held.read_exact_at(&mut first, 0).unwrap();
+        disk.cut();
+        for _ in 0..2 {
+            // The second while somebody has it open whom the dead disk fails.
+            for (name, content) in ["staged", "held"].iter().zip(&contents) {
+                assert_same(content, &read(&machine, &local.join(name)), name);
+            }
+            assert_same(&cold, &read(&machine, &point.join("file")), "cold");
+        }
+        let again = File::open(local.join("held")).unwrap();
+        again.read_exact_at(&mut first, MIB as u64).unwrap();
+        assert_eq!(first[..], contents[1][MIB..MIB + 4096]);
+        drop((held, again));
+        machine.reset();
+    }
+}
