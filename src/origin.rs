@@ -56,6 +56,11 @@ pub(crate) fn is_unconditional(version: &[u8]) -> bool {
     web::is_unconditional(version)
 }
 
+/// Whether the origin of `version` sends files only whole and from their beginning.
+pub(crate) fn is_sequential(version: &[u8]) -> bool {
+    web::is_sequential(version)
+}
+
 /// The name of the file at `path` below `origin`, for messages.
 fn display_path(origin: &str, path: &[u8]) -> String {
     if path.is_empty() {

@@ -12,6 +12,7 @@ use crate::block::{Arrival, Verified};
 use crate::cache::partial::PartialBlob;
 use crate::cache::presence::BlockState;
 use crate::error::{Error, Kind, Result};
+use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::{Delivery, Flight};
 use crate::task::lost;
@@ -127,11 +128,14 @@ impl Content {
             self.resources.moved.fetch_add(1, Relaxed);
             return Ok(verified.index());
         }
-        Ok(self.keep(flight, &verified, lent))
+        self.keep(flight, &verified, lent)
     }
 
     /// Delivers a verified block to all who wait for it, and stores it.
-    pub(super) fn keep(&self, flight: &Flight, verified: &Verified, lent: bool) -> u64 {
+    ///
+    /// # Errors
+    /// What kept it from being stored, where the flight is too long for its blocks to stay in memory.
+    pub(super) fn keep(&self, flight: &Flight, verified: &Verified, lent: bool) -> Result<u64> {
         let index = verified.index();
         if lent || flight.urgency() > Urgency::Stage {
             self.resources.recent_blocks.put(self.blob.key, index, verified.bytes().clone());
@@ -140,6 +144,7 @@ impl Content {
         flight.deliver(index, Delivery::Bytes(verified.bytes().clone()));
         match self.partial().and_then(|partial| partial.put(verified)) {
             Ok(()) => flight.deliver(index, Delivery::Stored),
+            Err(error) if flight.extent().blocks > MAX_EXTENT_BLOCKS => return Err(error),
             Err(error) => {
                 if self.resources.recent_blocks.rescue(self.blob.key, index, verified.bytes().clone()) {
                     tracing::warn!(%error, "a block was delivered but could not be kept; so may others be");
@@ -147,7 +152,7 @@ impl Content {
                 flight.unstored(error);
             }
         }
-        index
+        Ok(index)
     }
 }
 

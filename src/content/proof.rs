@@ -44,12 +44,21 @@ impl Content {
 
     /// Whether `flight` is to bring all of a content that is to be proved as a whole.
     pub(super) fn fetches_whole(&self, flight: &Flight) -> bool {
-        self.published_sha256().is_some() && flight.extent().blocks == block::count(self.blob.size)
+        let blocks = flight.extent().blocks;
+        // A longer one does not fit into memory.
+        self.published_sha256().is_some()
+            && blocks == block::count(self.blob.size)
+            && blocks <= MAX_EXTENT_BLOCKS
     }
 
     /// Whether its parts could be of several states of the file, and only its SHA-256 tells.
     pub(super) fn is_unconditional(&self) -> bool {
         self.published_sha256().is_some() && origin::is_unconditional(&self.blob.version)
+    }
+
+    /// Whether one request has to bring all of it, in order.
+    pub(super) fn is_sequential(&self) -> bool {
+        self.blob.checks.is_none() && origin::is_sequential(&self.blob.version)
     }
 
     /// Whether nothing of it may be read yet that is not proved.
@@ -116,7 +125,7 @@ impl Content {
         blocks.iter().for_each(|block| hasher.update(block.bytes()));
         self.compare(hasher, expected)?;
         for block in &blocks {
-            self.keep(flight, block, false);
+            self.keep(flight, block, false)?;
         }
         Ok(())
     }

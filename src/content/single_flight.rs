@@ -4,13 +4,14 @@
 //! never do because other nodes wait for them. A block may be in both for a moment, while nodes differ on who owns it; that
 //! costs one more fetch.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tracing::Instrument;
 
-use crate::block;
+use crate::block::{self, BLOCK};
 use crate::error::{Error, Kind, Result};
-use crate::extent::Extent;
+use crate::extent::{Extent, MAX_EXTENT_BLOCKS};
 use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::{Delivery, Flight, Flights, JoinOutcome};
 use crate::tier::Urgency;
@@ -42,10 +43,26 @@ impl Content {
             let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
             // One that is proved as a whole comes as a whole.
             let whole = self.fits_one_flight() && (0..count).all(absent);
-            let (first, most) = if whole { (0, count) } else { (index, most) };
+            let flights = self.flights(scope);
+            let (first, most) = match whole {
+                true => (0, count),
+                false if self.is_sequential() => {
+                    // From where it lacks something to the end, however far that is: no request can begin anywhere else.
+                    let lacks = |i: &u64| absent(*i) && flights.find(*i).is_none();
+                    ((0..=index).rev().take_while(lacks).last().unwrap_or(index), count)
+                }
+                false => (index, most),
+            };
             let (found, outcome) = match direct(index) {
                 Some(flight) => (FetchScope::Direct, JoinOutcome::Joined(flight)),
-                None => (scope, self.flights(scope).join(first, most, absent)),
+                None => (scope, flights.join(first, most, absent)),
+            };
+            // Another flight may have begun meanwhile, which ends before the block.
+            let (found, outcome) = match outcome {
+                JoinOutcome::Joined(other) if !other.extent().range().contains(&index) => {
+                    (scope, flights.join(index, most, absent))
+                }
+                outcome => (found, outcome),
             };
             match outcome {
                 // Unless it is only in flight by now: then the next look finds that flight.
@@ -64,7 +81,9 @@ impl Content {
                     self.resources
                         .runtime
                         .spawn(self.clone().run_flight(flight.clone(), scope).instrument(span));
-                    return Some(flight);
+                    if flight.extent().range().contains(&index) {
+                        return Some(flight);
+                    }
                 }
             }
         }
@@ -108,10 +127,12 @@ impl Content {
     /// Runs a flight: waits for its share of the budget, fetches what is missing, and ends it.
     async fn run_flight(self: Arc<Self>, flight: Arc<Flight>, scope: FetchScope) {
         let guard = FlightGuard { content: &self, flight: &flight, scope, finished: false };
-        let bytes = flight.extent().bytes(self.blob.size);
+        let Range { start, end } = flight.extent().bytes(self.blob.size);
+        // Of a longer one, what has come is stored before the next blocks come.
+        let held = (end - start).min(MAX_EXTENT_BLOCKS * BLOCK);
         let _flying = self.resources.metrics.start_flight();
         let budget = self.resources.budget(scope);
-        let ticket = flight.queue(|urgency| budget.queue(bytes.end - bytes.start, urgency));
+        let ticket = flight.queue(|urgency| budget.queue(held, urgency));
         let permit = ticket.granted().await;
         let urgency = flight.take_off();
         let outcome = match self.fetch_missing(&flight, (scope, urgency)).await {

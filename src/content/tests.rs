@@ -177,6 +177,27 @@ async fn content_read_by_many_is_fetched_once_and_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn content_of_server_without_ranges_is_fetched_once_in_order() {
+    let bench = Bench::new();
+    let blob = Blob { version: Bytes::from_static(b"whole modified x"), ..bench.blob(false) };
+    let tier = Scripted::new(&bench.bytes, &[], false);
+    let content = bench.content(blob.clone(), None, &[&tier]);
+    let starts = (0..64).map(|i| (i * 7_777_777) % (SIZE - 700_000));
+    futures_util::future::join_all(starts.map(|s| bench.expect(&content, s..s + 700_000))).await;
+    content.became_whole().await.expect("committed");
+    assert_eq!((tier.requests.load(Relaxed), tier.sent.load(Relaxed)), (1, SIZE));
+    drop(content);
+
+    // What came before a break stays, and the rest is asked for at once.
+    let bench = Bench::new();
+    let tier = Scripted::new(&bench.bytes, &[Fault::BreakAfter(3 * BLOCK)], false);
+    let content = bench.content(blob, None, &[&tier]);
+    bench.expect(&content, SIZE - 9..SIZE).await;
+    content.became_whole().await.expect("committed");
+    assert_eq!((tier.requests.load(Relaxed), tier.sent.load(Relaxed)), (2, SIZE));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn fetch_with_broken_body_resumes_where_it_broke() {
     let bench = Bench::new();
     let faults = [Fault::BreakAfter(2 * BLOCK + 99), Fault::Fail(Kind::Unavailable)];

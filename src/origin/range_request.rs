@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Response, StatusCode};
 
@@ -101,6 +101,37 @@ impl RangeRequest {
     /// The body of `response`, which has to have the range's length.
     pub(super) fn body(&self, response: Response) -> Body {
         self.body_from(response.bytes_stream().map(|piece| piece.map_err(transport_error)))
+    }
+
+    /// The range out of the body of `response`, which is the whole file.
+    pub(super) fn body_of_whole(&self, response: Response) -> Body {
+        let body = response.bytes_stream().map_err(transport_error).boxed();
+        let state = (body, 0, self.range.clone());
+        let pieces = stream::try_unfold(state, |(mut body, mut at, range)| async move {
+            while at < range.end {
+                let Some(piece) = body.try_next().await? else { break };
+                let (from, to) = (range.start.max(at) - at, range.end.min(at + piece.len() as u64) - at);
+                at += piece.len() as u64;
+                if from < to {
+                    let part = piece.slice(from as usize..to as usize);
+                    return Ok(Some((part, (body, at, range))));
+                }
+            }
+            Ok(None)
+        });
+        self.body_from(pieces)
+    }
+
+    /// Whether the body of `response` is the whole file, though a part may have been asked for.
+    ///
+    /// # Errors
+    /// [`Kind::Changed`] when it has another size.
+    pub(super) fn is_whole(&self, response: &Response) -> Result<bool> {
+        let whole = response.status() == StatusCode::OK && !is_part(response);
+        match response.content_length() {
+            Some(len) if whole && len != self.size => Err(self.changed("its size is another")),
+            _ => Ok(whole),
+        }
     }
 
     /// The body made of pieces that were read before.

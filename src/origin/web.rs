@@ -17,7 +17,7 @@ use reqwest::{Method, Request, Response, StatusCode};
 use url::Url;
 
 use self::directory_index::IndexFormat;
-use self::validator::Validator;
+use self::validator::{Validator, WHOLE_MARK};
 use super::range_request::{RangeRequest, condition};
 use super::redirect::RedirectGuard;
 use super::{display_path, foreign_version};
@@ -133,6 +133,9 @@ impl WebOrigin {
         if !validator.matches(response.headers()) {
             return Err(wanted.changed("the server sends another version of it"));
         }
+        if is_sequential(&blob.version) && wanted.is_whole(&response)? {
+            return Ok(Some(wanted.body_of_whole(response)));
+        }
         wanted.check(&response)?;
         Ok(Some(wanted.body(response)))
     }
@@ -174,6 +177,11 @@ impl Origin for WebOrigin {
 /// Whether no request can be conditional on `version`.
 pub(super) fn is_unconditional(version: &[u8]) -> bool {
     Validator::decode(version).is_some_and(|validator| validator.condition().is_none())
+}
+
+/// Whether the server of `version` ignored Range when it was listed.
+pub(super) fn is_sequential(version: &[u8]) -> bool {
+    version.starts_with(WHOLE_MARK)
 }
 
 impl UrlLayout {

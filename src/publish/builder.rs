@@ -25,6 +25,7 @@ use crate::mirror::frames;
 use crate::mirror::lease::MirrorLease;
 use crate::mirror::record::MirrorRecord;
 use crate::mirror::upload::MIN_PART_BYTES;
+use crate::origin;
 use crate::task::blocking;
 
 /// Up to this size a blob is made in memory, where its digest is known before it is sent, unless that were more than a
@@ -85,6 +86,9 @@ impl<'a> BlobBuilder<'a> {
 
     async fn build(&self, recipe: &Recipe, progress: &PublishProgress) -> Result<MirrorRecord> {
         let streamed = recipe.files.len() == 1 && recipe.size > self.in_memory;
+        if let [file] = recipe.files[..] {
+            self.check_ranges(&self.listing.blob(file)?)?;
+        }
         // Content as it comes, put together, and compressed.
         let held = if streamed { STREAM_MEMORY_BYTES } else { 3 * recipe.size };
         let held = (held.div_ceil(BLOCK) as u32).min(self.memory_mib);
@@ -108,6 +112,15 @@ impl<'a> BlobBuilder<'a> {
         progress.written.fetch_add(if new { stored } else { 0 }, Relaxed);
         progress.bytes_done.fetch_add(recipe.size, Relaxed);
         Ok(record)
+    }
+
+    /// Refuses a file that would be read from its beginning for each of its parts.
+    fn check_ranges(&self, blob: &Blob) -> Result<()> {
+        if !origin::is_sequential(&blob.version) || blob.size <= MAX_EXTENT_BLOCKS * BLOCK {
+            return Ok(());
+        }
+        let text = "the server ignores Range, so a mirror takes no file over 16 MiB from it; copy it, or mount it without a mirror";
+        Err(Error::new(Kind::Unsupported, text).within(blob))
     }
 
     /// The content of a pack, in blocks.

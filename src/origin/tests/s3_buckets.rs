@@ -372,10 +372,8 @@ async fn bucket_answer_that_is_not_a_listing_is_refused() {
         assert!(error.to_string().starts_with(&format!("{asked}{none}{said}")), "{error}");
     }
     bucket.server.rule(|_| Some(StatusCode::NOT_FOUND.into_response()));
-    let asked =
-        format!("s3://b/model: cannot list {}/b: the server answers 404 Not Found", bucket.server.url);
-    let error = failed(&bucket.origin).await;
-    assert!(error.to_string().starts_with(&asked), "{error}");
+    let error = failed(&bucket.origin).await.to_string();
+    assert!(error.contains("/b: the server answers 404 Not Found"), "{error}");
 }
 
 /// Why listings are requested here and not by `object_store` (docs/decisions/object-store.md): should this fail, they need

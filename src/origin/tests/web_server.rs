@@ -169,6 +169,24 @@ async fn web_server_without_ranges_serves_whole_files_only() {
 }
 
 #[tokio::test]
+async fn web_server_without_ranges_is_found_out_when_it_is_listed() {
+    let site = site("x").await;
+    site.server.put("x", vec![7; 2 << 20]);
+    assert!(!pinned(&site.origin, "x").await.expect("pinned").version.starts_with(b"whole"), "it has ranges");
+    site.server.ranges.store(false, Ordering::Relaxed);
+    let content: Vec<u8> = (0..2 << 20).map(|i| (i % 251) as u8).collect();
+    site.server.put("x", content.clone());
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    assert!(blob.version.starts_with(b"whole etag "), "{:?}", blob.version);
+    for range in [0..2 << 20, 1..7, 1_000_000..1_500_000, (2 << 20) - 1..2 << 20] {
+        let part = fetched(&site, &blob, range.start as u64..range.end as u64).await.expect("skipped to");
+        assert!(part == content[range.clone()], "{range:?}");
+    }
+    site.server.put("x", vec![7; 2 << 20]);
+    assert_eq!(fetched(&site, &blob, 1..7).await.expect_err("changed").kind(), Kind::Changed);
+}
+
+#[tokio::test]
 async fn web_refusal_says_what_to_do() {
     let site = site("x?sig=hush").await;
     site.server.put("x", "weights");

@@ -50,6 +50,8 @@ pub(super) struct IndexItem {
     pub size: Option<u64>,
     /// The identity of its content.
     pub version: Option<Validator>,
+    /// Whether the server ignores Range.
+    pub whole: bool,
     pub sha256: Option<[u8; 32]>,
     pub mtime: Option<(i64, u32)>,
     pub executable: bool,
@@ -104,6 +106,7 @@ fn item(file: JsonFile) -> Result<IndexItem> {
         path: file.path.into(),
         size: file.size,
         version,
+        whole: false,
         sha256,
         mtime,
         executable: file.executable,

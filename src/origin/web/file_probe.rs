@@ -1,11 +1,14 @@
 //! Asking a web server for a file's size and version before it is read.
 
-use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, LAST_MODIFIED};
+use reqwest::header::{
+    ACCEPT_ENCODING, ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, LAST_MODIFIED,
+};
 use reqwest::{Method, Request, StatusCode};
 use url::Url;
 
 use super::WebOrigin;
 use super::validator::Validator;
+use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{accept, header};
 use crate::origin::range_request::{IDENTITY, content_range, set_range};
@@ -16,11 +19,13 @@ pub(super) struct FileProbe {
     pub size: u64,
     pub validator: Option<Validator>,
     pub mtime: Option<(i64, u32)>,
+    /// Whether the server ignores Range and sends all of it.
+    pub whole: bool,
 }
 
 impl FileProbe {
     /// Asks for the headers of `url`, or for its first byte where a server refuses that (a signature, for one, may be
-    /// valid for GET only).
+    /// valid for GET only). Where the server does not say that it has ranges, the first byte tells.
     pub(super) async fn of(web: &WebOrigin, url: Url) -> Result<Self> {
         let mut request = Request::new(Method::HEAD, url.clone());
         request.headers_mut().insert(ACCEPT_ENCODING, IDENTITY);
@@ -32,8 +37,11 @@ impl FileProbe {
             400 | 405 | 501 => return Self::first_byte(web, url).await,
             _ => {
                 let response = accept(response).await?;
-                match length(response.headers()) {
-                    Some(size) => Ok(Self::new(size, response.headers())),
+                let headers = response.headers();
+                let ranges = header(headers, &ACCEPT_RANGES).is_some_and(|unit| unit == "bytes");
+                match length(headers).map(|size| Self::new(size, headers)) {
+                    Some(probe) if ranges || probe.size <= BLOCK => Ok(probe),
+                    Some(probe) => Self::first_byte(web, url).await.or(Ok(probe)),
                     None => Self::first_byte(web, url).await,
                 }
             }
@@ -54,7 +62,9 @@ impl FileProbe {
             _ => header(headers, &CONTENT_RANGE).and_then(content_range).map(|(_, total)| total),
         };
         match size {
-            Some(size) => Ok(Self::new(size, headers)),
+            Some(size) => {
+                Ok(Self { whole: status == StatusCode::OK && size > 1, ..Self::new(size, headers) })
+            }
             None => Err(Error::new(Kind::Unsupported, "the server does not send the size of the file")),
         }
     }
@@ -63,7 +73,7 @@ impl FileProbe {
         let modified =
             header(headers, &LAST_MODIFIED).and_then(|date| chrono::DateTime::parse_from_rfc2822(date).ok());
         let mtime = modified.map(|date| (date.timestamp(), 0));
-        Self { size, validator: Validator::of(headers), mtime }
+        Self { size, validator: Validator::of(headers), mtime, whole: false }
     }
 }
 

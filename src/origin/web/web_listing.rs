@@ -5,7 +5,7 @@ use reqwest::{Method, Request};
 
 use super::directory_index::{IndexFormat, IndexItem};
 use super::file_probe::FileProbe;
-use super::validator::Validator;
+use super::validator::{Validator, WHOLE_MARK};
 use super::{UrlLayout, WebOrigin};
 use crate::error::{Error, Kind, Result};
 use crate::http_client;
@@ -41,13 +41,14 @@ fn is_nameable(path: &[u8]) -> bool {
 }
 
 fn list_file(listing: &mut Listing, item: &IndexItem) {
+    let mark = if item.whole { WHOLE_MARK } else { b"" };
     let version = item.version.as_ref().map_or(String::new(), Validator::encode);
     listing.file(ListedFile {
         path: &item.path,
         size: item.size.unwrap_or(0),
         mtime: item.mtime.unwrap_or((0, 0)),
         executable: item.executable,
-        version: version.as_bytes(),
+        version: &[mark, version.as_bytes()].concat(),
         sha256: item.sha256,
     });
 }
@@ -82,6 +83,7 @@ async fn complete_item(web: &WebOrigin, mut item: IndexItem) -> Result<IndexItem
         return Err(Error::new(Kind::Invalid, text));
     }
     item.size = Some(probe.size);
+    item.whole = probe.whole;
     item.mtime = item.mtime.or(probe.mtime);
     let hash =
         || item.sha256.map(|hash| Validator::Sha256(blake3::Hash::from_bytes(hash).to_hex().to_string()));

@@ -13,7 +13,7 @@ use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, write_file, write_tree};
-use bdnfs_tests::web::WebServer;
+use bdnfs_tests::web::{WebDialect, WebServer};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -51,6 +51,20 @@ fn mount_of_web_file_reads_it() {
     let names: Vec<_> = fs::read_dir(&point).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["weights v2.bin"]);
     assert_same(&bytes, &fs::read(point.join("weights v2.bin")).unwrap(), "the file");
+}
+
+#[test]
+fn mount_of_web_file_without_ranges_is_fetched_once() {
+    let root = TempDir::new().unwrap();
+    let bytes = write_file(root.path(), "weights", 40_000_000);
+    let (web, machine) = (WebServer::speaking(WebDialect::PythonHttpServer, root.path()), Machine::new());
+    let point = machine.mount(web.url("weights"), "mnt");
+    let (file, mut page) = (fs::File::open(point.join("weights")).unwrap(), vec![0; 100_000]);
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut page, 30_000_000).unwrap();
+    assert_same(&bytes[30_000_000..30_100_000], &page, "a part");
+    assert_same(&bytes, &fs::read(point.join("weights")).unwrap(), "the file");
+    let gets = web.requests.of(Method::GET, |path| path.ends_with("weights"));
+    assert_eq!(gets.requests, 2, "the first byte, and all of it");
 }
 
 #[test]
