@@ -14,6 +14,7 @@ use bdnfs_agent::cache::DEFAULT_TENANT;
 use tonic::Status;
 
 use crate::TrustPolicy;
+use crate::events::PodReference;
 
 /// What the kubelet adds to the attributes of a volume, whose keys no author may use.
 const POD_INFO: &str = "csi.storage.k8s.io/";
@@ -82,7 +83,7 @@ impl Attributes {
             access: Access::default(),
         });
         let (uid, gid) = (self.parse("uid")?, self.parse("gid")?);
-        let holder = self.pod();
+        let holder = self.pod().map(|pod| format!("pod {}/{}", pod.namespace, pod.name));
         if let Some(key) = self.own.keys().next() {
             return Err(invalid(key, "there is no such attribute; see docs/kubernetes.md for all of them"));
         }
@@ -185,9 +186,10 @@ impl Attributes {
     }
 
     /// Whom the volume is for, where the kubelet says it.
-    fn pod(&self) -> Option<String> {
-        let (namespace, name) = (self.pod.get("pod.namespace")?, self.pod.get("pod.name")?);
-        Some(format!("pod {namespace}/{name}"))
+    pub fn pod(&self) -> Option<PodReference> {
+        let [namespace, name] = ["pod.namespace", "pod.name"].map(|key| self.pod.get(key).cloned());
+        let uid = self.pod.get("pod.uid").cloned().unwrap_or_default();
+        Some(PodReference { namespace: namespace?, name: name?, uid })
     }
 
     fn patterns(&mut self, key: &str) -> Result<Option<Vec<String>>, Status> {

@@ -5,7 +5,8 @@
 //!           ── Probe ────────────────> identity        ready when the agent is
 //!           ── NodePublishVolume ────> node ──────────> the agent: PUT /v1/publications/{key}
 //!                                      │ attributes     what the author of a volume may ask for
-//!                                      └ status_code    what a failure means to the kubelet
+//!                                      │ status_code    what a failure means to the kubelet
+//!                                      └ events         what people are told meanwhile
 //!   provisioner ── CreateVolume ─────> controller      for StorageClass; keeps nothing
 //! ```
 //!
@@ -14,6 +15,7 @@
 
 mod attributes;
 mod controller;
+mod events;
 mod identity;
 mod node;
 #[expect(missing_docs, reason = "generated from the protocols, which describe it")]
@@ -43,6 +45,7 @@ use bdnfs_agent::api::client::Client;
 use tonic::service::Routes;
 
 use self::controller::ControllerService;
+use self::events::EventPoster;
 use self::identity::IdentityService;
 use self::node::NodeService;
 use self::proto::csi::controller_server::ControllerServer;
@@ -50,6 +53,8 @@ use self::proto::csi::identity_server::IdentityServer;
 use self::proto::csi::node_server::NodeServer;
 use self::proto::pluginregistration::registration_server::RegistrationServer;
 use self::registration::RegistrationService;
+
+pub use self::events::EventConfig;
 
 /// The name of the driver, which volumes and the object `CSIDriver` refer to.
 pub const DRIVER_NAME: &str = "csi.bdnfs.io";
@@ -78,6 +83,8 @@ pub struct NodeDriver {
     pub agent: Client,
     /// Whom it trusts.
     pub policy: TrustPolicy,
+    /// Where it posts events of pods, if it does.
+    pub events: Option<EventConfig>,
 }
 
 /// Serves a node's driver until `end` is there.
@@ -86,9 +93,10 @@ pub struct NodeDriver {
 /// [`bdnfs::error::Kind::Disk`] where a socket can't be used; [`bdnfs::error::Kind::Refused`] where the kubelet does not register
 /// the driver.
 pub async fn serve_node(driver: NodeDriver, end: impl Future<Output = ()>) -> Result<()> {
-    let NodeDriver { name, node_id, endpoint, registration, agent, policy } = driver;
+    let NodeDriver { name, node_id, endpoint, registration, agent, policy, events } = driver;
+    let events = events.map(|config| EventPoster::new(config, node_id.clone())).transpose()?;
     let identity = IdentityService::node(name.clone(), agent.clone());
-    let node = NodeService::new(agent, node_id, policy);
+    let node = NodeService::new(agent, node_id, policy, events);
     let routes = Routes::new(IdentityServer::new(identity)).add_service(NodeServer::new(node));
     let driver = listen(&endpoint, routes.into_axum_router());
     let registered = async {

@@ -1,20 +1,23 @@
 //! Volumes on a node: the kubelet's calls, each of which becomes one of the agent's.
 
-use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::error::Kind;
+use bdnfs_agent::api::Failure;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::publication::{
     PublicationRequest, PublicationState, PublicationStatus, publication_key,
 };
+use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
 use crate::attributes::Attributes;
+use crate::events::{EventPoster, PodReference};
 use crate::proto::csi;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self, rpc};
@@ -27,6 +30,10 @@ const HOLD: Duration = Duration::from_secs(100);
 const DEADLINE_MARGIN: Duration = Duration::from_secs(10);
 /// How soon an agent is asked again that was not there: it restarts in a second.
 const AGENT_RETRY: Duration = Duration::from_millis(250);
+/// When the first event about a stage is posted, and how often others are: short ones need none.
+const EVENT_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
+/// How many keys a call may leave unread while it waits for the agent: far more than volumes end in that time.
+const UNPUBLISHED_QUEUE_LEN: usize = 1024;
 /// How long after the hold an agent is stuck that has not answered.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -35,31 +42,69 @@ pub struct NodeService {
     agent: Client,
     node_id: String,
     policy: TrustPolicy,
+    events: Option<Arc<EventPoster>>,
+    /// The keys that are unpublished, for calls that still want them.
+    unpublished: broadcast::Sender<String>,
 }
 
 impl NodeService {
-    /// The volumes of the node `node_id`, for which `agent` does the work.
-    pub fn new(agent: Client, node_id: String, policy: TrustPolicy) -> Self {
-        Self { agent, node_id, policy }
+    /// The volumes of the node `node_id`, for which `agent` does the work. `events`: where its progress is posted.
+    pub fn new(agent: Client, node_id: String, policy: TrustPolicy, events: Option<EventPoster>) -> Self {
+        let unpublished = broadcast::Sender::new(UNPUBLISHED_QUEUE_LEN);
+        Self { agent, node_id, policy, events: events.map(Arc::new), unpublished }
     }
 
-    /// Asks the agent to publish until it has or `until` is there, also when it restarts meanwhile.
+    /// Asks the agent to publish until it has or `until` is there, also when it restarts meanwhile, and posts how far it is.
     async fn publish(
         &self,
         key: &str,
         request: &PublicationRequest,
+        pod: Option<&PodReference>,
         until: Instant,
     ) -> Result<PublicationStatus, ClientError> {
+        let post = |is_warning, reason, message: &str| {
+            if let (Some(events), Some(pod)) = (&self.events, pod) {
+                events.post(pod, is_warning, reason, message.to_owned());
+            }
+        };
+        let mut interval = EVENT_INTERVALS.0;
+        let mut unpublished = self.unpublished.subscribe();
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let asked = tokio::time::timeout(left + AGENT_TIMEOUT, self.agent.publish(key, request, left));
-            match asked.await {
+            let wait = left.min(interval);
+            let asked = tokio::time::timeout(wait + AGENT_TIMEOUT, self.agent.publish(key, request, wait));
+            let answer = match asked.await {
                 Ok(Err(error)) if error.is_gone() && left > AGENT_RETRY => {
-                    tokio::time::sleep(AGENT_RETRY).await
+                    tokio::time::sleep(AGENT_RETRY).await;
+                    continue;
                 }
-                Ok(answer) => return answer,
-                Err(_) => return self.publication(key).await,
+                Ok(answer) => answer,
+                Err(_) => self.publication(key).await,
+            };
+            // The call may have asked once more behind the back of one that ended it.
+            while let Ok(ended) = unpublished.try_recv() {
+                if ended == key {
+                    self.agent.unpublish(key).await?;
+                    let failure = Failure::new(Kind::Interrupted, "the volume was unpublished meanwhile");
+                    return Err(ClientError::Failed(failure));
+                }
             }
+            match &answer {
+                Ok(status) if status.state == PublicationState::Staging => {
+                    post(false, "Staging", &status.message);
+                    interval = EVENT_INTERVALS.1;
+                    if left > wait {
+                        continue;
+                    }
+                }
+                Ok(status) if status.state == PublicationState::Failed => {
+                    post(true, "StagingFailed", &status.message);
+                }
+                Err(ClientError::Failed(failure)) => post(true, "StagingFailed", &failure.message),
+                Ok(status) if interval == EVENT_INTERVALS.1 => post(false, "Staged", &status.message),
+                _ => {}
+            }
+            return answer;
         }
     }
 
@@ -156,8 +201,10 @@ impl Node for NodeService {
         let mode = access_mode(volume_capability.as_ref())?;
         let (key, has_secret) = (target_key(&id, &target), !secrets.is_empty());
         let published = Ok(Response::new(csi::NodePublishVolumeResponse {}));
-        let request = match request_of(&id, target, secrets, volume_context, &self.policy) {
-            Ok(request) => request,
+        let attributes = Attributes::new(volume_context);
+        let pod = attributes.pod();
+        let request = match attributes.request(&id, secrets, &self.policy) {
+            Ok(request) => PublicationRequest { target: Some(target.into()), ..request },
             // A volume in use is never taken away by an error, though the rules have changed since.
             Err(refused) if self.is_published(&key).await => {
                 tracing::warn!("volume {id} stays published: {}", refused.message());
@@ -168,8 +215,10 @@ impl Node for NodeService {
         if mode == Mode::SingleNodeSingleWriter {
             self.ensure_single(&id, &key).await?;
         }
-        let status =
-            self.publish(&key, &request, until).await.map_err(|e| status_code::status(&e, has_secret))?;
+        let status = self
+            .publish(&key, &request, pod.as_ref(), until)
+            .await
+            .map_err(|e| status_code::status(&e, has_secret))?;
         match (status.state, &status.failure) {
             (PublicationState::Published, _) => published,
             (PublicationState::Staging, _) => Err(Status::aborted(status.message)),
@@ -188,6 +237,8 @@ impl Node for NodeService {
         let csi::NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let (id, target) = (required("volume_id", volume_id)?, required("target_path", target_path)?);
         let key = target_key(&id, &target);
+        // Fails where no call wants to know.
+        let _ = self.unpublished.send(key.clone());
         loop {
             match self.agent.unpublish(&key).await {
                 Ok(()) => return Ok(Response::new(csi::NodeUnpublishVolumeResponse {})),
@@ -249,18 +300,6 @@ impl Node for NodeService {
         let node_id = self.node_id.clone();
         Ok(Response::new(csi::NodeGetInfoResponse { node_id, ..Default::default() }))
     }
-}
-
-/// What is asked of the agent.
-fn request_of(
-    id: &str,
-    target: String,
-    secrets: HashMap<String, String>,
-    context: HashMap<String, String>,
-    policy: &TrustPolicy,
-) -> Result<PublicationRequest, Status> {
-    let request = Attributes::new(context).request(id, secrets, policy)?;
-    Ok(PublicationRequest { target: Some(target.into()), ..request })
 }
 
 #[cfg(test)]

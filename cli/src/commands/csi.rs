@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::socket;
 use bdnfs_agent::signals;
-use bdnfs_csi::{DRIVER_NAME, NodeDriver, TrustPolicy, serve_controller, serve_node};
+use bdnfs_csi::{DRIVER_NAME, EventConfig, NodeDriver, TrustPolicy, serve_controller, serve_node};
 
 use crate::runtime;
 
@@ -27,7 +27,7 @@ pub struct CsiArgs {
     #[arg(long, value_name = "NAME", required_unless_present = "controller")]
     node_id: Option<String>,
     /// Serve the controller, which makes volumes of StorageClasses, instead of a node
-    #[arg(long, conflicts_with_all = ["registration", "node_id", "socket", "tenants", "trust_unmarked"])]
+    #[arg(long, conflicts_with_all = ["registration", "node_id", "socket", "tenants", "trust_unmarked", "events"])]
     controller: bool,
     /// Control socket of the agent. Default: /run/bdnfs/agent.sock for root
     #[arg(long, value_name = "PATH")]
@@ -39,6 +39,15 @@ pub struct CsiArgs {
     /// administrators write volumes
     #[arg(long)]
     trust_unmarked: bool,
+    /// Post events of pods while their volumes are staged
+    #[arg(long)]
+    events: bool,
+    /// API server to which events are posted. Default: that of the cluster whose pod this is
+    #[arg(long, value_name = "URL", requires = "events")]
+    api_server: Option<String>,
+    /// Directory with the service account that posts events: ca.crt and token
+    #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT)]
+    service_account: PathBuf,
     /// Name of the driver
     #[arg(long, value_name = "NAME", default_value = DRIVER_NAME)]
     driver_name: String,
@@ -48,6 +57,9 @@ const EXAMPLES: &str = "Examples:
   bdnfs csi --node-id node-1 --registration /registration/csi.bdnfs.io-reg.sock \\
     --kubelet-endpoint /var/lib/kubelet/plugins/csi.bdnfs.io/csi.sock
   bdnfs csi --controller";
+
+/// Where Kubernetes puts what a pod needs to talk to the API server.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Serves until it is told to stop.
 pub fn run(args: CsiArgs) -> Result<()> {
@@ -64,7 +76,18 @@ pub fn run(args: CsiArgs) -> Result<()> {
         }
         let agent =
             args.socket.or_else(socket::well_known).context("there is no agent; name its --socket")?;
+        let (account, named) = (args.service_account, args.api_server);
+        let events = args.events.then(|| {
+            let api_server = named.map_or_else(in_cluster, Ok)?;
+            anyhow::Ok(EventConfig {
+                api_server,
+                authority: account.join("ca.crt"),
+                token: account.join("token"),
+            })
+        });
+        let events = events.transpose()?;
         let driver = NodeDriver {
+            events,
             name: args.driver_name,
             node_id: args.node_id.unwrap_or_default(),
             endpoint: args.endpoint,
@@ -77,6 +100,15 @@ pub fn run(args: CsiArgs) -> Result<()> {
         };
         Ok(serve_node(driver, end).await?)
     })
+}
+
+/// The API server of the cluster in which this process runs, as Kubernetes tells it to pods.
+fn in_cluster() -> Result<String> {
+    let variable = |name| {
+        std::env::var(name).with_context(|| format!("--events: {name} is not set; name the --api-server"))
+    };
+    let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+    Ok(if host.contains(':') { format!("https://[{host}]:{port}") } else { format!("https://{host}:{port}") })
 }
 
 fn tenant(text: &str) -> Result<(String, String), String> {

@@ -1,15 +1,27 @@
-//! The driver of a node of Kubernetes.
+//! A node of Kubernetes: a kubelet, a driver and an agent, with a bucket beside them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Child;
+use std::time::Duration;
 
+use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::kubelet::{Kubelet, PodVolume};
 use bdnfs_tests::process::wait_for_exit;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+
+/// A node. What it runs ends with it.
+pub struct KubernetesNode {
+    // In this order: the driver ends before the agent, and that before what it reads from.
+    pub driver: DriverProcess,
+    pub kubelet: Kubelet,
+    pub agent: Option<AgentProcess>,
+    pub env: TestEnv,
+}
 
 /// A running `bdnfs csi`.
 pub struct DriverProcess {
@@ -60,6 +72,45 @@ impl DriverProcess {
 impl Drop for DriverProcess {
     fn drop(&mut self) {
         self.crash();
+    }
+}
+
+impl KubernetesNode {
+    /// A node whose kubelet has this deadline.
+    pub fn new(deadline: Duration) -> Self {
+        let env = TestEnv::new();
+        let root = env.machine.directory("kubelet");
+        let agent = Some(env.machine.agent(&Self::config(&env)));
+        let driver = DriverProcess::start(&env, &[]);
+        let mut kubelet = Kubelet::new(&root).with_deadline(deadline);
+        kubelet.register();
+        Self { driver, kubelet, agent, env }
+    }
+
+    /// What the agent's configuration says beside its cache.
+    pub fn config(env: &TestEnv) -> String {
+        format!("[publications]\ntargets = [{:?}]\n", env.machine.directory("kubelet").join("pods"))
+    }
+
+    pub fn start_agent(&mut self) {
+        self.agent = Some(self.env.machine.agent(&Self::config(&self.env)));
+    }
+
+    pub fn agent(&self) -> &AgentProcess {
+        self.agent.as_ref().expect("an agent")
+    }
+
+    /// An inline volume of the bucket for a pod, with the secret that it needs. Its endpoint is an administrator's, so it is
+    /// the PersistentVolume of a claim.
+    pub fn volume(&self, pod: &str) -> PodVolume {
+        let endpoint = self.env.proxy.url();
+        let attributes = [
+            ("source", "s3://bucket"),
+            ("endpoint", endpoint.as_str()),
+            ("region", "us-east-1"),
+            ("allowHttp", "true"),
+        ];
+        PodVolume::persistent("bucket", pod, &attributes).secret("key", &secret())
     }
 }
 

@@ -3,4 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
 mod driver;
+mod events;
 mod kit;
+mod publish;

@@ -1,0 +1,68 @@
+//! Events of pods, as an API server gets them.
+
+use std::fs;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
+use axum::routing::post;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::serve::HttpServer;
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::kit::{DriverProcess, KubernetesNode};
+use crate::publish::{MIB, SHORT};
+
+/// What was posted: the namespace, whom the poster says to be, and the event.
+type Posted = Arc<Mutex<Vec<(String, String, Value)>>>;
+
+async fn take(State(posted): State<Posted>, Path(namespace): Path<String>, headers: HeaderMap, body: String) {
+    let by = headers[AUTHORIZATION].to_str().unwrap().to_owned();
+    posted.lock().unwrap().push((namespace, by, serde_json::from_str(&body).unwrap()));
+}
+
+#[test]
+fn pod_whose_volume_is_staged_and_fails_has_events() {
+    let posted = Posted::default();
+    let app = Router::new().route("/api/v1/namespaces/{namespace}/events", post(take));
+    let server = HttpServer::start(app.with_state(Arc::clone(&posted)), 0);
+    let mut node = KubernetesNode::new(SHORT);
+    let account = node.env.machine.directory("account");
+    let CertifiedKey { cert, .. } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    fs::write(account.join("ca.crt"), cert.pem()).unwrap();
+    fs::write(account.join("token"), "hush\n").unwrap();
+    node.driver.end();
+    let words = ["--events", "--api-server", &server.url(), "--service-account", account.to_str().unwrap()];
+    node.driver = DriverProcess::start(&node.env, &words);
+    node.kubelet.register();
+
+    node.env.put("weights", 8 * MIB);
+    node.env.proxy.set(NetworkFault { rate: Some(100_000), ..NetworkFault::default() });
+    let volume = node.volume("pod");
+    assert_eq!(node.kubelet.publish(&volume).unwrap_err().code(), Code::Aborted);
+    let find =
+        |reason: &str| posted.lock().unwrap().iter().find(|(.., event)| event["reason"] == reason).cloned();
+    eventually("an event is posted", || find("Staging").is_some());
+    let (namespace, by, event) = find("Staging").unwrap();
+    assert_eq!((namespace.as_str(), by.as_str()), ("default", "Bearer hush"));
+    assert_eq!(event["type"], "Normal");
+    assert!(event["message"].as_str().unwrap().contains("s3://bucket"), "{event}");
+    let pod = json!({"kind": "Pod", "apiVersion": "v1", "namespace": "default", "name": "pod", "uid": "pod"});
+    assert_eq!(event["involvedObject"], pod);
+
+    node.env.proxy.set(NetworkFault::default());
+    node.kubelet.mount(&volume);
+    let mut missing = node.volume("other");
+    missing.context.insert("source".into(), "s3://bucket/nothing".into());
+    node.kubelet.publish(&missing).unwrap_err();
+    eventually("a warning is posted", || {
+        find("StagingFailed").is_some_and(|(.., event)| event["type"] == "Warning")
+    });
+    assert!(!node.driver.log().contains("hush"), "{}", node.driver.log());
+    node.kubelet.unpublish(&volume).unwrap();
+}
