@@ -5,7 +5,9 @@
 mod manual;
 mod programs;
 
-// The servers that scripts/emulators installs.
+// What scripts/emulators installs.
+#[cfg(feature = "emulators")]
+mod chart;
 #[cfg(feature = "emulators")]
 mod emulators;
 #[cfg(feature = "emulators")]

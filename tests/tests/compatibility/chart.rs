@@ -1,0 +1,140 @@
+//! The Helm chart and the manifests of the manual, against the schemas of Kubernetes. `scripts/emulators` installs both.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use bdnfs_tests::kubelet::Kubelet;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::tools::{program, run, target};
+use tempfile::TempDir;
+
+/// The versions of Kubernetes that the manual promises.
+const VERSIONS: [&str; 7] = ["1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35"];
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn tool(name: &str) -> Command {
+    let path = target().parent().unwrap().join("emulators/kubernetes").join(name);
+    assert!(path.exists(), "{} is missing; see scripts/emulators", path.display());
+    Command::new(path)
+}
+
+fn template(values: &[&str]) -> Output {
+    let mut helm = tool("helm/helm");
+    helm.args(["template", "bdnfs", "deploy/chart", "--namespace", "bdnfs"]).current_dir(repository());
+    helm.args(values.iter().flat_map(|value| ["--set", value])).output().unwrap()
+}
+
+/// Validates a file, strictly, in every version.
+fn validate(path: &Path) {
+    for version in VERSIONS {
+        run(tool("bin/kubernetes-validate").args(["--strict", "--quiet", "-k", version]).arg(path));
+    }
+}
+
+#[test]
+fn chart_rendered_is_valid_in_every_promised_version() {
+    run(tool("helm/helm").args(["lint", "--strict", "deploy/chart"]).current_dir(repository()));
+    let directory = TempDir::new().unwrap();
+    let all = [
+        "controller.enabled=true",
+        "environmentSecret=mirror",
+        "config.mirror.url=s3://mirror",
+        "tenants.team-a=research",
+        "agent.hostNetwork=true",
+        "imagePullSecrets[0].name=registry",
+        "nodeSelector.gpu=yes",
+        "csi.events=false",
+    ];
+    for values in [&[][..], &all] {
+        let output = template(values);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let path = directory.path().join("chart.yaml");
+        fs::write(&path, &output.stdout).unwrap();
+        validate(&path);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(text.contains("--tenant=team-a=research"), !values.is_empty());
+    }
+}
+
+#[test]
+fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
+    for (value, name) in [
+        ("agnet.hostNetwork=true", "agnet"),
+        ("config.cache_sise=2T", "cache_sise"),
+        ("kubeletDir=kubelet", "kubeletDir"),
+        ("tenants.team=a/b", "tenants"),
+        ("controller.replicas=0", "replicas"),
+    ] {
+        let output = template(&[value]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(name), "{value}: {said}");
+    }
+}
+
+#[test]
+fn chart_as_configured_runs_an_agent_and_a_driver_that_registers() {
+    let machine = Machine::new();
+    let kubelet = machine.directory("kubelet");
+    let plugin = kubelet.join("plugins/csi.bdnfs.io");
+    fs::create_dir_all(&plugin).unwrap();
+    let kubelet_dir = format!("kubeletDir={}", kubelet.display());
+    let values =
+        [kubelet_dir.as_str(), "csi.events=false", "config.cache_size=1G", "config.tenants.a.quota=1M"];
+    let rendered = String::from_utf8(template(&values).stdout).unwrap();
+    // What its containers see, as this machine has it.
+    let (cache, run) = (machine.cache().to_owned(), machine.directory("run"));
+    let places = [("/var/cache/bdnfs", &cache), ("/run/bdnfs", &run)];
+    let here = |text: &str| {
+        places.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to.to_str().unwrap()))
+    };
+    let config = rendered.split("agent.toml: |\n").nth(1).unwrap().split("---").next().unwrap();
+    let config: Vec<_> = config.lines().filter(|line| !line.contains("cache_dir")).map(here).collect();
+    let _agent = machine.agent(&config.join("\n"));
+    fs::create_dir_all(kubelet.join("plugins_registry")).unwrap();
+    let arguments = rendered.split("        - csi\n").nth(1).unwrap().lines();
+    let arguments = arguments.map_while(|line| line.strip_prefix("        - ")).map(|line| {
+        let line = line
+            .replace("$(NODE_NAME)", "node-1")
+            .replace("/csi/csi.sock", &plugin.join("csi.sock").display().to_string());
+        here(&line.replace("=/registration", &format!("={}/plugins_registry", kubelet.display())))
+    });
+    let words: Vec<_> = ["csi".to_owned()].into_iter().chain(arguments).collect();
+    let mut driver = machine.command(&words).spawn().unwrap();
+    let mut kubelet = Kubelet::new(&kubelet);
+    kubelet.register();
+    assert!(kubelet.probe());
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+}
+
+#[test]
+fn manifests_committed_are_those_of_the_chart_and_valid() {
+    let directory = TempDir::new().unwrap();
+    let rendered = directory.path().join("bdnfs.yaml");
+    let emulators = target().parent().unwrap().to_owned();
+    run(program("bash")
+        .arg(repository().join("scripts/chart"))
+        .arg(&rendered)
+        .env("CARGO_TARGET_DIR", emulators));
+    let committed = repository().join("deploy/kubernetes/bdnfs.yaml");
+    assert!(fs::read(&rendered).unwrap() == fs::read(&committed).unwrap(), "run scripts/chart");
+    validate(&committed);
+}
+
+#[test]
+fn manifests_of_the_manual_are_valid() {
+    let page = fs::read_to_string(repository().join("docs/kubernetes.md")).unwrap();
+    let blocks: Vec<_> =
+        page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(blocks.len() >= 3);
+    let directory = TempDir::new().unwrap();
+    for (number, block) in blocks.iter().enumerate() {
+        let path = directory.path().join(format!("{number}.yaml"));
+        fs::write(&path, block).unwrap();
+        validate(&path);
+    }
+}
