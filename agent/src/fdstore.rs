@@ -10,16 +10,23 @@
 //! a second one, and nobody has to wait for one to come up. An fd store ends when it holds nothing and no agent is there, or
 //! when none has come within the hold time ([`FdStore::find`]).
 //!
+//! While it runs, the agent greets the fd store again and again. One that does not, because it was stopped or hangs, would keep
+//! its cache and its mounts from everybody: the fd store kills it, so that the next can take over.
+//!
 //! What it holds is also the request of each mount with its secrets, in its memory only: they never get to the disk, and the
 //! next agent can still read what is not local.
 
 mod client;
+mod heartbeat;
 pub mod process;
 mod wire;
 
 use std::time::Duration;
 
 pub use client::{FdStore, StoredMount};
+
+/// How often an agent says that it is alive.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An fd store answers from memory: one that takes longer is stuck, and mounts would be stuck with it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -24,8 +24,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
-use super::ANSWER_TIMEOUT;
 use super::wire::{self, Message, VERSION};
+use super::{ANSWER_TIMEOUT, HEARTBEAT_INTERVAL};
 use crate::cache;
 use crate::context::Context;
 
@@ -122,6 +122,22 @@ impl FdStore {
         link.is_some_and(|link| wire::send(link.as_fd(), message, descriptors).is_ok())
     }
 
+    /// Tells the fd store again and again that this agent is alive. Never ends.
+    pub async fn send_heartbeats(&self) {
+        loop {
+            tokio::time::sleep(HEARTBEAT_INTERVAL).await;
+            let link = self.link.borrow().clone();
+            // Whoever is just sending something says the same by that.
+            if let (Some(link), Some(_turn)) = (link, self.child.try_lock()) {
+                let _ = wire::send(link.as_fd(), &self.greeting(), &[]);
+            }
+        }
+    }
+
+    fn greeting(&self) -> Message {
+        Message::Hello { version: VERSION, hold: self.hold.as_secs() }
+    }
+
     /// Waits until there was an fd store and it has ended: then nothing is stored.
     pub async fn lost(&self) {
         let mut links = self.link.subscribe();
@@ -190,7 +206,7 @@ impl FdStore {
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         connect(&socket, &SocketAddrUnix::new(self.socket())?)?;
-        wire::send(socket.as_fd(), &Message::Hello { version: VERSION, hold: self.hold.as_secs() }, &[])?;
+        wire::send(socket.as_fd(), &self.greeting(), &[])?;
         Ok(socket)
     }
 

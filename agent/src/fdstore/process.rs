@@ -13,6 +13,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketFlags, accept_with};
 
 use super::ANSWER_TIMEOUT;
+use super::heartbeat::{Heartbeats, kill_peer};
 use super::wire::{self, Message, VERSION};
 use crate::context::Context;
 
@@ -31,7 +32,8 @@ pub fn run() -> Result<()> {
     rustix::thread::set_name(c"bdnfs-holder").context("cannot name the process")?;
     println!("{}", std::process::id());
     let store = Store { mounts: BTreeMap::new(), hold: None, invalidations: start_invalidator()? };
-    Process { store, agent: None, alone_since: Instant::now() }.serve()
+    let now = Instant::now();
+    Process { store, agent: None, heartbeats: Heartbeats::new(now), alone_since: now }.serve()
 }
 
 /// A directory entry that the kernel is to look up again: on which device, in which directory.
@@ -52,6 +54,7 @@ fn start_invalidator() -> Result<Sender<Invalidation>> {
 struct Process {
     store: Store,
     agent: Option<OwnedFd>,
+    heartbeats: Heartbeats,
     /// When the last agent ended.
     alone_since: Instant,
 }
@@ -98,6 +101,8 @@ impl Process {
             }
             if events.agent {
                 self.receive();
+            } else {
+                self.look_after_agent();
             }
             if events.connection {
                 self.accept();
@@ -110,16 +115,19 @@ impl Process {
 
     fn wait(&self, left: Duration) -> io::Result<Events> {
         let mut polled = vec![PollFd::from_borrowed_fd(listener(), PollFlags::IN)];
-        let mut timeout = None;
-        match &self.agent {
-            Some(agent) => polled.push(PollFd::new(agent, PollFlags::IN)),
+        let timeout = match &self.agent {
+            Some(agent) => {
+                polled.push(PollFd::new(agent, PollFlags::IN));
+                self.heartbeats.next_look()
+            }
             None => {
                 // Only without an agent: each request wakes those who wait for a mount's end.
                 let devices = self.store.mounts.values().map(|entry| entry.descriptors.device());
                 polled.extend(devices.map(|device| PollFd::from_borrowed_fd(device, PollFlags::empty())));
-                timeout = Timespec::try_from(left).ok();
+                Some(left)
             }
-        }
+        };
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Events::default()),
@@ -137,7 +145,12 @@ impl Process {
     fn receive(&mut self) {
         let Some(agent) = &self.agent else { return };
         let done = match wire::receive(agent.as_fd()) {
-            Ok(Some((message, descriptors))) => self.store.handle(agent, message, descriptors),
+            Ok(Some((message, descriptors))) => {
+                if matches!(message, Message::Hello { .. }) {
+                    self.heartbeats.greeted(Instant::now());
+                }
+                self.store.handle(agent, message, descriptors)
+            }
             Ok(None) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the agent has ended")),
             Err(error) => Err(error),
         };
@@ -152,6 +165,22 @@ impl Process {
         }
     }
 
+    /// Kills an agent that hangs, so that the next can have its cache. Its end is noticed as any other.
+    fn look_after_agent(&mut self) {
+        let Some(agent) = &self.agent else { return };
+        if !self.heartbeats.hangs(Instant::now()) {
+            return;
+        }
+        self.heartbeats = Heartbeats::new(Instant::now());
+        if kill_peer(agent) {
+            tracing::warn!(
+                "the agent gave no sign of life for half a minute and was killed: the next one takes over"
+            );
+        } else {
+            tracing::warn!("the agent gives no sign of life, and can't be killed from here: restart it");
+        }
+    }
+
     /// Accepts the next agent. The one before it has ended, since only one owns the cache.
     fn accept(&mut self) {
         match accept_with(listener(), SocketFlags::CLOEXEC) {
@@ -159,6 +188,7 @@ impl Process {
                 // It must not be able to hold up what comes after it.
                 let _ = set_socket_timeout(&agent, Timeout::Send, Some(ANSWER_TIMEOUT));
                 self.agent = Some(agent);
+                self.heartbeats = Heartbeats::new(Instant::now());
             }
             Ok(_) => tracing::warn!("rejected a connection of another user"),
             Err(error) => tracing::warn!("cannot accept a connection: {error}"),

@@ -1,0 +1,79 @@
+//! Heartbeats: how the fd store notices an agent that lives and does nothing.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::HEARTBEAT_INTERVAL;
+
+/// How many heartbeats in a row may be missing: half a minute, far more than a busy machine or a slow disk holds up an agent.
+const MISSED_LIMIT: u32 = 15;
+
+/// The heartbeats of one agent.
+#[derive(Debug)]
+pub struct Heartbeats {
+    /// How often it has greeted: an older agent does once, and nothing is expected of it.
+    greetings: u32,
+    missed: u32,
+    since: Instant,
+}
+
+impl Heartbeats {
+    /// Those of an agent that has connected at `now`.
+    pub fn new(now: Instant) -> Self {
+        Self { greetings: 0, missed: 0, since: now }
+    }
+
+    /// It has greeted at `now`.
+    pub fn greeted(&mut self, now: Instant) {
+        self.greetings += 1;
+        (self.missed, self.since) = (0, now);
+    }
+
+    /// Counts a heartbeat as missed at `now` when one is due, and says whether the agent hangs. However much time has passed, it counts
+    /// as one: this process may have been stopped, too.
+    pub fn hangs(&mut self, now: Instant) -> bool {
+        if self.greetings > 1 && now.duration_since(self.since) >= HEARTBEAT_INTERVAL * 2 {
+            self.missed += 1;
+            self.since = now - HEARTBEAT_INTERVAL;
+        }
+        self.missed >= MISSED_LIMIT
+    }
+
+    /// How long to wait before the next look, for a heartbeat that may be missing; `None` where none is expected.
+    pub fn next_look(&self) -> Option<Duration> {
+        (self.greetings > 1).then_some(HEARTBEAT_INTERVAL)
+    }
+}
+
+/// Kills the process at the other end of `link`. False where it can't be, as in another container.
+pub fn kill_peer(link: &OwnedFd) -> bool {
+    let Ok(peer) = socket_peercred(link) else { return false };
+    let Ok(process) = pidfd_open(peer.pid, PidfdFlags::empty()) else { return false };
+    // As long as it has not hung up it is the one that connected: nobody else has got its number.
+    let mut polled = [PollFd::new(link, PollFlags::empty())];
+    let connected = poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready == 0);
+    connected && pidfd_send_signal(&process, Signal::KILL).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heartbeats_missing_mean_an_agent_that_hangs() {
+        let start = Instant::now();
+        let at = |beats: u32| start + HEARTBEAT_INTERVAL * beats;
+        let mut heartbeats = Heartbeats::new(start);
+        heartbeats.greeted(start);
+        assert!(!heartbeats.hangs(at(1000)), "an older agent greets once");
+        heartbeats.greeted(at(1000));
+        assert!(!heartbeats.hangs(at(9000)), "this process itself may have stood still");
+        heartbeats.greeted(at(9001));
+        assert!((1..=MISSED_LIMIT).all(|beat| !heartbeats.hangs(at(9001 + beat))));
+        assert!(heartbeats.hangs(at(9001 + MISSED_LIMIT + 1)));
+    }
+}
