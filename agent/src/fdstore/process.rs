@@ -19,8 +19,10 @@ use crate::context::Context;
 
 /// How long the agent that started it may take to connect.
 const FIRST_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// How many invalidations may wait. What doesn't fit is read more slowly for a while, that is all.
+/// How many invalidations may wait. While so many do, nothing more is received from the agent.
 const INVALIDATION_QUEUE_LEN: usize = 1024;
+/// How often a full queue is looked at.
+const FULL_QUEUE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs an fd store: its standard input is the socket that it listens at, its standard output the locked file.
 ///
@@ -116,6 +118,11 @@ impl Process {
     fn wait(&self, left: Duration) -> io::Result<Events> {
         let mut polled = vec![PollFd::from_borrowed_fd(listener(), PollFlags::IN)];
         let timeout = match &self.agent {
+            Some(agent) if self.store.invalidations.is_full() => {
+                // Its end is reported all the same.
+                polled.push(PollFd::new(agent, PollFlags::empty()));
+                Some(FULL_QUEUE_INTERVAL)
+            }
             Some(agent) => {
                 polled.push(PollFd::new(agent, PollFlags::IN));
                 self.heartbeats.next_look()
@@ -168,7 +175,8 @@ impl Process {
     /// Kills an agent that hangs, so that the next can have its cache. Its end is noticed as any other.
     fn look_after_agent(&mut self) {
         let Some(agent) = &self.agent else { return };
-        if !self.heartbeats.hangs(Instant::now()) {
+        // What it sends is not received while the queue is full.
+        if self.store.invalidations.is_full() || !self.heartbeats.hangs(Instant::now()) {
             return;
         }
         self.heartbeats = Heartbeats::new(Instant::now());
@@ -222,7 +230,7 @@ impl Store {
             }
             Message::Expire { parent, name } => {
                 let device = descriptors.into_iter().next().ok_or(ErrorKind::InvalidData)?;
-                // Where the queue is full, new opens are served like those before.
+                // Full only where the agent has ended: then its last messages must not keep the next one waiting.
                 let _ = self.invalidations.try_send((device, parent, name));
             }
             Message::Done => {}
@@ -273,6 +281,31 @@ mod tests {
             });
             assert_eq!(told, expected, "{version}");
         }
+    }
+
+    #[test]
+    fn process_with_a_full_queue_of_invalidations_loses_none() {
+        let (store, ours, theirs) = store();
+        let (invalidations, queue) = channel::bounded(1);
+        let now = Instant::now();
+        let store = Store { invalidations, ..store };
+        let mut process =
+            Process { store, agent: Some(ours), heartbeats: Heartbeats::new(now), alone_since: now };
+        for parent in 0..5 {
+            let message = Message::Expire { parent, name: Vec::new() };
+            wire::send(theirs.as_fd(), &message, &[theirs.as_fd()]).expect("sent");
+        }
+        let mut invalidated = Vec::new();
+        while invalidated.len() < 5 {
+            for _ in 0..3 {
+                if process.wait(Duration::ZERO).expect("polled").agent {
+                    process.receive();
+                }
+            }
+            let (_, parent, _) = queue.try_recv().expect("one is there, the others wait");
+            invalidated.push(parent);
+        }
+        assert_eq!(invalidated, [0, 1, 2, 3, 4]);
     }
 
     #[test]
