@@ -12,6 +12,7 @@ pub mod ls;
 pub mod mirror;
 pub mod mount;
 pub mod mount_helper;
+pub mod oci_hook;
 pub mod status;
 pub mod top;
 pub mod umount;

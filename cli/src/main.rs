@@ -22,6 +22,7 @@ mod options;
 mod output;
 mod probe;
 mod progress;
+mod publications;
 mod runtime;
 mod secrets;
 mod source;

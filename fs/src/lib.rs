@@ -61,6 +61,7 @@
 //! # }
 //! ```
 
+pub mod detached;
 pub mod handover;
 pub mod mounts;
 

@@ -11,10 +11,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs_fs::detached::DetachedMount;
 use bdnfs_fs::mounts::{self, MountEntry};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat2, unlinkat};
 use rustix::io::Errno;
-use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
+use rustix::mount::{UnmountFlags, unmount};
 
 /// The permissions of a target's own directory, as the kubelet's; what is mounted hides them.
 const TARGET_MODE: Mode = Mode::RWXU.union(Mode::RGRP).union(Mode::XGRP);
@@ -100,11 +101,8 @@ impl BindTarget {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let target = openat2(parent, &self.name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
         let target = target.map_err(|e| self.failed("is not a directory", e))?;
-        let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let tree = open_tree(CWD, base, clone).map_err(|e| self.failed("cannot copy the base", e))?;
-        restrict(&tree).map_err(|e| self.failed("cannot make it read-only", e))?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        move_mount(&tree, c"", &target, c"", flags).map_err(|e| self.failed("cannot bind to it", e))
+        let copy = DetachedMount::copy_of(base)?;
+        copy.attach(&target).map_err(|e| self.failed("cannot bind to it", e))
     }
 
     /// Takes what is bound there away, in use or not, and removes the directory. It is no error where nothing is.
@@ -163,31 +161,6 @@ impl BindTarget {
 
 fn missing(directory: &Path, error: io::Error) -> Error {
     Error::with(Kind::NotFound, format!("the target directory {} can't be used", directory.display()), error)
-}
-
-/// Makes a mount read-only, without devices and set-user-ID, and private: no copy of it follows another.
-fn restrict(tree: &OwnedFd) -> std::result::Result<(), Errno> {
-    let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
-        attr_clr: 0,
-        propagation: libc::MS_PRIVATE,
-        userns_fd: 0,
-    };
-    // SAFETY: path and attributes outlive the call, and the size is that of the attributes.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            &raw const attributes,
-            size_of::<libc::mount_attr>(),
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
 }
 
 #[cfg(test)]

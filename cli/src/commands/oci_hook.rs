@@ -1,0 +1,94 @@
+//! `bdnfs oci-hook`: weights for a container by its annotation, for podman, CRI-O and whatever runs OCI hooks.
+//!
+//! ```text
+//!  createRuntime: state (stdin) ─> bundle: annotation ─> publish, wait ─> copy of the base ─> mount namespace of the container
+//!  poststop:      state (stdin) ─> unpublish
+//! ```
+
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bdnfs_agent::api::client::Client;
+use bdnfs_agent::api::publication::{PublicationRequest, PublicationState, Staging};
+use bdnfs_fs::detached::DetachedMount;
+
+use crate::publications::{PublisherArgs, publish_until, unpublish_all};
+use crate::{runtime, text};
+use bundle::{Bundle, ContainerState};
+
+mod attach;
+mod bundle;
+
+/// The arguments of `bdnfs oci-hook`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct OciHookArgs {
+    /// Start containers before everything is local
+    #[arg(long)]
+    lazy: bool,
+    /// Fail a container whose weights take longer. Less than the timeout of the hook itself
+    #[arg(long, value_name = "DURATION", value_parser = text::parse_duration, default_value = "59m")]
+    timeout: Duration,
+    #[command(flatten)]
+    publisher: PublisherArgs,
+}
+
+const EXAMPLES: &str = "Container runtimes run it as createRuntime and poststop, with the container's state on its standard input:
+  podman run --annotation io.bdnfs.weights='[{\"source\": \"hf://o/m\", \"mount_location\": \"/models/m\"}]' IMAGE";
+
+/// Mounts the weights of a container that is created, or releases those of one that has ended.
+pub fn run(args: &OciHookArgs) -> Result<()> {
+    let state = ContainerState::read(io::stdin())?;
+    let client = args.publisher.client()?;
+    let prefix = state.key_prefix();
+    if state.has_ended() {
+        return runtime::block_on(async { Ok(unpublish_all(&client, &prefix).await?) });
+    }
+    let bundle = Bundle::read(&state)?;
+    let weights = bundle.weights()?;
+    if weights.is_empty() {
+        return Ok(());
+    }
+    let mut requests = Vec::new();
+    for (index, entry) in weights.iter().enumerate() {
+        let holder = format!("container {}", state.id);
+        let request = args.publisher.request(&entry.source, entry.auth.clone(), holder)?;
+        let (allow, ignore) = (entry.allow.clone(), entry.ignore.clone());
+        let staging = if args.lazy { Staging::Lazy } else { Staging::Wait };
+        requests.push((format!("{prefix}{index}"), PublicationRequest { allow, ignore, staging, ..request }));
+    }
+    let until = Instant::now() + args.timeout;
+    let mounted = runtime::block_on(publish(&client, &requests, until)).and_then(|bases| {
+        let copies = bases.iter().map(|base| DetachedMount::copy_of(base)).collect::<Result<Vec<_>, _>>()?;
+        let locations = weights.iter().map(|entry| entry.mount_location.clone());
+        attach::attach(copies.into_iter().zip(locations).collect(), state.pid, &bundle.root)
+    });
+    if mounted.is_err() {
+        // Not every runtime runs poststop for a container that was never created.
+        let _ = runtime::block_on(async { Ok(unpublish_all(&client, &prefix).await?) });
+    }
+    mounted
+}
+
+/// Publishes all, and answers with the paths of their bases.
+async fn publish(
+    client: &Client,
+    requests: &[(String, PublicationRequest)],
+    until: Instant,
+) -> Result<Vec<PathBuf>> {
+    // All are begun before one is waited for.
+    for (key, request) in requests {
+        publish_until(client, key, request, Instant::now()).await?;
+    }
+    let mut bases = Vec::new();
+    for (key, request) in requests {
+        let status = publish_until(client, key, request, until).await?;
+        if status.state != PublicationState::Published {
+            bail!("the weights are not local in time: {}; raise --timeout of the hook", status.message);
+        }
+        bases.push(status.path.context("the agent does not say where it has published the weights")?);
+    }
+    Ok(bases)
+}

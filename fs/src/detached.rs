@@ -1,0 +1,63 @@
+//! A copy of a mount that is not seen anywhere yet, for the mount namespace or directory of somebody else.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use bdnfs::error::{Error, Result};
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+
+/// A copy of a mount: read-only, without devices and set-user-ID, and private, so that it follows no other. It is unmounted when
+/// it is dropped before it was attached.
+#[derive(Debug)]
+pub struct DetachedMount(OwnedFd);
+
+impl DetachedMount {
+    /// Copies the mount at `path`.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where there is no directory, or this process may not mount.
+    pub fn copy_of(path: &Path) -> Result<Self> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let copy = open_tree(CWD, path, flags).and_then(|tree| {
+            restrict(&tree)?;
+            Ok(Self(tree))
+        });
+        copy.map_err(|e| Error::disk(format!("cannot copy the mount {}", path.display()), e.into()))
+    }
+
+    /// Mounts it on the directory `target`, in the mount namespace of this thread.
+    ///
+    /// # Errors
+    /// As move_mount(2).
+    pub fn attach(self, target: impl AsFd) -> std::result::Result<(), Errno> {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        move_mount(&self.0, c"", target, c"", flags)
+    }
+}
+
+fn restrict(tree: &OwnedFd) -> std::result::Result<(), Errno> {
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+        attr_clr: 0,
+        propagation: libc::MS_PRIVATE,
+        userns_fd: 0,
+    };
+    // SAFETY: path and attributes outlive the call, and the size is that of the attributes.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
