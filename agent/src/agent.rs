@@ -120,6 +120,7 @@ impl Agent {
         self.jobs.resume();
         if self.lifecycle.is_persistent() {
             tokio::spawn(Arc::clone(&self.publications).watch());
+            tokio::spawn(Arc::clone(&self.publications).list_devices());
         }
     }
 

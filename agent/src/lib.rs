@@ -79,5 +79,5 @@ pub mod text;
 
 pub use agent::AgentConfig;
 pub use cluster::ClusterConfig;
-pub use publications::{PublicationConfig, SourceConfig};
+pub use publications::{PublicationConfig, SourceConfig, is_device_name};
 pub use server::{AgentServer, ControlSocket};

@@ -12,6 +12,7 @@
 
 mod base;
 mod bind;
+mod cdi;
 mod publication;
 mod publishing;
 mod reconcile;
@@ -40,6 +41,7 @@ use base::Bases;
 use bind::BindTarget;
 use publication::{Publication, PublicationRecord};
 
+pub use cdi::is_device_name;
 pub use sources::SourceConfig;
 
 /// The directory in the cache with the bases.
@@ -58,6 +60,8 @@ pub struct PublicationConfig {
     pub inline_sources: Vec<String>,
     /// The sources that have a name.
     pub sources: Vec<SourceConfig>,
+    /// The file that lists them as CDI devices for container runtimes.
+    pub cdi_file: Option<PathBuf>,
 }
 
 impl Default for PublicationConfig {
@@ -68,6 +72,7 @@ impl Default for PublicationConfig {
             bases: None,
             inline_sources: trust::DEFAULT_INLINE_SOURCES.map(str::to_owned).to_vec(),
             sources: Vec::new(),
+            cdi_file: None,
         }
     }
 }
@@ -117,8 +122,13 @@ impl Publications {
         }
         let directory = config.bases.clone().unwrap_or_else(|| cache.join(BASES_DIRECTORY));
         let bases = Bases::open(&directory, Arc::clone(&mounts), admission)?;
-        let (last_run, table) = (Mutex::new(last_run), Mutex::default());
-        Ok(Self { config, mounts, lifecycle, mirrors, bases, records, last_run, last_boot, boot, table })
+        let (is_empty, last_run, table) = (last_run.is_empty(), Mutex::new(last_run), Mutex::default());
+        let publications =
+            Self { config, mounts, lifecycle, mirrors, bases, records, last_run, last_boot, boot, table };
+        if is_empty {
+            publications.remove_devices();
+        }
+        Ok(publications)
     }
 
     /// Asks for a publication, or joins it, and waits at most `wait` until it is published. Dropping the future gives up the
@@ -258,7 +268,16 @@ impl Publications {
     }
 
     /// Ends what can't go on without this agent: what is pending; with `all` also what is published.
-    pub async fn end_all(&self, all: bool) {
+    pub async fn end_all(self: &Arc<Self>, all: bool) {
+        if all {
+            let publications = Arc::clone(self);
+            // No container is to be started with what is about to go. That it failed is logged.
+            let removed = blocking(move || {
+                publications.remove_devices();
+                Ok(())
+            });
+            let _ = removed.await;
+        }
         for publication in self.all() {
             if !publication.is_published() {
                 publication.cancel();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use bdnfs::source::{Patterns, Uri};
 use bdnfs_agent::api::publication::{PublicationRequest, Staging, is_publication_key};
-use bdnfs_agent::{PublicationConfig, SourceConfig};
+use bdnfs_agent::{PublicationConfig, SourceConfig, is_device_name};
 use serde::Deserialize;
 
 use crate::access::{AccessArgs, NamedAccess};
@@ -26,6 +26,8 @@ pub struct PublicationSection {
     bases: Option<PathBuf>,
     /// The sources that everybody may name.
     inline_sources: Option<Vec<String>>,
+    /// The file that lists the sources as CDI devices.
+    cdi_file: Option<PathBuf>,
 }
 
 /// A source that has a name.
@@ -63,8 +65,9 @@ impl PublicationSection {
     ) -> Result<PublicationConfig> {
         let default = PublicationConfig::default();
         let targets = self.targets.unwrap_or(default.targets);
-        if let Some(path) = targets.iter().chain(&self.bases).find(|path| !path.is_absolute()) {
-            bail!("publications: targets and bases must be absolute paths, not {}", path.display());
+        let mut paths = targets.iter().chain(&self.bases).chain(&self.cdi_file);
+        if let Some(path) = paths.find(|path| !path.is_absolute()) {
+            bail!("publications: targets, bases and cdi_file must be absolute paths, not {}", path.display());
         }
         let inline_sources = self.inline_sources.unwrap_or(default.inline_sources);
         for allowed in &inline_sources {
@@ -82,14 +85,17 @@ impl PublicationSection {
             section.setup(name, secrets).context(context)
         };
         let sources = sources.into_iter().map(named).collect::<Result<_>>()?;
-        Ok(PublicationConfig { targets, bases: self.bases, inline_sources, sources })
+        let (bases, cdi_file) = (self.bases, self.cdi_file);
+        Ok(PublicationConfig { targets, bases, inline_sources, sources, cdi_file })
     }
 }
 
 impl SourceSection {
     fn setup(self, name: String, secrets: &SecretsArgs) -> Result<SourceConfig> {
-        if !is_publication_key(&name) {
-            bail!("a name has letters, digits, dots, underscores and dashes only");
+        if !is_publication_key(&name) || !is_device_name(&name) {
+            bail!(
+                "a name has letters, digits, dots, underscores and dashes, and a letter or digit at its end"
+            );
         }
         if let Some(path) = self.mount_location.as_ref().filter(|path| !path.is_absolute()) {
             bail!("mount_location: must be absolute, not {}", path.display());
