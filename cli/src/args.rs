@@ -6,8 +6,8 @@ use bdnfs_agent::{fdstore, jobs::supervisor};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    agent, bench, cache, check, cluster, csi, daemon, job, ls, mirror, mount, oci_hook, status, top, umount,
-    wait,
+    agent, bench, cache, check, cluster, csi, daemon, job, ls, mirror, mount, oci_hook, slurm, status, top,
+    umount, wait,
 };
 use crate::log::{self, LogKind};
 
@@ -53,6 +53,8 @@ enum Command {
     Csi(csi::CsiArgs),
     /// Mount the weights that a container's annotation names; podman and CRI-O run it
     OciHook(oci_hook::OciHookArgs),
+    /// Stage what the jobs of Slurm name; its prologs and epilogs run it
+    Slurm(slurm::SlurmCommandArgs),
     /// Benchmark bdnfs on this machine against other ways to read the same data
     Bench(bench::BenchArgs),
     /// Run an on-demand agent, which exits with its last mount; `bdnfs mount` starts it
@@ -109,6 +111,7 @@ impl Cli {
             Command::Agent(args) => agent::run(&args, config),
             Command::Csi(args) => csi::run(args),
             Command::OciHook(args) => oci_hook::run(&args),
+            Command::Slurm(args) => slurm::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
             Command::Hold => Ok(fdstore::process::run()?),

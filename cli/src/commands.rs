@@ -13,6 +13,7 @@ pub mod mirror;
 pub mod mount;
 pub mod mount_helper;
 pub mod oci_hook;
+pub mod slurm;
 pub mod status;
 pub mod top;
 pub mod umount;

@@ -8,3 +8,4 @@ mod oci;
 mod oci_hook;
 mod publications;
 mod restarts;
+mod slurm;

@@ -1,0 +1,77 @@
+//! What a job asks for in its comment: `bdnfs:NAME=SOURCE NAME=SOURCE`.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+
+use crate::source::Source;
+
+/// What the sources of a comment begin with; what stands before is for people.
+const PREFIX: &str = "bdnfs:";
+/// Set by Slurm where the job has a comment.
+pub const VARIABLE: &str = "SLURM_JOB_COMMENT";
+
+/// Whether a comment names sources.
+pub fn names_sources(comment: &str) -> bool {
+    comment.split_whitespace().any(|word| word.starts_with(PREFIX))
+}
+
+/// The sources that a comment names, by their names.
+pub fn parse(comment: &str) -> Result<BTreeMap<String, Source>> {
+    let words = comment.split_whitespace().skip_while(|word| !word.starts_with(PREFIX));
+    let mut sources = BTreeMap::new();
+    for (index, word) in words.enumerate() {
+        let word = if index == 0 { word.trim_start_matches(PREFIX) } else { word };
+        if word.is_empty() {
+            continue;
+        }
+        let Some((name, source)) = word.split_once('=').filter(|(name, _)| is_name(name)) else {
+            bail!(
+                "comment of the job: {word:?}: expected NAME=SOURCE, with letters, digits and _ in the name"
+            );
+        };
+        let source = source.parse().with_context(|| format!("comment of the job: {name}"))?;
+        if sources.insert(name.to_owned(), source).is_some() {
+            bail!("comment of the job: {name} is named twice");
+        }
+    }
+    Ok(sources)
+}
+
+/// Whether `name` can be part of the name of a variable, and a directory.
+fn is_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comment_names_sources_behind_other_words() {
+        let sources = parse("run 7 of June bdnfs:m=hf://o/m@main data=s3://b/p?x=1").expect("valid");
+        let shown: Vec<_> = sources.iter().map(|(name, source)| format!("{name} {}", source.uri())).collect();
+        assert_eq!(shown[1], "m hf://o/m@main");
+        assert!(shown[0].starts_with("data s3://b/p"), "{shown:?}");
+        for plain in ["", "just a run", "see bdnfs"] {
+            assert!(!names_sources(plain) && parse(plain).expect("nothing").is_empty(), "{plain}");
+        }
+        assert!(
+            names_sources("x bdnfs: m=hf://o/m") && parse("x bdnfs: m=hf://o/m").expect("one").len() == 1
+        );
+    }
+
+    #[test]
+    fn comment_with_a_bad_name_or_source_is_refused_by_its_word() {
+        for (comment, words) in [
+            ("bdnfs:hf://o/m", "hf://o/m"),
+            ("bdnfs:../x=hf://o/m", "../x"),
+            ("bdnfs:m=ftp://h/x", "m"),
+            ("bdnfs:m=hf://o/m m=hf://o/n", "m is named twice"),
+        ] {
+            let error = format!("{:#}", parse(comment).expect_err(comment));
+            assert!(error.starts_with("comment of the job: ") && error.contains(words), "{error}");
+        }
+    }
+}

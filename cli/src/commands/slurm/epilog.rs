@@ -1,0 +1,19 @@
+//! Epilog: releases what a job named.
+
+use anyhow::Result;
+
+use super::ProvisionArgs;
+use crate::publications::unpublish_all;
+use crate::runtime;
+
+/// Releases it. A job that named nothing is left alone.
+pub fn run(args: &ProvisionArgs) -> Result<()> {
+    let job = args.jobs.job()?;
+    // First, so that the watcher stops asking.
+    if !job.end()? {
+        return Ok(());
+    }
+    let client = args.publisher.client()?;
+    runtime::block_on(async { Ok(unpublish_all(&client, &job.key_prefix()).await?) })?;
+    job.remove()
+}

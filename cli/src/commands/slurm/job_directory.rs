@@ -1,0 +1,153 @@
+//! The directory of a job: where its sources appear, and how far they are.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use bdnfs_agent::api::publication::{PublicationState, publication_key};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde::{Deserialize, Serialize};
+
+/// The file that says how far the sources are.
+const STATE_FILE: &str = "state";
+/// What it is written as first. No source has a dot in its name.
+const NEW_STATE_FILE: &str = "state.new";
+
+/// The directory of a job, which belongs to its user.
+#[derive(Debug)]
+pub struct SlurmJobDirectory {
+    path: PathBuf,
+    id: u32,
+}
+
+/// How far the sources of a job are.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct JobSources {
+    /// Published when all are.
+    pub state: PublicationState,
+    /// What happens, or why it failed.
+    pub message: String,
+    /// Where they appear, by their names.
+    pub sources: BTreeMap<String, PathBuf>,
+}
+
+impl SlurmJobDirectory {
+    /// That of the job `id` in `directory`.
+    pub fn new(directory: &Path, id: u32) -> Self {
+        Self { path: directory.join(id.to_string()), id }
+    }
+
+    /// What the keys of the job's publications begin with.
+    pub fn key_prefix(&self) -> String {
+        format!("{}-", publication_key("slurm", &self.id.to_string(), Some(&self.path)))
+    }
+
+    /// Whom the publications are for, as people are told.
+    pub fn holder(&self) -> String {
+        format!("Slurm job {}", self.id)
+    }
+
+    /// Where the source `name` appears.
+    pub fn target(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Makes it for the user `uid`, with a first state. Other users than that do not get in.
+    pub fn create(&self, uid: u32, state: &JobSources) -> Result<()> {
+        let make = || {
+            if let Some(parent) = self.path.parent() {
+                DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
+                // Also where the umask is stricter.
+                fs::set_permissions(parent, fs::Permissions::from_mode(0o755))?;
+            }
+            match DirBuilder::new().mode(0o500).create(&self.path) {
+                // A job that is run again where its epilog was not.
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            self.write(STATE_FILE, state)?;
+            std::os::unix::fs::chown(&self.path, Some(uid), None)
+        };
+        make().with_context(|| format!("cannot make {}", self.path.display()))
+    }
+
+    /// Replaces the state. Answers `false`, and writes nothing, where the job has ended.
+    pub fn update(&self, state: &JobSources) -> Result<bool> {
+        let [new, old] = [NEW_STATE_FILE, STATE_FILE].map(|name| self.path.join(name));
+        let replaced = self.write(NEW_STATE_FILE, state).and_then(|()| {
+            // In place of one that is there, and never of one that was removed.
+            let exchanged = renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE);
+            fs::remove_file(&new)?;
+            Ok(exchanged?)
+        });
+        match replaced {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("cannot write {}", old.display())),
+        }
+    }
+
+    /// The state; `None` where the job has none.
+    pub fn state(&self) -> Result<Option<JobSources>> {
+        let path = self.path.join(STATE_FILE);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        serde_json::from_slice(&text).map(Some).with_context(|| format!("cannot read {}", path.display()))
+    }
+
+    /// Removes the state, which says that the job has ended. Answers whether there was one.
+    pub fn end(&self) -> Result<bool> {
+        match fs::remove_file(self.path.join(STATE_FILE)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("cannot end {}", self.path.display())),
+        }
+    }
+
+    /// Removes it, once nothing is mounted there any more.
+    pub fn remove(&self) -> Result<()> {
+        fs::remove_dir_all(&self.path).with_context(|| format!("cannot remove {}", self.path.display()))
+    }
+
+    fn write(&self, name: &str, state: &JobSources) -> io::Result<()> {
+        // The directory is the user's: what lies there is neither followed nor kept.
+        let path = self.path.join(name);
+        let _ = fs::remove_file(&path);
+        let mut file = File::options().write(true).create_new(true).mode(0o644).open(&path)?;
+        file.set_permissions(fs::Permissions::from_mode(0o644))?;
+        file.write_all(&serde_json::to_vec(state)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(message: &str) -> JobSources {
+        JobSources { state: PublicationState::Staging, message: message.to_owned(), sources: BTreeMap::new() }
+    }
+
+    #[test]
+    fn state_of_an_ended_job_is_not_written_again() {
+        let home = tempfile::tempdir().expect("a directory");
+        let job = SlurmJobDirectory::new(&home.path().join("jobs"), 7);
+        assert!(job.state().expect("none").is_none() && !job.end().expect("none"));
+        job.create(rustix::process::getuid().as_raw(), &state("one")).expect("made");
+        let mode =
+            |path: &str| fs::metadata(home.path().join(path)).expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode("jobs"), mode("jobs/7"), mode("jobs/7/state")), (0o755, 0o500, 0o644));
+        assert!(job.update(&state("two")).expect("written"));
+        assert_eq!(job.state().expect("read").expect("there").message, "two");
+        assert!(job.end().expect("ended"));
+        assert!(!job.update(&state("three")).expect("not written"));
+        assert!(job.state().expect("none").is_none());
+        job.remove().expect("removed");
+        assert!(!job.update(&state("four")).expect("not written"));
+    }
+}

@@ -1,0 +1,45 @@
+//! TaskProlog: the gate of a job. It runs as the job's user, and what it prints sets the environment of the task.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use bdnfs_agent::api::publication::PublicationState;
+
+use super::comment;
+use super::job_directory::SlurmJobDirectory;
+
+/// How often the state is looked at, a file in memory.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Waits until all that the job named is local, and exports where it is.
+pub fn run(job: &SlurmJobDirectory) -> Result<()> {
+    let result = wait(job);
+    if let Err(error) = &result {
+        // Slurm shows this line in the output of the task.
+        println!("print bdnfs: {}", crate::text::line(error));
+    }
+    result
+}
+
+fn wait(job: &SlurmJobDirectory) -> Result<()> {
+    loop {
+        let Some(state) = job.state()? else {
+            if std::env::var(comment::VARIABLE).is_ok_and(|text| comment::names_sources(&text)) {
+                bail!(
+                    "the job names sources, and nothing stages them: is `bdnfs slurm prolog` run as Prolog?"
+                );
+            }
+            return Ok(());
+        };
+        match state.state {
+            PublicationState::Staging => std::thread::sleep(POLL_INTERVAL),
+            PublicationState::Failed => bail!("{}", state.message),
+            PublicationState::Published => {
+                for (name, path) in state.sources {
+                    println!("export BDNFS_{}={}", name.to_uppercase(), path.display());
+                }
+                return Ok(());
+            }
+        }
+    }
+}

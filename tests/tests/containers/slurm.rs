@@ -1,0 +1,149 @@
+//! `bdnfs slurm`, run by a real controller and daemon of Slurm.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Child;
+
+use bdnfs_tests::command_output::CommandOutput;
+use bdnfs_tests::process::eventually;
+
+use crate::oci::{ContainerNode, blocks};
+
+/// A user who is nobody in particular.
+const USER: &str = "65534";
+
+/// A cluster of one node. Its daemons end when it is dropped.
+struct SlurmCluster {
+    node: ContainerNode,
+    daemons: Vec<Child>,
+}
+
+impl SlurmCluster {
+    /// A cluster with the lines `config` in its configuration.
+    fn start(node: ContainerNode, config: &str) -> Self {
+        let home = node.machine.directory("slurm");
+        let [state, spool] = ["slurm/state", "slurm/spool"].map(|name| node.machine.directory(name));
+        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [controller, daemon] = ports.map(|port| port.local_addr().unwrap().port());
+        let (state, spool, logs) = (state.display(), spool.display(), home.display());
+        let config = format!(
+            "ClusterName=test\nSlurmctldHost=slurm-node(127.0.0.1)\nSlurmctldPort={controller}\nSlurmdPort={daemon}\n\
+             SlurmUser=root\nStateSaveLocation={state}\nSlurmdSpoolDir={spool}\nSlurmctldPidFile=/run/slurmctld.pid\n\
+             SlurmdPidFile=/run/slurmd.pid\nSlurmctldLogFile={logs}/slurmctld.log\nSlurmdLogFile={logs}/slurmd.log\n\
+             ProctrackType=proctrack/pgid\nTaskPlugin=task/none\nSelectType=select/linear\nMpiDefault=none\n\
+             ReturnToService=2\nNodeName=slurm-node NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN\n\
+             PartitionName=main Nodes=slurm-node Default=YES MaxTime=INFINITE State=UP\n{config}"
+        );
+        let etc = node.namespace.path("/etc/slurm");
+        fs::create_dir_all(&etc).unwrap();
+        fs::write(etc.join("slurm.conf"), config).unwrap();
+        let munge = node.namespace.path("/run/munge");
+        fs::create_dir(&munge).unwrap();
+        fs::set_permissions(&munge, fs::Permissions::from_mode(0o755)).unwrap();
+        let key = node.namespace.path("/run/munge/key");
+        fs::write(&key, [7; 1024]).unwrap();
+        fs::set_permissions(key, fs::Permissions::from_mode(0o400)).unwrap();
+        let mut cluster = Self { node, daemons: Vec::new() };
+        cluster.spawn(
+            "exec munged --force -F --key-file /run/munge/key --socket /run/munge/munge.socket.2 \
+             --log-file /run/munge/log --pid-file /run/munge/pid --seed-file /run/munge/seed",
+        );
+        eventually("munged listens", || cluster.node.namespace.path("/run/munge/munge.socket.2").exists());
+        cluster.spawn("exec slurmctld -D");
+        cluster.spawn("exec slurmd -D -N slurm-node");
+        eventually("the node is idle", || cluster.is_idle());
+        cluster
+    }
+
+    fn spawn(&mut self, script: &str) {
+        let script = format!("hostname slurm-node; {script}");
+        let mut command = self.node.machine.program("unshare", &["--uts", "sh", "-c", &script]);
+        let log = File::create(self.node.machine.directory("slurm").join("daemons.log")).unwrap();
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        self.daemons.push(command.spawn().unwrap());
+    }
+
+    fn is_idle(&self) -> bool {
+        self.node.shell("sinfo -h -o %T").out.trim() == "idle"
+    }
+
+    /// Runs a script as a user without rights.
+    fn user(&self, script: &str) -> CommandOutput {
+        let script = format!(
+            "cd /; exec setpriv --reuid {USER} --regid {USER} --clear-groups sh -euc '{}'",
+            script.replace('\'', "'\\''")
+        );
+        self.node.shell(&script)
+    }
+
+    /// Asserts that nothing is left of any job, and the node takes the next one.
+    fn assert_released(&self) {
+        let jobs = self.node.namespace.path("/run/bdnfs/jobs");
+        eventually("the epilog has run", || fs::read_dir(&jobs).unwrap().count() == 0);
+        self.node.assert_released();
+        eventually("the node is idle", || self.is_idle());
+    }
+}
+
+impl Drop for SlurmCluster {
+    fn drop(&mut self) {
+        for daemon in self.daemons.iter_mut().rev() {
+            let _ = rustix::process::kill_process(
+                rustix::process::Pid::from_child(daemon),
+                rustix::process::Signal::TERM,
+            );
+            let _ = daemon.wait();
+        }
+    }
+}
+
+/// A cluster that is configured as the page says, and the last block of the page, which runs a job.
+fn cluster() -> (SlurmCluster, String) {
+    let [install, config, run] = <[_; 3]>::try_from(blocks("slurm.md")).unwrap();
+    assert_eq!([&*install.0, &*config.0, &*run.0], ["sh", "ini", "sh"]);
+    let node = ContainerNode::new("");
+    // As the agent's systemd unit makes it.
+    fs::set_permissions(node.namespace.path("/run/bdnfs"), fs::Permissions::from_mode(0o755)).unwrap();
+    node.shell(&install.1).succeeds();
+    (SlurmCluster::start(node, &config.1), run.1)
+}
+
+#[test]
+fn slurm_page_blocks_run_from_nothing_to_a_job() {
+    let (cluster, run) = cluster();
+    let source = format!("file://{}", cluster.node.source("gpt2", "text").display());
+    let output = cluster.user(&run.replace("hf://openai-community/gpt2@main", &source));
+    assert_eq!((output.code, output.out.as_str()), (Some(0), "weights\n"), "{output:?}");
+    cluster.assert_released();
+    // A batch script passes the same gate, and another user does not see what it sees.
+    let script = format!(
+        "echo '#!/bin/sh\ncat $BDNFS_A/weights $BDNFS_B/weights; stat -c %a:%u /run/bdnfs/jobs/$SLURM_JOB_ID' |
+         sbatch -W --chdir / -o /tmp/%j.out --comment='a run bdnfs:a={source} b={source}' && cat /tmp/[0-9]*.out && rm /tmp/[0-9]*.out"
+    );
+    let output = cluster.user(&script);
+    assert!(output.out.ends_with(&format!("texttext500:{USER}\n")), "{output:?}");
+    cluster.assert_released();
+    // A job without sources does not wait for anything.
+    assert_eq!(cluster.user("srun --comment=plain echo ran").succeeds(), "ran\n");
+}
+
+#[test]
+fn job_whose_source_is_refused_fails_with_the_reason_and_drains_nothing() {
+    let (cluster, _) = cluster();
+    for (comment, words) in [
+        ("bdnfs:m=https://169.254.169.254/x", "source: "),
+        ("bdnfs:m=file:///nowhere", "/nowhere"),
+        ("bdnfs:hf://o/m", "expected NAME=SOURCE"),
+    ] {
+        let output = cluster.user(&format!("srun --comment={comment} echo started"));
+        assert!(output.code != Some(0) && !output.out.contains("started"), "{comment}: {output:?}");
+        assert!(output.out.contains("bdnfs: ") && output.out.contains(words), "{comment}: {output:?}");
+        cluster.assert_released();
+    }
+    // Without an agent, too.
+    cluster.node.shell("bdnfs agent --stop").succeeds();
+    let output = cluster.user("srun --comment=bdnfs:m=hf://o/m echo started");
+    assert!(output.code != Some(0) && output.out.contains("no agent listens"), "{output:?}");
+    eventually("the node is idle", || cluster.is_idle());
+}
