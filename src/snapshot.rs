@@ -191,6 +191,20 @@ impl Snapshot {
         Ok(self.contents.open(self.manifest.blob(blob)?, &self.resources, &self.ladder))
     }
 
+    /// Whether the cache has every blob of it, whole. Looks at each on the local disk.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    pub fn is_whole(&self) -> Result<bool> {
+        for blob in 0..self.manifest.blobs() {
+            let size = self.manifest.blob_size(blob)?;
+            if size > 0 && !self.resources.cache.has(&self.manifest.key(blob)?, size) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// How many bytes of `slice` lie in the node's cache; of a part of a blob, at least so many. Touches the local
     /// disk, never the network.
     ///

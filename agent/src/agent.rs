@@ -20,7 +20,7 @@ use crate::deploy::{AdmissionQueue, MirrorQueue};
 use crate::fdstore::{FdStore, StoredMount};
 use crate::jobs::JobQueue;
 use crate::lifecycle::Lifecycle;
-use crate::mounts::{Handover, MountDefaults, MountManager, Mounter, restore, shutdown};
+use crate::mounts::{Handover, MountDefaults, MountManager, Mounter, SourceHistory, restore, shutdown};
 use crate::publications::Publications;
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::Scrape;
@@ -54,6 +54,7 @@ impl Agent {
         let AgentConfig { cache, persistent, mirror, secrets, publications, .. } = config;
         let requests = Arc::<RequestMetrics>::default();
         let mounter = Mounter {
+            history: SourceHistory::open(&cache.dir)?,
             engine: engine.clone(),
             socket: socket::of_cache(&cache.dir),
             cache: cache.dir.clone(),

@@ -64,6 +64,9 @@ pub struct MountRequest {
     /// Whether no mirror is looked into, not even the agent's own.
     #[serde(default)]
     pub direct: bool,
+    /// Whether nobody is asked: the newest snapshot that the cache has whole is mounted.
+    #[serde(default)]
+    pub offline: bool,
     /// Whether other users may see the tree.
     #[serde(default)]
     pub allow_other: bool,

@@ -3,12 +3,14 @@
 //! ```text
 //! MountManager ── table of what is mounted, and of what could not be mounted again
 //!   ├─ Mounter ────── request ──> snapshot (lookup) ──> mount that serves
+//!   ├─ SourceHistory  what sources were, for mounts without a network
 //!   ├─ MountRecords ─ what a restart must not forget
 //!   └─ Handover ───── descriptors ──> fd store, which keeps the mounts alive while there is no agent
 //! restore: records and fd store ──> mounts, at the start        shutdown: mounts ──> fd store or gone, at the end
 //! ```
 
 mod handover;
+mod history;
 mod lookup;
 mod manager;
 mod mount;
@@ -18,6 +20,7 @@ mod restore;
 pub mod shutdown;
 
 pub use handover::Handover;
+pub use history::SourceHistory;
 pub use lookup::ResolvedSnapshot;
 pub use manager::MountManager;
 pub use mount::ManagedMount;

@@ -79,6 +79,18 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         Ok(found)
     }
 
+    /// The one called `name`, if it is there.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) also when it can't be read.
+    pub fn get(&self, name: &str) -> Result<Option<T>> {
+        match read(&self.directory, OsStr::new(&format!("{name}{SUFFIX}"))) {
+            Ok(record) => Ok(Some(record)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(self.fault(e)),
+        }
+    }
+
     /// Writes one, in place of what has the same `name`, which must be fit for a file name. It is on the disk when this
     /// returns.
     ///

@@ -3,7 +3,10 @@
 use std::io::Write;
 
 use anyhow::Result;
+use bdnfs_agent::api::MountInfo;
 use serde::Serialize;
+
+use crate::text;
 
 /// As much of a snapshot's id as identifies it, in hex digits.
 const SHORT_ID_LEN: usize = 12;
@@ -31,4 +34,37 @@ pub fn print_value(json: bool, value: &impl Serialize, text: impl FnOnce() -> St
 /// The beginning of a snapshot's id.
 pub fn short_id(id: &str) -> &str {
     id.get(..SHORT_ID_LEN).unwrap_or(id)
+}
+
+/// A mount in one line.
+pub fn mount_summary(mounted: &MountInfo) -> String {
+    let id = short_id(&mounted.snapshot);
+    let (files, bytes) = (text::files(mounted.files), text::size(mounted.bytes));
+    format!(
+        "mounted {} on {}: {files}, {bytes} (snapshot {id})",
+        mounted.source,
+        mounted.mountpoint.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_summary_of_a_mount_is_one_line() {
+        let mounted = MountInfo {
+            id: 1,
+            source: "s3://models/x".to_owned(),
+            requested: None,
+            mountpoint: "/mnt/model".into(),
+            snapshot: "1f0c".repeat(16),
+            files: 12,
+            bytes: 13_500_000_000,
+            passthrough: true,
+            warnings: Vec::new(),
+        };
+        let text = "mounted s3://models/x on /mnt/model: 12 files, 13.5 GB (snapshot 1f0c1f0c1f0c)";
+        assert_eq!(mount_summary(&mounted), text);
+    }
 }

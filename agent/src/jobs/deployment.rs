@@ -120,6 +120,7 @@ pub fn requests(
         tenant: request.tenant.clone(),
         mirror: mirror.clone(),
         direct: request.direct,
+        offline: false,
         // Commands may become another user.
         allow_other: rustix::process::geteuid().is_root(),
         uid: None,

@@ -2,20 +2,25 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use bdnfs::digest::Digest;
 use bdnfs::engine::Engine;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::mirror::catalog::Ref;
+use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns, Uri};
+use bdnfs::task::blocking;
 use bdnfs::tier::lazy_origin::OriginOpener;
+use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 
+use super::history::{PastSnapshot, SourceHistory};
 use super::record::MountRecord;
 use crate::api::{ApiResult, Failure, MountRequest};
-use crate::mirror;
+use crate::{mirror, text};
 
 /// The snapshot of a request.
 pub struct ResolvedSnapshot {
@@ -27,28 +32,107 @@ pub struct ResolvedSnapshot {
     pub note: Option<String>,
 }
 
-/// Finds the snapshot that `request` asks for. Files without a name may be made in the directory `scratch`.
-pub async fn resolve(engine: &Engine, scratch: &Path, request: &MountRequest) -> ApiResult<ResolvedSnapshot> {
+/// Finds the snapshot that `request` asks for, or where nobody answers, the newest one that the cache has whole. Files without a
+/// name may be made in the directory `scratch`.
+pub async fn resolve(
+    engine: &Engine,
+    scratch: &Path,
+    history: &SourceHistory,
+    request: &MountRequest,
+) -> ApiResult<ResolvedSnapshot> {
     let uri: Uri = request.weights.source.expose().parse()?;
     let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
+    let key = source_key(&uri.identity(&request.weights.access), &patterns);
+    if request.offline {
+        let cached = cached(engine, scratch, history, request, &uri, &key).await?;
+        let (resolved, listed) = cached.ok_or_else(|| {
+            let text = format!(
+                "{uri} was never mounted, or the cache no longer has all of it; mount it without --offline"
+            );
+            Failure::new(Kind::NotFound, text)
+        })?;
+        let note = Some(format!("{uri} is mounted from the cache as of {listed}; nobody was asked"));
+        return Ok(ResolvedSnapshot { note, ..resolved });
+    }
+    let (found, listed) = match ask(engine, scratch, request, &uri, patterns).await {
+        Err(failure) if failure.is(Kind::Unavailable) || failure.is(Kind::Timeout) => {
+            let Some((resolved, listed)) = cached(engine, scratch, history, request, &uri, &key).await?
+            else {
+                return Err(failure);
+            };
+            let note = Some(format!("{uri} is mounted from the cache as of {listed}: {failure}"));
+            return Ok(ResolvedSnapshot { note, ..resolved });
+        }
+        answer => answer?,
+    };
+    let (snapshot, resolved) = (found.snapshot.id().to_string(), found.resolved.clone());
+    history
+        .remember(engine.tenant(), &key, PastSnapshot { snapshot, resolved, listed: listed.timestamp() })
+        .await;
+    Ok(found)
+}
+
+/// The newest snapshot of a source that the cache has whole, held there, and when that was what the source had.
+async fn cached(
+    engine: &Engine,
+    scratch: &Path,
+    history: &SourceHistory,
+    request: &MountRequest,
+    uri: &Uri,
+    key: &Digest,
+) -> ApiResult<Option<(ResolvedSnapshot, String)>> {
+    for PastSnapshot { snapshot, resolved, listed } in history.of(engine.tenant(), key).await? {
+        let mirror = request.mirror.as_ref().map(|at| mirror::open(at, scratch.to_owned())).transpose()?;
+        let open = opener(uri, &resolved, &request.weights.access);
+        let Some(snapshot) = engine.reopen(&snapshot.parse()?, mirror, open).await? else { continue };
+        let candidate = Arc::clone(&snapshot);
+        let held = blocking(move || {
+            // First, so that nothing of it is evicted once it was seen.
+            candidate.hold()?;
+            candidate.is_whole()
+        });
+        if held.await? {
+            let listed = format!("{} UTC", text::minute(listed));
+            return Ok(Some((ResolvedSnapshot { snapshot, resolved, note: None }, listed)));
+        }
+    }
+    Ok(None)
+}
+
+/// Asks the mirror, else the origin, for the snapshot, and when that was what the source had.
+async fn ask(
+    engine: &Engine,
+    scratch: &Path,
+    request: &MountRequest,
+    uri: &Uri,
+    patterns: Patterns,
+) -> ApiResult<(ResolvedSnapshot, DateTime<Utc>)> {
+    let now = SystemTime::now().into();
     let Some(at) = &request.mirror else {
-        return list_origin(engine, &uri, patterns, &request.weights.access).await;
+        return Ok((list_origin(engine, uri, patterns, &request.weights.access).await?, now));
     };
     let mirror = mirror::open(at, scratch.to_owned())?;
-    let found = match find(&mirror, &uri, &request.weights.access, &patterns).await {
+    let found = match find(&mirror, uri, &request.weights.access, &patterns).await {
         Ok(Some(found)) => found,
         Ok(None) => {
-            let resolved = list_origin(engine, &uri, patterns, &request.weights.access).await?;
+            let resolved = list_origin(engine, uri, patterns, &request.weights.access).await?;
             let name = mirror.name();
             let why = format!("{uri} is not in the mirror {name}, so it is read from where it lives");
-            return Ok(ResolvedSnapshot { note: Some(format!("{why}; see `bdnfs mirror add`")), ..resolved });
+            let note = Some(format!("{why}; see `bdnfs mirror add`"));
+            return Ok((ResolvedSnapshot { note, ..resolved }, now));
         }
-        Err(damage) => return fall_back_to_origin(engine, &uri, patterns, request, damage, None).await,
+        Err(damage) => {
+            return Ok((fall_back_to_origin(engine, uri, patterns, request, damage, None).await?, now));
+        }
     };
-    let open = opener(&uri, &found.resolved, &request.weights.access);
+    let open = opener(uri, &found.resolved, &request.weights.access);
     match engine.mirrored(&mirror, &found, open).await {
-        Ok(snapshot) => Ok(ResolvedSnapshot { snapshot, resolved: found.resolved, note: None }),
-        Err(damage) => fall_back_to_origin(engine, &uri, patterns, request, damage, Some(&found)).await,
+        Ok(snapshot) => {
+            Ok((ResolvedSnapshot { snapshot, resolved: found.resolved, note: None }, found.listed))
+        }
+        Err(damage) => {
+            Ok((fall_back_to_origin(engine, uri, patterns, request, damage, Some(&found)).await?, now))
+        }
     }
 }
 

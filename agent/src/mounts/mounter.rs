@@ -13,6 +13,7 @@ use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
 use bdnfs_fs::{Mount, Options, RequestMetrics};
 use tokio::runtime::Handle;
 
+use super::history::SourceHistory;
 use super::lookup::{self, ResolvedSnapshot};
 use super::record::MountRecord;
 use crate::api::{ApiResult, Failure, MirrorRequest, MountRequest};
@@ -74,6 +75,8 @@ fn complete(mut request: MountRequest) -> Result<MountRequest> {
 pub struct Mounter {
     /// What fetches.
     pub engine: Engine,
+    /// What sources were when they were last mounted.
+    pub history: SourceHistory,
     /// The directory of the cache.
     pub cache: PathBuf,
     /// The control socket that the root of each mount names.
@@ -104,7 +107,7 @@ impl Mounter {
     /// Finds the snapshot that `request` asks for, which has files.
     pub async fn resolve(&self, request: &MountRequest) -> ApiResult<ResolvedSnapshot> {
         let (engine, request) = (self.engine_of(request).await?, self.with_defaults(request).await?);
-        let resolved = lookup::resolve(&engine, &self.cache, &request).await?;
+        let resolved = lookup::resolve(&engine, &self.cache, &self.history, &request).await?;
         let manifest = resolved.snapshot.manifest();
         if manifest.files() == 0 {
             return Err(Failure::new(Kind::NotFound, format!("{} has no files", manifest.source())));

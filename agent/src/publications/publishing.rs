@@ -66,6 +66,7 @@ impl Publications {
             tenant,
             mirror,
             direct: false,
+            offline: false,
             allow_other: rustix::process::geteuid().is_root(),
             uid,
             gid,

@@ -17,7 +17,7 @@ use crate::endpoint::{Connection, Endpoint, serve_or_request};
 use crate::mirror::MirrorArgs;
 use crate::mountpoint::CreatedDirectories;
 use crate::options::{self, MountOptions};
-use crate::output::short_id;
+use crate::output::mount_summary;
 use crate::runtime;
 use crate::source::SourceOptions;
 use crate::source::{self, Source};
@@ -64,6 +64,9 @@ pub struct MountArgs {
     /// With --wait: also read and verify what was local before
     #[arg(long, requires = "wait")]
     verify: bool,
+    /// Ask nobody: mount the newest snapshot that the cache has whole
+    #[arg(long)]
+    offline: bool,
     /// Allow other users to access the mount
     #[arg(long)]
     allow_other: bool,
@@ -136,6 +139,7 @@ impl MountArgs {
             weights: Weights { mountpoint: mountpoint.path, ..entry.into_weights() },
             tenant: self.mirror.tenant().map(str::to_owned),
             direct: false,
+            offline: self.offline,
             allow_other: options.allow_other,
             uid: options.uid,
             gid: options.gid,
@@ -335,7 +339,7 @@ impl MountSession {
         for warning in &mounted.warnings {
             eprintln!("note: {warning}");
         }
-        self.print(&if self.args.json { serde_json::to_string(mounted)? } else { summary(mounted) });
+        self.print(&if self.args.json { serde_json::to_string(mounted)? } else { mount_summary(mounted) });
         Ok(())
     }
 
@@ -362,37 +366,5 @@ impl MountSession {
                 _ => {}
             }
         }
-    }
-}
-
-fn summary(mounted: &MountInfo) -> String {
-    let id = short_id(&mounted.snapshot);
-    let (files, bytes) = (text::files(mounted.files), text::size(mounted.bytes));
-    format!(
-        "mounted {} on {}: {files}, {bytes} (snapshot {id})",
-        mounted.source,
-        mounted.mountpoint.display()
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn summary_of_a_mount_is_one_line() {
-        let mounted = MountInfo {
-            id: 1,
-            source: "s3://models/x".to_owned(),
-            requested: None,
-            mountpoint: "/mnt/model".into(),
-            snapshot: "1f0c".repeat(16),
-            files: 12,
-            bytes: 13_500_000_000,
-            passthrough: true,
-            warnings: Vec::new(),
-        };
-        let text = "mounted s3://models/x on /mnt/model: 12 files, 13.5 GB (snapshot 1f0c1f0c1f0c)";
-        assert_eq!(summary(&mounted), text);
     }
 }

@@ -57,7 +57,7 @@ fn mounts(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     let point = machine.directory("mnt");
     let request = json!({
         "source": source(machine, "source"), "mountpoint": place(&point), "allow": ["*"], "ignore": ["none"],
-        "tenant": "alice", "access": {"allow_http": false}, "allow_other": false, "uid": 7, "gid": null,
+        "tenant": "alice", "access": {"allow_http": false}, "offline": false, "allow_other": false, "uid": 7, "gid": null,
     });
     let mounted = api.ask(agent, "POST", "/v1/mounts", "", &request.to_string()).json();
     let id = mounted["id"].to_string();

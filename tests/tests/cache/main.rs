@@ -6,6 +6,7 @@ mod broken_disk;
 mod commands;
 mod disk_full;
 mod lazy;
+mod offline;
 mod planted;
 mod power_loss;
 mod scrub;

@@ -1,0 +1,98 @@
+//! Source history: which snapshots a source was mounted as, so that one which the cache has whole can be mounted while nobody answers.
+//!
+//! A record for each source, tenant and set of patterns, in `state/sources`. It holds no secret, and outlives its agent: a machine that
+//! comes up without a network finds there what it had.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bdnfs::digest::Digest;
+use bdnfs::error::Result;
+use bdnfs::task::blocking;
+use serde::{Deserialize, Serialize};
+
+use crate::records::Records;
+
+/// How many snapshots of a source are remembered: the newest may only have been begun.
+const SNAPSHOTS_KEPT: usize = 8;
+
+/// A snapshot that a source was mounted as.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastSnapshot {
+    /// Its id, in hexadecimal.
+    pub snapshot: String,
+    /// What the source was resolved to, as its origin names it.
+    pub resolved: String,
+    /// When that was what the source had, in seconds since 1970.
+    pub listed: i64,
+}
+
+/// The past snapshots of all sources, by tenant and source.
+#[derive(Clone, Debug)]
+pub struct SourceHistory(Arc<Records<Vec<PastSnapshot>>>);
+
+impl SourceHistory {
+    /// That in the cache directory `cache`, whose lock the caller holds. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn open(cache: &Path) -> Result<Self> {
+        Ok(Self(Arc::new(Records::open(cache, "sources")?)))
+    }
+
+    /// The snapshots that the source with `key` was mounted as, the newest first.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub async fn of(&self, tenant: &str, key: &Digest) -> Result<Vec<PastSnapshot>> {
+        let (records, name) = (Arc::clone(&self.0), name(tenant, key));
+        blocking(move || Ok(records.get(&name)?.unwrap_or_default())).await
+    }
+
+    /// Remembers that the source with `key` is `now`. A failure is logged: it costs nothing before the network is away.
+    pub async fn remember(&self, tenant: &str, key: &Digest, now: PastSnapshot) {
+        let (records, name) = (Arc::clone(&self.0), name(tenant, key));
+        let remembered = blocking(move || {
+            let mut snapshots = records.get(&name)?.unwrap_or_default();
+            snapshots.retain(|past| past.snapshot != now.snapshot);
+            snapshots.insert(0, now);
+            snapshots.truncate(SNAPSHOTS_KEPT);
+            records.put(&name, &snapshots)
+        });
+        if let Err(error) = remembered.await {
+            tracing::warn!("a source can't be mounted from the cache alone: {error}");
+        }
+    }
+}
+
+fn name(tenant: &str, key: &Digest) -> String {
+    format!("{tenant}-{key}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn history_keeps_the_newest_snapshots_of_each_source_and_tenant() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let history = SourceHistory::open(cache.path()).expect("a cache");
+        let key = Digest::of(b"source");
+        let past = |number: i64| PastSnapshot {
+            snapshot: format!("{}", number % 20),
+            resolved: "s3://b".to_owned(),
+            listed: number,
+        };
+        for number in 0..30 {
+            history.remember("a", &key, past(number)).await;
+        }
+        let again = SourceHistory::open(cache.path()).expect("a cache");
+        let listed: Vec<_> =
+            again.of("a", &key).await.expect("read").iter().map(|past| past.listed).collect();
+        assert_eq!(listed, [29, 28, 27, 26, 25, 24, 23, 22]);
+        history.remember("a", &key, past(45)).await;
+        let newest = &history.of("a", &key).await.expect("read")[..2];
+        assert_eq!(newest, [past(45), past(29)], "a snapshot is there once");
+        assert_eq!(history.of("b", &key).await.expect("read"), [], "another tenant's is none of its own");
+    }
+}
