@@ -20,7 +20,7 @@ use reqwest::{Request, Response};
 use tokio::time::{Instant, timeout};
 
 pub(crate) use self::response::{
-    UnfollowedRedirect, accept, body_of_length, code_of, explain_transport, header, innermost, read,
+    UnfollowedRedirect, accept, body_of_length, code_of, explain_transport, header, innermost, read, refusal,
     transport_error,
 };
 pub(crate) use self::retry::{retry, retry_listing};

@@ -21,19 +21,41 @@ const NO_TLS: &str = "corrupt message of type InvalidContentType";
 
 /// Accepts an answer of success, and makes an error of any other.
 pub(crate) async fn accept(response: Response) -> Result<Response> {
-    let status = response.status();
-    if status.is_success() {
-        return Ok(response);
+    match response.status().is_success() {
+        true => Ok(response),
+        false => Err(refusal(response).await.0),
     }
+}
+
+/// The error of an answer that is no success; and the region that the bucket is in, where it is refused for being asked for in
+/// another.
+pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
+    let status = response.status();
     let region = header(response.headers(), &BUCKET_REGION).map(str::to_owned);
-    let code = error_code(response).await;
+    let body = read(response, ERROR_BODY_LIMIT).await.unwrap_or_default();
+    let text = std::str::from_utf8(&body).unwrap_or_default();
+    let code = code_of(text);
+    let elsewhere = match code.as_deref() {
+        _ if status.is_redirection() => true,
+        // Of an answer to HEAD there is no body.
+        code => {
+            status == StatusCode::BAD_REQUEST && matches!(code, None | Some("AuthorizationHeaderMalformed"))
+        }
+    };
+    let region = region.or_else(|| element(text, "Region").map(str::to_owned));
+    let region = region.filter(|region| elsewhere && is_region(region));
     let (kind, advice) = classify(status, code.as_deref());
     let code = code.map_or(String::new(), |code| format!(", {code}"));
-    let advice = match region {
-        Some(region) if status.is_redirection() => format!("; the bucket's region is {region}"),
-        _ => advice.into(),
+    let advice = match &region {
+        Some(region) => format!("; the bucket's region is {region}"),
+        None => advice.into(),
     };
-    Err(Error::new(kind, format!("the server answers {status}{code}{advice}")))
+    (Error::new(kind, format!("the server answers {status}{code}{advice}")), region)
+}
+
+/// Whether a region can be called so. The name becomes part of a host's.
+fn is_region(name: &str) -> bool {
+    (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 /// The kind of an error answer, and the advice to a person.
@@ -51,21 +73,21 @@ fn classify(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
     }
 }
 
-/// The error code of a cloud's service, which says more than the status.
-async fn error_code(response: Response) -> Option<String> {
-    let body = read(response, ERROR_BODY_LIMIT).await.ok()?;
-    code_of(std::str::from_utf8(&body).ok()?)
-}
-
-/// The error code in the body of an answer.
+/// The error code of a cloud's service in the body of an answer, which says more than the status.
 pub(crate) fn code_of(text: &str) -> Option<String> {
-    let code = match text.split_once("<Code>") {
-        Some((_, rest)) => rest.split_once("</Code>")?.0.to_owned(),
+    let code = match element(text, "Code") {
+        Some(code) => code.to_owned(),
         None => json_error_code(&serde_json::from_str(text).ok()?)?.to_owned(),
     };
     // Only a word: a server could repeat the request's secrets in anything longer.
     let plain = code.len() <= 64 && code.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
     plain.then_some(code)
+}
+
+/// The text of the first XML element called `name` in `text`.
+fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    Some(rest.split_once(&format!("</{name}>"))?.0)
 }
 
 /// The code in an error of OAuth's (RFC 6749, section 5.2), or of Google's.

@@ -3,6 +3,7 @@
 mod cloud_buckets;
 mod local_files;
 mod s3_buckets;
+mod s3_regions;
 mod test_server;
 mod token_services;
 mod web_server;

@@ -28,7 +28,7 @@ pub(super) struct BucketClient {
 impl BucketClient {
     /// Gets a page of the keys that begin with `prefix`: the first, or the one that `next` names.
     pub(super) async fn page(&self, prefix: &str, next: Option<&str>) -> Result<ObjectPage> {
-        let url = self.api.page_url(prefix, next);
+        let url = || self.api.page_url(prefix, next);
         let page = retry_listing(|| async {
             self.http.wait_to_list().await;
             let answer = self.send(Method::GET, &url, &HeaderMap::new()).await?;
@@ -36,8 +36,8 @@ impl BucketClient {
         });
         page.await.map_err(|e| match e.kind() {
             Kind::NotFound | Kind::Invalid | Kind::Unsupported => {
-                let asked = url.split('?').next().unwrap_or_default();
-                e.within(format!("cannot list {asked}"))
+                let url = url();
+                e.within(format!("cannot list {}", url.split('?').next().unwrap_or_default()))
             }
             _ => e,
         })
@@ -45,7 +45,7 @@ impl BucketClient {
 
     /// Gets the object of `key`. A timeout is not retried: it took long enough already.
     pub(super) async fn object(&self, key: &str, tag: &VersionTag, headers: &HeaderMap) -> Result<Response> {
-        let url = self.api.object_url(key, tag);
+        let url = || self.api.object_url(key, tag);
         retry(&[Kind::Unavailable], || self.send(Method::GET, &url, headers)).await
     }
 
@@ -58,7 +58,8 @@ impl BucketClient {
     /// Asks for the version of an object of which the listing tells none: for its headers, and where they don't tell either
     /// (s3s-fs), for its first byte.
     pub(super) async fn tag(&self, key: &str, size: u64) -> Result<Option<VersionTag>> {
-        let url = self.api.object_url(key, &VersionTag::ETag(String::new()));
+        let unknown = VersionTag::ETag(String::new());
+        let url = || self.api.object_url(key, &unknown);
         let mut first_byte = HeaderMap::new();
         set_range(&mut first_byte, &(0..1));
         let requests = [(Method::HEAD, HeaderMap::new()), (Method::GET, first_byte)];
@@ -71,18 +72,46 @@ impl BucketClient {
         Ok(None)
     }
 
-    async fn send(&self, method: Method, url: &str, headers: &HeaderMap) -> Result<Response> {
+    /// Sends a request to what `url` tells, and once more if the bucket is in another region than it was asked for in.
+    async fn send(
+        &self,
+        method: Method,
+        url: &(dyn Fn() -> String + Sync),
+        headers: &HeaderMap,
+    ) -> Result<Response> {
         let method = &method;
         let send = |issued: Arc<IssuedKey>| async move {
-            let mut request = HttpRequest::new(HttpRequestBody::empty());
-            *request.method_mut() = method.clone();
-            let invalid = |_| Error::new(Kind::Invalid, "the service's URL is invalid");
-            *request.uri_mut() = url.parse().map_err(invalid)?;
-            *request.headers_mut() = headers.clone();
-            self.api.authorize(&mut request, &issued.key)?;
-            let answer = self.http.send(engine_request(request).await?).await;
+            let region = self.api.region();
+            let answer = self.attempt(method, &url(), headers, &issued).await?;
+            if answer.status().is_success() {
+                return Ok(answer);
+            }
+            let answer = match http_client::refusal(answer).await {
+                (_, Some(named)) if region.is_some_and(|used| used != named) => {
+                    self.api.use_region(&named);
+                    http_client::accept(self.attempt(method, &url(), headers, &issued).await?).await
+                }
+                (error, _) => Err(error),
+            };
             answer.map_err(|e| issued.explain_refusal(e))
         };
         self.keys.send_with_key(send).await
+    }
+
+    /// Sends a request once.
+    async fn attempt(
+        &self,
+        method: &Method,
+        url: &str,
+        headers: &HeaderMap,
+        issued: &IssuedKey,
+    ) -> Result<Response> {
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.method_mut() = method.clone();
+        let invalid = |_| Error::new(Kind::Invalid, "the service's URL is invalid");
+        *request.uri_mut() = url.parse().map_err(invalid)?;
+        *request.headers_mut() = headers.clone();
+        self.api.authorize(&mut request, &issued.key)?;
+        self.http.execute(engine_request(request).await?).await
     }
 }

@@ -50,6 +50,14 @@ pub(super) trait ObjectApi: fmt::Debug + Send + Sync {
             .is_none_or(|coding| matches!(coding, "" | "identity" | "aws-chunked"))
     }
 
+    /// The region that requests are signed for, where the service has any.
+    fn region(&self) -> Option<String> {
+        None
+    }
+
+    /// Signs for `region` from now on, and asks there: the service says that the bucket is in it.
+    fn use_region(&self, _region: &str) {}
+
     /// Signs a request, or adds its token.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use object_store::aws::AwsAuthorizer;
 use object_store::client::HttpRequest;
+use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
@@ -17,17 +18,27 @@ use crate::xml;
 /// A bucket.
 #[derive(Debug)]
 pub(super) struct S3Bucket {
+    place: Mutex<BucketPlace>,
+    requester_pays: bool,
+}
+
+/// Where a bucket is.
+#[derive(Clone, Debug)]
+struct BucketPlace {
     /// Its URL.
     url: String,
     region: String,
-    requester_pays: bool,
 }
 
 impl S3Bucket {
     /// The bucket called `name`.
     pub(super) fn new(name: &str, service: &BucketService, access: &Access) -> Result<Self> {
-        let (url, region) = (service.bucket(name)?, service.region.clone());
-        Ok(Self { url, region, requester_pays: access.requester_pays })
+        let place = BucketPlace { url: service.bucket(name)?, region: service.region.clone() };
+        Ok(Self { place: Mutex::new(place), requester_pays: access.requester_pays })
+    }
+
+    fn url(&self) -> String {
+        self.place.lock().url.clone()
     }
 }
 
@@ -42,7 +53,7 @@ impl ObjectApi for S3Bucket {
             ("max-keys", KEYS_PER_PAGE),
             ("prefix", prefix),
         ]);
-        format!("{}?{}", self.url, query(&pairs))
+        format!("{}?{}", self.url(), query(&pairs))
     }
 
     fn page(&self, text: &[u8]) -> Result<ObjectPage> {
@@ -61,7 +72,19 @@ impl ObjectApi for S3Bucket {
     }
 
     fn object_url(&self, key: &str, _: &VersionTag) -> String {
-        format!("{}/{}", self.url, object_api::key_path(key))
+        format!("{}/{}", self.url(), object_api::key_path(key))
+    }
+
+    fn region(&self) -> Option<String> {
+        Some(self.place.lock().region.clone())
+    }
+
+    /// AWS has a host for each region.
+    fn use_region(&self, region: &str) {
+        let mut place = self.place.lock();
+        let host = |region: &str| format!(".{region}.amazonaws.com");
+        place.url = place.url.replace(&host(&place.region), &host(region));
+        place.region = region.to_owned();
     }
 
     fn authorize(&self, request: &mut HttpRequest, key: &AuthKey) -> Result<()> {
@@ -70,7 +93,8 @@ impl ObjectApi for S3Bucket {
             AuthKey::Aws(key) => key,
             _ => return Err(wrong_service()),
         };
-        AwsAuthorizer::new(key, "s3", &self.region)
+        let region = self.place.lock().region.clone();
+        AwsAuthorizer::new(key, "s3", &region)
             .with_request_payer(self.requester_pays)
             .try_authorize(request, None)
             .map_err(engine_error)
@@ -99,4 +123,19 @@ struct Entry {
 /// A key as `encoding-type=url` writes it: a form's encoding, where a plus sign stands for a space.
 fn decode(key: &str) -> Vec<u8> {
     percent_decode_str(&key.replace('+', " ")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn region_of_aws_has_a_host_of_its_own() {
+        let access = Access::default();
+        let service = BucketService::of(&"s3://b".parse().expect("a URI"), &access).expect("AWS");
+        let bucket = S3Bucket::new("b", &service, &access).expect("a bucket");
+        bucket.use_region("eu-west-1");
+        assert_eq!(bucket.url(), "https://s3.eu-west-1.amazonaws.com/b");
+        assert_eq!(bucket.region().as_deref(), Some("eu-west-1"));
+    }
 }

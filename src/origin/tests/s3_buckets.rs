@@ -18,9 +18,9 @@ use crate::source::{Access, AwsAmbient, Patterns, S3Access, Secret, Uri};
 use crate::tier::conformance::{self, Subject, pinned};
 use crate::tier::{Origin, Tier, Urgency};
 
-struct Bucket {
-    server: Arc<OriginServer>,
-    origin: BucketOrigin,
+pub(super) struct Bucket {
+    pub(super) server: Arc<OriginServer>,
+    pub(super) origin: BucketOrigin,
 }
 
 fn access(endpoint: &str) -> Access {
@@ -34,7 +34,7 @@ fn access(endpoint: &str) -> Access {
 }
 
 /// A bucket `b` on a server, and the origin of `prefix` in it.
-async fn bucket(prefix: &str) -> Bucket {
+pub(super) async fn bucket(prefix: &str) -> Bucket {
     let server = OriginServer::start().await;
     let origin = at(&server, prefix).await;
     Bucket { server, origin }
