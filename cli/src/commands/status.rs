@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus, StageState};
 use bdnfs_fs::mounts::{self, MountEntry};
@@ -37,6 +38,8 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Serialize)]
 struct StatusReport {
     mounts: Vec<MountReport>,
+    /// What containers see.
+    publications: Vec<PublicationStatus>,
     #[serde(rename = "daemons")]
     agents: Vec<AgentInfo>,
     /// The agents that do not answer, a sentence each.
@@ -91,7 +94,17 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         MountHealth::Unresponsive => Some(format_unresponsive(mounted)),
         _ => None,
     }));
-    let mounts = mounts.into_iter().map(|(mounted, health)| {
+    let mut publications: Vec<_> =
+        agents.values().flatten().flat_map(|status| status.publications.clone()).collect();
+    publications.sort_by(|a, b| a.key.cmp(&b.key));
+    publications.dedup();
+    // Binds of a base are told with their publications.
+    let is_bind = |mountpoint: &Path| {
+        let bound = |one: &PublicationStatus| one.target.is_some() && one.path.as_deref() == Some(mountpoint);
+        publications.iter().any(bound)
+    };
+    let mounts = mounts.into_iter().filter(|(mounted, _)| !is_bind(&mounted.mountpoint));
+    let mounts = mounts.map(|(mounted, health)| {
         let (state, status) = match &health {
             MountHealth::Alive(socket) => mount_status(agents.get(socket), &mounted.mountpoint),
             MountHealth::Dead => ("dead: its agent is gone".to_owned(), None),
@@ -100,12 +113,12 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         };
         MountReport { mountpoint: mounted.mountpoint, source: mounted.source, state, status }
     });
-    let mounts = mounts.collect();
+    let mounts: Vec<_> = mounts.collect();
     let mut agents: Vec<_> = agents.into_values().flatten().map(|status| status.agent).collect();
     // An agent may listen on two sockets.
     agents.sort_by_key(|agent| agent.pid);
     agents.dedup_by_key(|agent| agent.pid);
-    Ok(StatusReport { mounts, agents, unresponsive })
+    Ok(StatusReport { mounts, publications, agents, unresponsive })
 }
 
 /// Says that a mount does not respond, and which process should.
@@ -156,6 +169,12 @@ fn format_report(report: &StatusReport) -> String {
         1 => "no mounts\n".to_owned(),
         _ => text::table(&rows, &[2, 3, 4, 5]),
     };
+    if !report.publications.is_empty() {
+        let head = ["PUBLICATION", "FOR", "SOURCE", "PATH", "STATE"].map(str::to_owned).to_vec();
+        let rows: Vec<_> =
+            std::iter::once(head).chain(report.publications.iter().map(publication_row)).collect();
+        out.push_str(&text::table(&rows, &[]));
+    }
     for agent in &report.agents {
         out.push_str(&format_usage(agent));
     }
@@ -178,6 +197,20 @@ fn row(mount: &MountReport) -> Vec<String> {
         column(&|mount| text::size(mount.traffic.peer + mount.traffic.mirror + mount.traffic.origin)),
         mount.state.clone(),
     ]
+}
+
+fn publication_row(one: &PublicationStatus) -> Vec<String> {
+    let state = match (one.state, &one.progress) {
+        (PublicationState::Published, _) if one.abnormal => "published, but damaged".to_owned(),
+        (PublicationState::Staging, Some(done)) => {
+            format!("staging {}", text::percent(done.bytes_done, done.bytes))
+        }
+        (PublicationState::Failed, _) => format!("failed: {}", one.message),
+        (state, _) => state.to_string(),
+    };
+    let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
+    let holder = one.holder.clone().unwrap_or_else(|| "-".to_owned());
+    vec![one.key.clone(), holder, one.source.clone(), path, state]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {
@@ -233,6 +266,13 @@ mod tests {
                     status: None,
                 },
             ],
+            publications: vec![
+                serde_json::from_str(
+                    r#"{"key": "csi-1", "state": "published", "source": "s3://b/p", "holder": "pod a",
+                    "path": "/pods/a", "target": "/pods/a", "message": "", "abnormal": false}"#,
+                )
+                .expect("a publication"),
+            ],
             agents: vec![AgentInfo {
                 version: "1".into(),
                 pid: 7,
@@ -248,6 +288,8 @@ mod tests {
 MOUNTPOINT  SOURCE    FILES    SIZE  LOCAL  FETCHED  STATE
 /mnt/p      s3://b/p     12  1.0 kB   45 %    450 B  staging 45 %
 /mnt/q      s3://b/q      -       -      -        -  dead
+PUBLICATION  FOR    SOURCE    PATH     STATE
+csi-1        pod a  s3://b/p  /pods/a  published
 cache /c: 450 B used of 2.0 kB; disk: 9.0 kB free, 100 B reserved
 ";
         assert_eq!(format_report(&report), text);

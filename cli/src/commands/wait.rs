@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use bdnfs_agent::api::StageState;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::JobState;
+use bdnfs_agent::api::publication::{PublicationState, is_publication_key};
 
 use crate::commands::job::wait::{WaitCondition, wait_for, with_timeout};
 use crate::commands::job::{AgentArgs, follow};
@@ -14,12 +15,15 @@ use crate::probe::{self, MountHealth};
 use crate::runtime;
 use crate::{mountpoint, text};
 
+/// How long one request for a source of the configuration is held.
+const SOURCE_POLL_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The arguments of `bdnfs wait`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct WaitArgs {
-    /// A mount point, or the id of a job
-    #[arg(value_name = "MOUNT|JOB")]
+    /// A mount point, the id of a job, or the name of a source in the agent's configuration
+    #[arg(value_name = "MOUNT|JOB|NAME")]
     target: String,
     /// The condition to wait for
     #[arg(long, value_enum, default_value_t = WaitCondition::Ready)]
@@ -34,6 +38,7 @@ pub struct WaitArgs {
 const EXAMPLES: &str = "Examples:
   bdnfs wait /mnt/model --timeout 30m && exec python serve.py
   bdnfs wait 7 --until ready
+  bdnfs wait llama
 A mount that is not staged is staged. A job is ready when its commands run.";
 
 /// Waits for the condition.
@@ -43,7 +48,10 @@ pub fn run(args: &WaitArgs) -> Result<()> {
         let waited = async {
             match target.parse() {
                 Ok(id) => job(&args.agent.client()?, id, args.until).await,
-                Err(_) => mount(Path::new(target), args.until).await,
+                Err(_) if target.contains('/') || Path::new(target).exists() => {
+                    mount(Path::new(target), args.until).await
+                }
+                Err(_) => source(&args.agent.client()?, target, args.until).await,
             }
         };
         with_timeout(args.timeout, waited).await.with_context(|| format!("waiting for {target}"))
@@ -58,6 +66,18 @@ async fn job(client: &Client, id: u64, condition: WaitCondition) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Waits for the source `name` of the agent's configuration.
+async fn source(client: &Client, name: &str, until: WaitCondition) -> Result<()> {
+    if until == WaitCondition::Ended {
+        bail!("a source of the agent's configuration does not end");
+    }
+    if !is_publication_key(name) {
+        bail!("{name}: not a mount point, and not the name of a source");
+    }
+    while client.publish_source(name, SOURCE_POLL_TIMEOUT).await?.state != PublicationState::Published {}
+    Ok(())
 }
 
 async fn mount(path: &Path, until: WaitCondition) -> Result<()> {

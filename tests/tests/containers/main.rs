@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
 mod cdi;
+mod commands;
 mod kit;
 mod oci;
 mod oci_hook;

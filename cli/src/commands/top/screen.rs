@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bdnfs::metrics::Traffic;
+use bdnfs_agent::api::publication::PublicationStatus;
 
 use super::view::{AgentView, MountView, Rates, View};
 use crate::text;
@@ -44,6 +45,10 @@ pub fn lines(view: &View, width: usize) -> Vec<String> {
             lines.extend(mounts(&seen.mounts, width));
             lines.push(String::new());
         }
+        if !seen.publications.is_empty() {
+            lines.extend(seen.publications.iter().map(publication));
+            lines.push(String::new());
+        }
     }
     lines.extend(view.errors.iter().cloned());
     while lines.last().is_some_and(String::is_empty) {
@@ -82,6 +87,13 @@ fn agent_lines(seen: &AgentView) -> Vec<String> {
         format!("  per second  {}", format_traffic(&whole_bytes(&seen.rates))),
         format!("  total       {}", format_traffic(&work.traffic)),
     ]
+}
+
+/// What a container waits for.
+fn publication(pending: &PublicationStatus) -> String {
+    let holder = pending.holder.as_deref().unwrap_or(&pending.key);
+    let message = if pending.message.is_empty() { &pending.source } else { &pending.message };
+    text::printable(format!("{holder}: {}: {message}", pending.state).as_bytes())
 }
 
 fn fetches(count: u64) -> String {
@@ -207,7 +219,10 @@ mod tests {
         };
         let mounts = vec![MountView { status, rates, state: "staging 45 %".to_owned() }];
         let mut view = View::default();
-        view.agents.push(AgentView { agent, rates, mounts });
+        let pending = r#"{"key": "csi-1", "state": "staging", "source": "hf://o/m", "holder": "pod default/a",
+            "message": "staging hf://o/m: 1 B of 2 B", "abnormal": false}"#;
+        let publications = vec![serde_json::from_str(pending).expect("a publication")];
+        view.agents.push(AgentView { agent, rates, mounts, publications });
         view
     }
 
@@ -221,6 +236,7 @@ mod tests {
             "mirror 2.5 MB",
             "model/of/today",
             "45 %",
+            "pod default/a: staging: staging hf://o/m: 1 B of 2 B",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bdnfs::metrics::Traffic;
+use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus};
 use serde::Serialize;
 use tokio::time::Instant;
@@ -66,6 +67,8 @@ pub struct AgentView {
     pub rates: Rates,
     /// Its mounts.
     pub mounts: Vec<MountView>,
+    /// Publications that are pending or failed.
+    pub publications: Vec<PublicationStatus>,
 }
 
 /// A mount.
@@ -133,7 +136,9 @@ impl View {
             state: status::format_state(&mount),
             status: mount,
         });
+        let is_settled = |one: &PublicationStatus| one.state == PublicationState::Published;
         AgentView {
+            publications: status.publications.into_iter().filter(|one| !is_settled(one)).collect(),
             mounts: mounts.collect(),
             rates: rates(None, &status.agent.work.traffic),
             agent: status.agent,
