@@ -13,6 +13,8 @@
 //! While it runs, the agent greets the fd store again and again. One that does not, because it was stopped or hangs, would keep
 //! its cache and its mounts from everybody: the fd store kills it, so that the next can take over.
 //!
+//! It can also run as a service of its own ([`process::run_service`]), so that agents in containers that are replaced find it.
+//!
 //! What it holds is also the request of each mount with its secrets, in its memory only: they never get to the disk, and the
 //! next agent can still read what is not local.
 

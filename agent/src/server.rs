@@ -171,8 +171,12 @@ async fn find_fdstore(config: &AgentConfig) -> Result<Option<(FdStore, Vec<Store
     if !config.persistent {
         return Ok(None);
     }
-    let (cache, hold) = (config.cache.dir.clone(), config.hold);
-    blocking(move || FdStore::find(&cache, hold).map(Some)).await
+    let (cache, hold, service) = (config.cache.dir.clone(), config.hold, config.fdstore.clone());
+    let find = move || match service {
+        Some(socket) => FdStore::find_service(&socket, hold),
+        None => FdStore::find(&cache, hold),
+    };
+    blocking(find).await.map(Some)
 }
 
 /// Waits until a signal asks the process to end.

@@ -1,13 +1,14 @@
 //! The command line: its commands and global options.
 
 use anyhow::Result;
+use bdnfs_agent::fdstore::process as fdstore_process;
+use bdnfs_agent::jobs::supervisor;
 use bdnfs_agent::telemetry::traces::OtlpEndpoint;
-use bdnfs_agent::{fdstore, jobs::supervisor};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    agent, bench, cache, check, cluster, csi, daemon, job, ls, mirror, mount, oci_hook, slurm, status, top,
-    umount, wait,
+    agent, bench, cache, check, cluster, csi, daemon, fdstore, job, ls, mirror, mount, oci_hook, slurm,
+    status, top, umount, wait,
 };
 use crate::log::{self, LogKind};
 
@@ -55,6 +56,8 @@ enum Command {
     OciHook(oci_hook::OciHookArgs),
     /// Stage what the jobs of Slurm name; its prologs and epilogs run it
     Slurm(slurm::SlurmCommandArgs),
+    /// Keep the mounts of this node's agent while that is replaced: a service beside an agent in a container
+    Fdstore(fdstore::FdstoreArgs),
     /// Benchmark bdnfs on this machine against other ways to read the same data
     Bench(bench::BenchArgs),
     /// Run an on-demand agent, which exits with its last mount; `bdnfs mount` starts it
@@ -79,7 +82,7 @@ impl Cli {
     pub fn run(self) -> Result<()> {
         let kind = match &self.command {
             Command::Daemon(_) | Command::Hold => LogKind::Detached,
-            Command::Agent(_) | Command::Csi(_) => LogKind::Service,
+            Command::Agent(_) | Command::Csi(_) | Command::Fdstore(_) => LogKind::Service,
             Command::Mount(mount) if mount.is_foreground() => LogKind::Service,
             _ => LogKind::Command,
         };
@@ -112,9 +115,10 @@ impl Cli {
             Command::Csi(args) => csi::run(args),
             Command::OciHook(args) => oci_hook::run(&args),
             Command::Slurm(args) => slurm::run(&args),
+            Command::Fdstore(args) => fdstore::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
-            Command::Hold => Ok(fdstore::process::run()?),
+            Command::Hold => Ok(fdstore_process::run()?),
         }
     }
 }

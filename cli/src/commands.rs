@@ -7,6 +7,7 @@ pub mod check;
 pub mod cluster;
 pub mod csi;
 pub mod daemon;
+pub mod fdstore;
 pub mod job;
 pub mod ls;
 pub mod mirror;

@@ -32,6 +32,8 @@ pub struct AgentConfig {
     pub cluster: Option<ClusterConfig>,
     /// How long the fd store holds its mounts when it has ended.
     pub hold: Duration,
+    /// The socket of an fd store that runs as a service; without one the agent starts its own.
+    pub fdstore: Option<PathBuf>,
     /// What may be published, and where.
     pub publications: PublicationConfig,
 }
@@ -49,6 +51,7 @@ impl AgentConfig {
             metrics_listen: None,
             cluster: None,
             hold: Duration::ZERO,
+            fdstore: None,
             publications: PublicationConfig::default(),
         }
     }

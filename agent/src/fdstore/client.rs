@@ -37,6 +37,11 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// An fd store that does not live is not started over and over.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// How long an fd store that runs as a service may take to be there: after a boot it starts beside the agent.
+const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is tried meanwhile.
+const SERVICE_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
 /// How many agents may wait to be let in: there is one at a time.
 const LISTEN_BACKLOG: i32 = 4;
 
@@ -44,6 +49,8 @@ const LISTEN_BACKLOG: i32 = 4;
 #[derive(Debug)]
 pub struct FdStore {
     cache: PathBuf,
+    /// Where an fd store listens that runs as a service of its own, and is not this agent's to start.
+    service: Option<PathBuf>,
     hold: Duration,
     /// The connection to it, while there is one.
     link: watch::Sender<Option<Arc<OwnedFd>>>,
@@ -71,7 +78,7 @@ impl FdStore {
     /// [`Kind::Disk`]; [`Kind::Timeout`] where an fd store that does not answer can't be killed.
     pub fn find(cache: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
         let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        let store = Self { cache: cache.into(), hold, link, child };
+        let store = Self { cache: cache.into(), service: None, hold, link, child };
         let Err(owner) = store.lock()? else { return Ok((store, Vec::new())) };
         let stored = match store.take_all() {
             Ok((socket, stored)) => {
@@ -85,6 +92,40 @@ impl FdStore {
             }
         };
         Ok((store, stored))
+    }
+
+    /// The fd store that runs as a service and listens at `socket`, and what an earlier agent left there. Blocks until it is there,
+    /// for at most half a minute.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] where it does not answer.
+    pub fn find_service(socket: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
+        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
+        let store = Self { cache: PathBuf::new(), service: Some(socket.into()), hold, link, child };
+        let (socket, stored) = store.await_service(|| store.take_all())?;
+        store.link.send_replace(Some(Arc::new(socket)));
+        Ok((store, stored))
+    }
+
+    /// Does `work` with an fd store that runs as a service, as soon as that is there.
+    fn await_service<T>(&self, work: impl Fn() -> io::Result<T>) -> Result<T> {
+        let begin = Instant::now();
+        loop {
+            match work() {
+                Ok(done) => return Ok(done),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+                        && begin.elapsed() < SERVICE_TIMEOUT =>
+                {
+                    std::thread::sleep(SERVICE_POLL_INTERVAL);
+                }
+                Err(error) => {
+                    let at = self.socket().display().to_string();
+                    let text = format!("no fd store answers at {at}; start it: bdnfs fdstore --listen {at}");
+                    return Err(Error::with(Kind::Unavailable, text, error));
+                }
+            }
+        }
     }
 
     /// Whether there is an fd store that holds mounts for this agent.
@@ -197,7 +238,7 @@ impl FdStore {
     }
 
     fn socket(&self) -> PathBuf {
-        self.cache.join("holder.sock")
+        self.service.clone().unwrap_or_else(|| self.cache.join("holder.sock"))
     }
 
     /// Connects to the fd store, and says that there is an agent.
@@ -229,8 +270,13 @@ impl FdStore {
         }
     }
 
-    /// Starts an fd store, and connects to it.
+    /// Starts an fd store, or waits for the service, and connects to it.
     fn start(&self, child: &mut Option<Child>) -> Result<Arc<OwnedFd>> {
+        if self.service.is_some() {
+            let link = Arc::new(self.await_service(|| self.connect())?);
+            self.link.send_replace(Some(Arc::clone(&link)));
+            return Ok(link);
+        }
         if let Some(mut before) = child.take() {
             // The lock tells more: without a link to it, it has ended or is about to.
             let _ = before.try_wait();
@@ -254,13 +300,7 @@ impl FdStore {
 
     /// Listens for the fd store that is about to be started, and connects there.
     fn listen(&self) -> io::Result<(OwnedFd, OwnedFd)> {
-        match fs::remove_file(self.socket()) {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let listener = new_socket()?;
-        bind(&listener, &SocketAddrUnix::new(self.socket())?)?;
-        listen(&listener, LISTEN_BACKLOG)?;
+        let listener = listen_at(&self.socket())?;
         Ok((listener, self.connect()?))
     }
 
@@ -296,6 +336,18 @@ impl DentryInvalidator for FdStore {
     }
 }
 
+/// Listens at `path`, where nobody listens: what is there was left behind.
+pub(super) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let listener = new_socket()?;
+    bind(&listener, &SocketAddrUnix::new(path)?)?;
+    listen(&listener, LISTEN_BACKLOG)?;
+    Ok(listener)
+}
+
 fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -306,7 +358,7 @@ mod tests {
 
     fn store(cache: &Path) -> FdStore {
         let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        FdStore { cache: cache.into(), hold: Duration::from_secs(300), link, child }
+        FdStore { cache: cache.into(), service: None, hold: Duration::from_secs(300), link, child }
     }
 
     #[test]

@@ -1,14 +1,18 @@
-//! The fd store's own process: `bdnfs hold`, which an agent starts. It writes its process id where its lock is.
+//! The fd store's own process: `bdnfs hold`, which an agent starts, and which writes its process id where its lock is; or
+//! `bdnfs fdstore`, a service that agents connect to, and which stays when it holds nothing.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bdnfs::error::Result;
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs_fs::handover::{self, MountDescriptors};
 use crossbeam::channel::{self, Sender};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, Mode};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketFlags, accept_with};
 
@@ -33,9 +37,35 @@ pub fn run() -> Result<()> {
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-holder").context("cannot name the process")?;
     println!("{}", std::process::id());
-    let store = Store { mounts: BTreeMap::new(), hold: None, invalidations: start_invalidator()? };
-    let now = Instant::now();
-    Process { store, agent: None, heartbeats: Heartbeats::new(now), alone_since: now }.serve()
+    Process::new(false)?.serve()
+}
+
+/// Runs an fd store as a service: an agent connects to the socket at `path`, and so does the next one.
+///
+/// # Errors
+/// [`Kind::Busy`] where another one listens there; [`Kind::Disk`].
+pub fn run_service(path: &Path) -> Result<()> {
+    let cannot = || format!("cannot listen at {}", path.display());
+    // For its user alone.
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).with_context(cannot)?;
+    }
+    let lock = path.with_added_extension("lock");
+    let lock = File::options().write(true).create(true).truncate(false).open(lock).with_context(cannot)?;
+    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Err(Error::new(Kind::Busy, format!("another fd store listens at {}", path.display())));
+    }
+    // Where one that an agent starts finds it, too.
+    let listener = super::client::listen_at(path).with_context(cannot)?;
+    rustix::stdio::dup2_stdin(&listener).with_context(cannot)?;
+    rustix::thread::set_name(c"bdnfs-holder").context("cannot name the process")?;
+    tracing::info!(
+        "bdnfs {} holds mounts for the agent that connects to {}",
+        env!("CARGO_PKG_VERSION"),
+        path.display()
+    );
+    Process::new(true)?.serve()
 }
 
 /// A directory entry that the kernel is to look up again: on which device, in which directory.
@@ -59,6 +89,8 @@ struct Process {
     heartbeats: Heartbeats,
     /// When the last agent ended.
     alone_since: Instant,
+    /// Whether it is a service, which goes on when it holds nothing.
+    stays: bool,
 }
 
 /// The descriptors and mounts that the process keeps.
@@ -88,14 +120,25 @@ struct Events {
 }
 
 impl Process {
+    fn new(stays: bool) -> Result<Self> {
+        let store = Store { mounts: BTreeMap::new(), hold: None, invalidations: start_invalidator()? };
+        let now = Instant::now();
+        Ok(Self { store, agent: None, heartbeats: Heartbeats::new(now), alone_since: now, stays })
+    }
+
     fn serve(mut self) -> Result<()> {
         loop {
             let hold = self.store.hold.unwrap_or(FIRST_AGENT_TIMEOUT);
-            let left = hold.saturating_sub(self.alone_since.elapsed());
+            let is_idle = self.stays && self.store.mounts.is_empty();
+            let left = if is_idle { Duration::MAX } else { hold.saturating_sub(self.alone_since.elapsed()) };
             if self.agent.is_none() && left.is_zero() {
                 let (seconds, mounts) = (hold.as_secs(), self.store.mounts.len());
                 tracing::warn!("no agent has come for {seconds} s: {mounts} mounts end");
-                return Ok(());
+                if !self.stays {
+                    return Ok(());
+                }
+                self.store.mounts.clear();
+                continue;
             }
             let events = self.wait(left).context("cannot poll")?;
             for id in events.ended {
@@ -109,7 +152,8 @@ impl Process {
             if events.connection {
                 self.accept();
             }
-            if self.agent.is_none() && self.store.mounts.is_empty() && self.store.hold.is_some() {
+            let is_done = self.agent.is_none() && self.store.mounts.is_empty() && self.store.hold.is_some();
+            if is_done && !self.stays {
                 return Ok(());
             }
         }
@@ -289,8 +333,13 @@ mod tests {
         let (invalidations, queue) = channel::bounded(1);
         let now = Instant::now();
         let store = Store { invalidations, ..store };
-        let mut process =
-            Process { store, agent: Some(ours), heartbeats: Heartbeats::new(now), alone_since: now };
+        let mut process = Process {
+            store,
+            agent: Some(ours),
+            heartbeats: Heartbeats::new(now),
+            alone_since: now,
+            stays: false,
+        };
         for parent in 0..5 {
             let message = Message::Expire { parent, name: Vec::new() };
             wire::send(theirs.as_fd(), &message, &[theirs.as_fd()]).expect("sent");

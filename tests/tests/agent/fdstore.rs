@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::process::Child;
 use std::time::Duration;
 
 use bdnfs_tests::process::eventually;
@@ -76,4 +77,58 @@ fn fdstore_met_by_a_newer_agent_keeps_mounts_for_the_next() {
     assert_eq!(rustix::fs::stat(&point).unwrap().st_dev, device);
     assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "file");
     agent.stop();
+}
+
+/// An fd store that runs as a service. Dropping it kills it.
+struct FdstoreService(Child);
+
+impl FdstoreService {
+    fn start(env: &TestEnv) -> Self {
+        let socket = env.machine.directory("run").join("fdstore.sock");
+        let mut command = env.machine.command(&["fdstore", "--listen", socket.to_str().unwrap()]);
+        Self(command.spawn().expect("an fd store"))
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.0.try_wait().expect("a child").is_none()
+    }
+}
+
+impl Drop for FdstoreService {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn fdstore_service_keeps_mounts_between_agents_and_stays_when_it_is_empty() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 3 << 20);
+    let config = format!("fdstore = {:?}", env.machine.directory("run").join("fdstore.sock"));
+    let mut service = FdstoreService::start(&env);
+    let agent = env.machine.agent(&config);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    let device = rustix::fs::stat(&point).unwrap().st_dev;
+    assert!(env.machine.fdstores().is_empty(), "the agent started none");
+    let second = env.machine.directory("run").join("fdstore.sock");
+    env.machine
+        .run(&["fdstore", "--listen", second.to_str().unwrap()])
+        .fails(&["another fd store listens at"]);
+    agent.crash();
+    let agent = env.machine.agent(&config);
+    assert_eq!(rustix::fs::stat(&point).unwrap().st_dev, device, "{}", agent.log());
+    assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "file");
+    // Another one comes in its place: the agent gives it all that it has.
+    drop(service);
+    service = FdstoreService::start(&env);
+    eventually("the new one has the mount", || agent.log().contains("another fd store has 1 of 1 mounts"));
+    agent.crash();
+    let agent = env.machine.agent(&config);
+    assert_eq!(rustix::fs::stat(&point).unwrap().st_dev, device, "{}", agent.log());
+    env.machine.umount(&point);
+    agent.end();
+    assert!(service.is_running());
+    env.machine.agent(&config).end();
+    assert!(service.is_running());
 }

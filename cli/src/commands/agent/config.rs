@@ -47,6 +47,8 @@ pub struct ConfigFile {
     hold: Option<String>,
     /// How often all cached data is verified (`scrub_interval`).
     scrub_interval: Option<String>,
+    /// Socket of an fd store that runs as a service.
+    fdstore: Option<PathBuf>,
     /// The default mirror of mounts.
     mirror: Option<MirrorSection>,
     /// The cluster of this node.
@@ -152,6 +154,9 @@ impl ConfigFile {
                 "telemetry.listen {listen}: must be a loopback address such as 127.0.0.1:9464, because metrics name sources and mount points"
             );
         }
+        if let Some(path) = self.fdstore.as_ref().filter(|path| !path.is_absolute()) {
+            bail!("fdstore {}: must be an absolute path", path.display());
+        }
         let secrets = SecretsArgs::new(self.secrets);
         let stores = secrets.stores(|name| std::env::var_os(name))?;
         let mirror = self.mirror.map(|mirror| mirror.request(&cache.tenant, secrets.clone())).transpose()?;
@@ -164,6 +169,7 @@ impl ConfigFile {
         let publications = self.publications.setup(self.sources, &secrets)?;
         Ok(AgentConfig {
             publications,
+            fdstore: self.fdstore,
             hold,
             cache,
             cluster,
@@ -236,6 +242,7 @@ mod tests {
             ("tenant = \"a/b\"", "a/b"),
             ("[cluster]\ninsecure = true", "cluster: a cluster needs a mirror"),
             ("hold = \"soon\"", "hold: "),
+            ("fdstore = \"fdstore.sock\"", "fdstore"),
             ("scrub_interval = \"often\"", "scrub_interval: "),
             ("[publications]\ntargets = [\"pods\"]", "targets"),
             ("[publications]\ninline_sources = [\"ftp\"]", "ftp"),
