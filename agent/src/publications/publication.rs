@@ -134,9 +134,11 @@ impl Publication {
         target: Option<BindTarget>,
     ) -> Self {
         let interest = Mutex::new(Interest { waiting: 0, last: Instant::now() });
-        let (state, cancel) = (watch::Sender::default(), watch::Sender::new(false));
         // Without a signature.
         let source = identity.source.expose().to_owned();
+        let message = format!("resolving {source}; it goes on");
+        let state = watch::Sender::new(State { message, ..State::default() });
+        let cancel = watch::Sender::new(false);
         Self {
             key,
             request,
