@@ -147,7 +147,7 @@ mod tests {
         let text = r#"[{"source": "hf://o/m@main", "mount_location": "/models/m", "allow_patterns": ["*.json"],
             "auth_secret_name": "hf"}, {"source": "s3://b/p", "mount_location": "/models/p"}]"#;
         let weights = parse(text).expect("valid");
-        assert_eq!(weights[0].source.uri().to_string(), "hf://o/m@main");
+        assert_eq!(weights[0].source.uri().to_string(), "hf://models/o/m@main");
         assert_eq!(weights[0].allow, Some(vec!["*.json".to_owned()]));
         assert_eq!(weights[0].auth.as_ref().and_then(AuthMethod::secret), Some("hf"));
         assert_eq!(weights[1].mount_location, PathBuf::from("/models/p"));

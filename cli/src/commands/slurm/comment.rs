@@ -52,7 +52,7 @@ mod tests {
     fn comment_names_sources_behind_other_words() {
         let sources = parse("run 7 of June bdnfs:m=hf://o/m@main data=s3://b/p?x=1").expect("valid");
         let shown: Vec<_> = sources.iter().map(|(name, source)| format!("{name} {}", source.uri())).collect();
-        assert_eq!(shown[1], "m hf://o/m@main");
+        assert_eq!(shown[1], "m hf://models/o/m@main");
         assert!(shown[0].starts_with("data s3://b/p"), "{shown:?}");
         for plain in ["", "just a run", "see bdnfs"] {
             assert!(!names_sources(plain) && parse(plain).expect("nothing").is_empty(), "{plain}");
