@@ -11,7 +11,7 @@ use crate::error::Kind;
 use crate::tier::conformance::pinned;
 use crate::tier::{Tier, Urgency};
 
-/// AWS, and Garage (2.0) as its source has it.
+/// What AWS answers, and what services answer that tell the region in the error alone, as Garage.
 fn elsewhere(garage: bool, region: &str) -> Response {
     let body = format!("<Error><Code>AuthorizationHeaderMalformed</Code><Region>{region}</Region></Error>");
     match garage {

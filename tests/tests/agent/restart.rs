@@ -71,7 +71,7 @@ fn agent_without_mounts_stays_and_is_found() {
     assert_eq!(agent.status()["mounts"].as_array().unwrap().len(), 0);
     let again = machine.mount("s3://bucket", "again");
     assert_eq!(machine.agent_pids(), [agent.pid()]);
-    let status = machine.run(&["status"]).succeeds();
+    let status = machine.run(&["status", "--cache-dir", text(machine.cache())]).succeeds();
     assert!(status.contains(text(&again)), "{status}");
     agent.stop();
     assert!(!is_mounted(&again) && machine.agent_pids().is_empty());

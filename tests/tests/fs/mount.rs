@@ -126,7 +126,8 @@ fn mount_of_bucket_with_keys_equals_source() {
     write_tree(&env.bucket());
     let point = env.machine.mount("s3://bucket", "mnt");
     assert_same_tree(&env.bucket(), &point);
-    let (other, status) = (TestEnv::new(), env.machine.run(&["status"]).succeeds());
+    let (other, cache) = (TestEnv::new(), text(env.machine.cache()));
+    let status = env.machine.run(&["status", "--cache-dir", cache]).succeeds();
     assert!(status.contains(text(&point)) && status.contains("s3://bucket"), "{status}");
 
     let wrong = Keys { secret: "another/secret+entirely".into(), ..Keys::sample() };
@@ -290,11 +291,13 @@ fn mount_on_system_umount_ends() {
 #[test]
 fn status_with_mounts_lists_mounts_and_cache() {
     let (machine, source) = local();
-    assert_eq!(machine.run(&["status", "--json", "--cache-dir", text(machine.cache())]).code, Some(0));
+    let cache = text(machine.cache());
+    assert_eq!(machine.run(&["status", "--json", "--cache-dir", cache]).code, Some(0));
     let point = machine.mount_with(&source, "mnt", &["--wait"]);
-    let table = machine.run(&["status"]).succeeds();
+    let table = machine.run(&["status", "--cache-dir", cache]).succeeds();
     assert!(table.contains(text(&point)) && table.contains(text(&source)), "{table}");
-    let json: Value = serde_json::from_str(&machine.run(&["status", "--json"]).succeeds()).unwrap();
+    let json: Value =
+        serde_json::from_str(&machine.run(&["status", "--json", "--cache-dir", cache]).succeeds()).unwrap();
     let json = json.to_string();
     assert!(json.contains(text(&point)) && json.contains(text(machine.cache())), "{json}");
 }

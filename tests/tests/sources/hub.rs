@@ -37,7 +37,7 @@ fn hub_repository_moved_after_mount_stays_at_its_commit() {
     hub.publish("models/owner/repo", "main", &[("config.json", b"another")]);
     assert_same_tree(root.path(), &point);
     let served = hub.storage.requests.gets("").bytes + hub.requests.gets("").bytes;
-    let status = machine.run(&["status"]).succeeds();
+    let status = machine.run(&["status", "--cache-dir", machine.cache().to_str().unwrap()]).succeeds();
     assert!(status.contains(&format!("hf://models/owner/repo@{commit}")), "{status}");
 
     let again = machine.mount(format!("hf://owner/repo@{commit}"), "again");
@@ -153,7 +153,9 @@ fn hub_mount_with_token_shows_no_secret() {
     let second = machine.mount("hf://owner/repo", "second");
     hub.revoke(TOKEN);
     let refused = machine.try_mount("hf://owner/repo", &machine.directory("third"), &[]);
-    for text in [&refused.out, &refused.err, &machine.run(&["status", "--json"]).succeeds()] {
+    let status =
+        machine.run(&["status", "--json", "--cache-dir", machine.cache().to_str().unwrap()]).succeeds();
+    for text in [&refused.out, &refused.err, &status] {
         assert!(!text.contains(TOKEN) && !text.contains("signed-"), "{text}");
     }
     refused.fails(&["does not accept the token"]);
