@@ -150,6 +150,10 @@ impl Process {
                 self.look_after_agent();
             }
             if events.connection {
+                // The agent before it may have ended with mounts on their way to here.
+                while self.has_message() {
+                    self.receive();
+                }
                 self.accept();
             }
             let is_done = self.agent.is_none() && self.store.mounts.is_empty() && self.store.hold.is_some();
@@ -190,6 +194,13 @@ impl Process {
         let ended = self.store.mounts.keys().zip(reported).filter(|(_, ended)| *ended);
         let ended = ended.map(|(id, _)| *id).collect();
         Ok(Events { agent, connection, ended })
+    }
+
+    /// Whether there is something to receive of the agent, be it that it has ended.
+    fn has_message(&self) -> bool {
+        let Some(agent) = &self.agent else { return false };
+        let mut polled = [PollFd::new(agent, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Receives one message of the agent, or that it has ended.
