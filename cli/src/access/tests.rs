@@ -102,12 +102,9 @@ fn load_with_secret_sends_its_name_only() {
     };
     let sent = serde_json::to_string(&load(&secrets("given"), "s3://b", more)).expect("JSON");
     assert!(sent.contains("file-region") && !sent.contains("hush"), "{sent}");
-    let error = try_load(&secrets("none"), "s3://b", env).expect_err("none");
-    let said = format!(
-        "there is no secret \"none\": not in the environment (BDNFS_SECRET_NONE), not in the directory {}",
-        dir.path().display()
-    );
-    assert_eq!(error.to_string(), said);
+    // One that this machine's stores do not have, may be in one of the agent.
+    let access = load(&secrets("none"), "s3://b", env);
+    assert_eq!(access.auth, Some(AuthMethod::Secret { auth_secret_name: "none".into() }));
 }
 
 #[test]

@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn explicit_access_without_a_key_is_refused_before_the_machine_is_asked() {
-        for source in ["s3://bucket", "r2://account/bucket", "gs://bucket", "azure://account/container"] {
+        for source in ["s3://bucket", "r2://account.bucket", "gs://bucket", "azure://account/container"] {
             let error = check_of(source, &Credentials::Ambient, &Access::default()).expect_err(source);
             assert_eq!(error.kind(), Kind::Refused);
         }
