@@ -114,13 +114,17 @@ async fn pump(
         };
         tokio::time::sleep(fault.delay + time_for(len, fault.rate)).await;
         let left = count.as_ref().and(fault.cut).map_or(len as u64, |cut| cut.saturating_sub(passed));
-        let len = len.min(left as usize);
-        if len == 0 || to.write_all(&piece[..len]).await.is_err() {
+        let passes = len.min(left as usize);
+        if to.write_all(&piece[..passes]).await.is_err() {
             return;
         }
-        passed += len as u64;
+        passed += passes as u64;
         if let Some(count) = &count {
-            count.fetch_add(len as u64, Ordering::Relaxed);
+            count.fetch_add(passes as u64, Ordering::Relaxed);
+        }
+        // What is cut off may be the last there was: nothing more comes that would end it here.
+        if passes < len {
+            return;
         }
     }
 }
