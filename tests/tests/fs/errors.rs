@@ -46,7 +46,8 @@ fn read_with_refused_keys_or_silence_fails_with_eacces_or_etimedout() {
     env.proxy.set(FROZEN);
     assert_eq!(read("silent"), Err(libc::ETIMEDOUT));
     env.proxy.set(NetworkFault::default());
-    assert_eq!(read("silent"), Ok(content("silent", MIB)));
+    // Of several requests for one read the kernel repeats only one: for a second the error may still answer.
+    eventually("it is read again", || read("silent") == Ok(content("silent", MIB)));
 }
 
 #[test]
