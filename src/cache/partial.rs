@@ -136,11 +136,12 @@ impl PartialBlob {
         io::write(&map, at, &pair)
     }
 
-    /// Holds a block that is said to be here against its check, and forgets it when it is not right.
+    /// Holds a block that is said to be here against its check, and forgets it when it is not right. True where nothing wrong was
+    /// found: it may stay doubted, where the disk does not answer.
     pub fn recheck(self: &Arc<Self>, index: u64) -> bool {
         self.presence.doubt(index);
         self.settle(index, None);
-        self.presence.state(index) == BlockState::Present
+        self.presence.state(index) != BlockState::Absent
     }
 
     /// Holds a doubted block against its check, `known` or as the map has it. Afterwards it is present or absent, or still doubted
