@@ -108,6 +108,7 @@ pub mod auth;
 pub mod backoff;
 pub mod blob;
 pub mod block;
+pub mod boot;
 pub mod budget;
 pub mod buffer;
 pub mod cache;

@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bdnfs::boot;
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::{Patterns, Uri};
@@ -109,7 +110,7 @@ impl Publications {
     ) -> Result<Self> {
         let cache = &mounts.mounter().cache;
         let records = Records::<PublicationRecord>::open(cache, "publications")?;
-        let boot = reconcile::boot_id()?;
+        let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let (last_run, dropped): (BTreeMap<_, _>, BTreeMap<_, _>) =
             records.all()?.into_iter().partition(|(_, record)| record.boot == boot);
         for key in dropped.keys() {

@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, FlockOperation, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use crate::blob::Key;
+use crate::boot;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::tenant;
@@ -343,10 +344,9 @@ fn write_format(root: &CacheDirectory) -> io::Result<()> {
 const MNT_ID_UNIQUE: u32 = 0x4000;
 
 fn stamp(blobs: &OwnedFd) -> io::Result<Digest> {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id")?;
     let mask = StatxFlags::from_bits_retain(MNT_ID_UNIQUE);
     let stat = rustix::fs::statx(blobs, "", AtFlags::EMPTY_PATH, mask | StatxFlags::BASIC_STATS)?;
-    let mut name = boot;
+    let mut name = boot::id()?.into_bytes();
     name.extend_from_slice(&stat.stx_mnt_id.to_le_bytes());
     if stat.stx_mask & MNT_ID_UNIQUE == 0 {
         // An older kernel reuses mount ids, so the stamp must be one that never comes again: the process's own. A

@@ -5,6 +5,8 @@ use std::fs;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
+use crate::boot;
+
 /// This process: the machine's life and the namespace of its processes, hashed; its id; when it started. Empty where
 /// that can't be told. What it asks the kernel for never waits.
 pub(super) fn current() -> String {
@@ -33,10 +35,10 @@ pub(super) fn is_gone(holder: &str) -> bool {
 }
 
 fn machine() -> Option<String> {
-    let boot = fs::read("/proc/sys/kernel/random/boot_id").ok()?;
+    let boot = boot::id().ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&boot).update(namespace.as_os_str().as_encoded_bytes());
+    hasher.update(boot.as_bytes()).update(namespace.as_os_str().as_encoded_bytes());
     Some(hasher.finalize().to_hex()[..16].to_owned())
 }
 

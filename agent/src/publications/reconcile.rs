@@ -3,12 +3,11 @@
 //! A bind that somebody unmounted behind our back (a pod's directory that was removed by hand, a container's crash) ends its
 //! publication; a bind of ours that no publication has is removed. Nothing is asked of the file systems themselves.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bdnfs::error::{Error, Result};
+use bdnfs::error::Result;
 use bdnfs::task::blocking;
 use bdnfs_fs::mounts;
 
@@ -20,15 +19,6 @@ use crate::mounts::MountPurpose;
 
 /// How often. What is left over costs space in the cache, and nothing else.
 const INTERVAL: Duration = Duration::from_secs(5 * 60);
-/// Where the kernel has a name for this boot (random(4)).
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// The name of this boot.
-pub fn boot_id() -> Result<String> {
-    let id = fs::read_to_string(BOOT_ID).map_err(|e| Error::disk(format!("cannot read {BOOT_ID}"), e))?;
-    Ok(id.trim().to_owned())
-}
-
 impl Publications {
     /// What the mount at `mountpoint` of an earlier run is for, if it is a base.
     pub fn purpose_of(&self, mountpoint: &Path) -> Option<MountPurpose> {
