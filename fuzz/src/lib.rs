@@ -8,6 +8,7 @@ mod configuration;
 mod formats;
 mod manifest;
 mod peers;
+mod server;
 mod services;
 
 /// Decodes any bytes. It panics where something is wrong with the decoder; bytes that it refuses are fine.

@@ -1,9 +1,8 @@
 //! What peers send each other: requests, and responses in frames, in chunks, over HTTP.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, LazyLock};
-use std::thread;
+use std::net::TcpStream;
+use std::sync::LazyLock;
 
 use bdnfs::block::BLOCK;
 use bdnfs::digest::Digest;
@@ -15,6 +14,7 @@ use bdnfs::tier::Urgency;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 
+use crate::server::AnswerServer;
 use crate::services::block_on;
 
 /// A request as text: its path, then a header a line.
@@ -32,30 +32,11 @@ pub(crate) fn request(bytes: &[u8]) {
     assert_eq!(BlockRequest::parse(&request.path(), sent), Some(request.clone()));
 }
 
-/// A peer that answers every request with the bytes under test, and hangs up.
-struct Peer {
-    address: SocketAddr,
-    client: HttpPeerClient,
-    /// Held by who tries an answer, so that nobody else changes it meanwhile.
-    turn: Mutex<()>,
-    answer: Arc<Mutex<Vec<u8>>>,
-}
+static PEER: LazyLock<(AnswerServer, HttpPeerClient)> =
+    LazyLock::new(|| (AnswerServer::start(serve), HttpPeerClient::plain().expect("a client")));
 
-static PEER: LazyLock<Peer> = LazyLock::new(|| {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("bound");
-    let answer = Arc::new(Mutex::new(Vec::new()));
-    let answered = answer.clone();
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            let answer = answered.lock().clone();
-            serve(connection.expect("a connection"), &answer);
-        }
-    });
-    Peer { address, client: HttpPeerClient::plain().expect("a client"), turn: Mutex::new(()), answer }
-});
-
-fn serve(mut connection: TcpStream, answer: &[u8]) {
+/// Answers one request with the bytes under test, and hangs up.
+fn serve(mut connection: TcpStream, answer: &Mutex<Vec<u8>>) {
     let (mut request, mut buffer) = (Vec::new(), [0; 4096]);
     while !request.ends_with(b"\r\n\r\n") {
         match connection.read(&mut buffer) {
@@ -63,17 +44,18 @@ fn serve(mut connection: TcpStream, answer: &[u8]) {
             _ => return,
         }
     }
+    let answer = answer.lock().clone();
     // The client may have hung up: it had enough.
-    let _ = connection.write_all(answer);
+    let _ = connection.write_all(&answer);
 }
 
 /// A whole response: its head, its chunks, the frames in them.
 pub(crate) fn response(bytes: &[u8]) {
-    let _turn = PEER.turn.lock();
-    *PEER.answer.lock() = bytes.to_vec();
+    let (server, client) = &*PEER;
+    let _turn = server.answer_with(bytes);
     let peer = Member {
         id: "b".into(),
-        address: PEER.address,
+        address: server.address,
         zone: "z".into(),
         capacity: 1,
         protocol: PROTOCOL,
@@ -91,7 +73,7 @@ pub(crate) fn response(bytes: &[u8]) {
         urgency: Urgency::Read,
     };
     block_on(async {
-        let Ok(BlockResponse::Frames(mut frames)) = PEER.client.request(&peer, &request).await else {
+        let Ok(BlockResponse::Frames(mut frames)) = client.request(&peer, &request).await else {
             return;
         };
         let mut received = 0;

@@ -2,9 +2,8 @@
 
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::{Arc, LazyLock};
-use std::thread;
 
 use bdnfs::manifest::{Listing, Manifest};
 use bdnfs::origin;
@@ -14,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 use crate::manifest::walk;
+use crate::server::AnswerServer;
 
 /// What a Hub says of a revision before its tree can be listed.
 const COMMIT: &str =
@@ -28,34 +28,23 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
 
 /// A service and the origin that reads it.
 struct Service {
+    server: AnswerServer,
     origin: Arc<dyn Origin>,
-    /// Its answer. Held by who tries one, so that nobody else changes it meanwhile.
-    turn: Mutex<()>,
-    answer: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Service {
     /// Opens `uri`, in which `HOST` stands for where the service listens, with the access that `access` makes of its URL.
     fn start(uri: &str, access: impl Fn(String) -> Access) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("bound");
-        let answer = Arc::new(Mutex::new(Vec::new()));
-        let answered = answer.clone();
-        thread::spawn(move || {
-            for connection in listener.incoming() {
-                let (connection, answer) = (connection.expect("a connection"), answered.clone());
-                thread::spawn(move || serve(connection, &answer));
-            }
-        });
+        let server = AnswerServer::start(serve);
+        let address = server.address;
         let uri = uri.replace("HOST", &address.to_string()).parse().expect("a URI");
         let origin = block_on(origin::open(&uri, &access(format!("http://{address}")))).expect("an origin");
-        Self { origin, turn: Mutex::new(()), answer }
+        Self { server, origin }
     }
 
     /// Lists the source. What comes of it, if anything does, is a manifest without a fault.
     fn list(&self, answer: &[u8]) {
-        let _turn = self.turn.lock();
-        *self.answer.lock() = answer.to_vec();
+        let _turn = self.server.answer_with(answer);
         let mut listing = Listing::new(&self.origin.identity(), Patterns::default(), &std::env::temp_dir());
         let (listed, mut manifest) = (block_on(self.origin.list(&mut listing)), Vec::new());
         if listed.is_ok() && listing.finish(&mut manifest).is_ok() {
