@@ -52,6 +52,29 @@ impl FromStr for Digest {
     }
 }
 
+/// Digests as text, for `#[serde(with)]`.
+pub mod hex {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    use super::Digest;
+
+    /// Writes a digest as its digits.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(digest)
+    }
+
+    /// Reads a digest from its digits.
+    ///
+    /// # Errors
+    /// Where it is none; those of the deserializer.
+    pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Digest, D::Error> {
+        String::deserialize(from)?.parse().map_err(de::Error::custom)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -91,7 +91,7 @@
 //! ## Invariants
 //!
 //! - Imports point one way. Pure modules do no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`] (except that a
-//!   listing too large for memory is sorted on the disk), [`source`], [`error`]. Tiers are siblings and do not know each other:
+//!   listing too large for memory is sorted on the disk), [`source`], [`checkpoint`], [`error`]. Tiers are siblings and do not know each other:
 //!   [`cache`], [`peer`], [`mirror`], [`origin`]; [`auth`] loads, resolves and refreshes the credentials that they use.
 //! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. Content
 //!   without a published digest is pinned to the origin's own version of it ([`blob::Key::Origin`]); every request is
@@ -112,6 +112,7 @@ pub mod boot;
 pub mod budget;
 pub mod buffer;
 pub mod cache;
+pub mod checkpoint;
 pub mod content;
 pub mod digest;
 pub mod engine;

@@ -9,6 +9,7 @@
 //! tenants/<t>/known/ab/<recipe>                 what was made from which versions of which files: a digest
 //! tenants/<t>/manifests/<digest>                manifests
 //! tenants/<t>/refs/<source key>/<generation>    what a source is mirrored as; the highest generation counts
+//! tenants/<t>/checkpoints/<p>/<job>/<name>/<rank>  what jobs have saved, each published as a source
 //! tenants/<t>/uploads/<id>                      blobs under way, whose digest nobody knows yet
 //! tenants/<t>/drafts/<recipe>/<id>-<turn>       how far they are
 //! tenants/<t>/leases/<purpose>-<id>             who is at work
@@ -27,9 +28,11 @@
 
 pub mod blobs;
 pub mod catalog;
+mod checked_json;
 pub mod draft;
 pub mod frames;
 pub mod gc;
+pub mod index;
 pub mod keys;
 pub mod lease;
 mod leftovers;

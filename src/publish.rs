@@ -28,6 +28,7 @@ use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
+use crate::checkpoint::CheckpointId;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
@@ -328,6 +329,12 @@ impl PublishRun<'_> {
 }
 
 impl PublishSource {
+    /// What `origin` has, as the checkpoint `id`.
+    pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
+        let text = id.to_string();
+        Self { name: text.clone(), identity: text, patterns: Patterns::default(), origin }
+    }
+
     /// The key of the source's ref.
     fn key(&self) -> Digest {
         source_key(&self.identity, &self.patterns)

@@ -5,8 +5,6 @@
 //! conditionally is something that local directories can't. Generations that were replaced stay until they are collected
 //! ([`super::gc`]), so whoever reads one has time to go on.
 
-mod ref_json;
-
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
@@ -15,11 +13,13 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::keys::ObjectKind;
-use super::{Mirror, damaged};
-use crate::digest::Digest;
+use super::{Mirror, checked_json, damaged};
+use crate::digest::{Digest, hex};
 use crate::error::{Error, Kind, Result};
 use crate::source::Patterns;
 
+/// How the last line but one of a ref begins that has no check: earlier versions wrote none.
+const TOOL_PREFIX: &str = "\n  \"tool\": \"";
 /// How often a ref is read or replaced again when another writer or a collector was faster.
 const MAX_ATTEMPTS: u32 = 8;
 
@@ -92,6 +92,11 @@ fn key(identity: &str, allow: Option<&[String]>, ignore: &[String]) -> Digest {
     Digest(*hasher.finalize().as_bytes())
 }
 
+/// Whether the text of a ref may lack a check.
+fn is_unchecked(text: &str) -> bool {
+    text.rfind(TOOL_PREFIX).is_some_and(|last| text[last + 1..].lines().count() == 2)
+}
+
 /// The newest generation of a ref.
 #[derive(Debug)]
 pub struct LatestRef {
@@ -156,7 +161,8 @@ impl Mirror {
     pub(super) async fn generation(&self, key: &Digest, generation: u64) -> Result<Option<Ref>> {
         let path = self.generation_key(key, generation);
         let Some(got) = self.get(&path).await? else { return Ok(None) };
-        let found = ref_json::read(&got.bytes).map_err(|how| damaged(self.url_of(&path), how))?;
+        let found: Ref =
+            checked_json::read(&got.bytes, is_unchecked).map_err(|how| damaged(self.url_of(&path), how))?;
         if found.key() == *key {
             Ok(Some(found))
         } else {
@@ -169,7 +175,7 @@ impl Mirror {
     /// # Errors
     /// Those of the store.
     pub(super) async fn create_generation(&self, generation: u64, next: &Ref) -> Result<bool> {
-        let text = ref_json::write(next)
+        let text = checked_json::write(next)
             .map_err(|e| Error::with(Kind::Invalid, format!("{} can't be a ref", next.source), e))?;
         self.create(&self.generation_key(&next.key(), generation + 1), text.into()).await
     }
@@ -236,21 +242,6 @@ impl Mirror {
     }
 }
 
-/// Digests as text.
-mod hex {
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    use crate::digest::Digest;
-
-    pub(super) fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(digest)
-    }
-
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Digest, D::Error> {
-        String::deserialize(from)?.parse().map_err(de::Error::custom)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,5 +264,44 @@ mod tests {
         ];
         let distinct: std::collections::BTreeSet<_> = keys.into_iter().collect();
         assert_eq!(distinct.len(), keys.len());
+    }
+
+    fn read_ref(text: &[u8]) -> std::result::Result<Ref, String> {
+        checked_json::read(text, is_unchecked)
+    }
+
+    const EARLIER: &str = concat!(
+        "{\n  \"source\": \"s3://b\",\n  \"identity\": \"s3://b\",\n  \"resolved\": \"s3://b\",\n  \"allow\": null,\n",
+        "  \"ignore\": [\n    \"tool\"\n  ],\n  \"removed\": true,\n",
+        "  \"manifest\": \"6b3e79eae804f1c3b572af15b88d928b0c60dafde2b78d06882fdcc765c685cb\",\n",
+        "  \"listing\": \"eb8e17d562779bdc4f5f6877f1b8520f91e75e7458ff68247cd9044b552e2368\",\n",
+        "  \"files\": 4,\n  \"bytes\": 9,\n  \"blobs\": 2,\n  \"stored\": 3,\n  \"listed\": \"2026-11-21T04:03:29.348234427Z\",\n",
+        "  \"took\": 0.5,\n  \"tool\": \"0.1.0\"\n}\n",
+    );
+
+    #[test]
+    fn ref_check_is_the_digest_of_all_before_it() {
+        let found = read_ref(EARLIER.as_bytes()).expect("earlier versions' are read");
+        let written = String::from_utf8(checked_json::write(&found).expect("text")).expect("UTF-8");
+        let all = EARLIER.strip_suffix("\n}\n").expect("an object");
+        let check = blake3::hash(all.as_bytes()).to_hex();
+        assert_eq!(written, format!("{all},\n  \"check\": \"{check}\"\n}}\n"));
+        assert_eq!(read_ref(written.as_bytes()).expect("its own"), found);
+    }
+
+    #[test]
+    fn damaged_ref_is_refused() {
+        let written = checked_json::write(&read_ref(EARLIER.as_bytes()).expect("good")).expect("text");
+        for at in 0..written.len() {
+            for bit in 0..8 {
+                let mut flipped = written.clone();
+                flipped[at] ^= 1 << bit;
+                read_ref(&flipped).expect_err("a flipped bit");
+            }
+            read_ref(&written[..at]).expect_err("a part");
+        }
+        let all = EARLIER.strip_suffix("\n}\n").expect("an object");
+        read_ref(format!("{all},\n  \"check\": \"\"\n}}\n").as_bytes()).expect_err("no check");
+        read_ref(format!("{all},\n  \"chick\": \"\"\n}}\n").as_bytes()).expect_err("another last key");
     }
 }

@@ -20,6 +20,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 
 use super::catalog::Generations;
+use super::index::{checkpoint_key, id_of};
 use super::keys::ObjectKind;
 use super::lease::{MirrorLease, Purpose};
 use super::record::MirrorRecord;
@@ -48,6 +49,8 @@ pub struct GcReport {
 /// What refs and leases reach.
 #[derive(Debug, Default)]
 struct Reachable {
+    /// The keys of the sources that are mirrored.
+    sources: HashSet<Digest>,
     manifests: HashSet<Digest>,
     blobs: HashSet<Digest>,
     /// Blobs that lie elsewhere than under their digests.
@@ -126,6 +129,9 @@ impl Mirror {
                     }
                     Ok(Some(found)) if !found.removed => {
                         reachable.manifests.insert(found.manifest);
+                        if over.is_none() {
+                            reachable.sources.insert(*key);
+                        }
                     }
                     // What was replaced already need not be readable.
                     Err(e) if over.is_none() => return Err(e),
@@ -190,6 +196,7 @@ impl Collector<'_> {
         let placed = |key: &Path| reachable.places.contains(key) || places.contains(key);
         self.uploads(placed).await?;
         self.sweep_kind(ObjectKind::Manifests, |_, digest| !reachable.manifests.contains(&digest)).await?;
+        self.checkpoints(reachable).await?;
         self.recipes(reachable, &spared).await
     }
 
@@ -230,6 +237,21 @@ impl Collector<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Deletes entries of the index whose checkpoints are removed.
+    async fn checkpoints(&mut self, reachable: &Reachable) -> Result<()> {
+        let mut listed = self.mirror.list(self.mirror.tenant_key(ObjectKind::Checkpoints.name()));
+        let mut gone = Vec::new();
+        while let Some(meta) = listed.try_next().await? {
+            let key = id_of(&meta.location).map(|id| checkpoint_key(&id));
+            if key.is_some_and(|key| !reachable.sources.contains(&key))
+                && self.count(meta.last_modified, meta.size)
+            {
+                gone.push(meta.location);
+            }
+        }
+        self.delete(gone).await
     }
 
     /// Deletes uploads that broke off when they had ended.

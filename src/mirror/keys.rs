@@ -25,6 +25,8 @@ pub(super) enum ObjectKind {
     Manifests,
     /// What each source is mirrored as.
     Refs,
+    /// What jobs have saved.
+    Checkpoints,
     /// Content whose digest is not known yet.
     Uploads,
     /// The journals of unfinished uploads.
@@ -42,6 +44,7 @@ impl ObjectKind {
             Self::Recipes => "known",
             Self::Manifests => "manifests",
             Self::Refs => "refs",
+            Self::Checkpoints => "checkpoints",
             Self::Uploads => "uploads",
             Self::Drafts => "drafts",
             Self::Leases => "leases",

@@ -1,6 +1,7 @@
 //! Sources published, read back, damaged, repaired and collected.
 
 mod changes;
+mod checkpoints;
 mod collection;
 mod crash;
 mod golden;

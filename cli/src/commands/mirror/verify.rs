@@ -42,13 +42,16 @@ pub async fn run(args: MirrorVerifyArgs) -> Result<()> {
         None => mirror.refs().await?,
     };
     let (seen, mut faults) = (VerifyProgress::default(), Vec::new());
-    let record = |fault: bdnfs::error::Error| {
+    let mut record = |fault: bdnfs::error::Error| {
         if !args.target.json {
             eprintln!("{fault}");
         }
         faults.push(fault.to_string());
     };
-    mirror.verify(refs, args.deep, &seen, record).await?;
+    mirror.verify(refs, args.deep, &seen, &mut record).await?;
+    if args.name.is_none() {
+        mirror.verify_checkpoints(record).await?;
+    }
     let (refs, blobs, stored) =
         (seen.refs.load(Relaxed), seen.blobs.load(Relaxed), seen.stored.load(Relaxed));
     let report = MirrorVerifyReport { refs, blobs, stored, deep: args.deep, faults };

@@ -1,0 +1,33 @@
+//! The names of projects and checkpoints as single parts of keys and of URIs.
+
+use std::borrow::Cow;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+/// The longest encoded name, in bytes: a file's name has 255, and a directory that holds a mirror adds to it while it is
+/// written.
+pub(super) const MAX_ENCODED_BYTES: usize = 240;
+
+/// All but what stands for itself.
+const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-');
+/// As in a URI, where a slash separates the parts of a path.
+const ENCODED_IN_PATH: AsciiSet = ENCODED.remove(b'/');
+
+/// A name as one part of a key: what is no letter, digit, `.`, `_` or `-` as `%` and two upper-case hexadecimal digits,
+/// likewise the dots of `.` and `..`.
+pub(super) fn encode(name: &str) -> String {
+    match name {
+        "." | ".." => name.replace('.', "%2E"),
+        _ => utf8_percent_encode(name, &ENCODED).to_string(),
+    }
+}
+
+/// A name in a URI, with its slashes.
+pub(super) fn encode_path(name: &str) -> String {
+    utf8_percent_encode(name, &ENCODED_IN_PATH).to_string()
+}
+
+/// The name that was encoded; `None` where it is no text.
+pub(super) fn decode(text: &str) -> Option<String> {
+    percent_decode_str(text).decode_utf8().ok().map(Cow::into_owned)
+}

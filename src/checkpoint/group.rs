@@ -1,0 +1,207 @@
+//! The ranks of a checkpoint together: which checkpoints are whole, and which is the latest.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::{DateTime, Utc};
+
+use super::{LOOSE, SavedCheckpoint};
+
+/// A checkpoint with what each rank saved of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckpointGroup {
+    /// By rank; never empty.
+    ranks: Vec<SavedCheckpoint>,
+    whole: bool,
+    rest: bool,
+}
+
+impl CheckpointGroup {
+    /// What each rank saved of it, by rank; never empty.
+    pub fn ranks(&self) -> &[SavedCheckpoint] {
+        &self.ranks
+    }
+
+    /// What `rank` saved of it.
+    pub fn rank(&self, rank: u32) -> Option<&SavedCheckpoint> {
+        self.ranks.iter().find(|saved| saved.id.rank() == rank)
+    }
+
+    /// The project.
+    pub fn project(&self) -> &str {
+        self.ranks[0].id.project()
+    }
+
+    /// The job's ID.
+    pub fn job(&self) -> &str {
+        self.ranks[0].id.job()
+    }
+
+    /// The checkpoint's name.
+    pub fn name(&self) -> &str {
+        self.ranks[0].id.name()
+    }
+
+    /// Whether every rank that saved anything in its job saved this checkpoint.
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Whether the job had done with it on every rank, as far as anybody can tell.
+    pub fn is_complete(&self) -> bool {
+        self.ranks.iter().all(|saved| saved.complete)
+    }
+
+    /// When a file of it was last changed.
+    pub fn written(&self) -> DateTime<Utc> {
+        self.ranks.iter().map(|saved| saved.written).max().unwrap_or_default()
+    }
+
+    /// When the last of its ranks was in the mirror.
+    pub fn saved(&self) -> DateTime<Utc> {
+        self.ranks.iter().map(|saved| saved.saved).max().unwrap_or_default()
+    }
+
+    /// How many files it has.
+    pub fn files(&self) -> u64 {
+        self.ranks.iter().map(|saved| saved.files).sum()
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> u64 {
+        self.ranks.iter().map(|saved| saved.bytes).sum()
+    }
+
+    /// Oldest first; of the same age, by the numbers in their names.
+    fn order(&self, other: &Self) -> Ordering {
+        let place = |group: &Self| (!group.rest, group.written(), numbers(group.name()));
+        place(self).cmp(&place(other)).then_with(|| self.ranks[0].id.cmp(&other.ranks[0].id))
+    }
+}
+
+/// Puts the ranks of each checkpoint together, oldest first. All that their jobs saved must be among them, or what is whole is
+/// not known. What lies loose beside the checkpoints, as a tracker does, comes before them however new it is: no job resumes
+/// from it while there is anything else.
+pub fn group(saved: impl IntoIterator<Item = SavedCheckpoint>) -> Vec<CheckpointGroup> {
+    let mut named: BTreeMap<_, BTreeMap<u32, SavedCheckpoint>> = BTreeMap::new();
+    let mut saving: BTreeMap<_, BTreeSet<u32>> = BTreeMap::new();
+    let mut parents = BTreeSet::new();
+    for saved in saved {
+        let (id, rank) = (saved.id.clone(), saved.id.rank());
+        let job = (id.project().to_owned(), id.job().to_owned());
+        if let Some((parent, _)) = id.name().rsplit_once('/') {
+            parents.insert((job.clone(), parent.to_owned()));
+        }
+        saving.entry(job.clone()).or_default().insert(rank);
+        named.entry((job, id.name().to_owned())).or_default().insert(rank, saved);
+    }
+    let mut groups: Vec<_> = named
+        .into_iter()
+        .map(|((job, name), ranks)| CheckpointGroup {
+            whole: saving[&job].len() == ranks.len(),
+            rest: name == LOOSE || parents.contains(&(job, name)),
+            ranks: ranks.into_values().collect(),
+        })
+        .collect();
+    groups.sort_by(CheckpointGroup::order);
+    groups
+}
+
+/// The newest of `groups`, as [`group`] orders them, that is whole and complete.
+pub fn latest<'a>(
+    groups: impl IntoIterator<Item = &'a CheckpointGroup, IntoIter: DoubleEndedIterator>,
+) -> Option<&'a CheckpointGroup> {
+    groups.into_iter().rev().find(|group| group.is_whole() && group.is_complete())
+}
+
+/// The numbers in a name.
+fn numbers(name: &str) -> Vec<u64> {
+    name.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::checkpoint::CheckpointId;
+    use crate::digest::Digest;
+
+    fn saved(job: &str, name: &str, rank: u32, written: i64, complete: bool) -> SavedCheckpoint {
+        let at = |seconds| DateTime::from_timestamp(seconds, 0).expect("a time");
+        SavedCheckpoint {
+            id: CheckpointId::new("p", job, name, rank).expect("an id"),
+            manifest: Digest([2; 32]),
+            generation: 1,
+            complete,
+            files: 1,
+            bytes: 10,
+            written: at(written),
+            // As when the newest is saved first.
+            saved: at(1_000_000 - written),
+            seconds: 1.0,
+        }
+    }
+
+    fn latest_of(all: &[SavedCheckpoint]) -> Option<String> {
+        latest(&group(all.to_vec())).map(|group| format!("{}/{}", group.job(), group.name()))
+    }
+
+    #[test]
+    fn latest_is_the_newest_that_is_whole_and_complete() {
+        let mut all = vec![
+            saved("a", "step-9", 0, 100, true),
+            saved("a", "step-9", 1, 101, true),
+            saved("a", "step-10", 0, 200, true),
+            saved("a", "step-10", 1, 201, true),
+        ];
+        assert_eq!(latest_of(&all).as_deref(), Some("a/step-10"));
+        all[3].complete = false;
+        assert_eq!(latest_of(&all).as_deref(), Some("a/step-9"), "rank 1 is still at it");
+        all[3].complete = true;
+        all.push(saved("a", "step-11", 1, 300, true));
+        assert_eq!(latest_of(&all).as_deref(), Some("a/step-10"), "rank 0 has not saved step-11");
+        all.push(saved("b", "step-1", 0, 400, true));
+        assert_eq!(latest_of(&all).as_deref(), Some("b/step-1"), "of the newest job");
+        assert_eq!(latest_of(&[]), None);
+    }
+
+    #[test]
+    fn latest_of_the_same_second_is_that_with_the_higher_number() {
+        let all = [saved("a", "step-9", 0, 100, true), saved("a", "step-10", 0, 100, true)];
+        assert_eq!(latest_of(&all).as_deref(), Some("a/step-10"));
+    }
+
+    #[test]
+    fn loose_files_are_the_latest_only_where_there_is_nothing_else() {
+        let mut all = vec![saved("a", ".", 0, 900, true)];
+        assert_eq!(latest_of(&all).as_deref(), Some("a/."));
+        all.extend([saved("a", "out", 0, 800, true), saved("a", "out/checkpoint-5", 0, 100, true)]);
+        assert_eq!(latest_of(&all).as_deref(), Some("a/out/checkpoint-5"));
+    }
+
+    proptest! {
+        #[test]
+        fn group_keeps_every_rank_and_latest_is_no_older_than_any_other_whole_one(
+            all in proptest::collection::vec((0..3u32, 0..4u32, 0..3u32, 0..50i64, any::<bool>()), 0..30),
+        ) {
+            let all: BTreeMap<_, _> = all
+                .into_iter()
+                .map(|(job, name, rank, at, complete)| {
+                    let saved = saved(&format!("j{job}"), &format!("step-{name}"), rank, at, complete);
+                    (saved.id.clone(), saved)
+                })
+                .collect();
+            let groups = group(all.values().cloned());
+            let kept: BTreeMap<_, _> = groups.iter().flat_map(|g| g.ranks()).map(|s| (s.id.clone(), s.clone())).collect();
+            prop_assert_eq!(&kept, &all);
+            let whole = |group: &&CheckpointGroup| {
+                let ranks = |ids: Vec<&CheckpointId>| ids.iter().map(|id| id.rank()).collect::<BTreeSet<_>>();
+                let of_job = all.keys().filter(|id| id.job() == group.job()).collect();
+                ranks(group.ranks().iter().map(|saved| &saved.id).collect()) == ranks(of_job)
+            };
+            let newest = groups.iter().filter(whole).filter(|group| group.is_complete()).map(|g| g.written()).max();
+            prop_assert_eq!(latest(&groups).map(|group| group.written()), newest);
+        }
+    }
+}

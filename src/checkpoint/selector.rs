@@ -1,0 +1,139 @@
+//! `bt://project[@job|@latest][/checkpoint]`: which checkpoint is meant.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::group::CheckpointGroup;
+use super::{
+    CheckpointId, LATEST, LOOSE, SCHEME, check_job, check_name, check_project, encoded_name, invalid,
+};
+use crate::error::{Error, Result};
+
+/// What follows a checkpoint where another rank's than that of rank 0 is meant.
+const RANK: &str = "?rank=";
+
+/// Which checkpoint is meant: of a project, and where they are named of a job and by name; else of the newest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointSelector {
+    /// The project.
+    pub project: String,
+    /// The ID of the job; `None`: any.
+    pub job: Option<String>,
+    /// The name of the checkpoint; `None`: the latest.
+    pub name: Option<String>,
+    /// Whose part of it.
+    pub rank: u32,
+}
+
+impl CheckpointSelector {
+    /// The one that it names, if it leaves nothing open.
+    pub fn pinned(&self) -> Option<CheckpointId> {
+        CheckpointId::new(&self.project, self.job.as_deref()?, self.name.as_deref()?, self.rank).ok()
+    }
+
+    /// Whether it may mean `group`.
+    pub fn selects(&self, group: &CheckpointGroup) -> bool {
+        self.project == group.project()
+            && self.job.as_deref().is_none_or(|job| job == group.job())
+            && self.name.as_deref().is_none_or(|name| name == group.name())
+    }
+}
+
+impl From<CheckpointId> for CheckpointSelector {
+    fn from(CheckpointId { project, job, name, rank }: CheckpointId) -> Self {
+        Self { project, job: Some(job), name: Some(name), rank }
+    }
+}
+
+impl FromStr for CheckpointSelector {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Kind::Invalid`](crate::error::Kind::Invalid), which says what is wrong with it.
+    fn from_str(text: &str) -> Result<Self> {
+        let rest = text.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(text);
+        let (rest, rank) = match rest.rsplit_once(RANK) {
+            Some((rest, rank)) => {
+                (rest, rank.parse().map_err(|_| invalid(format!("{rank:?} is no rank of a node")))?)
+            }
+            None => (rest, 0),
+        };
+        if let Some(c) = rest.chars().find(|c| matches!(c, '?' | '#')) {
+            return Err(invalid(format!("{c:?} is written as %{:02X}", u32::from(c))));
+        }
+        let decode = |text: &str| {
+            encoded_name::decode(text)
+                .ok_or_else(|| invalid(format!("{text:?} is no UTF-8 when it is decoded")))
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (project, job) = match authority.split_once('@') {
+            Some((project, job)) => (decode(project)?, Some(job).filter(|job| *job != LATEST)),
+            None => (decode(authority)?, None),
+        };
+        check_project(&project)?;
+        job.map_or(Ok(()), check_job)?;
+        let path = if path == LOOSE { path } else { path.strip_suffix('/').unwrap_or(path) };
+        let name = if path.is_empty() { None } else { Some(decode(path)?) };
+        name.as_deref().map_or(Ok(()), check_name)?;
+        Ok(Self { project, job: job.map(str::to_owned), name, rank })
+    }
+}
+
+impl fmt::Display for CheckpointSelector {
+    /// The canonical form, which parses to the same again.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}://{}", encoded_name::encode(&self.project))?;
+        if let Some(job) = &self.job {
+            write!(f, "@{job}")?;
+        }
+        if let Some(name) = &self.name {
+            write!(f, "/{}", encoded_name::encode_path(name))?;
+        }
+        if self.rank == 0 { Ok(()) } else { write!(f, "{RANK}{}", self.rank) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selector_has_a_canonical_form() {
+        for (text, canonical) in [
+            ("bt://llama", "bt://llama"),
+            ("bt://llama@latest/", "bt://llama"),
+            ("bt://llama@abc12345", "bt://llama@abc12345"),
+            ("bt://my project@a1/out/checkpoint-5/", "bt://my%20project@a1/out/checkpoint-5"),
+            ("bt://a%40b%2Fc/step%2520", "bt://a%40b%2Fc/step%2520"),
+            ("bt://p@j/.", "bt://p@j/."),
+            ("bt://p@j/x?rank=3", "bt://p@j/x?rank=3"),
+            ("bt://p/x?rank=0", "bt://p/x"),
+        ] {
+            let selector: CheckpointSelector = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
+            assert_eq!(selector.to_string(), canonical);
+            assert_eq!(canonical.parse::<CheckpointSelector>().expect(canonical), selector);
+        }
+        let odd: CheckpointSelector = "bt://a%40b%2Fc/step%2520".parse().expect("encoded");
+        assert_eq!((&odd.project[..], odd.name.as_deref()), ("a@b/c", Some("step%20")));
+    }
+
+    #[test]
+    fn selector_that_is_wrong_is_refused() {
+        for (text, said) in [
+            ("bt://", "project is empty"),
+            ("bt://@j", "project is empty"),
+            ("bt://p@", "bad job ID"),
+            ("bt://p@a.b", "bad job ID"),
+            ("bt://p/a//b", "no path"),
+            ("bt://p/../b", "no path"),
+            ("bt://p/x?rank=x", "no rank"),
+            ("bt://p/x?r=1", "%3F"),
+            ("bt://p/x#y", "%23"),
+            ("bt://p/%FF", "UTF-8"),
+            ("bt://p/%0A", "control character"),
+        ] {
+            let error = text.parse::<CheckpointSelector>().expect_err(text);
+            assert!(error.to_string().contains(said), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The index of checkpoints: what jobs have saved, found by listing a prefix.
+//!
+//! Each rank of each checkpoint is a source of its own in the catalog ([`super::catalog`]), and has an entry here, at
+//! `checkpoints/<project>/<job>/<name>/<rank>`, written after its ref: what an entry names is there. The ref alone says what
+//! the checkpoint is now. Names are encoded, so that none leaves its prefix.
+
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::path::{Path, PathPart};
+use serde::{Deserialize, Serialize};
+
+use super::Mirror;
+use super::catalog::source_key;
+use super::checked_json;
+use super::keys::ObjectKind;
+use crate::checkpoint::{CheckpointId, SavedCheckpoint};
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::source::Patterns;
+
+/// The version of an entry. One of a newer version is refused.
+const ENTRY_VERSION: u32 = 1;
+/// How many entries are read at once.
+const READS_IN_FLIGHT: usize = 32;
+
+/// What an entry's object holds.
+#[derive(Serialize, Deserialize)]
+struct IndexEntry {
+    version: u32,
+    #[serde(flatten)]
+    saved: SavedCheckpoint,
+}
+
+/// The key of the ref of a checkpoint: it is published with its own text for an identity, and all of it.
+pub fn checkpoint_key(id: &CheckpointId) -> Digest {
+    source_key(&id.to_string(), &Patterns::default())
+}
+
+/// The checkpoint whose entry lies at `key`.
+pub(super) fn id_of(key: &Path) -> Option<CheckpointId> {
+    let mut parts = key.as_ref().rsplit('/');
+    let mut part = || parts.next();
+    let (rank, name, job, project) = (part()?, part()?, part()?, part()?);
+    (part()? == ObjectKind::Checkpoints.name()).then_some(())?;
+    CheckpointId::from_key_parts([project, job, name, rank])
+}
+
+impl Mirror {
+    /// Writes the entry of a checkpoint in place of one that may be there. Its ref comes first.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn put_checkpoint(&self, saved: &SavedCheckpoint) -> Result<()> {
+        let entry = IndexEntry { version: ENTRY_VERSION, saved: saved.clone() };
+        let text = checked_json::write(&entry)
+            .map_err(|e| Error::with(Kind::Invalid, format!("{} can't be an entry", saved.id), e))?;
+        self.put(&self.entry_key(&saved.id), text.into()).await
+    }
+
+    /// The entry of a checkpoint; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when it is damaged, [`Kind::Unsupported`] when a newer version wrote it; those of the store.
+    pub async fn checkpoint(&self, id: &CheckpointId) -> Result<Option<SavedCheckpoint>> {
+        let key = self.entry_key(id);
+        let Some(got) = self.get(&key).await? else { return Ok(None) };
+        let fault = |how: String| {
+            let text = format!(
+                "{} is damaged ({how}); `bdnfs checkpoint rm` removes the checkpoint, `push` saves it again",
+                self.url_of(&key)
+            );
+            Error::new(Kind::Corrupt, text)
+        };
+        let entry: IndexEntry = checked_json::read(&got.bytes, |_| false).map_err(fault)?;
+        if entry.version != ENTRY_VERSION {
+            let text = format!(
+                "{} has version {}; this bdnfs reads version {ENTRY_VERSION}: update bdnfs",
+                self.url_of(&key),
+                entry.version
+            );
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        if entry.saved.id != *id {
+            return Err(fault(format!("it is that of {}", entry.saved.id)));
+        }
+        Ok(Some(entry.saved))
+    }
+
+    /// The checkpoints of `project`, and there of `job`, or all; damaged entries as the errors that they are. In the order
+    /// of their ids.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn checkpoints(
+        &self,
+        project: Option<&str>,
+        job: Option<&str>,
+    ) -> Result<Vec<Result<SavedCheckpoint>>> {
+        let ids = self.list_checkpoints(project, job).await?;
+        let read = futures_util::stream::iter(ids).map(|id| async move { self.checkpoint(&id).await });
+        let mut found = Vec::new();
+        let mut read = read.buffered(READS_IN_FLIGHT);
+        while let Some(read) = read.next().await {
+            match read {
+                // Removed since it was listed.
+                Ok(None) => {}
+                Ok(Some(saved)) => found.push(Ok(saved)),
+                Err(e) if matches!(e.kind(), Kind::Corrupt | Kind::Unsupported) => found.push(Err(e)),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Which checkpoints have entries.
+    async fn list_checkpoints(&self, project: Option<&str>, job: Option<&str>) -> Result<Vec<CheckpointId>> {
+        let mut prefix = self.tenant_key(ObjectKind::Checkpoints.name());
+        if let Some(project) = project {
+            // The parts of a key are those of a whole id.
+            let id = CheckpointId::new(project, job.unwrap_or("any"), "any", 0)?;
+            prefix = join(prefix, &id.key_parts()[..if job.is_some() { 2 } else { 1 }]);
+        }
+        let listed = self.list(prefix).try_filter_map(|meta| std::future::ready(Ok(id_of(&meta.location))));
+        let mut ids: Vec<_> = listed.try_collect().await?;
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Removes a checkpoint: its ref, then its entry. False where neither was there. What it alone reaches is collected later.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove), but that it need not be there.
+    pub async fn remove_checkpoint(&self, id: &CheckpointId) -> Result<bool> {
+        let removed = match self.remove(&checkpoint_key(id)).await {
+            Ok(_) => true,
+            Err(e) if e.kind() == Kind::NotFound => false,
+            Err(e) => return Err(e),
+        };
+        let key = self.entry_key(id);
+        let listed = self.head(&key).await?.is_some();
+        self.delete(&key).await?;
+        Ok(removed || listed)
+    }
+
+    /// Verifies the index: that each entry is what was written, and that its checkpoint is mirrored. Each fault is told to
+    /// `report`. What refs reach, [`verify`](Self::verify) looks at.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn verify_checkpoints(&self, mut report: impl FnMut(Error)) -> Result<()> {
+        for found in self.checkpoints(None, None).await? {
+            let saved = match found {
+                Ok(saved) => saved,
+                Err(fault) => {
+                    report(fault);
+                    continue;
+                }
+            };
+            if self.find(&checkpoint_key(&saved.id)).await?.is_none() {
+                let text = format!(
+                    "{} is in the index but not mirrored; `bdnfs mirror gc` removes the entry",
+                    saved.id
+                );
+                report(Error::new(Kind::Corrupt, text));
+            }
+        }
+        Ok(())
+    }
+
+    fn entry_key(&self, id: &CheckpointId) -> Path {
+        join(self.tenant_key(ObjectKind::Checkpoints.name()), &id.key_parts())
+    }
+}
+
+/// The key of what lies below `key`. The parts are encoded already; `Path` would encode them again.
+fn join(key: Path, parts: &[String]) -> Path {
+    parts.iter().fold(key, |key, part| match PathPart::parse(part) {
+        Ok(part) => key.join(part),
+        // Encoded names hold no slash or control character and are no dots.
+        Err(_) => key.join(part.as_str()),
+    })
+}

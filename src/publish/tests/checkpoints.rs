@@ -1,0 +1,118 @@
+//! Checkpoints published, indexed, listed, verified, removed and collected.
+
+use super::*;
+use crate::checkpoint::{CheckpointId, SavedCheckpoint};
+use crate::mirror::index::checkpoint_key;
+
+fn id(project: &str, job: &str, name: &str, rank: u32) -> CheckpointId {
+    CheckpointId::new(project, job, name, rank).expect("an id")
+}
+
+/// Publishes `files` as the checkpoint `id`, and enters it into the index.
+async fn save(mirror: &Mirror, id: CheckpointId, files: &FileTree) -> SavedCheckpoint {
+    let source = PublishSource::checkpoint(&id, origin(files));
+    let found = publish(mirror, &source, CONFIG, &PublishProgress::default()).await.expect("published").found;
+    let saved = SavedCheckpoint {
+        manifest: found.manifest,
+        generation: 1,
+        complete: true,
+        files: found.files,
+        bytes: found.bytes,
+        written: found.listed,
+        saved: found.listed,
+        seconds: found.took,
+        id,
+    };
+    mirror.put_checkpoint(&saved).await.expect("entered");
+    saved
+}
+
+async fn listed(mirror: &Mirror, project: Option<&str>, job: Option<&str>) -> Vec<CheckpointId> {
+    let found = mirror.checkpoints(project, job).await.expect("listed");
+    found.into_iter().map(|saved| saved.expect("whole").id).collect()
+}
+
+async fn index_faults(mirror: &Mirror) -> Vec<String> {
+    let mut faults = Vec::new();
+    mirror.verify_checkpoints(|fault| faults.push(fault.to_string())).await.expect("verified");
+    faults
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn index_lists_what_was_saved_by_project_and_job() {
+    let directory = tempfile::tempdir().expect("directory");
+    for mirror in [mirror(Arc::new(InMemory::new())), directory_mirror(directory.path())] {
+        let files = FileTree::from([(b"model.safetensors".to_vec(), noise(BLOCK, 3))]);
+        let hostile = id("../../x", "a1", "out/é %2F\u{202e}", 7);
+        let saved = [
+            id("llama", "a1", "checkpoint-5", 0),
+            id("llama", "a1", "checkpoint-5", 1),
+            id("llama", "b2", "out/checkpoint-5", 0),
+            id("llama", "b2", ".", 0),
+            id("llama-2", "a1", "checkpoint-5", 0),
+        ];
+        let mut all = Vec::new();
+        for id in saved.iter().chain([&hostile]) {
+            all.push(save(&mirror, id.clone(), &files).await);
+        }
+        all.sort_by(|a, b| a.id.cmp(&b.id));
+        let found = mirror.checkpoints(None, None).await.expect("listed");
+        assert_eq!(found.into_iter().map(|saved| saved.expect("whole")).collect::<Vec<_>>(), all);
+        assert_eq!(listed(&mirror, Some("llama"), Some("a1")).await, saved[..2]);
+        assert_eq!(listed(&mirror, Some("llama"), None).await.len(), 4, "llama-2 is another project");
+        assert_eq!(listed(&mirror, Some("../../x"), None).await, std::slice::from_ref(&hostile));
+        assert_eq!(listed(&mirror, Some(".."), None).await, []);
+        assert_eq!(index_faults(&mirror).await, [""; 0]);
+
+        // The other tenant's are its own.
+        let uri = Uri::File(directory.path().to_owned());
+        let other =
+            Mirror::open(&uri, &Access::default(), "other", std::env::temp_dir()).expect("a directory");
+        assert_eq!(listed(&other, None, None).await, []);
+
+        assert!(mirror.remove_checkpoint(&hostile).await.expect("removed"));
+        assert!(!mirror.remove_checkpoint(&hostile).await.expect("gone already"));
+        assert_eq!(mirror.checkpoint(&hostile).await.expect("looked"), None);
+        assert_eq!(listed(&mirror, None, None).await.len(), 5);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn index_entry_of_a_removed_checkpoint_is_told_and_collected() {
+    let store = Arc::new(InMemory::new());
+    let mirror = mirror(store.clone());
+    let files = FileTree::from([(b"a".to_vec(), noise(9, 1))]);
+    let (kept, gone) = (id("p", "j", "kept", 0), id("p", "j", "gone", 0));
+    save(&mirror, kept.clone(), &files).await;
+    save(&mirror, gone.clone(), &files).await;
+    mirror.remove(&checkpoint_key(&gone)).await.expect("as `mirror rm` does");
+    let faults = index_faults(&mirror).await;
+    assert!(faults.len() == 1 && faults[0].contains("bt://p@j/gone is in the index"), "{faults:?}");
+    mirror.collect(Duration::from_secs(86_400), false).await.expect("collected");
+    assert_eq!(listed(&mirror, None, None).await.len(), 2, "the grace is not over");
+    mirror.collect(NO_GRACE, false).await.expect("collected");
+    assert_eq!(listed(&mirror, None, None).await, [kept]);
+    assert_eq!(index_faults(&mirror).await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn index_entry_that_is_damaged_or_another_ones_is_refused() {
+    let store = Arc::new(InMemory::new());
+    let mirror = mirror(store.clone());
+    let files = FileTree::from([(b"a".to_vec(), noise(9, 1))]);
+    for name in ["one", "two"] {
+        save(&mirror, id("p", "j", name, 0), &files).await;
+    }
+    let key = |name: &str| Path::from(format!("tenants/tenant/checkpoints/p/j/{name}/0"));
+    let good = store.get(&key("one")).await.expect("there").bytes().await.expect("read");
+    store.put(&key("two"), good.clone().into()).await.expect("exchanged");
+    let mut flipped = good.to_vec();
+    let at = good.windows(4).position(|word| word == b"true").expect("it is complete");
+    flipped.splice(at..at + 4, *b"null");
+    store.put(&key("one"), flipped.into()).await.expect("flipped");
+    let faults = index_faults(&mirror).await;
+    assert!(faults[0].contains("/p/j/one/0 is damaged (its check is another one)"), "{faults:?}");
+    assert!(faults[1].contains("/p/j/two/0 is damaged (it is that of bt://p@j/one)"), "{faults:?}");
+    // What can't be read can be removed.
+    assert!(mirror.remove_checkpoint(&id("p", "j", "one", 0)).await.expect("removed"));
+}
