@@ -44,6 +44,8 @@ use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 const HUB_URL: &str = "https://huggingface.co";
 /// The largest description of a revision that is read, in bytes. It names all files, so it can be long.
 const REVISION_SIZE_LIMIT: usize = 64 << 20;
+/// How many parts of a path are tried as a part of the revision, each with a request. Few branches have more than one slash.
+const REVISION_PARTS_LIMIT: usize = 8;
 
 /// A repository of the Hub at one commit, or what lies at a path in it.
 #[derive(Debug)]
@@ -89,30 +91,43 @@ impl HubOrigin {
         path: &str,
         access: &Access,
     ) -> Result<Self> {
-        let uri = |revision: Option<&str>| Uri::Hf {
-            kind,
-            id: id.into(),
-            revision: revision.map(str::to_owned),
-            path: path.into(),
-        };
-        let named = uri(revision).to_string();
+        let uri = Uri::Hf { kind, id: id.into(), revision: revision.map(str::to_owned), path: path.into() };
+        let named = uri.to_string();
         if kind == HubKind::Bucket {
             let text =
                 format!("{named}: buckets of the Hub are not supported: they have no revisions to pin");
             return Err(Error::new(Kind::Unsupported, text));
         }
-        let api = HubApi::new(&uri(revision), kind, id, access).map_err(|e| e.within(&named))?;
+        let api = HubApi::new(&uri, kind, id, access).map_err(|e| e.within(&named))?;
         let revision = revision.unwrap_or(HUB_DEFAULT_REVISION);
-        let commit = http_client::retry_listing(|| resolve_revision(&api, revision))
-            .await
-            .map_err(|e| e.within(&named))?;
-        let name = uri(Some(&commit.sha)).to_string();
+        let (commit, path) = resolve(&api, revision, path).await.map_err(|e| e.within(&named))?;
+        let at = Uri::Hf { kind, id: id.into(), revision: Some(commit.sha.clone()), path: path.into() };
+        let name = at.to_string();
         let identity =
             if api.endpoint() == HUB_URL { name.clone() } else { format!("{name} at {}", api.endpoint()) };
         let storage = api.guard().following_client(access.authorities.as_deref())?;
         let (path, locations) = (path.into(), LocationCache::default());
         Ok(Self { name, identity, path, commit, api, storage, locations })
     }
+}
+
+/// Asks which commit `revision` is. Where there is none of that name, the branch may be one whose slashes are not encoded, so that
+/// the rest of it stands in `path`: `feature` and `x` of `feature/x`. Returns what is left of the path, too.
+async fn resolve<'a>(api: &HubApi, revision: &str, path: &'a str) -> Result<(ResolvedCommit, &'a str)> {
+    let ask = async |revision: &str| http_client::retry_listing(|| resolve_revision(api, revision)).await;
+    let unknown = match ask(revision).await {
+        Err(error) if error.kind() == Kind::NotFound => error,
+        resolved => return Ok((resolved?, path)),
+    };
+    let ends = path.match_indices('/').map(|(end, _)| end).chain([path.len()]);
+    for end in ends.take(REVISION_PARTS_LIMIT).filter(|end| *end > 0) {
+        let (more, rest) = path.split_at(end);
+        match ask(&format!("{revision}/{more}")).await {
+            Err(error) if error.kind() == Kind::NotFound => {}
+            resolved => return Ok((resolved?, rest.trim_start_matches('/'))),
+        }
+    }
+    Err(unknown)
 }
 
 /// Asks which commit `revision` is.

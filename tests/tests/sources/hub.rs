@@ -73,6 +73,35 @@ fn hub_repository_mirrored_is_found_with_and_without_its_default_branch() {
 }
 
 #[test]
+fn hub_branch_with_slashes_is_found_as_it_is_written() {
+    let hub = HubServer::start();
+    let repository = "models/owner/repo";
+    hub.publish(repository, "main", &[("feature/x/config.json", b"main")]);
+    let branch = hub.publish(repository, "a/b/c", &[("config.json", b"branch"), ("sub/file", b"x")]);
+    let tag = hub.publish(repository, "v1", &[("beta/file", b"tag")]);
+    hub.publish(repository, "v1/beta", &[("file", b"another")]);
+    let machine = machine(&hub);
+    for (source, read) in [
+        ("a%2Fb%2Fc", format!("2 files, 7 B in hf://models/owner/repo@{branch}\n")),
+        ("a/b/c", format!("2 files, 7 B in hf://models/owner/repo@{branch}\n")),
+        ("a/b/c/sub", format!("1 file, 1 B in hf://models/owner/repo@{branch}/sub\n")),
+        // What is a revision by itself is that one.
+        ("v1/beta", format!("1 file, 3 B in hf://models/owner/repo@{tag}/beta\n")),
+    ] {
+        let ls = machine.run(&["ls", &format!("hf://owner/repo@{source}")]).succeeds();
+        assert!(ls.contains(&read), "{source}: {ls}");
+    }
+    for source in ["feature/x", "a/b", "a/c/b"] {
+        let words = [&format!("hf://models/owner/repo@{source}: ")[..], "has no such revision"];
+        machine.run(&["ls", &format!("hf://owner/repo@{source}")]).fails(&words);
+    }
+    // Its commit is pinned.
+    let point = machine.mount("hf://owner/repo@a/b/c/sub", "mnt");
+    hub.publish(repository, "a/b/c", &[("sub/file", b"later")]);
+    assert_eq!(fs::read(point.join("file")).unwrap(), b"x");
+}
+
+#[test]
 fn hub_lfs_file_with_wrong_sha256_is_refused() {
     let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("w.safetensors", &content("w", 3 * MIB))]);
