@@ -4,6 +4,7 @@
 //! All of this is what a configuration says. [`crate::auth`] loads secrets and gets keys by it.
 
 mod access;
+mod access_point;
 mod auth_method;
 mod bucket_service;
 mod cloud_access;

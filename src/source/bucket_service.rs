@@ -3,6 +3,7 @@
 use url::{Host, Url};
 
 use super::access::Access;
+use super::access_point::AccessPoint;
 use super::endpoint::endpoint;
 use super::uri::Uri;
 use crate::error::{Error, Kind, Result};
@@ -25,11 +26,16 @@ impl BucketService {
     /// [`Kind::Invalid`] for a wrong endpoint or region, [`Kind::Unsupported`] for a source that is not in a bucket.
     pub(crate) fn of(uri: &Uri, access: &Access) -> Result<Self> {
         let given = access.s3(uri).and_then(|s3| s3.region.as_deref());
+        let point = match uri {
+            Uri::S3 { bucket, .. } => AccessPoint::of(bucket),
+            _ => None,
+        };
         let (region, own, virtual_host) = match uri {
             Uri::S3 { .. } => {
-                let region = given.unwrap_or("us-east-1");
+                let region = point.as_ref().map(|point| point.region).or(given).unwrap_or("us-east-1");
                 let china = if region.starts_with("cn-") { ".cn" } else { "" };
-                (region, format!("https://s3.{region}.amazonaws.com{china}"), false)
+                let service = if point.is_some() { "s3-accesspoint" } else { "s3" };
+                (region, format!("https://{service}.{region}.amazonaws.com{china}"), false)
             }
             // https://developers.cloudflare.com/r2/api/s3/api/
             Uri::R2 { account, .. } => {
@@ -46,7 +52,8 @@ impl BucketService {
             return Err(Error::new(Kind::Invalid, format!("{region:?} is not the name of a region")));
         }
         let endpoint = access.endpoint(uri).map_or(Ok(own), |text| endpoint(text, access.allow_http))?;
-        let virtual_host = access.virtual_host.unwrap_or(virtual_host);
+        // Access points have no URLs but those.
+        let virtual_host = point.is_some() || access.virtual_host.unwrap_or(virtual_host);
         Ok(Self { endpoint, region: region.into(), virtual_host })
     }
 
@@ -56,6 +63,7 @@ impl BucketService {
     /// [`Kind::Invalid`] where a bucket is to have a host of its own, and the service is an IP address.
     pub(crate) fn bucket(&self, name: &str) -> Result<String> {
         let endpoint = &self.endpoint;
+        let name = AccessPoint::of(name).map_or_else(|| name.to_owned(), |point| point.host_label());
         if !self.virtual_host {
             return Ok(format!("{endpoint}/{name}"));
         }

@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use url::Url;
 
+use super::access_point;
 use super::hub_uri::{self, HubKind, HubRepository};
 use super::uri_format::{below, invalid, is_scheme, parts, schemes, wrong};
 use crate::error::{Error, Kind, Result};
@@ -25,7 +26,7 @@ pub enum Uri {
     Http(Url),
     /// `s3://bucket/prefix`.
     S3 {
-        /// The bucket.
+        /// The bucket, or the ARN of an access point.
         bucket: String,
         /// The prefix below it.
         prefix: String,
@@ -131,7 +132,7 @@ impl FromStr for Uri {
                 let (container, path) = path.split_once('/').unwrap_or((path, ""));
                 Ok(Self::Azure {
                     account: name(scheme, "account", authority)?,
-                    container: name(scheme, "container", container)?,
+                    container: self::container(container)?,
                     prefix: prefix(scheme, path)?,
                 })
             }
@@ -141,6 +142,10 @@ impl FromStr for Uri {
                     .ok_or_else(|| wrong(scheme, "the account and the bucket are separated by a dot"))?;
                 let (account, bucket) = (name(scheme, "account", account)?, name(scheme, "bucket", bucket)?);
                 Ok(Self::R2 { account, bucket, prefix: prefix(scheme, path)? })
+            }
+            "s3" if rest.starts_with("arn:") => {
+                let (bucket, path) = access_point::split(rest)?;
+                Ok(Self::S3 { bucket, prefix: prefix(scheme, path)? })
             }
             _ => {
                 let (bucket, prefix) = (name(scheme, "bucket", authority)?, prefix(scheme, path)?);
@@ -242,6 +247,12 @@ fn name(scheme: &str, what: &str, text: &str) -> Result<String> {
     Ok(text.into())
 }
 
+/// A container. Those that the service has for ends of its own begin with a dollar sign: `$web`, `$root`, `$logs`.
+fn container(text: &str) -> Result<String> {
+    let own = text.strip_prefix('$').filter(|rest| !rest.is_empty());
+    name("azure", "container", own.unwrap_or(text)).map(|_| text.into())
+}
+
 fn prefix(scheme: &str, path: &str) -> Result<String> {
     let path = path.strip_suffix('/').unwrap_or(path);
     parts(scheme, path)?;
@@ -279,6 +290,7 @@ mod tests {
             ("gs://bucket/a", "gs://bucket/a"),
             ("r2://acct.my.bucket/a", "r2://acct.my.bucket/a"),
             ("azure://account/container/a/b", "azure://account/container/a/b"),
+            ("azure://account/$web/a", "azure://account/$web/a"),
             ("cw://bucket/a", "cw://bucket/a"),
         ] {
             let uri: Uri = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
@@ -311,6 +323,8 @@ mod tests {
             ("s3://b c/x", "letters, digits"),
             ("r2://bucket/x", "dot (expected r2://account.bucket/prefix)"),
             ("azure://account", "no container"),
+            ("azure://account/$/x", "letters, digits"),
+            ("azure://$web/x/y", "letters, digits"),
             ("gs://b/\0", "control character"),
         ] {
             let error = text.parse::<Uri>().expect_err(text);

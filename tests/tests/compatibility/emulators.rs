@@ -257,6 +257,15 @@ async fn gcs(command: Command, port: u16) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn azurite_as_tier_conforms() {
+    azurite("container").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn azurite_container_of_a_static_site_as_tier_conforms() {
+    azurite("$web").await;
+}
+
+async fn azurite(container: &str) {
     let port = port();
     let url = format!("http://127.0.0.1:{port}/devstoreaccount1");
     let mut command = emulator("node_modules/.bin/azurite-blob");
@@ -267,7 +276,7 @@ async fn azurite_as_tier_conforms() {
         .with_allow_http(true)
         .with_account("devstoreaccount1")
         .with_access_key(AZURITE_KEY)
-        .with_container_name("container")
+        .with_container_name(container)
         .build()
         .expect("a store");
     let azure = AzureAccess {
@@ -282,7 +291,7 @@ async fn azurite_as_tier_conforms() {
         let date = date.trim();
         let text = format!(
             "PUT\n\n\n\n\n\n\n\n\n\n\n\nx-ms-date:{date}\nx-ms-version:2023-11-03\n\
-             /devstoreaccount1/devstoreaccount1/container\nrestype:container"
+             /devstoreaccount1/devstoreaccount1/{container}\nrestype:container"
         );
         let script = "import base64,hashlib,hmac,sys; k,t=sys.argv[1:]; \
                       print(base64.b64encode(hmac.new(base64.b64decode(k),t.encode(),hashlib.sha256).digest()).decode())";
@@ -298,12 +307,13 @@ async fn azurite_as_tier_conforms() {
             &format!("Authorization: SharedKey devstoreaccount1:{}", signature.trim()),
             "-H",
             "Content-Length: 0",
-            &format!("{url}/container?restype=container"),
+            &format!("{url}/{container}?restype=container"),
         ]);
     };
-    let uri = "azure://devstoreaccount1/container/model";
-    let emulator = Emulator::start(command, port, bucket, uri, &access, Writer::Store(Box::new(store))).await;
+    let uri = format!("azure://devstoreaccount1/{container}/model");
+    let emulator =
+        Emulator::start(command, port, bucket, &uri, &access, Writer::Store(Box::new(store))).await;
     conformance::suite(&emulator).await;
-    let single = "azure://devstoreaccount1/container/one/file.bin".parse().expect("a URI");
+    let single = format!("azure://devstoreaccount1/{container}/one/file.bin").parse().expect("a URI");
     emulator.lists(origin::open(&single, &access).await.expect("open")).await;
 }
