@@ -147,9 +147,13 @@ fn check_job(document: &Value, findings: &mut Diagnostics) {
 
 fn accepted_weights(accepted: Accepted, document: &Document) -> AcceptedWeights {
     let Accepted { place, weights, mut normalized } = accepted;
-    // A URL may contain a signature, which its text form leaves out.
-    if let Uri::Http(_) = weights.source {
-        normalized["source"] = Value::from(weights.source.to_string());
+    if let (Uri::Http(_), Value::String(text)) = (&weights.source, &mut normalized["source"]) {
+        // A user name or a query may be a secret.
+        if text.split('/').nth(2).is_some_and(|authority| authority.contains('@')) {
+            *text = weights.source.to_string();
+        } else if let Some((url, _)) = text.split_once('?') {
+            *text = format!("{url}?***");
+        }
     }
     AcceptedWeights {
         line: document.line(&place),

@@ -62,3 +62,19 @@ fn check_of_toml_accepts_local_sources() {
     assert!(!broken.accepted);
     assert_eq!(broken.findings[0].line, 2);
 }
+
+#[test]
+fn check_normalizes_a_source_as_truss_but_for_what_may_be_secret() {
+    for (source, normalized) in [
+        ("https://Example.ORG:443/a/../b c/é@1", "https://Example.ORG:443/a/../b c/é@1"),
+        ("https://host", "https://host"),
+        ("https://host/X?sig=hush", "https://host/X?***"),
+        ("https://hush@host/a b", "https://host/a%20b"),
+        ("s3://bucket/prefix/", "s3://bucket/prefix/"),
+    ] {
+        let yaml = format!("weights:\n  - source: {source}\n    mount_location: /m/\n");
+        let report = report(Format::Yaml, &yaml);
+        assert_eq!(report.weights[0].normalized["source"], normalized);
+        assert_eq!(report.weights[0].normalized["mount_location"], "/m/");
+    }
+}
