@@ -93,11 +93,6 @@ impl HubOrigin {
     ) -> Result<Self> {
         let uri = Uri::Hf { kind, id: id.into(), revision: revision.map(str::to_owned), path: path.into() };
         let named = uri.to_string();
-        if kind == HubKind::Bucket {
-            let text =
-                format!("{named}: buckets of the Hub are not supported: they have no revisions to pin");
-            return Err(Error::new(Kind::Unsupported, text));
-        }
         let api = HubApi::new(&uri, kind, id, access).map_err(|e| e.within(&named))?;
         let revision = revision.unwrap_or(HUB_DEFAULT_REVISION);
         let (commit, path) = resolve(&api, revision, path).await.map_err(|e| e.within(&named))?;
