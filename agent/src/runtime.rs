@@ -12,12 +12,15 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// and the switching that the usual five hundred cost.
 const BLOCKING_THREADS: usize = 64;
 
-/// Runs `work` on this thread.
+/// Runs `work` on this thread. What it gave up waiting for, such as a silent name server, is not waited for at its end.
 ///
 /// # Errors
 /// Those of `work`, and of the kernel where it has no epoll for a runtime.
 pub fn block_on<T, E: From<io::Error>>(work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    Builder::new_current_thread().enable_all().build()?.block_on(work)
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
 }
 
 /// Runs `work` on as many threads as there are processors.

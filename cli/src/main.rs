@@ -32,7 +32,16 @@ mod weights;
 
 use bdnfs_cli::config;
 
+/// How the C library asks name servers (resolv.conf(5)): each for a second, twice over. Its own 5 s for one that is silent are more
+/// than a connection may take, so that the next would never be asked in time.
+const RESOLVER_OPTIONS: (&str, &str) = ("RES_OPTIONS", "timeout:1 attempts:2");
+
 fn main() -> ExitCode {
+    let (variable, options) = RESOLVER_OPTIONS;
+    if std::env::var_os(variable).is_none() {
+        // SAFETY: this is the only thread yet, so nobody reads the environment meanwhile.
+        unsafe { std::env::set_var(variable, options) };
+    }
     if let Some(name) = commands::mount_helper::invoked_name() {
         return commands::mount_helper::main(name);
     }

@@ -106,13 +106,15 @@ pub(crate) fn transport_error(error: reqwest::Error) -> Error {
 
 /// The same for an error without a URL, of a request for which authorities to trust were `named` or not.
 pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
-    let (kind, text) = if error.is_timeout() {
-        let limit = if error.is_connect() { CONNECT_TIMEOUT } else { SILENCE_TIMEOUT };
-        return silent(limit);
+    let (kind, text) = if error.is_timeout() && error.is_connect() {
+        let text = silent(CONNECT_TIMEOUT).to_string();
+        return Error::with(Kind::Timeout, text.clone(), Unreachable(text));
+    } else if error.is_timeout() {
+        return silent(SILENCE_TIMEOUT);
     } else if let Some(refused) = unfollowed_redirect(error) {
         return refused;
     } else if is_dns_error(error) {
-        (Kind::Unavailable, "cannot resolve the server's name")
+        return unreachable(error, "cannot resolve the server's name");
     } else if error.is_connect() && is_untrusted_certificate(error) {
         let text = match named {
             true => {
@@ -130,13 +132,22 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
             "the server does not speak TLS there; use http://, or the port that does",
         );
     } else if error.is_connect() {
-        (Kind::Unavailable, "cannot connect to the server")
+        return unreachable(error, "cannot connect to the server");
     } else if error.is_redirect() {
         return UnfollowedRedirect(innermost(error)).error();
     } else {
         (Kind::Unavailable, "the connection to the server was lost")
     };
     Error::new(kind, format!("{text}: {}", innermost(error)))
+}
+
+/// Why a server could not be reached, so that nothing was sent to it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Unreachable(pub(super) String);
+
+fn unreachable(error: &reqwest::Error, text: &str) -> Error {
+    Error::with(Kind::Unavailable, text, Unreachable(innermost(error)))
 }
 
 /// Why a redirect may not be followed, where the policy or the resolver of a client found so.

@@ -1,14 +1,16 @@
 //! When a request is sent again: after a passing failure, and not before the server allows it.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use reqwest::header::{DATE, HeaderName, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use tokio::time::Instant;
 
-use super::header;
+use super::response::Unreachable;
+use super::{CONNECT_TIMEOUT, header};
 use crate::backoff::{Backoff, entropy};
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 
 /// How often a request is retried after a passing failure.
 const RETRY_LIMIT: u32 = 3;
@@ -34,13 +36,22 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
     let began = Instant::now();
     for _ in 0..RETRY_LIMIT {
         match send().await {
-            Err(e) if passing.contains(&e.kind()) && began.elapsed() < RETRY_DEADLINE => {
+            Err(e) if passing.contains(&e.kind()) && began.elapsed() < retry_deadline(&e) => {
                 tokio::time::sleep(backoff.wait()).await
             }
             done => return done,
         }
     }
     send().await
+}
+
+/// For how long is retried what failed so. A server that can't be reached, or whose name can't be resolved, is given no more time than
+/// a connection takes: the next tier is not to wait for it.
+fn retry_deadline(error: &Error) -> Duration {
+    match error.source() {
+        Some(cause) if cause.is::<Unreachable>() => CONNECT_TIMEOUT,
+        _ => RETRY_DEADLINE,
+    }
 }
 
 /// How long a busy server asks to wait: seconds or until a date (RFC 9110, section 10.2.3), or until a limit that is used
@@ -78,6 +89,28 @@ fn server_time(response: &Response) -> Option<chrono::DateTime<chrono::FixedOffs
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// How often is tried what fails so after two seconds.
+    async fn tries(error: impl Fn() -> Error) -> u32 {
+        let mut tries = 0;
+        let send = || {
+            tries += 1;
+            let error = error();
+            async {
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                Err::<(), _>(error)
+            }
+        };
+        retry_listing(send).await.expect_err("it always fails");
+        tries
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn retry_of_server_out_of_reach_ends_when_a_connection_would() {
+        let lost = || Error::new(Kind::Unavailable, "the connection was lost");
+        let unreachable = || Error::with(Kind::Unavailable, "no such name", Unreachable("silence".into()));
+        assert_eq!((tries(lost).await, tries(unreachable).await), (4, 2));
+    }
 
     #[test]
     fn rate_limit_that_is_used_up_tells_its_reset() {

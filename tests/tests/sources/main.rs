@@ -8,5 +8,6 @@ mod configuration;
 mod credentials;
 mod hub;
 mod hub_origin;
+mod name_servers;
 mod origin_faults;
 mod server_faults;
