@@ -24,6 +24,7 @@ use crate::mounts::{Handover, MountDefaults, MountManager, Mounter, SourceHistor
 use crate::publications::Publications;
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::Scrape;
+use crate::volumes::Volumes;
 
 /// An agent that has its cache.
 #[derive(Debug)]
@@ -51,7 +52,8 @@ impl Agent {
         cluster: Option<ClusterMembership>,
         store: Option<Arc<FdStore>>,
     ) -> ApiResult<Self> {
-        let AgentConfig { cache, persistent, mirror, secrets, publications, .. } = config;
+        let AgentConfig { cache, persistent, mirror, secrets, publications, volumes, .. } = config;
+        let volumes = Volumes::new(volumes, &cache.dir)?;
         let requests = Arc::<RequestMetrics>::default();
         let mounter = Mounter {
             history: SourceHistory::open(&cache.dir)?,
@@ -69,7 +71,7 @@ impl Agent {
         let shared =
             || (Arc::clone(&mounts), Arc::clone(&lifecycle), Arc::clone(&mirrors), Arc::clone(&admission));
         let (of, life, queue, room) = shared();
-        let jobs = Arc::new(JobQueue::open(of, life, queue, room, cache.scrub_interval)?);
+        let jobs = Arc::new(JobQueue::open(of, life, queue, room, volumes, cache.scrub_interval)?);
         let (of, life, queue, room) = shared();
         let publications = Arc::new(Publications::open(publications, of, life, queue, room)?);
         let scrubber = Scrubber::start(&engine, cache.scrub_interval)?;

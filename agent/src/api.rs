@@ -8,8 +8,10 @@ pub mod cache;
 pub mod client;
 pub mod cluster;
 pub mod job;
+mod job_log;
 pub mod publication;
 pub mod socket;
+mod training;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -12,6 +12,7 @@
 mod deployment;
 mod job;
 mod job_audit;
+mod job_volume;
 mod process;
 mod queue;
 mod record;

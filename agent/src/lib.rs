@@ -14,7 +14,7 @@
 //!   mounts      manager, records, restore, shutdown ──> bdnfs_fs::Mount, which serves reads
 //!   cluster     membership, and what peers are served        fdstore    keeps mounts alive between two agents
 //!   cache       its configuration, claim and inventory       telemetry  metrics, traces
-//!   mirror      opens mirrors                                lifecycle, records
+//!   mirror      opens mirrors                                lifecycle, records, volumes (what jobs write to)
 //!   api         the types of the API, and its client         context, runtime, signals, text
 //! ```
 //!
@@ -76,8 +76,10 @@ mod server;
 pub mod signals;
 pub mod telemetry;
 pub mod text;
+mod volumes;
 
 pub use agent::AgentConfig;
 pub use cluster::ClusterConfig;
 pub use publications::{PublicationConfig, SourceConfig, is_device_name};
 pub use server::{AgentServer, ControlSocket};
+pub use volumes::VolumeConfig;

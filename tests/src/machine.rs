@@ -88,6 +88,11 @@ impl Machine {
         &self.cache
     }
 
+    /// The directory of what its jobs write.
+    pub fn volumes(&self) -> PathBuf {
+        self.home.path().join("volumes")
+    }
+
     /// Where its agent listens, if it has one.
     pub fn socket(&self) -> PathBuf {
         self.home.path().join("agent.sock")
@@ -135,7 +140,7 @@ impl Machine {
         };
         command.args(arguments).env_clear().stdin(Stdio::null());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", self.home.path());
-        command.env("BDNFS_SOCKET", self.socket());
+        command.env("BDNFS_SOCKET", self.socket()).env("BDNFS_VOLUMES_DIR", self.volumes());
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }

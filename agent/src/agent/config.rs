@@ -10,6 +10,7 @@ use crate::api::MirrorRequest;
 use crate::cache::CacheConfig;
 use crate::cluster::ClusterConfig;
 use crate::publications::PublicationConfig;
+use crate::volumes::VolumeConfig;
 
 /// What an agent is to be.
 #[derive(Debug)]
@@ -36,6 +37,8 @@ pub struct AgentConfig {
     pub fdstore: Option<PathBuf>,
     /// What may be published, and where.
     pub publications: PublicationConfig,
+    /// Where jobs write, and how much.
+    pub volumes: VolumeConfig,
 }
 
 impl AgentConfig {
@@ -53,6 +56,7 @@ impl AgentConfig {
             hold: Duration::ZERO,
             fdstore: None,
             publications: PublicationConfig::default(),
+            volumes: VolumeConfig::default(),
         }
     }
 }

@@ -10,6 +10,8 @@ use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
+pub use super::job_log::{LOG_OFFSET, LOG_STREAM, LogChunk, OutputStream};
+pub use super::training::TrainingIdentity;
 use super::{Failure, MirrorRequest, Weights};
 
 /// A job that is to run. All paths are absolute.
@@ -50,6 +52,9 @@ pub struct JobRequest {
     /// Whether the job ends when the agent does, in whatever way.
     #[serde(default)]
     pub attached: bool,
+    /// Which part of which training job it is.
+    #[serde(default)]
+    pub training: TrainingIdentity,
     /// What who submits it has to say of it, such as which parts of a specification have no effect: its first events.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -171,6 +176,9 @@ pub struct JobStatus {
     pub why: Option<Failure>,
     /// The tenant that it belongs to.
     pub tenant: Option<String>,
+    /// Which part of which training job it is.
+    #[serde(default)]
+    pub training: TrainingIdentity,
     /// Its sources, and where the job sees them.
     pub weights: Vec<JobSource>,
     /// Its commands.
@@ -337,43 +345,6 @@ pub struct PhaseSeconds {
 pub struct JobList {
     /// Oldest first, each with the last of its events.
     pub jobs: Vec<JobStatus>,
-}
-
-/// The header that says with which byte of all that a job printed an answer begins.
-pub const LOG_OFFSET: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");
-
-/// The header that says on which stream a job printed an answer: `stdout` or `stderr`.
-pub const LOG_STREAM: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-stream");
-
-/// A stream that a job prints on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OutputStream {
-    /// Standard output; also what an older agent or supervisor kept, which told nothing of streams.
-    #[default]
-    Stdout,
-    /// Standard error.
-    Stderr,
-}
-
-impl OutputStream {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Stdout => "stdout",
-            Self::Stderr => "stderr",
-        }
-    }
-}
-
-/// A piece of what a job printed, all of it on one stream.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct LogChunk {
-    /// Offset of the first byte in the whole log.
-    pub from: u64,
-    /// The stream.
-    pub stream: OutputStream,
-    /// The job's output from there on. Empty at the end.
-    pub bytes: Vec<u8>,
 }
 
 #[cfg(test)]

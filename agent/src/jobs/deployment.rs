@@ -1,6 +1,7 @@
 //! The deployment of a job: its sources are mirrored, mounted, admitted and staged; then its supervisor starts.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,6 +13,7 @@ use bdnfs::task::{blocking, lost};
 use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
 
+use super::job_volume;
 use super::process::IdleSupervisor;
 use super::run::JobRun;
 use super::supervisor::{COVER_BYTES, SupervisorInfo, SupervisorOrder};
@@ -19,6 +21,7 @@ use crate::api::job::{DeployReport, JobRequest, JobState, PhaseSeconds, Variable
 use crate::api::{ApiResult, Failure, MountRequest, Weights};
 use crate::deploy::{self, lease_all, stage_all};
 use crate::mounts::{ManagedMount, Mounter};
+use crate::volumes::SCRATCH_PLACE;
 use crate::{mirror, text};
 
 /// The search path of a job's commands, where its environment has none.
@@ -49,7 +52,8 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
         (IdleSupervisor::start(job.directory(), &[]).await?, report)
     };
     let begin = Instant::now();
-    let (supervisor, attached) = idle.launch(&order(run).await?).await?;
+    let (order, _volume) = order(run).await?;
+    let (supervisor, attached) = idle.launch(&order).await?;
     for directory in &supervisor.covered {
         let (directory, most) = (directory.display(), text::size(COVER_BYTES));
         job.note(format!(
@@ -185,8 +189,8 @@ fn repair_mirror(run: &JobRun, mount: &ManagedMount, request: &MountRequest) {
     });
 }
 
-/// What the supervisor of a job is told.
-async fn order(run: &JobRun) -> Result<SupervisorOrder> {
+/// What the supervisor of a job is told, and what holds the job's volume until it does.
+async fn order(run: &JobRun) -> Result<(SupervisorOrder, File)> {
     let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
     let order = move || {
         let request = job.request();
@@ -201,20 +205,25 @@ async fn order(run: &JobRun) -> Result<SupervisorOrder> {
             environment.insert(name.clone(), value);
         }
         environment.insert("BDNFS_JOB".to_owned(), Secret::new(job.id().to_string()));
+        environment.entry("TMPDIR".to_owned()).or_insert_with(|| Secret::new(SCRATCH_PLACE));
+        environment.extend(job_volume::variables(&job));
+        let (volume, lock) = job_volume::create(&queue, &job)?;
         let sources = request.weights.iter().enumerate();
-        Ok(SupervisorOrder {
+        let order = SupervisorOrder {
             directory: job.directory().to_owned(),
             jobs: job.directory().parent().unwrap_or(Path::new("/")).to_owned(),
             sources: sources
                 .map(|(number, weights)| (job.mountpoint(number), weights.mountpoint.clone()))
                 .collect(),
+            volume,
             commands: request.start_commands.clone(),
             environment,
             workdir: request.workdir.clone(),
             umask: request.umask,
             grace: request.grace,
             attached: request.attached,
-        })
+        };
+        Ok((order, lock))
     };
     blocking(order).await
 }

@@ -83,6 +83,7 @@ impl Job {
             exit_code: None,
             why: None,
             tenant: request.tenant.clone(),
+            training: request.training.clone(),
             weights: sources.collect::<Result<_>>()?,
             start_commands: request.start_commands.clone(),
             report: None,

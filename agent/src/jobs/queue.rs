@@ -11,6 +11,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{SecretStore, Uri};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
+use rustix::rand::GetRandomFlags;
 use tokio::time::Instant;
 
 use super::deployment::requests;
@@ -26,6 +27,7 @@ use crate::lifecycle::Lifecycle;
 use crate::mounts::{MountManager, MountPurpose};
 use crate::records::Records;
 use crate::signals::Shutdown;
+use crate::volumes::{SCRATCH_PLACE, Volumes};
 
 /// The directory in that of the cache in which each job has one.
 const JOBS_DIRECTORY: &str = "jobs";
@@ -51,6 +53,7 @@ pub struct JobQueue {
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) mirrors: Arc<MirrorQueue>,
     pub(super) admission: Arc<AdmissionQueue>,
+    pub(super) volumes: Volumes,
     /// How long ago what a job reads may have been verified.
     pub(super) scrub_interval: Duration,
 }
@@ -73,6 +76,7 @@ impl JobQueue {
         lifecycle: Arc<Lifecycle>,
         mirrors: Arc<MirrorQueue>,
         admission: Arc<AdmissionQueue>,
+        volumes: Volumes,
         scrub_interval: Duration,
     ) -> Result<Self> {
         let cache = &mounts.mounter().cache;
@@ -84,7 +88,7 @@ impl JobQueue {
         let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
         let last = jobs.keys().last().copied().unwrap_or(0);
         let table = Mutex::new(JobTable { jobs, last });
-        Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission, scrub_interval })
+        Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission, volumes, scrub_interval })
     }
 
     /// What the mount at `mountpoint` is for.
@@ -112,8 +116,11 @@ impl JobQueue {
     }
 
     /// Takes a job into the table, and writes its record. Touches the local disk.
-    fn accept(&self, request: JobRequest) -> Result<Arc<Job>> {
+    fn accept(&self, mut request: JobRequest) -> Result<Arc<Job>> {
         self.check(&request)?;
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, GetRandomFlags::empty()).context("cannot choose an id")?;
+        request.training.choose_id(random);
         let id = {
             let mut table = self.table.lock();
             table.last += 1;
@@ -141,7 +148,8 @@ impl JobQueue {
         {
             return invalid(format!("{} must be absolute", path.display()));
         }
-        check_places(&places)?;
+        check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
+        request.training.check()?;
         let mounter = self.mounts.mounter();
         let mounts = requests(mounter, request, |number| request.weights[number].mountpoint.clone())?;
         for mount in &mounts {
@@ -227,7 +235,11 @@ impl JobQueue {
     /// Goes on with the jobs of an earlier run, once their mounts are restored. An agent that is not persistent ends them:
     /// the process that ran them was all that they had.
     pub fn resume(self: &Arc<Self>) {
-        for job in self.all().into_iter().filter(|job| job.is_restored() && !job.has_ended()) {
+        let unfinished: Vec<_> = self.all().into_iter().filter(|job| !job.has_ended()).collect();
+        let needed = unfinished.iter().map(|job| self.volume_of(job).path().to_owned()).collect();
+        let queue = Arc::clone(self);
+        tokio::task::spawn_blocking(move || queue.volumes.clear(&needed));
+        for job in unfinished.into_iter().filter(|job| job.is_restored()) {
             tokio::spawn(JobRun::new(Arc::clone(self), job).run(self.lifecycle.keep_alive()));
         }
     }

@@ -9,6 +9,7 @@ use bdnfs::task::blocking;
 use super::deployment::{self, Deployed};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
+use super::job_volume;
 use super::process::SupervisorProcess;
 use super::queue::JobQueue;
 use super::supervisor::{self, SupervisorInfo};
@@ -42,6 +43,7 @@ impl JobRun {
             () = self.left_to_next_agent() => return,
         };
         self.unmount().await;
+        self.retire_volume().await;
         self.job.drop_permit();
         let (state, exit, why) = outcome(&self.job, result);
         let text = match (&why, state) {
@@ -124,9 +126,17 @@ impl JobRun {
                 process.stop(true);
             }
             let mut passed_on = StopRequest::None;
+            let mut overrun = None;
+            let growing = job_volume::await_overrun(&self.queue, job);
+            tokio::pin!(growing);
             loop {
                 tokio::select! {
                     () = process.ended() => break,
+                    failure = &mut growing, if overrun.is_none() => {
+                        job.note("a volume is larger than it may be: its processes are killed");
+                        overrun = Some(failure);
+                        process.stop(true);
+                    }
                     () = job.stop_requested(StopRequest::Graceful), if passed_on < StopRequest::Graceful => {
                         passed_on = StopRequest::Graceful;
                         job.note("its processes are asked to end");
@@ -137,6 +147,9 @@ impl JobRun {
                         process.stop(true);
                     }
                 }
+            }
+            if let Some(failure) = overrun {
+                return Err(failure);
             }
         }
         if is_orphan {
@@ -172,6 +185,16 @@ impl JobRun {
             queue.write_record(&job)
         };
         blocking(enter).await
+    }
+
+    /// Lets its volume go.
+    async fn retire_volume(&self) {
+        let volume = self.queue.volume_of(&self.job);
+        let retired = blocking(move || {
+            volume.retire();
+            Ok(())
+        });
+        let _ = retired.await;
     }
 
     /// Unmounts its sources.

@@ -27,6 +27,7 @@ use tempfile::NamedTempFile;
 
 use crate::api::job::JobExit;
 use crate::context::Context;
+use crate::volumes;
 
 mod commands;
 pub mod log;
@@ -58,6 +59,8 @@ pub struct SupervisorOrder {
     pub jobs: PathBuf,
     /// Bind mounts of the job: a mounted source, and the absolute path where the job sees it.
     pub sources: Vec<(PathBuf, PathBuf)>,
+    /// Where it writes.
+    pub volume: VolumeBinds,
     /// The commands, one after the other, each for a shell of its own.
     pub commands: Vec<String>,
     /// Their environment, all of it.
@@ -70,6 +73,17 @@ pub struct SupervisorOrder {
     pub grace: u64,
     /// Whether the job ends with whoever holds the other end of the standard input.
     pub attached: bool,
+}
+
+/// What a job sees of all volumes.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct VolumeBinds {
+    /// The directory of all volumes, which the job doesn't see.
+    pub root: PathBuf,
+    /// The directory in it of the job's own volume, locked as long as the job lives.
+    pub own: PathBuf,
+    /// What of that is bound, writable, and the absolute path where the job sees it.
+    pub binds: Vec<(PathBuf, PathBuf)>,
 }
 
 /// The supervisor of a job.
@@ -154,11 +168,15 @@ fn take_lock() -> Result<File> {
 
 /// Does all that comes before the first command: puts the sources in their places, and writes down which process this is.
 fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, SupervisorInfo)> {
-    let directory = JobDirectory::open(&order.directory, lock)?;
+    let volume = &order.volume.own;
+    let volume = volumes::lock(volume, FlockOperation::NonBlockingLockShared)
+        .with_context(|| format!("cannot lock the volume {}", volume.display()))?;
+    let directory = JobDirectory::open(&order.directory, [lock, volume])?;
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
         .context("cannot become the parent of orphans")?;
     rustix::process::umask(Mode::from_bits_truncate(order.umask));
-    let covered = namespace::enter(&order.sources, &order.jobs, &order.directory.join(ROOT_DIRECTORY))?;
+    let covered =
+        namespace::enter(&order.sources, &order.volume, &order.jobs, &order.directory.join(ROOT_DIRECTORY))?;
     let workdir = order.workdir.display();
     std::env::set_current_dir(&order.workdir)
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
@@ -172,14 +190,14 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
 #[derive(Debug)]
 pub struct JobDirectory {
     directory: File,
-    _lock: File,
+    _locks: [File; 2],
 }
 
 impl JobDirectory {
-    fn open(path: &Path, lock: File) -> Result<Self> {
+    fn open(path: &Path, locks: [File; 2]) -> Result<Self> {
         let directory = File::open(path);
         let directory = directory.with_context(|| format!("cannot open the directory {}", path.display()))?;
-        Ok(Self { directory, _lock: lock })
+        Ok(Self { directory, _locks: locks })
     }
 
     /// A path that leads there whatever is mounted where.

@@ -11,6 +11,7 @@ mod config;
 mod notify;
 mod publications;
 mod stop;
+mod volumes;
 
 pub use config::ConfigFile;
 

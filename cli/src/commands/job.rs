@@ -15,6 +15,7 @@ mod run;
 mod show;
 mod stop;
 mod submit;
+mod training;
 pub mod wait;
 
 /// The arguments of `bdnfs job`.

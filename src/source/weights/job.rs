@@ -16,6 +16,10 @@ use crate::source::fields::Fields;
 pub struct JobCommands {
     /// The name that its user gave it.
     pub name: Option<String>,
+    /// The project that it is a job of.
+    pub project: Option<String>,
+    /// The team that the project belongs to.
+    pub team: Option<String>,
     /// Its commands, one after the other.
     pub start_commands: Vec<String>,
     /// Their environment.
@@ -118,8 +122,17 @@ pub fn runs(document: &Value) -> JobCommands {
         Some(runtime) => runtime.get(key).cloned().unwrap_or_default(),
         None => job.fields.map.get(key).cloned().unwrap_or_default(),
     };
+    let text = |fields: &Fields<'_>, key| fields.present(key).and_then(Value::as_str).map(str::to_owned);
+    let project = match job.around.iter().find(|(_, keys)| std::ptr::eq(*keys, PROJECT)) {
+        Some((project, _)) => [text(project, "name"), text(project, "team_name")],
+        None if std::ptr::eq(job.keys, OWN) => ["project", "team"].map(|key| text(&job.fields, key)),
+        None => [None, None],
+    };
+    let [project, team] = project;
     JobCommands {
-        name: job.fields.present(name).and_then(Value::as_str).map(str::to_owned),
+        name: text(&job.fields, name),
+        project,
+        team,
         start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
         environment: serde_json::from_value(of("environment_variables")).unwrap_or_default(),
     }

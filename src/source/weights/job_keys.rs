@@ -17,9 +17,9 @@ const UNMOUNTED: &str = "names data that is not mounted here; name it in weights
 pub(super) const BODY: &[JobKey] = &[JobKey::required("training_job", Any).done()];
 /// A project with its job.
 pub(super) const PROJECT: &[JobKey] = &[
-    JobKey::required("name", Text).told("jobs have no project here"),
+    JobKey::required("name", Text).done(),
     JobKey::required("job", Any).done(),
-    JobKey::nullable("team_name", Text).told("jobs have no project here"),
+    JobKey::nullable("team_name", Text).done(),
 ];
 /// A training job.
 pub(super) const JOB: &[JobKey] = &[
@@ -37,6 +37,8 @@ pub(super) const JOB: &[JobKey] = &[
 /// The same in a file of our own: what needs no platform.
 pub(super) const OWN: &[JobKey] = &[
     JobKey::nullable("name", Text).done(),
+    JobKey::nullable("project", Text).done(),
+    JobKey::nullable("team", Text).done(),
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
     JobKey::optional("weights", Any).done(),
 ];

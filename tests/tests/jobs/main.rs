@@ -11,3 +11,4 @@ mod pushed;
 mod room;
 mod run;
 mod stop;
+mod volumes;

@@ -22,6 +22,7 @@ use rustix::mount::{
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
+use super::VolumeBinds;
 use crate::context::Context;
 
 /// How many entries a directory may have that is covered. Each becomes a mount, and the kernel takes 100,000 of them.
@@ -60,21 +61,28 @@ impl HostNamespace {
     }
 }
 
-/// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place. What else is
-/// mounted below `jobs` is not in it. `scratch` is an empty directory of the job's own. Returns the directories that are covered.
+/// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place, and after them what is
+/// bound of `volume`. What else is mounted below `jobs` is not in it, nor are other volumes. `scratch` is an empty directory of the job's own. Returns the directories that are covered.
 ///
 /// To be called before the process has a second thread: each would keep its own.
-pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Result<Vec<PathBuf>> {
+pub fn enter(
+    sources: &[(PathBuf, PathBuf)],
+    volume: &VolumeBinds,
+    jobs: &Path,
+    scratch: &Path,
+) -> Result<Vec<PathBuf>> {
     // SAFETY: no descriptors are unshared, which is what can make it unsafe; and this process has one thread.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
         .context("cannot make a mount namespace: run jobs as root")?;
     // What the host mounts and unmounts later is seen here, and nothing of what is done here there.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .context("cannot make the mount namespace private")?;
-    let trees: Vec<OwnedFd> = sources.iter().map(|(mount, _)| take(mount)).collect::<Result<_>>()?;
+    let all = || sources.iter().chain(&volume.binds);
+    let trees: Vec<OwnedFd> = all().map(|(from, _)| take(from)).collect::<Result<_>>()?;
     leave_to_others(jobs)?;
+    hide(&volume.root).with_context(|| format!("cannot cover the volumes in {}", volume.root.display()))?;
     let mut places = Places { scratch, covered: Vec::new(), devices: BTreeSet::new() };
-    for (tree, (_, place)) in trees.iter().zip(sources) {
+    for (tree, (_, place)) in trees.iter().zip(all()) {
         let within = |e: Error| e.within(format!("cannot mount at {}", place.display()));
         // Links followed, which the kernel does not do here.
         let directory = places.make(place).map_err(within)?;
@@ -88,10 +96,15 @@ pub fn enter(sources: &[(PathBuf, PathBuf)], jobs: &Path, scratch: &Path) -> Res
     Ok(places.covered)
 }
 
-/// A copy of a mount that lies nowhere yet.
+/// Has nothing be in `directory`, and nothing come there.
+fn hide(directory: &Path) -> rustix::io::Result<()> {
+    mount("bdnfs-job", directory, "tmpfs", MountFlags::RDONLY, c"mode=0700,nr_inodes=1")
+}
+
+/// A copy of a directory or of a mount that lies nowhere yet.
 fn take(mount: &Path) -> Result<OwnedFd> {
     open_tree(CWD, mount, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
-        .with_context(|| format!("cannot copy the mount at {}", mount.display()))
+        .with_context(|| format!("cannot take {} into the job", mount.display()))
 }
 
 /// Lets go the mounts of other jobs, and those that would stay here when the host unmounts them: they would live, with all

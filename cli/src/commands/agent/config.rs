@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use super::cluster::ClusterSection;
 use super::publications::{PublicationSection, SourceSection};
+use super::volumes::VolumeSection;
 use crate::access::{AccessArgs, MirrorAccessArgs};
 use crate::cache::CacheArgs;
 use crate::secrets::SecretsArgs;
@@ -57,6 +58,8 @@ pub struct ConfigFile {
     publications: PublicationSection,
     /// Sources that have a name.
     sources: BTreeMap<String, SourceSection>,
+    /// Where jobs write, and how much.
+    volumes: VolumeSection,
     /// Metrics and traces.
     telemetry: TelemetrySection,
 }
@@ -167,8 +170,10 @@ impl ConfigFile {
         cache.scrub_interval =
             duration("scrub_interval", self.scrub_interval)?.unwrap_or(cache.scrub_interval);
         let publications = self.publications.setup(self.sources, &secrets)?;
+        let volumes = self.volumes.setup()?;
         Ok(AgentConfig {
             publications,
+            volumes,
             fdstore: self.fdstore,
             hold,
             cache,
@@ -243,6 +248,7 @@ mod tests {
             ("[cluster]\ninsecure = true", "cluster: a cluster needs a mirror"),
             ("hold = \"soon\"", "hold: "),
             ("fdstore = \"fdstore.sock\"", "fdstore"),
+            ("[volumes]\ndir = \"volumes\"", "volumes.dir"),
             ("scrub_interval = \"often\"", "scrub_interval: "),
             ("[publications]\ntargets = [\"pods\"]", "targets"),
             ("[publications]\ninline_sources = [\"ftp\"]", "ftp"),

@@ -10,6 +10,7 @@ use bdnfs_agent::api::job::{JobRequest, default_grace};
 use rustix::fs::Mode;
 
 use super::AgentArgs;
+use super::training::TrainingArgs;
 use crate::mirror::MirrorArgs;
 use crate::output::print_value;
 use crate::source::SourceOptions;
@@ -18,8 +19,7 @@ use crate::weights::{Configuration, WeightsEntry};
 
 /// Environment variables that a job inherits from the command that submits it, unless it sets them. It inherits no others, which
 /// may contain credentials.
-const INHERITED_VARIABLES: [&str; 9] =
-    ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"];
+const INHERITED_VARIABLES: [&str; 8] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ"];
 
 /// The arguments that specify a job.
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,8 @@ pub struct JobSpecArgs {
     /// Stage directly from the sources, without a mirror
     #[arg(long, conflicts_with = "mirror")]
     no_mirror: bool,
+    #[command(flatten)]
+    training: TrainingArgs,
     #[command(flatten)]
     options: SourceOptions,
     #[command(flatten)]
@@ -75,7 +77,9 @@ impl JobSpecArgs {
         let workdir = self.workdir.clone().map_or_else(std::env::current_dir, Ok);
         let workdir =
             workdir.and_then(|path| path.canonicalize()).context("cannot use the working directory")?;
+        let training = self.training.identity(runs.project, runs.team, |name| std::env::var(name).ok())?;
         Ok(JobRequest {
+            training,
             name: runs.name,
             weights: items.into_iter().map(WeightsEntry::into_weights).collect(),
             start_commands,

@@ -39,6 +39,13 @@ fn pushed_job_in_each_form_is_read() {
     }
     let named = runs(&bodies("run")["named"]);
     assert_eq!(named.name.as_deref(), Some("job-1"));
+    let [_, _, mut project] = forms(&bodies("run")["named"]);
+    project["team_name"] = "blue".into();
+    let of_project = runs(&project);
+    assert_eq!((of_project.project.as_deref(), of_project.team.as_deref()), (Some("project"), Some("blue")));
+    let own =
+        runs(&serde_json::json!({"project": "p", "team": "t", "runtime": {"start_commands": ["true"]}}));
+    assert_eq!((own.project.as_deref(), own.team.as_deref()), (Some("p"), Some("t")));
     let variables = runs(&bodies("run")["variables"]).environment;
     assert_eq!(variables["HF_TOKEN"], Variable::Secret { name: "hf_access_token".to_owned() });
     assert_eq!(variables["WANDB_PROJECT"], Variable::Text("x".to_owned()));
@@ -80,7 +87,7 @@ fn job_asking_for_more_than_there_is_is_refused_or_told() {
     ];
     assert_eq!(unsupported(&body).ignored, expected);
     let ignored = unsupported(&project).ignored;
-    assert_eq!((&*ignored[0], &*ignored[1]), ("name: no effect: jobs have no project here", expected[0]));
+    assert_eq!(ignored[0], expected[0]);
 }
 
 #[test]
@@ -93,7 +100,7 @@ fn config_of_truss_has_variables_and_data_that_is_not_mounted() {
     let environment = BTreeMap::from([("A".to_owned(), Variable::Text("b".to_owned()))]);
     assert_eq!(
         runs(&config),
-        JobCommands { name: Some("m".to_owned()), start_commands: vec![], environment }
+        JobCommands { name: Some("m".to_owned()), environment, ..JobCommands::default() }
     );
     let unsupported = unsupported(&config);
     assert!(!unsupported.is_job);

@@ -1,0 +1,38 @@
+//! What a job prints, as it travels over the control socket.
+
+/// The header that says with which byte of all that a job printed an answer begins.
+pub const LOG_OFFSET: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");
+
+/// The header that says on which stream a job printed an answer: `stdout` or `stderr`.
+pub const LOG_STREAM: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-stream");
+
+/// A stream that a job prints on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputStream {
+    /// Standard output; also what an older agent or supervisor kept, which told nothing of streams.
+    #[default]
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+impl OutputStream {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
+/// A piece of what a job printed, all of it on one stream.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct LogChunk {
+    /// Offset of the first byte in the whole log.
+    pub from: u64,
+    /// The stream.
+    pub stream: OutputStream,
+    /// The job's output from there on. Empty at the end.
+    pub bytes: Vec<u8>,
+}

@@ -1,0 +1,106 @@
+//! The identity of a training job: what its commands find in `BT_` variables, and what its checkpoints are called by.
+
+use bdnfs::error::{Error, Kind, Result};
+use serde::{Deserialize, Serialize};
+
+/// The project of a job that names none.
+pub const DEFAULT_PROJECT: &str = "default";
+/// The length of an id that nobody chose: as many letters and digits as tell a trillion jobs apart.
+const ID_LENGTH: usize = 8;
+/// The longest id, in bytes.
+const ID_LENGTH_LIMIT: usize = 64;
+
+/// Which part of which training job a job on this node is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainingIdentity {
+    /// The project; default: [`DEFAULT_PROJECT`].
+    pub project: Option<String>,
+    /// The team that the project belongs to.
+    pub team: Option<String>,
+    /// The id of the training job, one for all its ranks; default: a random one.
+    pub id: Option<String>,
+    /// Which of the nodes this is, from 0 on.
+    pub rank: u32,
+    /// How many nodes the training job has.
+    pub nodes: u32,
+    /// The address of rank 0; default: this node.
+    pub leader: Option<String>,
+}
+
+impl Default for TrainingIdentity {
+    fn default() -> Self {
+        Self { project: None, team: None, id: None, rank: 0, nodes: 1, leader: None }
+    }
+}
+
+impl TrainingIdentity {
+    /// The name of the project.
+    pub fn project(&self) -> &str {
+        self.project.as_deref().unwrap_or(DEFAULT_PROJECT)
+    }
+
+    /// The id of the training job; empty until one is [chosen](Self::choose_id).
+    pub fn id(&self) -> &str {
+        self.id.as_deref().unwrap_or_default()
+    }
+
+    /// Chooses an id where there is none, out of random bytes.
+    pub fn choose_id(&mut self, random: [u8; ID_LENGTH]) {
+        const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+        let letter = |byte: u8| char::from(LETTERS[usize::from(byte) % LETTERS.len()]);
+        self.id.get_or_insert_with(|| random.into_iter().map(letter).collect());
+    }
+
+    /// Makes sure that its id can be the name of a directory, its project has a name, and its rank is one of its nodes.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`].
+    pub fn check(&self) -> Result<()> {
+        let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        if let Some(id) = &self.id
+            && (id.is_empty() || id.len() > ID_LENGTH_LIMIT || !id.chars().all(plain))
+        {
+            return invalid(format!(
+                "{id:?} can't be the id of a job: expected up to {ID_LENGTH_LIMIT} letters, digits, '-' and '_'"
+            ));
+        }
+        for (what, name) in [("project", &self.project), ("team", &self.team)] {
+            if name.as_ref().is_some_and(|name| name.is_empty() || name.chars().any(char::is_control)) {
+                return invalid(format!("{name:?} can't be the name of a {what}"));
+            }
+        }
+        if self.rank < self.nodes {
+            return Ok(());
+        }
+        invalid(format!("rank {} of {} nodes: ranks are counted from 0", self.rank, self.nodes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chosen_id_is_eight_letters_and_digits_and_stays() {
+        let mut training = TrainingIdentity::default();
+        training.choose_id([0, 25, 26, 35, 36, 71, 255, 7]);
+        assert_eq!(training.id(), "az09a9dh");
+        training.choose_id([1; 8]);
+        assert_eq!(training.id(), "az09a9dh");
+    }
+
+    #[test]
+    fn check_refuses_ids_that_leave_a_directory_and_ranks_beyond_the_nodes() {
+        let of = |id: &str| TrainingIdentity { id: Some(id.into()), ..Default::default() };
+        for id in ["ab12cd34", "my-job_2"] {
+            assert!(of(id).check().is_ok(), "{id}");
+        }
+        for id in ["", ".", "..", "a/b", "a.b", "a@b", "ä"] {
+            assert!(of(id).check().is_err(), "{id}");
+        }
+        assert!(TrainingIdentity { project: Some(String::new()), ..Default::default() }.check().is_err());
+        assert!(TrainingIdentity { rank: 2, nodes: 2, ..Default::default() }.check().is_err());
+    }
+}

@@ -1,0 +1,236 @@
+//! Volumes: the directories of the node's disk that jobs write to.
+//!
+//! ```text
+//! <volumes>/<tenant>/jobs/<id>/scratch       what a job needs while it runs; gone when it has ended
+//!                             /checkpoints   what is to outlive it
+//!                   /trash/                  what is being removed
+//! ```
+//!
+//! They are bound into the namespace of their job, so writing is as fast as the disk, and nothing of bdnfs is on the way.
+//! Whoever uses the volume of a job (its supervisor, its saver) holds its directory locked, shared: what nobody holds
+//! and no job of this agent needs, a crash has left.
+
+mod trash;
+mod usage;
+
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use bdnfs::error::{Error, Kind, Result};
+use rustix::fs::FlockOperation;
+
+use crate::context::Context;
+pub use usage::occupied;
+
+/// Where a job finds its scratch directory, as on the platform.
+pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";
+/// The variable with the directory of volumes where no configuration names one, for tests and single commands.
+const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
+/// The directory of a tenant's jobs, in that of the tenant.
+const JOBS_DIRECTORY: &str = "jobs";
+/// The directory of what is being removed, in that of the tenant.
+const TRASH_DIRECTORY: &str = "trash";
+
+/// Where volumes lie, and how large they may grow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeConfig {
+    /// The directory of all volumes, absolute.
+    pub dir: PathBuf,
+    /// The most that the scratch directory of a job may occupy, in bytes.
+    pub scratch_limit: Option<u64>,
+}
+
+impl Default for VolumeConfig {
+    fn default() -> Self {
+        let named = std::env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let dir = named.unwrap_or_else(|| PathBuf::from("/var/lib/bdnfs/volumes"));
+        Self { dir, scratch_limit: None }
+    }
+}
+
+/// The volumes of a node.
+#[derive(Debug)]
+pub struct Volumes {
+    config: VolumeConfig,
+}
+
+impl Volumes {
+    /// The volumes of an agent whose cache is in the directory `cache`.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] where one of the directories lies in the other: a cache may be deleted at any time.
+    pub fn new(config: VolumeConfig, cache: &Path) -> Result<Self> {
+        let dir = config.dir.canonicalize().unwrap_or_else(|_| config.dir.clone());
+        if dir.starts_with(cache) || cache.starts_with(&dir) {
+            let (dir, cache) = (dir.display(), cache.display());
+            let text = format!(
+                "the directory of volumes {dir} and the cache {cache} lie in each other, and a cache may be deleted at any \
+                 time; choose another with [volumes] dir"
+            );
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        Ok(Self { config })
+    }
+
+    /// The directory of all volumes.
+    pub fn directory(&self) -> &Path {
+        &self.config.dir
+    }
+
+    /// The most that the scratch directory of a job may occupy, in bytes.
+    pub fn scratch_limit(&self) -> Option<u64> {
+        self.config.scratch_limit
+    }
+
+    /// The volume of the job `id` of `tenant`, which may not exist.
+    pub fn of_job(&self, tenant: &str, id: &str) -> JobVolume {
+        let tenant = self.config.dir.join(tenant);
+        JobVolume {
+            path: tenant.join(JOBS_DIRECTORY).join(id),
+            trash: tenant.join(TRASH_DIRECTORY),
+            id: id.into(),
+        }
+    }
+
+    /// Removes what a crash has left: scratch directories that nobody holds, but for those of the jobs `needed`, and what is in the
+    /// trash. The rest is removed in the background. Touches the local disk.
+    pub fn clear(&self, needed: &HashSet<PathBuf>) {
+        for tenant in subdirectories(&self.config.dir) {
+            for job in subdirectories(&tenant.join(JOBS_DIRECTORY)) {
+                let id = job.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let volume = JobVolume { path: job, trash: tenant.join(TRASH_DIRECTORY), id };
+                if !needed.contains(&volume.path)
+                    && let Ok(_lock) = volume.lock(FlockOperation::NonBlockingLockExclusive)
+                {
+                    volume.retire();
+                }
+            }
+            trash::empty(tenant.join(TRASH_DIRECTORY));
+        }
+    }
+}
+
+/// The volume of one job.
+#[derive(Clone, Debug)]
+pub struct JobVolume {
+    path: PathBuf,
+    trash: PathBuf,
+    id: String,
+}
+
+impl JobVolume {
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The scratch directory.
+    pub fn scratch(&self) -> PathBuf {
+        self.path.join("scratch")
+    }
+
+    /// Makes its `directories`, for their owner alone. What comes back keeps others from clearing it; the supervisor of the job does
+    /// the same. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] where another job of this id runs on this node; [`Kind::Disk`].
+    pub fn create(&self, directories: &[PathBuf]) -> Result<File> {
+        let failed = || format!("cannot create the volume {}", self.path.display());
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path).with_context(failed)?;
+        let lock = self.lock(FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+            let text =
+                format!("a job with the id {} runs on this node already; choose another --id", self.id);
+            Error::with(Kind::Busy, text, error)
+        })?;
+        for directory in directories {
+            DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(failed)?;
+        }
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).with_context(failed)?;
+        Ok(lock)
+    }
+
+    /// Locks it, as one of those who use it or as the only one.
+    ///
+    /// # Errors
+    /// The disk's own, or that somebody else holds it.
+    pub fn lock(&self, how: FlockOperation) -> io::Result<File> {
+        lock(&self.path, how)
+    }
+
+    /// Moves its scratch directory into the trash, and removes it in the background: at once, however much is in it. Touches the
+    /// local disk.
+    pub fn retire(&self) {
+        if let Err(error) = trash::take(&self.scratch(), &self.trash, &format!("{}-scratch", self.id)) {
+            tracing::warn!("cannot remove {}: {error}", self.scratch().display());
+        }
+        // It stays where it holds anything else.
+        let _ = fs::remove_dir(&self.path);
+        trash::empty(self.trash.clone());
+    }
+}
+
+/// Locks the volume in the directory `path`.
+///
+/// # Errors
+/// The disk's own, or that somebody else holds it.
+pub fn lock(path: &Path, how: FlockOperation) -> io::Result<File> {
+    let directory = File::open(path)?;
+    rustix::fs::flock(&directory, how)?;
+    Ok(directory)
+}
+
+/// The directories in `path`, no links among them.
+fn subdirectories(path: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    directories.map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volumes(home: &Path) -> Volumes {
+        let config = VolumeConfig { dir: home.join("volumes"), scratch_limit: None };
+        Volumes::new(config, &home.join("cache")).unwrap()
+    }
+
+    #[test]
+    fn volumes_in_the_cache_or_around_it_are_refused() {
+        let home = tempfile::tempdir().unwrap();
+        for (dir, cache) in [("cache/volumes", "cache"), ("volumes", "volumes/cache")] {
+            let config = VolumeConfig { dir: home.path().join(dir), scratch_limit: None };
+            let error = Volumes::new(config, &home.path().join(cache)).unwrap_err();
+            assert_eq!(error.kind(), Kind::Invalid, "{error}");
+        }
+    }
+
+    #[test]
+    fn clear_removes_what_nobody_holds_and_no_job_needs() {
+        let home = tempfile::tempdir().unwrap();
+        let volumes = volumes(home.path());
+        let of = |id: &str| {
+            let volume = volumes.of_job("default", id);
+            let lock = volume.create(&[volume.scratch()]).unwrap();
+            fs::write(volume.scratch().join("file"), id).unwrap();
+            (volume, lock)
+        };
+        let ((held, _lock), (needed, _), (left, _)) = (of("held"), of("needed"), of("left"));
+        volumes.clear(&HashSet::from([needed.path().to_owned()]));
+        assert!(held.scratch().exists() && needed.scratch().exists());
+        assert!(!left.path().exists());
+    }
+
+    #[test]
+    fn create_of_a_volume_in_use_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let volume = volumes(home.path()).of_job("default", "x");
+        let lock = volume.create(&[volume.scratch()]).unwrap();
+        assert_eq!(volume.create(&[]).unwrap_err().kind(), Kind::Busy);
+        drop(lock);
+        assert!(volume.create(&[]).is_ok());
+    }
+}

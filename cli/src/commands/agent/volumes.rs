@@ -1,0 +1,32 @@
+//! The section of the agent's configuration for what jobs write.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use bdnfs_agent::VolumeConfig;
+use bytesize::ByteSize;
+use serde::Deserialize;
+
+/// Where jobs write, and how much.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VolumeSection {
+    /// The directory of all volumes.
+    dir: Option<PathBuf>,
+    /// The most that the scratch directory of a job may occupy.
+    scratch_limit: Option<ByteSize>,
+}
+
+impl VolumeSection {
+    /// The setup.
+    pub fn setup(self) -> Result<VolumeConfig> {
+        if let Some(path) = self.dir.as_ref().filter(|path| !path.is_absolute()) {
+            bail!("volumes.dir {}: must be an absolute path", path.display());
+        }
+        let defaults = VolumeConfig::default();
+        Ok(VolumeConfig {
+            dir: self.dir.unwrap_or(defaults.dir),
+            scratch_limit: self.scratch_limit.map(|size| size.as_u64()),
+        })
+    }
+}

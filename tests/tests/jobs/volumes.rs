@@ -1,0 +1,126 @@
+//! What jobs write: where it lies, who sees it, and what is left of it.
+
+use std::fs;
+use std::path::PathBuf;
+
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+
+use super::kit::{events, job, spec, submitted, text, toml};
+
+/// The directories of what jobs of this machine write, by the ids of the jobs.
+fn volumes(machine: &Machine) -> Vec<PathBuf> {
+    let jobs = fs::read_dir(machine.volumes().join("default/jobs"));
+    jobs.into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+fn is_trash_empty(machine: &Machine) -> bool {
+    fs::read_dir(machine.volumes().join("default/trash")).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// The specification of a job without sources.
+fn commands(machine: &Machine, name: &str, commands: &[&str]) -> PathBuf {
+    spec(machine, name, &toml(&[], commands))
+}
+
+#[test]
+fn job_has_scratch_of_its_own_that_is_gone_when_it_ended() {
+    let machine = Machine::new();
+    let seen = machine.directory("seen");
+    let command = format!(
+        "cd $BT_SCRATCH_DIR && [ $TMPDIR = $BT_SCRATCH_DIR ] && [ $PWD = /mnt/bt-scratch ] && mktemp && mkdir -p a/b && \
+         echo mine > a/b/file && stat -c %a . > {seen}/mode && ls -A {volumes} > {seen}/others && \
+         df --output=source . | tail -1 > {seen}/disk && env | grep ^BT_ | sort > {seen}/env",
+        seen = text(&seen),
+        volumes = text(&machine.volumes()),
+    );
+    let file = commands(&machine, "scratch.toml", &[&command]);
+    let arguments =
+        ["run", "--id", "j1", "--project", "p", "--rank", "1", "--nodes", "2", "--leader", "10.0.0.1"];
+    let told =
+        job(&machine, &[&arguments[..], &["--cache-dir", text(machine.cache()), text(&file)]].concat());
+    assert_eq!(told.code, Some(0), "{}", told.err);
+    let saw = |name: &str| fs::read_to_string(seen.join(name)).unwrap();
+    assert_eq!((saw("mode").trim(), saw("others").as_str()), ("700", ""));
+    assert_ne!(saw("disk").trim(), "bdnfs-job", "it lies on the disk");
+    let expected = "BT_GROUP_SIZE=2\nBT_LEADER_ADDR=10.0.0.1\nBT_NODE_RANK=1\nBT_RETRY_COUNT=0\n\
+                    BT_SCRATCH_DIR=/mnt/bt-scratch\nBT_TRAINING_JOB_ID=j1\nBT_TRAINING_JOB_NAME=j1\n\
+                    BT_TRAINING_PROJECT_NAME=p\n";
+    assert_eq!(saw("env"), expected);
+    assert!(volumes(&machine).is_empty(), "{:?}", volumes(&machine));
+    assert!(
+        fs::read_dir("/mnt/bt-scratch").unwrap().next().is_none(),
+        "the host has an empty directory there"
+    );
+}
+
+#[test]
+fn job_writing_beside_its_volume_keeps_what_it_wrote() {
+    let machine = Machine::new();
+    let out = tempfile::Builder::new().prefix("bdnfs-beside-").tempdir_in("/mnt").unwrap();
+    let path = out.path().with_extension("file");
+    let file = commands(&machine, "beside.toml", &[&format!("echo kept > {}", text(&path))]);
+    job(&machine, &["run", "--cache-dir", text(machine.cache()), text(&file)]).succeeds();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "kept\n");
+    fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn job_id_in_use_is_refused_to_another_job() {
+    let machine = Machine::new();
+    let _agent = machine.agent("");
+    let flag = machine.directory("flag");
+    let wait = format!("touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done", text(&flag));
+    let file = commands(&machine, "wait.toml", &[&wait]);
+    let first = submitted(&machine, &["--id", "same", text(&file)]);
+    eventually("it runs", || flag.join("runs").exists());
+    let second = job(&machine, &["run", "--id", "same", text(&file)]);
+    let message = "a job with the id same runs on this node already; choose another --id";
+    assert!(second.code == Some(125) && second.err.contains(message), "{}", second.err);
+    fs::write(flag.join("go"), "").unwrap();
+    job(&machine, &["wait", &first]).succeeds();
+    assert!(volumes(&machine).is_empty());
+}
+
+#[test]
+fn volume_left_by_a_killed_agent_and_job_is_cleared_by_the_next() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flag = machine.directory("flag");
+    let command =
+        format!("echo $$ > {0}/pid; echo x > $BT_SCRATCH_DIR/x; touch {0}/runs; sleep 1000", text(&flag));
+    let id = submitted(&machine, &[text(&commands(&machine, "sleep.toml", &[&command]))]);
+    eventually("it runs", || flag.join("runs").exists());
+    let [volume] = &volumes(&machine)[..] else { panic!("one volume") };
+    // One of a job that no record tells of.
+    let left = volume.with_file_name("left");
+    fs::create_dir_all(left.join("scratch/below")).unwrap();
+    agent.crash();
+    let _next = machine.agent("");
+    eventually("what nobody holds is cleared", || !left.exists() && is_trash_empty(&machine));
+    assert!(volume.join("scratch/x").exists(), "the job goes on, and has its scratch");
+    job(&machine, &["stop", "--now", &id]).succeeds();
+    assert!(volumes(&machine).is_empty());
+}
+
+#[test]
+fn scratch_over_its_limit_fails_the_job() {
+    let machine = Machine::new();
+    let agent = machine.agent("[volumes]\nscratch_limit = \"10MB\"\n");
+    let flag = machine.directory("flag");
+    let command = format!(
+        "head -c 9000000 /dev/zero > $TMPDIR/x; while [ ! -e {}/go ]; do sleep 0.1; done; \
+         head -c 9000000 /dev/zero >> $TMPDIR/x; sleep 1000",
+        text(&flag)
+    );
+    let id = submitted(&machine, &[text(&commands(&machine, "full.toml", &[&command]))]);
+    let status = || agent.get(&format!("/v1/jobs/{id}")).json();
+    eventually("an event tells that it is nearly full", || {
+        events(&status()).iter().any(|event| event.starts_with("/mnt/bt-scratch occupies 9"))
+    });
+    assert_eq!(status()["state"], "TRAINING_JOB_RUNNING");
+    fs::write(flag.join("go"), "").unwrap();
+    eventually("it fails", || status()["state"] == "TRAINING_JOB_FAILED");
+    let why = status()["why"]["message"].as_str().unwrap().to_owned();
+    assert!(why.starts_with("/mnt/bt-scratch occupies 18") && why.contains("raise scratch_limit"), "{why}");
+}
