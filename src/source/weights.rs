@@ -5,6 +5,7 @@
 //! table of differences. A document comes as a [`Value`], whatever it was written in; what is said of it names places
 //! in it, and whoever parsed it knows their lines.
 
+mod config_keys;
 mod job;
 mod job_keys;
 mod location;

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Rules;
-use super::job_keys::{BODY, CONFIG, JOB, OWN, PROJECT, SERVING};
-use super::schema::{Handling, JobKey, Shape, check_keys};
+use super::config_keys;
+use super::job_keys::{BODY, CONFIG, JOB, OWN, PROJECT};
+use super::schema::{Handling, JobKey, Shape, check_keys, scalar};
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::fields::Fields;
 
@@ -79,6 +80,11 @@ impl<'a> Specification<'a> {
         for (fields, keys) in self.around.iter().map(|(fields, keys)| (fields, *keys)).chain([own]) {
             check_keys(fields, keys, rules, found);
         }
+        if self.is_config() {
+            for (key, value) in self.fields.map {
+                config_keys::check(value, key, &self.fields.place.key(key), rules, found);
+            }
+        }
         let runtime = self.fields.present("runtime").and_then(Value::as_object);
         let set = |key| runtime.is_some_and(|runtime| runtime.get(key).is_some_and(|value| !value.is_null()));
         if set("enable_cache") && set("cache_config") {
@@ -94,21 +100,24 @@ impl<'a> Specification<'a> {
 
 /// The keys of a document, told by one that no other kind has.
 fn keys_of(map: &Map<String, Value>) -> &'static [JobKey] {
-    let is = |keys: &[JobKey], map: &Map<String, Value>| {
+    let is = |keys: &[JobKey]| {
         keys.iter().any(|key| map.contains_key(key.name) && OWN.iter().all(|own| own.name != key.name))
     };
     let runtime = map.get("runtime").and_then(Value::as_object);
-    if is(JOB, map) {
+    let serves = |runtime: &Map<String, Value>| {
+        config_keys::below("runtime").into_iter().any(|key| runtime.contains_key(key))
+    };
+    if is(JOB) {
         JOB
-    } else if is(CONFIG, map) || runtime.is_some_and(|runtime| is(SERVING, runtime)) {
+    } else if is(CONFIG) || runtime.is_some_and(serves) {
         CONFIG
     } else {
         OWN
     }
 }
 
-/// The commands of a document: its `name` and its `runtime`; of a `config.yaml` its `environment_variables`, since it has no
-/// commands. [`read`](super::read) reports what is wrong with them; what can't be read is left out.
+/// The commands of a document: its `name` and its `runtime`; of a `config.yaml` its `environment_variables`, as the texts that
+/// Truss makes of them, since it has no commands. [`read`](super::read) reports what is wrong with them; what can't be read is left out.
 pub fn runs(document: &Value) -> JobCommands {
     let Some(job) = Specification::find(document, &mut Diagnostics::default()) else {
         return JobCommands::default();
@@ -129,12 +138,18 @@ pub fn runs(document: &Value) -> JobCommands {
         None => [None, None],
     };
     let [project, team] = project;
+    let mut environment = of("environment_variables");
+    if let (true, Value::Object(variables)) = (job.is_config(), &mut environment) {
+        for value in variables.values_mut() {
+            *value = scalar(value).map_or_else(|| value.take(), Value::String);
+        }
+    }
     JobCommands {
         name: text(&job.fields, name),
         project,
         team,
         start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
-        environment: serde_json::from_value(of("environment_variables")).unwrap_or_default(),
+        environment: serde_json::from_value(environment).unwrap_or_default(),
     }
 }
 

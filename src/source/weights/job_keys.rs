@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::schema::{JobKey, Shape};
-use Shape::{Any, Flag, Keys, List, Text, TextOr, Texts, Variables, Whole, Word};
+use Shape::{Any, Flag, Keys, List, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
 
 const MACHINE: &str = "the commands run on this machine as it is";
 const WORKDIR: &str = "the commands run in the working directory of the job, with the files that are there";
@@ -32,7 +32,7 @@ pub(super) const JOB: &[JobKey] = &[
     JobKey::nullable("workspace", Keys(WORKSPACE)).told(WORKDIR),
     JobKey::optional("weights", Any).done(),
     JobKey::optional("enable_baseten_workdir", Flag).told(WORKDIR),
-    JobKey::nullable("truss_user_env", Any).told("it describes the machine that pushed the job"),
+    JobKey::nullable("truss_user_env", Keys(USER_ENV)).told("it describes the machine that pushed the job"),
 ];
 /// The same in a file of our own: what needs no platform.
 pub(super) const OWN: &[JobKey] = &[
@@ -136,6 +136,21 @@ const WORKSPACE: &[JobKey] = &[
     JobKey::optional("external_dirs", Texts),
     JobKey::optional("exclude_dirs", Texts),
 ];
+const USER_ENV: &[JobKey] = &[
+    JobKey::required("truss_client_version", Text),
+    JobKey::required("python_version", Text),
+    JobKey::required("pydantic_version", Text),
+    JobKey::nullable("mypy_version", Text),
+    JobKey::nullable(
+        "git_info",
+        Keys(&[
+            JobKey::required("latest_commit_sha", Text),
+            JobKey::nullable("latest_tag", Text),
+            JobKey::nullable("commits_since_tag", Whole),
+            JobKey::required("has_uncommitted_changes", Flag),
+        ]),
+    ),
+];
 /// A secret: only its name.
 pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Text)];
 
@@ -143,7 +158,7 @@ pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Text)];
 pub(super) const CONFIG: &[JobKey] = &[
     JobKey::optional("weights", Any).done(),
     JobKey::nullable("model_name", Text).done(),
-    JobKey::optional("environment_variables", Variables).done(),
+    JobKey::optional("environment_variables", Scalars).done(),
     JobKey::optional("model_cache", Any).refused(is_filled, UNMOUNTED),
     JobKey::optional("hf_cache", Any).refused(is_filled, UNMOUNTED),
     JobKey::optional("cache_internal", Any).refused(is_filled, UNMOUNTED),
@@ -162,7 +177,7 @@ pub(super) const CONFIG: &[JobKey] = &[
     JobKey::optional("examples_filename", Any).told(SERVED),
     JobKey::optional("data_dir", Any).told(SERVED),
     JobKey::optional("external_package_dirs", Any).told(SERVED),
-    JobKey::nullable("runtime", Keys(SERVING)).told(SERVED),
+    JobKey::optional("runtime", Any).told(SERVED),
     JobKey::optional("build", Any).told(SERVED),
     JobKey::optional("build_commands", Any).told(SERVED),
     JobKey::optional("docker_server", Any).told(SERVED),
@@ -180,21 +195,6 @@ pub(super) const CONFIG: &[JobKey] = &[
     JobKey::optional("apply_library_patches", Any).told(SERVED),
     JobKey::optional("spec_version", Any).told(SERVED),
 ];
-/// The `runtime` of a `config.yaml`, which has nothing of that of a training job.
-pub(super) const SERVING: &[JobKey] = &[
-    JobKey::optional("predict_concurrency", Any),
-    JobKey::optional("streaming_read_timeout", Any),
-    JobKey::optional("enable_tracing_data", Any),
-    JobKey::optional("enable_debug_logs", Any),
-    JobKey::optional("transport", Any),
-    JobKey::optional("is_websocket_endpoint", Any),
-    JobKey::optional("health_checks", Any),
-    JobKey::optional("oidc", Any),
-    JobKey::optional("remote_ssh", Any),
-    JobKey::optional("egress_restrictions", Any),
-    JobKey::optional("truss_server_version_override", Any),
-];
-
 fn is_enabled(config: &Value) -> bool {
     config.get("enabled").is_some_and(|enabled| *enabled == true)
 }

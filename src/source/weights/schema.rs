@@ -17,6 +17,8 @@ pub(super) enum Shape {
     Texts,
     /// A mapping of texts, and of names of secrets.
     Variables,
+    /// The same, also of what [`scalar`] makes a text of.
+    Scalars,
     /// A mapping with these keys.
     Keys(&'static [JobKey]),
     /// A list of such mappings.
@@ -116,7 +118,7 @@ fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, 
                 check_value(item, Shape::Keys(known), &place.index(i), rules, found);
             });
         }
-        (Shape::Variables, Value::Object(map)) => {
+        (Shape::Variables | Shape::Scalars, Value::Object(map)) => {
             for (name, value) in map {
                 let place = place.key(name);
                 if name.is_empty() || name.contains(['=', '\0']) {
@@ -125,7 +127,7 @@ fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, 
                 }
                 if value.is_object() {
                     check_value(value, Shape::Keys(super::job_keys::REFERENCE), &place, rules, found);
-                } else {
+                } else if !matches!(shape, Shape::Scalars) || scalar(value).is_none() {
                     check_argument(value, &place, rules, found);
                 }
             }
@@ -143,9 +145,19 @@ fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, 
         (Shape::Texts, _) => "a list of strings",
         (Shape::List(_), _) => "a list",
         (Shape::TextOr(_), _) => "a string or a mapping",
-        (Shape::Variables | Shape::Keys(_), _) => "a mapping",
+        (Shape::Variables | Shape::Scalars | Shape::Keys(_), _) => "a mapping",
     };
     found.reject(place, format!("must be {expected}, not {}", kind(value)));
+}
+
+/// The text that Truss makes of a truth value or a number; `None` for a number that it would write with an exponent.
+pub(super) fn scalar(value: &Value) -> Option<String> {
+    let text = match value {
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        _ => return None,
+    };
+    let is_small = value.as_f64().is_some_and(|number| number != 0.0 && number.abs() < 1e-4);
+    (!is_small && !text.contains('e') || value.is_boolean()).then_some(text)
 }
 
 /// Checks a text that a process gets: as an argument or in its environment, where a NUL ends it.

@@ -54,16 +54,27 @@ def models(annotation):
     return [model for inner in typing.get_args(annotation) for model in models(inner)]
 
 
-def fields(model, place=""):
+def fields(model, place="", above=()):
     """The places of all fields of a model, those of the models in it among them."""
+    hints = typing.get_type_hints(model)
     for name, field in model.model_fields.items():
-        # Where a push sends it.
-        name = {"runtime_artifacts": "runtime.artifacts"}.get(name, name)
-        yield place + name
-        # What a mapping holds has names of its own.
+        if issubclass(model, pydantic.RootModel):
+            places = [place.removesuffix(".")]
+        else:
+            # Where a push sends it, and other names that are read.
+            names = {"runtime_artifacts": "runtime.artifacts"}.get(name, name), *getattr(field.validation_alias, "choices", ())
+            places = [place + name for name in names]
+            yield from places
+        # What a mapping holds has names of its own; a model in itself would have no end.
         if typing.get_origin(field.annotation) is not dict:
-            for inner in models(field.annotation):
-                yield from fields(inner, f"{place}{name}.")
+            for inner in set(models(hints[name])) - {model, *above}:
+                yield from fields(inner, f"{places[0]}.", (model, *above))
+
+
+def config_fields():
+    """The places of a config.yaml that are read, with those of older versions."""
+    places = set(fields(truss_config.TrussConfig)) | {"resources.use_gpu"}
+    return places | {place.replace("model_cache", "hf_cache") for place in places}
 
 
 def job(image=None, compute=None, runtime=None, **kwargs):
@@ -127,8 +138,7 @@ def main():
         "fields": {
             "job": sorted(set(fields(deployment.PreparedTrainingJob))),
             "project": sorted(definitions.TrainingProject.model_fields),
-            "config": sorted(truss_config.TrussConfig.model_fields),
-            "config_runtime": sorted(truss_config.Runtime.model_fields),
+            "config": sorted(config_fields()),
         },
         "run": run,
         "refuse": {name: push(made) for name, made in REFUSE.items()},

@@ -118,12 +118,10 @@ fn config_of_truss_has_variables_and_data_that_is_not_mounted() {
     assert_eq!(lines(&read(&both, Rules::default()).1), [format!("reject: hf_cache: {text}")]);
 }
 
-/// Every mapping of every body, but those that hold what a user names or that nobody looks into.
+/// Every mapping of every body, but those that hold what a user names.
 fn mappings(value: &Value, place: &str, all: &mut Vec<String>) {
     match value {
-        Value::Object(map)
-            if !place.ends_with("/environment_variables") && !place.ends_with("/truss_user_env") =>
-        {
+        Value::Object(map) if !place.ends_with("/environment_variables") => {
             all.push(place.to_owned());
             map.iter().for_each(|(key, value)| mappings(value, &format!("{place}/{key}"), all));
         }
@@ -169,6 +167,65 @@ fn unknown_key_at_any_level_is_rejected_unless_lenient() {
     ] {
         assert_ne!(read(&document, Rules::default()).1.rejects(), 0, "{document}");
     }
+}
+
+#[test]
+fn config_key_misspelt_at_any_level_is_rejected_unless_lenient() {
+    let fields: BTreeSet<String> =
+        serde_json::from_value(recorded()["fields"]["config"].take()).expect("places");
+    let mut levels = BTreeSet::new();
+    for place in fields.iter().filter(|place| !place.starts_with("weights.")) {
+        let Some((above, key)) = place.rsplit_once('.') else { continue };
+        let document = |key: &str| {
+            let mut value = serde_json::json!({key: "x"});
+            for (depth, above) in above.split('.').rev().enumerate() {
+                // A list of mappings is looked into as a mapping is.
+                value = if depth == 0 {
+                    serde_json::json!({above: [value]})
+                } else {
+                    serde_json::json!({above: value})
+                };
+            }
+            value["model_name"] = "m".into();
+            value
+        };
+        let unknown = |document: &Value, lenient| {
+            let (_, found) = read(document, Rules { lenient, local: false });
+            found.into_iter().find(|f| f.text.starts_with("is not a known key")).map(|f| f.verdict)
+        };
+        assert_eq!(unknown(&document(key), false), None, "{place}");
+        let wrong = document(&format!("{key}x"));
+        let verdicts = [false, true].map(|lenient| unknown(&wrong, lenient));
+        assert_eq!(verdicts, [Some(Severity::Reject), Some(Severity::Warning)], "{place}");
+        levels.insert(above);
+    }
+    assert!(levels.len() > 25, "{levels:?}");
+    let free =
+        serde_json::json!({"build": {"arguments": {"any": {"thing": 1}}}, "bis_llm": {"config": {"any": 1}}});
+    assert_eq!(read(&free, Rules::default()).1.rejects(), 0);
+}
+
+#[test]
+fn config_variables_are_the_texts_that_truss_makes_of_them() {
+    let config = serde_json::json!({"model_name": "m", "weights": [], "environment_variables": {
+        "TEXT": "x", "YES": true, "WHOLE": -7, "REAL": 0.1, "ONE": 1.0, "NONE": 0.0,
+    }});
+    assert_eq!(read(&config, Rules::default()).1, Diagnostics::default());
+    let text = |text: &str| Variable::Text(text.to_owned());
+    let expected =
+        [("NONE", "0.0"), ("ONE", "1.0"), ("REAL", "0.1"), ("TEXT", "x"), ("WHOLE", "-7"), ("YES", "true")];
+    let expected = expected.map(|(name, value)| (name.to_owned(), text(value)));
+    assert_eq!(runs(&config).environment, BTreeMap::from(expected));
+    // Those whose text is not the same in all languages, and what is no text at all.
+    for value in [serde_json::json!(1e16), serde_json::json!(0.00001), Value::Null, serde_json::json!([1])] {
+        let config =
+            serde_json::json!({"model_name": "m", "weights": [], "environment_variables": {"X": value}});
+        let found = lines(&read(&config, Rules::default()).1);
+        assert!(found[0].starts_with("reject: environment_variables.X: must be a string, not "), "{found:?}");
+    }
+    // A training job takes texts only, as truss_train.
+    let job = serde_json::json!({"weights": [], "runtime": {"environment_variables": {"X": 1}}});
+    assert_eq!(read(&job, Rules::default()).1.rejects(), 1);
 }
 
 #[test]
@@ -219,13 +276,15 @@ fn keys_known_are_the_fields_of_truss() {
     let mut job = known(JOB);
     job.extend(KEYS.iter().map(|key| format!("weights.{key}")));
     job.extend(auth_method::keys().chain([auth_method::METHOD]).map(|key| format!("weights.auth.{key}")));
-    let opaque = |place: &String| place.starts_with("truss_user_env.");
-    assert_eq!(job, fields("job").into_iter().filter(|place| !opaque(place)).collect());
+    assert_eq!(job, fields("job"));
     assert_eq!(known(PROJECT), fields("project"));
-    let mut config: BTreeSet<_> = known(CONFIG).into_iter().filter(|place| !place.contains('.')).collect();
-    assert!(config.remove("hf_cache"), "an older name of model_cache");
-    assert_eq!(config, fields("config"));
-    assert_eq!(known(SERVING), fields("config_runtime"));
+    let (top, below) = fields("config").into_iter().partition::<BTreeSet<_>, _>(|place| !place.contains('.'));
+    assert_eq!(known(CONFIG), top);
+    // Those of the weights are checked by themselves.
+    for place in below.iter().filter(|place| !place.starts_with("weights.")) {
+        let (above, key) = place.rsplit_once('.').expect("a place below another");
+        assert!(config_keys::below(above).contains(&key), "{place}: scripts/vectors records it");
+    }
 }
 
 #[test]
