@@ -6,15 +6,16 @@
 //! records, and cleared after the kernel has let that go: so the ledger never has less than the kernel, whenever the
 //! process is killed. The cost is a few stores an open.
 
-use std::fs::File;
+mod shared_memory;
+
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdnfs::error::{Error, Kind, Result};
-use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
-use rustix::fs::{MemfdFlags, SealFlags};
+
+use shared_memory::SharedMemory;
 
 /// Says what it is and how it is laid out: "bdnfs" and a version. To be raised with every change of what expected below,
 /// and of the limits that the kernel is told at the beginning (`session`): a mount keeps to those it began with.
@@ -27,8 +28,8 @@ const SLOT_WORDS: usize = 4;
 const SLOT_BITS: u32 = 20;
 /// How many slots there are: a million files may be open on a mount. Those unused take no memory.
 const SLOTS: u32 = 1 << SLOT_BITS;
-/// The size of the ledger, in bytes.
-const SIZE: usize = (HEADER_WORDS + SLOT_WORDS * SLOTS as usize) * size_of::<u64>();
+/// All words of the ledger.
+const WORDS: usize = HEADER_WORDS + SLOT_WORDS * SLOTS as usize;
 
 /// Features that were negotiated when the mount was made, and hold until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +88,7 @@ pub(crate) struct LedgerEntry {
 /// The ledger of one mount.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    file: File,
-    memory: MmapRaw,
+    memory: SharedMemory,
     slots: Mutex<Slots>,
 }
 
@@ -105,15 +105,8 @@ struct Slots {
 impl Ledger {
     /// An empty ledger.
     pub(crate) fn new(features: MountFeatures) -> Result<Self> {
-        let make = || -> io::Result<File> {
-            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-            let file = File::from(rustix::fs::memfd_create("bdnfs-ledger", flags)?);
-            file.set_len(SIZE as u64)?;
-            rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-            Ok(file)
-        };
-        let slots = Slots { vacant: Vec::new(), unused: 0, serial: 0 };
-        let ledger = Self::map(make().map_err(fault)?, slots)?;
+        let memory = SharedMemory::new(WORDS).map_err(fault)?;
+        let ledger = Self { memory, slots: Mutex::new(Slots { vacant: Vec::new(), unused: 0, serial: 0 }) };
         ledger.words()[1]
             .store(u64::from(features.passthrough) | u64::from(features.stateless) << 1, Ordering::Relaxed);
         ledger.words()[0].store(MAGIC, Ordering::Release);
@@ -128,12 +121,9 @@ impl Ledger {
         let foreign = || {
             Error::new(Kind::Unsupported, "cannot resume the mount: it was made by another version of bdnfs")
         };
-        let file = File::from(file);
-        let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        if !sealed || file.metadata().map_err(fault)?.len() != SIZE as u64 {
-            return Err(foreign());
-        }
-        let mut ledger = Self::map(file, Slots { vacant: Vec::new(), unused: 0, serial: 0 })?;
+        let memory = SharedMemory::open(file, WORDS).map_err(fault)?.ok_or_else(foreign)?;
+        let slots = Slots { vacant: Vec::new(), unused: 0, serial: 0 };
+        let mut ledger = Self { memory, slots: Mutex::new(slots) };
         if ledger.words()[0].load(Ordering::Acquire) != MAGIC {
             return Err(foreign());
         }
@@ -142,9 +132,9 @@ impl Ledger {
         Ok((ledger, entries))
     }
 
-    fn map(file: File, slots: Slots) -> Result<Self> {
-        let memory = MmapOptions::new().len(SIZE).map_raw(&file).map_err(fault)?;
-        Ok(Self { file, memory, slots: Mutex::new(slots) })
+    /// Where it is kept.
+    pub(crate) fn memory(&self) -> &SharedMemory {
+        &self.memory
     }
 
     fn read(&self) -> (Slots, Vec<LedgerEntry>) {
@@ -220,15 +210,7 @@ impl Ledger {
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is as long as this, begins at a page, and lives as long as `self`; the file is sealed, so that
-        // none of it can go away. Other processes change it through atomics only, as this one does.
-        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), SIZE / size_of::<AtomicU64>()) }
-    }
-}
-
-impl AsFd for Ledger {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.memory.words()
     }
 }
 
@@ -239,6 +221,7 @@ fn fault(error: impl Into<io::Error>) -> Error {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::os::fd::AsFd;
 
     use proptest::prelude::*;
 
@@ -247,7 +230,7 @@ mod tests {
     const FEATURES: MountFeatures = MountFeatures { passthrough: true, stateless: false };
 
     fn reopen(ledger: &Ledger) -> (Ledger, Vec<LedgerEntry>) {
-        Ledger::open(ledger.file.try_clone().expect("a descriptor").into()).expect("a ledger")
+        Ledger::open(ledger.memory.as_fd().try_clone_to_owned().expect("a descriptor")).expect("a ledger")
     }
 
     #[test]
@@ -260,11 +243,11 @@ mod tests {
 
     #[test]
     fn ledger_of_another_format_is_refused() {
-        let kind = |file: File| Ledger::open(file.into()).expect_err("no ledger").kind();
-        assert_eq!(kind(tempfile::tempfile().expect("a file")), Kind::Unsupported);
+        let kind = |file: OwnedFd| Ledger::open(file).expect_err("no ledger").kind();
+        assert_eq!(kind(tempfile::tempfile().expect("a file").into()), Kind::Unsupported);
         let other = Ledger::new(FEATURES).expect("a ledger");
         other.words()[0].store(MAGIC + 1, Ordering::Relaxed);
-        assert_eq!(kind(other.file.try_clone().expect("a descriptor")), Kind::Unsupported);
+        assert_eq!(kind(other.memory.as_fd().try_clone_to_owned().expect("a descriptor")), Kind::Unsupported);
     }
 
     proptest! {

@@ -251,7 +251,7 @@ impl Mount {
             return Ok(None);
         }
         let fault = |e| Error::disk("cannot duplicate a descriptor", e);
-        let ledger = self.ledger.as_fd().try_clone_to_owned().map_err(fault)?;
+        let ledger = self.ledger.memory().as_fd().try_clone_to_owned().map_err(fault)?;
         let queues = self.queues.iter().map(|queue| queue.as_fd().try_clone_to_owned());
         Ok(Some(MountDescriptors { ledger, queues: queues.collect::<std::io::Result<_>>().map_err(fault)? }))
     }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -199,7 +198,7 @@ impl FileHandles {
     /// and the kernel numbers them in order: it is the one before the next.
     fn drop_unrecorded(self: &Arc<Self>, registered: &HashMap<u32, u64>) {
         if self.passthrough()
-            && let Ok(next) = self.device.register(&self.ledger.as_fd())
+            && let Ok(next) = self.device.register(self.ledger.memory())
             && let Some(last) = next.id().checked_sub(1).filter(|id| *id > 0 && !registered.contains_key(id))
         {
             drop(BackingFile::adopt(self.device.clone(), last));

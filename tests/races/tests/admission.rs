@@ -1,0 +1,68 @@
+//! Races for room in the cache. No time passes here: only what comes back wakes who waits, and no timer does.
+
+use std::sync::Arc;
+
+use bdnfs_races::admission::AdmissionQueue;
+use bdnfs_races::room::Room;
+use shuttle::future::block_on;
+use shuttle::{check_random, future, thread};
+
+/// How many orders are tried: a bug of three steps in the wrong order shows within hundreds.
+const ORDERS: usize = 3000;
+const BYTES: u64 = 10;
+
+#[test]
+fn jobs_racing_for_room_are_all_admitted_and_never_hold_more_than_there_is() {
+    let race = || {
+        let (room, queue) = (Room::new(BYTES), Arc::new(AdmissionQueue::default()));
+        let jobs = [("small", 4), ("half", 5), ("more", 6), ("all", BYTES)].map(|(name, bytes)| {
+            let (room, queue) = (room.clone(), queue.clone());
+            thread::spawn(move || {
+                let snapshots = [room.snapshot(name, bytes)];
+                let permit = block_on(queue.admit(name, &snapshots, |_| ())).expect("there is room for it");
+                assert!((bytes..=BYTES).contains(&room.leased()), "{} are leased", room.leased());
+                thread::yield_now();
+                // In this order: its mounts are gone.
+                drop(snapshots);
+                drop(permit);
+            })
+        });
+        jobs.into_iter().for_each(|job| job.join().expect("no panic"));
+        assert_eq!(room.leased(), 0);
+    };
+    check_random(race, ORDERS);
+}
+
+#[test]
+fn job_behind_one_that_is_cancelled_is_admitted() {
+    let race = || {
+        let (room, queue) = (Room::new(BYTES), Arc::new(AdmissionQueue::default()));
+        let first = room.snapshot("first", BYTES);
+        let permit = block_on(queue.admit("first", std::slice::from_ref(&first), |_| ())).expect("room");
+        let cancelled = future::spawn({
+            let (snapshots, queue) = ([room.snapshot("cancelled", BYTES)], queue.clone());
+            async move {
+                let permit = queue.admit("cancelled", &snapshots, |_| ()).await;
+                drop(snapshots);
+                drop(permit);
+            }
+        });
+        let last = thread::spawn({
+            let (room, queue) = (room.clone(), queue.clone());
+            move || {
+                let snapshots = [room.snapshot("last", BYTES)];
+                block_on(queue.admit("last", &snapshots, |_| ())).map(drop).expect("room");
+            }
+        });
+        let ending = thread::spawn(move || {
+            drop(first);
+            drop(permit);
+        });
+        cancelled.abort();
+        ending.join().expect("no panic");
+        last.join().expect("it is not forgotten");
+        let _ = block_on(cancelled);
+        assert_eq!(room.leased(), 0);
+    };
+    check_random(race, ORDERS);
+}
