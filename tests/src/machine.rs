@@ -23,6 +23,8 @@ use crate::tools::{program, target};
 pub struct Machine {
     home: TempDir,
     cache: PathBuf,
+    /// The program; `None`: the one that was built beside the test.
+    build: Option<PathBuf>,
     env: Vec<(OsString, OsString)>,
     /// The network namespace that it is in, if it is not this process's.
     network: Option<PathBuf>,
@@ -37,13 +39,18 @@ impl Machine {
     pub fn new() -> Self {
         let home = TempDir::with_prefix("bdnfs-test-").expect("a temporary directory");
         let cache = home.path().join("cache");
-        Self { cache, home, env: Vec::new(), network: None, mounts: None, resolver: None }
+        Self { cache, home, build: None, env: Vec::new(), network: None, mounts: None, resolver: None }
     }
 
     /// The same, with its cache at `cache`.
     pub fn with_cache(mut self, cache: &Path) -> Self {
         self.cache = cache.to_owned();
         self
+    }
+
+    /// Has the commands that follow run another build of the program; `None`: the one that was built beside the test.
+    pub fn use_build(&mut self, program: Option<&Path>) {
+        self.build = program.map(Path::to_owned);
     }
 
     /// The same, with the network of `host`.
@@ -110,7 +117,7 @@ impl Machine {
     /// # Panics
     /// When the binary is not built.
     pub fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
-        let binary = target().join("bdnfs");
+        let binary = self.build.clone().unwrap_or_else(|| target().join("bdnfs"));
         assert!(binary.exists(), "{} is missing; cargo build --workspace makes it", binary.display());
         self.program(binary, arguments)
     }

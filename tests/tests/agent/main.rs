@@ -12,3 +12,4 @@ mod stopped;
 mod takeover;
 mod top;
 mod traces;
+mod upgrade;

@@ -20,19 +20,19 @@ use rustix::process::{Pid, Signal, kill_process};
 const MIB: usize = 1 << 20;
 
 /// Slow enough that there is always something under way.
-const SLOW: NetworkFault =
+pub(super) const SLOW: NetworkFault =
     NetworkFault { refuse: false, frozen: false, delay: Duration::ZERO, rate: Some(6 << 20), cut: None };
 const FROZEN: NetworkFault = NetworkFault { rate: None, frozen: true, ..SLOW };
 const GONE: NetworkFault = NetworkFault { rate: None, refuse: true, ..SLOW };
 
 /// Processes that read mounts in all ways, and end at the first thing that is wrong. Dropping it kills them.
-struct ReaderProcesses {
+pub(super) struct ReaderProcesses {
     stop: PathBuf,
     all: Vec<(Child, PathBuf)>,
 }
 
 impl ReaderProcesses {
-    fn start(machine: &Machine, mounts: &[(PathBuf, PathBuf)], count: u64, seed: u64) -> Self {
+    pub(super) fn start(machine: &Machine, mounts: &[(PathBuf, PathBuf)], count: u64, seed: u64) -> Self {
         let directory = machine.directory(&format!("readers-{seed}"));
         let stop = directory.join("stop");
         let spawn = |number: u64| {
@@ -48,7 +48,7 @@ impl ReaderProcesses {
     }
 
     /// Waits until each has done something more.
-    fn go_on(&mut self) {
+    pub(super) fn go_on(&mut self) {
         let turns = |progress: &Path| {
             let mut turns = [0; 8];
             File::open(progress).unwrap().read_exact_at(&mut turns, 0).unwrap();
@@ -68,7 +68,7 @@ impl ReaderProcesses {
     }
 
     /// Has them read once more what they have open, and end.
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         fs::write(&self.stop, "").unwrap();
         for (mut child, progress) in std::mem::take(&mut self.all) {
             let status = wait_for_exit(&mut child, "a reader");
