@@ -5,6 +5,7 @@
 mod fdstore;
 mod killed;
 mod metrics;
+mod mounts_model;
 mod openapi;
 mod packaging;
 mod restart;
