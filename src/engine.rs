@@ -241,13 +241,13 @@ impl Engine {
         let mut listing =
             Listing::new(&origin.identity(), patterns, self.resources.cache.layout().manifests());
         origin.list(&mut listing).await?;
-        let unmatched = listing.unmatched().into_iter().map(String::from).collect();
+        let notes = listing.notes();
         let resources = self.resources.clone();
         let kept = blocking(move || save_manifest(listing, resources.cache.layout().manifests()));
         let (id, manifest) = kept.await?;
         let ladder = self.ladder(None, vec![origin]);
         let shared = (self.resources.clone(), self.contents.clone());
-        Ok(Arc::new(Snapshot::new(id, Arc::new(manifest), unmatched, shared, ladder)))
+        Ok(Arc::new(Snapshot::new(id, Arc::new(manifest), notes, shared, ladder)))
     }
 
     /// Makes readable what `mirror` has `found` a source to be mirrored as. What the mirror can't send right comes from the
@@ -265,7 +265,7 @@ impl Engine {
         let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(mirror.clone()), Arc::new(origin)];
         let ladder = self.ladder(self.placement(found.manifest), tiers);
         let shared = (self.resources.clone(), self.contents.clone());
-        let snapshot = Snapshot::new(found.manifest, manifest, Vec::new(), shared, ladder);
+        let snapshot = Snapshot::new(found.manifest, manifest, Default::default(), shared, ladder);
         Ok(Arc::new(snapshot.leased(lease).announced(self.announcements())))
     }
 
@@ -277,7 +277,7 @@ impl Engine {
         let manifest = Arc::new(self.manifest(mirror, &id).await?);
         let ladder = self.ladder(self.placement(id), vec![Arc::new(mirror.clone())]);
         let shared = (self.resources.clone(), self.contents.clone());
-        Ok(Arc::new(Snapshot::new(id, manifest, Vec::new(), shared, ladder)))
+        Ok(Arc::new(Snapshot::new(id, manifest, Default::default(), shared, ladder)))
     }
 
     /// The resources that every content uses.

@@ -74,6 +74,7 @@ pub(crate) mod escape;
 mod listing;
 mod mirrored_listing;
 mod name;
+mod notes;
 mod pack;
 mod rejections;
 mod row;
@@ -90,6 +91,7 @@ use crate::error::{Error, Kind};
 pub use decoder::Manifest;
 pub use listing::{ListedFile, Listing};
 pub use mirrored_listing::{MirroredBlob, MirroredListing};
+pub use notes::ListingNotes;
 pub use pack::PackedFile;
 
 /// A part of a blob: what a file is.

@@ -13,6 +13,7 @@
 //! that was listed. When the source changes meanwhile, it is listed again, once.
 
 mod builder;
+mod hash_first;
 mod origin_reader;
 mod packing;
 mod progress;
@@ -32,7 +33,7 @@ use crate::checkpoint::CheckpointId;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
-use crate::manifest::{Manifest, MirroredBlob, MirroredListing};
+use crate::manifest::{ListingNotes, Manifest, MirroredBlob, MirroredListing};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::{Ref, source_key};
 use crate::mirror::lease::{MirrorLease, Purpose};
@@ -74,6 +75,9 @@ pub struct PublishSource {
     pub patterns: Patterns,
     /// Where they are.
     pub origin: Arc<dyn Origin>,
+    /// Whether a large file that the mirror may have under another name is read once more to find out, which is cheap for
+    /// files of this machine.
+    pub hash_first: bool,
 }
 
 /// The outcome of a publication.
@@ -83,8 +87,8 @@ pub struct Published {
     pub found: Ref,
     /// Whether that is new.
     pub new: bool,
-    /// Patterns that matched nothing: most likely a slip.
-    pub unmatched: Vec<String>,
+    /// What a person should know of the listing.
+    pub notes: ListingNotes,
     /// Damage of the earlier mirrored state that this publication repaired.
     pub repaired: Repairs,
     /// Bytes read from the origin.
@@ -125,7 +129,9 @@ pub async fn publish_uri(
     progress: &PublishProgress,
 ) -> Result<Published> {
     let origin = origin::open(uri, access).await?;
-    let source = PublishSource { name: uri.to_string(), identity: uri.identity(access), patterns, origin };
+    let hash_first = matches!(uri, Uri::File(_));
+    let (name, identity) = (uri.to_string(), uri.identity(access));
+    let source = PublishSource { name, identity, patterns, origin, hash_first };
     publish(mirror, &source, config, progress).await
 }
 
@@ -168,7 +174,7 @@ struct OriginListing {
     digest: Digest,
     at: DateTime<Utc>,
     began: Instant,
-    unmatched: Vec<String>,
+    notes: ListingNotes,
 }
 
 impl PublishRun<'_> {
@@ -178,7 +184,7 @@ impl PublishRun<'_> {
         let listed = self.list().await?;
         let mut repaired = Repairs::default();
         if let Some(found) = self.find_unchanged(&listed, &mut repaired).await? {
-            return Ok(self.published(found, false, listed.unmatched, repaired));
+            return Ok(self.published(found, false, listed.notes, repaired));
         }
         let recipes = packing::plan(&listed.manifest, &self.source.identity)?;
         self.progress.begin(&listed.manifest);
@@ -206,12 +212,12 @@ impl PublishRun<'_> {
         };
         let found = self.mirror.publish(&ours).await?;
         let new = found == ours;
-        Ok(self.published(found, new, listed.unmatched, repaired))
+        Ok(self.published(found, new, listed.notes, repaired))
     }
 
-    fn published(&self, found: Ref, new: bool, unmatched: Vec<String>, repaired: Repairs) -> Published {
+    fn published(&self, found: Ref, new: bool, notes: ListingNotes, repaired: Repairs) -> Published {
         let (read, written) = (self.progress.read.load(Relaxed), self.progress.written.load(Relaxed));
-        Published { found, new, unmatched, repaired, read, written }
+        Published { found, new, notes, repaired, read, written }
     }
 
     async fn list(&self) -> Result<OriginListing> {
@@ -219,14 +225,14 @@ impl PublishRun<'_> {
         let (at, began) = (self.lease.now().await?, Instant::now());
         let mut listing = self.mirror.listing(&self.source.origin.identity(), self.source.patterns.clone());
         self.source.origin.list(&mut listing).await?;
-        let unmatched = listing.unmatched().into_iter().map(String::from).collect();
+        let notes = listing.notes();
         let mut file = self.mirror.scratch()?;
         let written = blocking(move || {
             let digest = listing.finish(&mut file)?;
             Ok((Arc::new(Manifest::open(&file)?), digest))
         });
         let (manifest, digest) = written.await?;
-        Ok(OriginListing { manifest, digest, at, began, unmatched })
+        Ok(OriginListing { manifest, digest, at, began, notes })
     }
 
     /// What the source is mirrored as already, if that is just what was listed and all of it is there. What is wrong with it
@@ -254,7 +260,8 @@ impl PublishRun<'_> {
         let ladder = ladder(self.source.origin.clone());
         let previous = self.previous().await;
         let builder =
-            BlobBuilder::new(self.mirror, listing, ladder, previous, self.lease, self.config.memory);
+            BlobBuilder::new(self.mirror, listing, ladder, previous, self.lease, self.config.memory)
+                .hash_first(self.source.hash_first);
         let mut kept: Vec<Option<MirrorRecord>> = vec![None; recipes.len()];
         let mut firsts = HashMap::new();
         for (at, recipe) in recipes.iter().enumerate() {
@@ -329,10 +336,11 @@ impl PublishRun<'_> {
 }
 
 impl PublishSource {
-    /// What `origin` has, as the checkpoint `id`.
+    /// What `origin`, a directory of this machine, has, as the checkpoint `id`.
     pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
         let text = id.to_string();
-        Self { name: text.clone(), identity: text, patterns: Patterns::default(), origin }
+        let patterns = Patterns::default();
+        Self { name: text.clone(), identity: text, patterns, origin, hash_first: true }
     }
 
     /// The key of the source's ref.

@@ -16,7 +16,7 @@ use crate::content::{Content, SharedResources};
 use crate::digest::Digest;
 use crate::error::Result;
 use crate::fetch::Ladder;
-use crate::manifest::{Manifest, Node, Slice};
+use crate::manifest::{ListingNotes, Manifest, Node, Slice};
 use crate::metrics::Traffic;
 use crate::mirror::lease::MirrorLease;
 use crate::read::Reader;
@@ -29,7 +29,7 @@ pub use contents::Contents;
 pub struct Snapshot {
     id: Digest,
     manifest: Arc<Manifest>,
-    unmatched: Vec<String>,
+    notes: ListingNotes,
     resources: Arc<SharedResources>,
     contents: Arc<Contents>,
     ladder: Arc<Ladder>,
@@ -58,7 +58,7 @@ impl Snapshot {
     pub(crate) fn new(
         id: Digest,
         manifest: Arc<Manifest>,
-        unmatched: Vec<String>,
+        notes: ListingNotes,
         (resources, contents): (Arc<SharedResources>, Arc<Contents>),
         ladder: Arc<Ladder>,
     ) -> Self {
@@ -66,7 +66,7 @@ impl Snapshot {
         Self {
             id,
             manifest,
-            unmatched,
+            notes,
             resources,
             contents,
             ladder,
@@ -168,9 +168,9 @@ impl Snapshot {
         self.manifest.clone()
     }
 
-    /// Patterns of the source that matched nothing: most likely a slip of its user.
-    pub fn unmatched(&self) -> &[String] {
-        &self.unmatched
+    /// What its user should know of how it was listed.
+    pub fn notes(&self) -> &ListingNotes {
+        &self.notes
     }
 
     /// The resources that every content uses.

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use bdnfs::manifest::ListingNotes;
 use bdnfs::publish::Published;
 use bytesize::ByteSize;
 
@@ -31,9 +32,14 @@ pub fn minute(seconds: i64) -> String {
     }
 }
 
-/// A warning that a pattern matches no file, and may be misspelt.
-pub fn unmatched(pattern: &str, source: &str) -> String {
-    format!("the pattern {pattern:?} matches nothing in {source}")
+/// What a person should know of how `source` was listed, a sentence each.
+pub fn notes(notes: &ListingNotes, source: &str) -> Vec<String> {
+    let unmatched =
+        notes.unmatched.iter().map(|pattern| format!("the pattern {pattern:?} matches nothing in {source}"));
+    let skipped = notes.first_skipped.iter().map(|entry| format!("skipped {entry}"));
+    let more = notes.skipped - notes.first_skipped.len() as u64;
+    let more = (more > 0).then(|| format!("skipped {more} more that are no files, in {source}"));
+    unmatched.chain(skipped).chain(more).collect()
 }
 
 /// An error in one line: each cause that adds something to what stands before it.

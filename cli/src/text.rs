@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-pub use bdnfs_agent::text::{count, files, minute, size, unmatched};
+pub use bdnfs_agent::text::{count, files, minute, notes, size};
 
 /// `part` of `whole` in percent, rounded down: 100 % means all.
 pub fn percent(part: u64, whole: u64) -> String {

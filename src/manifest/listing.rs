@@ -8,6 +8,7 @@ use super::directories::DirectoryStack;
 use super::encoder::encode;
 use super::entries::SortedEntries;
 use super::name;
+use super::notes::ListingNotes;
 use super::rejections::RejectedEntries;
 use super::row::{self, ListingRow, RowKind};
 use super::run::SortedRun;
@@ -51,6 +52,7 @@ pub struct Listing {
     directories: DirectoryStack,
     scratch: PathBuf,
     rejected: RejectedEntries,
+    notes: ListingNotes,
     /// Files and links that the origin told of.
     listed: u64,
     /// Those of them that were selected.
@@ -69,6 +71,7 @@ impl Listing {
             directories: DirectoryStack::new(),
             scratch: scratch.into(),
             rejected: RejectedEntries::default(),
+            notes: ListingNotes::default(),
             listed: 0,
             selected: 0,
             escape: false,
@@ -183,8 +186,16 @@ impl Listing {
         self.sorter.take(&ListingRow { path, depth, what, size, mtime, dated, kept, sha256, tail });
     }
 
-    /// Notes that what is at `path` can't be an entry, and why: a socket, an object whose key is no path. Like a bad
-    /// name, it is told when the listing is finished, if it is selected.
+    /// Leaves out what is at `path`, which holds no data, and notes why if it is selected: a fifo, a socket, a device.
+    pub fn skip(&mut self, path: &[u8], why: &str) {
+        let path = &*self.named(path);
+        if self.selection.select(path) {
+            self.notes.skip(path, why);
+        }
+    }
+
+    /// Notes that what is at `path` can't be an entry, and why: an object whose key is no path. Like a bad name, it is told
+    /// when the listing is finished, if it is selected.
     pub fn refuse(&mut self, path: &[u8], why: &str) {
         let path = &*self.named(path);
         self.listed += 1;
@@ -200,9 +211,10 @@ impl Listing {
         self.selection.patterns().select(path)
     }
 
-    /// The patterns that no path has matched so far, each worth a warning.
-    pub fn unmatched(&self) -> Vec<&str> {
-        self.selection.unmatched()
+    /// What a person should know of it so far.
+    pub fn notes(&self) -> ListingNotes {
+        let unmatched = self.selection.unmatched().into_iter().map(String::from).collect();
+        ListingNotes { unmatched, ..self.notes.clone() }
     }
 
     /// Whether what is at `path` is selected and can be an entry; if only the former, that is noted.

@@ -141,7 +141,11 @@ impl Mirror {
         Ok(got.and_then(|got| MirrorRecord::decode(&got.bytes, &record.digest)).unwrap_or(record))
     }
 
-    async fn put_recipe(&self, recipe: &Digest, made: &Digest) -> Result<()> {
+    /// Notes that the blob `made` was made from `recipe`.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn put_recipe(&self, recipe: &Digest, made: &Digest) -> Result<()> {
         self.put(&self.key(ObjectKind::Recipes, recipe), encode_recipe(recipe, made).into_bytes().into())
             .await
     }

@@ -9,6 +9,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 
+use super::hash_first;
 use super::origin_reader::read;
 use super::packing::Recipe;
 use super::progress::PublishProgress;
@@ -44,6 +45,7 @@ pub(super) struct BlobBuilder<'a> {
     listing: &'a Manifest,
     origin: Ladder,
     previous: Option<PreviousSnapshot>,
+    hash_first: bool,
     /// Nothing that is relied on may be dated before it began.
     lease: &'a MirrorLease,
     /// In MiB.
@@ -64,7 +66,13 @@ impl<'a> BlobBuilder<'a> {
         let memory_mib = memory.div_ceil(BLOCK).clamp(1, u64::from(u32::MAX) / 2) as u32;
         let in_memory = MAX_IN_MEMORY_BYTES.min(memory / 4);
         let semaphore = Semaphore::new(memory_mib as usize);
-        Self { mirror, listing, origin, previous, lease, memory: semaphore, memory_mib, in_memory }
+        let (memory, hash_first) = (semaphore, false);
+        Self { mirror, listing, origin, previous, hash_first, lease, memory, memory_mib, in_memory }
+    }
+
+    /// Whether what the mirror may have under another name is read once more to find out.
+    pub(super) fn hash_first(self, hash_first: bool) -> Self {
+        Self { hash_first, ..self }
     }
 
     /// Finds the blob of `recipe` in the mirror, or makes it.
@@ -104,7 +112,12 @@ impl<'a> BlobBuilder<'a> {
                 let extents = extents(0, blob.size).map(|extent| read(&self.origin, &blob, extent));
                 let blocks = stream::iter(extents).buffered(READS_IN_FLIGHT).try_concat().await?;
                 progress.read.fetch_add(blob.size, Relaxed);
-                self.put_in_memory(recipe, blocks, Some(blob)).await?
+                let beginning = hash_first::fingerprint(blob.size, &blocks);
+                let put = self.put_in_memory(recipe, blocks, Some(blob)).await?;
+                if recipe.size > MAX_EXTENT_BLOCKS * BLOCK {
+                    self.mirror.put_recipe(&beginning, &put.0.digest).await?;
+                }
+                put
             }
             files => self.put_in_memory(recipe, self.pack(files, recipe.size, progress).await?, None).await?,
         };
@@ -181,7 +194,19 @@ impl<'a> BlobBuilder<'a> {
         progress: &PublishProgress,
     ) -> Result<MirrorRecord> {
         loop {
-            let (mut draft, sha256, sample) = self.begin_or_resume(recipe, blob).await?;
+            let resumed = self.mirror.resume_draft(&recipe.name, blob.size, self.lease).await?;
+            let (mut draft, sha256, sample) = match resumed {
+                Some((draft, sha256)) => (draft, sha256, None),
+                None => {
+                    let sample = read(&self.origin, blob, first_extent(blob.size)).await?;
+                    if let Some(record) = self.find_same(recipe, blob, &sample).await? {
+                        progress.bytes_done.fetch_add(blob.size, Relaxed);
+                        return Ok(record);
+                    }
+                    self.begin(recipe, blob, sample).await?
+                }
+            };
+            let beginning = sample.as_ref().map(|sample| hash_first::fingerprint(blob.size, sample));
             progress.bytes_done.fetch_add(done(&draft, blob), Relaxed);
             let passed = match self.copy_rest(blob, &mut draft, sha256, sample, progress).await {
                 Ok(sha256) => {
@@ -197,6 +222,9 @@ impl<'a> BlobBuilder<'a> {
                         draft.close().await
                     } else {
                         draft.discard().await
+                    }
+                    if let Some(beginning) = &beginning {
+                        self.mirror.put_recipe(beginning, &record.digest).await?;
                     }
                     return Ok(record);
                 }
@@ -217,17 +245,33 @@ impl<'a> BlobBuilder<'a> {
         }
     }
 
-    /// What another run left of it; else a new draft, with the first extent, which says whether it is compressed.
-    async fn begin_or_resume(
+    /// The blob with the content of a file that begins with `sample`, if the mirror has it under another name.
+    async fn find_same(
         &self,
         recipe: &Recipe,
         blob: &Blob,
-    ) -> Result<(Draft, Option<Sha256>, Option<Vec<Bytes>>)> {
-        if let Some((draft, sha256)) = self.mirror.resume_draft(&recipe.name, blob.size, self.lease).await? {
-            return Ok((draft, sha256, None));
+        sample: &[Bytes],
+    ) -> Result<Option<MirrorRecord>> {
+        if !self.hash_first {
+            return Ok(None);
         }
-        let first = extents(0, blob.size).next().unwrap_or(Extent { first: 0, blocks: 1 });
-        let sample = read(&self.origin, blob, first).await?;
+        let beginning = hash_first::fingerprint(blob.size, sample);
+        let alike = self.mirror.find_by_recipe(&beginning, self.lease.began()).await?;
+        let Some(record) = alike.filter(|record| record.size == blob.size) else { return Ok(None) };
+        if hash_first::digest(&self.origin, blob, extents(0, blob.size)).await? != record.digest {
+            return Ok(None);
+        }
+        self.mirror.put_recipe(&recipe.name, &record.digest).await?;
+        Ok(Some(record))
+    }
+
+    /// A new draft of a file that begins with `sample`, which says whether it is compressed.
+    async fn begin(
+        &self,
+        recipe: &Recipe,
+        blob: &Blob,
+        sample: Vec<Bytes>,
+    ) -> Result<(Draft, Option<Sha256>, Option<Vec<Bytes>>)> {
         let blocks = sample.clone();
         let framed = blocking(move || Ok(frames::compresses_well(&blocks))).await?;
         let draft = self.mirror.begin_draft(&recipe.name, blob.size, framed, self.lease).await?;
@@ -283,6 +327,11 @@ fn extents(first: u64, size: u64) -> impl Iterator<Item = Extent> {
     let blocks = block::count(size);
     let starts = (first..blocks).step_by(MAX_EXTENT_BLOCKS as usize);
     starts.map(move |first| Extent { first, blocks: MAX_EXTENT_BLOCKS.min(blocks - first) })
+}
+
+/// The first of them.
+fn first_extent(size: u64) -> Extent {
+    extents(0, size).next().unwrap_or(Extent { first: 0, blocks: 1 })
 }
 
 /// How a blob is kept.

@@ -109,9 +109,12 @@ async fn add_as(
     origin: Arc<dyn Origin>,
     progress: &PublishProgress,
 ) -> Result<Published> {
-    let source =
-        PublishSource { name: name.into(), identity: name.into(), patterns: Patterns::default(), origin };
-    publish(mirror, &source, CONFIG, progress).await
+    publish(mirror, &source_of(name, origin), CONFIG, progress).await
+}
+
+fn source_of(name: &str, origin: Arc<dyn Origin>) -> PublishSource {
+    let patterns = Patterns::default();
+    PublishSource { name: name.into(), identity: name.into(), patterns, origin, hash_first: false }
 }
 
 async fn faults(mirror: &Mirror, deep: bool) -> Vec<String> {

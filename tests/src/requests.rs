@@ -16,13 +16,15 @@ use parking_lot::Mutex;
 #[derive(Clone, Debug, Default)]
 pub struct RequestCounter(Arc<Mutex<BTreeMap<(Method, String), RequestCount>>>);
 
-/// Requests, and the bytes of the bodies that answered them.
+/// Requests, and the bytes of their bodies and of those that answered them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCount {
     /// Requests received.
     pub requests: u64,
     /// Bytes handed to the network in answer.
     pub bytes: u64,
+    /// Bytes of the requests' own bodies.
+    pub received: u64,
 }
 
 impl RequestCounter {
@@ -47,6 +49,7 @@ impl RequestCounter {
         chosen.fold(RequestCount::default(), |sum, (_, one)| RequestCount {
             requests: sum.requests + one.requests,
             bytes: sum.bytes + one.bytes,
+            received: sum.received + one.received,
         })
     }
 
@@ -60,21 +63,29 @@ impl RequestCounter {
         self.0.lock().clear();
     }
 
-    fn add(&self, key: &(Method, String), requests: u64, bytes: u64) {
+    fn add(&self, key: &(Method, String), more: RequestCount) {
         let mut counts = self.0.lock();
         let count = counts.entry(key.clone()).or_default();
-        count.requests += requests;
-        count.bytes += bytes;
+        count.requests += more.requests;
+        count.bytes += more.bytes;
+        count.received += more.received;
     }
 }
 
 async fn count(State(requests): State<RequestCounter>, request: Request, next: Next) -> Response {
     let key = (request.method().clone(), request.uri().path().to_owned());
-    requests.add(&key, 1, 0);
-    let (mut head, body) = next.run(request).await.into_parts();
+    requests.add(&key, RequestCount { requests: 1, ..RequestCount::default() });
+    let (head, body) = request.into_parts();
+    let (sent, sender) = (requests.clone(), key.clone());
+    let body = body.into_data_stream().inspect_ok(move |piece| {
+        sent.add(&sender, RequestCount { received: piece.len() as u64, ..RequestCount::default() });
+    });
+    let (mut head, body) = next.run(Request::from_parts(head, Body::from_stream(body))).await.into_parts();
     if let Some(exact) = body.size_hint().exact() {
         head.headers.entry(CONTENT_LENGTH).or_insert(exact.into());
     }
-    let counted = body.into_data_stream().inspect_ok(move |piece| requests.add(&key, 0, piece.len() as u64));
+    let counted = body.into_data_stream().inspect_ok(move |piece| {
+        requests.add(&key, RequestCount { bytes: piece.len() as u64, ..RequestCount::default() });
+    });
     Response::from_parts(head, Body::from_stream(counted))
 }

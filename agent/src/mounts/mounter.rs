@@ -166,8 +166,7 @@ impl Mounter {
     /// What the user should know of a mount of `snapshot`, a sentence each.
     pub fn warnings(&self, snapshot: &Snapshot, mount: &Mount, request: &MountRequest) -> Vec<String> {
         let source = snapshot.manifest().source();
-        let unmatched = snapshot.unmatched().iter().map(|pattern| text::unmatched(pattern, source));
-        let mut warnings: Vec<_> = unmatched.collect();
+        let mut warnings = text::notes(snapshot.notes(), source);
         if mount.lacks_passthrough() {
             warnings.push(
                 "the kernel can't read local files by itself (that needs Linux 6.9 and root), so reads go \

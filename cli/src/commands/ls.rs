@@ -80,8 +80,8 @@ async fn manifest(args: &ListArgs) -> Result<Manifest> {
         };
     });
     origin.list(&mut listing).await.map_err(advise_scratch)?;
-    for pattern in listing.unmatched() {
-        eprintln!("note: {}", text::unmatched(pattern, &args.source.uri().to_string()));
+    for note in text::notes(&listing.notes(), &args.source.uri().to_string()) {
+        eprintln!("note: {note}");
     }
     let mut file = create_unnamed(&scratch)?;
     listing.finish(&mut file).map_err(advise_scratch)?;

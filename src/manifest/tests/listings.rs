@@ -127,7 +127,7 @@ fn listing_with_patterns_takes_only_what_they_select() {
     some.directory(b"b", (0, 0));
     some.directory(b"bad//name", (0, 0));
     some.symlink(b"c/l.json", b"../a", (60, 0));
-    assert_eq!(some.unmatched(), ["typo/"]);
+    assert_eq!(some.notes().unmatched, ["typo/"]);
     let manifest = finish(some).expect("good");
     let paths: Vec<_> = walk(&manifest).expect("good").into_keys().collect();
     assert_eq!(paths, [&b"a"[..], b"a/x.json", b"c", b"c/l.json"]);

@@ -59,7 +59,7 @@ fn take(listing: &mut Listing, entry: WalkEntry) {
         }),
         EntryKind::Directory => listing.directory(&path, mtime),
         EntryKind::Symlink(target) => listing.symlink(&path, &target, mtime),
-        EntryKind::Other(why) => listing.refuse(&path, why),
+        EntryKind::Other(why) => listing.skip(&path, why),
     }
 }
 

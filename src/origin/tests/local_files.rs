@@ -7,10 +7,12 @@ use std::path::Path;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use rustix::fs::FileType;
 
-use super::{failed, listed};
+use super::listed;
 use crate::blob::Blob;
 use crate::error::Kind;
+use crate::manifest::Listing;
 use crate::origin::local::LocalOrigin;
 use crate::source::Patterns;
 use crate::tier::conformance::{self, Subject, pinned};
@@ -79,15 +81,27 @@ async fn local_listing_keeps_names_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn local_listing_of_a_special_file_is_refused_by_name() {
+async fn local_listing_skips_special_files_with_a_note() {
     let Directory { root, origin } = Directory::new().await;
     fs::write(root.path().join("x"), "1").expect("write");
     let _socket = UnixListener::bind(root.path().join("s.sock")).expect("bind");
-    let error = failed(&origin).await;
-    assert_eq!(error.kind(), Kind::Invalid);
-    assert!(error.to_string().contains("\"s.sock\": it is a socket"), "{error}");
-    let without = Patterns::new(&[], &["*.sock".into()]).expect("patterns");
-    assert_eq!(listed(&origin, without).await.expect("listed"), [("x".to_owned(), "1".to_owned())]);
+    for number in 0..12 {
+        let fifo = root.path().join(format!("f{number:02}"));
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("mkfifo");
+    }
+    let mut listing = Listing::new("here", Patterns::default(), root.path());
+    origin.list(&mut listing).await.expect("listed");
+    let notes = listing.notes();
+    assert_eq!((notes.skipped, notes.first_skipped.len()), (13, 10));
+    assert!(notes.first_skipped.iter().any(|note| note.ends_with("\": it is a fifo")), "{notes:?}");
+    let without = Patterns::new(&[], &["*.sock".into(), "f*".into()]).expect("patterns");
+    let mut listing = Listing::new("here", without, root.path());
+    origin.list(&mut listing).await.expect("listed");
+    assert_eq!(listing.notes().skipped, 0, "what is not wanted is not told of");
+    assert_eq!(
+        listed(&origin, Patterns::default()).await.expect("listed"),
+        [("x".to_owned(), "1".to_owned())]
+    );
 }
 
 #[tokio::test]

@@ -120,3 +120,30 @@ async fn publish_of_changing_source_takes_one_state_or_fails() {
     let snapshot = mount(&node(), &mirror, None).await.expect("mounted");
     assert!(read(&snapshot).await.expect("read") == expected);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publish_of_same_content_under_another_name_uploads_none_of_it() {
+    let mirror = mirror(Arc::new(InMemory::new()));
+    let frozen = noise(20 * BLOCK, 5);
+    let publish_as = async |name: &str, path: &[u8], content: Bytes, hash_first: bool| {
+        let held = origin(&FileTree::from([(path.to_vec(), content)]));
+        let source = PublishSource { hash_first, ..source_of(name, held) };
+        publish(&mirror, &source, CONFIG, &PublishProgress::default()).await.expect("published")
+    };
+    let first = publish_as("one", b"model-1.bin", frozen.clone(), true).await;
+    assert_eq!((first.read, first.written), (20 * BLOCK, 20 * BLOCK), "read once, where nothing is like it");
+    let again = publish_as("two", b"other/model-7.bin", frozen.clone(), true).await;
+    assert_eq!((again.written, again.found.stored), (0, 20 * BLOCK));
+    // The recipe of the other name is known from then on.
+    assert_eq!(publish_as("two", b"other/model-7.bin", frozen.clone(), true).await.read, 0);
+
+    let mut changed = frozen.to_vec();
+    changed[19 * BLOCK as usize] ^= 1;
+    let changed = publish_as("three", b"model-1.bin", changed.into(), true).await;
+    assert_eq!(changed.written, 20 * BLOCK, "it begins the same, and goes on differently");
+    let shorter = publish_as("four", b"model-1.bin", frozen.slice(..18 << 20), true).await;
+    assert_eq!(shorter.written, 18 * BLOCK);
+    let far = publish_as("five", b"x", frozen, false).await;
+    assert_eq!(far.written, 20 * BLOCK, "an origin that is dear to read is read once");
+    assert_eq!(faults(&mirror, true).await, [""; 0]);
+}

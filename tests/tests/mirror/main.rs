@@ -3,3 +3,4 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
 mod publish;
+mod same_content;

@@ -137,8 +137,8 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     // Its end clears the bar.
     let _ = display.await;
     let published = published.with_context(context)?;
-    for pattern in &published.unmatched {
-        eprintln!("note: {}", text::unmatched(pattern, &uri.to_string()));
+    for note in text::notes(&published.notes, &uri.to_string()) {
+        eprintln!("note: {note}");
     }
     let Repairs { count: repaired, first } = &published.repaired;
     for fault in first {
