@@ -4,6 +4,7 @@
 //! [`Failure`] with a fitting status code. Whoever may connect may mount as the agent's user, so only that user and root
 //! are let in ([`socket`]).
 
+pub mod attributes;
 pub mod cache;
 pub mod client;
 pub mod cluster;
@@ -23,6 +24,9 @@ use bdnfs::metrics::Traffic;
 use bdnfs::source::{Access, Secret, Uri};
 use bdnfs::stage::Progress;
 use serde::{Deserialize, Serialize};
+
+/// The tenant where none is named.
+pub const DEFAULT_TENANT: &str = "default";
 
 /// A source, and the place where somebody is to see it. The path is absolute; all but the first two may be left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]

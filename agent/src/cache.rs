@@ -17,6 +17,7 @@ use bdnfs::error::Result;
 pub use claim::CacheClaim;
 use rustix::fs::OFlags;
 
+pub use crate::api::DEFAULT_TENANT;
 use crate::context::Context;
 
 /// Of a disk that others use too, this part stays free...
@@ -28,8 +29,6 @@ const RESERVE_MAX_BYTES: u64 = 20 << 30;
 const FETCH_MEMORY_BYTES: u64 = 256 << 20;
 /// The log of a detached agent, in that of its cache.
 const LOG_FILE: &str = "daemon.log";
-/// The tenant where none is named.
-pub const DEFAULT_TENANT: &str = "default";
 /// The log starts anew beyond this: weeks of what an agent normally says, and quick to look through.
 const LOG_MAX_BYTES: u64 = 10 << 20;
 

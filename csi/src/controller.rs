@@ -6,11 +6,11 @@ use bdnfs::digest::Digest;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
-use crate::attributes::Attributes;
 use crate::proto::csi;
 use crate::proto::csi::controller_server::Controller;
 use crate::proto::csi::controller_service_capability::{self, rpc};
 use crate::proto::csi::volume_capability::AccessType;
+use crate::volume_context::VolumeContext;
 
 /// How many hexadecimal digits of a digest stand in a volume's id.
 const ID_DIGITS: usize = 16;
@@ -60,7 +60,7 @@ impl Controller for ControllerService {
         // What only a node has: the file, and the secret that the kubelet will bring.
         parameters.remove("caFile");
         let secret = parameters.get("secretKey").map(|key| (key.clone(), String::new()));
-        Attributes::new(parameters).request(&volume_id, secret.into_iter().collect(), &policy)?;
+        VolumeContext::new(parameters).request(&volume_id, secret.into_iter().collect(), &policy)?;
         let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
         let volume = csi::Volume { capacity_bytes, volume_id, volume_context: request.parameters };
         Ok(Response::new(csi::CreateVolumeResponse { volume: Some(volume) }))

@@ -13,7 +13,6 @@
 //! The driver has no privileges and keeps nothing: all work is the agent's, which goes on when a call is given up, and is joined
 //! when the kubelet calls again.
 
-mod attributes;
 mod controller;
 mod events;
 mod identity;
@@ -34,6 +33,7 @@ pub mod proto {
 }
 mod registration;
 mod status_code;
+mod volume_context;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

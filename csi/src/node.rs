@@ -16,13 +16,13 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
-use crate::attributes::Attributes;
 use crate::events::{EventPoster, PodReference};
 use crate::proto::csi;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self, rpc};
 use crate::proto::csi::volume_capability::{AccessType, access_mode::Mode};
 use crate::status_code;
+use crate::volume_context::VolumeContext;
 
 /// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
 const HOLD: Duration = Duration::from_secs(100);
@@ -201,9 +201,9 @@ impl Node for NodeService {
         let mode = access_mode(volume_capability.as_ref())?;
         let (key, has_secret) = (target_key(&id, &target), !secrets.is_empty());
         let published = Ok(Response::new(csi::NodePublishVolumeResponse {}));
-        let attributes = Attributes::new(volume_context);
-        let pod = attributes.pod();
-        let request = match attributes.request(&id, secrets, &self.policy) {
+        let context = VolumeContext::new(volume_context);
+        let pod = context.pod();
+        let request = match context.request(&id, secrets, &self.policy) {
             Ok(request) => PublicationRequest { target: Some(target.into()), ..request },
             // A volume in use is never taken away by an error, though the rules have changed since.
             Err(refused) if self.is_published(&key).await => {

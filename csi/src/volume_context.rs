@@ -1,16 +1,13 @@
 //! What the author of a volume may ask for: its attributes, and the secret that comes with it.
 //!
 //! The author of a pod may choose what is read; where from, as whom and in whose name is chosen by an administrator, in a
-//! PersistentVolume or a StorageClass. A key that nobody knows is refused: it may be misspelt.
+//! PersistentVolume or a StorageClass.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
-use std::str::FromStr;
 
-use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, Uri, tenant};
-use bdnfs_agent::api::MirrorRequest;
-use bdnfs_agent::api::publication::{PublicationRequest, Staging};
-use bdnfs_agent::cache::DEFAULT_TENANT;
+use bdnfs::source::{AuthMethod, Secret};
+use bdnfs_agent::api::attributes::{Attributes, InvalidAttribute};
+use bdnfs_agent::api::publication::PublicationRequest;
 use tonic::Status;
 
 use crate::TrustPolicy;
@@ -26,13 +23,13 @@ const TRUSTED_KEYS: [&str; 9] =
 /// How many digits a kubelet's id of an inline volume has behind `csi-`.
 const INLINE_ID_DIGITS: usize = 64;
 
-/// The attributes of a volume, not read yet.
-pub struct Attributes {
-    own: BTreeMap<String, String>,
+/// The attributes of a volume and what the kubelet says of its pod, not read yet.
+pub struct VolumeContext {
+    own: Attributes,
     pod: BTreeMap<String, String>,
 }
 
-impl Attributes {
+impl VolumeContext {
     /// Parts the author's attributes from the kubelet's.
     pub fn new(context: HashMap<String, String>) -> Self {
         let (mut own, mut pod) = (BTreeMap::new(), BTreeMap::new());
@@ -43,7 +40,7 @@ impl Attributes {
                 None => drop(own.insert(key, value)),
             }
         }
-        Self { own, pod }
+        Self { own: own.into_iter().collect(), pod }
     }
 
     /// The request that they make, for the volume `id`.
@@ -57,52 +54,20 @@ impl Attributes {
         policy: &TrustPolicy,
     ) -> Result<PublicationRequest, Status> {
         let trusted = self.is_trusted(id, policy);
-        if let Some(key) = TRUSTED_KEYS.into_iter().find(|key| !trusted && self.own.contains_key(*key)) {
+        if let Some(key) = TRUSTED_KEYS.into_iter().find(|key| !trusted && self.own.has(key)) {
             let text = format!(
                 "volume attribute {key}: only an administrator may set it, in a PersistentVolume or a StorageClass"
             );
             return Err(Status::permission_denied(text));
         }
-        let source = Secret::new(self.own.remove("source").ok_or_else(|| invalid("source", "is missing"))?);
-        let uri: Uri = source.expose().parse().map_err(|e| invalid("source", &format!("{e}")))?;
-        let (allow, ignore) = (self.patterns("allow")?, self.patterns("ignore")?.unwrap_or_default());
-        Patterns::new(allow.as_deref().unwrap_or_default(), &ignore)
-            .map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let staging = match self.own.remove("staging").as_deref() {
-            None | Some("wait") => Staging::Wait,
-            Some("lazy") => Staging::Lazy,
-            Some(_) => return Err(invalid("staging", "expected wait or lazy")),
-        };
-        let auth = self.secret_key(&secrets)?;
-        let mut access = Access { auth, ..Access::default() };
-        self.service(&uri, !secrets.is_empty(), &mut access)?;
-        let tenant = self.tenant(policy)?;
-        let mirror = self.own.remove("mirror").map(|url| MirrorRequest {
-            url: Secret::new(url),
-            tenant: tenant.clone().unwrap_or_else(|| DEFAULT_TENANT.to_owned()),
-            access: Access::default(),
-        });
-        let (uid, gid) = (self.parse("uid")?, self.parse("gid")?);
+        let auth = self.secret_key(&secrets).map_err(invalid)?;
+        // The data is the namespace's, unless an administrator says otherwise.
+        let namespace = self.pod.get("pod.namespace");
+        let tenant = namespace.map(|name| policy.tenants.get(name).unwrap_or(name)).cloned();
         let holder = self.pod().map(|pod| format!("pod {}/{}", pod.namespace, pod.name));
-        if let Some(key) = self.own.keys().next() {
-            return Err(invalid(key, "there is no such attribute; see docs/kubernetes.md for all of them"));
-        }
-        Ok(PublicationRequest {
-            source,
-            allow,
-            ignore,
-            access,
-            secrets: secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect(),
-            mirror,
-            tenant,
-            uid,
-            gid,
-            target: None,
-            holder,
-            staging,
-            trusted,
-            keep: false,
-        })
+        let secrets = secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect();
+        let request = self.own.request(auth, secrets, tenant).map_err(invalid)?;
+        Ok(PublicationRequest { holder, trusted, ..request })
     }
 
     /// Whether an administrator wrote them: the kubelet says that the volume is not inline. Where it says nothing, its author
@@ -117,72 +82,25 @@ impl Attributes {
     }
 
     /// How the secret is found: by the key that is named, or as the only one.
-    fn secret_key(&mut self, secrets: &HashMap<String, String>) -> Result<Option<AuthMethod>, Status> {
-        let named = self.own.remove("secretKey");
+    fn secret_key(
+        &mut self,
+        secrets: &HashMap<String, String>,
+    ) -> Result<Option<AuthMethod>, InvalidAttribute> {
+        let named = self.own.take("secretKey");
+        let unknown = |why: String| Err(InvalidAttribute::new("secretKey", why));
         let mut keys: Vec<_> = secrets.keys().map(String::as_str).collect();
         keys.sort_unstable();
         match named {
             Some(key) if secrets.contains_key(&key) => Ok(Some(AuthMethod::Secret { auth_secret_name: key })),
-            Some(key) if keys.is_empty() => Err(invalid(
-                "secretKey",
-                &format!("there is no secret with the key {key:?}: add a nodePublishSecretRef"),
-            )),
-            Some(key) => {
-                Err(invalid("secretKey", &format!("the secret has no key {key:?}, but {}", keys.join(", "))))
+            Some(key) if keys.is_empty() => {
+                unknown(format!("there is no secret with the key {key:?}: add a nodePublishSecretRef"))
             }
-            None if keys.len() > 1 => Err(invalid(
-                "secretKey",
-                &format!("the secret has several keys: name one of {}", keys.join(", ")),
-            )),
+            Some(key) => unknown(format!("the secret has no key {key:?}, but {}", keys.join(", "))),
+            None if keys.len() > 1 => {
+                unknown(format!("the secret has several keys: name one of {}", keys.join(", ")))
+            }
             None => Ok(None),
         }
-    }
-
-    /// What says how the service of `uri` is reached.
-    fn service(&mut self, uri: &Uri, has_secret: bool, access: &mut Access) -> Result<(), Status> {
-        access.allow_http = self.parse("allowHttp")?.unwrap_or(false);
-        access.escape = match self.own.remove("badNames").as_deref() {
-            None | Some("refuse") => false,
-            Some("escape") => true,
-            Some(_) => return Err(invalid("badNames", "expected refuse or escape")),
-        };
-        if let Some(path) = self.own.remove("caFile") {
-            let text = std::fs::read_to_string(PathBuf::from(&path))
-                .map_err(|e| invalid("caFile", &format!("cannot read {path}: {e}")))?;
-            access.authorities = Some(text);
-        }
-        let anonymous = self.parse("anonymous")?.unwrap_or(false);
-        if anonymous && has_secret {
-            return Err(invalid("anonymous", "does not go with a secret; remove one of them"));
-        }
-        let (endpoint, region) = (self.own.remove("endpoint"), self.own.remove("region"));
-        if region.is_some() && access.s3_mut(uri).is_none() {
-            return Err(invalid("region", &format!("does not go with {}://", uri.scheme())));
-        }
-        match uri {
-            Uri::Hf { .. } => access.hub = Some(HubAccess { endpoint, token: None }),
-            Uri::Gs { .. } => access.gcs = Some(GcsAccess { endpoint, anonymous, ..GcsAccess::default() }),
-            Uri::Azure { .. } => {
-                access.azure = Some(AzureAccess { endpoint, anonymous, ..AzureAccess::default() })
-            }
-            Uri::File(_) | Uri::Http(_) if endpoint.is_some() => {
-                return Err(invalid("endpoint", &format!("does not go with {}://", uri.scheme())));
-            }
-            uri => {
-                if let Some(s3) = access.s3_mut(uri) {
-                    (s3.endpoint, s3.region, s3.anonymous) = (endpoint, region, anonymous);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Whose the data is: the namespace's, unless an administrator says otherwise.
-    fn tenant(&mut self, policy: &TrustPolicy) -> Result<Option<String>, Status> {
-        let of_namespace = self.pod.get("pod.namespace").map(|name| policy.tenants.get(name).unwrap_or(name));
-        let name = self.own.remove("tenant").or_else(|| of_namespace.cloned());
-        name.as_deref().map_or(Ok(()), tenant::check).map_err(|e| invalid("tenant", &e.to_string()))?;
-        Ok(name)
     }
 
     /// Whom the volume is for, where the kubelet says it.
@@ -191,27 +109,15 @@ impl Attributes {
         let uid = self.pod.get("pod.uid").cloned().unwrap_or_default();
         Some(PodReference { namespace: namespace?, name: name?, uid })
     }
-
-    fn patterns(&mut self, key: &str) -> Result<Option<Vec<String>>, Status> {
-        let parse = |text: String| serde_json::from_str(&text);
-        let expected = |_| invalid(key, r#"expected a JSON list of patterns, ["*.json"]"#);
-        self.own.remove(key).map(parse).transpose().map_err(expected)
-    }
-
-    fn parse<T: FromStr>(&mut self, key: &str) -> Result<Option<T>, Status> {
-        let text = self.own.remove(key);
-        text.map(|text| text.parse())
-            .transpose()
-            .map_err(|_| invalid(key, &format!("expected a {}", std::any::type_name::<T>())))
-    }
 }
 
-fn invalid(key: &str, why: &str) -> Status {
-    Status::invalid_argument(format!("volume attribute {key}: {why}"))
+fn invalid(error: InvalidAttribute) -> Status {
+    Status::invalid_argument(format!("volume attribute {error}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use bdnfs_agent::api::publication::Staging;
     use tonic::Code;
 
     use super::*;
@@ -225,7 +131,7 @@ mod tests {
     }
 
     fn request(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<PublicationRequest, Status> {
-        Attributes::new(map(pairs)).request("volume", map(secrets), &TrustPolicy::default())
+        VolumeContext::new(map(pairs)).request("volume", map(secrets), &TrustPolicy::default())
     }
 
     #[test]
@@ -247,7 +153,7 @@ mod tests {
         assert!(made.access.s3.is_some_and(|s3| s3.anonymous));
         let policy =
             TrustPolicy { tenants: [("team".into(), "seven".into())].into(), ..TrustPolicy::default() };
-        let made = Attributes::new(map(&[pod[0], SOURCE])).request("v", map(&[]), &policy).expect("valid");
+        let made = VolumeContext::new(map(&[pod[0], SOURCE])).request("v", map(&[]), &policy).expect("valid");
         assert_eq!(made.tenant.as_deref(), Some("seven"));
     }
 
@@ -280,9 +186,9 @@ mod tests {
     fn inline_volume_that_calls_itself_persistent_is_not_trusted() {
         let id = format!("csi-{}", "0a".repeat(32));
         let policy = TrustPolicy { trust_unmarked: true, ..TrustPolicy::default() };
-        let made = |id: &str| Attributes::new(map(&[PERSISTENT, SOURCE])).request(id, map(&[]), &policy);
+        let made = |id: &str| VolumeContext::new(map(&[PERSISTENT, SOURCE])).request(id, map(&[]), &policy);
         assert!(!made(&id).expect("valid").trusted && made("csi-llama").expect("valid").trusted);
-        let unmarked = Attributes::new(map(&[SOURCE])).request("v", map(&[]), &policy);
+        let unmarked = VolumeContext::new(map(&[SOURCE])).request("v", map(&[]), &policy);
         assert!(unmarked.expect("valid").trusted);
     }
 

@@ -1,0 +1,237 @@
+//! Attributes: what a volume is to show, and how that is read, as keys and values of text. Volumes of Kubernetes and of Docker
+//! have the same.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, Uri, tenant};
+use thiserror::Error;
+
+use super::publication::{PublicationRequest, Staging};
+use super::{DEFAULT_TENANT, MirrorRequest};
+
+/// Attributes that are no part of this version.
+const FUTURE_KEYS: [&str; 3] = ["layout", "checkpoints", "cache"];
+
+/// An attribute that can't be taken. No value is told, since it may be a secret.
+#[derive(Debug, Error)]
+#[error("{key}: {why}")]
+pub struct InvalidAttribute {
+    key: String,
+    why: String,
+}
+
+impl InvalidAttribute {
+    /// Says of the attribute `key` why it can't be taken.
+    pub fn new(key: &str, why: impl ToString) -> Self {
+        Self { key: key.to_owned(), why: why.to_string() }
+    }
+}
+
+/// The attributes of a volume, not read yet.
+#[derive(Default)]
+pub struct Attributes(BTreeMap<String, String>);
+
+impl FromIterator<(String, String)> for Attributes {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> Self {
+        Self(pairs.into_iter().collect())
+    }
+}
+
+impl Attributes {
+    /// Whether `key` is one of them.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// Takes the value of `key`.
+    pub fn take(&mut self, key: &str) -> Option<String> {
+        self.0.remove(key)
+    }
+
+    /// The request that they make, with `secrets` that came along, and for `tenant` unless they name another. It is not
+    /// trusted. Touches the local disk.
+    ///
+    /// # Errors
+    /// The attribute that can't be taken: it is missing, unknown, or has a value that is none.
+    pub fn request(
+        mut self,
+        auth: Option<AuthMethod>,
+        secrets: BTreeMap<String, Secret>,
+        tenant: Option<String>,
+    ) -> Result<PublicationRequest, InvalidAttribute> {
+        let source = self.take("source").ok_or_else(|| InvalidAttribute::new("source", "is missing"))?;
+        let source = Secret::new(source);
+        let uri: Uri = source.expose().parse().map_err(|e| InvalidAttribute::new("source", e))?;
+        let (allow, ignore) = (self.patterns("allow")?, self.patterns("ignore")?.unwrap_or_default());
+        Patterns::filter(allow.as_deref(), &ignore).map_err(|e| InvalidAttribute::new("allow, ignore", e))?;
+        let staging = match self.take("staging").as_deref() {
+            None | Some("wait") => Staging::Wait,
+            Some("lazy") => Staging::Lazy,
+            Some(_) => return Err(InvalidAttribute::new("staging", "expected wait or lazy")),
+        };
+        let has_secret = auth.is_some() || !secrets.is_empty();
+        let access = self.access(&uri, Access { auth, ..Access::default() }, has_secret)?;
+        let tenant = self.take("tenant").or(tenant);
+        let named = tenant.as_deref().map_or(Ok(()), tenant::check);
+        named.map_err(|e| InvalidAttribute::new("tenant", e))?;
+        let mirror = self.take("mirror").map(|url| MirrorRequest {
+            url: Secret::new(url),
+            tenant: tenant.clone().unwrap_or_else(|| DEFAULT_TENANT.to_owned()),
+            access: Access::default(),
+        });
+        let (uid, gid) = (self.number("uid")?, self.number("gid")?);
+        self.refuse_others()?;
+        Ok(PublicationRequest {
+            source,
+            allow,
+            ignore,
+            access,
+            secrets,
+            mirror,
+            tenant,
+            uid,
+            gid,
+            target: None,
+            holder: None,
+            staging,
+            trusted: false,
+            keep: false,
+        })
+    }
+
+    /// How the service of `uri` is reached.
+    fn access(
+        &mut self,
+        uri: &Uri,
+        mut access: Access,
+        has_secret: bool,
+    ) -> Result<Access, InvalidAttribute> {
+        access.allow_http = self.flag("allowHttp")?;
+        access.escape = match self.take("badNames").as_deref() {
+            None | Some("refuse") => false,
+            Some("escape") => true,
+            Some(_) => return Err(InvalidAttribute::new("badNames", "expected refuse or escape")),
+        };
+        if let Some(path) = self.take("caFile") {
+            let text = fs::read_to_string(&path);
+            let unreadable = |e| InvalidAttribute::new("caFile", format!("cannot read {path}: {e}"));
+            access.authorities = Some(text.map_err(unreadable)?);
+        }
+        let anonymous = self.flag("anonymous")?;
+        if anonymous && has_secret {
+            let text = "does not go with a secret; remove one of them";
+            return Err(InvalidAttribute::new("anonymous", text));
+        }
+        let (endpoint, region) = (self.take("endpoint"), self.take("region"));
+        let unfit = |key| InvalidAttribute::new(key, format!("does not go with {}://", uri.scheme()));
+        if region.is_some() && access.s3_mut(uri).is_none() {
+            return Err(unfit("region"));
+        }
+        match uri {
+            Uri::Hf { .. } => access.hub = Some(HubAccess { endpoint, token: None }),
+            Uri::Gs { .. } => access.gcs = Some(GcsAccess { endpoint, anonymous, ..GcsAccess::default() }),
+            Uri::Azure { .. } => {
+                access.azure = Some(AzureAccess { endpoint, anonymous, ..AzureAccess::default() })
+            }
+            Uri::File(_) | Uri::Http(_) if endpoint.is_some() => return Err(unfit("endpoint")),
+            uri => {
+                if let Some(s3) = access.s3_mut(uri) {
+                    (s3.endpoint, s3.region, s3.anonymous) = (endpoint, region, anonymous);
+                }
+            }
+        }
+        Ok(access)
+    }
+
+    /// Refuses what nobody took: it may be misspelt.
+    fn refuse_others(&self) -> Result<(), InvalidAttribute> {
+        let Some(key) = self.0.keys().next() else { return Ok(()) };
+        Err(InvalidAttribute::new(
+            key,
+            if FUTURE_KEYS.contains(&key.as_str()) {
+                "this version of bdnfs has no such volumes: it mounts sources, read-only"
+            } else {
+                "there is no such attribute; docs/containers.md lists all"
+            },
+        ))
+    }
+
+    fn patterns(&mut self, key: &str) -> Result<Option<Vec<String>>, InvalidAttribute> {
+        let parse = |text: String| serde_json::from_str(&text);
+        let text = r#"expected a JSON list of patterns, ["*.json"]"#;
+        self.take(key).map(parse).transpose().map_err(|_| InvalidAttribute::new(key, text))
+    }
+
+    fn flag(&mut self, key: &str) -> Result<bool, InvalidAttribute> {
+        match self.take(key).as_deref() {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(_) => Err(InvalidAttribute::new(key, "expected true or false")),
+        }
+    }
+
+    fn number(&mut self, key: &str) -> Result<Option<u32>, InvalidAttribute> {
+        let text = format!("expected a number from 0 to {}", u32::MAX);
+        let parsed = self.take(key).map(|number| number.parse()).transpose();
+        parsed.map_err(|_| InvalidAttribute::new(key, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(pairs: &[(&str, &str)]) -> Result<PublicationRequest, InvalidAttribute> {
+        let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        pairs.collect::<Attributes>().request(None, BTreeMap::new(), None)
+    }
+
+    #[test]
+    fn attribute_with_a_wrong_value_is_refused_in_words_of_people() {
+        for (key, value, words) in [
+            ("anonymous", "yes", "anonymous: expected true or false"),
+            ("allowHttp", "1", "allowHttp: expected true or false"),
+            ("uid", "root", "uid: expected a number from 0 to 4294967295"),
+            ("gid", "-1", "gid: expected a number from 0 to 4294967295"),
+            ("staging", "soon", "staging: expected wait or lazy"),
+            ("badNames", "drop", "badNames: expected refuse or escape"),
+            ("allow", "*.json", "allow: expected a JSON list of patterns"),
+            ("tenant", "../x", "tenant: "),
+            ("layout", "flat", "layout: this version of bdnfs has no such volumes"),
+            ("checkpoints", "run", "checkpoints: this version"),
+            ("cache", "run", "cache: this version"),
+            ("cacheDir", "/", "cacheDir: there is no such attribute"),
+        ] {
+            let error = request(&[("source", "s3://b"), (key, value)]).expect_err(key).to_string();
+            assert!(error.starts_with(words) && !error.contains('\n'), "{error}");
+        }
+        assert_eq!(request(&[]).expect_err("no source").to_string(), "source: is missing");
+    }
+
+    #[test]
+    fn attributes_of_every_key_make_a_request() {
+        let made = request(&[
+            ("source", "s3://b/p"),
+            ("allow", r#"["*.json"]"#),
+            ("ignore", "[]"),
+            ("staging", "lazy"),
+            ("anonymous", "true"),
+            ("endpoint", "https://h"),
+            ("region", "eu"),
+            ("caFile", "/dev/null"),
+            ("allowHttp", "false"),
+            ("mirror", "s3://m"),
+            ("tenant", "team"),
+            ("uid", "1"),
+            ("gid", "2"),
+            ("badNames", "escape"),
+        ]);
+        let made = made.expect("all of them");
+        let s3 = made.access.s3.expect("that of its scheme");
+        assert_eq!((s3.endpoint.as_deref(), s3.region.as_deref()), (Some("https://h"), Some("eu")));
+        assert!(s3.anonymous && made.access.escape && !made.access.allow_http && !made.trusted);
+        assert_eq!((made.uid, made.gid, made.staging), (Some(1), Some(2), Staging::Lazy));
+        assert_eq!(made.mirror.expect("named").tenant, "team");
+    }
+}
