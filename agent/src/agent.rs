@@ -18,6 +18,7 @@ use crate::cache::scrubber::Scrubber;
 use crate::cluster::ClusterMembership;
 use crate::deploy::{AdmissionQueue, MirrorQueue};
 use crate::fdstore::{FdStore, StoredMount};
+use crate::hooks::docker::DockerVolumes;
 use crate::jobs::JobQueue;
 use crate::lifecycle::Lifecycle;
 use crate::mounts::{Handover, MountDefaults, MountManager, Mounter, SourceHistory, restore, shutdown};
@@ -34,6 +35,7 @@ pub struct Agent {
     mounts: Arc<MountManager>,
     jobs: Arc<JobQueue>,
     publications: Arc<Publications>,
+    docker: Option<Arc<DockerVolumes>>,
     cluster: Option<ClusterMembership>,
     scrubber: Scrubber,
     /// Counts the requests of all mounts.
@@ -52,7 +54,7 @@ impl Agent {
         cluster: Option<ClusterMembership>,
         store: Option<Arc<FdStore>>,
     ) -> ApiResult<Self> {
-        let AgentConfig { cache, persistent, mirror, secrets, publications, volumes, .. } = config;
+        let AgentConfig { cache, persistent, mirror, secrets, publications, volumes, docker, .. } = config;
         let volumes = Volumes::new(volumes, &cache.dir)?;
         let requests = Arc::<RequestMetrics>::default();
         let mounter = Mounter {
@@ -74,8 +76,21 @@ impl Agent {
         let jobs = Arc::new(JobQueue::open(of, life, queue, room, volumes, cache.scrub_interval)?);
         let (of, life, queue, room) = shared();
         let publications = Arc::new(Publications::open(publications, of, life, queue, room)?);
+        let docker = docker.map(|docker| DockerVolumes::open(docker, &cache.dir, Arc::clone(&publications)));
+        let docker = docker.transpose()?.map(Arc::new);
         let scrubber = Scrubber::start(&engine, cache.scrub_interval)?;
-        Ok(Self { engine, lifecycle, mounts, jobs, publications, cluster, scrubber, requests, handover })
+        Ok(Self {
+            engine,
+            lifecycle,
+            mounts,
+            jobs,
+            publications,
+            docker,
+            cluster,
+            scrubber,
+            requests,
+            handover,
+        })
     }
 
     /// What keeps it running.
@@ -103,6 +118,11 @@ impl Agent {
         &self.publications
     }
 
+    /// The volumes of Docker and podman, if they are served.
+    pub fn docker(&self) -> Option<&Arc<DockerVolumes>> {
+        self.docker.as_ref()
+    }
+
     /// Restores the mounts of the last run, of which the fd store has `stored`, and goes on with its jobs. Drops
     /// `eviction_pause` as soon as all leases are there.
     pub async fn restore(&self, eviction_pause: EvictionPause, stored: Vec<StoredMount>) {
@@ -119,11 +139,15 @@ impl Agent {
             mount.stage(false);
         }
         self.publications.restore().await;
+        let restored = self.publications.list();
         self.lifecycle.set_ready();
         self.jobs.resume();
         if self.lifecycle.is_persistent() {
             tokio::spawn(Arc::clone(&self.publications).watch());
             tokio::spawn(Arc::clone(&self.publications).list_devices());
+            if let Some(docker) = &self.docker {
+                tokio::spawn(Arc::clone(docker).watch(restored));
+            }
         }
     }
 

@@ -9,6 +9,7 @@
 //!   server      sockets, routes; start and end of the agent
 //!   agent       its parts, and what concerns all of them: status, restore, shutdown
 //!   jobs        queue, record, run ──> supervisor process ──> commands
+//!   hooks       volumes of Docker and podman
 //!   publications  sources that containers see: base, stage, bind
 //!   deploy      what comes before anybody reads: mirror, admission, staging, report
 //!   mounts      manager, records, restore, shutdown ──> bdnfs_fs::Mount, which serves reads
@@ -65,6 +66,7 @@ mod cluster;
 mod context;
 mod deploy;
 pub mod fdstore;
+mod hooks;
 pub mod jobs;
 mod lifecycle;
 pub mod mirror;
@@ -80,6 +82,7 @@ mod volumes;
 
 pub use agent::AgentConfig;
 pub use cluster::ClusterConfig;
+pub use hooks::docker::DockerConfig;
 pub use publications::{PublicationConfig, SourceConfig, is_device_name};
 pub use server::{AgentServer, ControlSocket};
 pub use volumes::VolumeConfig;

@@ -78,6 +78,15 @@ impl Default for PublicationConfig {
     }
 }
 
+/// What a request for a publication waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Milestone {
+    /// Its source was found, and its snapshot is known.
+    Resolved,
+    /// It is at its path.
+    Published,
+}
+
 /// All publications of an agent.
 #[derive(Debug)]
 pub struct Publications {
@@ -132,7 +141,7 @@ impl Publications {
         Ok(publications)
     }
 
-    /// Asks for a publication, or joins it, and waits at most `wait` until it is published. Dropping the future gives up the
+    /// Asks for a publication, or joins it, and waits at most `wait` until it is at `milestone`. Dropping the future gives up the
     /// wait, and not the publication.
     ///
     /// # Errors
@@ -142,6 +151,7 @@ impl Publications {
         key: &str,
         request: PublicationRequest,
         wait: Duration,
+        milestone: Milestone,
     ) -> ApiResult<PublicationStatus> {
         let target = self.check(key, &request).await?;
         // Ids and mounts of restored publications go first.
@@ -170,6 +180,7 @@ impl Publications {
         let waiter = publication.wait();
         tokio::select! {
             biased;
+            () = publication.resolved(), if milestone == Milestone::Resolved => {}
             () = publication.settled() => {}
             () = self.lifecycle.closed() => return Err(Failure::closing()),
             () = tokio::time::sleep(wait.min(WAIT_MAX)) => {}
@@ -182,6 +193,11 @@ impl Publications {
             }
             None => Ok(publication.status()),
         }
+    }
+
+    /// The tenant of publications that name none.
+    pub fn tenant(&self) -> &str {
+        self.mounts.mounter().engine.tenant()
     }
 
     /// Refuses what can never be published, before anything else is done. Touches the local disk.

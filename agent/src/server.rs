@@ -28,6 +28,7 @@ use crate::cache::CacheClaim;
 use crate::cluster::ClusterMembership;
 use crate::context::Context;
 use crate::fdstore::{FdStore, StoredMount};
+use crate::hooks;
 use crate::lifecycle::KeepAlive;
 use crate::signals::{self, Shutdown};
 pub use socket::ControlSocket;
@@ -36,6 +37,7 @@ pub use socket::ControlSocket;
 #[derive(Debug)]
 pub struct AgentServer {
     sockets: Vec<ControlSocket>,
+    docker_socket: Option<ControlSocket>,
     metrics_listener: Option<TcpListener>,
     agent: Arc<Agent>,
     claim: Option<CacheClaim>,
@@ -66,6 +68,8 @@ impl AgentServer {
             Err(error) if config.socket_required => return Err(error.into()),
             Err(error) => tracing::warn!("{error}; only commands that name the cache find this agent"),
         }
+        let docker = config.docker.as_ref().map(|docker| ControlSocket::bind_beside(&docker.socket));
+        let docker_socket = docker.transpose()?;
         let metrics_listener = match config.metrics_listen {
             Some(listen) => Some(TcpListener::bind(listen).await.map_err(|e| {
                 Error::with(Kind::Unavailable, format!("cannot listen at {listen} (telemetry.listen)"), e)
@@ -84,7 +88,7 @@ impl AgentServer {
         let (store, stored) = find_fdstore(&config).await?.unzip();
         let agent = Arc::new(Agent::new(engine, config, cluster, store.map(Arc::new))?);
         let stored = stored.unwrap_or_default();
-        Ok(Self { sockets, metrics_listener, agent, claim, eviction_pause, stored })
+        Ok(Self { sockets, docker_socket, metrics_listener, agent, claim, eviction_pause, stored })
     }
 
     /// Keeps it from ending.
@@ -120,7 +124,7 @@ impl AgentServer {
     /// # Errors
     /// As [`serve`](Self::serve).
     pub async fn serve_until(self, shutdown: impl Future<Output = io::Result<Shutdown>>) -> Result<()> {
-        let Self { sockets, metrics_listener, agent, claim, eviction_pause, stored } = self;
+        let Self { sockets, docker_socket, metrics_listener, agent, claim, eviction_pause, stored } = self;
         let restored = Arc::clone(&agent);
         tokio::spawn(async move { restored.restore(eviction_pause, stored).await });
         tokio::spawn(Arc::clone(&agent).watch_fdstore());
@@ -132,6 +136,9 @@ impl AgentServer {
         let mut serving = JoinSet::new();
         for socket in sockets {
             serving.spawn(socket.serve(routes::control(&agent), ended(ending.clone())));
+        }
+        if let Some((socket, volumes)) = docker_socket.zip(agent.docker()) {
+            serving.spawn(socket.serve(hooks::docker::routes(volumes), ended(ending.clone())));
         }
         if let Some(listener) = metrics_listener {
             let metrics = axum::serve(listener, routes::health_and_metrics(&agent));

@@ -9,6 +9,7 @@ use bdnfs::source::SecretStore;
 use crate::api::MirrorRequest;
 use crate::cache::CacheConfig;
 use crate::cluster::ClusterConfig;
+use crate::hooks::docker::DockerConfig;
 use crate::publications::PublicationConfig;
 use crate::volumes::VolumeConfig;
 
@@ -39,6 +40,8 @@ pub struct AgentConfig {
     pub publications: PublicationConfig,
     /// Where jobs write, and how much.
     pub volumes: VolumeConfig,
+    /// How volumes of Docker and podman are served, if they are.
+    pub docker: Option<DockerConfig>,
 }
 
 impl AgentConfig {
@@ -57,6 +60,7 @@ impl AgentConfig {
             fdstore: None,
             publications: PublicationConfig::default(),
             volumes: VolumeConfig::default(),
+            docker: None,
         }
     }
 }

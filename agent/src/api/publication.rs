@@ -67,6 +67,17 @@ pub struct PublicationRequest {
     pub keep: bool,
 }
 
+impl PublicationRequest {
+    /// Whether a URL in it is signed, so that it serves for a while only.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`](bdnfs::error::Kind::Invalid) for a URL that is none.
+    pub fn is_signed(&self) -> bdnfs::error::Result<bool> {
+        let mirror = self.mirror.as_ref().map(MirrorRequest::without_secrets).transpose()?;
+        Ok(super::bare(&self.source)?.1 || mirror.is_some_and(|(_, had)| had))
+    }
+}
+
 /// When a source is published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

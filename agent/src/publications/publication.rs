@@ -236,6 +236,12 @@ impl Publication {
         let _ = self.state.subscribe().wait_for(|state| !matches!(state.step, Step::Staging)).await;
     }
 
+    /// Waits until its snapshot is known, or it is not pending any more.
+    pub async fn resolved(&self) {
+        let is_over = |state: &State| state.base.is_some() || !matches!(state.step, Step::Staging);
+        let _ = self.state.subscribe().wait_for(is_over).await;
+    }
+
     /// Waits until it is not in the table any more.
     pub async fn gone(&self) {
         let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone)).await;

@@ -20,8 +20,7 @@ impl Publications {
     pub(super) async fn deploy(self: &Arc<Self>, publication: &Arc<Publication>) -> ApiResult<String> {
         let begin = Instant::now();
         let (request, found) = publication.unless_cancelled(self.resolve(publication)).await?;
-        let tenant =
-            request.tenant.clone().unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
+        let tenant = request.tenant.clone().unwrap_or_else(|| self.tenant().to_owned());
         let key = BaseKey { tenant, snapshot: found.snapshot.id(), uid: request.uid, gid: request.gid };
         let publications = Arc::clone(self);
         let base = blocking(move || publications.bases.join(key)).await?;

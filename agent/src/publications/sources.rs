@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bdnfs::error::Kind;
 
-use super::Publications;
+use super::{Milestone, Publications};
 use crate::api::publication::{NamedSource, PublicationRequest, PublicationStatus};
 use crate::api::{ApiResult, Failure};
 
@@ -61,7 +61,7 @@ impl Publications {
                 format!("there is no source {name:?}: the agent's configuration has no [sources.{name}]");
             return Err(Failure::new(Kind::NotFound, text));
         };
-        self.publish(&source.key(), source.request.clone(), wait).await
+        self.publish(&source.key(), source.request.clone(), wait, Milestone::Published).await
     }
 
     /// Publishes all that are not, those that failed again; ends those that the configuration has no longer.

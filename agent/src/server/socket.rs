@@ -78,7 +78,7 @@ impl ControlSocket {
             let mut owner = String::new();
             lock.read_to_string(&mut owner).map_err(fault)?;
             let (path, owner) = (path.display(), owner.trim());
-            let text = format!("the socket {path} is that of process {owner}; name another with --socket");
+            let text = format!("the socket {path} is that of process {owner}; name another one");
             return Err(Error::new(Kind::Busy, text));
         }
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(fault)?;

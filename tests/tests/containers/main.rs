@@ -4,6 +4,7 @@
 
 mod cdi;
 mod commands;
+mod docker;
 mod kit;
 mod oci;
 mod oci_hook;

@@ -8,7 +8,9 @@ use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mount_namespace::MountNamespace;
+use bdnfs_tests::process::wait_gone;
 use bdnfs_tests::tools::program;
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 /// A node with an agent at the usual socket, whose users may name local sources.
@@ -16,6 +18,7 @@ pub struct ContainerNode {
     pub machine: Machine,
     pub agent: AgentProcess,
     pub namespace: MountNamespace,
+    config: String,
 }
 
 impl ContainerNode {
@@ -29,7 +32,16 @@ impl ContainerNode {
             "socket = \"/run/bdnfs/agent.sock\"\n[publications]\ninline_sources = [\"file\"]\n{publications}"
         );
         let agent = machine.agent(&config);
-        Self { machine, agent, namespace }
+        Self { machine, agent, namespace, config }
+    }
+
+    /// Ends the agent by `signal`, and starts it again after `meanwhile`.
+    pub fn restart_agent<T>(&mut self, signal: Signal, meanwhile: impl FnOnce(&Self) -> T) -> T {
+        kill_process(self.agent.pid(), signal).unwrap();
+        wait_gone(&[self.agent.pid()]);
+        let result = meanwhile(self);
+        self.agent = self.machine.agent(&self.config);
+        result
     }
 
     /// A directory with the file `weights`, which has `text`.

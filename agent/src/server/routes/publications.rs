@@ -15,6 +15,7 @@ use crate::api::ApiResult;
 use crate::api::publication::{
     PublicationList, PublicationRequest, PublicationState, PublicationStatus, SourceList,
 };
+use crate::publications::Milestone;
 
 type NamePath = Result<Path<String>, PathRejection>;
 type Waited = Result<Query<WaitQuery>, QueryRejection>;
@@ -55,7 +56,7 @@ async fn publish(
 ) -> ApiResult<(StatusCode, Json<PublicationStatus>)> {
     let (Path(key), Query(query)) = (key?, query?);
     let wait = Duration::from_secs(query.wait);
-    agent.publications().publish(&key, request, wait).await.map(answer)
+    agent.publications().publish(&key, request, wait, Milestone::Published).await.map(answer)
 }
 
 async fn publication(State(agent): State<Arc<Agent>>, key: NamePath) -> Answer<PublicationStatus> {

@@ -16,7 +16,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 
 use super::cluster::ClusterSection;
-use super::publications::{PublicationSection, SourceSection};
+use super::publications::{DockerSection, PublicationSection, SourceSection};
 use super::volumes::VolumeSection;
 use crate::access::{AccessArgs, MirrorAccessArgs};
 use crate::cache::CacheArgs;
@@ -60,6 +60,8 @@ pub struct ConfigFile {
     sources: BTreeMap<String, SourceSection>,
     /// Where jobs write, and how much.
     volumes: VolumeSection,
+    /// Volumes of Docker and podman.
+    docker: Option<DockerSection>,
     /// Metrics and traces.
     telemetry: TelemetrySection,
 }
@@ -174,6 +176,7 @@ impl ConfigFile {
         Ok(AgentConfig {
             publications,
             volumes,
+            docker: self.docker.map(DockerSection::setup).transpose().context("docker")?,
             fdstore: self.fdstore,
             hold,
             cache,
@@ -256,6 +259,8 @@ mod tests {
             ("[sources.\"a/b\"]\nsource = \"hf://o/m\"", "a/b"),
             ("[sources.llama]\nsource = \"hf://o/m\"\nmount_location = \"models\"", "mount_location"),
             ("[sources.llama]\nsource = \"hf://o/m\"\nsauce = 1", "unknown field `sauce`"),
+            ("[docker]\nsocket = \"bdnfs.sock\"", "docker: socket bdnfs.sock: must be an absolute path"),
+            ("[docker]\npodman_timeout = \"1s\"", "docker: podman_timeout: "),
         ] {
             let error = crate::text::line(&setup(text).expect_err(text));
             assert!(error.contains(message), "{error}");

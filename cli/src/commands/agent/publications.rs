@@ -2,19 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::{Patterns, Uri};
 use bdnfs_agent::api::publication::{PublicationRequest, Staging, is_publication_key};
-use bdnfs_agent::{PublicationConfig, SourceConfig, is_device_name};
+use bdnfs_agent::{DockerConfig, PublicationConfig, SourceConfig, is_device_name};
 use serde::Deserialize;
 
 use crate::access::{AccessArgs, NamedAccess};
 use crate::secrets::SecretsArgs;
 use crate::source::Source;
+use crate::text;
 
 /// The schemes of sources.
 const SCHEMES: [&str; 8] = ["hf", "s3", "gs", "r2", "azure", "cw", "https", "file"];
+
+/// Where Docker looks for plugins; the file's name is that of the plugin.
+const DOCKER_SOCKET: &str = "/run/docker/plugins/bdnfs.sock";
+/// podman's own default.
+const PODMAN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Less than this leaves no time to find a source.
+const PODMAN_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
 /// What may be published, and where.
 #[derive(Debug, Default, Deserialize)]
@@ -28,6 +37,16 @@ pub struct PublicationSection {
     inline_sources: Option<Vec<String>>,
     /// The file that lists the sources as CDI devices.
     cdi_file: Option<PathBuf>,
+}
+
+/// How volumes of Docker and podman are served.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DockerSection {
+    /// The socket of the plugin.
+    socket: Option<PathBuf>,
+    /// podman's `volume_plugin_timeout`.
+    podman_timeout: Option<String>,
 }
 
 /// A source that has a name.
@@ -87,6 +106,23 @@ impl PublicationSection {
         let sources = sources.into_iter().map(named).collect::<Result<_>>()?;
         let (bases, cdi_file) = (self.bases, self.cdi_file);
         Ok(PublicationConfig { targets, bases, inline_sources, sources, cdi_file })
+    }
+}
+
+impl DockerSection {
+    /// The setup.
+    pub fn setup(self) -> Result<DockerConfig> {
+        let socket = self.socket.unwrap_or_else(|| PathBuf::from(DOCKER_SOCKET));
+        if !socket.is_absolute() {
+            bail!("socket {}: must be an absolute path", socket.display());
+        }
+        let timeout = self.podman_timeout.map(|text| text::parse_duration(&text)).transpose();
+        let timeout = timeout.map_err(|e| anyhow::anyhow!("podman_timeout: {e}"))?;
+        let podman_timeout = timeout.unwrap_or(PODMAN_TIMEOUT);
+        if podman_timeout < PODMAN_TIMEOUT_MIN {
+            bail!("podman_timeout: must be at least {PODMAN_TIMEOUT_MIN:?}");
+        }
+        Ok(DockerConfig { socket, podman_timeout })
     }
 }
 

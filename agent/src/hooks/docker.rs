@@ -1,0 +1,317 @@
+//! Volumes of Docker and podman: `docker volume create -d bdnfs -o source=hf://o/m NAME`.
+//!
+//! ```text
+//!  dockerd, podman ── HTTP over a unix socket ──> plugin_protocol ──> DockerVolumes ──> Publications
+//!                                                                          └─ records: which volumes there are, who uses them
+//! ```
+//!
+//! A volume is a publication that is kept until the volume is removed; its runtime binds the base. It is staged from the
+//! moment when it is created, and anew after a boot, since runtimes remember volumes for ever.
+
+mod plugin_protocol;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::boot;
+use bdnfs::error::{Kind, Result};
+use bdnfs::source::AuthMethod;
+use bdnfs::task::blocking;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+pub use plugin_protocol::routes;
+
+use crate::api::attributes::{Attributes, InvalidAttribute};
+use crate::api::publication::{PublicationRequest, PublicationStatus, publication_key};
+use crate::api::{ApiResult, Failure};
+use crate::context::Context;
+use crate::publications::{Milestone, Publications};
+use crate::records::Records;
+
+/// What the keys of their publications begin with.
+const KEY_RUNTIME: &str = "docker";
+/// How long dockerd waits for an answer to create or mount; no configuration of it says another time.
+const DOCKER_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long before the end of a runtime's wait it is answered, at the least.
+const WAIT_MARGIN: Duration = Duration::from_secs(1);
+/// How often what failed is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
+
+/// How volumes are served.
+#[derive(Clone, Debug)]
+pub struct DockerConfig {
+    /// The socket of the plugin, by whose name runtimes know it.
+    pub socket: PathBuf,
+    /// How long podman waits for an answer: its `volume_plugin_timeout`.
+    pub podman_timeout: Duration,
+}
+
+/// Who asks. They differ in how long they wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeRuntime {
+    /// dockerd.
+    Docker,
+    /// podman, which speaks an older version of the protocol.
+    Podman,
+}
+
+/// The record of a volume. It holds no secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct DockerVolume {
+    name: String,
+    request: PublicationRequest,
+    /// Who has it mounted, by the id that a runtime gave the mount.
+    mounts: BTreeMap<String, VolumeRuntime>,
+    /// The boot in which they did: containers do not outlive it.
+    boot: String,
+}
+
+/// All volumes of an agent.
+#[derive(Debug)]
+pub struct DockerVolumes {
+    config: DockerConfig,
+    publications: Arc<Publications>,
+    records: Records<DockerVolume>,
+    /// By their names.
+    table: Mutex<BTreeMap<String, DockerVolume>>,
+    /// Held while a record is written, so that the last change is the one that stays.
+    writing: Mutex<()>,
+    boot: String,
+}
+
+impl DockerVolumes {
+    /// Those of the cache in `cache`, whose lock the caller holds. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn open(config: DockerConfig, cache: &Path, publications: Arc<Publications>) -> Result<Self> {
+        let records = Records::<DockerVolume>::open(cache, "docker")?;
+        let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let mut table = BTreeMap::new();
+        for (_, mut volume) in records.all()? {
+            if volume.boot != boot {
+                volume.mounts.clear();
+                volume.boot.clone_from(&boot);
+            }
+            table.insert(volume.name.clone(), volume);
+        }
+        let (table, writing) = (Mutex::new(table), Mutex::default());
+        Ok(Self { config, publications, records, table, writing, boot })
+    }
+
+    /// Publishes all volumes, and ends publications without a volume, now and then again. To be called when what was published
+    /// before is restored and nobody was answered yet. Never ends.
+    pub async fn watch(self: Arc<Self>, restored: Vec<PublicationStatus>) {
+        let is_ours = |status: &&PublicationStatus| status.key.starts_with(&format!("{KEY_RUNTIME}-"));
+        for status in restored.iter().filter(is_ours) {
+            // The agent died while it was created or removed.
+            if !self.all().iter().any(|volume| key(&volume.name) == status.key) {
+                let _ = self.publications.unpublish(&status.key).await;
+            }
+        }
+        loop {
+            for DockerVolume { name, request, .. } in self.all() {
+                if let Err(failure) = self.publish(&name, request, Duration::ZERO, Milestone::Published).await
+                {
+                    tracing::warn!("the volume {name} is not published: {failure}");
+                }
+            }
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    /// Creates a volume, once its source was found; its staging goes on. It is no error to create the same again.
+    ///
+    /// # Errors
+    /// Why it can't be published; then nothing of it is left. [`Failure::EXISTS`] for a name that another volume has.
+    async fn create(
+        self: &Arc<Self>,
+        name: String,
+        options: BTreeMap<String, String>,
+        by: VolumeRuntime,
+    ) -> ApiResult<()> {
+        let holder = format!("docker volume {name}");
+        let tenant = self.publications.tenant().to_owned();
+        let request = blocking(move || Ok(request(options, holder, tenant))).await??;
+        let found = self.table.lock().get(&name).map(|volume| volume.request.clone());
+        if found.is_some_and(|found| found != request) {
+            let text = format!("the volume {name} exists with other options; remove it first");
+            return Err(Failure { kind: Failure::EXISTS.to_owned(), message: text });
+        }
+        self.publish(&name, request.clone(), self.wait_limit(by), Milestone::Resolved).await?;
+        let new =
+            DockerVolume { name: name.clone(), request, mounts: BTreeMap::new(), boot: self.boot.clone() };
+        self.table.lock().entry(name.clone()).or_insert(new);
+        if let Err(failure) = self.write(&name).await {
+            let _ = self.remove(&name).await;
+            return Err(failure);
+        }
+        Ok(())
+    }
+
+    /// Waits until all of a volume is there, for the mount `id`; answers with its path.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`]; [`Kind::Busy`] with the progress when it is not there in time: it goes on; and why it failed.
+    async fn mount(self: &Arc<Self>, name: &str, id: &str, by: VolumeRuntime) -> ApiResult<PathBuf> {
+        let request = self.find(name)?.request;
+        let status = self.publish(name, request, self.wait_limit(by), Milestone::Published).await?;
+        let Some(path) = status.path else { return Err(Failure::new(Kind::Busy, status.message)) };
+        if let Some(volume) = self.table.lock().get_mut(name) {
+            volume.mounts.insert(id.to_owned(), by);
+        }
+        self.note_mounts(name).await;
+        Ok(path)
+    }
+
+    /// Forgets the mount `id`. It is no error where there is none.
+    async fn unmount(self: &Arc<Self>, name: &str, id: &str) {
+        if let Some(volume) = self.table.lock().get_mut(name) {
+            volume.mounts.remove(id);
+        }
+        self.note_mounts(name).await;
+    }
+
+    /// Forgets the mounts of a dockerd that has ended, when the next one introduces itself: no other word comes from it. What it
+    /// goes on to run it does not remove.
+    async fn forget_mounts_of_docker(self: &Arc<Self>) {
+        for volume in self.all() {
+            if let Some(volume) = self.table.lock().get_mut(&volume.name) {
+                volume.mounts.retain(|_, by| *by != VolumeRuntime::Docker);
+            }
+            self.note_mounts(&volume.name).await;
+        }
+    }
+
+    /// Removes a volume that nobody has mounted, and ends its publication. It is no error where there is none.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`].
+    async fn remove(self: &Arc<Self>, name: &str) -> ApiResult<()> {
+        {
+            let mut table = self.table.lock();
+            let Some(volume) = table.get(name) else { return Ok(()) };
+            if !volume.mounts.is_empty() {
+                let text = format!("the volume {name} is mounted by {} containers", volume.mounts.len());
+                return Err(Failure::new(Kind::Busy, text));
+            }
+            table.remove(name);
+        }
+        self.write(name).await?;
+        self.publications.unpublish(&key(name)).await
+    }
+
+    /// The volume `name`, and how its publication is doing.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`].
+    fn find(&self, name: &str) -> ApiResult<DockerVolume> {
+        let missing = || Failure::new(Kind::NotFound, format!("there is no volume {name}"));
+        self.table.lock().get(name).cloned().ok_or_else(missing)
+    }
+
+    /// How the publication of a volume is doing, if it has one.
+    fn status(&self, name: &str) -> Option<PublicationStatus> {
+        self.publications.status(&key(name)).ok()
+    }
+
+    fn all(&self) -> Vec<DockerVolume> {
+        self.table.lock().values().cloned().collect()
+    }
+
+    async fn publish(
+        &self,
+        name: &str,
+        request: PublicationRequest,
+        wait: Duration,
+        milestone: Milestone,
+    ) -> ApiResult<PublicationStatus> {
+        self.publications.publish(&key(name), request, wait, milestone).await
+    }
+
+    /// How long a call of `by` is held: a little less than it waits for an answer.
+    fn wait_limit(&self, by: VolumeRuntime) -> Duration {
+        let timeout = match by {
+            VolumeRuntime::Docker => DOCKER_TIMEOUT,
+            VolumeRuntime::Podman => self.config.podman_timeout,
+        };
+        timeout.saturating_sub(WAIT_MARGIN.max(timeout / 8))
+    }
+
+    /// Writes who has a volume mounted. What can't be written costs nothing until the agent is started again.
+    async fn note_mounts(self: &Arc<Self>, name: &str) {
+        if let Err(failure) = self.write(name).await {
+            tracing::warn!("{failure}; after a restart nobody knows who has the volume {name} mounted");
+        }
+    }
+
+    /// Makes the record of a volume what it is in the table.
+    async fn write(self: &Arc<Self>, name: &str) -> ApiResult<()> {
+        let (volumes, name) = (Arc::clone(self), name.to_owned());
+        let write = move || {
+            let _order = volumes.writing.lock();
+            let volume = volumes.table.lock().get(&name).cloned();
+            match volume {
+                Some(volume) => volumes.records.put(&key(&name), &volume),
+                None => volumes.records.remove(&key(&name)),
+            }
+        };
+        Ok(blocking(write).await?)
+    }
+}
+
+fn key(name: &str) -> String {
+    publication_key(KEY_RUNTIME, name, None)
+}
+
+/// The request of a volume with these options. Touches the local disk.
+fn request(
+    options: BTreeMap<String, String>,
+    holder: String,
+    tenant: String,
+) -> ApiResult<PublicationRequest> {
+    let mut options: Attributes = options.into_iter().collect();
+    let secret = options.take("secret").map(|name| AuthMethod::Secret { auth_secret_name: name });
+    let invalid = |error: InvalidAttribute| Failure::new(Kind::Invalid, format!("option {error}"));
+    let request = options.request(secret, BTreeMap::new(), Some(tenant)).map_err(invalid)?;
+    // Whoever may speak to a container runtime is root.
+    let request = PublicationRequest { holder: Some(holder), trusted: true, keep: true, ..request };
+    if request.is_signed()? {
+        let text = "a signed URL expires, and a volume does not; name a secret instead";
+        return Err(invalid(InvalidAttribute::new("source", text)));
+    }
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request_of(pairs: &[(&str, &str)]) -> ApiResult<PublicationRequest> {
+        let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        request(pairs.collect(), "docker volume v".to_owned(), "team".to_owned())
+    }
+
+    #[test]
+    fn options_of_a_volume_make_a_trusted_request_that_is_kept() {
+        let made = request_of(&[("source", "https://h/x"), ("secret", "hf"), ("uid", "7")]).expect("valid");
+        assert!(made.trusted && made.keep && made.uid == Some(7) && made.tenant.as_deref() == Some("team"));
+        assert_eq!(made.access.auth.as_ref().and_then(AuthMethod::secret), Some("hf"));
+        for (key, value, words) in [
+            ("source", "https://h/x?sig=hush", "option source: a signed URL expires"),
+            ("anonymous", "yes", "option anonymous: expected true or false"),
+            ("secretKey", "hf", "option secretKey: there is no such attribute"),
+        ] {
+            let mut pairs = vec![("source", "https://h/x")];
+            pairs.retain(|(name, _)| *name != key);
+            pairs.push((key, value));
+            let failure = request_of(&pairs).expect_err(key);
+            assert!(failure.is(Kind::Invalid) && failure.message.starts_with(words), "{failure}");
+            assert!(!failure.message.contains("hush"));
+        }
+    }
+}
