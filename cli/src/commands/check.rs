@@ -5,8 +5,10 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use bdnfs::error::Kind;
 use bdnfs::source::weights::{self, Accepted, Rules};
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
+use bdnfs_agent::jobs::supervisor;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -115,6 +117,7 @@ fn check(
     };
     let (accepted, mut findings) = weights::read(&document.value, rules);
     check_job(&document.value, &mut findings);
+    check_places(&accepted, &mut findings);
     let secrets = find_secrets(&accepted, stores, env, &mut findings);
     let mut findings: Vec<_> = document
         .findings
@@ -142,6 +145,23 @@ fn check_job(document: &Value, findings: &mut Diagnostics) {
     }
     for text in unsupported.ignored {
         findings.warn(&DocumentPath::default(), text);
+    }
+}
+
+/// Checks the mount locations against what is at them on this machine, where the job is to run.
+fn check_places(accepted: &[Accepted], findings: &mut Diagnostics) {
+    let mut places = Vec::new();
+    for Accepted { place, weights, .. } in accepted {
+        let (place, path) = (place.key("mount_location"), weights.mount_location.as_path());
+        let alone = supervisor::check_places(&[path]);
+        places.push(path);
+        match alone.and_then(|()| supervisor::check_places(&places)) {
+            Ok(()) => continue,
+            Err(error) if error.kind() == Kind::Invalid => findings.reject(&place, error.to_string()),
+            // Somebody else may look at it.
+            Err(error) => findings.warn(&place, error.to_string()),
+        }
+        places.pop();
     }
 }
 

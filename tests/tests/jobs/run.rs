@@ -225,13 +225,17 @@ fn job_with_impossible_mount_location_is_refused_before_mirroring() {
         (vec![place("real"), place("link")], "are one directory"),
         (vec![place("real/new"), place("link/new")], "are one directory"),
         (vec![place("file")], "is not a directory"),
+        (vec![place("file/m")], "is not a directory"),
         (vec![place("dangling")], "is a dangling symbolic link"),
     ] {
         let ran = run(&mount_locations);
         assert_eq!(ran.code, Some(125), "{}{}", ran.out, ran.err);
         assert!(ran.err.contains(words) && ran.err.contains(&mount_locations[0]), "{}", ran.err);
+        let checked = machine.run(&["check", text(&machine.directory("specs").join("job.toml"))]);
+        assert_eq!(checked.code, Some(1));
+        let line = format!("weights[{}].mount_location: ", mount_locations.len() - 1);
+        assert!(checked.out.contains(&line) && checked.out.contains(words), "{}", checked.out);
     }
-    assert!(run(&["/etc/passwd/m".to_owned()]).err.contains("/etc/passwd/m"));
     assert_eq!(summed(&[&mirror]), 0, "something was mirrored");
     // A link to a directory is one.
     assert_eq!(run(&[place("link")]).succeeds(), "link/file\nreal/file\n");

@@ -155,7 +155,8 @@ impl Place {
         let mut missing = Vec::new();
         let mut above = path;
         while let Err(error) = fs::metadata(above) {
-            if error.kind() != ErrorKind::NotFound {
+            // What seems to be below a file is missing as well, and the file is no directory.
+            if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
                 return Err(error).with_context(|| above.display().to_string());
             }
             if above.symlink_metadata().is_ok() {
