@@ -54,9 +54,16 @@ def models(annotation):
     return [model for inner in typing.get_args(annotation) for model in models(inner)]
 
 
+def annotations(model):
+    """The types of a model's fields, resolved; that of a root that is not declared is the model's parameter."""
+    hints = typing.get_type_hints(model)
+    return {name: field.annotation if isinstance(hints[name], typing.TypeVar) else hints[name]
+            for name, field in model.model_fields.items()}
+
+
 def fields(model, place="", above=()):
     """The places of all fields of a model, those of the models in it among them."""
-    hints = typing.get_type_hints(model)
+    hints = annotations(model)
     for name, field in model.model_fields.items():
         if issubclass(model, pydantic.RootModel):
             places = [place.removesuffix(".")]
