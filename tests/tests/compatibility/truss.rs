@@ -1,16 +1,32 @@
 //! Training jobs of the installed truss: what it would send is what was recorded, and runs. `scripts/emulators` installs it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
+use bdnfs::source::Severity;
+use bdnfs::source::weights::{self, Rules};
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{run, target};
 use serde_json::{Value, json};
 
+/// How many jobs are made; in so many each key is there.
+const JOBS: usize = 300;
+/// How many of the jobs are run: each takes a second.
+const RUNS: usize = 24;
+/// How many configurations are made.
+const CONFIGURATIONS: usize = 200;
+
+/// The Python that truss is installed for.
+fn python() -> Command {
+    Command::new(target().parent().unwrap().join("emulators/truss/bin/python3"))
+}
+
 /// What the installed truss says now.
 fn pushed() -> Value {
-    let mut python = Command::new(target().parent().unwrap().join("emulators/truss/bin/python3"));
-    let out = run(python.arg("-c").arg(include_str!("truss_push.py")));
+    let out = run(python().arg("-c").arg(include_str!("truss_push.py")));
     serde_json::from_str(&out).unwrap()
 }
 
@@ -58,5 +74,106 @@ fn truss_installed_pushes_jobs_that_run() {
         }
     }
     assert!(count > 30, "{count}");
+    drop(agent);
+}
+
+/// Jobs and configurations that `truss_bodies.py` makes of the models of the installed truss, the same ones each time.
+fn bodies(jobs: usize, configurations: usize) -> Value {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compatibility/truss_bodies.py");
+    let out = run(python()
+        .arg(script)
+        .args(["16", &jobs.to_string(), &configurations.to_string()])
+        .env("PYTHONDONTWRITEBYTECODE", "1"));
+    serde_json::from_str(&out).unwrap()
+}
+
+/// A job as it is posted, by itself, or in its project.
+fn form(body: &Value, number: usize) -> Value {
+    let job = &body["training_job"];
+    match number % 3 {
+        0 => body.clone(),
+        1 => job.clone(),
+        _ => json!({"name": "project", "job": job}),
+    }
+}
+
+/// What `bdnfs check` rejects in a file: each place, and what is said of it.
+fn rejected(machine: &Machine, file: &Path, content: &str) -> BTreeMap<String, String> {
+    fs::write(file, content).unwrap();
+    let checked = machine.run(&["check", "--json", file.to_str().unwrap()]);
+    let report: Value = serde_json::from_str(&checked.out).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let rejects = report["findings"].as_array().unwrap().iter().filter(|found| found["verdict"] == "reject");
+    let rejects: BTreeMap<_, _> =
+        rejects.map(|found| (text(&found["place"]), text(&found["text"]))).collect();
+    assert_eq!(
+        (report["accepted"] == true, checked.code),
+        (rejects.is_empty(), Some(i32::from(!rejects.is_empty())))
+    );
+    rejects
+}
+
+/// Whether a key of the document is rejected as unknown.
+fn has_unknown_key(document: &Value) -> bool {
+    let (_, found) = weights::read(document, Rules::default());
+    found
+        .iter()
+        .any(|found| found.verdict == Severity::Reject && found.text.starts_with("is not a known key"))
+}
+
+#[test]
+fn truss_jobs_with_every_key_are_judged_by_what_they_ask_for() {
+    let (machine, bodies) = (Machine::new(), bodies(JOBS, 0));
+    assert_eq!(bodies["unseen"], json!([]), "keys that no job has");
+    let file = machine.directory("specs").join("job.json");
+    for (number, made) in bodies["jobs"].as_array().unwrap().iter().enumerate() {
+        let document = form(&made["body"], number);
+        let above = ["training_job.", "", "job."][number % 3];
+        let asked = made["refused"].as_array().unwrap().iter();
+        let asked: Vec<_> = asked.map(|place| format!("{above}{}", place.as_str().unwrap())).collect();
+        let found = rejected(&machine, &file, &document.to_string());
+        assert_eq!(found.keys().collect::<BTreeSet<_>>(), asked.iter().collect(), "{found:?}: {document}");
+        assert!(has_unknown_key(&made["misspelt"]), "{}", made["misspelt"]);
+    }
+}
+
+#[test]
+fn truss_configurations_are_judged_as_truss_push_does() {
+    let (machine, bodies) = (Machine::new(), bodies(0, CONFIGURATIONS));
+    let file = machine.directory("specs").join("config.yaml");
+    for made in bodies["configs"].as_array().unwrap() {
+        let right = made["yaml"].as_str().unwrap();
+        assert_eq!(rejected(&machine, &file, right), BTreeMap::new(), "{right}");
+        assert!(has_unknown_key(&made["misspelt"]), "{}", made["misspelt"]);
+    }
+}
+
+#[test]
+fn truss_jobs_run_with_their_environment() {
+    let env = TestEnv::new();
+    env.put("model/config.json", 700);
+    let machine = &env.machine;
+    let agent = machine.agent("");
+    let [secrets, specs, work] = ["secrets", "specs", "work"].map(|name| machine.directory(name));
+    fs::write(secrets.join("hf_access_token"), "hf_x").unwrap();
+    let file = specs.join("job.json");
+    let [file_name, secrets, work_name] = [&file, &secrets, &work].map(|path| path.to_str().unwrap());
+    let bodies = bodies(JOBS, 0);
+    let jobs = bodies["jobs"].as_array().unwrap().iter().filter(|made| made["can_run"] == true);
+    for (number, made) in jobs.take(RUNS).enumerate() {
+        let document = form(&made["body"], number);
+        fs::write(&file, document.to_string()).unwrap();
+        let line =
+            ["job", "run", "--json", "--no-mirror", "--secrets", secrets, "--workdir", work_name, file_name];
+        let ran = machine.run(&line);
+        assert_eq!(ran.code, Some(0), "{document}: {}{}", ran.out, ran.err);
+        let environment = fs::read(work.join("env.out")).unwrap();
+        let lines: BTreeSet<_> = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        let variables = &made["body"]["training_job"]["runtime"]["environment_variables"];
+        for (name, value) in variables.as_object().unwrap() {
+            let line = format!("{name}={}", value.as_str().unwrap_or("hf_x"));
+            assert!(lines.contains(line.as_str()), "{line:?}: {lines:?}");
+        }
+    }
     drop(agent);
 }
