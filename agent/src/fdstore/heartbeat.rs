@@ -1,13 +1,13 @@
 //! Heartbeats: how the fd store notices an agent that lives and does nothing.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::HEARTBEAT_INTERVAL;
+use super::wire::peer;
 
 /// How many heartbeats in a row may be missing: half a minute, far more than a busy machine or a slow disk holds up an agent.
 const MISSED_LIMIT: u32 = 15;
@@ -51,8 +51,8 @@ impl Heartbeats {
 
 /// Kills the process at the other end of `link`. False where it can't be, as in another container.
 pub fn kill_peer(link: &OwnedFd) -> bool {
-    let Ok(peer) = socket_peercred(link) else { return false };
-    let Ok(process) = pidfd_open(peer.pid, PidfdFlags::empty()) else { return false };
+    let Some(pid) = peer(link.as_fd()).ok().and_then(|peer| Pid::from_raw(peer.pid)) else { return false };
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
     // As long as it has not hung up it is the one that connected: nobody else has got its number.
     let mut polled = [PollFd::new(link, PollFlags::empty())];
     let connected = poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready == 0);

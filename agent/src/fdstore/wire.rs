@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -81,13 +81,32 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedF
 
 /// Whether a process of this user, or of root, is at the other end.
 pub fn is_trusted(socket: BorrowedFd<'_>) -> bool {
-    let own = rustix::process::geteuid();
-    rustix::net::sockopt::socket_peercred(socket.as_fd())
-        .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
+    let own = rustix::process::geteuid().as_raw();
+    peer(socket).is_ok_and(|peer| peer.uid == 0 || peer.uid == own)
+}
+
+/// Who is at the other end. In another PID namespace, as in another container, its process id is 0, which rustix's type can't
+/// hold.
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` is as long as `len` says, any bytes make a ucred, and both outlive the call.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    if failed == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;

@@ -48,6 +48,7 @@ fn chart_rendered_is_valid_in_every_promised_version() {
         "imagePullSecrets[0].name=registry",
         "nodeSelector.gpu=yes",
         "csi.events=false",
+        "fdstore.image.tag=0.1.0-first",
     ];
     for values in [&[][..], &all] {
         let output = template(values);
@@ -57,6 +58,11 @@ fn chart_rendered_is_valid_in_every_promised_version() {
         validate(&path);
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(text.contains("--tenant=team-a=research"), !values.is_empty());
+        // A new version of the agent leaves the fd store as it is.
+        let fdstore = text.split("---\n").find(|document| document.contains("name: bdnfs-fdstore")).unwrap();
+        assert!(fdstore.contains("type: OnDelete") && fdstore.contains("drop: [ALL]"), "{fdstore}");
+        assert!(!fdstore.contains("checksum/config") && !fdstore.contains("privileged: true"), "{fdstore}");
+        assert_eq!(fdstore.contains("bdnfs:0.1.0-first"), !values.is_empty());
     }
 }
 
@@ -93,7 +99,11 @@ fn chart_as_configured_runs_an_agent_and_a_driver_that_registers() {
     };
     let config = rendered.split("agent.toml: |\n").nth(1).unwrap().split("---").next().unwrap();
     let config: Vec<_> = config.lines().filter(|line| !line.contains("cache_dir")).map(here).collect();
-    let _agent = machine.agent(&config.join("\n"));
+    let fdstore = rendered.split("args: [fdstore, ").nth(1).unwrap().split(']').next().unwrap();
+    let words: Vec<_> = ["fdstore".to_owned()].into_iter().chain(fdstore.split(", ").map(here)).collect();
+    let mut fdstore = machine.command(&words).spawn().unwrap();
+    let agent = machine.agent(&config.join("\n"));
+    assert!(machine.fdstores().is_empty(), "it started one: {}", agent.log());
     fs::create_dir_all(kubelet.join("plugins_registry")).unwrap();
     let arguments = rendered.split("        - csi\n").nth(1).unwrap().lines();
     let arguments = arguments.map_while(|line| line.strip_prefix("        - ")).map(|line| {
@@ -107,8 +117,10 @@ fn chart_as_configured_runs_an_agent_and_a_driver_that_registers() {
     let mut kubelet = Kubelet::new(&kubelet);
     kubelet.register();
     assert!(kubelet.probe());
-    driver.kill().unwrap();
-    driver.wait().unwrap();
+    for child in [&mut driver, &mut fdstore] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }
 
 #[test]

@@ -11,3 +11,4 @@ mod oci_hook;
 mod publications;
 mod restarts;
 mod slurm;
+mod upgrade;
