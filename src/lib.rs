@@ -43,7 +43,8 @@
 //! 6. [`cache`]: stores verified blocks, and evicts what is not leased.
 //!
 //! Staging ([`stage`]) takes the same path at the lowest urgency. [`peer_service`] serves the blocks of this node to others,
-//! and [`publish`] copies a source into a mirror. [`engine`] holds all of it together, and is where to begin:
+//! and [`publish`] copies a source into a mirror. [`native`] writes what is staged as an EROFS image for the
+//! kernel alone. [`engine`] holds all of it together, and is where to begin:
 //!
 //! ```
 //! use std::time::SystemTime;
@@ -124,6 +125,7 @@ mod http_client;
 pub mod manifest;
 pub mod metrics;
 pub mod mirror;
+pub mod native;
 pub mod origin;
 pub mod peer;
 pub mod peer_service;

@@ -64,6 +64,7 @@
 pub mod detached;
 pub mod handover;
 pub mod mounts;
+pub mod native;
 
 mod device;
 mod errno;

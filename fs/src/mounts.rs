@@ -14,6 +14,9 @@ pub use crate::mount::{detach, unmount};
 
 /// The file system type of our mounts: `fuse` for the kernel, the rest for people.
 pub(crate) const TYPE: &str = "fuse.bdnfs";
+/// The file system type of native mounts, and how the names of their images end.
+pub(crate) const NATIVE_TYPE: &str = "erofs";
+pub(crate) const IMAGE_SUFFIX: &str = ".bdnfs";
 /// Where the kernel tells what is mounted; described in proc(5).
 const TABLE: &str = "/proc/self/mountinfo";
 
@@ -38,7 +41,7 @@ pub struct MountEntry {
 impl MountEntry {
     /// Whether it is a bdnfs mount.
     pub fn ours(&self) -> bool {
-        self.kind == TYPE
+        self.kind == TYPE || self.kind == NATIVE_TYPE && self.source.ends_with(IMAGE_SUFFIX)
     }
 }
 

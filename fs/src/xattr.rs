@@ -58,7 +58,7 @@ impl Filesystem {
         Ok(match (self.entry(index)?.node, name) {
             // Linux has no user attributes on symbolic links.
             (Node::Symlink(_), _) => None,
-            (_, SOURCE) => Some(self.source(index)?),
+            (_, SOURCE) => Some(self.manifest().place_of(index).map_err(failed)?),
             (_, DIGEST) if index == ROOT => Some(self.snapshot.id().to_string().into()),
             (_, CONTROL) if index == ROOT => {
                 self.control.as_ref().map(|path| path.as_os_str().as_bytes().into())
@@ -69,19 +69,6 @@ impl Filesystem {
             (Node::File(slice), LOCAL) => Some(share(self.snapshot.local(slice).map_err(failed)?, slice.len)),
             _ => None,
         })
-    }
-
-    /// Where entry `index` comes from: the source, and the path below it.
-    fn source(&self, index: u32) -> Result<Vec<u8>, Errno> {
-        let mut source = self.manifest().source().as_bytes().to_vec();
-        if index != ROOT {
-            if !source.ends_with(b"/") {
-                source.push(b'/');
-            }
-            source
-                .extend(self.manifest().path(index).map_err(|error| failed(&self.snapshot, index, &error))?);
-        }
-        Ok(source)
     }
 
     /// How much of all files is local. That takes a look at each of them, so it is answered later; and the

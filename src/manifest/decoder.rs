@@ -229,6 +229,21 @@ impl Manifest {
         Ok(parts.join(&b'/'))
     }
 
+    /// Where entry `index` comes from: the source, and the path below it.
+    ///
+    /// # Errors
+    /// Those of [`path`](Self::path).
+    pub fn place_of(&self, index: u32) -> Result<Vec<u8>> {
+        let mut place = self.source().as_bytes().to_vec();
+        if index > 0 {
+            if !place.ends_with(b"/") {
+                place.push(b'/');
+            }
+            place.extend(self.path(index)?);
+        }
+        Ok(place)
+    }
+
     fn entry_record(&self, index: u32) -> Result<&EntryRecord> {
         let records =
             <[EntryRecord]>::ref_from_bytes(&self.bytes[self.sections.entries.clone()]).unwrap_or_default();

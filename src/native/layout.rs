@@ -1,0 +1,193 @@
+//! The layout of a native snapshot: which file lies on which device, and where there. Pure, and the same for the same manifest.
+
+use crate::block::BLOCK;
+use crate::error::{Error, Kind, Result};
+use crate::manifest::{Manifest, Node, Slice};
+
+/// The size of a block of the image and of its pack, in bits: 512 bytes, the smallest that the kernel takes, so that small files
+/// waste little.
+pub const SMALL_BLOCK_BITS: u8 = 9;
+/// The same where the cache's disk can't be read in smaller pieces past the page cache.
+pub const PAGE_BLOCK_BITS: u8 = 12;
+/// The most devices that an image can have beside itself.
+pub const MAX_DEVICES: usize = u16::MAX as usize;
+/// Content of at most so many bytes goes to the pack: a device for each would be a file that the kernel opens while it mounts.
+const MAX_PACKED_BYTES: u64 = BLOCK;
+/// The smallest chunk of a large file, in bits, and the most chunks that it has: what its last block lacks to a whole one can't be read
+/// from its own device, where the kernel takes the file's end for a failure, so the last chunk is copied to the pack.
+const MIN_CHUNK_BITS: u32 = 16;
+const MAX_CHUNKS: u64 = 1 << 12;
+/// No place: the file is not in the pack, or its blob not yet.
+const NOWHERE: u32 = u32::MAX;
+
+/// Where the content of each file lies.
+#[derive(Debug)]
+pub struct Layout {
+    /// The size of a block in bits.
+    pub(super) block_bits: u8,
+    /// For each entry, the block of the pack where what it has there begins.
+    starts: Vec<u32>,
+    /// What lies in the pack, in its order.
+    packed: Vec<PackedPart>,
+    pack_blocks: u64,
+    /// The blobs that are devices, after the pack.
+    blobs: Vec<u32>,
+    /// For each blob its number among them, from 1; 0 for none.
+    devices: Vec<u16>,
+}
+
+/// The part of a file that lies in the pack.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PackedPart {
+    /// Where it begins in the pack, in blocks.
+    block: u32,
+    /// The file.
+    pub entry: u32,
+    /// Where it begins in the file, in bytes; it goes on to the file's end.
+    pub from: u64,
+}
+
+/// The place of a part of a file's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The device.
+    pub device: u16,
+    /// The block there.
+    pub block: u32,
+}
+
+/// The chunks of a file that is not empty: all of them have one size, but the last, which may be shorter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chunks {
+    /// The size of a chunk, in bits.
+    pub bits: u32,
+    /// Where each begins.
+    pub places: Vec<Place>,
+}
+
+impl Layout {
+    /// The layout of `manifest` in blocks of 2^`block_bits` bytes.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] for what an image can't hold, [`Kind::Corrupt`] when the manifest is.
+    pub fn new(manifest: &Manifest, block_bits: u8) -> Result<Self> {
+        let mut layout = Self {
+            block_bits,
+            starts: vec![NOWHERE; manifest.entries() as usize],
+            packed: Vec::new(),
+            pack_blocks: 0,
+            blobs: Vec::new(),
+            devices: vec![0; manifest.blobs() as usize],
+        };
+        // Files with the same blob share what of it is in the pack.
+        let mut placed = vec![NOWHERE; manifest.blobs() as usize];
+        for index in 0..manifest.entries() {
+            let Node::File(slice) = manifest.entry(index)?.node else { continue };
+            let size = manifest.blob_size(slice.blob)?;
+            let from = if is_packed(slice, size) { 0 } else { layout.add_device(slice.blob, size)? };
+            if from == slice.len {
+                continue;
+            }
+            let known = placed[slice.blob as usize];
+            let start = match known {
+                NOWHERE => layout.pack(index, from, slice.len)?,
+                known => known,
+            };
+            layout.starts[index as usize] = start;
+            if slice.len == size {
+                placed[slice.blob as usize] = start;
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Makes blob `blob` a device, and answers with where the part of it begins that can't be read there.
+    fn add_device(&mut self, blob: u32, size: u64) -> Result<u64> {
+        if size.div_ceil(1 << self.block_bits) >= u64::from(u32::MAX) {
+            return Err(too_large());
+        }
+        if self.devices[blob as usize] == 0 {
+            self.blobs.push(blob);
+            // One less than there may be: the pack's.
+            let number =
+                u16::try_from(self.blobs.len()).ok().filter(|number| usize::from(*number) < MAX_DEVICES);
+            self.devices[blob as usize] = number.ok_or_else(|| {
+                let text =
+                    format!("its more than {} large files are too many devices for EROFS", MAX_DEVICES - 1);
+                Error::new(Kind::Unsupported, text)
+            })?;
+        }
+        Ok(if size.is_multiple_of(1 << self.block_bits) { size } else { size >> chunk_bits(size) << chunk_bits(size) })
+    }
+
+    /// Puts file `entry` of `len` bytes into the pack, from byte `from` on, and answers with its block there.
+    fn pack(&mut self, entry: u32, from: u64, len: u64) -> Result<u32> {
+        let block = u32::try_from(self.pack_blocks).map_err(|_| too_large())?;
+        self.packed.push(PackedPart { block, entry, from });
+        self.pack_blocks += (len - from).div_ceil(1 << self.block_bits);
+        if self.pack_blocks < u64::from(u32::MAX) { Ok(block) } else { Err(too_large()) }
+    }
+
+    /// The length of the pack, in bytes; 0 where nothing is packed.
+    pub fn pack_bytes(&self) -> u64 {
+        self.pack_blocks << self.block_bits
+    }
+
+    /// Whether the first device is the pack.
+    pub fn has_pack(&self) -> bool {
+        self.pack_blocks > 0
+    }
+
+    /// The blobs that are devices by themselves, in the order of the devices.
+    pub fn device_blobs(&self) -> &[u32] {
+        &self.blobs
+    }
+
+    /// The chunks of entry `index`, whose content is `slice`; `None` where it is empty.
+    pub(super) fn chunks(&self, index: u32, slice: Slice) -> Option<Chunks> {
+        let packed = match self.starts[index as usize] {
+            NOWHERE => None,
+            block => Some(Place { device: 1, block }),
+        };
+        let device = match self.devices[slice.blob as usize] {
+            0 => None,
+            number => Some(number + u16::from(self.has_pack())),
+        };
+        let whole_bits = slice.len.next_power_of_two().trailing_zeros().max(self.block_bits.into());
+        match (device, packed) {
+            (_, None) if slice.len == 0 => None,
+            (None, None) => None,
+            (None, Some(place)) => Some(Chunks { bits: whole_bits, places: vec![place] }),
+            (Some(device), None) => {
+                Some(Chunks { bits: whole_bits, places: vec![Place { device, block: 0 }] })
+            }
+            (Some(device), Some(last)) => {
+                let bits = chunk_bits(slice.len);
+                let block = |chunk: u64| (chunk << bits >> self.block_bits) as u32;
+                let places = (0..slice.len >> bits).map(|chunk| Place { device, block: block(chunk) });
+                Some(Chunks { bits, places: places.chain([last]).collect() })
+            }
+        }
+    }
+
+    /// What lies in the pack from byte `start` on, in order, each with the byte where it begins there.
+    pub(super) fn packed_from(&self, start: u64) -> impl Iterator<Item = (u64, PackedPart)> + '_ {
+        let begin = |part: &PackedPart| u64::from(part.block) << self.block_bits;
+        let first = self.packed.partition_point(|part| begin(part) <= start).saturating_sub(1);
+        self.packed[first..].iter().map(move |part| (begin(part), *part))
+    }
+}
+
+/// Whether a slice of a blob of `size` bytes goes to the pack: it is small, or only a part of the blob, which may begin anywhere.
+fn is_packed(slice: Slice, size: u64) -> bool {
+    size <= MAX_PACKED_BYTES || slice.len != size
+}
+
+/// The size of the chunks of a large file of `size` bytes, in bits.
+fn chunk_bits(size: u64) -> u32 {
+    size.div_ceil(MAX_CHUNKS).next_power_of_two().trailing_zeros().max(MIN_CHUNK_BITS)
+}
+
+fn too_large() -> Error {
+    Error::new(Kind::Unsupported, "its files are too large for an EROFS image")
+}

@@ -1,0 +1,114 @@
+//! A staged snapshot with all that a native mount of it needs.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+use super::image::{self, ImageOptions};
+use super::layout::{Layout, PAGE_BLOCK_BITS, SMALL_BLOCK_BITS};
+use super::pack::Pack;
+use crate::blob::Key;
+use crate::cache::layout::{BlobFile, Layout as CacheLayout};
+use crate::engine::Engine;
+use crate::error::{Error, Kind, Result};
+use crate::snapshot::Snapshot;
+use crate::source::Patterns;
+use crate::task::blocking;
+
+/// Up to how large the largest file of a snapshot is that gains by a native mount, in bytes: larger ones are read by the kernel alone
+/// on a FUSE mount as well, and would lose O_DIRECT.
+pub const MAX_WORTHWHILE_FILE_BYTES: u64 = 16 << 20;
+
+/// A snapshot, all of which is local and leased, and its pack.
+#[derive(Debug)]
+pub struct NativeSnapshot {
+    snapshot: Arc<Snapshot>,
+    layout: Arc<Layout>,
+    pack: Option<Arc<Snapshot>>,
+}
+
+/// Whether a native mount of `snapshot` would be better than another.
+pub fn is_worthwhile(snapshot: &Snapshot) -> bool {
+    snapshot.manifest().largest() <= MAX_WORTHWHILE_FILE_BYTES
+}
+
+impl NativeSnapshot {
+    /// Makes the pack of `snapshot`, all of which is local and leased, and leases it; what was made before is used.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] for what an image can't hold, [`Kind::NoSpace`] where the cache has no room for the pack,
+    /// [`Kind::Corrupt`] when the manifest is, [`Kind::Disk`].
+    pub async fn prepare(engine: &Engine, snapshot: Arc<Snapshot>) -> Result<Self> {
+        let (measured, cache) = (snapshot.clone(), engine.resources().cache.clone());
+        let layout =
+            blocking(move || Layout::new(measured.manifest(), block_bits(cache.layout())?)).await?;
+        let layout = Arc::new(layout);
+        let mut pack = None;
+        if layout.has_pack() {
+            let origin = Arc::new(Pack::new(snapshot.clone(), layout.clone()));
+            let staged = engine.snapshot(origin, Patterns::default()).await?;
+            let admitted = staged.clone();
+            blocking(move || admitted.admit()).await?;
+            staged.stage().done().await?;
+            pack = Some(staged);
+        }
+        Ok(Self { snapshot, layout, pack })
+    }
+
+    /// The snapshot.
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.snapshot
+    }
+
+    /// The paths of the devices of its image, in order, which hold as long as this lives. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] where one has another length than its content: the kernel would read zeros behind its end.
+    pub fn devices(&self) -> Result<Vec<PathBuf>> {
+        let pack = self.pack.iter().map(|pack| (pack, 0));
+        let blobs = self.layout.device_blobs().iter().map(|blob| (&self.snapshot, *blob));
+        pack.chain(blobs).map(|(snapshot, blob)| device(snapshot, blob)).collect()
+    }
+
+    /// Writes its image to `out`. Blocks on the local disk.
+    ///
+    /// # Errors
+    /// Those of [`image::write`].
+    pub fn write_image(&self, options: &ImageOptions, out: impl Write) -> Result<()> {
+        image::write(&self.snapshot, &self.layout, options, out)
+    }
+
+    /// Says that neither it nor its pack are used any more.
+    pub async fn release(&self) {
+        if let Some(pack) = &self.pack {
+            pack.release().await;
+        }
+    }
+}
+
+/// The path of the file that has all of a blob. It begins with a descriptor: the kernel takes no more than 255 bytes.
+fn device(snapshot: &Snapshot, blob: u32) -> Result<PathBuf> {
+    use std::os::fd::AsRawFd;
+    let (key, size) = (snapshot.manifest().key(blob)?, snapshot.manifest().blob_size(blob)?);
+    let layout = snapshot.resources().cache.layout();
+    if !layout.has(&key, size) {
+        let text = format!("blob {key} is no longer whole in the cache");
+        return Err(Error::new(Kind::Corrupt, text));
+    }
+    let blobs = layout.blobs().as_fd().as_raw_fd();
+    Ok(PathBuf::from(format!("/proc/self/fd/{blobs}/{}", CacheLayout::name(&key, BlobFile::Whole))))
+}
+
+/// The size of blocks that the cache's disk can be read in past the page cache.
+fn block_bits(layout: &CacheLayout) -> Result<u8> {
+    // A file of the disk tells what its directories don't.
+    let probe = Key::origin("native", b"probe", b"");
+    let file = layout.create_blob(&probe, BlobFile::Part)?;
+    let told = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    layout.remove(&probe, BlobFile::Part)?;
+    let align = told.map_or(0, |stat| stat.stx_dio_offset_align);
+    Ok(if (1..=1 << SMALL_BLOCK_BITS).contains(&align) { SMALL_BLOCK_BITS } else { PAGE_BLOCK_BITS })
+}
