@@ -41,7 +41,12 @@ pub struct MountEntry {
 impl MountEntry {
     /// Whether it is a bdnfs mount.
     pub fn ours(&self) -> bool {
-        self.kind == TYPE || self.kind == NATIVE_TYPE && self.source.ends_with(IMAGE_SUFFIX)
+        self.kind == TYPE || self.is_native()
+    }
+
+    /// Whether it is a bdnfs mount that the kernel serves alone.
+    pub fn is_native(&self) -> bool {
+        self.kind == NATIVE_TYPE && self.source.ends_with(IMAGE_SUFFIX)
     }
 }
 

@@ -13,11 +13,11 @@ use bdnfs::native::NativeSnapshot;
 use bdnfs::native::image::ImageOptions;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
-use rustix::mount::{ FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags};
+use rustix::mount::{ FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
 use rustix::process::{getgid, getuid};
 
-use crate::mounts::{self, IMAGE_SUFFIX, NATIVE_TYPE};
-use crate::{Options, mountpoint};
+use crate::mounts::{self, IMAGE_SUFFIX, MountEntry, NATIVE_TYPE};
+use crate::{Mount, Options, mountpoint};
 
 /// How often a mount is looked for: nobody tells when it has ended. A look takes a microsecond.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -42,44 +42,60 @@ impl NativeMount {
         options: &Options,
     ) -> Result<Self> {
         let mountpoint = mountpoint::prepare(mountpoint)?;
-        let image_options = ImageOptions {
-            uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
-            gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
-            allow_other: options.allow_other,
-            control: options.control.clone(),
-        };
-        // The kernel keeps the file, so its name may go as soon as it is mounted.
-        let image = tempfile::Builder::new()
-            .prefix(&prefix(native))
-            .suffix(IMAGE_SUFFIX)
-            .tempfile_in(images)
-            .map_err(|e| Error::disk(format!("cannot make an image in {}", images.display()), e))?;
-        native.write_image(&image_options, BufWriter::with_capacity(1 << 20, image.as_file()))?;
-        let devices = native.devices()?;
-        let superblock = match superblock(image.path(), &devices, true) {
-            // Kernels before 6.14, and disks that can't be read past the page cache.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => superblock(image.path(), &devices, false),
-            made => made,
-        };
-        let superblock = superblock.map_err(|e| failed(e, &mountpoint))?;
-        attach(superblock.as_fd(), &mountpoint).map_err(|e| failed(e, &mountpoint))?;
+        let superblock = make(native, &mountpoint, images, options)?;
+        attach(superblock.as_fd(), &mountpoint, MoveMountFlags::empty()).map_err(|e| failed(e, &mountpoint))?;
         let device = crate::mount::device_number(&mountpoint)?;
         Ok(Self { mountpoint, device, kept: AtomicBool::new(false) })
     }
 
-    /// Takes up the mount of `native` at `mountpoint` that an earlier process made; `None` where there is none.
+    /// Mounts `native` in the place of `mount`, which has the same snapshot, and ends that; `None`, and all stays as it is, where
+    /// somebody uses it. At no moment is the mount point empty. Blocks on the local disk.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn replace(
+        mount: &Mount,
+        native: &NativeSnapshot,
+        images: &Path,
+        options: &Options,
+    ) -> Result<Option<Self>> {
+        let mountpoint = mount.mountpoint().to_owned();
+        let superblock = make(native, &mountpoint, images, options)?;
+        // This does not unmount it, but tells whether it is unused.
+        let unused = rustix::mount::unmount(&mountpoint, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW);
+        if unused != Err(Errno::AGAIN) {
+            return Ok(None);
+        }
+        attach(superblock.as_fd(), &mountpoint, MoveMountFlags::MOVE_MOUNT_BENEATH)
+            .map_err(|e| failed(e, &mountpoint))?;
+        // Who has come since then keeps what it has opened.
+        mounts::detach(&mountpoint)?;
+        let device = crate::mount::device_number(&mountpoint)?;
+        Ok(Some(Self { mountpoint, device, kept: AtomicBool::new(false) }))
+    }
+
+    /// Takes up the mount of `native` at `mountpoint` that an earlier process made; `None` where there is none. What else is mounted
+    /// over it, that process was about to end.
     ///
     /// # Errors
     /// [`Kind::Disk`] when the mount table can't be read.
     pub fn resume(native: &NativeSnapshot, mountpoint: &Path) -> Result<Option<Self>> {
-        let Some(found) = mounts::at(mountpoint)? else { return Ok(None) };
-        let name = Path::new(&found.source).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_its = found.kind == NATIVE_TYPE && found.ours() && name.starts_with(&prefix(native));
-        Ok(is_its.then(|| Self {
-            mountpoint: mountpoint.to_owned(),
-            device: found.device,
-            kept: AtomicBool::new(false),
-        }))
+        let is_its = |mounted: &MountEntry| {
+            let name = Path::new(&mounted.source).file_name().unwrap_or_default().to_string_lossy();
+            mounted.is_native() && name.starts_with(&prefix(native))
+        };
+        loop {
+            let mut there = mounts::all()?;
+            there.retain(|mounted| mounted.mountpoint == mountpoint);
+            match there.last() {
+                Some(top) if is_its(top) => {
+                    let (mountpoint, device) = (mountpoint.to_owned(), top.device);
+                    return Ok(Some(Self { mountpoint, device, kept: AtomicBool::new(false) }));
+                }
+                Some(_) if there.iter().any(is_its) => mounts::detach(mountpoint)?,
+                _ => return Ok(None),
+            }
+        }
     }
 
     /// Removes what an agent that crashed while it mounted left in `images`; makes the directory.
@@ -160,6 +176,35 @@ impl Drop for NativeMount {
     }
 }
 
+/// A superblock of `native`, mounted nowhere yet.
+fn make(
+    native: &NativeSnapshot,
+    mountpoint: &Path,
+    images: &Path,
+    options: &Options,
+) -> Result<OwnedFd> {
+    let image_options = ImageOptions {
+        uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
+        gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
+        allow_other: options.allow_other,
+        control: options.control.clone(),
+    };
+    // The kernel keeps the file, so its name may go as soon as the superblock is made.
+    let image = tempfile::Builder::new()
+        .prefix(&prefix(native))
+        .suffix(IMAGE_SUFFIX)
+        .tempfile_in(images)
+        .map_err(|e| Error::disk(format!("cannot make an image in {}", images.display()), e))?;
+    native.write_image(&image_options, BufWriter::with_capacity(1 << 20, image.as_file()))?;
+    let devices = native.devices()?;
+    let superblock = match superblock(image.path(), &devices, true) {
+        // Kernels before 6.14, and disks that can't be read past the page cache.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => superblock(image.path(), &devices, false),
+        made => made,
+    };
+    superblock.map_err(|e| failed(e, mountpoint))
+}
+
 /// How the names of the images of a snapshot begin.
 fn prefix(native: &NativeSnapshot) -> String {
     format!("{}-", native.snapshot().id())
@@ -184,8 +229,8 @@ fn superblock(image: &Path, devices: &[PathBuf], direct: bool) -> rustix::io::Re
     rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
-fn attach(superblock: BorrowedFd<'_>, mountpoint: &Path) -> rustix::io::Result<()> {
-    rustix::mount::move_mount(superblock, "", CWD, mountpoint, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+fn attach(superblock: BorrowedFd<'_>, mountpoint: &Path, how: MoveMountFlags) -> rustix::io::Result<()> {
+    rustix::mount::move_mount(superblock, "", CWD, mountpoint, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | how)
 }
 
 fn failed(error: Errno, mountpoint: &Path) -> Error {

@@ -29,7 +29,7 @@ impl Handover {
     pub fn store(&self, managed: &ManagedMount) {
         let Some(store) = self.0.as_ref().filter(|store| store.is_enabled()) else { return };
         let put = || -> Result<bool> {
-            let Some(descriptors) = managed.mount().descriptors()? else { return Ok(false) };
+            let Some(descriptors) = managed.attachment().descriptors()? else { return Ok(false) };
             let request = serde_json::to_string(managed.request()).context("cannot write the request")?;
             store.put(managed.id(), request, &descriptors)?;
             Ok(true)

@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bdnfs::error::{Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
-use bdnfs_fs::Mount;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::attachment::Attachment;
 use super::handover::Handover;
 use super::lookup::ResolvedSnapshot;
 use super::mount::ManagedMount;
@@ -127,7 +127,7 @@ impl MountManager {
         };
         let mount = self.mounter.attach(&snapshot, &request).await?;
         let warnings = self.mounter.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
-        let managed = self.register(snapshot, mount, record, request).await?;
+        let managed = self.register(snapshot, Attachment::Fuse(mount), record, request).await?;
         Ok(MountInfo { warnings, ..managed.info() })
     }
 
@@ -135,7 +135,7 @@ impl MountManager {
     pub(super) async fn register(
         self: &Arc<Self>,
         snapshot: Arc<Snapshot>,
-        mount: Mount,
+        attachment: Attachment,
         record: MountRecord,
         request: MountRequest,
     ) -> ApiResult<Arc<ManagedMount>> {
@@ -145,7 +145,7 @@ impl MountManager {
             let is_new = record.id == 0;
             let id = if is_new { manager.next_id() } else { record.id };
             let record = MountRecord { id, ..record };
-            let managed = Arc::new(ManagedMount::new(snapshot, mount, record, request));
+            let managed = Arc::new(ManagedMount::new(snapshot, attachment, record, request));
             if is_new {
                 manager.records.put(&managed.record())?;
             }
@@ -156,8 +156,8 @@ impl MountManager {
                 if is_new {
                     manager.records.remove(id);
                 }
-                if managed.mount().is_resumed() {
-                    managed.mount().hand_over();
+                if managed.attachment().is_resumed() {
+                    managed.attachment().hand_over();
                 }
                 return Ok(None);
             }
@@ -178,8 +178,14 @@ impl MountManager {
 
     /// Forgets a mount when it has ended. Until then it keeps the agent running.
     async fn watch(self: Arc<Self>, managed: Arc<ManagedMount>, _alive: KeepAlive) {
-        managed.mount().ended().await;
-        if managed.mount().is_handed_over() {
+        loop {
+            let attachment = managed.attachment();
+            attachment.ended().await;
+            if Arc::ptr_eq(&attachment, &managed.attachment()) {
+                break;
+            }
+        }
+        if managed.attachment().is_handed_over() {
             return;
         }
         let id = managed.id();
@@ -227,7 +233,7 @@ impl MountManager {
             };
             return Ok(blocking(detach).await?);
         }
-        blocking(move || leaving.mount().unmount()).await?;
+        blocking(move || leaving.attachment().unmount()).await?;
         // After the timeout it ends with the last of its users.
         let _ = tokio::time::timeout(UNMOUNT_TIMEOUT, managed.gone()).await;
         Ok(())

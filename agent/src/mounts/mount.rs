@@ -1,6 +1,6 @@
 //! One mount of an agent: its snapshot, and how far it is staged.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,9 +9,11 @@ use bdnfs::manifest::Slice;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Uri;
 use bdnfs::stage::Stage;
-use bdnfs_fs::{Mount, mounts};
+use bdnfs_fs::mounts;
+use parking_lot::RwLock;
 use tokio::sync::watch;
 
+use super::attachment::Attachment;
 use super::record::MountRecord;
 use crate::api::{MountInfo, MountRequest, MountStatus, StageState, StageStatus};
 use crate::telemetry::scrape::MountScrape;
@@ -23,7 +25,8 @@ const COUNTED_BLOBS: u32 = 10_000;
 #[derive(Debug)]
 pub struct ManagedMount {
     snapshot: Arc<Snapshot>,
-    mount: Mount,
+    mountpoint: PathBuf,
+    attachment: RwLock<Arc<Attachment>>,
     record: MountRecord,
     /// The request that made the mount, with its secrets.
     request: MountRequest,
@@ -32,21 +35,29 @@ pub struct ManagedMount {
     /// Whether the fd store has its descriptors, so that it outlives this process.
     stored: AtomicBool,
     gone: watch::Sender<bool>,
+    converting: watch::Sender<bool>,
 }
 
 impl ManagedMount {
     /// A mount of `snapshot` that `request` asked for, and its record.
-    pub fn new(snapshot: Arc<Snapshot>, mount: Mount, record: MountRecord, request: MountRequest) -> Self {
+    pub fn new(
+        snapshot: Arc<Snapshot>,
+        attachment: Attachment,
+        record: MountRecord,
+        request: MountRequest,
+    ) -> Self {
         let staged = AtomicBool::new(record.staged);
         Self {
             snapshot,
-            mount,
+            mountpoint: attachment.mountpoint().to_owned(),
+            attachment: RwLock::new(Arc::new(attachment)),
             record,
             request,
             staged,
             detached: AtomicBool::new(false),
             stored: AtomicBool::new(false),
             gone: watch::Sender::new(false),
+            converting: watch::Sender::new(false),
         }
     }
 
@@ -82,12 +93,22 @@ impl ManagedMount {
 
     /// Its mount point.
     pub fn mountpoint(&self) -> &Path {
-        self.mount.mountpoint()
+        &self.mountpoint
     }
 
-    /// The mount itself.
-    pub fn mount(&self) -> &Mount {
-        &self.mount
+    /// What serves it now.
+    pub fn attachment(&self) -> Arc<Attachment> {
+        self.attachment.read().clone()
+    }
+
+    /// Has the kernel serve it from now on.
+    pub(super) fn set_attachment(&self, attachment: Attachment) {
+        *self.attachment.write() = Arc::new(attachment);
+    }
+
+    /// Says whether it is about to become native: until that is known, its stage is not told to be done.
+    pub(super) fn set_converting(&self, converting: bool) {
+        self.converting.send_replace(converting);
     }
 
     /// The mounted snapshot.
@@ -137,7 +158,7 @@ impl ManagedMount {
             snapshot: self.snapshot.id().to_string(),
             files: manifest.files(),
             bytes: manifest.bytes(),
-            passthrough: self.mount.passthrough(),
+            passthrough: self.attachment().passthrough(),
             warnings: Vec::new(),
         }
     }
@@ -200,8 +221,16 @@ impl ManagedMount {
     pub async fn staging(&self, timeout: Duration) -> Option<StageStatus> {
         let stage = self.snapshot.staged()?;
         // Either way the answer is the state at that moment.
-        tokio::time::timeout(timeout, stage.done()).await.ok();
-        Some(stage_status(&stage))
+        let settled = async {
+            if stage.done().await.is_ok() {
+                // The sender lives as long as `self`, so this can't fail.
+                let _ = self.converting.subscribe().wait_for(|converting| !converting).await;
+            }
+        };
+        tokio::time::timeout(timeout, settled).await.ok();
+        let status = stage_status(&stage);
+        let converting = *self.converting.borrow() && matches!(status.state, StageState::Done);
+        Some(if converting { StageStatus { state: StageState::Running, ..status } } else { status })
     }
 }
 

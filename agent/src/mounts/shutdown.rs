@@ -10,7 +10,7 @@ pub async fn hand_over_all(manager: &MountManager) {
     for managed in close(manager) {
         if managed.is_stored() {
             tracing::info!("the mount at {} is left to the next agent", managed.mountpoint().display());
-            managed.mount().hand_over();
+            managed.attachment().hand_over();
         } else {
             unmount_or_detach(manager, managed.id()).await;
         }
@@ -33,7 +33,7 @@ pub fn is_handed_over(manager: &MountManager) -> bool {
     if manager.handover.is_possible() && !manager.lifecycle.is_ready() {
         return true;
     }
-    manager.all().iter().any(|managed| managed.mount().is_handed_over())
+    manager.all().iter().any(|managed| managed.attachment().is_handed_over())
 }
 
 /// Refuses mounts from now on, and lists those that there are.

@@ -215,6 +215,27 @@ fn native_mount_that_is_kept_stays_and_is_taken_up_again() {
 }
 
 #[test]
+fn native_mount_replaces_a_fuse_mount_that_nobody_uses() {
+    let bench = Bench::new();
+    fs::write(bench.path("source/file"), "content").expect("written");
+    let snapshot = bench.staged();
+    let native = bench.native(&snapshot);
+    let at = bench.path("fuse");
+    let fuse = Mount::new(snapshot, bench.runtime.handle().clone(), &at, &Options::default()).expect("mounted");
+    let replace = || NativeMount::replace(&fuse, &native, &bench.path("images"), &Options::default());
+    let open = fs::File::open(at.join("file")).expect("open");
+    assert!(replace().expect("no error").is_none());
+    assert!(!mounts::at(&at).expect("a table").expect("mounted").is_native());
+    drop(open);
+    let replaced = replace().expect("no error").expect("nobody uses it");
+    bench.runtime.block_on(fuse.ended());
+    assert!(mounts::at(&at).expect("a table").expect("mounted").is_native());
+    assert_eq!(fs::read(at.join("file")).expect("read"), b"content");
+    replaced.unmount().expect("unmounted");
+    assert_eq!(mounts::at(&at).expect("a table"), None);
+}
+
+#[test]
 fn native_mount_ends_with_its_last_bind() {
     let bench = Bench::new();
     fs::write(bench.path("source/file"), "content").expect("written");

@@ -1,0 +1,100 @@
+//! What serves a mount: this process, by FUSE, or the kernel alone.
+
+use std::path::Path;
+
+use bdnfs::error::Result;
+use bdnfs::native::NativeSnapshot;
+use bdnfs_fs::Mount;
+use bdnfs_fs::handover::MountDescriptors;
+use bdnfs_fs::native::NativeMount;
+
+/// A mount, however it is served.
+#[derive(Debug)]
+pub enum Attachment {
+    /// This process serves it.
+    Fuse(Mount),
+    /// The kernel serves it; the second keeps what it reads in the cache.
+    Native(NativeMount, NativeSnapshot),
+}
+
+impl Attachment {
+    /// Whether the kernel serves it alone.
+    pub fn is_native(&self) -> bool {
+        matches!(self, Self::Native(..))
+    }
+
+    /// The mount point, as a full path.
+    pub fn mountpoint(&self) -> &Path {
+        match self {
+            Self::Fuse(mount) => mount.mountpoint(),
+            Self::Native(mount, _) => mount.mountpoint(),
+        }
+    }
+
+    /// Unmounts it. It is no error if the mount is gone already.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`](bdnfs::error::Kind::Busy) when processes use it. The mount stays.
+    pub fn unmount(&self) -> Result<()> {
+        match self {
+            Self::Fuse(mount) => mount.unmount(),
+            Self::Native(mount, _) => mount.unmount(),
+        }
+    }
+
+    /// Waits until it has ended, however that came about.
+    pub async fn ended(&self) {
+        match self {
+            Self::Fuse(mount) => mount.ended().await,
+            Self::Native(mount, native) => {
+                mount.ended().await;
+                native.release().await;
+            }
+        }
+    }
+
+    /// The descriptors that keep it alive without this process, where there are any.
+    ///
+    /// # Errors
+    /// Those of [`Mount::descriptors`].
+    pub fn descriptors(&self) -> Result<Option<MountDescriptors>> {
+        match self {
+            Self::Fuse(mount) => mount.descriptors(),
+            Self::Native(..) => Ok(None),
+        }
+    }
+
+    /// Leaves it to the next process.
+    pub fn hand_over(&self) {
+        match self {
+            Self::Fuse(mount) => mount.hand_over(),
+            Self::Native(mount, _) => mount.keep(),
+        }
+    }
+
+    /// Whether it was [left](Self::hand_over) to the next process.
+    pub fn is_handed_over(&self) -> bool {
+        match self {
+            Self::Fuse(mount) => mount.is_handed_over(),
+            Self::Native(mount, _) => mount.is_kept(),
+        }
+    }
+
+    /// Whether it needs another process to outlive this one, and an earlier one has made it.
+    pub fn is_resumed(&self) -> bool {
+        matches!(self, Self::Fuse(mount) if mount.is_resumed())
+    }
+
+    /// Whether the kernel reads whole files by itself.
+    pub fn passthrough(&self) -> bool {
+        match self {
+            Self::Fuse(mount) => mount.passthrough(),
+            Self::Native(..) => true,
+        }
+    }
+
+    /// Whether that is wanted, but the kernel or the privileges don't allow it.
+    pub fn lacks_passthrough(&self) -> bool {
+        matches!(self, Self::Fuse(mount) if mount.lacks_passthrough())
+    }
+}
