@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -127,7 +128,7 @@ impl Announcements {
 }
 
 impl RemovalListener for Announcements {
-    fn blob_removed(&self, key: &Key) {
+    fn blob_removed(&self, key: &Key, _: Option<&File>) {
         self.blobs_evicted(&HashSet::from([*key]));
     }
 

@@ -219,9 +219,10 @@ impl Cache {
         self.layout().sync_names().map_err(|e| Error::with(Kind::Disk, "cannot make the cache durable", e))
     }
 
-    /// Tells all who serve blobs of this tenant that what was here of `key` was not right, and has been removed.
-    pub fn notify_removed(&self, key: &Key) {
-        self.partition.removal_listeners.notify(key);
+    /// Tells all who serve blobs of this tenant that what was here of `key` was not right, and has been removed, and
+    /// with it `file` where it was whole.
+    pub fn notify_removed(&self, key: &Key, file: Option<&File>) {
+        self.partition.removal_listeners.notify(key, file);
     }
 
     /// Remembers the removed `file` of `key`, so that a [scrub](scrub::scrub) tells that it is still being read.

@@ -6,16 +6,16 @@
 //!   device 2… a large file each                                                                 (the cache's own blobs)
 //! ```
 //!
-//! `layout` decides which file lies where, `pack` makes the pack as a snapshot of one file, so that it is staged, leased,
+//! `data_layout` decides which file lies where, `aligned_pack` makes the pack as a snapshot of one file, so that it is staged, leased,
 //! verified and evicted as all else is, and [`image`] writes the metadata. The format is the kernel's
 //! (`fs/erofs/erofs_fs.h`); chunk-based files and a device table need Linux 5.16, and images that are files 6.12.
 
-mod binary;
-mod directory;
+mod aligned_pack;
+mod data_layout;
+mod dirents;
+mod erofs;
 pub mod image;
-mod layout;
 mod node;
-mod pack;
 mod staged;
 
 pub use staged::{MAX_WORTHWHILE_FILE_BYTES, NativeSnapshot, is_worthwhile};

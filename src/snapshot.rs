@@ -5,6 +5,7 @@ mod contents;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 
 use crate::announcements::Announcements;
 use crate::blob::Key;
@@ -176,6 +177,11 @@ impl Snapshot {
     /// The resources that every content uses.
     pub(crate) fn resources(&self) -> &Arc<SharedResources> {
         &self.resources
+    }
+
+    /// Where its fetches run.
+    pub fn runtime(&self) -> &Handle {
+        &self.resources.runtime
     }
 
     /// Opens a file for reading. Touches the local disk, never the network.

@@ -54,7 +54,8 @@ impl Agent {
         cluster: Option<ClusterMembership>,
         store: Option<Arc<FdStore>>,
     ) -> ApiResult<Self> {
-        let AgentConfig { cache, persistent, mirror, secrets, publications, volumes, docker, .. } = config;
+        let AgentConfig { cache, persistent, mirror, secrets, via, publications, volumes, docker, .. } =
+            config;
         let volumes = Volumes::new(volumes, &cache.dir)?;
         let requests = Arc::<RequestMetrics>::default();
         let mounter = Mounter {
@@ -62,7 +63,7 @@ impl Agent {
             engine: engine.clone(),
             socket: socket::of_cache(&cache.dir),
             cache: cache.dir.clone(),
-            defaults: MountDefaults { mirror, secrets },
+            defaults: MountDefaults { mirror, secrets, via },
             metrics: Arc::clone(&requests),
             invalidator: store.clone().map(|store| store as _),
         };
@@ -136,7 +137,7 @@ impl Agent {
             cluster.await_members().await;
         }
         for mount in to_stage {
-            mount.stage(false);
+            self.mounts.stage_restored(&mount);
         }
         self.publications.restore().await;
         let restored = self.publications.list();

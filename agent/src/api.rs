@@ -82,6 +82,9 @@ pub struct MountRequest {
     /// Their group.
     #[serde(default)]
     pub gid: Option<u32>,
+    /// Who serves it once it is staged; by default what the agent is configured for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub via: Option<Via>,
     /// The size that the cache was asked to have, in bytes; the agent warns when it has another.
     #[serde(default)]
     pub cache_size: Option<u64>,
@@ -95,6 +98,19 @@ impl MountRequest {
         let had = had || mirror.as_ref().is_some_and(|(_, had)| *had);
         Ok((Self { weights, mirror: mirror.map(|(mirror, _)| mirror), ..self.clone() }, had))
     }
+}
+
+/// Who serves a mount once all of it is local.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Via {
+    /// The agent, by FUSE.
+    #[default]
+    Fuse,
+    /// The kernel alone, by EROFS over the cache's files.
+    Native,
+    /// The kernel alone where that is better, else the agent.
+    Auto,
 }
 
 /// A URI without its query, which may be a signature, and whether it had one.
@@ -144,6 +160,9 @@ pub struct MountInfo {
     pub bytes: u64,
     /// Whether the kernel reads whole files by itself.
     pub passthrough: bool,
+    /// Who serves it: the agent (FUSE), or once it is staged the kernel alone. An older agent does not say it.
+    #[serde(default)]
+    pub via: Via,
     /// What the user should know, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,

@@ -9,6 +9,8 @@
 //! restore: records and fd store ──> mounts, at the start        shutdown: mounts ──> fd store or gone, at the end
 //! ```
 
+mod attachment;
+mod conversion;
 mod handover;
 mod history;
 mod lookup;

@@ -1,4 +1,6 @@
-//! Mount options (`-o`), as mount(8) takes them.
+//! Mount options (`-o`), as mount(8) takes them, and the values of others.
+
+use bdnfs_agent::api::Via;
 
 /// Parsed mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,6 +55,27 @@ impl MountOptions {
             allow_other: self.allow_other || later.allow_other,
             uid: later.uid.or(self.uid),
             gid: later.gid.or(self.gid),
+        }
+    }
+}
+
+/// The values of `--via`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum ViaArg {
+    /// The agent.
+    Fuse,
+    /// The kernel alone.
+    Native,
+    /// The kernel alone where that is better.
+    Auto,
+}
+
+impl From<ViaArg> for Via {
+    fn from(via: ViaArg) -> Self {
+        match via {
+            ViaArg::Fuse => Self::Fuse,
+            ViaArg::Native => Self::Native,
+            ViaArg::Auto => Self::Auto,
         }
     }
 }

@@ -64,7 +64,7 @@
 pub mod detached;
 pub mod handover;
 pub mod mounts;
-pub mod native;
+pub mod native_mount;
 
 mod device;
 mod errno;
@@ -88,6 +88,7 @@ mod tree;
 mod wire;
 mod xattr;
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -380,7 +381,7 @@ impl CachePressureListener for Filesystem {
 }
 
 impl RemovalListener for Filesystem {
-    fn blob_removed(&self, key: &Key) {
+    fn blob_removed(&self, key: &Key, _: Option<&File>) {
         let files = match self.snapshot.files_of(key) {
             Ok(files) => files,
             Err(error) => return tracing::warn!(%error, "cannot tell which files to read anew"),

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Debug;
+use std::fs::File;
 use std::sync::Weak;
 
 use parking_lot::Mutex;
@@ -12,8 +13,9 @@ use crate::blob::Key;
 /// Serves blobs of one tenant from the cache, or keeps bytes of them.
 pub trait RemovalListener: Send + Sync + Debug {
     /// What the cache had of the blob `key`, or some blocks of it, was not right and has been removed: nothing that was read
-    /// before may be served again. May block on the local disk, and must not wait for the network or the kernel.
-    fn blob_removed(&self, key: &Key);
+    /// before may be served again. `file` is that of a whole blob, which has no name any more and may still be read by the kernel. May
+    /// block on the local disk, and must not wait for the network or the kernel.
+    fn blob_removed(&self, key: &Key, file: Option<&File>);
 
     /// The blobs `keys`, which nobody used, were evicted. What they held was right, so it is no business of those who serve it. The
     /// same rules apply.
@@ -34,9 +36,9 @@ impl RemovalListeners {
         listeners.push(listener);
     }
 
-    /// Tells everybody that `key` was removed.
-    pub fn notify(&self, key: &Key) {
-        self.for_each(|listener| listener.blob_removed(key));
+    /// Tells everybody that `key` was removed, and with it `file` where it was whole.
+    pub fn notify(&self, key: &Key, file: Option<&File>) {
+        self.for_each(|listener| listener.blob_removed(key, file));
     }
 
     /// Tells everybody that `keys` were evicted.

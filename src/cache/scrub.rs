@@ -128,7 +128,7 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
     }
     layout.remove(&found.key, BlobFile::Whole)?;
     cache.partition.subtract(found.bytes);
-    cache.notify_removed(&found.key);
+    cache.notify_removed(&found.key, Some(&file));
     Ok(BlobVerdict::Wrong(found.size))
 }
 
@@ -152,7 +152,7 @@ fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVe
         verification_time::mark(partial.file(), started);
         return Ok(BlobVerdict::Right(bytes));
     }
-    cache.notify_removed(&found.key);
+    cache.notify_removed(&found.key, None);
     Ok(BlobVerdict::Wrong(bytes))
 }
 

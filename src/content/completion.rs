@@ -81,7 +81,7 @@ impl Content {
         }
         *self.slot() = None;
         self.committing.store(false, Ordering::Relaxed);
-        self.resources.cache.notify_removed(&self.blob.key);
+        self.resources.cache.notify_removed(&self.blob.key, None);
         self.news.notify_waiters();
     }
 

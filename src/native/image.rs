@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use zerocopy::IntoBytes;
 
-use super::binary::{self, DEVICE_SLOT_BYTES, DeviceSlot, INODE_SLOT_BYTES, Inode, Superblock};
-use super::directory::DirectoryBlocks;
-use super::layout::Layout;
+use super::data_layout::DataLayout;
+use super::dirents::DirectoryBlocks;
+use super::erofs::{self, DEVICE_SLOT_BYTES, DeviceSlot, INODE_SLOT_BYTES, Inode, Superblock};
 use super::node::{self, Tail, Xattrs};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -43,7 +43,12 @@ pub struct ImageOptions {
 /// # Errors
 /// [`Kind::Unsupported`] for what an image can't hold, [`Kind::Corrupt`] when the manifest is, [`Kind::Disk`] and
 /// [`Kind::NoSpace`].
-pub fn write(snapshot: &Snapshot, layout: &Layout, options: &ImageOptions, out: impl Write) -> Result<()> {
+pub fn write(
+    snapshot: &Snapshot,
+    layout: &DataLayout,
+    options: &ImageOptions,
+    out: impl Write,
+) -> Result<()> {
     let mut image = Image {
         snapshot,
         layout,
@@ -62,7 +67,7 @@ pub fn write(snapshot: &Snapshot, layout: &Layout, options: &ImageOptions, out: 
 
 struct Image<'a> {
     snapshot: &'a Snapshot,
-    layout: &'a Layout,
+    layout: &'a DataLayout,
     options: &'a ImageOptions,
     /// The size of a block, in bytes.
     block: u64,
@@ -73,7 +78,7 @@ struct Image<'a> {
 }
 
 /// Where the sections of the image begin, and where it ends, in bytes.
-struct Sections {
+struct ImageSections {
     inodes: u64,
     contents: u64,
     end: u64,
@@ -81,14 +86,15 @@ struct Sections {
 
 impl Image<'_> {
     /// Numbers the inodes, and answers with where all lies.
-    fn measure(&mut self) -> Result<Sections> {
+    fn measure(&mut self) -> Result<ImageSections> {
         let table = (self.layout.device_blobs().len() as u64 + 1) * DEVICE_SLOT_BYTES;
         let inodes = (device_table() + table).next_multiple_of(self.block);
         let (mut at, mut outside) = (FIRST_INODE, 0);
         for index in 0..self.snapshot.manifest().entries() {
             let entry = self.snapshot.manifest().entry(index)?;
             let content = self.content(index, &entry)?;
-            let inline = content.as_ref().is_none_or(|content| self.fits_inline(index, &entry, content.len()));
+            let inline =
+                content.as_ref().is_none_or(|content| self.fits_inline(index, &entry, content.len()));
             let content = content.map_or(0, |content| content.len() as u64);
             let len = size_of::<Inode>() as u64 + self.xattrs(index, &entry)?.bytes().len() as u64;
             let behind = match entry.node {
@@ -112,7 +118,7 @@ impl Image<'_> {
         if end / self.block > u64::from(u32::MAX) {
             return Err(too_large());
         }
-        Ok(Sections { inodes, contents, end })
+        Ok(ImageSections { inodes, contents, end })
     }
 
     /// Where an inode of `len` bytes begins that may begin at `at`: what fits into a block does not cross two, since the kernel
@@ -127,12 +133,12 @@ impl Image<'_> {
         ((size_of::<Inode>() + xattrs + content) as u64) <= self.block
     }
 
-    fn write_head(&self, sections: &Sections, out: &mut Output<impl Write>) -> Result<()> {
+    fn write_head(&self, sections: &ImageSections, out: &mut Output<impl Write>) -> Result<()> {
         let devices = self.layout.device_blobs();
         let device_count = devices.len() + usize::from(self.layout.has_pack());
-        let features = binary::CHUNKED_FILE | if device_count > 0 { binary::DEVICE_TABLE } else { 0 };
+        let features = erofs::CHUNKED_FILE | if device_count > 0 { erofs::DEVICE_TABLE } else { 0 };
         let mut superblock = Superblock {
-            magic: binary::MAGIC.into(),
+            magic: erofs::MAGIC.into(),
             feature_compat: COMPAT_MTIME.into(),
             block_bits: self.layout.block_bits,
             root: ((FIRST_INODE / INODE_SLOT_BYTES) as u16).into(),
@@ -147,19 +153,24 @@ impl Image<'_> {
         };
         superblock.uuid.copy_from_slice(&self.snapshot.id().0[..16]);
         superblock.volume_name[..5].copy_from_slice(b"bdnfs");
-        out.pad_to(binary::SUPERBLOCK_OFFSET)?;
+        out.pad_to(erofs::SUPERBLOCK_OFFSET)?;
         out.write(superblock.as_bytes())?;
         let pack = self.layout.has_pack().then(|| self.layout.pack_bytes());
         let sizes = devices.iter().map(|blob| self.snapshot.manifest().blob_size(*blob));
         for size in pack.map(Ok).into_iter().chain(sizes) {
             let blocks = (size?.div_ceil(self.block) as u32).into();
-            let slot = DeviceSlot { tag: Default::default(), blocks, mapped_block: 0.into(), reserved: Default::default() };
+            let slot = DeviceSlot {
+                tag: Default::default(),
+                blocks,
+                mapped_block: 0.into(),
+                reserved: Default::default(),
+            };
             out.write(slot.as_bytes())?;
         }
         Ok(())
     }
 
-    fn write_inodes(&mut self, sections: &Sections, out: &mut Output<impl Write>) -> Result<()> {
+    fn write_inodes(&mut self, sections: &ImageSections, out: &mut Output<impl Write>) -> Result<()> {
         let mut contents = sections.contents;
         let (uid, gid) = (self.options.uid, self.options.gid);
         for index in 0..self.snapshot.manifest().entries() {
@@ -189,7 +200,7 @@ impl Image<'_> {
         out.pad_to(sections.contents)
     }
 
-    fn write_contents(&mut self, sections: &Sections, out: &mut Output<impl Write>) -> Result<()> {
+    fn write_contents(&mut self, sections: &ImageSections, out: &mut Output<impl Write>) -> Result<()> {
         for index in 0..self.snapshot.manifest().entries() {
             let entry = self.snapshot.manifest().entry(index)?;
             let Some(content) = self.content(index, &entry)? else { continue };
@@ -217,17 +228,17 @@ impl Image<'_> {
         for child in self.snapshot.manifest().children(index)? {
             let (child, entry) = child?;
             while let Some((name, inode)) = dots.next_if(|(name, _)| *name < entry.name) {
-                blocks.add(name, inode, binary::DIRECTORY);
+                blocks.add(name, inode, erofs::DIRECTORY);
             }
             let kind = match entry.node {
-                Node::Directory(_) => binary::DIRECTORY,
-                Node::File(_) => binary::REGULAR,
-                Node::Symlink(_) => binary::SYMLINK,
+                Node::Directory(_) => erofs::DIRECTORY,
+                Node::File(_) => erofs::REGULAR,
+                Node::Symlink(_) => erofs::SYMLINK,
             };
             blocks.add(entry.name, number(child), kind);
         }
         for (name, inode) in dots {
-            blocks.add(name, inode, binary::DIRECTORY);
+            blocks.add(name, inode, erofs::DIRECTORY);
         }
         Ok(blocks.finish())
     }
@@ -276,7 +287,7 @@ impl Image<'_> {
 
 /// Where the device table begins: behind the superblock.
 fn device_table() -> u64 {
-    binary::SUPERBLOCK_OFFSET + size_of::<Superblock>() as u64
+    erofs::SUPERBLOCK_OFFSET + size_of::<Superblock>() as u64
 }
 
 /// The image as it is written, from its beginning to its end.

@@ -2,8 +2,8 @@
 
 use zerocopy::IntoBytes;
 
-use super::binary::{self, ChunkIndex, Inode, XattrEntry, XattrHeader};
-use super::layout::Chunks;
+use super::data_layout::Chunks;
+use super::erofs::{self, ChunkIndex, Inode, XattrEntry, XattrHeader};
 use crate::manifest::{Entry, Node};
 
 /// The alignment of extended attributes, in bytes.
@@ -23,7 +23,7 @@ impl Xattrs {
         let value = &value[..value.len().min(u16::MAX.into())];
         let entry = XattrEntry {
             name_len: name.len() as u8,
-            prefix: binary::XATTR_USER,
+            prefix: erofs::XATTR_USER,
             value_len: (value.len() as u16).into(),
         };
         self.0.extend_from_slice(entry.as_bytes());
@@ -69,12 +69,12 @@ impl Tail {
     /// The layout, the size and the place that the inode tells.
     fn described(&self) -> (u16, u64, u32) {
         match self {
-            Self::Blocks { len, first } => (binary::FLAT_PLAIN, *len, *first),
-            Self::Inline(content) => (binary::FLAT_INLINE, content.len() as u64, 0),
+            Self::Blocks { len, first } => (erofs::FLAT_PLAIN, *len, *first),
+            Self::Inline(content) => (erofs::FLAT_INLINE, content.len() as u64, 0),
             // No file is larger than the blocks that an index can tell, so its chunks fit into the five bits.
             Self::Chunks { len, chunks, block_bits } => {
                 let bits = chunks.bits - u32::from(*block_bits);
-                (binary::CHUNK_BASED, *len, u32::from(binary::CHUNK_INDEXES) | bits)
+                (erofs::CHUNK_BASED, *len, u32::from(erofs::CHUNK_INDEXES) | bits)
             }
         }
     }

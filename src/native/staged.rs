@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
+use super::aligned_pack::AlignedPack;
+use super::data_layout::{DataLayout, PAGE_BLOCK_BITS, SMALL_BLOCK_BITS};
 use super::image::{self, ImageOptions};
-use super::layout::{Layout, PAGE_BLOCK_BITS, SMALL_BLOCK_BITS};
-use super::pack::Pack;
 use crate::blob::Key;
 use crate::cache::layout::{BlobFile, Layout as CacheLayout};
 use crate::engine::Engine;
@@ -26,7 +26,7 @@ pub const MAX_WORTHWHILE_FILE_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub struct NativeSnapshot {
     snapshot: Arc<Snapshot>,
-    layout: Arc<Layout>,
+    layout: Arc<DataLayout>,
     pack: Option<Arc<Snapshot>>,
 }
 
@@ -44,11 +44,11 @@ impl NativeSnapshot {
     pub async fn prepare(engine: &Engine, snapshot: Arc<Snapshot>) -> Result<Self> {
         let (measured, cache) = (snapshot.clone(), engine.resources().cache.clone());
         let layout =
-            blocking(move || Layout::new(measured.manifest(), block_bits(cache.layout())?)).await?;
+            blocking(move || DataLayout::new(measured.manifest(), block_bits(cache.layout())?)).await?;
         let layout = Arc::new(layout);
         let mut pack = None;
         if layout.has_pack() {
-            let origin = Arc::new(Pack::new(snapshot.clone(), layout.clone()));
+            let origin = Arc::new(AlignedPack::new(snapshot.clone(), layout.clone()));
             let staged = engine.snapshot(origin, Patterns::default()).await?;
             let admitted = staged.clone();
             blocking(move || admitted.admit()).await?;
@@ -79,6 +79,36 @@ impl NativeSnapshot {
     /// Those of [`image::write`].
     pub fn write_image(&self, options: &ImageOptions, out: impl Write) -> Result<()> {
         image::write(&self.snapshot, &self.layout, options, out)
+    }
+
+    /// The snapshot that has the device `key` of the image, and the blob's number there; `None` where it is no device.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when the manifest is.
+    pub fn device_of(&self, key: &Key) -> Result<Option<(Arc<Snapshot>, u32)>> {
+        if let Some(pack) = &self.pack
+            && pack.manifest().key(0)? == *key
+        {
+            return Ok(Some((pack.clone(), 0)));
+        }
+        for blob in self.layout.device_blobs() {
+            if self.snapshot.manifest().key(*blob)? == *key {
+                return Ok(Some((self.snapshot.clone(), *blob)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The files of which bytes lie in the block of `len` bytes at `start` of a device.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when the manifest is.
+    pub fn files_at(&self, key: &Key, start: u64, len: u64) -> Result<Vec<u32>> {
+        if self.pack.as_ref().is_none_or(|pack| pack.manifest().key(0).ok() != Some(*key)) {
+            return self.snapshot.files_of(key);
+        }
+        let parts = self.layout.packed_from(start).take_while(|(begin, _)| *begin < start + len);
+        Ok(parts.map(|(_, part)| part.entry).collect())
     }
 
     /// Says that neither it nor its pack are used any more.

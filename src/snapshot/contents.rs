@@ -1,6 +1,7 @@
 //! The contents in use: what all snapshots of an engine share of each blob.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ pub struct Contents {
 }
 
 impl RemovalListener for Contents {
-    fn blob_removed(&self, key: &Key) {
+    fn blob_removed(&self, key: &Key, _: Option<&File>) {
         if let Some(content) = self.get(key) {
             content.reopen();
         }

@@ -28,3 +28,13 @@ pub fn largest_file(directory: &Path) -> PathBuf {
     let files = fs::read_dir(directory).expect("a directory").flatten().map(below);
     files.max_by_key(|path| path.metadata().map_or(0, |meta| meta.len())).unwrap_or_default()
 }
+
+/// The files below `directory` that have `len` bytes at least.
+pub fn largest_files(directory: &Path, len: u64) -> Vec<PathBuf> {
+    let below = |entry: fs::DirEntry| match entry.file_type().expect("a type").is_dir() {
+        true => largest_files(&entry.path(), len),
+        false if entry.metadata().is_ok_and(|meta| meta.len() >= len) => vec![entry.path()],
+        false => Vec::new(),
+    };
+    fs::read_dir(directory).expect("a directory").flatten().flat_map(below).collect()
+}

@@ -13,7 +13,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Stages all `mounts`, and waits until all is local, verified and leased. `report` is told their progress together.
 pub async fn stage_all(
-    manager: &MountManager,
+    manager: &Arc<MountManager>,
     mounts: &[Arc<ManagedMount>],
     report: impl Fn(Progress),
 ) -> ApiResult<()> {

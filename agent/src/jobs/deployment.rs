@@ -129,6 +129,7 @@ pub fn requests(
         allow_other: rustix::process::geteuid().is_root(),
         uid: None,
         gid: None,
+        via: None,
         cache_size: None,
     });
     Ok(requests.collect())

@@ -3,18 +3,17 @@
 use std::path::Path;
 
 use bdnfs::error::Result;
-use bdnfs::native::NativeSnapshot;
 use bdnfs_fs::Mount;
 use bdnfs_fs::handover::MountDescriptors;
-use bdnfs_fs::native::NativeMount;
+use bdnfs_fs::native_mount::NativeMount;
 
 /// A mount, however it is served.
 #[derive(Debug)]
 pub enum Attachment {
     /// This process serves it.
     Fuse(Mount),
-    /// The kernel serves it; the second keeps what it reads in the cache.
-    Native(NativeMount, NativeSnapshot),
+    /// The kernel serves it.
+    Native(NativeMount),
 }
 
 impl Attachment {
@@ -27,7 +26,7 @@ impl Attachment {
     pub fn mountpoint(&self) -> &Path {
         match self {
             Self::Fuse(mount) => mount.mountpoint(),
-            Self::Native(mount, _) => mount.mountpoint(),
+            Self::Native(mount) => mount.mountpoint(),
         }
     }
 
@@ -38,7 +37,7 @@ impl Attachment {
     pub fn unmount(&self) -> Result<()> {
         match self {
             Self::Fuse(mount) => mount.unmount(),
-            Self::Native(mount, _) => mount.unmount(),
+            Self::Native(mount) => mount.unmount(),
         }
     }
 
@@ -46,9 +45,9 @@ impl Attachment {
     pub async fn ended(&self) {
         match self {
             Self::Fuse(mount) => mount.ended().await,
-            Self::Native(mount, native) => {
+            Self::Native(mount) => {
                 mount.ended().await;
-                native.release().await;
+                mount.native().release().await;
             }
         }
     }
@@ -68,7 +67,7 @@ impl Attachment {
     pub fn hand_over(&self) {
         match self {
             Self::Fuse(mount) => mount.hand_over(),
-            Self::Native(mount, _) => mount.keep(),
+            Self::Native(mount) => mount.keep(),
         }
     }
 
@@ -76,7 +75,7 @@ impl Attachment {
     pub fn is_handed_over(&self) -> bool {
         match self {
             Self::Fuse(mount) => mount.is_handed_over(),
-            Self::Native(mount, _) => mount.is_kept(),
+            Self::Native(mount) => mount.is_kept(),
         }
     }
 

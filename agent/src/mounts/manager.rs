@@ -66,6 +66,7 @@ impl MountManager {
     /// [`Kind::Disk`].
     pub fn new(mounter: Mounter, handover: Handover, lifecycle: Arc<Lifecycle>) -> Result<Self> {
         let records = MountRecords::open(&mounter.cache, lifecycle.is_persistent())?;
+        mounter.prepare_images()?;
         Ok(Self { mounter, records, handover, lifecycle, table: Mutex::default() })
     }
 
@@ -181,6 +182,7 @@ impl MountManager {
         loop {
             let attachment = managed.attachment();
             attachment.ended().await;
+            managed.converted().await;
             if Arc::ptr_eq(&attachment, &managed.attachment()) {
                 break;
             }
@@ -250,15 +252,24 @@ impl MountManager {
     }
 
     /// Starts to stage a mount, for good: it is staged again after a restart. `verify`: what is local already is verified, too.
-    pub async fn stage(&self, id: u64, verify: bool) -> ApiResult<StageStatus> {
+    pub async fn stage(self: &Arc<Self>, id: u64, verify: bool) -> ApiResult<StageStatus> {
         let (records, managed) = (self.records.clone(), self.find(id)?);
+        let marked = Arc::clone(&managed);
         let staged = blocking(move || {
-            if managed.mark_staged() {
-                records.put(&managed.record())?;
+            if marked.mark_staged() {
+                records.put(&marked.record())?;
             }
-            Ok(managed.stage(verify))
+            Ok(marked.stage(verify))
         });
-        Ok(staged.await?)
+        let status = staged.await?;
+        self.convert_when_staged(&managed);
+        Ok(status)
+    }
+
+    /// Goes on with staging a mount of the last run.
+    pub fn stage_restored(self: &Arc<Self>, managed: &Arc<ManagedMount>) {
+        managed.stage(false);
+        self.convert_when_staged(managed);
     }
 
     /// The progress of a stage, at its end or after a moment.

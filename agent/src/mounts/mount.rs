@@ -10,12 +10,12 @@ use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Uri;
 use bdnfs::stage::Stage;
 use bdnfs_fs::mounts;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use super::attachment::Attachment;
 use super::record::MountRecord;
-use crate::api::{MountInfo, MountRequest, MountStatus, StageState, StageStatus};
+use crate::api::{MountInfo, MountRequest, MountStatus, StageState, StageStatus, Via};
 use crate::telemetry::scrape::MountScrape;
 
 /// Each blob costs a look at the disk; beyond so many a status would take longer than people wait.
@@ -36,6 +36,8 @@ pub struct ManagedMount {
     stored: AtomicBool,
     gone: watch::Sender<bool>,
     converting: watch::Sender<bool>,
+    /// Why it is not native.
+    note: Mutex<Option<String>>,
 }
 
 impl ManagedMount {
@@ -58,6 +60,7 @@ impl ManagedMount {
             stored: AtomicBool::new(false),
             gone: watch::Sender::new(false),
             converting: watch::Sender::new(false),
+            note: Mutex::default(),
         }
     }
 
@@ -106,9 +109,22 @@ impl ManagedMount {
         *self.attachment.write() = Arc::new(attachment);
     }
 
-    /// Says whether it is about to become native: until that is known, its stage is not told to be done.
-    pub(super) fn set_converting(&self, converting: bool) {
-        self.converting.send_replace(converting);
+    /// Says that it is about to become native: until that is [known](Self::end_conversion), its stage is not told to be done. False
+    /// where that was said before.
+    pub(super) fn begin_conversion(&self) -> bool {
+        !self.converting.send_replace(true)
+    }
+
+    /// Waits while it is about to become native.
+    pub(super) async fn converted(&self) {
+        // The sender lives as long as `self`, so this can't fail.
+        let _ = self.converting.subscribe().wait_for(|converting| !converting).await;
+    }
+
+    /// Says that it is native, or why it is not.
+    pub(super) fn end_conversion(&self, note: Option<String>) {
+        *self.note.lock() = note;
+        self.converting.send_replace(false);
     }
 
     /// The mounted snapshot.
@@ -159,7 +175,8 @@ impl ManagedMount {
             files: manifest.files(),
             bytes: manifest.bytes(),
             passthrough: self.attachment().passthrough(),
-            warnings: Vec::new(),
+            via: if self.attachment().is_native() { Via::Native } else { Via::Fuse },
+            warnings: self.note.lock().iter().cloned().collect(),
         }
     }
 
@@ -223,8 +240,7 @@ impl ManagedMount {
         // Either way the answer is the state at that moment.
         let settled = async {
             if stage.done().await.is_ok() {
-                // The sender lives as long as `self`, so this can't fail.
-                let _ = self.converting.subscribe().wait_for(|converting| !converting).await;
+                self.converted().await;
             }
         };
         tokio::time::timeout(timeout, settled).await.ok();

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use super::history::SourceHistory;
 use super::lookup::{self, ResolvedSnapshot};
 use super::record::MountRecord;
-use crate::api::{ApiResult, Failure, MirrorRequest, MountRequest};
+use crate::api::{ApiResult, Failure, MirrorRequest, MountRequest, Via};
 use crate::{runtime, text};
 
 /// So many threads take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a small
@@ -33,6 +33,8 @@ pub struct MountDefaults {
     pub mirror: Option<MirrorRequest>,
     /// Where secrets are looked for that a request's own stores don't have.
     pub secrets: Vec<SecretStore>,
+    /// How staged mounts are served that don't say it.
+    pub via: Via,
 }
 
 impl MountDefaults {
@@ -188,13 +190,14 @@ impl Mounter {
     }
 
     /// The engine of the tenant whose mount it is.
-    async fn engine_of(&self, request: &MountRequest) -> Result<Engine> {
+    pub(super) async fn engine_of(&self, request: &MountRequest) -> Result<Engine> {
         let Some(tenant) = request.tenant.clone() else { return Ok(self.engine.clone()) };
         let engine = self.engine.clone();
         blocking(move || engine.of(&tenant)).await
     }
 
-    fn options(&self, request: &MountRequest) -> Options {
+    /// The options of a mount.
+    pub(super) fn options(&self, request: &MountRequest) -> Options {
         Options {
             allow_other: request.allow_other,
             uid: request.uid,

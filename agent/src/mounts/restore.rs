@@ -15,9 +15,10 @@ use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use bdnfs_fs::handover::MountDescriptors;
-use bdnfs_fs::{Mount, mounts};
+use bdnfs_fs::mounts;
 use futures_util::{StreamExt, future, stream};
 
+use super::attachment::Attachment;
 use super::manager::MountManager;
 use super::mount::ManagedMount;
 use super::record::MountRecord;
@@ -203,10 +204,14 @@ async fn resume_or_attach(
     snapshot: &Arc<Snapshot>,
     request: &MountRequest,
     descriptors: Option<MountDescriptors>,
-) -> ApiResult<Mount> {
+) -> ApiResult<Attachment> {
+    if let Some(native) = manager.mounter.resume_native(snapshot, request).await? {
+        manager.handover.remove(id).await;
+        return Ok(native);
+    }
     if let Some(descriptors) = descriptors {
         match manager.mounter.resume(snapshot, request, descriptors).await {
-            Ok(mount) => return Ok(mount),
+            Ok(mount) => return Ok(Attachment::Fuse(mount)),
             Err(error) => {
                 tracing::warn!("{} can't be served on: {error}", request.weights.mountpoint.display());
                 // Then it ends, and gives way to a new one.
@@ -214,5 +219,5 @@ async fn resume_or_attach(
             }
         }
     }
-    Ok(manager.mounter.attach(snapshot, request).await?)
+    Ok(Attachment::Fuse(manager.mounter.attach(snapshot, request).await?))
 }

@@ -69,6 +69,7 @@ impl Publications {
             allow_other: rustix::process::geteuid().is_root(),
             uid,
             gid,
+            via: None,
             cache_size: None,
         };
         let note = |text| publication.note(text);

@@ -16,7 +16,7 @@ use crate::cache::CacheArgs;
 use crate::endpoint::{Connection, Endpoint, serve_or_request};
 use crate::mirror::MirrorArgs;
 use crate::mountpoint::CreatedDirectories;
-use crate::options::{self, MountOptions};
+use crate::options::{self, MountOptions, ViaArg};
 use crate::output::mount_summary;
 use crate::runtime;
 use crate::source::SourceOptions;
@@ -64,6 +64,10 @@ pub struct MountArgs {
     /// With --wait: also read and verify what was local before
     #[arg(long, requires = "wait")]
     verify: bool,
+    /// With --wait: who serves the mount once all of it is local. fuse: the agent; native: the kernel alone (EROFS); auto: the kernel
+    /// alone where no file exceeds 16 MiB. Default: as the agent is configured, else fuse
+    #[arg(long, value_enum, requires = "wait")]
+    via: Option<ViaArg>,
     /// Ask nobody: mount the newest snapshot that the cache has whole
     #[arg(long)]
     offline: bool,
@@ -90,6 +94,7 @@ pub struct MountArgs {
 const EXAMPLES: &str = "Examples:
   bdnfs mount s3://models/llama-3-8b /mnt/model
   bdnfs mount --mirror s3://mirror s3://models/llama-3-8b /mnt/model
+  bdnfs mount --wait --via native hf://datasets/owner/images /mnt/images
   bdnfs mount --wait --allow '*.safetensors' --allow '*.json' s3://models/llama-3-8b /mnt/model
   bdnfs mount --secrets /run/secrets --secret hf_access_token hf://owner/private /mnt/model
   bdnfs mount --secrets /run/secrets --config config.yaml --root /srv/weights
@@ -143,6 +148,7 @@ impl MountArgs {
             allow_other: options.allow_other,
             uid: options.uid,
             gid: options.gid,
+            via: self.via.map(ViaArg::into),
             cache_size: self.cache.size(),
         })
     }
@@ -323,6 +329,13 @@ impl MountSession {
                     .with_context(|| format!("cannot stage {}; {unmounted} unmounted", mounted.source));
             }
         };
+        if self.args.via.is_some_and(|via| !matches!(via, ViaArg::Fuse)) {
+            let status = self.client.status().await?;
+            let warnings = status.at(&mounted.mountpoint).map(|mount| mount.mounted.warnings.clone());
+            for warning in warnings.unwrap_or_default() {
+                eprintln!("note: {}: {warning}", mounted.mountpoint.display());
+            }
+        }
         self.print(&if self.args.json {
             serde_json::to_string(&staging)?
         } else {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
-use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus, StageState};
+use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus, StageState, Via};
 use bdnfs_fs::mounts::{self, MountEntry};
 use serde::Serialize;
 
@@ -111,7 +111,10 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
             MountHealth::Unresponsive => ("does not respond".to_owned(), None),
             MountHealth::Unknown(error) => (format!("unknown: {error}"), None),
         };
-        MountReport { mountpoint: mounted.mountpoint, source: mounted.source, state, status }
+        // The mount table has the path of its image.
+        let named = status.as_ref().filter(|_| mounted.is_native());
+        let source = named.map_or(mounted.source, |status| status.mounted.source.clone());
+        MountReport { mountpoint: mounted.mountpoint, source, state, status }
     });
     let mounts: Vec<_> = mounts.collect();
     let mut agents: Vec<_> = agents.into_values().flatten().map(|status| status.agent).collect();
@@ -153,6 +156,7 @@ pub fn format_state(mount: &MountStatus) -> String {
             StageState::Running => {
                 format!("staging {}", text::percent(staging.progress.bytes_done, staging.progress.bytes))
             }
+            StageState::Done if mount.mounted.via == Via::Native => "staged, native".to_owned(),
             StageState::Done => "staged".to_owned(),
             StageState::Failed(failure) => format!("staging failed: {failure}"),
         },
@@ -240,6 +244,7 @@ mod tests {
             files: 12,
             bytes: 1000,
             passthrough: true,
+            via: Via::Fuse,
             warnings: Vec::new(),
         };
         let traffic = bdnfs::metrics::Traffic { origin: 450, ..Default::default() };

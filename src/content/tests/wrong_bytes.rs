@@ -45,7 +45,7 @@ async fn content_of_one_flight_with_flipped_bytes_delivers_none() {
 struct Removals(AtomicU64);
 
 impl crate::cache::removal::RemovalListener for Removals {
-    fn blob_removed(&self, _: &Key) {
+    fn blob_removed(&self, _: &Key, _: Option<&std::fs::File>) {
         self.0.fetch_add(1, Relaxed);
     }
 }

@@ -6,6 +6,7 @@ mod fdstore;
 mod killed;
 mod metrics;
 mod mounts_model;
+mod native;
 mod openapi;
 mod packaging;
 mod restart;

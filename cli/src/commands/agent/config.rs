@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use bdnfs::auth::load::complete_access;
 use bdnfs::source::tenant;
 use bdnfs_agent::AgentConfig;
-use bdnfs_agent::api::MirrorRequest;
 use bdnfs_agent::api::socket;
+use bdnfs_agent::api::{MirrorRequest, Via};
 use bdnfs_agent::telemetry::traces::OtlpEndpoint;
 use bytesize::ByteSize;
 use serde::Deserialize;
@@ -44,6 +44,8 @@ pub struct ConfigFile {
     socket: Option<PathBuf>,
     /// Secret stores: directories and TOML files.
     secrets: Vec<PathBuf>,
+    /// Who serves mounts once they are staged, where they don't say it.
+    via: Option<Via>,
     /// How long mounts wait for the next agent (`hold`).
     hold: Option<String>,
     /// How often all cached data is verified (`scrub_interval`).
@@ -185,6 +187,7 @@ impl ConfigFile {
             socket_required: socket.is_some(),
             socket: socket.or_else(socket::well_known),
             mirror,
+            via: self.via.unwrap_or_default(),
             secrets: stores,
             metrics_listen: self.telemetry.listen,
         })

@@ -20,13 +20,13 @@ use super::*;
 use crate::Mount;
 
 /// A machine with a cache and a source.
-struct Bench {
+struct NativeBench {
     home: TempDir,
     runtime: Runtime,
     engine: Engine,
 }
 
-impl Bench {
+impl NativeBench {
     fn new() -> Self {
         let home = tempfile::tempdir().expect("a directory");
         for name in ["source", "images", "fuse", "native"] {
@@ -60,12 +60,12 @@ impl Bench {
         })
     }
 
-    fn native(&self, snapshot: &Arc<Snapshot>) -> NativeSnapshot {
+    fn native(&self, snapshot: &Arc<Snapshot>) -> Arc<NativeSnapshot> {
         let prepared = NativeSnapshot::prepare(&self.engine, snapshot.clone());
-        self.runtime.block_on(prepared).expect("prepared")
+        Arc::new(self.runtime.block_on(prepared).expect("prepared"))
     }
 
-    fn mount(&self, native: &NativeSnapshot, options: &Options) -> NativeMount {
+    fn mount(&self, native: &Arc<NativeSnapshot>, options: &Options) -> NativeMount {
         NativeMount::new(native, &self.path("native"), &self.path("images"), options).expect("mounted")
     }
 }
@@ -101,11 +101,7 @@ fn seen(root: &Path) -> BTreeMap<PathBuf, String> {
         for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             let mut value = vec![0; 65536];
             let len = lgetxattr(&path, name, &mut value[..]).expect("there");
-            text += &format!(
-                " {}={}",
-                String::from_utf8_lossy(name),
-                String::from_utf8_lossy(&value[..len])
-            );
+            text += &format!(" {}={}", String::from_utf8_lossy(name), String::from_utf8_lossy(&value[..len]));
         }
         seen.insert(path.strip_prefix(root).expect("below").to_owned(), text);
     }
@@ -174,7 +170,7 @@ proptest! {
         entries in prop::collection::vec(entry(), 1..60),
         allow_other: bool,
     ) {
-        let bench = Bench::new();
+        let bench = NativeBench::new();
         make(&bench.path("source"), &entries);
         fs::write(bench.path("source/one"), "file").expect("written");
         let snapshot = bench.staged();
@@ -198,7 +194,7 @@ proptest! {
 
 #[test]
 fn native_mount_that_is_kept_stays_and_is_taken_up_again() {
-    let bench = Bench::new();
+    let bench = NativeBench::new();
     fs::write(bench.path("source/file"), "content").expect("written");
     let snapshot = bench.staged();
     let native = bench.native(&snapshot);
@@ -216,12 +212,13 @@ fn native_mount_that_is_kept_stays_and_is_taken_up_again() {
 
 #[test]
 fn native_mount_replaces_a_fuse_mount_that_nobody_uses() {
-    let bench = Bench::new();
+    let bench = NativeBench::new();
     fs::write(bench.path("source/file"), "content").expect("written");
     let snapshot = bench.staged();
     let native = bench.native(&snapshot);
     let at = bench.path("fuse");
-    let fuse = Mount::new(snapshot, bench.runtime.handle().clone(), &at, &Options::default()).expect("mounted");
+    let fuse =
+        Mount::new(snapshot, bench.runtime.handle().clone(), &at, &Options::default()).expect("mounted");
     let replace = || NativeMount::replace(&fuse, &native, &bench.path("images"), &Options::default());
     let open = fs::File::open(at.join("file")).expect("open");
     assert!(replace().expect("no error").is_none());
@@ -237,7 +234,7 @@ fn native_mount_replaces_a_fuse_mount_that_nobody_uses() {
 
 #[test]
 fn native_mount_ends_with_its_last_bind() {
-    let bench = Bench::new();
+    let bench = NativeBench::new();
     fs::write(bench.path("source/file"), "content").expect("written");
     let snapshot = bench.staged();
     let native = bench.native(&snapshot);
@@ -257,17 +254,20 @@ fn native_mount_ends_with_its_last_bind() {
 
 #[test]
 fn native_mount_of_a_blob_that_was_truncated_is_refused() {
-    let bench = Bench::new();
+    let bench = NativeBench::new();
     fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
     let snapshot = bench.staged();
     let native = bench.native(&snapshot);
     let blobs = bench.path("cache/tenants/default/blobs");
-    let blob = fs::read_dir(blobs).expect("read").flat_map(|shard| fs::read_dir(shard.expect("a shard").path()).expect("read"));
+    let blob = fs::read_dir(blobs)
+        .expect("read")
+        .flat_map(|shard| fs::read_dir(shard.expect("a shard").path()).expect("read"));
     for blob in blob {
         let path = blob.expect("a blob").path();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("set");
         fs::OpenOptions::new().write(true).open(path).expect("open").set_len(4096).expect("cut");
     }
-    let refused = NativeMount::new(&native, &bench.path("native"), &bench.path("images"), &Options::default());
+    let refused =
+        NativeMount::new(&native, &bench.path("native"), &bench.path("images"), &Options::default());
     assert_eq!(refused.expect_err("refused").kind(), Kind::Corrupt);
 }

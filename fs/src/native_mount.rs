@@ -1,10 +1,15 @@
 //! Native mounts: a staged snapshot that the kernel serves by itself, as an EROFS over files of the cache. No process is on the path of
 //! a reader, and a mount stays when its agent ends.
 
+mod rewrite;
+#[cfg(test)]
+mod tests;
+
 use std::fs;
 use std::io::BufWriter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -13,11 +18,13 @@ use bdnfs::native::NativeSnapshot;
 use bdnfs::native::image::ImageOptions;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
-use rustix::mount::{ FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
 use rustix::process::{getgid, getuid};
 
 use crate::mounts::{self, IMAGE_SUFFIX, MountEntry, NATIVE_TYPE};
 use crate::{Mount, Options, mountpoint};
+
+use rewrite::NativeRewriter;
 
 /// How often a mount is looked for: nobody tells when it has ended. A look takes a microsecond.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -26,6 +33,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct NativeMount {
     mountpoint: PathBuf,
+    native: Arc<NativeSnapshot>,
+    _rewriter: Arc<NativeRewriter>,
     device: (u32, u32),
     kept: AtomicBool,
 }
@@ -36,16 +45,17 @@ impl NativeMount {
     /// # Errors
     /// Those of [`Mount::new`](crate::Mount::new); `Unsupported` where the kernel has no EROFS over files (Linux before 6.12).
     pub fn new(
-        native: &NativeSnapshot,
+        native: &Arc<NativeSnapshot>,
         mountpoint: &Path,
         images: &Path,
         options: &Options,
     ) -> Result<Self> {
         let mountpoint = mountpoint::prepare(mountpoint)?;
         let superblock = make(native, &mountpoint, images, options)?;
-        attach(superblock.as_fd(), &mountpoint, MoveMountFlags::empty()).map_err(|e| failed(e, &mountpoint))?;
+        attach(superblock.as_fd(), &mountpoint, MoveMountFlags::empty())
+            .map_err(|e| failed(e, &mountpoint))?;
         let device = crate::mount::device_number(&mountpoint)?;
-        Ok(Self { mountpoint, device, kept: AtomicBool::new(false) })
+        Ok(Self::with(native, mountpoint, device))
     }
 
     /// Mounts `native` in the place of `mount`, which has the same snapshot, and ends that; `None`, and all stays as it is, where
@@ -55,11 +65,15 @@ impl NativeMount {
     /// Those of [`new`](Self::new).
     pub fn replace(
         mount: &Mount,
-        native: &NativeSnapshot,
+        native: &Arc<NativeSnapshot>,
         images: &Path,
         options: &Options,
     ) -> Result<Option<Self>> {
         let mountpoint = mount.mountpoint().to_owned();
+        // Binds of it would go on with FUSE, unknown to anybody.
+        if mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count() > 1 {
+            return Ok(None);
+        }
         let superblock = make(native, &mountpoint, images, options)?;
         // This does not unmount it, but tells whether it is unused.
         let unused = rustix::mount::unmount(&mountpoint, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW);
@@ -71,7 +85,7 @@ impl NativeMount {
         // Who has come since then keeps what it has opened.
         mounts::detach(&mountpoint)?;
         let device = crate::mount::device_number(&mountpoint)?;
-        Ok(Some(Self { mountpoint, device, kept: AtomicBool::new(false) }))
+        Ok(Some(Self::with(native, mountpoint, device)))
     }
 
     /// Takes up the mount of `native` at `mountpoint` that an earlier process made; `None` where there is none. What else is mounted
@@ -79,7 +93,7 @@ impl NativeMount {
     ///
     /// # Errors
     /// [`Kind::Disk`] when the mount table can't be read.
-    pub fn resume(native: &NativeSnapshot, mountpoint: &Path) -> Result<Option<Self>> {
+    pub fn resume(native: &Arc<NativeSnapshot>, mountpoint: &Path) -> Result<Option<Self>> {
         let is_its = |mounted: &MountEntry| {
             let name = Path::new(&mounted.source).file_name().unwrap_or_default().to_string_lossy();
             mounted.is_native() && name.starts_with(&prefix(native))
@@ -89,13 +103,23 @@ impl NativeMount {
             there.retain(|mounted| mounted.mountpoint == mountpoint);
             match there.last() {
                 Some(top) if is_its(top) => {
-                    let (mountpoint, device) = (mountpoint.to_owned(), top.device);
-                    return Ok(Some(Self { mountpoint, device, kept: AtomicBool::new(false) }));
+                    return Ok(Some(Self::with(native, mountpoint.to_owned(), top.device)));
                 }
                 Some(_) if there.iter().any(is_its) => mounts::detach(mountpoint)?,
                 _ => return Ok(None),
             }
         }
+    }
+
+    fn with(native: &Arc<NativeSnapshot>, mountpoint: PathBuf, device: (u32, u32)) -> Self {
+        let rewriter = NativeRewriter::start(native, &mountpoint);
+        let (native, kept) = (Arc::clone(native), AtomicBool::new(false));
+        Self { mountpoint, native, _rewriter: rewriter, device, kept }
+    }
+
+    /// What it shows.
+    pub fn native(&self) -> &NativeSnapshot {
+        &self.native
     }
 
     /// Removes what an agent that crashed while it mounted left in `images`; makes the directory.
@@ -177,12 +201,7 @@ impl Drop for NativeMount {
 }
 
 /// A superblock of `native`, mounted nowhere yet.
-fn make(
-    native: &NativeSnapshot,
-    mountpoint: &Path,
-    images: &Path,
-    options: &Options,
-) -> Result<OwnedFd> {
+fn make(native: &NativeSnapshot, mountpoint: &Path, images: &Path, options: &Options) -> Result<OwnedFd> {
     let image_options = ImageOptions {
         uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
         gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
@@ -242,6 +261,3 @@ fn failed(error: Errno, mountpoint: &Path) -> Error {
     let text = format!("cannot mount an EROFS at {}", mountpoint.display());
     Error::with(kind, text, std::io::Error::from(error))
 }
-
-#[cfg(test)]
-mod tests;

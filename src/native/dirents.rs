@@ -2,7 +2,7 @@
 
 use zerocopy::IntoBytes;
 
-use super::binary::DirectoryEntry;
+use super::erofs::DirectoryEntry;
 
 /// The length of an entry without its name.
 const ENTRY_BYTES: usize = size_of::<DirectoryEntry>();

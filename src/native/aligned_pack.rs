@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 
-use super::layout::Layout;
+use super::data_layout::DataLayout;
 use crate::blob::Blob;
 use crate::error::Result;
 use crate::manifest::{ListedFile, Listing, Node};
@@ -24,15 +24,15 @@ const VERSION: &str = "1";
 const PIECE: usize = 1 << 20;
 
 /// The pack of a snapshot, read from the snapshot's files.
-pub struct Pack {
+pub struct AlignedPack {
     name: String,
     snapshot: Arc<Snapshot>,
-    layout: Arc<Layout>,
+    layout: Arc<DataLayout>,
 }
 
-impl Pack {
+impl AlignedPack {
     /// The pack of `snapshot`, whose files lie as `layout` has it.
-    pub fn new(snapshot: Arc<Snapshot>, layout: Arc<Layout>) -> Self {
+    pub fn new(snapshot: Arc<Snapshot>, layout: Arc<DataLayout>) -> Self {
         Self { name: format!("native:{}", snapshot.id()), snapshot, layout }
     }
 
@@ -69,7 +69,7 @@ async fn read_padded(snapshot: &Snapshot, entry: u32, range: Range<u64>) -> Resu
     Ok(pieces)
 }
 
-impl Tier for Pack {
+impl Tier for AlignedPack {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -84,7 +84,7 @@ impl Tier for Pack {
     }
 }
 
-impl Origin for Pack {
+impl Origin for AlignedPack {
     fn name(&self) -> &str {
         &self.name
     }
@@ -103,8 +103,8 @@ impl Origin for Pack {
     }
 }
 
-impl fmt::Debug for Pack {
+impl fmt::Debug for AlignedPack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pack({}, {} bytes)", self.name, self.layout.pack_bytes())
+        write!(f, "AlignedPack({}, {} bytes)", self.name, self.layout.pack_bytes())
     }
 }

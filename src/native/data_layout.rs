@@ -22,7 +22,7 @@ const NOWHERE: u32 = u32::MAX;
 
 /// Where the content of each file lies.
 #[derive(Debug)]
-pub struct Layout {
+pub struct DataLayout {
     /// The size of a block in bits.
     pub(super) block_bits: u8,
     /// For each entry, the block of the pack where what it has there begins.
@@ -49,7 +49,7 @@ pub(super) struct PackedPart {
 
 /// The place of a part of a file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ChunkPlace {
     /// The device.
     pub device: u16,
     /// The block there.
@@ -62,10 +62,10 @@ pub(super) struct Chunks {
     /// The size of a chunk, in bits.
     pub bits: u32,
     /// Where each begins.
-    pub places: Vec<Place>,
+    pub places: Vec<ChunkPlace>,
 }
 
-impl Layout {
+impl DataLayout {
     /// The layout of `manifest` in blocks of 2^`block_bits` bytes.
     ///
     /// # Errors
@@ -117,7 +117,11 @@ impl Layout {
                 Error::new(Kind::Unsupported, text)
             })?;
         }
-        Ok(if size.is_multiple_of(1 << self.block_bits) { size } else { size >> chunk_bits(size) << chunk_bits(size) })
+        Ok(if size.is_multiple_of(1 << self.block_bits) {
+            size
+        } else {
+            size >> chunk_bits(size) << chunk_bits(size)
+        })
     }
 
     /// Puts file `entry` of `len` bytes into the pack, from byte `from` on, and answers with its block there.
@@ -147,7 +151,7 @@ impl Layout {
     pub(super) fn chunks(&self, index: u32, slice: Slice) -> Option<Chunks> {
         let packed = match self.starts[index as usize] {
             NOWHERE => None,
-            block => Some(Place { device: 1, block }),
+            block => Some(ChunkPlace { device: 1, block }),
         };
         let device = match self.devices[slice.blob as usize] {
             0 => None,
@@ -159,12 +163,12 @@ impl Layout {
             (None, None) => None,
             (None, Some(place)) => Some(Chunks { bits: whole_bits, places: vec![place] }),
             (Some(device), None) => {
-                Some(Chunks { bits: whole_bits, places: vec![Place { device, block: 0 }] })
+                Some(Chunks { bits: whole_bits, places: vec![ChunkPlace { device, block: 0 }] })
             }
             (Some(device), Some(last)) => {
                 let bits = chunk_bits(slice.len);
                 let block = |chunk: u64| (chunk << bits >> self.block_bits) as u32;
-                let places = (0..slice.len >> bits).map(|chunk| Place { device, block: block(chunk) });
+                let places = (0..slice.len >> bits).map(|chunk| ChunkPlace { device, block: block(chunk) });
                 Some(Chunks { bits, places: places.chain([last]).collect() })
             }
         }
@@ -190,4 +194,62 @@ fn chunk_bits(size: u64) -> u32 {
 
 fn too_large() -> Error {
     Error::new(Kind::Unsupported, "its files are too large for an EROFS image")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::{ListedFile, Listing};
+    use crate::source::Patterns;
+
+    /// A manifest of files of these sizes.
+    fn manifest(sizes: &[u64]) -> Manifest {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let mut listing = Listing::new("file:///x", Patterns::default(), scratch.path());
+        for (number, size) in sizes.iter().enumerate() {
+            let path = format!("{number:05}");
+            let version = path.as_bytes();
+            let (size, mtime, executable) = (*size, (0, 0), false);
+            listing.file(ListedFile {
+                path: path.as_bytes(),
+                size,
+                mtime,
+                executable,
+                version,
+                sha256: None,
+            });
+        }
+        let mut bytes = Vec::new();
+        listing.finish(&mut bytes).expect("written");
+        Manifest::from_bytes(bytes).expect("a manifest")
+    }
+
+    fn chunks(manifest: &Manifest, layout: &DataLayout, index: u32) -> Option<Chunks> {
+        let Node::File(slice) = manifest.entry(index).expect("an entry").node else { return None };
+        layout.chunks(index, slice)
+    }
+
+    #[test]
+    fn layout_packs_what_devices_cannot_show() {
+        let manifest = manifest(&[700, 0, 512, 2 << 20, (2 << 20) + 65536 + 3]);
+        let layout = DataLayout::new(&manifest, SMALL_BLOCK_BITS).expect("it fits");
+        let at = |device, block| ChunkPlace { device, block };
+        let only = |place, bits| Some(Chunks { bits, places: vec![place] });
+        assert_eq!(chunks(&manifest, &layout, 1), only(at(1, 0), 10));
+        assert_eq!(chunks(&manifest, &layout, 2), None);
+        assert_eq!(chunks(&manifest, &layout, 3), only(at(1, 2), 9));
+        assert_eq!(chunks(&manifest, &layout, 4), only(at(2, 0), 21));
+        let large = chunks(&manifest, &layout, 5).expect("chunks");
+        assert_eq!((large.bits, large.places.len()), (16, 34));
+        assert_eq!((large.places[32], large.places[33]), (at(3, 32 * 128), at(1, 3)));
+        assert_eq!((layout.pack_bytes(), layout.device_blobs().len()), (4 * 512, 2));
+        let packed: Vec<_> = layout.packed_from(1024).map(|(at, part)| (at, part.entry, part.from)).collect();
+        assert_eq!(packed, [(1024, 3, 0), (1536, 5, (2 << 20) + 65536)]);
+    }
+
+    #[test]
+    fn layout_of_large_files_whose_ends_are_blocks_has_no_pack() {
+        let layout = DataLayout::new(&manifest(&[2 << 20]), SMALL_BLOCK_BITS).expect("it fits");
+        assert!(!layout.has_pack() && layout.pack_bytes() == 0);
+    }
 }

@@ -1,0 +1,123 @@
+//! Conversion: a staged mount becomes [native](bdnfs_fs::native_mount) at its gate, if that is wanted and nobody uses it yet; or never.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bdnfs::error::{Kind, Result};
+use bdnfs::native::{self, NativeSnapshot};
+use bdnfs::snapshot::Snapshot;
+use bdnfs::task::blocking;
+use bdnfs_fs::mounts;
+use bdnfs_fs::native_mount::NativeMount;
+
+use super::attachment::Attachment;
+use super::manager::MountManager;
+use super::mount::ManagedMount;
+use super::mounter::Mounter;
+use crate::api::{ApiResult, Failure, MountRequest, Via};
+
+/// The directory of a cache in which images are made.
+const IMAGES_DIRECTORY: &str = "images";
+
+impl Mounter {
+    /// Makes ready what native mounts need. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn prepare_images(&self) -> Result<()> {
+        NativeMount::prepare_images(&self.images())
+    }
+
+    fn images(&self) -> PathBuf {
+        self.cache.join(IMAGES_DIRECTORY)
+    }
+
+    /// Whether `request` wants a native mount of `snapshot`.
+    fn wants_native(&self, snapshot: &Snapshot, request: &MountRequest) -> bool {
+        match request.via.unwrap_or(self.defaults.via) {
+            Via::Fuse => false,
+            Via::Native => true,
+            Via::Auto => native::is_worthwhile(snapshot) && rustix::process::geteuid().is_root(),
+        }
+    }
+
+    async fn prepare_native(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        request: &MountRequest,
+    ) -> ApiResult<Arc<NativeSnapshot>> {
+        let engine = self.engine_of(request).await?;
+        Ok(Arc::new(NativeSnapshot::prepare(&engine, Arc::clone(snapshot)).await?))
+    }
+
+    /// Takes up the native mount that `request` has had of an earlier process; `None` where it has none.
+    pub(super) async fn resume_native(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        request: &MountRequest,
+    ) -> ApiResult<Option<Attachment>> {
+        let mountpoint = request.weights.mountpoint.clone();
+        let at = mountpoint.clone();
+        let is_native =
+            move || Ok(mounts::all()?.iter().any(|mounted| mounted.is_native() && mounted.mountpoint == at));
+        if !blocking(is_native).await? {
+            return Ok(None);
+        }
+        let native = self.prepare_native(snapshot, request).await?;
+        let resumed = move || {
+            let mounted = NativeMount::resume(&native, &mountpoint)?;
+            Ok(mounted.map(Attachment::Native))
+        };
+        Ok(blocking(resumed).await?)
+    }
+}
+
+impl MountManager {
+    /// Has a mount become native as soon as all of it is local, if its request wants that.
+    pub(super) fn convert_when_staged(self: &Arc<Self>, managed: &Arc<ManagedMount>) {
+        let is_lazy = matches!(&*managed.attachment(), Attachment::Fuse(mount) if !mount.is_resumed());
+        if !is_lazy || !self.mounter.wants_native(managed.snapshot(), managed.request()) {
+            return;
+        }
+        let Ok(alive) = self.lifecycle.begin() else { return };
+        if !managed.begin_conversion() {
+            return;
+        }
+        let (manager, managed) = (Arc::clone(self), Arc::clone(managed));
+        tokio::spawn(async move {
+            let _alive = alive;
+            let staged = async {
+                let stage = managed.snapshot().staged()?;
+                stage.done().await.ok()
+            };
+            let attachment = managed.attachment();
+            let staged = tokio::select! {
+                staged = staged => staged.is_some(),
+                () = attachment.ended() => false,
+                () = manager.lifecycle.closed() => false,
+            };
+            let note = if staged { manager.convert(&managed).await.err() } else { None };
+            if let Some(failure) = &note {
+                tracing::warn!("{} stays a FUSE mount: {failure}", managed.mountpoint().display());
+            }
+            managed.end_conversion(note.map(|failure| format!("it is served by FUSE: {failure}")));
+        });
+    }
+
+    async fn convert(&self, managed: &Arc<ManagedMount>) -> ApiResult<()> {
+        let native = self.mounter.prepare_native(managed.snapshot(), managed.request()).await?;
+        let (converted, images) = (Arc::clone(managed), self.mounter.images());
+        let options = self.mounter.options(managed.request());
+        let mounted = blocking(move || {
+            let attachment = converted.attachment();
+            let Attachment::Fuse(mount) = &*attachment else { return Ok(None) };
+            let mounted = NativeMount::replace(mount, &native, &images, &options)?;
+            Ok(mounted.map(Attachment::Native))
+        });
+        let busy = || Failure::new(Kind::Busy, "it was in use when all of it was local");
+        managed.set_attachment(mounted.await?.ok_or_else(busy)?);
+        self.handover.remove(managed.id()).await;
+        managed.set_stored(self.lifecycle.is_persistent());
+        Ok(())
+    }
+}
