@@ -11,6 +11,7 @@
 //!            ──> hub             repositories of the Hugging Face Hub ───────┘    (auth: the key of each request)
 //! ```
 
+mod executable;
 mod hub;
 mod local;
 mod object_storage;
@@ -24,7 +25,7 @@ mod web;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
-use crate::source::{Access, Uri};
+use crate::source::{Access, Patterns, Uri};
 use crate::tier::Origin;
 
 /// The word that begins the version of a file which is the whole source, in the manifests of hubs and buckets.
@@ -38,7 +39,7 @@ const SINGLE_FILE_MARK: &str = "alone";
 /// `access`; for local files also [`Kind::NotFound`], and for the Hub those of
 /// [`Tier::fetch`](crate::tier::Tier::fetch).
 pub async fn open(uri: &Uri, access: &Access) -> Result<Arc<dyn Origin>> {
-    Ok(match uri {
+    let origin: Arc<dyn Origin> = match uri {
         Uri::File(path) => Arc::new(local::LocalOrigin::open(path).await?),
         Uri::Http(url) => Arc::new(web::WebOrigin::open(url, access)?),
         Uri::Hf { kind, id, revision, path } => {
@@ -47,7 +48,12 @@ pub async fn open(uri: &Uri, access: &Access) -> Result<Arc<dyn Origin>> {
         Uri::S3 { .. } | Uri::R2 { .. } | Uri::Cw { .. } | Uri::Gs { .. } | Uri::Azure { .. } => {
             Arc::new(object_storage::BucketOrigin::open(uri, access).await?)
         }
-    })
+    };
+    if access.executable.is_empty() {
+        return Ok(origin);
+    }
+    let patterns = Patterns::new(&access.executable, &[])?;
+    Ok(Arc::new(executable::ExecutableFiles { origin, patterns }))
 }
 
 /// Whether no request can be conditional on `version`: two of them may be answered from two states of the file, and only all of

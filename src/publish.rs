@@ -40,7 +40,7 @@ use crate::mirror::lease::{MirrorLease, Purpose};
 use crate::mirror::record::MirrorRecord;
 use crate::mirror::verification::VerifyProgress;
 use crate::origin;
-use crate::source::{Access, Patterns, Uri};
+use crate::source::{Access, Patterns, Uri, tree_identity};
 use crate::task::blocking;
 use crate::tier::{Origin, Tier};
 
@@ -71,6 +71,8 @@ pub struct PublishSource {
     pub name: String,
     /// What tells it from all others ([`Uri::identity`](crate::source::Uri::identity)).
     pub identity: String,
+    /// The patterns of its files that may be executed, beside those of which it says so.
+    pub executable: Vec<String>,
     /// Which of its files are wanted.
     pub patterns: Patterns,
     /// Where they are.
@@ -131,7 +133,8 @@ pub async fn publish_uri(
     let origin = origin::open(uri, access).await?;
     let hash_first = matches!(uri, Uri::File(_));
     let (name, identity) = (uri.to_string(), uri.identity(access));
-    let source = PublishSource { name, identity, patterns, origin, hash_first };
+    let source =
+        PublishSource { name, identity, executable: access.executable.clone(), patterns, origin, hash_first };
     publish(mirror, &source, config, progress).await
 }
 
@@ -195,7 +198,7 @@ impl PublishRun<'_> {
         let (allow, ignore) = self.source.patterns.texts();
         let ours = Ref {
             source: self.source.name.clone(),
-            identity: self.source.identity.clone(),
+            identity: self.source.tree_identity(),
             resolved: self.source.origin.name().into(),
             allow,
             ignore,
@@ -340,12 +343,24 @@ impl PublishSource {
     pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
         let text = id.to_string();
         let patterns = Patterns::default();
-        Self { name: text.clone(), identity: text, patterns, origin, hash_first: true }
+        Self {
+            name: text.clone(),
+            identity: text,
+            executable: Vec::new(),
+            patterns,
+            origin,
+            hash_first: true,
+        }
+    }
+
+    /// What tells the tree that it becomes from all others.
+    fn tree_identity(&self) -> String {
+        tree_identity(self.identity.clone(), &self.executable)
     }
 
     /// The key of the source's ref.
     fn key(&self) -> Digest {
-        source_key(&self.identity, &self.patterns)
+        source_key(&self.tree_identity(), &self.patterns)
     }
 }
 

@@ -33,7 +33,7 @@ pub use credentials::{
 pub use diagnostic::{Diagnostic, Diagnostics, DocumentPath, Severity};
 pub(crate) use endpoint::{endpoint, loopback};
 pub use hub_uri::HubKind;
-pub(crate) use identity::HUB_DEFAULT_REVISION;
+pub(crate) use identity::{HUB_DEFAULT_REVISION, tree_identity};
 pub use patterns::Patterns;
 pub(crate) use patterns::Selection;
 pub use secret::{Secret, SecretStore};

@@ -106,9 +106,12 @@ impl Configuration {
 }
 
 fn entry(weights: WeightsSource, options: &SourceOptions) -> Result<WeightsEntry> {
-    let WeightsSource { source, mount_location, auth, allow_patterns, ignore_patterns } = weights;
+    let WeightsSource { source, mount_location, auth, allow_patterns, ignore_patterns, executable_patterns } =
+        weights;
+    let mut access = options.access.load_with_auth(&source, auth)?;
+    access.executable.extend(executable_patterns.into_iter().flatten());
     Ok(WeightsEntry {
-        access: options.access.load_with_auth(&source, auth)?,
+        access,
         source: source.into(),
         mountpoint: mount_location,
         allow: allow_patterns,

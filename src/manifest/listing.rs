@@ -58,6 +58,8 @@ pub struct Listing {
     /// Those of them that were selected.
     selected: u64,
     escape: bool,
+    /// Which files may be executed, whatever the origin says; `None`: no others.
+    executable: Option<Patterns>,
 }
 
 impl Listing {
@@ -75,6 +77,7 @@ impl Listing {
             listed: 0,
             selected: 0,
             escape: false,
+            executable: None,
         }
     }
 
@@ -96,6 +99,11 @@ impl Listing {
     /// below itself. A file at the path of a directory has its first letter encoded. Patterns are for encoded paths.
     pub fn escape(&mut self) {
         self.escape = true;
+    }
+
+    /// Has the files that `patterns` select be executable from now on, beside those of which the origin says so.
+    pub fn mark_executable(&mut self, patterns: Patterns) {
+        self.executable = Some(patterns);
     }
 
     /// Has less room in memory.
@@ -127,7 +135,8 @@ impl Listing {
         if found.size > binary::MAX_BLOB_BYTES {
             return self.rejected.add(found.path, "it is larger than any file can be");
         }
-        let what = if found.executable { RowKind::Program } else { RowKind::File };
+        let marked = || self.executable.as_ref().is_some_and(|patterns| patterns.select(found.path));
+        let what = if found.executable || marked() { RowKind::Program } else { RowKind::File };
         let ListedFile { path, size, version, ref sha256, .. } = found;
         self.take(path, what, size, found.mtime, sha256.as_ref(), version);
     }

@@ -114,7 +114,14 @@ async fn add_as(
 
 fn source_of(name: &str, origin: Arc<dyn Origin>) -> PublishSource {
     let patterns = Patterns::default();
-    PublishSource { name: name.into(), identity: name.into(), patterns, origin, hash_first: false }
+    PublishSource {
+        name: name.into(),
+        identity: name.into(),
+        executable: Vec::new(),
+        patterns,
+        origin,
+        hash_first: false,
+    }
 }
 
 async fn faults(mirror: &Mirror, deep: bool) -> Vec<String> {

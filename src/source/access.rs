@@ -42,6 +42,8 @@ pub struct Access {
     /// Whether keys that can't be paths are escaped instead of refused
     /// ([`Listing::escape`](crate::manifest::Listing::escape)).
     pub escape: bool,
+    /// The patterns of files that may be executed although the service does not say so.
+    pub executable: Vec<String>,
     /// A file of credentials in the format of the source's scheme. It is read anew each time.
     pub credentials: Option<PathBuf>,
     /// How requests are authorized; without it and such a file, by the keys above and by what this machine has.
@@ -149,6 +151,7 @@ impl Access {
             requester_pays,
             authorities,
             escape,
+            executable,
             credentials,
             auth,
             secrets,
@@ -180,6 +183,7 @@ impl Access {
             requester_pays,
             authorities,
             escape,
+            executable,
             credentials,
             auth,
             secrets: secrets.into_iter().filter(is_place).collect(),

@@ -24,6 +24,11 @@ impl Uri {
         }
     }
 
+    /// The identity of this source as a tree that is mirrored or mounted: other files of it may be executable there.
+    pub fn tree_identity(&self, access: &Access) -> String {
+        tree_identity(self.identity(access), &access.executable)
+    }
+
     /// The same source as it may be named as well: the Hub's default branch is named or left out.
     pub fn synonym(&self) -> Option<Self> {
         let Self::Hf { kind, id, revision, path } = self else { return None };
@@ -34,6 +39,17 @@ impl Uri {
         };
         Some(Self::Hf { kind: *kind, id: id.clone(), revision, path: path.clone() })
     }
+}
+
+/// The [`Uri::tree_identity`] of the source `identity` whose files that match `executable` may be executed.
+pub(crate) fn tree_identity(identity: String, executable: &[String]) -> String {
+    if executable.is_empty() {
+        return identity;
+    }
+    let mut patterns = executable.to_vec();
+    patterns.sort();
+    patterns.dedup();
+    format!("{identity} with executable {patterns:?}")
 }
 
 #[cfg(test)]
@@ -47,6 +63,17 @@ mod tests {
         assert_eq!(synonym("hf://a/b").as_deref(), Some("hf://models/a/b@main"));
         assert_eq!(synonym("hf://datasets/a/b@main/x").as_deref(), Some("hf://datasets/a/b/x"));
         assert_eq!((synonym("hf://a/b@v1"), synonym("s3://b/p")), (None, None));
+    }
+
+    #[test]
+    fn tree_identity_tells_what_is_executable_in_any_order() {
+        let tree = |patterns: &[&str]| {
+            let executable = patterns.iter().map(ToString::to_string).collect();
+            let uri: Uri = "s3://b/p".parse().expect("a URI");
+            uri.tree_identity(&Access { executable, ..Access::default() })
+        };
+        assert_eq!(tree(&[]), "s3://b/p");
+        assert_eq!(tree(&["bin/", "*.sh", "bin/"]), r#"s3://b/p with executable ["*.sh", "bin/"]"#);
     }
 
     #[test]

@@ -34,13 +34,16 @@ const MOUNT: &str = "mount_location";
 const AUTH: &str = "auth";
 const ALLOW: &str = "allow_patterns";
 const IGNORE: &str = "ignore_patterns";
+const EXECUTABLE: &str = "executable_patterns";
 /// The keys of one of the weights.
 const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
+/// The same in a configuration of bdnfs itself.
+const OWN_KEYS: [&str; 7] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE, EXECUTABLE];
 
 /// Which rules weights are read by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Whether `file://` is a source: not for Truss.
+    /// Whether it is a configuration of bdnfs itself, in which `file://` is a source and files can be made executable: not for Truss.
     pub local: bool,
     /// Whether an unknown key is just a warning, and not a reject as it is to `truss push`.
     pub lenient: bool,
@@ -59,6 +62,8 @@ pub struct WeightsSource {
     pub allow_patterns: Option<Vec<String>>,
     /// The patterns of the files to leave out.
     pub ignore_patterns: Option<Vec<String>>,
+    /// The patterns of the files that may be executed although the service does not say so.
+    pub executable_patterns: Option<Vec<String>>,
 }
 
 impl WeightsSource {
@@ -129,7 +134,7 @@ fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostic
 fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Accepted> {
     let before = found.rejects();
     let fields = Fields::of(item, place, found)?;
-    fields.unknown(&KEYS, !rules.lenient, found);
+    fields.unknown(if rules.local { &OWN_KEYS } else { &KEYS }, !rules.lenient, found);
     let uri = fields.required(SOURCE, found);
     let uri = uri.and_then(|text| location::read(text, &fields.place.key(SOURCE), rules, found));
     let mount = fields.required(MOUNT, found);
@@ -137,12 +142,19 @@ fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnosti
     let auth = read_auth(&fields, rules, found);
     let allow_patterns = fields.strings(ALLOW, found);
     let ignore_patterns = fields.strings(IGNORE, found);
+    let executable_patterns = rules.local.then(|| fields.strings(EXECUTABLE, found)).flatten();
     if allow_patterns.as_ref().is_some_and(Vec::is_empty) {
         let text = "is empty and so takes no file at all; leave it out to take all";
         found.warn(&fields.place.key(ALLOW), text);
     }
-    let weights =
-        WeightsSource { source: uri?, mount_location: mount?, auth, allow_patterns, ignore_patterns };
+    let weights = WeightsSource {
+        source: uri?,
+        mount_location: mount?,
+        auth,
+        allow_patterns,
+        ignore_patterns,
+        executable_patterns,
+    };
     if let Err(error) = weights.patterns() {
         found.reject(&fields.place, error.to_string());
     }

@@ -71,7 +71,9 @@ impl Attributes {
             Some(_) => return Err(InvalidAttribute::new("staging", "expected wait or lazy")),
         };
         let has_secret = auth.is_some() || !secrets.is_empty();
-        let access = self.access(&uri, Access { auth, ..Access::default() }, has_secret)?;
+        let executable = self.patterns("exec")?.unwrap_or_default();
+        Patterns::new(&executable, &[]).map_err(|e| InvalidAttribute::new("exec", e))?;
+        let access = self.access(&uri, Access { auth, executable, ..Access::default() }, has_secret)?;
         let tenant = self.take("tenant").or(tenant);
         let named = tenant.as_deref().map_or(Ok(()), tenant::check);
         named.map_err(|e| InvalidAttribute::new("tenant", e))?;

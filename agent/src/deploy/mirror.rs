@@ -54,7 +54,7 @@ impl MirrorQueue {
         let Some(at) = &request.mirror else { return Ok(()) };
         let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
         let mirror = mirror::open(at, scratch.to_owned())?;
-        let key = source_key(&uri.identity(&request.weights.access), &patterns);
+        let key = source_key(&uri.tree_identity(&request.weights.access), &patterns);
         let turn = self.turn(format!("{}\0{}\0{key}", at.tenant, mirror.name()));
         let _turn = match turn.try_lock() {
             Ok(turn) => turn,

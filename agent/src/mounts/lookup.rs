@@ -42,7 +42,7 @@ pub async fn resolve(
 ) -> ApiResult<ResolvedSnapshot> {
     let uri: Uri = request.weights.source.expose().parse()?;
     let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
-    let key = source_key(&uri.identity(&request.weights.access), &patterns);
+    let key = source_key(&uri.tree_identity(&request.weights.access), &patterns);
     if request.offline {
         let cached = cached(engine, scratch, history, request, &uri, &key).await?;
         let (resolved, listed) = cached.ok_or_else(|| {

@@ -74,6 +74,7 @@ fn admin_key(access: &Access) -> Option<&'static str> {
         auth,
         secrets,
         redirect_hosts,
+        executable: _,
         explicit_only: _,
     } = access;
     let GcsAccess { application_credentials, token_file, sts, iam, endpoint: gcs_endpoint, project, .. } =

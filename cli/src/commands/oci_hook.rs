@@ -54,7 +54,8 @@ pub fn run(args: &OciHookArgs) -> Result<()> {
     let mut requests = Vec::new();
     for (index, entry) in weights.iter().enumerate() {
         let holder = format!("container {}", state.id);
-        let request = args.publisher.request(&entry.source, entry.auth.clone(), holder)?;
+        let mut request = args.publisher.request(&entry.source, entry.auth.clone(), holder)?;
+        request.access.executable.clone_from(&entry.executable);
         let (allow, ignore) = (entry.allow.clone(), entry.ignore.clone());
         let staging = if args.lazy { Staging::Lazy } else { Staging::Wait };
         requests.push((format!("{prefix}{index}"), PublicationRequest { allow, ignore, staging, ..request }));

@@ -150,8 +150,14 @@ impl InProcessCluster {
             files.iter().map(|(name, len)| (name.as_bytes().to_vec(), noise(name, *len))).collect();
         files.iter().for_each(|(path, content)| origin.put(path, content.clone()));
         let (name, identity) = ("memory://origin".to_owned(), "memory://origin".to_owned());
-        let source =
-            PublishSource { name, identity, patterns: Patterns::default(), origin, hash_first: false };
+        let source = PublishSource {
+            name,
+            identity,
+            executable: Vec::new(),
+            patterns: Patterns::default(),
+            origin,
+            hash_first: false,
+        };
         let config = PublishConfig { memory: 64 << 20 };
         publish(&mirror, &source, config, &PublishProgress::default()).await.expect("published");
         Self { nodes: Vec::new(), members: Arc::default(), mirror, s3, files, _root: root }

@@ -1,6 +1,8 @@
 //! The clouds' schemes on the command line. What the clouds themselves do, `emulators` tries.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
@@ -90,4 +92,47 @@ fn cloud_source_with_bad_options_is_refused_at_once() {
         assert_eq!(ran.code, Some(1), "{arguments:?}");
         assert!(ran.err.contains(said) && !ran.err.contains(&secret), "{}", ran.err);
     }
+}
+
+#[test]
+fn file_that_matches_exec_may_be_executed() {
+    let env = TestEnv::new();
+    for key in ["bin/tool", "run.sh", "data"] {
+        fs::create_dir_all(env.bucket().join("bin")).unwrap();
+        fs::write(env.bucket().join(key), "#!/bin/sh\necho ran\n").unwrap();
+    }
+    let modes = |point: &Path| {
+        ["bin/tool", "run.sh", "data"].map(|key| fs::metadata(point.join(key)).unwrap().mode() & 0o777)
+    };
+    let patterns = ["--exec", "*.sh", "--exec", "bin/"];
+    let point = env.machine.mount_with("s3://bucket", "exec", &patterns);
+    assert_eq!(modes(&point), [0o555, 0o555, 0o444]);
+    assert_eq!(env.machine.run_command(env.machine.program(point.join("run.sh"), &[""])).succeeds(), "ran\n");
+    assert_eq!(modes(&env.machine.mount("s3://bucket", "plain")), [0o444; 3]);
+
+    // In a mirror each is a source of its own, and nothing is read or stored twice.
+    env.mirror();
+    let mirror = ["--mirror", "s3://mirror"];
+    let note = "is not in the mirror";
+    let lacking = env.machine.try_mount(
+        "s3://bucket",
+        &env.machine.directory("m1"),
+        &[&patterns[..], &mirror].concat(),
+    );
+    assert!(lacking.err.contains(note), "{}", lacking.err);
+    let add = [&["mirror", "add", "s3://bucket", "--json"], &patterns[..], &mirror].concat();
+    let added: serde_json::Value = serde_json::from_str(&env.machine.run(&add).succeeds()).unwrap();
+    assert_eq!(added["read"], 0, "{added}");
+    let config = env.machine.directory("etc").join("w.toml");
+    let mounted = env.machine.directory("m2");
+    let text = format!(
+        "[[weights]]\nsource = 's3://bucket'\nmount_location = {:?}\nexecutable_patterns = ['bin/', '*.sh']\n",
+        mounted.to_str().unwrap()
+    );
+    fs::write(&config, text).unwrap();
+    let from_mirror =
+        env.machine.run(&[&["mount", "--config", config.to_str().unwrap()], &mirror[..]].concat());
+    assert!(!from_mirror.err.contains(note), "{}", from_mirror.err);
+    from_mirror.succeeds();
+    assert_eq!(modes(&mounted), [0o555, 0o555, 0o444]);
 }

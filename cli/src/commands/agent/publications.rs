@@ -58,6 +58,8 @@ pub struct SourceSection {
     allow_patterns: Option<Vec<String>>,
     #[serde(default)]
     ignore_patterns: Vec<String>,
+    #[serde(default)]
+    executable_patterns: Vec<String>,
     tenant: Option<String>,
     uid: Option<u32>,
     gid: Option<u32>,
@@ -141,7 +143,8 @@ impl SourceSection {
         let Self { endpoint, region, secret, credentials, anonymous, allow_http, .. } = self;
         let access = NamedAccess { endpoint, region, secret, credentials, anonymous, allow_http };
         // The secret itself is looked up by the agent, each time anew.
-        let access = AccessArgs::named(access).with_secrets(secrets.clone()).load(source.uri())?;
+        let mut access = AccessArgs::named(access).with_secrets(secrets.clone()).load(source.uri())?;
+        access.executable = self.executable_patterns;
         let request = PublicationRequest {
             source: source.text().clone(),
             allow: self.allow_patterns,

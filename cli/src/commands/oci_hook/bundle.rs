@@ -70,6 +70,8 @@ pub struct ContainerWeights {
     pub allow: Option<Vec<String>>,
     /// Patterns of files to exclude.
     pub ignore: Vec<String>,
+    /// Patterns of files that may be executed.
+    pub executable: Vec<String>,
     /// How the source is authorized.
     pub auth: Option<AuthMethod>,
 }
@@ -117,6 +119,7 @@ fn parse(annotation: &str) -> Result<Vec<ContainerWeights>> {
         mount_location: weights.mount_location,
         allow: weights.allow_patterns,
         ignore: weights.ignore_patterns.unwrap_or_default(),
+        executable: weights.executable_patterns.unwrap_or_default(),
         auth: weights.auth,
     };
     Ok(accepted.into_iter().map(|accepted| entry(accepted.weights)).collect())
