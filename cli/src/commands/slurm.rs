@@ -6,7 +6,8 @@
 //!  Epilog (root) ─> unpublish
 //! ```
 //!
-//! A prolog that fails or takes long takes its node out of service, so nothing but the task waits, and nothing but the task fails.
+//! A prolog that fails or takes long takes its node out of service, so nothing but the task waits, and nothing but the task fails. Only
+//! where the task could not be told that, the prolog fails: the job would run without what it named.
 
 use std::path::PathBuf;
 
@@ -72,19 +73,21 @@ A job names sources in its comment, and its tasks find them by variables:
 /// Runs the subcommand.
 pub fn run(args: &SlurmCommandArgs) -> Result<()> {
     match &args.command {
-        SlurmCommand::Prolog(args) => never_fail(prolog::run(args)),
+        SlurmCommand::Prolog(args) => prolog::run(args),
         SlurmCommand::TaskProlog(args) => task_prolog::run(&args.job()?),
-        SlurmCommand::Epilog(args) => never_fail(epilog::run(args)),
+        SlurmCommand::Epilog(args) => {
+            report(epilog::run(args));
+            Ok(())
+        }
         SlurmCommand::Watch(args) => prolog::watch(args),
     }
 }
 
-/// Slurm would take the node out of service.
-fn never_fail(result: Result<()>) -> Result<()> {
+/// Writes a failure to slurmd's log, and no more: Slurm would take the node out of service.
+fn report(result: Result<()>) {
     if let Err(error) = result {
         eprintln!("bdnfs: {}", crate::text::line(&error));
     }
-    Ok(())
 }
 
 impl JobDirectoryArgs {

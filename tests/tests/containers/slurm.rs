@@ -3,10 +3,12 @@
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Child;
 
 use bdnfs_tests::command_output::CommandOutput;
-use bdnfs_tests::process::eventually;
+use bdnfs_tests::process::{eventually, kill_and_wait, processes_with_open};
+use rustix::process::{Signal, kill_process};
 
 use crate::oci::{ContainerNode, blocks};
 
@@ -126,6 +128,48 @@ fn slurm_page_blocks_run_from_nothing_to_a_job() {
     cluster.assert_released();
     // A job without sources does not wait for anything.
     assert_eq!(cluster.user("srun --comment=plain echo ran").succeeds(), "ran\n");
+}
+
+#[test]
+fn job_that_no_prolog_can_write_for_does_not_run() {
+    let (cluster, _) = cluster();
+    // A file where the directory of all jobs belongs.
+    fs::write(cluster.node.namespace.path("/run/bdnfs/jobs"), "").unwrap();
+    let out = cluster.node.machine.directory("out");
+    fs::set_permissions(&out, fs::Permissions::from_mode(0o777)).unwrap();
+    let ran = out.join("ran");
+    let job =
+        format!("sbatch --chdir / -o /dev/null --comment=bdnfs:m=hf://o/m --wrap='touch {}'", ran.display());
+    cluster.user(&job).succeeds();
+    eventually("the node is drained", || cluster.node.shell("sinfo -h -o %T").out.starts_with("drain"));
+    eventually("the job waits again", || cluster.node.shell("squeue -h -o %T").out.trim() == "PENDING");
+    assert!(!ran.exists());
+}
+
+#[test]
+fn job_whose_watcher_is_killed_fails_with_that() {
+    let (cluster, _) = cluster();
+    let space = |of: &Path| fs::read_link(of).ok();
+    let own = space(&cluster.node.namespace.handle());
+    // Staging does not end while the agent is stopped.
+    let agent = cluster.node.agent.pid();
+    kill_process(agent, Signal::STOP).unwrap();
+    std::thread::scope(|scope| {
+        let job = scope.spawn(|| cluster.user("srun --comment=bdnfs:m=hf://o/m echo started"));
+        let mut watchers = Vec::new();
+        eventually("the job is staged for", || {
+            watchers = processes_with_open(|name| name == "exe", |path| path.ends_with("watcher.lock"));
+            // Others' tests have watchers, too.
+            watchers.retain(|pid| space(Path::new(&format!("/proc/{}/ns/mnt", pid.as_raw_nonzero()))) == own);
+            !watchers.is_empty()
+        });
+        kill_and_wait(&watchers);
+        let output = job.join().unwrap();
+        assert!(output.code != Some(0) && !output.out.contains("started"), "{output:?}");
+        assert!(output.out.contains("the process that stages the job's sources was killed"), "{output:?}");
+    });
+    kill_process(agent, Signal::CONT).unwrap();
+    cluster.assert_released();
 }
 
 #[test]

@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use bdnfs_agent::api::publication::{PublicationState, publication_key};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::{Deserialize, Serialize};
 
 /// The file that says how far the sources are.
 const STATE_FILE: &str = "state";
 /// What it is written as first. No source has a dot in its name.
 const NEW_STATE_FILE: &str = "state.new";
+/// The file that the watcher has locked while it runs.
+const WATCHER_LOCK: &str = "watcher.lock";
 
 /// The directory of a job, which belongs to its user.
 #[derive(Debug)]
@@ -101,6 +103,22 @@ impl SlurmJobDirectory {
         serde_json::from_slice(&text).map(Some).with_context(|| format!("cannot read {}", path.display()))
     }
 
+    /// The lock of the watcher, taken: whoever keeps the file open holds it.
+    pub fn watcher_lock(&self) -> Result<File> {
+        let lock = || {
+            let file = self.create_file(WATCHER_LOCK)?;
+            flock(&file, FlockOperation::LockExclusive)?;
+            Ok::<_, io::Error>(file)
+        };
+        lock().with_context(|| format!("cannot lock {}", self.path.join(WATCHER_LOCK).display()))
+    }
+
+    /// Whether the watcher has ended, in whatever way.
+    pub fn watcher_is_gone(&self) -> bool {
+        let lock = File::open(self.path.join(WATCHER_LOCK));
+        lock.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
+    }
+
     /// Removes the state, which says that the job has ended. Answers whether there was one.
     pub fn end(&self) -> Result<bool> {
         match fs::remove_file(self.path.join(STATE_FILE)) {
@@ -116,12 +134,17 @@ impl SlurmJobDirectory {
     }
 
     fn write(&self, name: &str, state: &JobSources) -> io::Result<()> {
+        self.create_file(name)?.write_all(&serde_json::to_vec(state)?)
+    }
+
+    /// A new file, which the job's user may read.
+    fn create_file(&self, name: &str) -> io::Result<File> {
         // The directory is the user's: what lies there is neither followed nor kept.
         let path = self.path.join(name);
         let _ = fs::remove_file(&path);
-        let mut file = File::options().write(true).create_new(true).mode(0o644).open(&path)?;
+        let file = File::options().write(true).create_new(true).mode(0o644).open(&path)?;
         file.set_permissions(fs::Permissions::from_mode(0o644))?;
-        file.write_all(&serde_json::to_vec(state)?)
+        Ok(file)
     }
 }
 
@@ -131,6 +154,19 @@ mod tests {
 
     fn state(message: &str) -> JobSources {
         JobSources { state: PublicationState::Staging, message: message.to_owned(), sources: BTreeMap::new() }
+    }
+
+    #[test]
+    fn watcher_that_has_ended_is_noticed() {
+        let home = tempfile::tempdir().expect("a directory");
+        let job = SlurmJobDirectory::new(&home.path().join("jobs"), 7);
+        job.create(rustix::process::getuid().as_raw(), &state("one")).expect("made");
+        assert!(!job.watcher_is_gone(), "a prolog of an earlier version started it without a lock");
+        let lock = job.watcher_lock().expect("locked");
+        assert!(!job.watcher_is_gone());
+        drop(lock);
+        assert!(job.watcher_is_gone() && job.watcher_is_gone());
+        drop(job.watcher_lock().expect("that of a job that runs again"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Prolog: begins to stage what a job names, and leaves the rest to a process of its own.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::publication::{PublicationRequest, PublicationState};
 
 use super::job_directory::{JobSources, SlurmJobDirectory};
-use super::{ProvisionArgs, comment};
+use super::{ProvisionArgs, comment, report};
 use crate::publications::{publish_until, unpublish_all};
 use crate::{runtime, text};
 
@@ -18,6 +19,9 @@ use crate::{runtime, text};
 const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Begins. What goes wrong is written down for the task, which then fails.
+///
+/// # Errors
+/// Where that can't be written down, so that Slurm runs the job elsewhere.
 pub fn run(args: &ProvisionArgs) -> Result<()> {
     let Some(comment) = std::env::var(comment::VARIABLE).ok().filter(|text| comment::names_sources(text))
     else {
@@ -31,18 +35,20 @@ pub fn run(args: &ProvisionArgs) -> Result<()> {
     let sources = names.into_iter().map(|name| (name.clone(), job.target(name))).collect();
     let message = "staging begins".to_owned();
     job.create(uid, &JobSources { state: PublicationState::Staging, message, sources })?;
-    begun.and_then(|_| start_watcher()).or_else(|error| {
+    if let Err(error) = begun.and_then(|_| start_watcher(job.watcher_lock()?)) {
         job.update(&failed(&error))?;
-        Err(error)
-    })
+        report(Err(error));
+    }
+    Ok(())
 }
 
-/// Starts the watcher with the arguments and the environment of this process. Slurm ends what stays in the group of its prolog.
-fn start_watcher() -> Result<()> {
+/// Starts the watcher with the arguments and the environment of this process. It holds `lock` for as long as it runs. Slurm ends what
+/// stays in the group of its prolog.
+fn start_watcher(lock: File) -> Result<()> {
     let words = std::env::args_os().map(|word| if word == "prolog" { "watch".into() } else { word });
     let mut command = Command::new("/proc/self/exe");
     command.arg0("bdnfs").args(words.skip(1)).current_dir("/");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.stdin(lock).stdout(Stdio::null()).stderr(Stdio::null());
     // SAFETY: setsid(2) is safe in a child between fork and exec.
     unsafe {
         command.pre_exec(|| {

@@ -23,6 +23,8 @@ pub fn run(job: &SlurmJobDirectory) -> Result<()> {
 
 fn wait(job: &SlurmJobDirectory) -> Result<()> {
     loop {
+        // Before the state, which is the last that it writes.
+        let is_abandoned = job.watcher_is_gone();
         let Some(state) = job.state()? else {
             if std::env::var(comment::VARIABLE).is_ok_and(|text| comment::names_sources(&text)) {
                 bail!(
@@ -32,6 +34,9 @@ fn wait(job: &SlurmJobDirectory) -> Result<()> {
             return Ok(());
         };
         match state.state {
+            PublicationState::Staging if is_abandoned => bail!(
+                "the process that stages the job's sources was killed, perhaps for memory; submit the job again"
+            ),
             PublicationState::Staging => std::thread::sleep(POLL_INTERVAL),
             PublicationState::Failed => bail!("{}", state.message),
             PublicationState::Published => {
