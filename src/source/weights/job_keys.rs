@@ -16,7 +16,7 @@ const UNMOUNTED: &str = "names data that is not mounted here; name it in weights
 /// What posts a job.
 pub(super) const BODY: &[JobKey] = &[JobKey::required("training_job", Any).done()];
 /// A project with its job.
-pub(super) const PROJECT: &[JobKey] = &[
+pub(super) static PROJECT: &[JobKey] = &[
     JobKey::required("name", Text).done(),
     JobKey::required("job", Any).done(),
     JobKey::nullable("team_name", Text).done(),
@@ -35,7 +35,7 @@ pub(super) const JOB: &[JobKey] = &[
     JobKey::nullable("truss_user_env", Keys(USER_ENV)).told("it describes the machine that pushed the job"),
 ];
 /// The same in a file of our own: what needs no platform.
-pub(super) const OWN: &[JobKey] = &[
+pub(super) static OWN: &[JobKey] = &[
     JobKey::nullable("name", Text).done(),
     JobKey::nullable("project", Text).done(),
     JobKey::nullable("team", Text).done(),
@@ -155,7 +155,7 @@ const USER_ENV: &[JobKey] = &[
 pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Text)];
 
 /// A `config.yaml`.
-pub(super) const CONFIG: &[JobKey] = &[
+pub(super) static CONFIG: &[JobKey] = &[
     JobKey::optional("weights", Any).done(),
     JobKey::nullable("model_name", Text).done(),
     JobKey::optional("environment_variables", Scalars).done(),
