@@ -41,6 +41,11 @@ const SINGLE_FILE_MARK: &str = "alone";
 pub async fn open(uri: &Uri, access: &Access) -> Result<Arc<dyn Origin>> {
     let origin: Arc<dyn Origin> = match uri {
         Uri::File(path) => Arc::new(local::LocalOrigin::open(path).await?),
+        Uri::Bt(_) => {
+            let text =
+                format!("{uri} is a checkpoint, which only a mirror has: it can be mounted, and not copied");
+            return Err(Error::new(Kind::Unsupported, text));
+        }
         Uri::Http(url) => Arc::new(web::WebOrigin::open(url, access)?),
         Uri::Hf { kind, id, revision, path } => {
             Arc::new(hub::HubOrigin::open(*kind, id, revision.as_deref(), path, access).await?)

@@ -11,6 +11,7 @@
 
 mod attachment;
 mod conversion;
+mod checkpoint_source;
 mod handover;
 mod history;
 mod lookup;

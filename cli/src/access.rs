@@ -233,7 +233,7 @@ impl AccessArgs {
                 let endpoint = self.endpoint.clone().or(endpoint);
                 Access { hub: Some(HubAccess { endpoint, token }), ..access }
             }
-            Uri::File(_) | Uri::Http(_) => access,
+            Uri::File(_) | Uri::Http(_) | Uri::Bt(_) => access,
         };
         complete(uri, access)
     }

@@ -7,8 +7,8 @@ use bdnfs_agent::telemetry::traces::OtlpEndpoint;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    agent, bench, cache, check, cluster, csi, daemon, fdstore, job, ls, mirror, mount, oci_hook, slurm,
-    status, top, umount, wait,
+    agent, bench, cache, check, checkpoint, cluster, csi, daemon, fdstore, job, ls, mirror, mount, oci_hook,
+    slurm, status, top, umount, wait,
 };
 use crate::log::{self, LogKind};
 
@@ -44,6 +44,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Copy sources into object storage and manage the copies
     Mirror(mirror::MirrorCommandArgs),
+    /// List, show, save and remove what jobs have saved
+    Checkpoint(checkpoint::CheckpointCommandArgs),
     /// Manage certificates of cluster nodes and list the members
     Cluster(cluster::ClusterCommandArgs),
     /// Inspect, pin, verify and evict cached snapshots
@@ -109,6 +111,7 @@ impl Cli {
             Command::Ls(args) => ls::run(&args),
             Command::Check(args) => check::run(&args),
             Command::Mirror(args) => mirror::run(args),
+            Command::Checkpoint(args) => checkpoint::run(args),
             Command::Cluster(args) => cluster::run(&args),
             Command::Cache(args) => cache::run(&args),
             Command::Agent(args) => agent::run(&args, config),

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod bench;
 pub mod cache;
 pub mod check;
+pub mod checkpoint;
 pub mod cluster;
 pub mod csi;
 pub mod daemon;

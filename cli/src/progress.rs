@@ -1,8 +1,11 @@
 //! Progress on stderr: a bar on a terminal, log lines elsewhere.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use bdnfs::publish::{PublishPhase, PublishProgress};
 use bdnfs::stage::Progress;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{StageState, StageStatus};
@@ -10,6 +13,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
 
+/// How often the progress of a publication is shown.
+const PUBLICATION_INTERVAL: Duration = Duration::from_millis(200);
 /// The shortest time over which a rate is computed: shorter ones are mostly chance.
 const MIN_RATE_INTERVAL: Duration = Duration::from_millis(200);
 /// A log has a line at least this often...
@@ -29,6 +34,24 @@ pub async fn stage(client: &Client, id: u64, verify: bool) -> Result<StageStatus
             StageState::Failed(failure) => return Err(ClientError::Failed(failure)),
         }
         staging = client.staging(id).await?;
+    }
+}
+
+/// Shows the progress of a publication, the operation `what`, until it is aborted.
+pub async fn show_publication(what: &'static str, progress: Arc<PublishProgress>) {
+    let mut display = None;
+    loop {
+        tokio::time::sleep(PUBLICATION_INTERVAL).await;
+        if progress.state() != PublishPhase::Listing {
+            let staged = Progress {
+                files: progress.files.load(Relaxed),
+                files_done: progress.files_done.load(Relaxed),
+                bytes: progress.bytes.load(Relaxed),
+                bytes_done: progress.bytes_done.load(Relaxed),
+                bytes_found: 0,
+            };
+            display.get_or_insert_with(|| ProgressDisplay::new(what, &staged)).show(&staged);
+        }
     }
 }
 

@@ -97,7 +97,7 @@ impl CredentialResolver {
                     let token = access.hub.as_ref().and_then(|hub| hub.token.clone());
                     Ok(FixedKey::provider(token.map_or(AuthKey::Anonymous, AuthKey::Bearer), None))
                 }
-                Uri::Http(_) | Uri::File(_) => Ok(FixedKey::provider(AuthKey::Anonymous, None)),
+                Uri::Http(_) | Uri::File(_) | Uri::Bt(_) => Ok(FixedKey::provider(AuthKey::Anonymous, None)),
             },
         }
     }

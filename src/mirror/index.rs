@@ -4,6 +4,8 @@
 //! `checkpoints/<project>/<job>/<name>/<rank>`, written after its ref: what an entry names is there. The ref alone says what
 //! the checkpoint is now. Names are encoded, so that none leaves its prefix.
 
+mod choice;
+
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::{Path, PathPart};
 use serde::{Deserialize, Serialize};
@@ -16,6 +18,8 @@ use crate::checkpoint::{CheckpointId, SavedCheckpoint};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::source::Patterns;
+
+pub use choice::ChosenCheckpoint;
 
 /// The version of an entry. One of a newer version is refused.
 const ENTRY_VERSION: u32 = 1;

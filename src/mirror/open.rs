@@ -32,7 +32,7 @@ type Opened = (MirrorStore, Option<Arc<KeyCache>>);
 pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
     match uri {
         Uri::File(path) => Ok((local(path)?, None)),
-        Uri::Http(_) | Uri::Hf { .. } => {
+        Uri::Http(_) | Uri::Hf { .. } | Uri::Bt(_) => {
             let text = format!("{uri} can't hold a mirror; use a bucket, or file:///directory");
             Err(Error::new(Kind::Unsupported, text))
         }

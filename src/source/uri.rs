@@ -12,6 +12,7 @@ use url::Url;
 use super::access_point;
 use super::hub_uri::{self, HubKind, HubRepository};
 use super::uri_format::{below, invalid, is_scheme, parts, schemes, wrong};
+use crate::checkpoint::{self, CheckpointSelector};
 use crate::error::{Error, Kind, Result};
 
 /// Where a source lives.
@@ -67,6 +68,8 @@ pub enum Uri {
         /// The prefix below it.
         prefix: String,
     },
+    /// `bt://project[@job|@latest][/checkpoint]`, a checkpoint that a job saved into the mirror.
+    Bt(CheckpointSelector),
     /// `cw://bucket/prefix`, CoreWeave AI Object Storage.
     Cw {
         /// The bucket.
@@ -88,6 +91,7 @@ impl Uri {
             Self::R2 { .. } => "r2",
             Self::Azure { .. } => "azure",
             Self::Cw { .. } => "cw",
+            Self::Bt(_) => checkpoint::SCHEME,
         }
     }
 
@@ -119,7 +123,10 @@ impl FromStr for Uri {
             return Err(unknown(scheme));
         }
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        if authority.contains('@') && !(scheme == "hf" && hub_uri::is_bare(rest.trim_end_matches('/'))) {
+        if authority.contains('@')
+            && scheme != checkpoint::SCHEME
+            && !(scheme == "hf" && hub_uri::is_bare(rest.trim_end_matches('/')))
+        {
             let what = "nothing may come before an '@' there, least of all a user name or password; \
                         give credentials separately";
             return Err(wrong(scheme, what));
@@ -128,6 +135,7 @@ impl FromStr for Uri {
             "file" => file(text),
             "http" | "https" => http(scheme, text),
             "hf" => Ok(hub_uri::parse(rest)?.into()),
+            checkpoint::SCHEME => rest.parse().map(Self::Bt).map_err(|e: Error| wrong(scheme, e)),
             "azure" => {
                 let (container, path) = path.split_once('/').unwrap_or((path, ""));
                 Ok(Self::Azure {
@@ -181,6 +189,7 @@ impl fmt::Display for Uri {
             Self::Hf { kind, id, revision, path } => hub_uri::write(f, *kind, id, revision.as_deref(), path),
             Self::S3 { bucket, prefix } => below(f, format_args!("s3://{bucket}"), prefix),
             Self::Gs { bucket, prefix } => below(f, format_args!("gs://{bucket}"), prefix),
+            Self::Bt(selector) => selector.fmt(f),
             Self::Cw { bucket, prefix } => below(f, format_args!("cw://{bucket}"), prefix),
             Self::R2 { account, bucket, prefix } => below(f, format_args!("r2://{account}.{bucket}"), prefix),
             Self::Azure { account, container, prefix } => {
@@ -292,6 +301,8 @@ mod tests {
             ("azure://account/container/a/b", "azure://account/container/a/b"),
             ("azure://account/$web/a", "azure://account/$web/a"),
             ("cw://bucket/a", "cw://bucket/a"),
+            ("bt://my project@latest/out/checkpoint-5/", "bt://my%20project/out/checkpoint-5"),
+            ("bt://p@a1b2c3d4", "bt://p@a1b2c3d4"),
         ] {
             let uri: Uri = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
             assert_eq!(uri.to_string(), canonical);
@@ -325,6 +336,8 @@ mod tests {
             ("azure://account", "no container"),
             ("azure://account/$/x", "letters, digits"),
             ("azure://$web/x/y", "letters, digits"),
+            ("bt://p@a b", "bad job ID \"a b\""),
+            ("bt://", "project is empty (expected bt://project[@job|@latest][/checkpoint])"),
             ("gs://b/\0", "control character"),
         ] {
             let error = text.parse::<Uri>().expect_err(text);

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::{Error, Kind, Result};
 
 /// All schemes with the format of their URIs.
-const FORMATS: [(&str, &str); 9] = [
+const FORMATS: [(&str, &str); 10] = [
     ("file", "file:///directory"),
     ("https", "https://host/file"),
     ("http", "http://host/file"),
@@ -15,6 +15,7 @@ const FORMATS: [(&str, &str); 9] = [
     ("r2", "r2://account.bucket/prefix"),
     ("azure", "azure://account/container/path"),
     ("cw", "cw://bucket/prefix"),
+    ("bt", "bt://project[@job|@latest][/checkpoint]"),
 ];
 
 /// Whether a source can have this scheme.

@@ -136,7 +136,7 @@ impl Attributes {
             Uri::Azure { .. } => {
                 access.azure = Some(AzureAccess { endpoint, anonymous, ..AzureAccess::default() })
             }
-            Uri::File(_) | Uri::Http(_) if endpoint.is_some() => return Err(unfit("endpoint")),
+            Uri::File(_) | Uri::Http(_) | Uri::Bt(_) if endpoint.is_some() => return Err(unfit("endpoint")),
             uri => {
                 if let Some(s3) = access.s3_mut(uri) {
                     (s3.endpoint, s3.region, s3.anonymous) = (endpoint, region, anonymous);

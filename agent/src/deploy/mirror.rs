@@ -52,6 +52,10 @@ impl MirrorQueue {
     ) -> Result<()> {
         let uri: Uri = request.weights.source.expose().parse()?;
         let Some(at) = &request.mirror else { return Ok(()) };
+        if let Uri::Bt(_) = uri {
+            // It is nowhere else.
+            return Ok(());
+        }
         let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
         let mirror = mirror::open(at, scratch.to_owned())?;
         let key = source_key(&uri.tree_identity(&request.weights.access), &patterns);

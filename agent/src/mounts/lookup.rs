@@ -17,6 +17,7 @@ use bdnfs::tier::lazy_origin::OriginOpener;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 
+use super::checkpoint_source;
 use super::history::{PastSnapshot, SourceHistory};
 use super::record::MountRecord;
 use crate::api::{ApiResult, Failure, MountRequest};
@@ -107,6 +108,9 @@ async fn ask(
     uri: &Uri,
     patterns: Patterns,
 ) -> ApiResult<(ResolvedSnapshot, DateTime<Utc>)> {
+    if let Uri::Bt(selector) = uri {
+        return checkpoint_source::open(engine, scratch, request, selector, &patterns).await;
+    }
     let now = SystemTime::now().into();
     let Some(at) = &request.mirror else {
         return Ok((list_origin(engine, uri, patterns, &request.weights.access).await?, now));
@@ -202,7 +206,9 @@ pub async fn reopen(
     request: &MountRequest,
 ) -> ApiResult<Arc<Snapshot>> {
     let uri: Uri = request.weights.source.expose().parse()?;
-    let open = if record.lacks_secrets {
+    let open = if let Uri::Bt(_) = uri {
+        checkpoint_source::no_origin(&uri)
+    } else if record.lacks_secrets {
         without_credentials(&uri)
     } else {
         opener(&uri, &record.resolved, &request.weights.access)

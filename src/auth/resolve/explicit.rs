@@ -47,7 +47,7 @@ fn is_given(uri: &Uri, access: &Access) -> bool {
     access.is_anonymous(uri)
         || match uri {
             // Without a token they are anonymous.
-            Uri::Hf { .. } | Uri::Http(_) | Uri::File(_) => true,
+            Uri::Hf { .. } | Uri::Http(_) | Uri::File(_) | Uri::Bt(_) => true,
             Uri::S3 { .. } | Uri::R2 { .. } | Uri::Cw { .. } => {
                 access.s3(uri).is_some_and(|s3| s3.access_key_id.is_some() && s3.secret_access_key.is_some())
             }

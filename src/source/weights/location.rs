@@ -6,7 +6,7 @@ use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::uri::Uri;
 
 /// The format of each scheme's sources, the most common first.
-const FORMATS: [(&str, &str); 8] = [
+const FORMATS: [(&str, &str); 9] = [
     ("hf", "hf://owner/name"),
     ("s3", "s3://bucket/prefix"),
     ("gs", "gs://bucket/prefix"),
@@ -15,7 +15,11 @@ const FORMATS: [(&str, &str); 8] = [
     ("cw", "cw://bucket/prefix"),
     ("https", "https://host/file"),
     ("file", "file:///directory"),
+    ("bt", "bt://project[@job][/checkpoint]"),
 ];
+
+/// Schemes that only bdnfs's own TOML may name.
+const OWN: [&str; 2] = ["file", "bt"];
 
 /// Schemes whose sources have no revision, so no '@'.
 const CLOUDS: [&str; 5] = ["s3", "gs", "r2", "azure", "cw"];
@@ -117,6 +121,10 @@ fn foreign(scheme: &str, rules: Rules) -> String {
         None if lower == "file" => {
             "is on this machine only (file://); only bdnfs's own TOML may name such a source".into()
         }
+        None if lower == "bt" => {
+            "is a checkpoint (bt://), which Truss does not take in weights; only bdnfs's own TOML may name such a source"
+                .into()
+        }
         None => format!("{what} is not known; write {}", forms(rules)),
     }
 }
@@ -134,5 +142,5 @@ fn forms(rules: Rules) -> String {
 }
 
 fn allowed(rules: Rules) -> impl Iterator<Item = (&'static str, &'static str)> {
-    FORMATS.into_iter().filter(move |(scheme, _)| *scheme != "file" || rules.local)
+    FORMATS.into_iter().filter(move |(scheme, _)| rules.local || !OWN.contains(scheme))
 }

@@ -176,6 +176,16 @@ fn training_job_is_rejected_as_by_truss_train() {
 }
 
 #[test]
+fn checkpoint_is_a_source_in_own_toml_only() {
+    let document = serde_json::json!({"weights": [{"source": "bt://p@j/x", "mount_location": "/models/x"}]});
+    let (accepted, found) = read(&document, Rules { local: true, lenient: false });
+    assert_eq!((accepted[0].weights.source.to_string().as_str(), found.rejects()), ("bt://p@j/x", 0));
+    let (accepted, found) = read(&document, Rules::default());
+    let said: Vec<_> = found.into_iter().map(|f| f.text).collect();
+    assert!(accepted.is_empty() && said[0].starts_with("is a checkpoint (bt://), which Truss"), "{said:?}");
+}
+
+#[test]
 fn job_keys_beside_the_weights_are_reported() {
     let said = |document: Value, rules| {
         let (_, found) = read(&document, rules);

@@ -177,3 +177,41 @@ fn truss_jobs_run_with_their_environment() {
     }
     drop(agent);
 }
+
+/// Prints the checkpoints of a list as truss does: each as its API would tell it.
+const PRINT_CHECKPOINTS: &str = r#"
+import json, sys
+from truss.cli.train import checkpoint_viewer as viewer
+listed = json.load(sys.stdin)
+given = [{key: one[key] for key in ("id", "checkpoint_id", "checkpoint_type", "base_model", "size_bytes")} | {"created_at": one["created_at"].replace(" ", "T") + "Z"} for one in listed["checkpoints"]]
+kind = {"json": viewer.JSONCheckpointViewer, "csv": viewer.CSVCheckpointViewer}[sys.argv[1]]()
+if given: kind.output_checkpoints(given, listed["job_id"])
+else: kind.output_no_checkpoints_message(listed["job_id"])
+"#;
+
+#[test]
+fn truss_installed_prints_checkpoints_as_ls_does() {
+    let env = TestEnv::new();
+    let mirror = env.machine.directory("mirror");
+    let directory = env.machine.directory("tree");
+    let [mirror, tree] = [&mirror, &directory].map(|path| path.to_str().unwrap());
+    for (name, size) in [("step-1", 999), ("a, \"b\"", 1_234_567), ("out/checkpoint-5", 3)] {
+        bdnfs_tests::tree::write_file(&directory, "model.bin", size);
+        let named = ["--project", "p", "--job", "job1", "--name", name, "--mirror", mirror];
+        env.machine.run(&[&["checkpoint", "push", tree], &named[..]].concat()).succeeds();
+    }
+    let ls = |job: &str, format: &str| {
+        let named = ["--project", "p", "--job", job, "--mirror", mirror, "-o", format];
+        env.machine.run(&[&["checkpoint", "ls"], &named[..]].concat()).succeeds()
+    };
+    for job in ["job1", "none"] {
+        let listed = ls(job, "json");
+        for format in ["json", "csv"] {
+            let file = env.machine.directory("said").join("list.json");
+            fs::write(&file, &listed).unwrap();
+            let mut python = Command::new(target().parent().unwrap().join("emulators/truss/bin/python3"));
+            python.args(["-c", PRINT_CHECKPOINTS, format]).stdin(fs::File::open(&file).unwrap());
+            assert_eq!(ls(job, format), run(python.env("TZ", "UTC")), "{job} {format}");
+        }
+    }
+}

@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
+mod checkpoints;
 mod publish;
 mod same_content;

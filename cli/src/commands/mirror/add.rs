@@ -2,28 +2,22 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
-use bdnfs::publish::{PublishConfig, PublishPhase, PublishProgress, Repairs, publish_uri};
+use bdnfs::publish::{PublishConfig, PublishProgress, Repairs, publish_uri};
 use bdnfs::source::{Access, Patterns, Uri};
-use bdnfs::stage;
 use bdnfs_agent::signals;
 use bytesize::ByteSize;
 use serde::Serialize;
 
 use crate::mirror::MirrorArgs;
 use crate::output::print_value;
-use crate::progress::ProgressDisplay;
+use crate::progress::show_publication;
 use crate::source::SourceOptions;
 use crate::source::{Parser, Source};
 use crate::{text, weights};
-
-/// How often the progress is updated.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The arguments of `bdnfs mirror add`.
 #[derive(Debug, clap::Args)]
@@ -131,7 +125,7 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     let context = || format!("cannot mirror {uri}");
     let config = PublishConfig { memory: args.memory.as_u64() };
     let progress = Arc::new(PublishProgress::default());
-    let display = tokio::spawn(show_progress(progress.clone()));
+    let display = tokio::spawn(show_publication("mirroring", progress.clone()));
     let published = publish_uri(mirror, uri, access, patterns.clone(), config, &progress).await;
     display.abort();
     // Its end clears the bar.
@@ -151,22 +145,4 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     let result =
         MirrorResult { found: &published.found, new: published.new, repaired: *repaired, read, written };
     print_value(args.json, &result, || bdnfs_agent::text::publication(&published))
-}
-
-/// Shows the progress until it is aborted.
-async fn show_progress(progress: Arc<PublishProgress>) {
-    let mut display = None;
-    loop {
-        tokio::time::sleep(PROGRESS_INTERVAL).await;
-        if progress.state() != PublishPhase::Listing {
-            let staged = stage::Progress {
-                files: progress.files.load(Relaxed),
-                files_done: progress.files_done.load(Relaxed),
-                bytes: progress.bytes.load(Relaxed),
-                bytes_done: progress.bytes_done.load(Relaxed),
-                bytes_found: 0,
-            };
-            display.get_or_insert_with(|| ProgressDisplay::new("mirroring", &staged)).show(&staged);
-        }
-    }
 }

@@ -1,0 +1,53 @@
+//! Checkpoints as sources: found in the mirror's index, and pinned to the snapshot that they are now.
+
+use std::path::Path;
+
+use bdnfs::checkpoint::CheckpointSelector;
+use bdnfs::engine::Engine;
+use bdnfs::error::{Error, Kind};
+use bdnfs::mirror::index::ChosenCheckpoint;
+use bdnfs::source::{Patterns, Uri};
+use bdnfs::tier::lazy_origin::OriginOpener;
+use chrono::{DateTime, Utc};
+use futures_util::FutureExt;
+
+use super::lookup::ResolvedSnapshot;
+use crate::api::{ApiResult, Failure, MountRequest};
+use crate::mirror;
+
+/// Opens the checkpoint that `selector` means in the mirror of `request`, or in this machine's own; and when it was saved.
+pub async fn open(
+    engine: &Engine,
+    scratch: &Path,
+    request: &MountRequest,
+    selector: &CheckpointSelector,
+    patterns: &Patterns,
+) -> ApiResult<(ResolvedSnapshot, DateTime<Utc>)> {
+    if !patterns.all() {
+        let text = format!("{selector} is a checkpoint, which is mounted whole: leave the patterns out");
+        return Err(Failure::new(Kind::Unsupported, text));
+    }
+    let at = match &request.mirror {
+        Some(at) => at.clone(),
+        None if request.direct => {
+            let text =
+                format!("{selector} is a checkpoint, which only a mirror has: do not forbid the mirror");
+            return Err(Failure::new(Kind::Invalid, text));
+        }
+        None => mirror::default_request(engine.tenant())?,
+    };
+    let mirror = mirror::open(&at, scratch.to_owned())?;
+    let ChosenCheckpoint { saved, group, found } = mirror.choose_checkpoint(selector).await?;
+    let note = (!group.is_whole() || !group.is_complete())
+        .then(|| format!("{} is mounted as it is saved so far: it may not be complete", saved.id));
+    let resolved = saved.id.to_string();
+    let open = no_origin(&Uri::Bt(saved.id.into()));
+    let snapshot = engine.mirrored(&mirror, &found, open).await?;
+    Ok((ResolvedSnapshot { snapshot, resolved, note }, saved.saved))
+}
+
+/// Refuses to open the origin of a checkpoint: there is none.
+pub fn no_origin(uri: &Uri) -> OriginOpener {
+    let text = format!("{uri} is in the mirror only");
+    Box::new(move || std::future::ready(Err(Error::new(Kind::NotFound, text.clone()))).boxed())
+}

@@ -1,0 +1,222 @@
+//! `bdnfs checkpoint ls`: lists saved checkpoints; as JSON and CSV in the form of `truss train checkpoints list`.
+
+use std::cmp::Ordering;
+
+use anyhow::{Result, bail};
+use bdnfs::checkpoint::group::CheckpointGroup;
+use bdnfs::mirror::index::checkpoint_key;
+use serde::Serialize;
+
+use super::{CheckpointMirrorArgs, state};
+use crate::output::{print, print_line, short_id};
+use crate::text;
+
+/// The arguments of `bdnfs checkpoint ls`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CheckpointListArgs {
+    #[command(flatten)]
+    target: CheckpointMirrorArgs,
+    /// Format of the output; JSON and CSV are those of `truss train checkpoints list`, of one job: the newest if none is named
+    #[arg(short, long, value_enum, default_value_t = ListFormat::CliTable, conflicts_with = "json")]
+    output: ListFormat,
+    /// What to sort by
+    #[arg(long, value_enum, default_value_t = SortKey::Created)]
+    sort: SortKey,
+    /// In which order
+    #[arg(long, value_enum, default_value_t = SortOrder::Asc)]
+    order: SortOrder,
+}
+
+const EXAMPLES: &str = "Examples:
+  bdnfs checkpoint ls --mirror s3://mirror
+  bdnfs checkpoint ls --project llama --sort size --order desc
+  bdnfs checkpoint ls --job a1b2c3d4 --project llama -o json";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ListFormat {
+    CliTable,
+    Csv,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum SortKey {
+    CheckpointId,
+    Size,
+    Created,
+    Type,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum SortOrder {
+    Asc,
+    Desc,
+}
+
+/// The list in truss's form.
+#[derive(Debug, Serialize)]
+struct TrussList {
+    job_id: String,
+    total_checkpoints: usize,
+    checkpoints: Vec<TrussCheckpoint>,
+}
+
+/// A checkpoint in truss's form, its keys in truss's order.
+#[derive(Debug, Serialize)]
+struct TrussCheckpoint {
+    job_id: String,
+    id: String,
+    checkpoint_id: String,
+    checkpoint_type: &'static str,
+    base_model: String,
+    size_bytes: u64,
+    size_human_readable: String,
+    created_at: String,
+}
+
+/// The first line of truss's CSV.
+const CSV_HEADER: &str =
+    "Job ID,Checkpoint ID,Checkpoint Name,Type,Base Model,Size (bytes),Size (human readable),Created At";
+
+/// Lists the checkpoints.
+pub async fn run(args: CheckpointListArgs) -> Result<()> {
+    let target = &args.target;
+    if target.job.is_some() && target.project.is_none() {
+        bail!("--job needs --project: the job's project");
+    }
+    let mirror = target.open().await?;
+    let (mut groups, damaged) =
+        mirror.checkpoint_groups(target.project.as_deref(), target.job.as_deref()).await?;
+    for error in &damaged {
+        eprintln!("bdnfs: {error}");
+    }
+    let format = if target.json { ListFormat::Json } else { args.output };
+    if format == ListFormat::CliTable {
+        sort(&mut groups, args.sort, args.order);
+        print(&table(&groups))?;
+    } else {
+        // Oldest first, so the last one is of the newest job.
+        let newest = groups.last().map(|group| group.job().to_owned());
+        let job = target.job.clone().or(newest).unwrap_or_default();
+        groups.retain(|group| group.job() == job);
+        sort(&mut groups, args.sort, args.order);
+        let checkpoints: Vec<_> = groups.iter().map(truss_form).collect();
+        if format == ListFormat::Json {
+            let list = TrussList { job_id: job, total_checkpoints: checkpoints.len(), checkpoints };
+            print_line(&serde_json::to_string_pretty(&list)?)?;
+        } else {
+            print(&csv(&checkpoints))?;
+        }
+    }
+    if damaged.is_empty() {
+        return Ok(());
+    }
+    bail!("{} damaged", text::count(damaged.len() as u64, "entry of the index"))
+}
+
+fn sort(groups: &mut [CheckpointGroup], key: SortKey, order: SortOrder) {
+    groups.sort_by(|a, b| {
+        let ordering = match key {
+            SortKey::CheckpointId => a.name().cmp(b.name()),
+            SortKey::Size => a.bytes().cmp(&b.bytes()),
+            SortKey::Created => a.written().cmp(&b.written()),
+            // All are of one type.
+            SortKey::Type => Ordering::Equal,
+        };
+        if order == SortOrder::Desc { ordering.reverse() } else { ordering }
+    });
+}
+
+fn table(groups: &[CheckpointGroup]) -> String {
+    let head = ["CHECKPOINT", "JOB", "PROJECT", "RANKS", "FILES", "SIZE", "SAVED", "STATE"]
+        .map(str::to_owned)
+        .to_vec();
+    let rows = groups.iter().map(|group| {
+        vec![
+            text::printable(group.name().as_bytes()),
+            group.job().to_owned(),
+            text::printable(group.project().as_bytes()),
+            group.ranks().len().to_string(),
+            group.files().to_string(),
+            text::size(group.bytes()),
+            text::minute(group.saved().timestamp()),
+            state(group).to_owned(),
+        ]
+    });
+    text::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), &[3, 4, 5])
+}
+
+fn truss_form(group: &CheckpointGroup) -> TrussCheckpoint {
+    TrussCheckpoint {
+        job_id: group.job().to_owned(),
+        id: short_id(&checkpoint_key(&group.ranks()[0].id).to_string()).to_owned(),
+        checkpoint_id: group.name().to_owned(),
+        checkpoint_type: "full",
+        base_model: String::new(),
+        size_bytes: group.bytes(),
+        size_human_readable: human_size(group.bytes()),
+        created_at: group.written().format("%Y-%m-%d %H:%M:%S").to_string(),
+    }
+}
+
+/// A size as truss prints it.
+fn human_size(bytes: u64) -> String {
+    let units = [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "KB")];
+    match units.iter().find(|(unit, _)| bytes > *unit) {
+        Some((unit, name)) => format!("{:.2} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// The lines of truss's CSV, which end as Python's do.
+fn csv(checkpoints: &[TrussCheckpoint]) -> String {
+    let lines = checkpoints.iter().map(|one| {
+        let size = one.size_bytes.to_string();
+        let cells = [
+            &one.job_id,
+            &one.id,
+            &one.checkpoint_id,
+            one.checkpoint_type,
+            &one.base_model,
+            &size,
+            &one.size_human_readable,
+            &one.created_at,
+        ];
+        cells.map(quote).join(",")
+    });
+    std::iter::once(CSV_HEADER.to_owned()).chain(lines).map(|line| line + "\r\n").collect()
+}
+
+/// A cell, quoted where Python's `csv` quotes it.
+fn quote(cell: &str) -> String {
+    if cell.contains(['"', ',', '\r', '\n']) {
+        format!("\"{}\"", cell.replace('"', "\"\""))
+    } else {
+        cell.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn human_size_is_that_of_truss() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1000, "1000 B"),
+            (1001, "1.00 KB"),
+            (1_000_000, "1000.00 KB"),
+            (13_487_000_000, "13.49 GB"),
+            (2_500_000_000_000, "2.50 TB"),
+        ] {
+            assert_eq!(human_size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn csv_cell_is_quoted_where_it_must_be() {
+        assert_eq!((&*quote("a b"), &*quote("a,\"b\"")), ("a b", "\"a,\"\"b\"\"\""));
+    }
+}

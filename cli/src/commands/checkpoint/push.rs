@@ -1,0 +1,131 @@
+//! `bdnfs checkpoint push`: saves a directory as a checkpoint, without a job.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
+use bdnfs::manifest::{Manifest, Node};
+use bdnfs::mirror::Mirror;
+use bdnfs::origin;
+use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
+use bdnfs::source::{Access, Uri};
+use bdnfs_agent::api::job::TrainingIdentity;
+use bdnfs_agent::signals;
+use bytesize::ByteSize;
+use chrono::{DateTime, Utc};
+use rustix::rand::GetRandomFlags;
+
+use super::CheckpointMirrorArgs;
+use crate::output::print_value;
+use crate::progress::show_publication;
+use crate::text;
+
+/// The arguments of `bdnfs checkpoint push`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CheckpointPushArgs {
+    /// The directory
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// Name of the checkpoint. Default: that of the directory
+    #[arg(long)]
+    name: Option<String>,
+    /// Rank that it is saved as
+    #[arg(long, default_value_t = 0)]
+    rank: u32,
+    #[command(flatten)]
+    target: CheckpointMirrorArgs,
+    /// Memory limit for data in transfer
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory: ByteSize,
+}
+
+const EXAMPLES: &str = "Examples:
+  bdnfs checkpoint push ./out/checkpoint-500 --project llama --mirror s3://mirror
+  bdnfs checkpoint push ./step-9 --project llama --job a1b2c3d4 --name step-9
+Without --job it gets a new job ID, which is printed. The same command resumes an interrupted run.";
+
+/// Saves the directory.
+pub async fn run(args: CheckpointPushArgs) -> Result<()> {
+    let directory = std::path::absolute(&args.directory)?;
+    if !directory.is_dir() {
+        bail!("{} is not a directory", directory.display());
+    }
+    let own = || directory.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = args.name.clone().or_else(own).context("name the checkpoint with --name")?;
+    let job = args.target.job.clone().map_or_else(new_job_id, Ok)?;
+    let id = CheckpointId::new(args.target.project(), &job, &name, args.rank)?;
+    let mirror = args.target.open_or_create()?;
+    let saved = tokio::select! {
+        biased;
+        signal = signals::termination() => {
+            signal?;
+            bail!("interrupted; run the same command with --job {job} to resume");
+        }
+        saved = save(&args, &mirror, id, directory) => saved?,
+    };
+    print_value(args.target.json, &saved, || {
+        let (files, bytes) = (text::files(saved.files), text::size(saved.bytes));
+        format!("saved {}: {files}, {bytes} in {:.1} s", saved.id, saved.seconds)
+    })
+}
+
+async fn save(
+    args: &CheckpointPushArgs,
+    mirror: &Mirror,
+    id: CheckpointId,
+    directory: PathBuf,
+) -> Result<SavedCheckpoint> {
+    let began = Instant::now();
+    let uri = Uri::File(directory);
+    let source = PublishSource::checkpoint(&id, origin::open(&uri, &Access::default()).await?);
+    let config = PublishConfig { memory: args.memory.as_u64() };
+    let progress = Arc::new(PublishProgress::default());
+    let display = tokio::spawn(show_publication("saving", progress.clone()));
+    let published = publish(mirror, &source, config, &progress).await;
+    display.abort();
+    // Its end clears the bar.
+    let _ = display.await;
+    let published = published.with_context(|| format!("cannot save {uri}"))?;
+    for note in text::notes(&published.notes, &uri.to_string()) {
+        eprintln!("note: {note}");
+    }
+    let earlier = mirror.checkpoint(&id).await.ok().flatten();
+    let generation = earlier.map_or(1, |earlier| earlier.generation + u64::from(published.new));
+    let manifest = mirror.manifest(&published.found.manifest).await?;
+    let saved = SavedCheckpoint {
+        id,
+        manifest: published.found.manifest,
+        generation,
+        complete: true,
+        files: published.found.files,
+        bytes: published.found.bytes,
+        written: manifest.map_or(Ok(published.found.listed), |manifest| newest(&manifest))?,
+        saved: published.found.listed,
+        seconds: began.elapsed().as_secs_f64(),
+    };
+    mirror.put_checkpoint(&saved).await?;
+    Ok(saved)
+}
+
+/// When a file was last changed.
+fn newest(manifest: &Manifest) -> bdnfs::error::Result<DateTime<Utc>> {
+    let mut newest = DateTime::UNIX_EPOCH;
+    for index in 0..manifest.entries() {
+        let entry = manifest.entry(index)?;
+        if let (Node::File(_), (seconds, nanoseconds)) = (entry.node, entry.mtime) {
+            newest = newest.max(DateTime::from_timestamp(seconds, nanoseconds).unwrap_or_default());
+        }
+    }
+    Ok(newest)
+}
+
+/// A random ID of a job.
+fn new_job_id() -> Result<String> {
+    let (mut random, mut identity) = ([0; 8], TrainingIdentity::default());
+    rustix::rand::getrandom(&mut random, GetRandomFlags::empty()).context("cannot choose an id")?;
+    identity.choose_id(random);
+    identity.id.context("no id was chosen")
+}

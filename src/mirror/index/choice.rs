@@ -1,0 +1,131 @@
+//! Which of the saved checkpoints a source `bt://` means, or what there is instead.
+
+use std::collections::BTreeSet;
+
+use super::checkpoint_key;
+use crate::checkpoint::group::{CheckpointGroup, group, latest};
+use crate::checkpoint::{CheckpointSelector, SavedCheckpoint};
+use crate::error::{Error, Kind, Result};
+use crate::mirror::Mirror;
+use crate::mirror::catalog::Ref;
+
+/// How many names an error tells of those that there are.
+const MAX_LISTED_NAMES: usize = 10;
+
+/// The checkpoint that a source means now.
+#[derive(Clone, Debug)]
+pub struct ChosenCheckpoint {
+    /// The rank's part of it.
+    pub saved: SavedCheckpoint,
+    /// All ranks of it.
+    pub group: CheckpointGroup,
+    /// What it is mirrored as.
+    pub found: Ref,
+}
+
+impl Mirror {
+    /// The checkpoints of `project`, and there of `job`, or all, oldest first; and damaged entries.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn checkpoint_groups(
+        &self,
+        project: Option<&str>,
+        job: Option<&str>,
+    ) -> Result<(Vec<CheckpointGroup>, Vec<Error>)> {
+        let (mut saved, mut damaged) = (Vec::new(), Vec::new());
+        for found in self.checkpoints(project, job).await? {
+            match found {
+                Ok(found) => saved.push(found),
+                Err(error) => damaged.push(error),
+            }
+        }
+        Ok((group(saved), damaged))
+    }
+
+    /// The checkpoint that `selector` means now. Where it names one, that need not be whole or complete.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`], which names what there is; those of the store.
+    pub async fn choose_checkpoint(&self, selector: &CheckpointSelector) -> Result<ChosenCheckpoint> {
+        let (groups, damaged) =
+            self.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
+        let Some(group) = choose(selector, &groups) else {
+            return Err(match damaged.into_iter().next() {
+                Some(error) => error.within(format!("cannot tell what {selector} is")),
+                None => self.nothing_for(selector, &groups).await?,
+            });
+        };
+        let Some(saved) = group.rank(selector.rank).cloned() else {
+            let ranks = group.ranks().iter().map(|saved| saved.id.rank().to_string());
+            let text = format!(
+                "rank {} saved nothing of {}; these ranks did: {}",
+                selector.rank,
+                group.ranks()[0].id,
+                names(ranks)
+            );
+            return Err(Error::new(Kind::NotFound, text));
+        };
+        let removed = || Error::new(Kind::NotFound, format!("{} was removed", saved.id));
+        let found = self.find(&checkpoint_key(&saved.id)).await?.ok_or_else(removed)?;
+        Ok(ChosenCheckpoint { group: group.clone(), saved, found })
+    }
+
+    /// The error for a selector that means none of `groups`, those of its project and job.
+    async fn nothing_for(&self, selector: &CheckpointSelector, groups: &[CheckpointGroup]) -> Result<Error> {
+        let CheckpointSelector { project, job, name, .. } = selector;
+        let owner = job.as_ref().map_or_else(|| format!("project {project:?}"), |job| format!("job {job}"));
+        let newest = groups.iter().rfind(|group| selector.selects(group));
+        let text = if let Some(newest) = newest {
+            let ranks = newest.ranks().len();
+            let lacks = if newest.is_whole() {
+                "its job may still write it".to_owned()
+            } else {
+                format!("only {ranks} of its job's ranks saved it")
+            };
+            let id = &newest.ranks()[0].id;
+            format!(
+                "{owner} has no complete checkpoint; the newest is {id}, and {lacks}: name it to take it as it is"
+            )
+        } else if let (Some(name), false) = (name, groups.is_empty()) {
+            let there = names(groups.iter().rev().map(|group| group.name().to_owned()));
+            format!("{owner} has no checkpoint {name:?} in the mirror {}; it has {there}", self.name())
+        } else {
+            let (all, _) = self.checkpoint_groups(job.as_ref().map(|_| &project[..]), None).await?;
+            let there: Vec<_> = match job {
+                Some(_) if !all.is_empty() => all.iter().rev().map(|group| group.job().to_owned()).collect(),
+                _ => {
+                    let all = self.checkpoint_groups(None, None).await?.0;
+                    all.iter().rev().map(|group| group.project().to_owned()).collect()
+                }
+            };
+            let what = if job.is_some() && !all.is_empty() { "jobs" } else { "projects" };
+            match there.is_empty() {
+                true => format!("the mirror {} has no checkpoint at all", self.name()),
+                false => format!(
+                    "{owner} has no checkpoint in the mirror {}; {what} that have: {}",
+                    self.name(),
+                    names(there)
+                ),
+            }
+        };
+        Ok(Error::new(Kind::NotFound, format!("{selector}: {text}")))
+    }
+}
+
+/// Which of `groups`, oldest first, a selector means: the latest; of one that is named the newest, if none is complete.
+fn choose<'a>(selector: &CheckpointSelector, groups: &'a [CheckpointGroup]) -> Option<&'a CheckpointGroup> {
+    let selected: Vec<_> = groups.iter().filter(|group| selector.selects(group)).collect();
+    let named = selected.last().copied().filter(|_| selector.name.is_some());
+    latest(selected).or(named)
+}
+
+/// The first of some names, each once.
+fn names(all: impl IntoIterator<Item = String>) -> String {
+    let mut seen = BTreeSet::new();
+    let distinct: Vec<_> = all.into_iter().filter(|name| seen.insert(name.clone())).collect();
+    match distinct.len().checked_sub(MAX_LISTED_NAMES) {
+        None | Some(0) => distinct.join(", "),
+        Some(more) => format!("{} and {more} more", distinct[..MAX_LISTED_NAMES].join(", ")),
+    }
+}
