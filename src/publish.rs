@@ -13,6 +13,7 @@
 //! that was listed. When the source changes meanwhile, it is listed again, once.
 
 mod builder;
+mod encoding;
 mod hash_first;
 mod origin_reader;
 mod packing;
@@ -42,6 +43,7 @@ use crate::mirror::verification::VerifyProgress;
 use crate::origin;
 use crate::source::{Access, Patterns, Uri, tree_identity};
 use crate::task::blocking;
+use crate::tier::named_origin::NamedOrigin;
 use crate::tier::{Origin, Tier};
 
 use builder::BlobBuilder;
@@ -342,6 +344,8 @@ impl PublishSource {
     /// What `origin`, a directory of this machine, has, as the checkpoint `id`.
     pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
         let text = id.to_string();
+        // Where it lay when it was saved is nobody's business who reads it.
+        let origin = Arc::new(NamedOrigin::new(text.clone(), origin));
         let patterns = Patterns::default();
         Self {
             name: text.clone(),

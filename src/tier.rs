@@ -8,6 +8,7 @@
 pub mod conformance;
 pub mod lazy_origin;
 pub mod memory;
+pub mod named_origin;
 
 use std::fmt;
 use std::ops::Range;

@@ -10,8 +10,8 @@
 //! ```
 
 mod attachment;
-mod conversion;
 mod checkpoint_source;
+mod conversion;
 mod handover;
 mod history;
 mod lookup;

@@ -1,7 +1,6 @@
 //! Builds blobs: content from the origin, hashed and compressed as it passes, stored in the mirror.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
@@ -9,13 +8,14 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 
+use super::encoding::{BlobEncoding, EncodedBlocks, FrameEnds, record};
 use super::hash_first;
 use super::origin_reader::read;
 use super::packing::Recipe;
 use super::progress::PublishProgress;
 use super::reuse::PreviousSnapshot;
-use crate::blob::{Blob, Stored};
-use crate::block::{self, BLOCK, Check};
+use crate::blob::Blob;
+use crate::block::{self, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, MAX_EXTENT_BLOCKS};
 use crate::fetch::Ladder;
@@ -332,66 +332,6 @@ fn extents(first: u64, size: u64) -> impl Iterator<Item = Extent> {
 /// The first of them.
 fn first_extent(size: u64) -> Extent {
     extents(0, size).next().unwrap_or(Extent { first: 0, blocks: 1 })
-}
-
-/// How a blob is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BlobEncoding {
-    Plain,
-    Frames,
-}
-
-/// Some blocks of a blob, hashed, and in the form in which they are kept.
-struct EncodedBlocks {
-    len: u64,
-    checks: Vec<Check>,
-    content: Vec<Bytes>,
-    raw: Vec<Bytes>,
-    form: BlobEncoding,
-}
-
-impl EncodedBlocks {
-    /// The blocks from `first` on of a blob of `size` bytes. Keeps a processor busy.
-    fn new(size: u64, first: u64, blocks: Vec<Bytes>, form: BlobEncoding) -> Result<Self> {
-        let checks = (first..).zip(&blocks).map(|(index, bytes)| Check::of(size, index, bytes)).collect();
-        let content = match form {
-            BlobEncoding::Plain => blocks.clone(),
-            BlobEncoding::Frames => {
-                blocks.iter().map(|block| frames::compress(block)).collect::<Result<_>>()?
-            }
-        };
-        let len = blocks.iter().map(|block| block.len() as u64).sum();
-        Ok(Self { len, checks, content, raw: blocks, form })
-    }
-}
-
-/// Where each frame ends.
-struct FrameEnds {
-    form: BlobEncoding,
-    at: u64,
-    ends: Vec<u8>,
-}
-
-impl FrameEnds {
-    fn new(form: BlobEncoding) -> Self {
-        Self { form, at: 0, ends: Vec::new() }
-    }
-
-    fn push(&mut self, len: usize) {
-        self.at += len as u64;
-        if self.form == BlobEncoding::Frames {
-            self.ends.extend_from_slice(&self.at.to_le_bytes());
-        }
-    }
-
-    fn stored(self) -> Stored {
-        let ends = (self.form == BlobEncoding::Frames).then(|| self.ends.into());
-        Stored { place: Bytes::new(), ends }
-    }
-}
-
-fn record(size: u64, checks: Vec<Check>, stored: Stored) -> Result<MirrorRecord> {
-    Ok(MirrorRecord { digest: Check::combine(size, &checks)?, size, checks: Arc::from(checks), stored })
 }
 
 /// Holds the content of a file against the SHA-256 that its origin publishes, where it does.

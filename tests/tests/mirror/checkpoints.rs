@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use bdnfs_tests::command_output::CommandOutput;
+use bdnfs_tests::mounts::xattr;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same_tree, write_file, write_tree};
 use serde_json::Value;
@@ -49,6 +50,8 @@ fn checkpoint_pushed_is_mounted_by_project_job_and_name() {
     ] {
         let point = env.machine.mount_with(source, "mnt", &[&MIRROR[..], &["--wait"]].concat());
         assert_same_tree(tree, &point);
+        // Where it lay when it was pushed is not told.
+        assert!(xattr(&point, "user.bdnfs.source").starts_with("bt://my%20llama@job"));
         env.machine.umount(&point);
     }
     // What is pushed later does not change what is mounted.
