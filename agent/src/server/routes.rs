@@ -101,7 +101,8 @@ async fn unknown(uri: Uri) -> Failure {
     Failure::new(Kind::NotFound, format!("{}: no such route", uri.path()))
 }
 
-/// A request's body, JSON whatever its type is said to be: curl says something else.
+/// A request's body, JSON whatever its type is said to be: curl says something else. A key that is not known is refused: what it asks
+/// for would not be done.
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
@@ -110,7 +111,16 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     async fn from_request(request: axum::extract::Request, state: &S) -> ApiResult<Self> {
         let invalid = |what: String| Failure::new(Kind::Invalid, format!("the request's body: {what}"));
         let bytes = Bytes::from_request(request, state).await.map_err(|e| invalid(e.to_string()))?;
-        serde_json::from_slice(&bytes).map(Self).map_err(|e| {
+        let mut unknown = None;
+        let mut parser = serde_json::Deserializer::from_slice(&bytes);
+        let parsed = serde_ignored::deserialize(&mut parser, |path| {
+            unknown.get_or_insert_with(|| path.to_string());
+        });
+        let parsed = parsed.and_then(|body| parser.end().map(|()| body));
+        if let (Ok(_), Some(key)) = (&parsed, unknown) {
+            return Err(invalid(format!("unknown key {key}")));
+        }
+        parsed.map(Self).map_err(|e| {
             let text = e.to_string();
             // Most other messages repeat a value, which may be a secret at the wrong place.
             let is_plain = text.starts_with("missing field") || text.starts_with("unknown field");
