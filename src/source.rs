@@ -36,5 +36,5 @@ pub use hub_uri::HubKind;
 pub(crate) use identity::{HUB_DEFAULT_REVISION, tree_identity};
 pub use patterns::Patterns;
 pub(crate) use patterns::Selection;
-pub use secret::{Secret, SecretStore};
+pub use secret::{Secret, SecretStore, SharedSecrets};
 pub use uri::Uri;

@@ -7,8 +7,9 @@
 //!                   └─ records: what is published in this boot; restore and reconcile hold them against the mount table
 //! ```
 //!
-//! A publication is a task of the agent, and not of the request that asked for it: that may give up, come again, or die. A
-//! published one outlives the agent as well: its base is resumed by the fd store, and its bind is the kernel's.
+//! A publication is a task of the agent, and not of the request that asked for it: that may give up, come again, or die. It
+//! outlives the agent as well: the next one begins a pending one again; a published one's base is resumed by the fd store,
+//! and its bind is the kernel's.
 
 mod base;
 mod bind;
@@ -16,6 +17,7 @@ mod cdi;
 mod publication;
 mod publishing;
 mod reconcile;
+mod record;
 mod sources;
 mod trust;
 
@@ -40,7 +42,8 @@ use crate::mounts::MountManager;
 use crate::records::Records;
 use base::Bases;
 use bind::BindTarget;
-use publication::{Publication, PublicationRecord};
+use publication::Publication;
+use record::PublicationRecord;
 
 pub use cdi::is_device_name;
 pub use sources::SourceConfig;
@@ -132,7 +135,8 @@ impl Publications {
         }
         let directory = config.bases.clone().unwrap_or_else(|| cache.join(BASES_DIRECTORY));
         let bases = Bases::open(&directory, Arc::clone(&mounts), admission)?;
-        let (is_empty, last_run, table) = (last_run.is_empty(), Mutex::new(last_run), Mutex::default());
+        let is_empty = last_run.values().all(|record| record.pending.is_some());
+        let (last_run, table) = (Mutex::new(last_run), Mutex::default());
         let publications =
             Self { config, mounts, lifecycle, mirrors, bases, records, last_run, last_boot, boot, table };
         if is_empty {
@@ -169,6 +173,7 @@ impl Publications {
                 return Err(failure);
             }
             if !found.is_cancelled() {
+                self.renew(&found, &request).await;
                 break found;
             }
             found.gone().await;
@@ -243,6 +248,16 @@ impl Publications {
         Ok((new, true))
     }
 
+    /// Takes the secrets of a repeated request, which may be newer ones, for what is to be mounted and for what is.
+    async fn renew(&self, publication: &Publication, request: &PublicationRequest) {
+        if !publication.renew(request) {
+            return;
+        }
+        let mount = publication.base().and_then(|base| base.mount().cloned());
+        let (Some(mount), Ok(access)) = (mount, trust::access(request)) else { return };
+        self.mounts.renew_secret(mount, access).await;
+    }
+
     /// Binds what was unmounted behind our back.
     async fn bind_again(&self, publication: &Arc<Publication>) -> ApiResult<()> {
         let (Some(target), Some(base)) = (publication.target.clone(), publication.base()) else {
@@ -284,7 +299,7 @@ impl Publications {
         self.all().iter().map(|publication| publication.status()).collect()
     }
 
-    /// Ends what can't go on without this agent: what is pending; with `all` also what is published.
+    /// Ends what is pending, with which the next agent goes on; with `all` for good, and what is published too.
     pub async fn end_all(self: &Arc<Self>, all: bool) {
         if all {
             let publications = Arc::clone(self);
@@ -297,7 +312,11 @@ impl Publications {
         }
         for publication in self.all() {
             if !publication.is_published() {
-                publication.cancel();
+                if all {
+                    publication.cancel()
+                } else {
+                    publication.suspend()
+                }
                 if publication.failure().is_none() {
                     publication.settled().await;
                 }

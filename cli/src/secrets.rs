@@ -1,5 +1,6 @@
 //! Secret stores: directories and files that options and the environment name. No secret is ever an argument.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -34,8 +35,9 @@ impl SecretsArgs {
         let variable = variable(name);
         let text = env(&variable).map(OsString::into_string).transpose();
         let Ok(text) = text else { bail!("environment variable {variable} is not valid UTF-8") };
-        let secrets = text.map(|text| (name.to_owned(), Secret::new(text))).into_iter().collect();
-        let mut stores = vec![SecretStore::Environment { secrets, variable }];
+        let secrets: BTreeMap<_, _> =
+            text.map(|text| (name.to_owned(), Secret::new(text))).into_iter().collect();
+        let mut stores = vec![SecretStore::Environment { secrets: secrets.into(), variable }];
         stores.extend(self.stores(env)?);
         Ok(stores)
     }

@@ -128,7 +128,7 @@ pub(crate) fn secret_file(path: &Path) -> Result<Secret> {
 
 fn read(store: &SecretStore, name: &str) -> Result<Option<Secret>> {
     match store {
-        SecretStore::Environment { secrets, .. } => Ok(secrets.get(name).cloned()),
+        SecretStore::Environment { secrets, .. } => Ok(secrets.get(name)),
         SecretStore::Directory(directory) => match open_in(directory, name)? {
             Some(file) => read_text(file, &directory.join(name)).map(|text| Some(Secret::new(text))),
             None => Ok(None),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::auth_method::AuthMethod;
 use super::cloud_access::{AwsAmbient, AzureAccess, GcsAccess};
-use super::secret::{Secret, SecretStore};
+use super::secret::{Secret, SecretStore, SharedSecrets};
 use super::uri::Uri;
 
 /// Credentials and options that origins are opened with.
@@ -133,6 +133,15 @@ impl Access {
         endpoint?.as_deref()
     }
 
+    /// The name of the secret that it names, and the secrets that came with it, where they have that one.
+    pub fn given_secret(&self) -> Option<(&str, &SharedSecrets)> {
+        let name = self.auth.as_ref()?.secret()?;
+        self.secrets.iter().find_map(|store| match store {
+            SecretStore::Environment { secrets, .. } if secrets.get(name).is_some() => Some((name, secrets)),
+            _ => None,
+        })
+    }
+
     /// A copy without secrets, which may be written to a disk, and whether there were any. The names of secrets and of
     /// their stores stay.
     pub fn without_secrets(&self) -> (Self, bool) {
@@ -195,6 +204,8 @@ impl Access {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -221,7 +232,7 @@ mod tests {
             ..AzureAccess::default()
         };
         let environment = SecretStore::Environment {
-            secrets: [("name".into(), Secret::new("hush"))].into(),
+            secrets: BTreeMap::from([("name".into(), Secret::new("hush"))]).into(),
             variable: "V".into(),
         };
         let access = Access {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 /// A text that is never shown. It can be serialized, since it is sent between processes of one user.
@@ -35,6 +37,51 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Secrets by their names, which all clones share: one that is replaced is found by whoever looks it up next.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "BTreeMap<String, Secret>", into = "BTreeMap<String, Secret>")]
+pub struct SharedSecrets(Arc<RwLock<BTreeMap<String, Secret>>>);
+
+impl SharedSecrets {
+    /// The secret called `name`.
+    pub fn get(&self, name: &str) -> Option<Secret> {
+        self.0.read().get(name).cloned()
+    }
+
+    /// Replaces the secret called `name`. False where there is none of that name, or it is the same.
+    pub fn replace(&self, name: &str, secret: Secret) -> bool {
+        let mut secrets = self.0.write();
+        secrets.get_mut(name).is_some_and(|known| std::mem::replace(known, secret.clone()) != secret)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.read().is_empty()
+    }
+}
+
+impl From<BTreeMap<String, Secret>> for SharedSecrets {
+    fn from(secrets: BTreeMap<String, Secret>) -> Self {
+        Self(Arc::new(RwLock::new(secrets)))
+    }
+}
+
+impl From<SharedSecrets> for BTreeMap<String, Secret> {
+    fn from(SharedSecrets(secrets): SharedSecrets) -> Self {
+        secrets.read().clone()
+    }
+}
+
+impl PartialEq for SharedSecrets {
+    fn eq(&self, other: &Self) -> bool {
+        // One after the other: they may be the same lock.
+        let other = other.0.read().clone();
+        *self.0.read() == other
+    }
+}
+
+impl Eq for SharedSecrets {}
+
 /// A store of secrets by name. [`crate::auth::load`] reads it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -42,7 +89,7 @@ pub enum SecretStore {
     /// The environment of a command, as it was when that started.
     Environment {
         /// The secrets by their names.
-        secrets: BTreeMap<String, Secret>,
+        secrets: SharedSecrets,
         /// The name of the variables, for messages.
         variable: String,
     },

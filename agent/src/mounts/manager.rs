@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bdnfs::error::{Kind, Result};
 use bdnfs::snapshot::Snapshot;
+use bdnfs::source::Access;
 use bdnfs::task::blocking;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -270,6 +271,23 @@ impl MountManager {
     pub fn stage_restored(self: &Arc<Self>, managed: &Arc<ManagedMount>) {
         managed.stage(false);
         self.convert_when_staged(managed);
+    }
+
+    /// Replaces the secret that came with a mount's request by that of `access`, for this agent and the next.
+    pub async fn renew_secret(&self, managed: Arc<ManagedMount>, access: Access) {
+        let newer = access.given_secret().and_then(|(name, secrets)| secrets.get(name));
+        let held = managed.request().weights.access.given_secret();
+        if let (Some((name, secrets)), Some(newer)) = (held, newer)
+            && secrets.replace(name, newer)
+        {
+            tracing::info!("{} has a new secret", managed.mountpoint().display());
+            let (handover, managed) = (self.handover.clone(), Arc::clone(&managed));
+            let stored = move || {
+                handover.store(&managed);
+                Ok(())
+            };
+            let _ = blocking(stored).await;
+        }
     }
 
     /// The progress of a stage, at its end or after a moment.

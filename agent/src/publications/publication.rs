@@ -1,20 +1,18 @@
 //! One publication: what was asked for, and how far it is.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bdnfs::error::Kind;
-use bdnfs::source::{Secret, Uri};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::base::Base;
 use super::bind::BindTarget;
+use super::record::{PendingRecord, PublicationRecord, identity};
 use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus};
 use crate::api::{ApiResult, Failure};
 use crate::text;
@@ -23,24 +21,15 @@ use crate::text;
 /// latest after two minutes.
 const ABANDONED_AFTER: Duration = Duration::from_secs(5 * 60);
 
-/// The record of a publication that is published. It holds no secret.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PublicationRecord {
-    /// The request without its secrets.
-    pub request: PublicationRequest,
-    /// Where its base is mounted.
-    pub base: PathBuf,
-    /// The boot in which it was published: binds and containers do not outlive it.
-    pub boot: String,
-}
-
 /// A publication.
 #[derive(Debug)]
 pub struct Publication {
     /// Its key.
     pub key: String,
-    /// The request, with its secrets where they are still known.
+    /// The request without its secrets.
     pub request: PublicationRequest,
+    /// The request with its secrets, as it came last; `None` where it had some that ended with the agent that knew them.
+    complete: watch::Sender<Option<PublicationRequest>>,
     /// What is to be seen where, which another request under the key must ask for as well.
     identity: PublicationRequest,
     /// Its source, as it may be shown.
@@ -52,6 +41,8 @@ pub struct Publication {
     interest: Mutex<Interest>,
     /// Whether its target was bound to: what is mounted there is ours.
     bound: AtomicBool,
+    /// Whether the next agent goes on with it.
+    suspended: AtomicBool,
 }
 
 /// How far a publication is.
@@ -90,22 +81,6 @@ impl Drop for PublicationWaiter<'_> {
     }
 }
 
-/// What of `request` tells it from another one under the same key: all but its secrets and who asks.
-pub fn identity(request: &PublicationRequest) -> bdnfs::error::Result<PublicationRequest> {
-    let (access, _) = request.access.without_secrets();
-    let mirror = request.mirror.as_ref().map(|mirror| mirror.without_secrets()).transpose()?;
-    Ok(PublicationRequest {
-        // Without a signature.
-        source: Secret::new(request.source.expose().parse::<Uri>()?.to_string()),
-        access,
-        mirror: mirror.map(|(mirror, _)| mirror),
-        secrets: BTreeMap::new(),
-        holder: None,
-        keep: false,
-        ..request.clone()
-    })
-}
-
 impl Publication {
     /// One that is pending.
     ///
@@ -116,55 +91,84 @@ impl Publication {
         request: PublicationRequest,
         target: Option<BindTarget>,
     ) -> bdnfs::error::Result<Self> {
-        let identity = identity(&request)?;
-        Ok(Self::with_identity(key, request, identity, target))
+        let (identity, _) = identity(&request)?;
+        let bare =
+            PublicationRequest { holder: request.holder.clone(), keep: request.keep, ..identity.clone() };
+        Ok(Self::with_identity(key, bare, Some(request), identity, target))
     }
 
     /// One of an earlier run.
     pub fn restore(key: String, record: PublicationRecord, target: Option<BindTarget>) -> Self {
-        let request = record.request;
+        let PublicationRecord { request, pending, .. } = record;
         let identity = PublicationRequest { holder: None, keep: false, ..request.clone() };
-        Self::with_identity(key, request, identity, target)
+        let complete = pending.is_some_and(|pending| !pending.lacks_secrets).then(|| request.clone());
+        Self::with_identity(key, request, complete, identity, target)
     }
 
     fn with_identity(
         key: String,
         request: PublicationRequest,
+        complete: Option<PublicationRequest>,
         identity: PublicationRequest,
         target: Option<BindTarget>,
     ) -> Self {
         let interest = Mutex::new(Interest { waiting: 0, last: Instant::now() });
         // Without a signature.
         let source = identity.source.expose().to_owned();
-        let message = format!("resolving {source}; it goes on");
+        let message = match &complete {
+            Some(_) => format!("resolving {source}; it goes on"),
+            None => "its secrets came with the request and were not kept when the agent ended: it goes on when it is \
+                     asked for again"
+                .to_owned(),
+        };
         let state = watch::Sender::new(State { message, ..State::default() });
-        let cancel = watch::Sender::new(false);
         Self {
             key,
             request,
+            complete: watch::Sender::new(complete),
             identity,
             source,
             target,
             state,
-            cancel,
+            cancel: watch::Sender::new(false),
             interest,
             bound: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
         }
     }
 
     /// Whether `other` asks for the same.
     pub fn is_same(&self, other: &PublicationRequest) -> bool {
-        identity(other).is_ok_and(|other| other == self.identity)
+        identity(other).is_ok_and(|(other, _)| other == self.identity)
     }
 
-    /// Its record.
-    pub fn record(&self, base: &Base, boot: &str) -> PublicationRecord {
-        let request = PublicationRequest {
-            holder: self.request.holder.clone(),
-            keep: self.request.keep,
-            ..self.identity.clone()
-        };
-        PublicationRecord { request, base: base.path().to_owned(), boot: boot.to_owned() }
+    /// Takes the secrets of `request`, which asks for the same. Whether they are others than before.
+    pub fn renew(&self, request: &PublicationRequest) -> bool {
+        self.complete.send_if_modified(|complete| {
+            let is_new = complete.as_ref().is_none_or(|known| {
+                (&known.source, &known.access, &known.secrets)
+                    != (&request.source, &request.access, &request.secrets)
+            });
+            *complete = Some(request.clone());
+            is_new
+        })
+    }
+
+    /// The request with its secrets, once they are known.
+    pub async fn complete(&self) -> PublicationRequest {
+        let mut complete = self.complete.subscribe();
+        let known = complete.wait_for(Option::is_some).await;
+        // The sender lives as long as `self`, so there is one.
+        known.ok().and_then(|known| known.clone()).unwrap_or_else(|| self.request.clone())
+    }
+
+    /// Its record, with its `base` once it is published.
+    pub fn record(&self, base: Option<&Base>, boot: &str) -> PublicationRecord {
+        let complete = self.complete.borrow();
+        let lacks_secrets = complete.as_ref().is_none_or(|known| identity(known).is_ok_and(|(_, had)| had));
+        let pending = base.is_none().then_some(PendingRecord { lacks_secrets });
+        let base = base.map_or_else(PathBuf::new, |base| base.path().to_owned());
+        PublicationRecord { request: self.request.clone(), base, boot: boot.to_owned(), pending }
     }
 
     /// Its base, once it has one.
@@ -250,6 +254,17 @@ impl Publication {
     /// Asks it to end.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
+    }
+
+    /// Asks it to end for now: the next agent goes on with it.
+    pub fn suspend(&self) {
+        self.suspended.store(true, Ordering::Release);
+        self.cancel();
+    }
+
+    /// Whether the next agent goes on with it.
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::Acquire)
     }
 
     /// Whether it was asked to end.

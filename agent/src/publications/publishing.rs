@@ -19,7 +19,12 @@ impl Publications {
     /// Mirrors, mounts, admits, stages and binds; answers with what came of it, in one line.
     pub(super) async fn deploy(self: &Arc<Self>, publication: &Arc<Publication>) -> ApiResult<String> {
         let begin = Instant::now();
-        let (request, found) = publication.unless_cancelled(self.resolve(publication)).await?;
+        let (publications, pending) = (Arc::clone(self), Arc::clone(publication));
+        // The next agent goes on with it.
+        blocking(move || publications.records.put(&pending.key, &pending.record(None, &publications.boot)))
+            .await?;
+        let asked = publication.unless_cancelled(async { Ok(publication.complete().await) }).await?;
+        let (request, found) = publication.unless_cancelled(self.resolve(publication, asked)).await?;
         let tenant = request.tenant.clone().unwrap_or_else(|| self.tenant().to_owned());
         let key = BaseKey { tenant, snapshot: found.snapshot.id(), uid: request.uid, gid: request.gid };
         let publications = Arc::clone(self);
@@ -38,7 +43,7 @@ impl Publications {
         let (publications, bound, of) = (Arc::clone(self), Arc::clone(publication), Arc::clone(&base));
         blocking(move || {
             // First, so that no bind is without a record.
-            publications.records.put(&bound.key, &bound.record(&of, &publications.boot))?;
+            publications.records.put(&bound.key, &bound.record(Some(&of), &publications.boot))?;
             let Some(target) = &bound.target else { return Ok(()) };
             target.bind(of.path())?;
             bound.set_bound();
@@ -49,17 +54,14 @@ impl Publications {
     }
 
     /// Finds the snapshot, after it was mirrored.
-    async fn resolve(&self, publication: &Arc<Publication>) -> ApiResult<(MountRequest, ResolvedSnapshot)> {
-        let mounter = self.mounts.mounter();
-        let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, .. } =
-            publication.request.clone();
-        let weights = Weights {
-            source,
-            mountpoint: PathBuf::new(),
-            allow,
-            ignore,
-            access: trust::access(&publication.request)?,
-        };
+    async fn resolve(
+        &self,
+        publication: &Arc<Publication>,
+        asked: PublicationRequest,
+    ) -> ApiResult<(MountRequest, ResolvedSnapshot)> {
+        let (mounter, access) = (self.mounts.mounter(), trust::access(&asked)?);
+        let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, .. } = asked;
+        let weights = Weights { source, mountpoint: PathBuf::new(), allow, ignore, access };
         let request = MountRequest {
             weights,
             tenant,
@@ -96,14 +98,15 @@ impl Publications {
         Ok(format!("staged {bytes} in {seconds:.1} s, {verdict}"))
     }
 
-    /// Unbinds a publication, and gives its record and its base back; with `wait`, nothing is left when this returns.
+    /// Unbinds a publication, and gives its record and its base back; with `wait`, nothing is left when this returns. The
+    /// record of one that the next agent goes on with stays.
     pub(super) async fn take_down(self: &Arc<Self>, publication: &Arc<Publication>, wait: bool) {
         let (publications, unbound) = (Arc::clone(self), Arc::clone(publication));
         let removed = blocking(move || {
             if let Some(target) = unbound.target.as_ref().filter(|_| unbound.is_bound()) {
                 target.unbind()?;
             }
-            publications.records.remove(&unbound.key)
+            if unbound.is_suspended() { Ok(()) } else { publications.records.remove(&unbound.key) }
         });
         if let Err(error) = removed.await {
             tracing::error!("cannot unpublish {}: {error}", publication.key);

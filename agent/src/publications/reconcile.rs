@@ -13,7 +13,8 @@ use bdnfs_fs::mounts;
 
 use super::Publications;
 use super::bind::BindTarget;
-use super::publication::{Publication, PublicationRecord};
+use super::publication::Publication;
+use super::record::PublicationRecord;
 use crate::api::publication::Staging;
 use crate::mounts::MountPurpose;
 
@@ -36,10 +37,14 @@ impl Publications {
     }
 
     /// Restores what was published in this boot, once the mounts are back: binds are left as they are where their bases were
-    /// resumed, and made again where they were not.
+    /// resumed, and made again where they were not. What was pending is begun again.
     pub async fn restore(self: &Arc<Self>) {
         let records = std::mem::take(&mut *self.last_run.lock());
         for (key, record) in records {
+            if record.pending.is_some() {
+                self.begin_again(key, record).await;
+                continue;
+            }
             let publications = Arc::clone(self);
             let name = key.clone();
             match blocking(move || publications.restore_one(key, record)).await {
@@ -53,6 +58,24 @@ impl Publications {
                     self.take_down(&publication, false).await;
                 }
                 Err(error) => tracing::error!("publication {name} can't be restored: {error}"),
+            }
+        }
+    }
+
+    /// Goes on with a publication that was pending when the agent ended.
+    async fn begin_again(self: &Arc<Self>, key: String, record: PublicationRecord) {
+        // Its target, or what may be asked for, may be others by now.
+        match self.check(&key, &record.request).await {
+            Ok(target) => {
+                tracing::info!("publication {key} was pending when the agent ended, and goes on");
+                let publication = Arc::new(Publication::restore(key.clone(), record, target));
+                self.table.lock().insert(key, Arc::clone(&publication));
+                tokio::spawn(Arc::clone(self).run(publication));
+            }
+            Err(failure) => {
+                tracing::warn!("publication {key} can't be gone on with: {failure}");
+                let publications = Arc::clone(self);
+                let _ = blocking(move || publications.records.remove(&key)).await;
             }
         }
     }

@@ -130,7 +130,7 @@ pub fn access(request: &PublicationRequest) -> Result<Access> {
         }
     }
     if !request.secrets.is_empty() {
-        let (secrets, variable) = (request.secrets.clone(), REQUEST_SECRETS.to_owned());
+        let (secrets, variable) = (request.secrets.clone().into(), REQUEST_SECRETS.to_owned());
         access.secrets.insert(0, SecretStore::Environment { secrets, variable });
     }
     Ok(access)

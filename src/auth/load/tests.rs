@@ -14,7 +14,7 @@ fn uri(text: &str) -> Uri {
 }
 
 fn environment(secrets: BTreeMap<String, Secret>) -> SecretStore {
-    SecretStore::Environment { secrets, variable: "X".into() }
+    SecretStore::Environment { secrets: secrets.into(), variable: "X".into() }
 }
 
 fn write(path: &Path, text: &str, mode: u32) {

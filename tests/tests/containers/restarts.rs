@@ -1,13 +1,18 @@
 //! Publications outlive their agent; and nothing of them outlives the machine.
 
 use std::fs;
+use std::path::PathBuf;
 
+use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::mounts::{is_local, is_mounted};
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same;
 use serde_json::{Value, json};
 
-use crate::kit::{assert_nothing_left, bases, bound, config, publish, records, request, unpublish};
+use crate::kit::{assert_nothing_left, bases, bound, config, publish, put, records, request, unpublish};
 
 const MIB: usize = 1 << 20;
 
@@ -43,6 +48,99 @@ fn agent_killed_under_live_binds_goes_on_with_them() {
     assert_nothing_left(&env);
 }
 
+/// A request for the bucket, bound to the target `pod`, with the secret `token` of the request itself.
+fn with_secret(env: &TestEnv, keys: &Keys) -> (Value, PathBuf) {
+    let (mut request, target) = bound(env, "", "pod");
+    request["access"] = json!({"s3": {"endpoint": env.proxy.url()}});
+    request["secrets"] = json!({"token": secret(keys)});
+    (request, target)
+}
+
+fn secret(keys: &Keys) -> String {
+    let Keys { access: id, secret, .. } = keys;
+    json!({"aws_access_key_id": id, "aws_secret_access_key": secret, "aws_region": "us-east-1"}).to_string()
+}
+
+#[test]
+fn pending_publication_is_gone_on_with_by_the_next_agent() {
+    for end in [AgentProcess::crash, AgentProcess::end] {
+        let env = TestEnv::new();
+        let bytes = env.put("file", 2 * MIB);
+        let secrets = env.machine.directory("secrets");
+        fs::write(secrets.join("s3"), secret(&Keys::sample())).unwrap();
+        let config = format!("secrets = [{secrets:?}]\n{}", config(&env.machine));
+        let agent = env.machine.agent(&config);
+        let (mut request, target) = bound(&env, "", "pod");
+        let by_name = json!({"auth_method": "CUSTOM_SECRET", "auth_secret_name": "s3"});
+        request["access"] = json!({"s3": {"endpoint": env.proxy.url()}, "auth": by_name});
+        // Resolved, mounted, and not staged.
+        env.proxy.set(NetworkFault { rate: Some(64 << 10), ..NetworkFault::default() });
+        let answer = put(&agent, "pod", &request, 2);
+        assert_eq!(answer.code, 202, "{}", answer.body);
+        end(agent);
+        assert!(!is_mounted(&target));
+        env.proxy.set(NetworkFault::default());
+        let agent = env.machine.agent(&config);
+        // Nobody asks for it again.
+        let status = || agent.get("/v1/publications/pod");
+        eventually("it is published", || status().code == 200 && status().json()["state"] == "published");
+        assert_same(&bytes, &fs::read(target.join("file")).unwrap(), "what is published");
+        assert_eq!(bases(&env.machine).len(), 1);
+        unpublish(&agent, "pod");
+        assert_nothing_left(&env);
+    }
+}
+
+#[test]
+fn pending_publication_with_secrets_waits_for_them_after_a_crash() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 2 * MIB);
+    let agent = env.machine.agent(&config(&env.machine));
+    let (request, target) = with_secret(&env, &Keys::sample());
+    env.proxy.set(NetworkFault { rate: Some(64 << 10), ..NetworkFault::default() });
+    assert_eq!(put(&agent, "pod", &request, 2).code, 202);
+    agent.crash();
+    let record = fs::read_to_string(&records(&env.machine)[0]).unwrap();
+    assert!(!record.contains(&Keys::sample().secret), "{record}");
+    env.proxy.set(NetworkFault::default());
+    let agent = env.machine.agent(&config(&env.machine));
+    let status = agent.get("/v1/publications/pod").json();
+    assert!(status["message"].as_str().unwrap().contains("asked for again"), "{status}");
+    assert_eq!((status["state"].as_str(), is_mounted(&target)), (Some("staging"), false));
+    publish(&agent, "pod", &request);
+    assert_same(&bytes, &fs::read(target.join("file")).unwrap(), "what is published");
+    // And one that nobody wants any more goes.
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    unpublish(&agent, "pod");
+    assert_nothing_left(&env);
+}
+
+#[test]
+fn secret_of_a_repeated_request_is_used_by_this_agent_and_the_next() {
+    let env = TestEnv::new();
+    let bytes = ["a", "b", "c"].map(|name| env.put(name, 2 * MIB));
+    let agent = env.machine.agent(&config(&env.machine));
+    let (mut request, target) = with_secret(&env, &Keys::sample());
+    request["staging"] = json!("lazy");
+    publish(&agent, "pod", &request);
+    assert_same(&bytes[0], &fs::read(target.join("a")).unwrap(), "a");
+    let rotated = Keys { secret: "rotated".to_owned(), ..Keys::sample() };
+    env.s3.allowed_keys().revoke_all();
+    env.s3.allowed_keys().allow(rotated.clone(), None);
+    assert_eq!(fs::read(target.join("b")).unwrap_err().raw_os_error(), Some(libc::EACCES));
+    request["secrets"] = json!({"token": secret(&rotated)});
+    env.s3.requests.clear();
+    publish(&agent, "pod", &request);
+    assert_eq!(env.s3.requests.all().requests, 0);
+    eventually("it can be read again", || fs::read(target.join("b")).is_ok_and(|read| read == bytes[1]));
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    assert_same(&bytes[2], &fs::read(target.join("c")).unwrap(), "c");
+    unpublish(&agent, "pod");
+    assert_nothing_left(&env);
+}
+
 #[test]
 fn agent_that_lost_its_fdstore_binds_again() {
     let env = TestEnv::new();
@@ -71,7 +169,7 @@ fn publication_whose_target_was_unmounted_meanwhile_ends_at_the_start() {
     fs::remove_dir(&target).unwrap();
     let agent = env.machine.agent(&config(&env.machine));
     assert_eq!(agent.get("/v1/publications").json()["publications"], json!([]));
-    bdnfs_tests::process::eventually("its base has ended", || bases(&env.machine).is_empty());
+    eventually("its base has ended", || bases(&env.machine).is_empty());
     assert_nothing_left(&env);
 }
 
@@ -86,7 +184,7 @@ fn bind_without_a_record_is_removed_at_the_start() {
     agent.crash();
     fs::remove_file(env.machine.cache().join("state/publications/orphan.json")).unwrap();
     let _agent = env.machine.agent(&config(&env.machine));
-    bdnfs_tests::process::eventually("the bind is gone", || !is_mounted(&target) && !target.exists());
+    eventually("the bind is gone", || !is_mounted(&target) && !target.exists());
     assert_eq!(bases(&env.machine).len(), 1);
 }
 

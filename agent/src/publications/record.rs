@@ -1,0 +1,56 @@
+//! Records of publications: what the next agent goes on with.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use bdnfs::error::Result;
+use bdnfs::source::{Secret, Uri};
+use serde::{Deserialize, Serialize};
+
+use crate::api::publication::PublicationRequest;
+
+/// The record of a publication. It holds no secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PublicationRecord {
+    /// The request without its secrets.
+    pub request: PublicationRequest,
+    /// Where its base is mounted; empty while it is pending.
+    pub base: PathBuf,
+    /// The boot in which it was asked for: binds and containers do not outlive it.
+    pub boot: String,
+    /// What is known of it while it is pending. An agent that knows only published ones takes it for one that has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<PendingRecord>,
+}
+
+/// What a record has only while its publication is pending.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct PendingRecord {
+    /// Whether the request had secrets: without them it can't be gone on with.
+    pub lacks_secrets: bool,
+}
+
+/// What of `request` tells it from another one under the same key: all but its secrets and who asks. And whether it had
+/// secrets.
+///
+/// # Errors
+/// [`Kind::Invalid`](bdnfs::error::Kind::Invalid) for a source or mirror that is none.
+pub fn identity(request: &PublicationRequest) -> Result<(PublicationRequest, bool)> {
+    let (access, access_had) = request.access.without_secrets();
+    let mirror = request.mirror.as_ref().map(|mirror| mirror.without_secrets()).transpose()?;
+    let (mirror, mirror_had) = mirror.map_or((None, false), |(mirror, had)| (Some(mirror), had));
+    let uri: Uri = request.source.expose().parse()?;
+    let signed = matches!(&uri, Uri::Http(url) if url.query().is_some());
+    let had = access_had || mirror_had || signed || !request.secrets.is_empty();
+    let bare = PublicationRequest {
+        // Without a signature.
+        source: Secret::new(uri.to_string()),
+        access,
+        mirror,
+        secrets: BTreeMap::new(),
+        holder: None,
+        keep: false,
+        ..request.clone()
+    };
+    Ok((bare, had))
+}
