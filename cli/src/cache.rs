@@ -25,12 +25,24 @@ pub struct CacheArgs {
     /// Size limit of the cache, such as 200G or 1.5T. Default: its disk, less 5 % (at most 20 GiB)
     #[arg(long, value_name = "SIZE")]
     cache_size: Option<ByteSize>,
+    /// Space to keep free on the cache's disk, such as 2G. Default: 5 % of it (at most 20 GiB)
+    #[arg(long, value_name = "SIZE", env = "BDNFS_CACHE_RESERVE", hide_env = true)]
+    cache_reserve: Option<ByteSize>,
 }
 
 impl CacheArgs {
+    /// The options that name the directory `cache_dir` alone.
+    pub fn directory(cache_dir: Option<PathBuf>) -> Self {
+        Self::new(cache_dir, None, None)
+    }
+
     /// The options that a configuration has.
-    pub fn new(cache_dir: Option<PathBuf>, cache_size: Option<ByteSize>) -> Self {
-        Self { cache_dir, cache_size }
+    pub fn new(
+        cache_dir: Option<PathBuf>,
+        cache_size: Option<ByteSize>,
+        cache_reserve: Option<ByteSize>,
+    ) -> Self {
+        Self { cache_dir, cache_size, cache_reserve }
     }
 
     /// These options, and those of `other` where they are missing.
@@ -38,6 +50,7 @@ impl CacheArgs {
         Self {
             cache_dir: self.cache_dir.clone().or(other.cache_dir.clone()),
             cache_size: self.cache_size.or(other.cache_size),
+            cache_reserve: self.cache_reserve.or(other.cache_reserve),
         }
     }
 
@@ -72,7 +85,8 @@ impl CacheArgs {
         let tenant = DEFAULT_TENANT.to_owned();
         let quotas = BTreeMap::new();
         let (size, scrub_interval) = (self.size(), DEFAULT_SCRUB_INTERVAL);
-        Ok(CacheConfig { dir, size, reserve: None, memory: None, tenant, quotas, scrub_interval })
+        let reserve = self.cache_reserve.map(|size| size.as_u64());
+        Ok(CacheConfig { dir, size, reserve, memory: None, tenant, quotas, scrub_interval })
     }
 }
 

@@ -36,6 +36,9 @@ pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<SpawnOutcome> {
     if let Some(size) = cache.size {
         command.arg("--cache-size").arg(size.to_string());
     }
+    if let Some(reserve) = cache.reserve {
+        command.arg("--cache-reserve").arg(reserve.to_string());
+    }
     command.args(std::iter::repeat_n("--verbose", verbose.into()));
     for variable in SECRET_VARIABLES {
         command.env_remove(variable);

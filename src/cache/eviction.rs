@@ -227,9 +227,14 @@ impl Evictor {
         };
         let what = groups.iter().map(LeaseGroup::what).collect::<Vec<_>>().join(", ");
         let (need, root) = (union_bytes(groups.iter()), self.root.path().display());
+        let limit = match most {
+            _ if self.limits.capacity == Some(most) => "give it more with --cache-size",
+            _ if partition.quota == Some(most) => "raise the tenant's quota",
+            _ => "leave less of its disk free with --cache-reserve",
+        };
         let text = format!(
-            "{what} needs {need} bytes and the cache {root} has room for {most}{held}: unmount something, give it more \
-             with --cache-size, another disk with --cache-dir, or choose fewer files with --allow"
+            "{what} needs {need} bytes and the cache {root} has room for {most}{held}: unmount something, {limit}, \
+             name another disk with --cache-dir, or choose fewer files with --allow"
         );
         Error::new(Kind::NoSpace, text)
     }

@@ -148,6 +148,8 @@ impl Machine {
         command.args(arguments).env_clear().stdin(Stdio::null());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", self.home.path());
         command.env("BDNFS_SOCKET", self.socket()).env("BDNFS_VOLUMES_DIR", self.volumes());
+        // However full the disk of this machine is.
+        command.env("BDNFS_CACHE_RESERVE", "1MiB");
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }

@@ -83,7 +83,7 @@ const EXAMPLES: &str = "Examples:
 
 /// Runs the subcommand.
 pub fn run(args: &CacheCommandArgs) -> Result<()> {
-    let cache = CacheAccess::open(&CacheArgs::new(args.cache_dir.clone(), None))?;
+    let cache = CacheAccess::open(&CacheArgs::directory(args.cache_dir.clone()))?;
     match &args.command {
         CacheCommand::Summarize => print_report(args.json, &cache.summarize()?, format_summary),
         CacheCommand::Evict(snapshots) => {

@@ -163,6 +163,24 @@ fn quota_reached_evicts_only_that_tenant() {
 }
 
 #[test]
+fn stage_on_a_disk_below_its_reserve_is_refused_until_the_reserve_is_smaller() {
+    let env = TestEnv::new();
+    env.put("weights", MIB);
+    let point = env.machine.directory("mnt");
+    let stage = |reserve: &str| {
+        let cache = env.machine.directory(reserve);
+        let options = ["--wait", "--cache-dir", text(&cache), "--cache-reserve", reserve];
+        env.machine.run(&[&["mount"], &options[..], &["s3://bucket", text(&point)]].concat())
+    };
+    // No disk has so much.
+    let refused = stage("9000TB");
+    refused.fails(&["s3://bucket", "has room for 0", "leave less of its disk free with --cache-reserve"]);
+    assert_eq!(env.fetched("weights").requests, 0, "refused before anything was fetched");
+    stage("1MiB").succeeds();
+    assert_same_tree(&env.bucket(), &point);
+}
+
+#[test]
 fn stage_without_space_is_refused_with_lease_holders() {
     let env = TestEnv::new();
     for name in ["one", "two", "three"] {

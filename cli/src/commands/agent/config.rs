@@ -130,7 +130,7 @@ impl ConfigFile {
     /// The control socket of the agent with this configuration. `cache` and `socket` take precedence.
     pub fn find_socket(self, cache: &CacheArgs, socket: Option<&Path>) -> Result<PathBuf> {
         let named = socket.map(Path::to_owned).or(self.socket);
-        let cache = cache.or(&CacheArgs::new(self.cache_dir, self.cache_size));
+        let cache = cache.or(&CacheArgs::new(self.cache_dir, self.cache_size, self.reserve));
         if cache.has_directory() && named.is_none() {
             return Ok(socket::of_cache(&cache.open()?.dir));
         }
@@ -139,9 +139,8 @@ impl ConfigFile {
 
     /// The setup of the agent. `cache` and `socket` take precedence.
     pub fn setup(self, cache: &CacheArgs, socket: Option<&Path>) -> Result<AgentConfig> {
-        let own = CacheArgs::new(self.cache_dir, self.cache_size);
+        let own = CacheArgs::new(self.cache_dir, self.cache_size, self.reserve);
         let mut cache = cache.or(&own).open()?;
-        cache.reserve = self.reserve.map(|size| size.as_u64());
         cache.memory = self.memory.map(|size| size.as_u64());
         for name in self.tenant.iter().chain(self.tenants.keys()) {
             tenant::check(name)?;
@@ -225,7 +224,7 @@ mod tests {
 
     fn setup(text: &str) -> Result<AgentConfig> {
         let dir = tempfile::tempdir()?;
-        let cache = CacheArgs::new(Some(dir.path().join("cache")), None);
+        let cache = CacheArgs::directory(Some(dir.path().join("cache")));
         ConfigFile::parse(text)?.setup(&cache, None)
     }
 
