@@ -3,6 +3,7 @@
 //! ```text
 //! <volumes>/<tenant>/jobs/<id>/scratch       what a job needs while it runs; gone when it has ended
 //!                             /checkpoints   what is to outlive it
+//!                             /loaded        empty directories, on which the checkpoints that it resumes from are mounted
 //!                   /trash/                  what is being removed
 //! ```
 //!
@@ -132,6 +133,11 @@ impl JobVolume {
         self.path.join("scratch")
     }
 
+    /// The directory on which the checkpoints are mounted that the job resumes from.
+    pub fn loaded(&self) -> PathBuf {
+        self.path.join("loaded")
+    }
+
     /// Makes its `directories`, for their owner alone. What comes back keeps others from clearing it; the supervisor of the job does
     /// the same. Touches the local disk.
     ///
@@ -160,11 +166,13 @@ impl JobVolume {
         lock(&self.path, how)
     }
 
-    /// Moves its scratch directory into the trash, and removes it in the background: at once, however much is in it. Touches the
+    /// Moves what nobody needs after the job into the trash, and removes it in the background: at once, however much it is. Touches the
     /// local disk.
     pub fn retire(&self) {
-        if let Err(error) = trash::take(&self.scratch(), &self.trash, &format!("{}-scratch", self.id)) {
-            tracing::warn!("cannot remove {}: {error}", self.scratch().display());
+        for directory in [self.scratch(), self.loaded()] {
+            if let Err(error) = trash::take(&directory, &self.trash, &self.id) {
+                tracing::warn!("cannot remove {}: {error}", directory.display());
+            }
         }
         // It stays where it holds anything else.
         let _ = fs::remove_dir(&self.path);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::group::CheckpointGroup;
+use super::group::{CheckpointGroup, latest};
 use super::{
     CheckpointId, LATEST, LOOSE, SCHEME, check_job, check_name, check_project, encoded_name, invalid,
 };
@@ -29,6 +29,13 @@ impl CheckpointSelector {
     /// The one that it names, if it leaves nothing open.
     pub fn pinned(&self) -> Option<CheckpointId> {
         CheckpointId::new(&self.project, self.job.as_deref()?, self.name.as_deref()?, self.rank).ok()
+    }
+
+    /// Which of `groups`, oldest first, it means: the latest; of one that is named the newest, if none is complete.
+    pub fn choose<'a>(&self, groups: &'a [CheckpointGroup]) -> Option<&'a CheckpointGroup> {
+        let selected: Vec<_> = groups.iter().filter(|group| self.selects(group)).collect();
+        let named = selected.last().copied().filter(|_| self.name.is_some());
+        latest(selected).or(named)
     }
 
     /// Whether it may mean `group`.

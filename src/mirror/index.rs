@@ -129,6 +129,18 @@ impl Mirror {
         Ok(ids)
     }
 
+    /// The projects in which a job with this ID has saved anything.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn projects_of(&self, job: &str) -> Result<Vec<String>> {
+        let ids = self.list_checkpoints(None, None).await?.into_iter();
+        let mut projects: Vec<_> =
+            ids.filter(|id| id.job() == job).map(|id| id.project().to_owned()).collect();
+        projects.dedup();
+        Ok(projects)
+    }
+
     /// Removes a checkpoint: its ref, then its entry. False where neither was there. What it alone reaches is collected later.
     ///
     /// # Errors

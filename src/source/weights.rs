@@ -8,6 +8,7 @@
 mod config_keys;
 mod job;
 mod job_keys;
+mod loading;
 mod location;
 mod mount;
 mod schema;
@@ -28,6 +29,7 @@ use job::Specification;
 use job_keys::is_filled;
 
 pub use job::{JobCommands, Unsupported, Variable, runs, unsupported};
+pub use loading::{CheckpointLoading, CheckpointReference};
 
 const SOURCE: &str = "source";
 const MOUNT: &str = "mount_location";

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use bdnfs::source::SecretStore;
-pub use bdnfs::source::weights::Variable;
+pub use bdnfs::source::weights::{CheckpointLoading, Variable};
 use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,12 @@ pub struct JobRequest {
     /// Which part of which training job it is.
     #[serde(default)]
     pub training: TrainingIdentity,
+    /// The checkpoints that it resumes from. When it is submitted they are found and pinned, and become sources of it.
+    #[serde(default)]
+    pub load: Option<CheckpointLoading>,
+    /// The mount points of those of its sources that are read on demand: they are neither staged nor leased.
+    #[serde(default)]
+    pub lazy: Vec<PathBuf>,
     /// What who submits it has to say of it, such as which parts of a specification have no effect: its first events.
     #[serde(default)]
     pub notes: Vec<String>,

@@ -86,15 +86,19 @@ async fn prepare(run: &JobRun) -> ApiResult<DeployReport> {
     run.enter(JobState::Deploying, text.to_owned()).await?;
     let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
     seconds.mount = lap.seconds();
-    admit(run, &mounts).await?;
+    let numbers = (0..mounts.len()).filter(|number| !job.is_lazy(*number));
+    let place = |number: usize| job.request().weights[number].mountpoint.clone();
+    let (staged, placed): (Vec<_>, Vec<_>) = numbers
+        .map(|number| (Arc::clone(&mounts[number]), (Arc::clone(&mounts[number]), place(number))))
+        .unzip();
+    admit(run, &staged).await?;
     seconds.room = lap.seconds();
-    stage_all(&queue.mounts, &mounts, |progress| job.set_staging(Some(progress))).await?;
+    stage_all(&queue.mounts, &staged, |progress| job.set_staging(Some(progress))).await?;
     seconds.stage = lap.seconds();
     for (mount, request) in mounts.iter().zip(&requests) {
         repair_mirror(run, mount, request);
     }
-    let places = job.request().weights.iter().map(|weights| weights.mountpoint.clone());
-    let mut report = deploy::report(mounts.into_iter().zip(places).collect()).await?;
+    let mut report = deploy::report(placed).await?;
     let (total, stage) = (report.total, seconds.stage);
     let (files, bytes) = (text::files(total.files), text::size(total.bytes));
     let text = format!("all local and verified: {files}, {bytes} in {stage:.1} s, {}", report.verdict);

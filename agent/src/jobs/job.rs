@@ -163,6 +163,14 @@ impl Job {
         self.directory.join(MOUNTS_DIRECTORY).join(number.to_string())
     }
 
+    /// Whether source `number` is read on demand: neither staged nor leased.
+    pub fn is_lazy(&self, number: usize) -> bool {
+        self.request
+            .weights
+            .get(number)
+            .is_some_and(|weights| self.request.lazy.contains(&weights.mountpoint))
+    }
+
     /// Whether the job was started by an earlier run of the agent.
     pub fn is_restored(&self) -> bool {
         self.restored

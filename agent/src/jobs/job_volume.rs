@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::job::Job;
 use super::queue::JobQueue;
 use super::supervisor::VolumeBinds;
 use crate::api::Failure;
+use crate::api::job::CheckpointLoading;
 use crate::text;
 use crate::volumes::{JobVolume, SCRATCH_PLACE, occupied};
 
@@ -39,8 +40,20 @@ impl JobQueue {
 /// Those of [`JobVolume::create`].
 pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, File)> {
     let volume = queue.volume_of(job);
-    let binds = vec![(volume.scratch(), PathBuf::from(SCRATCH_PLACE))];
-    let directories: Vec<_> = binds.iter().map(|(directory, _)| directory.clone()).collect();
+    let mut binds = vec![(volume.scratch(), PathBuf::from(SCRATCH_PLACE))];
+    let load = job.request().load.as_ref();
+    binds.extend(load.map(|load| (volume.loaded(), load.download_folder.clone())));
+    let mut directories: Vec<_> = binds.iter().map(|(directory, _)| directory.clone()).collect();
+    // Sources that lie in it are mounted there, without a cover in memory.
+    let below = |place: &Path| {
+        let sources = job.request().weights.iter();
+        let below = sources.filter_map(|weights| weights.mountpoint.strip_prefix(place).ok());
+        let is_below = |path: &&Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+        below.filter(is_below).map(Path::to_owned).collect::<Vec<_>>()
+    };
+    for (directory, place) in &binds {
+        directories.extend(below(place).iter().map(|path| directory.join(path)));
+    }
     let lock = volume.create(&directories)?;
     for (_, place) in &binds {
         // On the host, where that can be: a directory that is covered instead forgets what the job writes beside the volume.
@@ -67,7 +80,11 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
         ("BT_RETRY_COUNT", "0".to_owned()),
         ("BT_SCRATCH_DIR", SCRATCH_PLACE.to_owned()),
     ];
-    variables.into_iter().map(|(name, value)| (name.to_owned(), Secret::new(value))).collect()
+    let loaded =
+        |load: &CheckpointLoading| ("BT_LOAD_CHECKPOINT_DIR", load.download_folder.display().to_string());
+    let loaded = request.load.as_ref().map(loaded);
+    let all = variables.into_iter().chain(loaded);
+    all.map(|(name, value)| (name.to_owned(), Secret::new(value))).collect()
 }
 
 /// Counts what a job's volumes occupy, until one of them is larger than it may be. An event tells when one is nearly full.

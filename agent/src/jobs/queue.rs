@@ -95,19 +95,22 @@ impl JobQueue {
     pub fn purpose_of(&self, mountpoint: &Path) -> MountPurpose {
         let Ok(below) = mountpoint.strip_prefix(&self.directory) else { return MountPurpose::Client };
         let id = below.iter().next().and_then(|id| id.to_str()?.parse().ok());
+        let number = below.file_name().and_then(|number| number.to_str()?.parse().ok());
         let job = id.and_then(|id: u64| self.table.lock().jobs.get(&id).cloned());
-        let job = job.filter(|job| !job.has_ended());
-        job.map_or(MountPurpose::Ended, |job| MountPurpose::Deployment { admitted: job.is_admitted() })
+        let Some(job) = job.filter(|job| !job.has_ended()) else { return MountPurpose::Ended };
+        let admitted = job.is_admitted() && !number.is_some_and(|number| job.is_lazy(number));
+        MountPurpose::Deployment { admitted }
     }
 
     /// Accepts a job, and starts to run it.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for one that can never run; [`Kind::NotFound`] for a secret that is nowhere.
-    pub async fn submit(self: &Arc<Self>, request: JobRequest) -> ApiResult<JobStatus> {
+    /// [`Kind::Invalid`] for one that can never run; [`Kind::NotFound`] for a secret that is nowhere, and a checkpoint to resume from.
+    pub async fn submit(self: &Arc<Self>, mut request: JobRequest) -> ApiResult<JobStatus> {
         // Ids and mounts of restored jobs go first.
         self.lifecycle.ready().await;
         let alive = self.lifecycle.begin()?;
+        self.load_checkpoints(&mut request).await?;
         let queue = Arc::clone(self);
         let job = blocking(move || queue.accept(request)).await?;
         let status = job.status();
@@ -142,7 +145,9 @@ impl JobQueue {
         if request.start_commands.is_empty() {
             return invalid("the job has no start_commands, so there is nothing to run".to_owned());
         }
-        let places: Vec<_> = request.weights.iter().map(|weights| weights.mountpoint.as_path()).collect();
+        let loaded = request.load.as_ref().map(|load| load.download_folder.as_path());
+        let places = request.weights.iter().map(|weights| weights.mountpoint.as_path());
+        let places: Vec<_> = places.chain(loaded).collect();
         if let Some(path) =
             places.iter().copied().chain([request.workdir.as_path()]).find(|path| !path.is_absolute())
         {

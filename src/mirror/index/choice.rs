@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::checkpoint_key;
-use crate::checkpoint::group::{CheckpointGroup, group, latest};
+use crate::checkpoint::group::{CheckpointGroup, group};
 use crate::checkpoint::{CheckpointSelector, SavedCheckpoint};
 use crate::error::{Error, Kind, Result};
 use crate::mirror::Mirror;
@@ -50,10 +50,10 @@ impl Mirror {
     pub async fn choose_checkpoint(&self, selector: &CheckpointSelector) -> Result<ChosenCheckpoint> {
         let (groups, damaged) =
             self.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
-        let Some(group) = choose(selector, &groups) else {
+        let Some(group) = selector.choose(&groups) else {
             return Err(match damaged.into_iter().next() {
                 Some(error) => error.within(format!("cannot tell what {selector} is")),
-                None => self.nothing_for(selector, &groups).await?,
+                None => self.explain_missing(selector, &groups).await?,
             });
         };
         let Some(saved) = group.rank(selector.rank).cloned() else {
@@ -72,7 +72,14 @@ impl Mirror {
     }
 
     /// The error for a selector that means none of `groups`, those of its project and job.
-    async fn nothing_for(&self, selector: &CheckpointSelector, groups: &[CheckpointGroup]) -> Result<Error> {
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn explain_missing(
+        &self,
+        selector: &CheckpointSelector,
+        groups: &[CheckpointGroup],
+    ) -> Result<Error> {
         let CheckpointSelector { project, job, name, .. } = selector;
         let owner = job.as_ref().map_or_else(|| format!("project {project:?}"), |job| format!("job {job}"));
         let newest = groups.iter().rfind(|group| selector.selects(group));
@@ -111,13 +118,6 @@ impl Mirror {
         };
         Ok(Error::new(Kind::NotFound, format!("{selector}: {text}")))
     }
-}
-
-/// Which of `groups`, oldest first, a selector means: the latest; of one that is named the newest, if none is complete.
-fn choose<'a>(selector: &CheckpointSelector, groups: &'a [CheckpointGroup]) -> Option<&'a CheckpointGroup> {
-    let selected: Vec<_> = groups.iter().filter(|group| selector.selects(group)).collect();
-    let named = selected.last().copied().filter(|_| selector.name.is_some());
-    latest(selected).or(named)
 }
 
 /// The first of some names, each once.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::Rules;
 use super::config_keys;
 use super::job_keys::{BODY, CONFIG, JOB, OWN, PROJECT};
+use super::loading::{CheckpointLoading, loading};
 use super::schema::{Handling, JobKey, Shape, check_keys, scalar};
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::fields::Fields;
@@ -25,6 +26,8 @@ pub struct JobCommands {
     pub start_commands: Vec<String>,
     /// Their environment.
     pub environment: BTreeMap<String, Variable>,
+    /// The checkpoints that they resume from, if its `load_checkpoint_config` is enabled.
+    pub load: Option<CheckpointLoading>,
 }
 
 /// The value of a variable in a job's environment.
@@ -150,6 +153,7 @@ pub fn runs(document: &Value) -> JobCommands {
         team,
         start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
         environment: serde_json::from_value(environment).unwrap_or_default(),
+        load: loading(of("load_checkpoint_config")),
     }
 }
 

@@ -3,12 +3,14 @@
 
 use serde_json::Value;
 
+use super::loading::cannot_load;
 use super::schema::{JobKey, Shape};
 use Shape::{Any, Flag, Keys, List, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
 
 const MACHINE: &str = "the commands run on this machine as it is";
 const WORKDIR: &str = "the commands run in the working directory of the job, with the files that are there";
 const CACHE_REASON: &str = "asks for a cache directory, which is not supported; set enabled to false";
+const LOADING_REASON: &str = "asks for a loops_checkpoint, or for a named one without checkpoint_name and job_id; neither can be loaded";
 const CHECKPOINT_REASON: &str = "asks for checkpoints, which are not supported; set enabled to false";
 const SERVED: &str = "they are for the service that builds and serves the model";
 const UNMOUNTED: &str = "names data that is not mounted here; name it in weights";
@@ -89,7 +91,7 @@ const RUNTIME: &[JobKey] = &[
     JobKey::nullable("enable_cache", Flag)
         .refused(|flag| *flag == true, "asks for a cache directory, which is not supported; leave it out"),
     JobKey::optional("checkpointing_config", Keys(CHECKPOINTING)).refused(is_enabled, CHECKPOINT_REASON),
-    JobKey::nullable("load_checkpoint_config", Keys(LOADING)).refused(is_enabled, CHECKPOINT_REASON),
+    JobKey::nullable("load_checkpoint_config", Keys(LOADING)).refused(cannot_load, LOADING_REASON),
     JobKey::nullable("cache_config", Keys(CACHE)).refused(is_enabled, CACHE_REASON),
     JobKey::optional(
         "artifacts",

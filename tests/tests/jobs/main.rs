@@ -8,6 +8,7 @@ mod damage;
 mod killed;
 mod kit;
 mod pushed;
+mod resume;
 mod room;
 mod run;
 mod stop;

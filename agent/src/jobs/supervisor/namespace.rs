@@ -61,8 +61,8 @@ impl HostNamespace {
     }
 }
 
-/// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place, and after them what is
-/// bound of `volume`. What else is mounted below `jobs` is not in it, nor are other volumes. `scratch` is an empty directory of the job's own. Returns the directories that are covered.
+/// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place, and what is bound of
+/// `volume`. What else is mounted below `jobs` is not in it, nor are other volumes. `scratch` is an empty directory of the job's own. Returns the directories that are covered.
 ///
 /// To be called before the process has a second thread: each would keep its own.
 pub fn enter(
@@ -77,12 +77,14 @@ pub fn enter(
     // What the host mounts and unmounts later is seen here, and nothing of what is done here there.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .context("cannot make the mount namespace private")?;
-    let all = || sources.iter().chain(&volume.binds);
-    let trees: Vec<OwnedFd> = all().map(|(from, _)| take(from)).collect::<Result<_>>()?;
+    let mut all: Vec<_> = sources.iter().chain(&volume.binds).collect();
+    // What lies below another comes after that, which would cover it.
+    all.sort_by(|(_, a), (_, b)| a.cmp(b));
+    let trees: Vec<OwnedFd> = all.iter().map(|(from, _)| take(from)).collect::<Result<_>>()?;
     leave_to_others(jobs)?;
     hide(&volume.root).with_context(|| format!("cannot cover the volumes in {}", volume.root.display()))?;
     let mut places = Places { scratch, covered: Vec::new(), devices: BTreeSet::new() };
-    for (tree, (_, place)) in trees.iter().zip(all()) {
+    for (tree, (_, place)) in trees.iter().zip(all) {
         let within = |e: Error| e.within(format!("cannot mount at {}", place.display()));
         // Links followed, which the kernel does not do here.
         let directory = places.make(place).map_err(within)?;

@@ -1,6 +1,6 @@
 //! `bdnfs job run`.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use bdnfs_agent::AgentServer;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::job::{JobRequest, NOT_COMPLETED_CODE};
@@ -67,9 +67,14 @@ async fn run_as_daemon(
     let (ended_sender, ended) = oneshot::channel();
     let work = async {
         let request = JobRequest { attached: true, ..request };
-        let result = match client.submit(&request).await {
+        let submitted = tokio::select! {
+            submitted = client.submit(&request) => submitted.map_err(Into::into),
+            // There is no job yet, only one that is looked at.
+            () = interrupts.next() => Err(anyhow!("interrupted")),
+        };
+        let result = match submitted {
             Ok(job) => attach(args, client, job.id, interrupts).await,
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         };
         drop(alive);
         // The agent may have ended by itself.

@@ -92,6 +92,8 @@ impl JobSpecArgs {
             mirror: self.mirror.request(&self.options.access, uri.as_ref())?,
             direct: self.no_mirror,
             attached: false,
+            load: runs.load,
+            lazy: Vec::new(),
             notes: unsupported.ignored,
         })
     }

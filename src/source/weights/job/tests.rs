@@ -64,10 +64,6 @@ fn job_asking_for_more_than_there_is_is_refused_or_told() {
             "checkpointing",
             "reject: runtime.checkpointing_config: asks for checkpoints, which are not supported; set enabled to false",
         ),
-        (
-            "load_checkpoint",
-            "reject: runtime.load_checkpoint_config: asks for checkpoints, which are not supported; set enabled to false",
-        ),
         ("cache", cache),
         ("enable_cache", cache),
     ] {

@@ -1,0 +1,156 @@
+//! The checkpoints that a job resumes from: found in the mirror when it is submitted, pinned, and given to it as sources.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bdnfs::checkpoint::group::CheckpointGroup;
+use bdnfs::checkpoint::{CheckpointSelector, LOOSE};
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::mirror::Mirror;
+use bdnfs::source::weights::CheckpointReference;
+use bdnfs::source::{Access, Secret};
+
+use super::deployment::requests;
+use super::queue::JobQueue;
+use crate::api::job::JobRequest;
+use crate::api::{ApiResult, Failure, Weights};
+use crate::{mirror, text};
+
+/// How long a mirror may take to answer, as every operation may.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl JobQueue {
+    /// Finds the checkpoints that `request` asks for, and adds what each rank saved of them to its sources. What its own rank and
+    /// rank 0 saved is staged; the rest, which only resharding reads, is read on demand.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] for one that is not there, unless it is the latest of the job's own project, which a first run
+    /// has not; those of the mirror.
+    pub(super) async fn load_checkpoints(&self, request: &mut JobRequest) -> ApiResult<()> {
+        if request.load.is_none() {
+            return Ok(());
+        }
+        let late = |_| Failure::new(Kind::Timeout, "load_checkpoint_config: the mirror does not answer");
+        let found = async {
+            tokio::select! {
+                found = tokio::time::timeout(LOOKUP_TIMEOUT, self.find_checkpoints(request)) => found.map_err(late)?,
+                () = self.lifecycle.closed() => Err(Failure::closing()),
+            }
+        };
+        let (groups, notes) = found.await?;
+        request.notes.extend(notes);
+        let mut names: BTreeMap<_, usize> = BTreeMap::new();
+        groups.iter().for_each(|group| *names.entry(group.name()).or_default() += 1);
+        for group in &groups {
+            add(request, group, names[group.name()] > 1);
+        }
+        Ok(())
+    }
+
+    /// The checkpoints that `request` asks for, each once, and what is to be said of those that are not there.
+    async fn find_checkpoints(&self, request: &JobRequest) -> ApiResult<(Vec<CheckpointGroup>, Vec<String>)> {
+        let (mut groups, mut notes) = (Vec::<CheckpointGroup>::new(), Vec::new());
+        let references = request.load.iter().flat_map(|load| &load.checkpoints);
+        let mirror = self.mirror_of(request).await?;
+        for reference in references {
+            match find(&mirror, reference, request).await {
+                Ok(found) if groups.contains(&found) => {}
+                Ok(found) => groups.push(found),
+                Err(e) if e.kind() == Kind::NotFound && is_own_latest(reference, request) => {
+                    notes.push(format!("begins without a checkpoint: {e}"));
+                }
+                Err(e) => return Err(e.within("load_checkpoint_config").into()),
+            }
+        }
+        Ok((groups, notes))
+    }
+
+    /// The mirror of a job.
+    async fn mirror_of(&self, request: &JobRequest) -> ApiResult<Mirror> {
+        let mounter = self.mounts.mounter();
+        // As that of any of its sources.
+        let any = weights(format!("{}://any", bdnfs::checkpoint::SCHEME), PathBuf::new());
+        let asking = JobRequest { weights: vec![any], ..request.clone() };
+        let mount = requests(mounter, &asking, |_| PathBuf::new())?.remove(0);
+        let none = || {
+            Failure::new(
+                Kind::Invalid,
+                "load_checkpoint_config: checkpoints are in a mirror; leave out --no-mirror",
+            )
+        };
+        let at = mounter.with_defaults(&mount).await?.mirror.ok_or_else(none)?;
+        Ok(mirror::open(&at, mounter.cache.clone())?)
+    }
+}
+
+/// The checkpoint that `reference` means to the job of `request`.
+async fn find(
+    mirror: &Mirror,
+    reference: &CheckpointReference,
+    request: &JobRequest,
+) -> Result<CheckpointGroup> {
+    let (job, name) = (reference.job_id.clone(), reference.checkpoint_name.clone());
+    let project = project(mirror, reference, request.training.project()).await?;
+    let selector = CheckpointSelector { project, job, name, rank: 0 };
+    let (groups, damaged) =
+        mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
+    match (selector.choose(&groups), damaged.into_iter().next()) {
+        (Some(group), _) => Ok(group.clone()),
+        (None, Some(damage)) => Err(damage),
+        (None, None) => Err(mirror.explain_missing(&selector, &groups).await?),
+    }
+}
+
+/// The project of a checkpoint: the one named, else that of the job named, else the job's `own`.
+async fn project(mirror: &Mirror, reference: &CheckpointReference, own: &str) -> Result<String> {
+    match (&reference.project_name, &reference.job_id) {
+        (Some(project), _) => Ok(project.clone()),
+        (None, None) => Ok(own.to_owned()),
+        (None, Some(job)) => {
+            let mut projects = mirror.projects_of(job).await?;
+            if projects.is_empty() || projects.iter().any(|project| project == own) {
+                return Ok(own.to_owned());
+            }
+            if projects.len() > 1 {
+                let text = format!("jobs of several projects have the id {job}: {}", projects.join(", "));
+                return Err(Error::new(Kind::Invalid, text));
+            }
+            Ok(projects.remove(0))
+        }
+    }
+}
+
+/// Adds what each rank saved of a checkpoint to the sources of a job; in a directory of the job that saved it where another
+/// `has_same_name`.
+fn add(request: &mut JobRequest, group: &CheckpointGroup, has_same_name: bool) {
+    let Some(mut folder) = request.load.as_ref().map(|load| load.download_folder.clone()) else { return };
+    if has_same_name {
+        folder.push(group.job());
+    }
+    let ranks = group.ranks();
+    let written = text::minute(group.written().timestamp());
+    let whole = if group.is_whole() && group.is_complete() { "" } else { ", which may not be complete" };
+    request.notes.push(format!("resumes from {} of {written} UTC{whole}", ranks[0].id));
+    for saved in ranks {
+        let rank = saved.id.rank();
+        let directory = folder.join(format!("rank-{rank}"));
+        let place = if group.name() == LOOSE { directory } else { directory.join(group.name()) };
+        if rank != 0 && rank != request.training.rank {
+            request.lazy.push(place.clone());
+        }
+        request.weights.push(weights(saved.id.to_string(), place));
+    }
+}
+
+/// Whether `reference` means the latest checkpoint of the job's own project.
+fn is_own_latest(reference: &CheckpointReference, request: &JobRequest) -> bool {
+    let CheckpointReference { project_name, job_id, checkpoint_name } = reference;
+    let is_own = project_name.as_deref().is_none_or(|project| project == request.training.project());
+    is_own && job_id.is_none() && checkpoint_name.is_none()
+}
+
+fn weights(source: String, mountpoint: PathBuf) -> Weights {
+    let (source, access) = (Secret::new(source), Access::default());
+    Weights { source, mountpoint, allow: None, ignore: Vec::new(), access }
+}

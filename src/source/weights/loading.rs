@@ -1,0 +1,96 @@
+//! `load_checkpoint_config`: which saved checkpoints a job is given to resume from.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Where a job finds them if it does not say where.
+const DEFAULT_FOLDER: &str = "/tmp/loaded_checkpoints";
+
+/// The checkpoints that a job is given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CheckpointLoading {
+    /// Which ones; as Truss has it, the latest of the job's own project where none are named.
+    pub checkpoints: Vec<CheckpointReference>,
+    /// The directory that they lie below.
+    pub download_folder: PathBuf,
+}
+
+impl Default for CheckpointLoading {
+    fn default() -> Self {
+        Self { checkpoints: vec![CheckpointReference::default()], download_folder: DEFAULT_FOLDER.into() }
+    }
+}
+
+/// A checkpoint that a job is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CheckpointReference {
+    /// Its project; `None`: that of the job that saved it, or the job's own.
+    pub project_name: Option<String>,
+    /// The ID of the job that saved it; `None`: any.
+    pub job_id: Option<String>,
+    /// Its name; `None`: the latest.
+    pub checkpoint_name: Option<String>,
+}
+
+/// The checkpoints that a `load_checkpoint_config` asks for; `None` where it is not enabled.
+pub(super) fn loading(config: Value) -> Option<CheckpointLoading> {
+    let is_enabled = config.get("enabled") == Some(&Value::Bool(true));
+    is_enabled.then(|| serde_json::from_value(config).unwrap_or_default())
+}
+
+/// Whether a `load_checkpoint_config` asks for what can't be loaded.
+pub(super) fn cannot_load(config: &Value) -> bool {
+    let is = |item: &Value, typ: &str| item.get("typ").is_some_and(|value| value == typ);
+    let lacks = |item: &Value, key: &str| item.get(key).is_none_or(Value::is_null);
+    let is_refused = |item: &Value| {
+        let half = lacks(item, "checkpoint_name") || lacks(item, "job_id");
+        is(item, "loops_checkpoint") || (is(item, "baseten_named_checkpoint") && half)
+    };
+    let items = config.get("checkpoints").and_then(Value::as_array);
+    config.get("enabled") == Some(&Value::Bool(true))
+        && items.is_some_and(|items| items.iter().any(is_refused))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn loading_is_what_truss_means() {
+        assert_eq!(loading(json!({"enabled": false})), None);
+        assert_eq!(loading(Value::Null), None);
+        let latest = loading(json!({"enabled": true})).expect("enabled");
+        assert_eq!(latest.checkpoints, [CheckpointReference::default()]);
+        assert_eq!(latest.download_folder, PathBuf::from("/tmp/loaded_checkpoints"));
+        let some = loading(json!({"enabled": true, "download_folder": "/x", "checkpoints": [
+            {"typ": "baseten_latest_checkpoint", "job_id": null, "project_name": "p"},
+            {"typ": "baseten_named_checkpoint", "job_id": "j", "checkpoint_name": "step-1"},
+        ]}));
+        let some = some.expect("enabled");
+        let named = |project: Option<&str>, job: Option<&str>, name: Option<&str>| CheckpointReference {
+            project_name: project.map(str::to_owned),
+            job_id: job.map(str::to_owned),
+            checkpoint_name: name.map(str::to_owned),
+        };
+        assert_eq!(some.checkpoints, [named(Some("p"), None, None), named(None, Some("j"), Some("step-1"))]);
+        assert_eq!(some.download_folder, PathBuf::from("/x"));
+    }
+
+    #[test]
+    fn loops_checkpoint_and_half_a_name_are_refused() {
+        let loops =
+            json!({"typ": "loops_checkpoint", "run_id": "r", "checkpoint_name": "c", "target": "trainer"});
+        let half = json!({"typ": "baseten_named_checkpoint", "checkpoint_name": "c"});
+        for item in [&loops, &half] {
+            assert!(cannot_load(&json!({"enabled": true, "checkpoints": [item]})), "{item}");
+            assert!(!cannot_load(&json!({"enabled": false, "checkpoints": [item]})), "{item}");
+        }
+        assert!(!cannot_load(&json!({"enabled": true})));
+    }
+}

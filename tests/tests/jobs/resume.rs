@@ -1,0 +1,156 @@
+//! Jobs that resume from what others have saved.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bdnfs_tests::command_output::CommandOutput;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::tree::write_file;
+use serde_json::Value;
+
+use super::kit::{events, job, spec, submitted, text, toml};
+
+/// A machine with a mirror.
+struct TrainingSetup {
+    machine: Machine,
+    mirror: PathBuf,
+}
+
+impl TrainingSetup {
+    fn new() -> Self {
+        let machine = Machine::new();
+        let mirror = machine.directory("mirror");
+        Self { machine, mirror }
+    }
+
+    /// Saves `directory` as the checkpoint `name` of a rank of a job.
+    fn push(&self, directory: &Path, project: &str, job: &str, name: &str, rank: &str) {
+        let named = ["--project", project, "--job", job, "--name", name, "--rank", rank];
+        let push = ["checkpoint", "push", text(directory), "--mirror", text(&self.mirror)];
+        self.machine.run(&[&push[..], &named].concat()).succeeds();
+    }
+
+    /// A job that loads checkpoints as `config` says.
+    fn specification(&self, config: &str, command: &str) -> PathBuf {
+        let specification =
+            format!("{}[runtime.load_checkpoint_config]\nenabled = true\n{config}", toml(&[], &[command]));
+        spec(&self.machine, "job.toml", &specification)
+    }
+
+    /// Runs a job of the project `p` that loads checkpoints as `config` says.
+    fn run(&self, config: &str, more: &[&str], command: &str) -> CommandOutput {
+        let file = self.specification(config, command);
+        let cache = ["--cache-dir", text(self.machine.cache()), "--mirror", text(&self.mirror)];
+        job(&self.machine, &[&["run", "--json", "--project", "p"], &cache[..], more, &[text(&file)]].concat())
+    }
+}
+
+fn ended(out: CommandOutput) -> Value {
+    serde_json::from_str(out.succeeds().lines().last().unwrap()).unwrap()
+}
+
+#[test]
+fn job_begins_empty_and_resumes_from_the_latest_with_the_same_specification() {
+    let setup = TrainingSetup::new();
+    let seen = setup.machine.directory("seen").join("files");
+    let command = format!("cd $BT_LOAD_CHECKPOINT_DIR && find . -type f | sort > {}", text(&seen));
+    let folder = setup.machine.directory("work").join("loaded");
+    let config = format!("download_folder = {folder:?}\n");
+    let first = ended(setup.run(&config, &[], &command));
+    assert_eq!(fs::read_to_string(&seen).unwrap(), "");
+    let told = events(&first).join("\n");
+    assert!(told.contains("begins without a checkpoint: bt://p"), "{told}");
+
+    let tree = setup.machine.directory("tree");
+    for (rank, size) in [("0", 3 << 20), ("1", 5 << 20), ("2", 7 << 20)] {
+        write_file(&tree, "model.bin", size);
+        setup.push(&tree, "p", "earlier", "step-5", rank);
+    }
+    setup.push(&tree, "other", "newer", "step-9", "0");
+    // What lies in the folder on the machine itself is no checkpoint.
+    write_file(&folder.join("rank-0/stale"), "model.bin", 99);
+    let again = ended(setup.run(&config, &["--id", "me", "--rank", "1", "--nodes", "3"], &command));
+    assert_eq!(
+        fs::read_to_string(&seen).unwrap(),
+        "./rank-0/step-5/model.bin\n./rank-1/step-5/model.bin\n./rank-2/step-5/model.bin\n"
+    );
+    let told = events(&again).join("\n");
+    assert!(told.contains("resumes from bt://p@earlier/step-5"), "{told}");
+    // Rank 2 is read on demand.
+    assert_eq!(again["report"]["total"]["bytes"], 8 << 20, "{again}");
+    assert_eq!(again["weights"].as_array().unwrap().len(), 3);
+    assert!(!events(&again).iter().any(|event| event.contains("kept in memory")), "{again}");
+}
+
+#[test]
+fn job_restarted_with_its_agent_has_the_checkpoints_that_it_began_with() {
+    let setup = TrainingSetup::new();
+    let tree = setup.machine.directory("tree");
+    for rank in ["0", "1", "2"] {
+        write_file(&tree, "model.bin", 3 << 20);
+        setup.push(&tree, "p", "earlier", "step-5", rank);
+    }
+    let flag = setup.machine.directory("flag");
+    let folder = setup.machine.directory("work").join("loaded");
+    let wait = format!(
+        "touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done; find $BT_LOAD_CHECKPOINT_DIR -type f | wc -l > {0}/files; \
+         cat $BT_LOAD_CHECKPOINT_DIR/rank-2/step-5/model.bin | wc -c >> {0}/files",
+        text(&flag)
+    );
+    let specification = setup.specification(&format!("download_folder = {folder:?}\n"), &wait);
+    let agent = setup.machine.agent("");
+    let line = ["--project", "p", "--mirror", text(&setup.mirror), text(&specification)];
+    let id = submitted(&setup.machine, &line);
+    eventually("it runs", || flag.join("runs").exists());
+    setup.push(&tree, "p", "earlier", "step-6", "0");
+    agent.crash();
+    let agent = setup.machine.agent("");
+    fs::write(flag.join("go"), "").unwrap();
+    job(&setup.machine, &["wait", &id]).succeeds();
+    assert_eq!(fs::read_to_string(flag.join("files")).unwrap(), "3\n3145728\n");
+    let ended = agent.get(&format!("/v1/jobs/{id}")).json();
+    let sources =
+        ended["weights"].as_array().unwrap().iter().map(|source| source["source"].as_str().unwrap());
+    assert!(sources.clone().all(|source| source.starts_with("bt://p@earlier/step-5")), "{ended}");
+}
+
+#[test]
+fn job_loads_named_checkpoints_of_other_jobs_and_projects_side_by_side() {
+    let setup = TrainingSetup::new();
+    let seen = setup.machine.directory("seen").join("files");
+    let command = format!("cd $BT_LOAD_CHECKPOINT_DIR && find . -type f | sort > {}", text(&seen));
+    let tree = setup.machine.directory("tree");
+    write_file(&tree, "model.bin", 99);
+    setup.push(&tree, "far", "job1", "step-5", "0");
+    setup.push(&tree, "p", "job2", "step-5", "0");
+    setup.push(&tree, "far", "job3", "out/checkpoint-7", "0");
+    let folder = setup.machine.directory("work").join("loaded");
+    let config = |checkpoints: &str| format!("download_folder = {folder:?}\ncheckpoints = [{checkpoints}]\n");
+    let named = |job: &str, name: &str| {
+        format!("{{ typ = \"baseten_named_checkpoint\", job_id = {job:?}, checkpoint_name = {name:?} }}")
+    };
+    let latest = "{ typ = \"baseten_latest_checkpoint\", project_name = \"far\" }";
+    let all = [named("job1", "step-5"), named("job2", "step-5"), latest.to_owned()].join(", ");
+    ended(setup.run(&config(&all), &[], &command));
+    assert_eq!(
+        fs::read_to_string(&seen).unwrap(),
+        "./job1/rank-0/step-5/model.bin\n./job2/rank-0/step-5/model.bin\n./rank-0/out/checkpoint-7/model.bin\n"
+    );
+    let refused = |checkpoints: &str, words: &[&str]| {
+        setup.run(&config(checkpoints), &[], "true").fails(words);
+    };
+    refused(&named("job1", "step-6"), &["has no checkpoint \"step-6\"", "it has step-5"]);
+    refused(&named("nobody", "step-5"), &["job nobody has no checkpoint"]);
+    // One ID in two projects that are not the job's own.
+    setup.push(&tree, "near", "job1", "step-5", "0");
+    refused(&named("job1", "step-5"), &["jobs of several projects have the id job1: far, near"]);
+    refused(
+        "{ typ = \"baseten_latest_checkpoint\", project_name = \"none\" }",
+        &["project \"none\" has no checkpoint"],
+    );
+    refused(
+        "{ typ = \"loops_checkpoint\", run_id = \"r\", checkpoint_name = \"c\", target = \"trainer\" }",
+        &["asks for a loops_checkpoint"],
+    );
+}
