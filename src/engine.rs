@@ -26,17 +26,18 @@ use crate::content::{RecentBlocks, SharedResources};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
-use crate::manifest::{Listing, Manifest};
+use crate::manifest::{HubCache, Listing, Manifest};
 use crate::metrics::{EngineMetrics, EngineTotals, SnapshotMetrics};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
 use crate::mirror::lease::Purpose;
 use crate::peer::client::Peers;
 use crate::placement::Placement;
-use crate::snapshot::{Contents, Snapshot};
+use crate::snapshot::{Contents, Snapshot, SnapshotView};
 use crate::source::Patterns;
 use crate::task::blocking;
 use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
+use crate::tier::reference::ReferenceTier;
 use crate::tier::{Origin, Tier};
 
 /// How long closing an engine waits for flights: those whose bytes have arrived need no longer to be written.
@@ -278,6 +279,16 @@ impl Engine {
         let ladder = self.ladder(self.placement(id), vec![Arc::new(mirror.clone())]);
         let shared = (self.resources.clone(), self.contents.clone());
         Ok(Arc::new(Snapshot::new(id, manifest, Default::default(), shared, ladder)))
+    }
+
+    /// Has `snapshot`, which is not mounted yet, shown as `cache` names it. Reads the whole manifest.
+    ///
+    /// # Errors
+    /// Those of [`HubCache::view`].
+    pub fn show_as_hub_cache(&self, snapshot: &Snapshot, cache: &HubCache) -> Result<()> {
+        let manifest = Arc::new(cache.view(snapshot.listed_manifest())?);
+        snapshot.show(SnapshotView { manifest, ladder: self.ladder(None, vec![Arc::new(ReferenceTier)]) });
+        Ok(())
     }
 
     /// The resources that every content uses.

@@ -71,6 +71,7 @@ mod directories;
 mod encoder;
 mod entries;
 pub(crate) mod escape;
+mod hub_cache;
 mod listing;
 mod mirrored_listing;
 mod name;
@@ -89,6 +90,7 @@ use std::ops::Range;
 use crate::error::{Error, Kind};
 
 pub use decoder::Manifest;
+pub use hub_cache::HubCache;
 pub use listing::{ListedFile, Listing};
 pub use mirrored_listing::{MirroredBlob, MirroredListing};
 pub use notes::ListingNotes;

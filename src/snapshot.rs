@@ -1,6 +1,7 @@
 //! Snapshots: immutable states of a source, ready to be read.
 
 mod contents;
+mod view;
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -24,6 +25,7 @@ use crate::read::Reader;
 use crate::stage::Stage;
 
 pub use contents::Contents;
+pub(crate) use view::SnapshotView;
 
 /// One immutable state of a source, and the way to its bytes.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub struct Snapshot {
     resources: Arc<SharedResources>,
     contents: Arc<Contents>,
     ladder: Arc<Ladder>,
+    /// What is shown in place of the manifest's own tree.
+    view: OnceLock<SnapshotView>,
     stage: Mutex<Option<Arc<Stage>>>,
     held: OnceLock<LeaseSet>,
     _manifest: ManifestLease,
@@ -71,6 +75,7 @@ impl Snapshot {
             resources,
             contents,
             ladder,
+            view: OnceLock::new(),
             stage: Mutex::default(),
             held: OnceLock::new(),
             _manifest: kept,
@@ -118,7 +123,7 @@ impl Snapshot {
     /// The number of the blob with this digest; `None` when the snapshot has none. Looks through all blobs, the first time.
     pub(crate) fn find(&self, digest: &Digest) -> Option<u32> {
         let numbers = self.numbers.get_or_init(|| {
-            let keys = (0..self.manifest.blobs()).map(|n| (n, self.manifest.key(n)));
+            let keys = (0..self.manifest().blobs()).map(|n| (n, self.manifest().key(n)));
             let contents = keys.filter_map(|(n, key)| match key {
                 Ok(Key::Content(digest)) => Some((head(&digest), n)),
                 _ => None,
@@ -129,7 +134,7 @@ impl Snapshot {
         });
         let from = numbers.partition_point(|(key, _)| *key < head(digest));
         let alike = numbers[from..].iter().take_while(|(key, _)| *key == head(digest));
-        let named = |n: &u32| self.manifest.key(*n).is_ok_and(|key| key == Key::Content(*digest));
+        let named = |n: &u32| self.manifest().key(*n).is_ok_and(|key| key == Key::Content(*digest));
         alike.map(|(_, n)| *n).find(named)
     }
 
@@ -144,7 +149,7 @@ impl Snapshot {
             lease.release().await;
         }
         if self.held.get().is_some() {
-            let (manifest, cache) = (self.manifest.clone(), self.resources.cache.clone());
+            let (manifest, cache) = (self.shared_manifest(), self.resources.cache.clone());
             // What was leased may not have been opened for days, and was in use all the same.
             let touched = self.resources.runtime.spawn_blocking(move || {
                 let keys = (0..manifest.blobs()).filter_map(|blob| manifest.key(blob).ok());
@@ -159,14 +164,9 @@ impl Snapshot {
         self.id
     }
 
-    /// Its manifest.
+    /// Its manifest, or the view of it that is [shown](crate::engine::Engine::show_as_hub_cache).
     pub fn manifest(&self) -> &Manifest {
-        &self.manifest
-    }
-
-    /// Its manifest, for who outlives it.
-    pub(crate) fn shared_manifest(&self) -> Arc<Manifest> {
-        self.manifest.clone()
+        self.view.get().map_or(&self.manifest, |view| &view.manifest)
     }
 
     /// What its user should know of how it was listed.
@@ -194,7 +194,7 @@ impl Snapshot {
 
     /// The content of a blob, shared with everybody who has it open.
     pub(crate) fn content(&self, blob: u32) -> Result<Arc<Content>> {
-        Ok(self.contents.open(self.manifest.blob(blob)?, &self.resources, &self.ladder))
+        Ok(self.contents.open(self.manifest().blob(blob)?, &self.resources, self.ladder_of(blob)))
     }
 
     /// Whether the cache has every blob of it, whole. Looks at each on the local disk.
@@ -202,9 +202,9 @@ impl Snapshot {
     /// # Errors
     /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
     pub fn is_whole(&self) -> Result<bool> {
-        for blob in 0..self.manifest.blobs() {
-            let size = self.manifest.blob_size(blob)?;
-            if size > 0 && !self.resources.cache.has(&self.manifest.key(blob)?, size) {
+        for blob in 0..self.manifest().blobs() {
+            let size = self.manifest().blob_size(blob)?;
+            if size > 0 && !self.resources.cache.has(&self.manifest().key(blob)?, size) {
                 return Ok(false);
             }
         }
@@ -228,7 +228,7 @@ impl Snapshot {
     /// # Errors
     /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
     pub fn digest(&self, slice: Slice) -> Result<Option<Digest>> {
-        let blob = self.manifest.blob(slice.blob)?;
+        let blob = self.manifest().blob(slice.blob)?;
         if slice.len != blob.size {
             return Ok(None);
         }
@@ -266,7 +266,7 @@ impl Snapshot {
         let fresh: Vec<_> = snapshots.iter().filter(|snapshot| snapshot.held.get().is_none()).collect();
         let Some(first) = fresh.first() else { return Ok(()) };
         let groups =
-            fresh.iter().map(|snapshot| LeaseGroup::of(&snapshot.manifest)).collect::<Result<_>>()?;
+            fresh.iter().map(|snapshot| LeaseGroup::of(snapshot.manifest())).collect::<Result<_>>()?;
         let leases = first.resources.cache.space().admit(groups)?;
         for (snapshot, lease) in fresh.into_iter().zip(leases) {
             snapshot.held.set(lease).ok();
@@ -282,14 +282,14 @@ impl Snapshot {
         let Some(first) = snapshots.first() else { return Ok(()) };
         let groups = snapshots
             .iter()
-            .map(|snapshot| LeaseGroup::of(&snapshot.manifest))
+            .map(|snapshot| LeaseGroup::of(snapshot.manifest()))
             .collect::<Result<Vec<_>>>()?;
         first.resources.cache.space().ensure_fits(&groups)
     }
 
     fn hold_with(&self, lease: impl FnOnce(LeaseGroup) -> Result<LeaseSet>) -> Result<()> {
         if self.held.get().is_none() {
-            self.held.set(lease(LeaseGroup::of(&self.manifest)?)?).ok();
+            self.held.set(lease(LeaseGroup::of(self.manifest())?)?).ok();
         }
         Ok(())
     }
@@ -299,7 +299,7 @@ impl Snapshot {
     /// # Errors
     /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
     pub fn content_bytes(&self) -> Result<u64> {
-        (0..self.manifest.blobs()).map(|blob| self.manifest.blob_size(blob)).sum()
+        (0..self.manifest().blobs()).map(|blob| self.manifest().blob_size(blob)).sum()
     }
 
     /// Begins to make everything local. Several calls share one stage.
@@ -335,15 +335,15 @@ impl Snapshot {
     /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
     pub fn files_of(&self, key: &Key) -> Result<Vec<u32>> {
         let mut blobs = Vec::new();
-        for blob in 0..self.manifest.blobs() {
-            if self.manifest.key(blob)? == *key {
+        for blob in 0..self.manifest().blobs() {
+            if self.manifest().key(blob)? == *key {
                 blobs.push(blob);
             }
         }
         let mut files = Vec::new();
-        let entries = if blobs.is_empty() { 0 } else { self.manifest.entries() };
+        let entries = if blobs.is_empty() { 0 } else { self.manifest().entries() };
         for index in 0..entries {
-            if let Node::File(slice) = self.manifest.entry(index)?.node
+            if let Node::File(slice) = self.manifest().entry(index)?.node
                 && blobs.contains(&slice.blob)
             {
                 files.push(index);

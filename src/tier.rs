@@ -9,6 +9,7 @@ pub mod conformance;
 pub mod lazy_origin;
 pub mod memory;
 pub mod named_origin;
+pub(crate) mod reference;
 
 use std::fmt;
 use std::ops::Range;

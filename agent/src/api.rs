@@ -21,7 +21,7 @@ use bdnfs::budget::BudgetUsage;
 use bdnfs::engine::{Engine, Usage};
 use bdnfs::error::Kind;
 use bdnfs::metrics::Traffic;
-use bdnfs::source::{Access, Secret, Uri};
+use bdnfs::source::{Access, Secret, TreeLayout, Uri};
 use bdnfs::stage::Progress;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +44,9 @@ pub struct Weights {
     /// How the source may be read.
     #[serde(default)]
     pub access: Access,
+    /// How its tree is shown; default: as its origin has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<TreeLayout>,
 }
 
 impl Weights {

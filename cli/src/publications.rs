@@ -63,6 +63,7 @@ impl PublisherArgs {
             target: None,
             holder: Some(holder),
             staging: Staging::Wait,
+            layout: None,
             trusted: self.trusted,
             keep: false,
         })

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use bdnfs::source::weights::{self, Rules, WeightsSource};
-use bdnfs::source::{Access, Diagnostic, Diagnostics, Severity};
+use bdnfs::source::{Access, Diagnostic, Diagnostics, Severity, TreeLayout};
 use bdnfs_agent::api::Weights;
 use serde_json::Value;
 
@@ -24,13 +24,15 @@ pub struct WeightsEntry {
     pub ignore: Vec<String>,
     /// Access to the source.
     pub access: Access,
+    /// How its tree is shown.
+    pub layout: Option<TreeLayout>,
 }
 
 impl WeightsEntry {
     /// The weights of a request to the agent.
     pub fn into_weights(self) -> Weights {
-        let Self { source, mountpoint, allow, ignore, access } = self;
-        Weights { source: source.text().clone(), mountpoint, allow, ignore, access }
+        let Self { source, mountpoint, allow, ignore, access, layout } = self;
+        Weights { source: source.text().clone(), mountpoint, allow, ignore, access, layout }
     }
 }
 
@@ -106,8 +108,15 @@ impl Configuration {
 }
 
 fn entry(weights: WeightsSource, options: &SourceOptions) -> Result<WeightsEntry> {
-    let WeightsSource { source, mount_location, auth, allow_patterns, ignore_patterns, executable_patterns } =
-        weights;
+    let WeightsSource {
+        source,
+        mount_location,
+        auth,
+        allow_patterns,
+        ignore_patterns,
+        executable_patterns,
+        layout,
+    } = weights;
     let mut access = options.access.load_with_auth(&source, auth)?;
     access.executable.extend(executable_patterns.into_iter().flatten());
     Ok(WeightsEntry {
@@ -116,5 +125,6 @@ fn entry(weights: WeightsSource, options: &SourceOptions) -> Result<WeightsEntry
         mountpoint: mount_location,
         allow: allow_patterns,
         ignore: ignore_patterns.unwrap_or_default(),
+        layout,
     })
 }

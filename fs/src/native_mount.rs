@@ -226,7 +226,7 @@ fn make(native: &NativeSnapshot, mountpoint: &Path, images: &Path, options: &Opt
 
 /// How the names of the images of a snapshot begin.
 fn prefix(native: &NativeSnapshot) -> String {
-    format!("{}-", native.snapshot().id())
+    format!("{}-", native.snapshot().tree_id())
 }
 
 /// A superblock over `image` and `devices`, mounted nowhere yet. `direct`: the page cache of the devices' files is not used, so

@@ -6,6 +6,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use memmap2::Mmap;
@@ -22,6 +23,8 @@ pub struct Manifest {
     header: Header,
     sections: Sections,
     mapped: bool,
+    /// What it is a view of: another tree of the same blobs, which come before its own.
+    base: Option<Arc<Manifest>>,
 }
 
 impl Manifest {
@@ -45,6 +48,21 @@ impl Manifest {
         Self::parse(bytes.into())
     }
 
+    /// The same as a view of `base`.
+    pub(super) fn view_of(self, base: Arc<Self>) -> Self {
+        Self { base: Some(base), ..self }
+    }
+
+    /// What it is a view of, where blob `index` is of that one.
+    pub(super) fn base_of(&self, index: u32) -> Option<&Self> {
+        self.base.as_deref().filter(|base| index < base.blobs())
+    }
+
+    /// How many blobs are those of what it is a view of.
+    fn base_blobs(&self) -> u32 {
+        self.base.as_ref().map_or(0, |base| base.blobs())
+    }
+
     /// Checks the beginning of a manifest of `len` bytes, before the rest of it is fetched.
     ///
     /// # Errors
@@ -62,7 +80,7 @@ impl Manifest {
 
     fn parse(bytes: Bytes) -> Result<Self> {
         let (header, sections) = Self::parse_header(&bytes, bytes.len())?;
-        let manifest = Self { bytes, header, sections, mapped: false };
+        let manifest = Self { bytes, header, sections, mapped: false, base: None };
         let source = manifest.string(0, header.source_len.get().into())?;
         str::from_utf8(source).map_err(|_| corrupt("its source's name is not UTF-8"))?;
         Ok(manifest)
@@ -71,6 +89,9 @@ impl Manifest {
     /// Lets go of the memory that reading it has mapped; what is read again comes from the page cache. A walk over a
     /// million entries maps a hundred megabytes, which nobody needs once it is over.
     pub fn release_pages(&self) {
+        if let Some(base) = &self.base {
+            base.release_pages();
+        }
         if !self.mapped {
             return;
         }
@@ -92,7 +113,7 @@ impl Manifest {
 
     /// How many blobs there are.
     pub fn blobs(&self) -> u32 {
-        self.header.blobs.get()
+        self.base_blobs().saturating_add(self.header.blobs.get())
     }
 
     /// How many regular files there are.
@@ -229,13 +250,13 @@ impl Manifest {
         Ok(parts.join(&b'/'))
     }
 
-    /// Where entry `index` comes from: the source, and the path below it.
+    /// Where entry `index` comes from: the source, and the path below it; of a view, the source.
     ///
     /// # Errors
     /// Those of [`path`](Self::path).
     pub fn place_of(&self, index: u32) -> Result<Vec<u8>> {
         let mut place = self.source().as_bytes().to_vec();
-        if index > 0 {
+        if index > 0 && self.base.is_none() {
             if !place.ends_with(b"/") {
                 place.push(b'/');
             }
@@ -250,10 +271,12 @@ impl Manifest {
         records.get(index as usize).ok_or_else(|| missing("entry", index, self.entries()))
     }
 
+    /// The record of a blob of its own.
     pub(super) fn blob_record(&self, index: u32) -> Result<&BlobRecord> {
         let records =
             <[BlobRecord]>::ref_from_bytes(&self.bytes[self.sections.blobs.clone()]).unwrap_or_default();
-        records.get(index as usize).ok_or_else(|| missing("blob", index, self.blobs()))
+        let own = index.checked_sub(self.base_blobs()).and_then(|own| records.get(own as usize));
+        own.ok_or_else(|| missing("blob", index, self.blobs()))
     }
 
     /// The range that a directory's record tells, which is one of existing entries after the directory itself.

@@ -25,7 +25,10 @@ impl Manifest {
     /// # Errors
     /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob.
     pub fn is_pack(&self, index: u32) -> Result<bool> {
-        Ok(self.blob_record(index)?.flags & binary::PACK != 0)
+        match self.base_of(index) {
+            Some(base) => base.is_pack(index),
+            None => Ok(self.blob_record(index)?.flags & binary::PACK != 0),
+        }
     }
 
     /// The parts of blob `index`, in order; none where it is no pack.
@@ -34,6 +37,9 @@ impl Manifest {
     /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob,
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt).
     pub fn parts(&self, index: u32) -> Result<Vec<PackedFile>> {
+        if let Some(base) = self.base_of(index) {
+            return base.parts(index);
+        }
         let (record, mut parts) = (self.blob_record(index)?, Vec::new());
         if record.flags & binary::PACK == 0 {
             return Ok(parts);

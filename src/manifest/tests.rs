@@ -1,6 +1,7 @@
 //! Listings written and read back, and manifests that are damaged.
 
 mod corruption;
+mod hub_cache_view;
 mod listings;
 mod packs;
 

@@ -33,7 +33,7 @@ pub struct AlignedPack {
 impl AlignedPack {
     /// The pack of `snapshot`, whose files lie as `layout` has it.
     pub fn new(snapshot: Arc<Snapshot>, layout: Arc<DataLayout>) -> Self {
-        Self { name: format!("native:{}", snapshot.id()), snapshot, layout }
+        Self { name: format!("native:{}", snapshot.tree_id()), snapshot, layout }
     }
 
     /// The bytes `range`, of which those between two files are zero.

@@ -151,7 +151,7 @@ impl Image<'_> {
             device_table: ((device_table() / DEVICE_SLOT_BYTES) as u16).into(),
             ..Superblock::default()
         };
-        superblock.uuid.copy_from_slice(&self.snapshot.id().0[..16]);
+        superblock.uuid.copy_from_slice(&self.snapshot.tree_id().0[..16]);
         superblock.volume_name[..5].copy_from_slice(b"bdnfs");
         out.pad_to(erofs::SUPERBLOCK_OFFSET)?;
         out.write(superblock.as_bytes())?;

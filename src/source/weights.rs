@@ -23,6 +23,7 @@ use super::auth_method::{self, AuthMethod};
 use super::diagnostic::{Diagnostics, DocumentPath};
 use super::fields::{self, Fields};
 use super::patterns::Patterns;
+use super::tree_layout::TreeLayout;
 use super::uri::Uri;
 use crate::error::Result;
 use job::Specification;
@@ -37,15 +38,16 @@ const AUTH: &str = "auth";
 const ALLOW: &str = "allow_patterns";
 const IGNORE: &str = "ignore_patterns";
 const EXECUTABLE: &str = "executable_patterns";
+const LAYOUT: &str = "layout";
 /// The keys of one of the weights.
 const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
 /// The same in a configuration of bdnfs itself.
-const OWN_KEYS: [&str; 7] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE, EXECUTABLE];
+const OWN_KEYS: [&str; 8] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE, EXECUTABLE, LAYOUT];
 
 /// Which rules weights are read by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Whether it is a configuration of bdnfs itself, in which `file://` is a source and files can be made executable: not for Truss.
+    /// Whether it is a configuration of bdnfs itself, in which `file://` is a source, files can be made executable and trees have layouts: not for Truss.
     pub local: bool,
     /// Whether an unknown key is just a warning, and not a reject as it is to `truss push`.
     pub lenient: bool,
@@ -66,6 +68,8 @@ pub struct WeightsSource {
     pub ignore_patterns: Option<Vec<String>>,
     /// The patterns of the files that may be executed although the service does not say so.
     pub executable_patterns: Option<Vec<String>>,
+    /// How the tree is shown.
+    pub layout: Option<TreeLayout>,
 }
 
 impl WeightsSource {
@@ -149,13 +153,16 @@ fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnosti
         let text = "is empty and so takes no file at all; leave it out to take all";
         found.warn(&fields.place.key(ALLOW), text);
     }
+    let uri = uri?;
+    let layout = rules.local.then(|| read_layout(&uri, &fields, found)).flatten();
     let weights = WeightsSource {
-        source: uri?,
+        source: uri,
         mount_location: mount?,
         auth,
         allow_patterns,
         ignore_patterns,
         executable_patterns,
+        layout,
     };
     if let Err(error) = weights.patterns() {
         found.reject(&fields.place, error.to_string());
@@ -163,6 +170,13 @@ fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnosti
     check_auth(&weights, &fields, found);
     let accepted = Accepted { weights, normalized: normalized(fields.map), place: fields.place };
     (found.rejects() == before).then_some(accepted)
+}
+
+/// Reads how the tree of `uri` is shown.
+fn read_layout(uri: &Uri, fields: &Fields<'_>, found: &mut Diagnostics) -> Option<TreeLayout> {
+    let layout = fields.optional(LAYOUT, found)?.parse::<TreeLayout>();
+    let checked = layout.and_then(|layout| layout.check(uri).map(|()| layout));
+    checked.map_err(|error| found.reject(&fields.place.key(LAYOUT), error.to_string())).ok()
 }
 
 /// Reads `auth` and the name of a secret beside it.

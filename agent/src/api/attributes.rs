@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, Uri, tenant};
+use bdnfs::source::{
+    Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, TreeLayout, Uri, tenant,
+};
 use thiserror::Error;
 
 use super::publication::{PublicationRequest, Staging};
 use super::{DEFAULT_TENANT, MirrorRequest};
 
 /// Attributes that are no part of this version.
-const FUTURE_KEYS: [&str; 3] = ["layout", "checkpoints", "cache"];
+const FUTURE_KEYS: [&str; 2] = ["checkpoints", "cache"];
 
 /// An attribute that can't be taken. No value is told, since it may be a secret.
 #[derive(Debug, Error)]
@@ -70,6 +72,7 @@ impl Attributes {
             Some("lazy") => Staging::Lazy,
             Some(_) => return Err(InvalidAttribute::new("staging", "expected wait or lazy")),
         };
+        let layout = self.layout(&uri)?;
         let has_secret = auth.is_some() || !secrets.is_empty();
         let executable = self.patterns("exec")?.unwrap_or_default();
         Patterns::new(&executable, &[]).map_err(|e| InvalidAttribute::new("exec", e))?;
@@ -97,6 +100,7 @@ impl Attributes {
             target: None,
             holder: None,
             staging,
+            layout,
             trusted: false,
             keep: false,
         })
@@ -159,6 +163,14 @@ impl Attributes {
         ))
     }
 
+    fn layout(&mut self, uri: &Uri) -> Result<Option<TreeLayout>, InvalidAttribute> {
+        let checked = |text: String| {
+            let layout: TreeLayout = text.parse()?;
+            layout.check(uri).map(|()| layout)
+        };
+        self.take("layout").map(checked).transpose().map_err(|e| InvalidAttribute::new("layout", e))
+    }
+
     fn patterns(&mut self, key: &str) -> Result<Option<Vec<String>>, InvalidAttribute> {
         let parse = |text: String| serde_json::from_str(&text);
         let text = r#"expected a JSON list of patterns, ["*.json"]"#;
@@ -200,7 +212,8 @@ mod tests {
             ("badNames", "drop", "badNames: expected refuse or escape"),
             ("allow", "*.json", "allow: expected a JSON list of patterns"),
             ("tenant", "../x", "tenant: "),
-            ("layout", "flat", "layout: this version of bdnfs has no such volumes"),
+            ("layout", "flat", "layout: \"flat\" is not a layout"),
+            ("layout", "hf-cache", "layout: s3://b: the layout hf-cache is for hf:// sources only"),
             ("checkpoints", "run", "checkpoints: this version"),
             ("cache", "run", "cache: this version"),
             ("cacheDir", "/", "cacheDir: there is no such attribute"),

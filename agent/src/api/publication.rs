@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use bdnfs::source::{Access, Secret};
+use bdnfs::source::{Access, Secret, TreeLayout};
 use serde::{Deserialize, Serialize};
 
 use super::{Failure, MirrorRequest};
@@ -58,6 +58,9 @@ pub struct PublicationRequest {
     /// Whether it is published before all of it is local.
     #[serde(default)]
     pub staging: Staging,
+    /// How its tree is shown; default: as its origin has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<TreeLayout>,
     /// Whether an administrator wrote the request. Other authors may not choose endpoints, mirrors and owners, and never get
     /// the credentials of the node.
     #[serde(default)]

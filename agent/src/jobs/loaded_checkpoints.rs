@@ -152,5 +152,5 @@ fn is_own_latest(reference: &CheckpointReference, request: &JobRequest) -> bool 
 
 fn weights(source: String, mountpoint: PathBuf) -> Weights {
     let (source, access) = (Secret::new(source), Access::default());
-    Weights { source, mountpoint, allow: None, ignore: Vec::new(), access }
+    Weights { source, mountpoint, allow: None, ignore: Vec::new(), access, layout: None }
 }

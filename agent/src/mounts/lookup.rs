@@ -7,11 +7,12 @@ use std::time::SystemTime;
 use bdnfs::digest::Digest;
 use bdnfs::engine::Engine;
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs::manifest::HubCache;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
-use bdnfs::source::{Access, Patterns, Uri};
+use bdnfs::source::{Access, Patterns, TreeLayout, Uri};
 use bdnfs::task::blocking;
 use bdnfs::tier::lazy_origin::OriginOpener;
 use chrono::{DateTime, Utc};
@@ -36,6 +37,31 @@ pub struct ResolvedSnapshot {
 /// Finds the snapshot that `request` asks for, or where nobody answers, the newest one that the cache has whole. Files without a
 /// name may be made in the directory `scratch`.
 pub async fn resolve(
+    engine: &Engine,
+    scratch: &Path,
+    history: &SourceHistory,
+    request: &MountRequest,
+) -> ApiResult<ResolvedSnapshot> {
+    let found = resolve_listed(engine, scratch, history, request).await?;
+    arrange(engine, &found.snapshot, request, &found.resolved).await?;
+    Ok(found)
+}
+
+/// Has a snapshot shown in the layout that `request` asks for.
+async fn arrange(
+    engine: &Engine,
+    snapshot: &Arc<Snapshot>,
+    request: &MountRequest,
+    resolved: &str,
+) -> Result<()> {
+    let Some(TreeLayout::HfCache) = request.weights.layout else { return Ok(()) };
+    let cache = HubCache::new(&request.weights.source.expose().parse()?, &resolved.parse()?)?;
+    let (engine, snapshot) = (engine.clone(), Arc::clone(snapshot));
+    blocking(move || engine.show_as_hub_cache(&snapshot, &cache)).await
+}
+
+/// The same, as its origin has it.
+async fn resolve_listed(
     engine: &Engine,
     scratch: &Path,
     history: &SourceHistory,
@@ -223,7 +249,9 @@ pub async fn reopen(
         let text = format!("the cache no longer has the manifest of {uri}; mount it again");
         Failure::new(Kind::NotFound, text)
     };
-    engine.reopen(&record.snapshot.parse()?, mirror, open).await?.ok_or_else(gone)
+    let snapshot = engine.reopen(&record.snapshot.parse()?, mirror, open).await?.ok_or_else(gone)?;
+    arrange(engine, &snapshot, request, &record.resolved).await?;
+    Ok(snapshot)
 }
 
 /// Opens the origin of a source, in the state in which it was listed where its name says that.

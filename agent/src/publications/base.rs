@@ -25,7 +25,7 @@ use crate::mounts::{ManagedMount, MountManager, ResolvedSnapshot};
 pub struct BaseKey {
     /// The tenant.
     pub tenant: String,
-    /// The snapshot.
+    /// The snapshot, as it is shown.
     pub snapshot: Digest,
     /// Owner of all files.
     pub uid: Option<u32>,
@@ -141,7 +141,7 @@ impl Bases {
     pub fn restore(&self, mount: Arc<ManagedMount>, is_staged: bool) -> Arc<Base> {
         let MountRequest { tenant, uid, gid, .. } = mount.request().clone();
         let tenant = tenant.unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
-        let key = BaseKey { tenant, snapshot: mount.snapshot().id(), uid, gid };
+        let key = BaseKey { tenant, snapshot: mount.snapshot().tree_id(), uid, gid };
         let mut table = self.table.lock();
         let path = mount.mountpoint().to_owned();
         let (base, users) = table.entry(key.clone()).or_insert_with(|| (Base::new(key, path), 0));

@@ -26,7 +26,7 @@ impl Publications {
         let asked = publication.unless_cancelled(async { Ok(publication.complete().await) }).await?;
         let (request, found) = publication.unless_cancelled(self.resolve(publication, asked)).await?;
         let tenant = request.tenant.clone().unwrap_or_else(|| self.tenant().to_owned());
-        let key = BaseKey { tenant, snapshot: found.snapshot.id(), uid: request.uid, gid: request.gid };
+        let key = BaseKey { tenant, snapshot: found.snapshot.tree_id(), uid: request.uid, gid: request.gid };
         let publications = Arc::clone(self);
         let base = blocking(move || publications.bases.join(key)).await?;
         publication.set_base(Some(Arc::clone(&base)));
@@ -60,8 +60,8 @@ impl Publications {
         asked: PublicationRequest,
     ) -> ApiResult<(MountRequest, ResolvedSnapshot)> {
         let (mounter, access) = (self.mounts.mounter(), trust::access(&asked)?);
-        let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, .. } = asked;
-        let weights = Weights { source, mountpoint: PathBuf::new(), allow, ignore, access };
+        let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, layout, .. } = asked;
+        let weights = Weights { source, mountpoint: PathBuf::new(), allow, ignore, access, layout };
         let request = MountRequest {
             weights,
             tenant,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::error::Kind;
-use bdnfs::source::Uri;
+use bdnfs::source::{TreeLayout, Uri};
 use bdnfs_agent::AgentServer;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{MountInfo, MountRequest, Weights};
@@ -41,7 +41,7 @@ pub struct MountArgs {
     /// Mount all weights of a configuration: config.yaml of Truss, training job as JSON, or TOML with [[weights]]. Missing
     /// mount points are created
     #[arg(long, value_name = "FILE")]
-    #[arg(conflicts_with_all = ["source", "mountpoint", "allow", "ignore", "secret", "credentials", "auth"])]
+    #[arg(conflicts_with_all = ["source", "mountpoint", "allow", "ignore", "secret", "credentials", "auth", "layout"])]
     config: Option<PathBuf>,
     /// With --config: directory under which all mount points are created
     #[arg(long, value_name = "DIR", requires = "config")]
@@ -68,6 +68,10 @@ pub struct MountArgs {
     /// alone where no file exceeds 16 MiB. Default: as the agent is configured, else fuse
     #[arg(long, value_enum, requires = "wait")]
     via: Option<ViaArg>,
+    /// How the tree is shown. hf-cache, for hf://: models--owner--name/{refs,blobs,snapshots}, as in a directory that HF_HUB_CACHE
+    /// names. Default: as the source has it
+    #[arg(long, value_name = "LAYOUT")]
+    layout: Option<TreeLayout>,
     /// Ask nobody: mount the newest snapshot that the cache has whole
     #[arg(long)]
     offline: bool,
@@ -94,6 +98,7 @@ pub struct MountArgs {
 const EXAMPLES: &str = "Examples:
   bdnfs mount s3://models/llama-3-8b /mnt/model
   bdnfs mount --mirror s3://mirror s3://models/llama-3-8b /mnt/model
+  bdnfs mount --wait --layout hf-cache hf://owner/name /mnt/hub && HF_HUB_CACHE=/mnt/hub HF_HUB_OFFLINE=1 python train.py
   bdnfs mount --wait --via native hf://datasets/owner/images /mnt/images
   bdnfs mount --wait --allow '*.safetensors' --allow '*.json' s3://models/llama-3-8b /mnt/model
   bdnfs mount --secrets /run/secrets --secret hf_access_token hf://owner/private /mnt/model
@@ -120,7 +125,8 @@ impl MountArgs {
                 let (allow, ignore) = self.source_options.globs();
                 let access = self.source_options.access(source.uri())?;
                 let (source, mountpoint) = (source.clone(), mountpoint.clone());
-                Ok(vec![WeightsEntry { source, mountpoint, allow, ignore, access }])
+                self.layout.map_or(Ok(()), |layout| layout.check(source.uri()))?;
+                Ok(vec![WeightsEntry { source, mountpoint, allow, ignore, access, layout: self.layout }])
             }
             _ => bail!("name a source and a mount point, or --config"),
         }

@@ -58,7 +58,9 @@ pub fn run(args: &OciHookArgs) -> Result<()> {
         request.access.executable.clone_from(&entry.executable);
         let (allow, ignore) = (entry.allow.clone(), entry.ignore.clone());
         let staging = if args.lazy { Staging::Lazy } else { Staging::Wait };
-        requests.push((format!("{prefix}{index}"), PublicationRequest { allow, ignore, staging, ..request }));
+        let layout = entry.layout;
+        let request = PublicationRequest { allow, ignore, staging, layout, ..request };
+        requests.push((format!("{prefix}{index}"), request));
     }
     let until = Instant::now() + args.timeout;
     let mounted = runtime::block_on(publish(&client, &requests, until)).and_then(|bases| {

@@ -19,6 +19,9 @@ impl Manifest {
     /// # Errors
     /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
     pub fn blob_size(&self, index: u32) -> Result<u64> {
+        if let Some(base) = self.base_of(index) {
+            return base.blob_size(index);
+        }
         let size = self.blob_record(index)?.size.get();
         if size > binary::MAX_BLOB_BYTES {
             Err(corrupt(format!("blob {index} has no right size")))
@@ -32,6 +35,9 @@ impl Manifest {
     /// # Errors
     /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
     pub fn blob(&self, index: u32) -> Result<Blob> {
+        if let Some(base) = self.base_of(index) {
+            return base.blob(index);
+        }
         let size = self.blob_size(index)?;
         let record = self.blob_record(index)?;
         let path = self.blob_path(index, record)?;
@@ -60,6 +66,9 @@ impl Manifest {
     /// # Errors
     /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
     pub fn key(&self, index: u32) -> Result<Key> {
+        if let Some(base) = self.base_of(index) {
+            return base.key(index);
+        }
         let record = self.blob_record(index)?;
         let by_path = record.kind == binary::ORIGIN && record.flags & binary::PACK == 0;
         let path = if by_path { self.blob_path(index, record)? } else { Vec::new() };

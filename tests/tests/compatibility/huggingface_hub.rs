@@ -100,3 +100,59 @@ fn hub_server_read_by_huggingface_hub_equals_the_mount() {
         assert_same_tree(Path::new(&downloaded), &machine.mount_with(uri, name, options));
     }
 }
+
+/// Finds repositories in the cache by their names, with no network, as programs do that know of no bdnfs.
+const OFFLINE_SCRIPT: &str = r#"
+import os, sys
+from huggingface_hub import hf_hub_download, scan_cache_dir, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import LocalEntryNotFoundError
+repository, kind, commit = sys.argv[1:]
+snapshot = snapshot_download(repository, repo_type=kind)
+assert snapshot == snapshot_download(repository, repo_type=kind, revision=commit), snapshot
+assert os.path.basename(snapshot) == commit, snapshot
+for directory, _, names in os.walk(snapshot):
+    for name in names:
+        path = os.path.relpath(os.path.join(directory, name), snapshot)
+        for revision in (None, "main", commit):
+            found = hf_hub_download(repository, path, repo_type=kind, revision=revision)
+            assert found == os.path.join(snapshot, path), found
+        assert try_to_load_from_cache(repository, path, repo_type=kind) == found
+        print(path, os.path.getsize(found))
+try:
+    hf_hub_download(repository, "no/such.file", repo_type=kind)
+except LocalEntryNotFoundError:
+    print("missing")
+cached, = scan_cache_dir().repos
+assert (cached.repo_id, cached.repo_type) == (repository, kind), cached
+revision, = cached.revisions
+assert (revision.commit_hash, "main" in revision.refs) == (commit, True), revision
+"#;
+
+#[test]
+fn hub_cache_layout_is_what_huggingface_hub_finds_offline() {
+    let mut hub = HubServer::start();
+    let weights = content("weights", 3_000_000);
+    let files: [(&str, &[u8]); 3] =
+        [("config.json", b"{}"), ("sub/weights.safetensors", &weights), ("sub/c/empty", b"")];
+    let machine = Machine::new().env("HF_ENDPOINT", hub.url());
+    let kinds = [
+        ("model", "models/org/model", "hf://org/model"),
+        ("dataset", "datasets/org/data", "hf://datasets/org/data"),
+    ];
+    let mounts = kinds.map(|(kind, repository, uri)| {
+        let commit = hub.publish(repository, "main", &files);
+        (kind, commit, machine.mount_with(uri, kind, &["--wait", "--layout", "hf-cache"]))
+    });
+    let url = hub.url();
+    hub.server.stop();
+    for ((kind, commit, point), (_, repository, _)) in mounts.iter().zip(kinds) {
+        let name = repository.split_once('/').unwrap().1;
+        let mut script = Command::new(target().parent().unwrap().join("emulators/bin/python3"));
+        script.args(["-c", OFFLINE_SCRIPT, name, kind, commit]);
+        script.env("HF_HUB_CACHE", point).env("HF_HUB_OFFLINE", "1").env("HF_ENDPOINT", &url);
+        let said = run(script.env("HF_HOME", machine.directory("home")).env_remove("HF_TOKEN"));
+        let mut told: Vec<&str> = said.lines().collect();
+        told.sort_unstable();
+        assert_eq!(told, ["config.json 2", "missing", "sub/c/empty 0", "sub/weights.safetensors 3000000"]);
+    }
+}

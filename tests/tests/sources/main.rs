@@ -7,6 +7,7 @@ mod clouds;
 mod configuration;
 mod credentials;
 mod hub;
+mod hub_cache;
 mod hub_origin;
 mod name_servers;
 mod origin_faults;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::source::{Patterns, Uri};
+use bdnfs::source::{Patterns, TreeLayout, Uri};
 use bdnfs_agent::api::publication::{PublicationRequest, Staging, is_publication_key};
 use bdnfs_agent::{DockerConfig, PublicationConfig, SourceConfig, is_device_name};
 use serde::Deserialize;
@@ -65,6 +65,7 @@ pub struct SourceSection {
     gid: Option<u32>,
     #[serde(default)]
     staging: Staging,
+    layout: Option<TreeLayout>,
     endpoint: Option<String>,
     region: Option<String>,
     /// The name of the secret with the credentials, in the stores of `secrets`.
@@ -139,6 +140,7 @@ impl SourceSection {
             bail!("mount_location: must be absolute, not {}", path.display());
         }
         let source: Source = self.source.parse()?;
+        self.layout.map_or(Ok(()), |layout| layout.check(source.uri()))?;
         Patterns::filter(self.allow_patterns.as_deref(), &self.ignore_patterns)?;
         let Self { endpoint, region, secret, credentials, anonymous, allow_http, .. } = self;
         let access = NamedAccess { endpoint, region, secret, credentials, anonymous, allow_http };
@@ -158,6 +160,7 @@ impl SourceSection {
             target: None,
             holder: Some(format!("sources.{name}")),
             staging: self.staging,
+            layout: self.layout,
             trusted: true,
             keep: true,
         };

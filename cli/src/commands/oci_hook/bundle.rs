@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::weights::{self, Rules, WeightsSource};
-use bdnfs::source::{AuthMethod, Severity};
+use bdnfs::source::{AuthMethod, Severity, TreeLayout};
 use bdnfs_agent::api::publication::publication_key;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -72,6 +72,8 @@ pub struct ContainerWeights {
     pub ignore: Vec<String>,
     /// Patterns of files that may be executed.
     pub executable: Vec<String>,
+    /// How its tree is shown.
+    pub layout: Option<TreeLayout>,
     /// How the source is authorized.
     pub auth: Option<AuthMethod>,
 }
@@ -120,6 +122,7 @@ fn parse(annotation: &str) -> Result<Vec<ContainerWeights>> {
         allow: weights.allow_patterns,
         ignore: weights.ignore_patterns.unwrap_or_default(),
         executable: weights.executable_patterns.unwrap_or_default(),
+        layout: weights.layout,
         auth: weights.auth,
     };
     Ok(accepted.into_iter().map(|accepted| entry(accepted.weights)).collect())

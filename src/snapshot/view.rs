@@ -1,0 +1,48 @@
+//! Views: a snapshot's content in another tree than that of its manifest.
+
+use std::sync::Arc;
+
+use super::Snapshot;
+use crate::digest::Digest;
+use crate::fetch::Ladder;
+use crate::manifest::Manifest;
+
+/// Another tree of the same content.
+#[derive(Debug)]
+pub(crate) struct SnapshotView {
+    /// The view of the snapshot's manifest.
+    pub(crate) manifest: Arc<Manifest>,
+    /// Where the blobs come from that the view has beside those of the manifest.
+    pub(crate) ladder: Arc<Ladder>,
+}
+
+impl Snapshot {
+    /// Tells it from all others that are mounted: its id, and which view of it is shown.
+    pub fn tree_id(&self) -> Digest {
+        match self.view.get() {
+            Some(view) => Digest::of(&[self.id.0, view.manifest.digest().0].concat()),
+            None => self.id,
+        }
+    }
+
+    /// The manifest that is shown, for who outlives the snapshot.
+    pub(crate) fn shared_manifest(&self) -> Arc<Manifest> {
+        self.view.get().map_or(&self.manifest, |view| &view.manifest).clone()
+    }
+
+    /// Its manifest, whatever is shown.
+    pub(crate) fn listed_manifest(&self) -> &Arc<Manifest> {
+        &self.manifest
+    }
+
+    /// Has `view` shown from now on. To be called once, before it is mounted.
+    pub(crate) fn show(&self, view: SnapshotView) {
+        self.view.set(view).ok();
+    }
+
+    /// Where blob `blob` comes from.
+    pub(super) fn ladder_of(&self, blob: u32) -> &Arc<Ladder> {
+        let own = self.view.get().filter(|_| blob >= self.manifest.blobs());
+        own.map_or(&self.ladder, |view| &view.ladder)
+    }
+}
