@@ -43,7 +43,7 @@
 //! 6. [`cache`]: stores verified blocks, and evicts what is not leased.
 //!
 //! Staging ([`stage`]) takes the same path at the lowest urgency. [`peer_service`] serves the blocks of this node to others,
-//! and [`publish`] copies a source into a mirror. [`native`] writes what is staged as an EROFS image for the
+//! [`publish`] copies a source into a mirror, and [`download`] what a mirror has into a directory. [`native`] writes what is staged as an EROFS image for the
 //! kernel alone. [`engine`] holds all of it together, and is where to begin:
 //!
 //! ```
@@ -116,6 +116,7 @@ pub mod cache;
 pub mod checkpoint;
 pub mod content;
 pub mod digest;
+pub mod download;
 pub mod engine;
 pub mod error;
 pub mod extent;

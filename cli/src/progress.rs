@@ -13,8 +13,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
 
-/// How often the progress of a publication is shown.
-const PUBLICATION_INTERVAL: Duration = Duration::from_millis(200);
+/// How often the progress of an operation of this process is shown.
+const SHOW_INTERVAL: Duration = Duration::from_millis(200);
 /// The shortest time over which a rate is computed: shorter ones are mostly chance.
 const MIN_RATE_INTERVAL: Duration = Duration::from_millis(200);
 /// A log has a line at least this often...
@@ -39,18 +39,25 @@ pub async fn stage(client: &Client, id: u64, verify: bool) -> Result<StageStatus
 
 /// Shows the progress of a publication, the operation `what`, until it is aborted.
 pub async fn show_publication(what: &'static str, progress: Arc<PublishProgress>) {
+    let read = move || {
+        (progress.state() != PublishPhase::Listing).then(|| Progress {
+            files: progress.files.load(Relaxed),
+            files_done: progress.files_done.load(Relaxed),
+            bytes: progress.bytes.load(Relaxed),
+            bytes_done: progress.bytes_done.load(Relaxed),
+            bytes_found: 0,
+        })
+    };
+    show_progress(what, read).await;
+}
+
+/// Shows the progress that `read` answers with, once there is any, of the operation `what`, until it is aborted.
+pub async fn show_progress(what: &'static str, read: impl Fn() -> Option<Progress>) {
     let mut display = None;
     loop {
-        tokio::time::sleep(PUBLICATION_INTERVAL).await;
-        if progress.state() != PublishPhase::Listing {
-            let staged = Progress {
-                files: progress.files.load(Relaxed),
-                files_done: progress.files_done.load(Relaxed),
-                bytes: progress.bytes.load(Relaxed),
-                bytes_done: progress.bytes_done.load(Relaxed),
-                bytes_found: 0,
-            };
-            display.get_or_insert_with(|| ProgressDisplay::new(what, &staged)).show(&staged);
+        tokio::time::sleep(SHOW_INTERVAL).await;
+        if let Some(progress) = read() {
+            display.get_or_insert_with(|| ProgressDisplay::new(what, &progress)).show(&progress);
         }
     }
 }

@@ -10,10 +10,12 @@ use crate::access::AccessArgs;
 use crate::mirror::MirrorArgs;
 use crate::runtime;
 
+mod get;
 mod ls;
 mod push;
 mod rm;
 mod show;
+mod wait;
 
 /// The arguments of `bdnfs checkpoint`.
 #[derive(Debug, clap::Args)]
@@ -29,6 +31,10 @@ enum CheckpointCommand {
     Ls(ls::CheckpointListArgs),
     /// Show a checkpoint, or the weights entry that serves it
     Show(show::CheckpointShowArgs),
+    /// Wait until a checkpoint is saved, or complete
+    Wait(wait::CheckpointWaitArgs),
+    /// Download a checkpoint into a directory
+    Get(get::CheckpointGetArgs),
     /// Save a directory as a checkpoint, without a job
     Push(push::CheckpointPushArgs),
     /// Remove a checkpoint from the mirror; `bdnfs mirror gc` frees its space
@@ -113,6 +119,8 @@ pub fn run(args: CheckpointCommandArgs) -> Result<()> {
     match args.command {
         CheckpointCommand::Ls(args) => runtime::block_on_threads(ls::run(args)),
         CheckpointCommand::Show(args) => runtime::block_on_threads(show::run(args)),
+        CheckpointCommand::Wait(args) => runtime::block_on_threads(wait::run(args)),
+        CheckpointCommand::Get(args) => runtime::block_on_threads(get::run(args)),
         CheckpointCommand::Push(args) => runtime::block_on_threads(push::run(args)),
         CheckpointCommand::Rm(args) => runtime::block_on_threads(rm::run(args)),
     }

@@ -1,7 +1,8 @@
 //! Checkpoints pushed into a mirror, listed, mounted by `bt://` and removed.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::mounts::xattr;
@@ -131,4 +132,110 @@ fn checkpoint_commands_list_show_and_remove_what_was_pushed() {
     let mirror = |line: &[&str]| env.machine.run(&[&["mirror"], line, &MIRROR].concat()).succeeds();
     mirror(&["gc", "--grace", "0s"]);
     mirror(&["verify", "--deep"]);
+}
+
+/// Downloads checkpoint `source` into `place`.
+fn get(env: &TestEnv, source: &str, place: &Path, more: &[&str]) -> CommandOutput {
+    checkpoint(env, &[&["get", source, place.to_str().unwrap()], more].concat())
+}
+
+/// The blob of this environment's mirror that is `len` bytes long.
+fn blob_of(env: &TestEnv, len: u64) -> PathBuf {
+    let blobs = env.bucket().with_file_name("mirror/tenants/default/blobs");
+    let groups = fs::read_dir(blobs).unwrap().map(|group| group.unwrap().path());
+    let mut all = groups.flat_map(|group| fs::read_dir(group).unwrap().map(|blob| blob.unwrap().path()));
+    all.find(|blob| blob.metadata().unwrap().len() == len).expect("a blob of this length")
+}
+
+#[test]
+fn checkpoint_get_makes_the_directory_that_was_saved() {
+    let env = env();
+    let tree = env.machine.directory("tree");
+    write_tree(&tree);
+    write_file(&tree, "deep/er/model.safetensors", (9 << 20) + 77);
+    write_file(&tree, "deep/copy.safetensors", (9 << 20) + 77);
+    write_file(&tree, "empty", 0);
+    push(&env, &tree, "llama", "job1", &["--name", "step-5"]);
+    let out = env.machine.directory("out");
+    let got = json(&get(&env, "bt://llama", &out.join("a"), &["--json"]).succeeds());
+    assert_same_tree(&tree, &out.join("a"));
+    assert_eq!((&got["source"], &got["found"]), (&"bt://llama@job1/step-5".into(), &0.into()));
+    let mtime = |root: &Path| fs::metadata(root.join("empty")).unwrap().modified().unwrap();
+    assert_eq!(mtime(&tree), mtime(&out.join("a")));
+    // An empty directory becomes it; another one is left alone.
+    fs::create_dir(out.join("b")).unwrap();
+    get(&env, "step-5", &out.join("b"), &["--project", "llama"]).succeeds();
+    assert_same_tree(&tree, &out.join("b"));
+    get(&env, "bt://llama", &out.join("b"), &[])
+        .fails(&["is not empty; name a directory that is empty or missing"]);
+    get(&env, "bt://llama/step-6", &out.join("c"), &[]).fails(&["has no checkpoint \"step-6\""]);
+    push(&env, &tree, "llama", "job1", &["--name", "step-5", "--rank", "1"]);
+    get(&env, "bt://llama/step-5", &out.join("ranks"), &["--all-ranks"]).succeeds();
+    assert_same_tree(&tree, &out.join("ranks/rank-0"));
+    assert_same_tree(&tree, &out.join("ranks/rank-1"));
+    let left: Vec<_> = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
+#[test]
+fn checkpoint_get_of_damaged_content_fails_and_then_resumes() {
+    let env = env();
+    let tree = env.machine.directory("tree");
+    write_file(&tree, "good.bin", 7 << 20);
+    write_file(&tree, "bad.bin", 5 << 20);
+    push(&env, &tree, "llama", "job1", &["--name", "step-5"]);
+    let blob = blob_of(&env, 5 << 20);
+    let right = fs::read(&blob).unwrap();
+    let mut wrong = right.clone();
+    wrong[3 << 20] ^= 1;
+    fs::write(&blob, wrong).unwrap();
+    let out = env.machine.directory("out").join("step-5");
+    let damaged = get(&env, "bt://llama", &out, &[]);
+    let message = "cannot download bt://llama@job1/step-5: bad.bin: s3://mirror/";
+    assert!(damaged.code == Some(1) && damaged.err.contains(message), "{}", damaged.err);
+    assert!(damaged.err.contains("does not hash to its check value"), "{}", damaged.err);
+    assert!(!out.exists(), "what is not whole is not there");
+    // A link that came into the unfinished directory is not followed, and what a file has too much of goes.
+    let partial = out.with_file_name("step-5.partial");
+    fs::write(&blob, right).unwrap();
+    fs::remove_file(partial.join("bad.bin")).unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", partial.join("bad.bin")).unwrap();
+    get(&env, "bt://llama", &out, &[]).fails(&["bad.bin"]);
+    fs::remove_file(partial.join("bad.bin")).unwrap();
+    let before = env.mirrored().bytes;
+    let got = json(&get(&env, "bt://llama", &out, &["--json"]).succeeds());
+    assert_same_tree(&tree, &out);
+    assert_eq!(got["found"], 7 << 20, "{got}");
+    assert!(env.mirrored().bytes - before < 6 << 20, "only what was missing is fetched");
+}
+
+#[test]
+fn checkpoint_wait_ends_when_it_is_saved_and_tells_when_its_time_is_over() {
+    let env = env();
+    let tree = env.machine.directory("step-7");
+    write_file(&tree, "model.bin", 3 << 20);
+    let late = checkpoint(&env, &["wait", "bt://llama@job1/step-7", "--timeout", "1s"]);
+    assert_eq!(late.code, Some(124), "{}", late.err);
+    assert!(
+        late.err.contains("nothing is saved yet") && late.err.contains("timed out after 1s"),
+        "{}",
+        late.err
+    );
+    let line = ["checkpoint", "wait", "step-7", "--project", "llama", "--json", "--timeout", "5m"];
+    let mut command = env.machine.command(&[&line[..], &MIRROR[..]].concat());
+    let waiting = command.stdout(Stdio::piped()).spawn().unwrap();
+    // It has a rank less than its job.
+    push(&env, &tree, "llama", "job1", &["--rank", "1", "--name", "step-6"]);
+    push(&env, &tree, "llama", "job1", &[]);
+    let saved =
+        checkpoint(&env, &["wait", "step-7", "--project", "llama", "--until", "saved", "--timeout", "5m"]);
+    assert!(saved.succeeds().contains("bt://llama@job1/step-7: ranks missing, 1 rank"));
+    let late = checkpoint(&env, &["wait", "step-7", "--project", "llama", "--timeout", "1s"]);
+    assert_eq!(late.code, Some(124), "{}", late.err);
+    push(&env, &tree, "llama", "job1", &["--rank", "1"]);
+    let waited = waiting.wait_with_output().unwrap();
+    assert!(waited.status.success());
+    let waited = json(std::str::from_utf8(&waited.stdout).unwrap());
+    assert_eq!((&waited["state"], waited["ranks"].as_array().unwrap().len()), (&"complete".into(), 2));
+    checkpoint(&env, &["wait", "bt://llama", "--timeout", "5m"]).succeeds();
 }

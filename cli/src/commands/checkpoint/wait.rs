@@ -1,0 +1,131 @@
+//! `bdnfs checkpoint wait`: waits until a checkpoint is saved.
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use bdnfs::checkpoint::group::CheckpointGroup;
+use bdnfs::checkpoint::{CheckpointSelector, SavedCheckpoint};
+use bdnfs::error::Kind;
+use bdnfs::mirror::Mirror;
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::{CheckpointMirrorArgs, source, state};
+use crate::exit_status::ExitStatusError;
+use crate::output::print_value;
+use crate::text;
+
+/// How often the mirror is asked: savers write an entry every few seconds at most, and a listing costs money.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The exit code when the time is over, as of timeout(1).
+const TIMED_OUT_CODE: u8 = 124;
+
+/// The arguments of `bdnfs checkpoint wait`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CheckpointWaitArgs {
+    /// Name of a checkpoint, or bt://project[@job][/checkpoint], where what is left out means the latest
+    #[arg(value_name = "NAME")]
+    name: String,
+    #[command(flatten)]
+    target: CheckpointMirrorArgs,
+    /// The condition to wait for
+    #[arg(long, value_enum, default_value_t = SavedCondition::Complete)]
+    until: SavedCondition,
+    /// Fail when the time is over, such as 90s or 12h
+    #[arg(long, value_name = "DURATION", value_parser = text::parse_duration)]
+    timeout: Option<Duration>,
+}
+
+/// A condition of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SavedCondition {
+    /// Saved: a rank of it is in the mirror, in a state that may not be the last
+    Saved,
+    /// Complete: every rank of its job saved it and had done with it, as far as anybody can tell
+    Complete,
+}
+
+const EXAMPLES: &str = "Examples:
+  bdnfs checkpoint wait bt://llama@a1b2c3d4/checkpoint-500 --timeout 1h && python evaluate.py
+  bdnfs checkpoint wait checkpoint-500 --project llama --until saved --json
+  bdnfs checkpoint wait bt://llama --mirror s3://mirror
+It exits with 0 when the condition holds, 124 when the time is over, and 1 for any other failure.";
+
+/// The checkpoint that was waited for.
+#[derive(Debug, Serialize)]
+struct AwaitedCheckpoint<'a> {
+    source: String,
+    state: &'a str,
+    files: u64,
+    bytes: u64,
+    ranks: &'a [SavedCheckpoint],
+}
+
+/// Waits for the condition.
+pub async fn run(args: CheckpointWaitArgs) -> Result<()> {
+    let selector = args.target.selector(&args.name)?;
+    let mirror = args.target.open_or_create()?;
+    let waiting = wait_for(&mirror, &selector, args.until);
+    let group = match args.timeout {
+        None => waiting.await?,
+        Some(timeout) => tokio::time::timeout(timeout, waiting).await.map_err(|_| {
+            let timeout = humantime::format_duration(timeout);
+            ExitStatusError::wrap(
+                TIMED_OUT_CODE,
+                anyhow!("waiting for {selector}: timed out after {timeout}"),
+            )
+        })??,
+    };
+    let report = AwaitedCheckpoint {
+        source: source(&group),
+        state: state(&group),
+        files: group.files(),
+        bytes: group.bytes(),
+        ranks: group.ranks(),
+    };
+    print_value(args.target.json, &report, || format_state(&group))
+}
+
+/// Asks the mirror until the condition holds. Tells on stderr what there is each time it changes.
+async fn wait_for(
+    mirror: &Mirror,
+    selector: &CheckpointSelector,
+    until: SavedCondition,
+) -> Result<CheckpointGroup> {
+    let mut told = String::new();
+    loop {
+        let now = match mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await {
+            Ok((groups, _)) => match newest(selector, &groups) {
+                Some(group) if until == SavedCondition::Saved || is_complete(group) => {
+                    return Ok(group.clone());
+                }
+                Some(group) => format_state(group),
+                None => format!("{selector}: nothing is saved yet"),
+            },
+            // A mirror that is away for a while is no reason to give up what may take days.
+            Err(e) if matches!(e.kind(), Kind::Unavailable | Kind::Timeout) => e.to_string(),
+            Err(e) => return Err(e.into()),
+        };
+        if now != told {
+            eprintln!("waiting: {now}");
+            told = now;
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// The checkpoint that is meant, or else the newest of those that may come to be.
+fn newest<'a>(selector: &CheckpointSelector, groups: &'a [CheckpointGroup]) -> Option<&'a CheckpointGroup> {
+    selector.choose(groups).or_else(|| groups.iter().rfind(|group| selector.selects(group)))
+}
+
+fn is_complete(group: &CheckpointGroup) -> bool {
+    group.is_whole() && group.is_complete()
+}
+
+fn format_state(group: &CheckpointGroup) -> String {
+    let (files, bytes) = (text::files(group.files()), text::size(group.bytes()));
+    let ranks = text::count(group.ranks().len() as u64, "rank");
+    format!("{}: {}, {ranks}, {files}, {bytes}", source(group), state(group))
+}

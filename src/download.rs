@@ -1,0 +1,150 @@
+//! Downloads: copies what a mirror has of a source into a directory, without a mount or a cache.
+//!
+//! The content is written beside the directory, under a name that ends in `.partial`, which takes the directory's name when all
+//! of it is there: a directory is whole, or not there. Every block is verified before it is written. Large files that a
+//! download left unfinished are verified block by block by the next one, which fetches what they lack.
+
+mod partial_tree;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::{TryStreamExt, stream};
+
+use crate::blob::Blob;
+use crate::block::{self, Arrival};
+use crate::digest::Digest;
+use crate::error::{Error, Kind, Result};
+use crate::fetch::{FetchScope, Ladder};
+use crate::mirror::Mirror;
+use crate::mirror::lease::Purpose;
+use crate::stage::Progress;
+use crate::task::blocking;
+use crate::tier::Urgency;
+
+use partial_tree::PartialTree;
+
+/// How many blocks one request asks for: as many as the largest request of a mount.
+const BLOCKS_PER_REQUEST: usize = 16;
+/// How many requests are under way at once. Each holds a few blocks in memory.
+const REQUESTS_IN_FLIGHT: usize = 16;
+/// How long the mirror is asked again while nothing arrives.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Progress of a download. Counted while it runs; read by whoever shows it.
+#[derive(Debug, Default)]
+pub struct DownloadProgress {
+    files: AtomicU64,
+    bytes: AtomicU64,
+    /// Files whose last block was written or found.
+    files_done: AtomicU64,
+    bytes_done: AtomicU64,
+    bytes_found: AtomicU64,
+}
+
+impl DownloadProgress {
+    /// What there is now.
+    pub fn read(&self) -> Progress {
+        Progress {
+            files: self.files.load(Relaxed),
+            files_done: self.files_done.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            bytes_done: self.bytes_done.load(Relaxed),
+            bytes_found: self.bytes_found.load(Relaxed),
+        }
+    }
+}
+
+/// Copies the snapshot `id` of `mirror` into `directory`, which must be missing or empty.
+///
+/// # Errors
+/// [`Kind::Invalid`] for a directory that is not empty, [`Kind::NotFound`] for a snapshot that is not there, [`Kind::Corrupt`] for
+/// content that is not what was saved, [`Kind::Disk`], [`Kind::NoSpace`]; those of the store.
+pub async fn download(
+    mirror: &Mirror,
+    id: &Digest,
+    directory: &Path,
+    progress: &DownloadProgress,
+) -> Result<()> {
+    // Who may only read has no lease, but the grace.
+    let lease = mirror.lease(Purpose::Serve(*id)).await.ok();
+    let missing = || Error::new(Kind::NotFound, format!("the mirror has no manifest {id}"));
+    let manifest = Arc::new(mirror.manifest(id).await?.ok_or_else(missing)?);
+    let (listed, place) = (Arc::clone(&manifest), directory.to_owned());
+    let tree = Arc::new(blocking(move || PartialTree::create(listed, &place)).await?);
+    progress.files.fetch_add(manifest.files(), Relaxed);
+    progress.bytes.fetch_add(manifest.bytes(), Relaxed);
+    let ladder = Ladder::new(vec![Arc::new(mirror.clone())], Arc::default(), Arc::default());
+    let requests = stream::iter((0..manifest.blobs()).map(Ok)).and_then(|blob| plan(&tree, blob, progress));
+    let requests = requests.map_ok(|requests| stream::iter(requests.into_iter().map(Ok))).try_flatten();
+    requests
+        .try_for_each_concurrent(REQUESTS_IN_FLIGHT, |request| fetch(&ladder, &tree, request, progress))
+        .await?;
+    blocking(move || tree.finish()).await?;
+    if let Some(lease) = lease {
+        lease.release().await;
+    }
+    Ok(())
+}
+
+/// Blocks that one request asks for.
+#[derive(Debug)]
+struct MissingBlocks {
+    number: u32,
+    blob: Blob,
+    blocks: Vec<u64>,
+}
+
+/// The requests for what is missing of blob `number`.
+async fn plan(
+    tree: &Arc<PartialTree>,
+    number: u32,
+    progress: &DownloadProgress,
+) -> Result<Vec<MissingBlocks>> {
+    let blob = tree.manifest().blob(number)?;
+    let looked = (Arc::clone(tree), blob.clone());
+    let missing = blocking(move || looked.0.missing(number, &looked.1)).await?;
+    let found: u64 = (0..block::count(blob.size))
+        .filter(|index| missing.binary_search(index).is_err())
+        .map(|index| tree.bytes_in(number, &blob, index))
+        .sum();
+    progress.bytes_found.fetch_add(found, Relaxed);
+    progress.bytes_done.fetch_add(found, Relaxed);
+    if missing.is_empty() {
+        progress.files_done.fetch_add(tree.files(number), Relaxed);
+    }
+    let request = |blocks: &[u64]| MissingBlocks { number, blob: blob.clone(), blocks: blocks.to_vec() };
+    Ok(missing.chunks(BLOCKS_PER_REQUEST).map(request).collect())
+}
+
+/// Fetches blocks, and writes them to the files that they are part of.
+async fn fetch(
+    ladder: &Ladder,
+    tree: &Arc<PartialTree>,
+    request: MissingBlocks,
+    progress: &DownloadProgress,
+) -> Result<()> {
+    let MissingBlocks { number, blob, blocks } = request;
+    let is_last = blocks.last() == Some(&(block::count(blob.size).saturating_sub(1)));
+    let accept = async |arrival: Arrival| {
+        let (tree, blob) = (Arc::clone(tree), blob.clone());
+        let written = blocking(move || {
+            let unknown = || Error::new(Kind::Corrupt, "the manifest has no checks for it");
+            let checks = blob.checks.as_ref().ok_or_else(unknown)?;
+            let check = checks.get(arrival.index as usize);
+            let verified = arrival.verify(check)?;
+            tree.write(number, &blob, &verified)?;
+            Ok((verified.index(), tree.bytes_in(number, &blob, verified.index())))
+        });
+        let (index, bytes) = written.await?;
+        progress.bytes_done.fetch_add(bytes, Relaxed);
+        Ok(index)
+    };
+    ladder.fetch(&blob, blocks, (FetchScope::Direct, Urgency::Stage), STALL_TIMEOUT, accept).await?;
+    if is_last {
+        progress.files_done.fetch_add(tree.files(number), Relaxed);
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! The directory that a download writes, before it has its name.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+use crate::blob::Blob;
+use crate::block::{self, Arrival, BLOCK, Verified};
+use crate::error::{Error, Kind, Result};
+use crate::manifest::{Manifest, Node, Slice};
+
+/// What is added to the name of a directory that is not whole.
+const SUFFIX: &str = ".partial";
+
+/// The files of a snapshot on their way into a directory.
+#[derive(Debug)]
+pub(super) struct PartialTree {
+    manifest: Arc<Manifest>,
+    /// Where it is to be.
+    directory: PathBuf,
+    /// Where it is meanwhile.
+    partial: PathBuf,
+    /// The files that are slices of each blob.
+    files: HashMap<u32, Vec<(u32, Slice)>>,
+}
+
+impl PartialTree {
+    /// Makes the directories of a tree that becomes `directory`, or goes on with those that another run has left.
+    pub(super) fn create(manifest: Arc<Manifest>, directory: &Path) -> Result<Self> {
+        let mut name = directory.as_os_str().to_owned();
+        name.push(SUFFIX);
+        let partial = PathBuf::from(name);
+        check_target(directory)?;
+        let failed = |e| Error::disk(format!("cannot create {}", partial.display()), e);
+        if let Err(error) = DirBuilder::new().mode(0o700).create(&partial) {
+            // Nobody else may have put links into it.
+            let found = partial.symlink_metadata().map_err(failed)?;
+            let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+            if error.kind() != ErrorKind::AlreadyExists || !is_own || found.mode() & 0o077 != 0 {
+                return Err(failed(error));
+            }
+        }
+        let mut tree = Self { manifest, directory: directory.to_owned(), partial, files: HashMap::new() };
+        for index in 0..tree.manifest.entries() {
+            match tree.manifest.entry(index)?.node {
+                Node::File(slice) => {
+                    let (path, len) = (tree.path(index)?, slice.len);
+                    let file = open(&path).and_then(|file| file.set_len(len).map(|()| file));
+                    file.map_err(|e| Error::disk(format!("cannot create {}", path.display()), e))?;
+                    tree.files.entry(slice.blob).or_default().push((index, slice));
+                }
+                Node::Directory(_) if index > 0 => {
+                    let path = tree.path(index)?;
+                    match DirBuilder::new().mode(0o700).create(&path) {
+                        Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                            return Err(Error::disk(format!("cannot create {}", path.display()), e));
+                        }
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(tree)
+    }
+
+    /// The snapshot.
+    pub(super) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// How many files blob `number` has.
+    pub(super) fn files(&self, number: u32) -> u64 {
+        self.files.get(&number).map_or(0, |files| files.len() as u64)
+    }
+
+    /// How many bytes of files are written when block `index` of blob `number` is.
+    pub(super) fn bytes_in(&self, number: u32, blob: &Blob, index: u64) -> u64 {
+        self.parts(number, blob, index).map(|part| part.range.end - part.range.start).sum()
+    }
+
+    /// Which blocks of blob `number` are missing. Only where it is one file what is there is looked at.
+    pub(super) fn missing(&self, number: u32, blob: &Blob) -> Result<Vec<u64>> {
+        let all = 0..block::count(blob.size);
+        let single = match self.files.get(&number).map(Vec::as_slice) {
+            None => return Ok(Vec::new()),
+            Some([(index, slice)]) if slice.offset == 0 && slice.len == blob.size => *index,
+            Some(_) => return Ok(all.collect()),
+        };
+        let path = self.path(single)?;
+        let file = File::open(&path).map_err(|e| Error::disk(path.display().to_string(), e))?;
+        let is_empty = file.metadata().is_ok_and(|found| found.blocks() == 0);
+        let is_right = |index: u64| {
+            let mut bytes = vec![0; block::len(blob.size, index) as usize];
+            let check = blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
+            let read = file.read_exact_at(&mut bytes, index * BLOCK).is_ok();
+            let arrival = Arrival { size: blob.size, index, bytes: Bytes::from(bytes) };
+            read && check.is_some() && arrival.verify(check).is_ok()
+        };
+        Ok(all.filter(|index| is_empty || !is_right(*index)).collect())
+    }
+
+    /// Writes a block of blob `number` to the files that it is part of.
+    pub(super) fn write(&self, number: u32, blob: &Blob, block: &Verified) -> Result<()> {
+        let start = block.index() * BLOCK;
+        for part in self.parts(number, blob, block.index()) {
+            let path = self.path(part.entry)?;
+            let bytes =
+                &block.bytes()[(part.range.start - start) as usize..(part.range.end - start) as usize];
+            let written =
+                open(&path).and_then(|file| file.write_all_at(bytes, part.range.start - part.offset));
+            written.map_err(|e| Error::disk(format!("cannot write {}", path.display()), e))?;
+        }
+        Ok(())
+    }
+
+    /// The parts of files that lie in block `index` of blob `number`.
+    fn parts(&self, number: u32, blob: &Blob, index: u64) -> impl Iterator<Item = FilePart> {
+        let (start, end) = (index * BLOCK, index * BLOCK + block::len(blob.size, index));
+        let files = self.files.get(&number).map_or(&[][..], Vec::as_slice);
+        files.iter().filter_map(move |(entry, slice)| {
+            let range = start.max(slice.offset)..end.min(slice.offset + slice.len);
+            (range.start < range.end).then_some(FilePart { entry: *entry, offset: slice.offset, range })
+        })
+    }
+
+    /// Gives all files their times and modes, makes the links, and gives the tree its name. Nothing is synced, as by other commands
+    /// that copy files.
+    pub(super) fn finish(&self) -> Result<()> {
+        // Children come after their directory, whose time they change.
+        for index in (0..self.manifest.entries()).rev() {
+            let path = self.path(index)?;
+            let entry = self.manifest.entry(index)?;
+            let failed = |e| Error::disk(format!("cannot finish {}", path.display()), e);
+            let mode = match entry.node {
+                Node::Symlink(target) => {
+                    let _ = fs::remove_file(&path);
+                    symlink(OsStr::from_bytes(target), &path).map_err(failed)?;
+                    continue;
+                }
+                Node::Directory(_) => 0o755,
+                Node::File(_) if entry.executable => 0o755,
+                Node::File(_) => 0o644,
+            };
+            let file = File::open(&path).map_err(failed)?;
+            file.set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
+            // A time that the disk can't have is no reason to fail.
+            let _ = time(entry.mtime).map(|time| file.set_modified(time));
+        }
+        fs::rename(&self.partial, &self.directory).map_err(|e| {
+            let (partial, directory) = (self.partial.display(), self.directory.display());
+            Error::disk(format!("cannot rename {partial} to {directory}"), e)
+        })
+    }
+
+    /// Where entry `index` lies meanwhile. Names in a manifest hold no slash and are no dots.
+    fn path(&self, index: u32) -> Result<PathBuf> {
+        let below = self.manifest.path(index)?;
+        Ok(if below.is_empty() { self.partial.clone() } else { self.partial.join(OsStr::from_bytes(&below)) })
+    }
+}
+
+/// A part of a file.
+struct FilePart {
+    entry: u32,
+    /// Where the file begins in its blob.
+    offset: u64,
+    /// Where the part lies in the blob.
+    range: std::ops::Range<u64>,
+}
+
+/// Refuses a directory that holds anything.
+fn check_target(directory: &Path) -> Result<()> {
+    let is_empty = fs::read_dir(directory).map(|mut entries| entries.next().is_none());
+    match is_empty {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            let text =
+                format!("{} is not empty; name a directory that is empty or missing", directory.display());
+            Err(Error::new(Kind::Invalid, text))
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(Error::disk(format!("cannot use {}", directory.display()), e)),
+    }
+}
+
+/// Opens a file for writing, and never what a link leads to.
+fn open(path: &Path) -> std::io::Result<File> {
+    let flags = libc::O_NOFOLLOW;
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
+}
+
+/// A time of a manifest.
+fn time((seconds, nanoseconds): (i64, u32)) -> Option<SystemTime> {
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let base = SystemTime::UNIX_EPOCH;
+    let base = if seconds < 0 { base.checked_sub(whole) } else { base.checked_add(whole) };
+    base?.checked_add(Duration::from_nanos(nanoseconds.into()))
+}
