@@ -78,13 +78,13 @@ pub struct Content {
     /// Flights that may wait for other nodes.
     flights: Flights,
     /// Direct flights, which other nodes may wait for. A block in both tables does no harm.
-    direct: Flights,
+    direct_flights: Flights,
     recent_failures: RecentFailures,
     committing: AtomicBool,
     /// Why the disk could not make it durable.
-    broken: Mutex<Option<Error>>,
+    commit_error: Mutex<Option<Error>>,
     refutation: Refutation,
-    news: Notify,
+    changed: Notify,
     _lease: BlobLease,
 }
 
@@ -101,12 +101,12 @@ impl Content {
             partial: Mutex::default(),
             making: Mutex::default(),
             flights: Flights::default(),
-            direct: Flights::default(),
+            direct_flights: Flights::default(),
             recent_failures: RecentFailures::default(),
             committing: AtomicBool::new(false),
-            broken: Mutex::default(),
+            commit_error: Mutex::default(),
             refutation: Refutation::default(),
-            news: Notify::new(),
+            changed: Notify::new(),
             _lease: lease,
             blob,
             resources,
@@ -172,8 +172,8 @@ impl Content {
         self.ladder().extent_blocks(&self.blob, 0) * BLOCK
     }
 
-    /// How many bytes are here.
-    pub fn local(&self) -> u64 {
+    /// The number of bytes in the node's cache.
+    pub fn local_bytes(&self) -> u64 {
         if self.is_whole() {
             return self.blob.size;
         }
@@ -215,7 +215,7 @@ impl Content {
         if range.is_empty() {
             return Some(Vec::new());
         }
-        if self.refutation.standing().is_some() {
+        if self.refutation.active_error().is_some() {
             return None;
         }
         let recent = match requester {
@@ -263,7 +263,7 @@ impl Content {
     }
 
     async fn read_blocks(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
-        if let Some(error) = self.refutation.standing() {
+        if let Some(error) = self.refutation.active_error() {
             return Err(error);
         }
         let blocks = block::touched(&range);
@@ -307,7 +307,7 @@ impl Content {
             if let Some(pieces) = local.await.map_err(lost)? {
                 return Ok(pieces);
             }
-            if let Some(error) = self.refutation.standing() {
+            if let Some(error) = self.refutation.active_error() {
                 return Err(error);
             }
             if self.awaits_proof() {
@@ -320,7 +320,7 @@ impl Content {
                 Requester::Peer(urgency) => self.join_or_start_in(FetchScope::Direct, index, 1, urgency),
             };
             if flight.is_none() && self.is_present(index) {
-                return Ok(vec![self.rescue(index).await?.slice(part())]);
+                return Ok(vec![self.fetch_past_cache(index).await?.slice(part())]);
             }
         }
     }
@@ -342,9 +342,9 @@ impl Content {
         }
     }
 
-    /// Fetches ahead of a sequential reader. Waits for nothing.
-    pub fn ahead(self: &Arc<Self>, range: Range<u64>) {
-        if self.refutation.standing().is_some() {
+    /// Starts to fetch `range` ahead of a sequential reader. Waits for nothing.
+    pub fn prefetch(self: &Arc<Self>, range: Range<u64>) {
+        if self.refutation.active_error().is_some() {
             return;
         }
         let blocks = block::touched(&range);

@@ -80,9 +80,9 @@ pub struct Engine {
 #[derive(Debug)]
 struct NodeState {
     node: NodeCache,
-    budget: Arc<Budget>,
-    waiting: Arc<Budget>,
-    lent: Arc<Budget>,
+    direct_budget: Arc<Budget>,
+    cluster_budget: Arc<Budget>,
+    send_budget: Arc<Budget>,
     hash_permits: Arc<Semaphore>,
     recent_blocks: RecentBlocks,
     runtime: Handle,
@@ -150,13 +150,13 @@ impl Engine {
     /// Those of [`NodeCache::open`].
     pub fn open_held(config: &Config, runtime: Handle) -> Result<(Self, EvictionPause)> {
         let (node, hold) = NodeCache::open(&config.cache, config.limits, config.quotas.clone(), config.now)?;
-        let hands = HASH_PERMITS_PER_CORE * std::thread::available_parallelism().map_or(2, usize::from);
+        let permits = HASH_PERMITS_PER_CORE * std::thread::available_parallelism().map_or(2, usize::from);
         let shared = NodeState {
             node,
-            budget: Budget::new(config.memory),
-            waiting: Budget::new(config.memory / 2),
-            lent: Budget::new(PEER_SEND_MEMORY),
-            hash_permits: Arc::new(Semaphore::new(hands)),
+            direct_budget: Budget::new(config.memory),
+            cluster_budget: Budget::new(config.memory / 2),
+            send_budget: Budget::new(PEER_SEND_MEMORY),
+            hash_permits: Arc::new(Semaphore::new(permits)),
             recent_blocks: RecentBlocks::default(),
             metrics: Arc::default(),
             buffers: Arc::default(),
@@ -212,10 +212,10 @@ impl Engine {
             None => {
                 let resources = SharedResources {
                     cache: node.node.tenant(tenant)?,
-                    budget: node.budget.clone(),
-                    waiting: node.waiting.clone(),
-                    lent: node.lent.clone(),
-                    moved: AtomicU64::new(0),
+                    direct_budget: node.direct_budget.clone(),
+                    cluster_budget: node.cluster_budget.clone(),
+                    send_budget: node.send_budget.clone(),
+                    blocks_transferred: AtomicU64::new(0),
                     metrics: node.metrics.clone(),
                     hash_permits: node.hash_permits.clone(),
                     recent_blocks: node.recent_blocks.of(tenants.len() as u64),
@@ -331,7 +331,7 @@ impl Engine {
             let tenants = self.node.tenants.lock();
             tenants.values().map(|(_, contents)| contents.clone()).collect()
         };
-        join_all(all.iter().map(|contents| contents.await_settled(CLOSE_TIMEOUT))).await;
+        join_all(all.iter().map(|contents| contents.await_finished(CLOSE_TIMEOUT))).await;
     }
 
     /// The cache on the disk, of all tenants.
@@ -346,7 +346,8 @@ impl Engine {
 
     /// How the memory for fetches is used: what waits for no other node, what may, and what is sent to others.
     pub fn memory(&self) -> [BudgetUsage; 3] {
-        [&self.node.budget, &self.node.waiting, &self.node.lent].map(|budget| budget.usage())
+        [&self.node.direct_budget, &self.node.cluster_budget, &self.node.send_budget]
+            .map(|budget| budget.usage())
     }
 
     /// The other nodes, where it has joined a cluster.

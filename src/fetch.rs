@@ -1,6 +1,6 @@
 //! Fetch: asking one tier after the other until one has the right bytes.
 
-mod descent;
+mod attempt;
 mod hedge;
 mod parallelism;
 #[cfg(test)]
@@ -28,7 +28,7 @@ use crate::metrics::SnapshotMetrics;
 use crate::placement::Placement;
 use crate::tier::{Tier, TierKind, Urgency};
 
-use descent::{Descent, Rung};
+use attempt::{FetchAttempt, FetchStep};
 use hedge::{Hedged, Target};
 use parallelism::Parallelism;
 use tier_request::FetchContext;
@@ -168,13 +168,13 @@ impl Ladder {
     }
 
     /// The tiers that a fetch of `blob` may ask, in order.
-    fn rungs(&self, blob: &Blob, scope: FetchScope) -> impl Iterator<Item = Rung<'_>> {
+    fn steps(&self, blob: &Blob, scope: FetchScope) -> impl Iterator<Item = FetchStep<'_>> {
         let peers = self.placement(blob).map_or(&[][..], |placement| placement.peers());
         let asked = peers.iter().filter(move |peer| scope == FetchScope::All || !peer.is_owner());
-        let peers = asked.map(|peer| Rung { tier: &**peer, peer: Some(&**peer), last: false });
+        let peers = asked.map(|peer| FetchStep { tier: &**peer, peer: Some(&**peer), last: false });
         let last = self.tiers.len().saturating_sub(1);
         let tiers = self.tiers.iter().enumerate();
-        peers.chain(tiers.map(move |(at, tier)| Rung { tier: &**tier, peer: None, last: at == last }))
+        peers.chain(tiers.map(move |(at, tier)| FetchStep { tier: &**tier, peer: None, last: at == last }))
     }
 
     /// What counts the traffic.
@@ -183,7 +183,7 @@ impl Ladder {
     }
 
     /// Fetches the blocks `wanted` of `blob`. Each that arrives is given to `accept`, which verifies it and keeps it;
-    /// the next ones arrive meanwhile. Ends when all were accepted, or when nothing has arrived for `patience`.
+    /// the next ones arrive meanwhile. Ends when all were accepted, or when nothing has arrived for `stall_limit`.
     ///
     /// # Errors
     /// The last tier's, when no tier had the right bytes.
@@ -192,33 +192,41 @@ impl Ladder {
         blob: &Blob,
         wanted: Vec<u64>,
         (scope, urgency): (FetchScope, Urgency),
-        patience: Duration,
+        stall_limit: Duration,
         accept: F,
     ) -> Result<FetchOutcome>
     where
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
-        let (counters, still) = (&*self.counters, Instant::now());
-        let mut descent =
-            Descent { blob, counters, scope, urgency, missing: wanted, still, patience, wrong_bytes: false };
+        let (counters, last_arrival) = (&*self.counters, Instant::now());
+        let mut attempt = FetchAttempt {
+            blob,
+            counters,
+            scope,
+            urgency,
+            missing: wanted,
+            last_arrival,
+            stall_limit,
+            wrong_bytes: false,
+        };
         let (mut wrong_bytes, mut odd_answers) = (0, 0);
         let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, (self.seed)());
         loop {
-            let (began, missing) = (descent.still, descent.missing.len());
-            descent.wrong_bytes = false;
-            let error = match self.descend(&mut descent, &accept).await {
+            let (began, missing) = (attempt.last_arrival, attempt.missing.len());
+            attempt.wrong_bytes = false;
+            let error = match self.ask_tiers(&mut attempt, &accept).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
-            if descent.missing.len() < missing {
+            if attempt.missing.len() < missing {
                 backoff.reset();
                 (wrong_bytes, odd_answers) = (0, 0);
             } else {
                 // What arrived was wrong: that is no progress.
-                descent.still = began;
+                attempt.last_arrival = began;
             }
-            wrong_bytes += u32::from(descent.wrong_bytes);
+            wrong_bytes += u32::from(attempt.wrong_bytes);
             let hopeful = match error.kind() {
                 Kind::Unavailable | Kind::Timeout | Kind::Corrupt => wrong_bytes < WRONG_BYTES_LIMIT,
                 Kind::Changed | Kind::Unsupported => {
@@ -228,7 +236,7 @@ impl Ladder {
                 _ => false,
             };
             let wait = backoff.wait();
-            if !hopeful || descent.still.elapsed() + wait > patience {
+            if !hopeful || attempt.last_arrival.elapsed() + wait > stall_limit {
                 let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
                 let error = match wrong_bytes {
                     // That another tier is away is not what is wrong.
@@ -243,30 +251,30 @@ impl Ladder {
     }
 
     /// Asks each tier once for what is missing.
-    async fn descend<F, A>(&self, descent: &mut Descent<'_>, accept: &F) -> Result<FetchOutcome>
+    async fn ask_tiers<F, A>(&self, attempt: &mut FetchAttempt<'_>, accept: &F) -> Result<FetchOutcome>
     where
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
         let mut failure: Option<Error> = None;
-        for rung in self.rungs(descent.blob, descent.scope) {
-            if self.became_owner(descent, rung) {
+        for step in self.steps(attempt.blob, attempt.scope) {
+            if self.became_owner(attempt, step) {
                 return Ok(FetchOutcome::BecameOwner);
             }
-            let kind = rung.tier.kind();
-            while let Some(extent) = descent.next() {
+            let kind = step.tier.kind();
+            while let Some(extent) = attempt.next() {
                 let span =
                     tracing::debug_span!("ask", tier = %kind, first = extent.first, blocks = extent.blocks);
-                let asked = self.ask(rung, descent, extent, accept).instrument(span).await;
+                let asked = self.ask(step, attempt, extent, accept).instrument(span).await;
                 self.counters.ended(kind, &asked);
                 match asked {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => {
                         if error.kind() == Kind::Corrupt {
-                            descent.wrong_bytes = true;
+                            attempt.wrong_bytes = true;
                             if kind == TierKind::Mirror {
-                                self.counters.damaged(descent.blob.key, &error);
+                                self.counters.damaged(attempt.blob.key, &error);
                             }
                             tracing::warn!(%error, "wrong bytes");
                         }
@@ -279,7 +287,7 @@ impl Ladder {
                 }
             }
         }
-        if descent.missing.is_empty() {
+        if attempt.missing.is_empty() {
             return Ok(FetchOutcome::Complete);
         }
         Err(failure.unwrap_or_else(|| Error::new(Kind::Corrupt, "no tier has it")))
@@ -287,20 +295,20 @@ impl Ladder {
 
     /// Whether this node has come to own what it would now ask an owner or a tier below the peers for: others may wait for
     /// it to fetch that.
-    fn became_owner(&self, descent: &Descent<'_>, rung: Rung<'_>) -> bool {
-        let (Some(placement), Some(first)) = (self.placement(descent.blob), descent.missing.first()) else {
+    fn became_owner(&self, attempt: &FetchAttempt<'_>, step: FetchStep<'_>) -> bool {
+        let (Some(placement), Some(first)) = (self.placement(attempt.blob), attempt.missing.first()) else {
             return false;
         };
-        descent.scope == FetchScope::All
-            && rung.peer.is_none_or(|peer| peer.is_owner())
-            && placement.is_owner(descent.blob, *first)
+        attempt.scope == FetchScope::All
+            && step.peer.is_none_or(|peer| peer.is_owner())
+            && placement.is_owner(attempt.blob, *first)
     }
 
     /// One request. True when all of `extent` arrived, false when the tier does not have it.
     async fn ask<F, A>(
         &self,
-        rung: Rung<'_>,
-        descent: &mut Descent<'_>,
+        step: FetchStep<'_>,
+        attempt: &mut FetchAttempt<'_>,
         extent: Extent,
         accept: &F,
     ) -> Result<bool>
@@ -308,20 +316,20 @@ impl Ladder {
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
-        let (blob, tier, kind) = (descent.blob, rung.tier, rung.tier.kind());
+        let (blob, tier, kind) = (attempt.blob, step.tier, step.tier.kind());
         let context =
             FetchContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
-        let (target, waiting) = (Target { rung, blob, urgency: descent.urgency }, Instant::now());
+        let (target, waiting) = (Target { step, blob, urgency: attempt.urgency }, Instant::now());
         let mut request = Hedged::new(&context, &self.parallelism, target, extent).await;
         // Nothing could arrive while nothing was asked for.
-        descent.still += waiting.elapsed();
+        attempt.last_arrival += waiting.elapsed();
         let mut accepting = FuturesUnordered::new();
         let mut outcome = Ok(());
         while outcome.is_ok() && request.extent().blocks > 0 {
-            match request.next(descent.deadline()).await {
+            match request.next(attempt.deadline()).await {
                 Ok(Some(arrival)) => {
                     self.counters.arrived(kind, arrival.bytes.len() as u64);
-                    descent.still = Instant::now();
+                    attempt.last_arrival = Instant::now();
                     let index = arrival.index;
                     accepting.push(accept(arrival).map(move |accepted| (index, accepted)));
                 }
@@ -329,18 +337,18 @@ impl Ladder {
                 Err(error) => outcome = Err(error),
             }
             while accepting.len() >= BLOCKS_IN_ACCEPTANCE {
-                outcome = outcome.and(descent.accepted(rung, accepting.next().await));
+                outcome = outcome.and(attempt.accepted(step, accepting.next().await));
             }
         }
         let (latency, flow) = request.latency_and_flow();
         drop(request);
         while let Some(accepted) = accepting.next().await {
-            outcome = outcome.and(descent.accepted(rung, Some(accepted)));
+            outcome = outcome.and(attempt.accepted(step, Some(accepted)));
         }
         tracing::debug!(?latency, ?flow, whole = outcome.is_ok(), "answered");
         let bytes = extent.bytes(blob.size);
         let arrived = (bytes.end - bytes.start) * u64::from(outcome.is_ok());
-        if rung.peer.is_none() {
+        if step.peer.is_none() {
             self.pace.lock().observe(latency, arrived, flow);
         }
         outcome.map(|()| true).map_err(|e| match e.kind() {

@@ -32,7 +32,7 @@ enum Slot {
 pub struct Flight {
     extent: Extent,
     state: Mutex<State>,
-    news: Notify,
+    changed: Notify,
 }
 
 #[derive(Debug)]
@@ -41,14 +41,14 @@ struct State {
     urgency: Urgency,
     ticket: Option<u64>,
     ended: Option<Result<()>>,
-    unstored: Option<Error>,
+    store_error: Option<Error>,
 }
 
 impl Flight {
     fn new(extent: Extent) -> Arc<Self> {
         let slots = vec![Slot::Pending; extent.blocks as usize];
-        let state = State { slots, urgency: Urgency::Stage, ticket: None, ended: None, unstored: None };
-        Arc::new(Self { extent, state: Mutex::new(state), news: Notify::new() })
+        let state = State { slots, urgency: Urgency::Stage, ticket: None, ended: None, store_error: None };
+        Arc::new(Self { extent, state: Mutex::new(state), changed: Notify::new() })
     }
 
     /// The extent that the flight fetches.
@@ -63,10 +63,10 @@ impl Flight {
     pub async fn block(&self, index: u64) -> Result<Delivery> {
         let slot = (index - self.extent.first) as usize;
         loop {
-            let news = self.news.notified();
-            tokio::pin!(news);
-            // Enrolled before the state is looked at, so no news can slip between the two.
-            news.as_mut().enable();
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // Enrolled before the state is looked at, so no change can slip between the two.
+            changed.as_mut().enable();
             {
                 let state = self.state.lock();
                 match (&state.slots[slot], &state.ended) {
@@ -76,7 +76,7 @@ impl Flight {
                     (Slot::Pending, None) => {}
                 }
             }
-            news.await;
+            changed.await;
         }
     }
 
@@ -89,18 +89,18 @@ impl Flight {
             self.block(index).await?;
         }
         loop {
-            let news = self.news.notified();
-            tokio::pin!(news);
-            news.as_mut().enable();
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
             {
                 let state = self.state.lock();
-                match (&state.ended, &state.unstored) {
+                match (&state.ended, &state.store_error) {
                     (Some(Err(error)), _) | (Some(_), Some(error)) => return Err(error.share()),
                     (Some(Ok(())), None) => return Ok(()),
                     (None, _) => {}
                 }
             }
-            news.await;
+            changed.await;
         }
     }
 
@@ -108,18 +108,18 @@ impl Flight {
     pub fn deliver(&self, index: u64, delivery: Delivery) {
         let slot = (index - self.extent.first) as usize;
         self.state.lock().slots[slot] = Slot::Delivered(delivery);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
     /// Notes that a block could not be stored: readers have it all the same, a stage has failed.
-    pub fn unstored(&self, error: Error) {
-        self.state.lock().unstored.get_or_insert(error);
+    pub fn record_store_failure(&self, error: Error) {
+        self.state.lock().store_error.get_or_insert(error);
     }
 
     /// Ends the flight.
     pub fn end(&self, outcome: Result<()>) {
         self.state.lock().ended = Some(outcome);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
     /// Makes it at least as urgent as `urgency`, and answers with its place in the budget's queue, while it has one: that
@@ -145,7 +145,7 @@ impl Flight {
     }
 
     /// Leaves the budget's queue, and returns how urgent the flight is.
-    pub fn take_off(&self) -> Urgency {
+    pub fn leave_queue(&self) -> Urgency {
         let mut state = self.state.lock();
         state.ticket = None;
         state.urgency
@@ -247,7 +247,7 @@ mod tests {
     #[tokio::test]
     async fn flight_with_failed_store_fails_stage_and_no_reader() {
         let flight = Flight::new(Extent { first: 0, blocks: 1 });
-        flight.unstored(Error::new(Kind::NoSpace, "full"));
+        flight.record_store_failure(Error::new(Kind::NoSpace, "full"));
         flight.deliver(0, Delivery::Bytes(Bytes::new()));
         flight.end(Ok(()));
         assert!(flight.block(0).await.is_ok());

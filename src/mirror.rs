@@ -19,7 +19,7 @@
 //!
 //! - What has a digest for a name never changes. Content comes first, then its record, then the manifest, then the ref:
 //!   whatever is named exists, and a run that broke off leaves nothing that anybody sees. The next run finds the records
-//!   of what was finished ([`shelf`]), and goes on with what was under way ([`draft`]).
+//!   of what was finished ([`blobs`]), and resumes what was under way ([`draft`]).
 //! - A ref is replaced by making its next generation, which only one can do ([`catalog`]): every store can create an
 //!   object on condition that it is not there.
 //! - What no ref reaches is deleted ([`gc`]), but nothing younger than a grace, or than anybody at work ([`lease`]).
@@ -97,7 +97,7 @@ impl Mirror {
         Ok(Self { local, keys, ..mirror })
     }
 
-    /// What a person is told that this is: its URL.
+    /// The mirror's URL without credentials, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -106,7 +106,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`].
-    pub fn scratch(&self) -> Result<File> {
+    pub fn unnamed_file(&self) -> Result<File> {
         let fault = |e| Error::disk(format!("cannot make a file in {}", self.scratch.display()), e);
         tempfile::tempfile_in(&*self.scratch).map_err(fault)
     }

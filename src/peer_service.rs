@@ -49,10 +49,11 @@ impl PeerBlockService {
         let open = self.engine.open_for_peers(&self.mirror, request.snapshot);
         let snapshot = self.snapshots.try_get_with(request.snapshot, open).await.map_err(|e| e.share())?;
         let digest = request.blob;
-        let content = blocking(move || snapshot.find(&digest).map(|blob| snapshot.content(blob)).transpose());
-        let fit =
+        let content =
+            blocking(move || snapshot.blob_by_digest(&digest).map(|blob| snapshot.content(blob)).transpose());
+        let matches_request =
             |content: &Arc<Content>| content.blob().size == request.size && content.blob().checks.is_some();
-        content.await?.filter(fit).ok_or_else(|| {
+        content.await?.filter(matches_request).ok_or_else(|| {
             Error::new(Kind::NotFound, format!("blob {digest} is not in the snapshot {}", request.snapshot))
         })
     }
@@ -79,7 +80,7 @@ impl BlockProvider for Arc<PeerBlockService> {
             let live = self.engine.contents().get(&Key::Content(request.blob));
             let live = live.filter(|content| content.blob().size == request.size);
             if let Some(content) = live.filter(|content| content.has(&request.range)) {
-                return Ok(Some(content.lend(request.range.clone(), request.urgency)));
+                return Ok(Some(content.serve_range(request.range.clone(), request.urgency)));
             }
             if let Some(file) = self.whole(request).await? {
                 return Ok(Some(body(self.resources().clone(), Arc::new(file), request)));
@@ -87,21 +88,21 @@ impl BlockProvider for Arc<PeerBlockService> {
             if request.role == Role::Holder {
                 return Ok(None);
             }
-            let (lender, request) = (self.clone(), request.clone());
-            let lent = async move {
-                let content = lender.content(&request).await?;
+            let (service, request) = (self.clone(), request.clone());
+            let body = async move {
+                let content = service.content(&request).await?;
                 if request.role == Role::Draining && !content.has_or_fetches(&request.range) {
                     return Err(Error::new(Kind::NotFound, "a draining node starts no new fetches"));
                 }
-                Ok(content.lend(request.range, request.urgency))
+                Ok(content.serve_range(request.range, request.urgency))
             };
-            Ok(Some(lent.into_stream().try_flatten().boxed()))
+            Ok(Some(body.into_stream().try_flatten().boxed()))
         }
         .boxed()
     }
 
     fn progress(&self) -> u64 {
-        self.resources().moved.load(Relaxed)
+        self.resources().blocks_transferred.load(Relaxed)
     }
 }
 

@@ -231,7 +231,7 @@ impl PublishRun<'_> {
         let mut listing = self.mirror.listing(&self.source.origin.identity(), self.source.patterns.clone());
         self.source.origin.list(&mut listing).await?;
         let notes = listing.notes();
-        let mut file = self.mirror.scratch()?;
+        let mut file = self.mirror.unnamed_file()?;
         let written = blocking(move || {
             let digest = listing.finish(&mut file)?;
             Ok((Arc::new(Manifest::open(&file)?), digest))
@@ -329,7 +329,7 @@ impl PublishRun<'_> {
             checks: record.checks.clone(),
             stored: record.stored.clone(),
         });
-        let (kept, mut file) = (kept.collect(), self.mirror.scratch()?);
+        let (kept, mut file) = (kept.collect(), self.mirror.unnamed_file()?);
         let written = blocking(move || {
             let digest = MirroredListing::new(&listing, kept)?.write(&mut file)?;
             Ok((digest, file))

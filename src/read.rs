@@ -86,7 +86,7 @@ impl Reader {
         let ahead = self.read_ahead.lock().advance(range, end, self.content.extent());
         let wanted = ahead.end - ahead.start;
         if wanted > 0 {
-            self.content.ahead(ahead);
+            self.content.prefetch(ahead);
         }
         wanted
     }

@@ -45,8 +45,8 @@ pub struct Snapshot {
     lease: Mutex<LeaseState>,
     /// Tells other nodes when all of it is here, where there are any.
     announcements: Option<Arc<Announcements>>,
-    /// The blobs' numbers, by the first bytes of their digests: gathered when another node first asks for one.
-    numbers: OnceLock<Vec<(u64, u32)>>,
+    /// The number of each blob by the first bytes of its digest: built when another node first asks for a blob.
+    blob_index: OnceLock<Vec<(u64, u32)>>,
 }
 
 /// A mirror's lease to keep a snapshot's content.
@@ -81,7 +81,7 @@ impl Snapshot {
             _manifest: kept,
             lease: Mutex::default(),
             announcements: None,
-            numbers: OnceLock::new(),
+            blob_index: OnceLock::new(),
         }
     }
 
@@ -121,25 +121,25 @@ impl Snapshot {
     }
 
     /// The number of the blob with this digest; `None` when the snapshot has none. Looks through all blobs, the first time.
-    pub(crate) fn find(&self, digest: &Digest) -> Option<u32> {
-        let numbers = self.numbers.get_or_init(|| {
+    pub(crate) fn blob_by_digest(&self, digest: &Digest) -> Option<u32> {
+        let numbers = self.blob_index.get_or_init(|| {
             let keys = (0..self.manifest().blobs()).map(|n| (n, self.manifest().key(n)));
             let contents = keys.filter_map(|(n, key)| match key {
-                Ok(Key::Content(digest)) => Some((head(&digest), n)),
+                Ok(Key::Content(digest)) => Some((digest_prefix(&digest), n)),
                 _ => None,
             });
             let mut numbers: Vec<_> = contents.collect();
             numbers.sort_unstable();
             numbers
         });
-        let from = numbers.partition_point(|(key, _)| *key < head(digest));
-        let alike = numbers[from..].iter().take_while(|(key, _)| *key == head(digest));
+        let from = numbers.partition_point(|(key, _)| *key < digest_prefix(digest));
+        let alike = numbers[from..].iter().take_while(|(key, _)| *key == digest_prefix(digest));
         let named = |n: &u32| self.manifest().key(*n).is_ok_and(|key| key == Key::Content(*digest));
         alike.map(|(_, n)| *n).find(named)
     }
 
-    /// Gives back what was taken elsewhere to keep the snapshot's content there, and waits until that is done. What is
-    /// not local yet may be gone from then on.
+    /// Releases the mirror's lease, and waits until it is deleted. From then on the mirror may collect content that is not
+    /// local yet.
     pub async fn release(&self) {
         let lease = {
             let mut held = self.lease.lock();
@@ -216,10 +216,10 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
-    pub fn local(&self, slice: Slice) -> Result<u64> {
+    pub fn local_bytes(&self, slice: Slice) -> Result<u64> {
         let content = self.content(slice.blob)?;
         let elsewhere = content.blob().size - slice.len;
-        Ok(content.local().saturating_sub(elsewhere))
+        Ok(content.local_bytes().saturating_sub(elsewhere))
     }
 
     /// The digest of the file that is `slice`, where the manifest or a whole local copy tells it. Of a part of a blob,
@@ -307,7 +307,7 @@ impl Snapshot {
         self.stage.lock().get_or_insert_with(|| Stage::start(self, false)).clone()
     }
 
-    /// The same, and verifies all that is here already before it is done.
+    /// Starts a stage that also verifies the blocks that are already local.
     pub fn stage_verified(self: &Arc<Self>) -> Arc<Stage> {
         let stage = Stage::start(self, true);
         // One that is under way goes on beside it, and both share what they fetch.
@@ -357,7 +357,7 @@ impl Snapshot {
         self.resources.cache.removal_listeners().add(listener);
     }
 
-    /// Has `relief` asked, for as long as it lives, when the cache is full and finds nothing to evict.
+    /// Notifies `listener`, while it is alive, when the cache is full and nothing can be evicted.
     pub fn on_cache_pressure(&self, listener: Weak<dyn CachePressureListener>) {
         self.resources.cache.space().evictor().pressure_listeners().add(listener);
     }
@@ -373,6 +373,6 @@ impl Snapshot {
     }
 }
 
-fn head(digest: &Digest) -> u64 {
+fn digest_prefix(digest: &Digest) -> u64 {
     digest.0.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }

@@ -66,7 +66,7 @@ pub struct Stage {
     /// Something that was here has been removed since the plan was made.
     outdated: AtomicBool,
     outcome: OnceLock<Result<()>>,
-    news: Notify,
+    changed: Notify,
 }
 
 /// Progress of a stage.
@@ -99,7 +99,7 @@ impl Stage {
             large_blobs: Semaphore::new(CONCURRENT_LARGE_BLOBS),
             outdated: AtomicBool::new(false),
             outcome: OnceLock::new(),
-            news: Notify::new(),
+            changed: Notify::new(),
         });
         let (running, weak) = (stage.clone(), Arc::downgrade(snapshot));
         let runtime = snapshot.resources().runtime.clone();
@@ -108,7 +108,7 @@ impl Stage {
             let outcome = runtime.spawn(async move { work.run(weak, verify).await }).await;
             // Who waits for it must hear of its end, whatever that is.
             running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
-            running.news.notify_waiters();
+            running.changed.notify_waiters();
         });
         stage
     }
@@ -135,13 +135,13 @@ impl Stage {
     /// What kept the first file that failed from it.
     pub async fn done(&self) -> Result<()> {
         loop {
-            let news = self.news.notified();
-            tokio::pin!(news);
-            news.as_mut().enable();
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
             if let Some(outcome) = self.outcome() {
                 return outcome;
             }
-            news.await;
+            changed.await;
         }
     }
 
@@ -190,7 +190,7 @@ impl Stage {
         let large_permit = if large { self.large_blobs.acquire().await.ok() } else { None };
         let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
         let content = blocking(move || held.content(missing.blob)).await?;
-        let found = content.local();
+        let found = content.local_bytes();
         self.bytes_found.fetch_add(found, Relaxed);
         self.bytes_done.fetch_add(found, Relaxed);
         let mut arrived = self.fetch_all(snapshot, &content, &flights).await?;
@@ -198,7 +198,7 @@ impl Stage {
             if error.kind() != Kind::Corrupt {
                 return Err(error);
             }
-            // Once more: most that is damaged on its way is so once.
+            // One retry: damage in transit is usually transient.
             self.bytes_done.fetch_sub(found + arrived, Relaxed);
             content.await_retry().await;
             self.bytes_done.fetch_add(found, Relaxed);
@@ -218,23 +218,23 @@ impl Stage {
         content: &Arc<Content>,
         flights: &Arc<Semaphore>,
     ) -> Result<u64> {
-        let mut arrived = self.fetch_patiently(snapshot, content, flights).await?;
+        let mut arrived = self.fetch_retrying_disk(snapshot, content, flights).await?;
         // What is here already, and could not be made durable when it came, may be now.
         for _ in 1..REFETCH_LIMIT {
             if content.finish() {
                 return Ok(arrived);
             }
-            arrived += self.fetch_patiently(snapshot, content, flights).await?;
+            arrived += self.fetch_retrying_disk(snapshot, content, flights).await?;
         }
         if content.finish() {
             return Ok(arrived);
         }
-        let text = format!("blocks of {} vanish as soon as they are here", content.blob());
+        let text = format!("blocks of {} are evicted or removed as soon as they are fetched", content.blob());
         Err(Error::new(Kind::Disk, text))
     }
 
     /// Fetches what is missing, and once more when the cache's disk did not answer and does so again.
-    async fn fetch_patiently(
+    async fn fetch_retrying_disk(
         &self,
         snapshot: &Weak<Snapshot>,
         content: &Arc<Content>,
@@ -253,7 +253,7 @@ impl Stage {
         }
     }
 
-    /// Boards a flight for every block that isn't here, and answers with the bytes that they brought.
+    /// Joins or starts a flight for every missing block, and returns the bytes that they brought.
     async fn fetch_missing(
         &self,
         snapshot: &Weak<Snapshot>,
@@ -261,7 +261,7 @@ impl Stage {
         flights: Arc<Semaphore>,
     ) -> Result<u64> {
         let size = content.blob().size;
-        let mut flying = JoinSet::new();
+        let mut waits = JoinSet::new();
         let (mut joined, mut arrived) = (0..0, 0);
         for index in content.stage_order() {
             if joined.contains(&index) {
@@ -276,29 +276,29 @@ impl Stage {
                 continue;
             };
             joined = flight.extent().range();
-            flying.spawn(async move {
+            waits.spawn(async move {
                 let bytes = flight.extent().bytes(size);
                 let stored = flight.stored().await;
                 drop(slot);
                 stored.map(|()| bytes.end - bytes.start)
             });
-            while let Some(landed) = flying.try_join_next() {
-                arrived += self.landed(landed, content, &flights)?;
+            while let Some(ended) = waits.try_join_next() {
+                arrived += self.on_flight_ended(ended, content, &flights)?;
             }
         }
-        while let Some(landed) = flying.join_next().await {
-            arrived += self.landed(landed, content, &flights)?;
+        while let Some(ended) = waits.join_next().await {
+            arrived += self.on_flight_ended(ended, content, &flights)?;
         }
         Ok(arrived)
     }
 
-    fn landed(
+    fn on_flight_ended(
         &self,
-        landed: std::result::Result<Result<u64>, JoinError>,
+        ended: std::result::Result<Result<u64>, JoinError>,
         content: &Content,
         flights: &Semaphore,
     ) -> Result<u64> {
-        let bytes = landed.map_err(lost)??;
+        let bytes = ended.map_err(lost)??;
         self.bytes_done.fetch_add(bytes, Relaxed);
         let swift = content.extent() > BLOCK;
         let most = if content.is_shared() { MAX_CLUSTER_FLIGHTS } else { MAX_FLIGHTS };

@@ -87,7 +87,7 @@ pub trait Tier: Send + Sync + fmt::Debug + 'static {
 
 /// An origin: a tier that can also say what a source holds.
 pub trait Origin: Tier {
-    /// What a person is told that this is: a canonical URI without credentials.
+    /// The canonical URI without credentials, for messages.
     fn name(&self) -> &str;
 
     /// What a listing is made for and the keys of blobs are derived from: the name, and whatever else tells this origin

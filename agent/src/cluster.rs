@@ -115,7 +115,7 @@ impl ClusterMembership {
     /// Waits until other members are known, if there are to be any, for no longer than a moment.
     pub async fn await_members(&self) {
         if self.has_seeds {
-            self.gossip.settled(MEMBERS_TIMEOUT).await;
+            self.gossip.await_members_stable(MEMBERS_TIMEOUT).await;
         }
     }
 

@@ -186,7 +186,7 @@ impl Publications {
         tokio::select! {
             biased;
             () = publication.resolved(), if milestone == Milestone::Resolved => {}
-            () = publication.settled() => {}
+            () = publication.await_outcome() => {}
             () = self.lifecycle.closed() => return Err(Failure::closing()),
             () = tokio::time::sleep(wait.min(WAIT_MAX)) => {}
         }
@@ -318,7 +318,7 @@ impl Publications {
                     publication.suspend()
                 }
                 if publication.failure().is_none() {
-                    publication.settled().await;
+                    publication.await_outcome().await;
                 }
             } else if let Some(target) = publication.target.clone().filter(|_| all)
                 && let Err(error) = blocking(move || target.unbind()).await

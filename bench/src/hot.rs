@@ -49,7 +49,7 @@ fn presence() -> Result<HotFunction> {
         let mut news = 0;
         for index in 0..presence.blocks() {
             black_box(presence.state(index));
-            news += u64::from(presence.settle(index, true));
+            news += u64::from(presence.set_present(index, true));
         }
         (0..presence.blocks()).for_each(|index| presence.doubt(index));
         news + presence.missing()

@@ -66,7 +66,9 @@ impl Filesystem {
             (Node::File(slice), DIGEST) => {
                 self.snapshot.digest(slice).map_err(failed)?.map(|digest| digest.to_string().into())
             }
-            (Node::File(slice), LOCAL) => Some(share(self.snapshot.local(slice).map_err(failed)?, slice.len)),
+            (Node::File(slice), LOCAL) => {
+                Some(share(self.snapshot.local_bytes(slice).map_err(failed)?, slice.len))
+            }
             _ => None,
         })
     }
@@ -98,7 +100,7 @@ fn total(snapshot: &Snapshot, wanted: &Weak<()>) -> Result<Vec<u8>, Errno> {
         }
         let failed = |error| failed(snapshot, index, &error);
         if let Node::File(slice) = snapshot.manifest().entry(index).map_err(failed)?.node {
-            local += snapshot.local(slice).map_err(failed)?;
+            local += snapshot.local_bytes(slice).map_err(failed)?;
         }
     }
     Ok(share(local, snapshot.manifest().bytes()))

@@ -79,7 +79,7 @@ pub(crate) fn presence_map(bytes: &[u8]) {
 fn settle_all(map: &Presence) {
     for index in 0..map.blocks() {
         map.doubt(index);
-        assert!(map.settle(index, true));
+        assert!(map.set_present(index, true));
     }
     assert_eq!(map.missing(), 0);
 }

@@ -125,13 +125,13 @@ impl PartialBlob {
     /// Notes that block `index` is here, in memory and in the map.
     fn record(&self, index: u64, check: &Check) -> std::io::Result<()> {
         let Some(map) = &self.map else {
-            self.presence.settle(index, true);
+            self.presence.set_present(index, true);
             return Ok(());
         };
         // One writer at a time: an older value of a shared word must not overwrite a newer one.
         let map = map.lock();
         io::write(&map, presence::check_at(self.presence.blocks(), index), check.as_bytes())?;
-        self.presence.settle(index, true);
+        self.presence.set_present(index, true);
         let (at, pair) = self.presence.pair(index);
         io::write(&map, at, &pair)
     }
@@ -140,13 +140,13 @@ impl PartialBlob {
     /// found: it may stay doubted, where the disk does not answer.
     pub fn recheck(self: &Arc<Self>, index: u64) -> bool {
         self.presence.doubt(index);
-        self.settle(index, None);
+        self.verify_doubted(index, None);
         self.presence.state(index) != BlockState::Absent
     }
 
     /// Holds a doubted block against its check, `known` or as the map has it. Afterwards it is present or absent, or still doubted
     /// where the disk does not answer.
-    pub fn settle(self: &Arc<Self>, index: u64, known: Option<&Check>) {
+    pub fn verify_doubted(self: &Arc<Self>, index: u64, known: Option<&Check>) {
         let (part, known) = (self.clone(), known.copied());
         let resolve = move || {
             part.resolve(index, known.as_ref());
@@ -168,7 +168,7 @@ impl PartialBlob {
         }
         let Some(map) = &self.map else { return };
         let map = map.lock();
-        self.presence.settle(index, verified.is_ok());
+        self.presence.set_present(index, verified.is_ok());
         let (at, pair) = self.presence.pair(index);
         if let Err(error) = io::write(&map, at, &pair) {
             // The doubt stays in the map, and is settled again after the next restart.

@@ -141,8 +141,8 @@ impl Partition {
         self.pending.fetch_add(bytes as i64, Relaxed);
     }
 
-    /// They are written now, or won't be.
-    pub(super) fn settle(&self, bytes: u64, written: bool) {
+    /// Ends a reservation of `bytes`. If they were `written`, they stay counted as used.
+    pub(super) fn end_reservation(&self, bytes: u64, written: bool) {
         self.pending.fetch_sub(bytes as i64, Relaxed);
         if !written {
             self.subtract(bytes);
@@ -154,8 +154,8 @@ impl Partition {
         self.used.fetch_sub(bytes as i64, Relaxed);
     }
 
-    /// Takes what was found on the disk, and what is still to come there, for what is used: so it follows what others
-    /// remove, and what the file system makes of many small files.
+    /// Sets the used bytes to those found on the disk plus those still to be written: so the count follows what others
+    /// remove, and what the file system allocates for many small files.
     pub(super) fn recount(&self, found: &[CachedFile]) {
         let found: u64 = found.iter().map(|found| found.bytes).sum();
         self.used.store(found as i64 + self.pending.load(Relaxed), Relaxed);

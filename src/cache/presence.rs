@@ -82,7 +82,7 @@ impl Presence {
     /// The presence of block `index`.
     pub fn state(&self, index: u64) -> BlockState {
         let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
-        // Acquire pairs with the Release in `settle`: who sees the bit sees the bytes that were written before it.
+        // Acquire pairs with the Release in `set_present`: who sees the bit sees the bytes that were written before it.
         if self.present[word].load(std::sync::atomic::Ordering::Acquire) & bit != 0 {
             BlockState::Present
         } else if self.doubted[word].load(Relaxed) & bit != 0 {
@@ -92,19 +92,19 @@ impl Presence {
         }
     }
 
-    /// Notes that block `index` is here or, with `there` false, that a doubted one is not. True when it was news.
-    pub fn settle(&self, index: u64, there: bool) -> bool {
+    /// Marks block `index` present or, with `present` false, a doubted one absent. True if that changed.
+    pub fn set_present(&self, index: u64, present: bool) -> bool {
         let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
-        let mut news = false;
-        if there {
+        let mut changed = false;
+        if present {
             let before = self.present[word].fetch_or(bit, std::sync::atomic::Ordering::Release);
-            news = before & bit == 0;
-            if news {
+            changed = before & bit == 0;
+            if changed {
                 self.missing.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
             }
         }
         self.doubted[word].fetch_and(!bit, Relaxed);
-        news
+        changed
     }
 
     /// Notes that a block which is here may not be right.
@@ -186,7 +186,7 @@ mod tests {
             let mut map = header(size, &stamp).to_vec();
             map.resize((MAP_HEADER_BYTES + bits_len(blocks)) as usize, 0);
             for index in there.iter().map(|i| i % blocks) {
-                presence.settle(index, true);
+                presence.set_present(index, true);
                 let (at, pair) = presence.pair(index);
                 map[at as usize..at as usize + 16].copy_from_slice(&pair);
             }
@@ -210,9 +210,9 @@ mod tests {
     #[test]
     fn doubted_block_settles_either_way() {
         let presence = Presence::claimed(3, &0b111u128.to_le_bytes(), false);
-        assert!(presence.settle(0, true));
-        assert!(!presence.settle(0, true));
-        presence.settle(1, false);
+        assert!(presence.set_present(0, true));
+        assert!(!presence.set_present(0, true));
+        presence.set_present(1, false);
         assert_eq!(
             [0, 1, 2].map(|i| presence.state(i)),
             [BlockState::Present, BlockState::Absent, BlockState::Doubted]

@@ -14,24 +14,24 @@ pub trait CachePressureListener: Send + Sync + Debug {
 /// The listeners notified when a full cache finds nothing to evict.
 #[derive(Debug, Default)]
 pub struct PressureListeners {
-    asked: Mutex<Vec<Weak<dyn CachePressureListener>>>,
+    listeners: Mutex<Vec<Weak<dyn CachePressureListener>>>,
 }
 
 impl PressureListeners {
-    /// Has `relief` asked when room is short, for as long as it lives.
-    pub fn add(&self, relief: Weak<dyn CachePressureListener>) {
-        let mut asked = self.asked.lock();
-        asked.retain(|other| other.strong_count() > 0);
-        asked.push(relief);
+    /// Adds `listener`: while it is alive, it is asked to release idle blobs when the cache is full.
+    pub fn add(&self, listener: Weak<dyn CachePressureListener>) {
+        let mut listeners = self.listeners.lock();
+        listeners.retain(|other| other.strong_count() > 0);
+        listeners.push(listener);
     }
 
-    /// Asks everybody.
+    /// Asks all listeners to release what is idle.
     pub fn notify(&self) {
-        let asked = self.asked.lock().clone();
+        let listeners = self.listeners.lock().clone();
         // Without the lock: letting go closes files.
-        asked
+        listeners
             .iter()
             .filter_map(Weak::upgrade)
-            .for_each(|relief: Arc<dyn CachePressureListener>| relief.release_idle());
+            .for_each(|listener: Arc<dyn CachePressureListener>| listener.release_idle());
     }
 }

@@ -34,7 +34,7 @@ impl Reservation<'_> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        self.space.partition.settle(self.bytes, self.written);
+        self.space.partition.end_reservation(self.bytes, self.written);
     }
 }
 

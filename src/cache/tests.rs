@@ -89,8 +89,8 @@ fn partial_blob_after_unclean_stop_verifies_each_block() {
     drop(partial);
     let partial = cache.resume(&key(2), size).expect("disk").expect("the part is there");
     assert!((0..3).all(|i| partial.presence().state(i) == BlockState::Doubted));
-    partial.settle(0, None);
-    partial.settle(1, None);
+    partial.verify_doubted(0, None);
+    partial.verify_doubted(1, None);
     drop(partial);
     // A second restart, within this life now: what was settled stays so, and the doubt that is left is still one.
     let partial = cache.resume(&key(2), size).expect("disk").expect("the part is there");

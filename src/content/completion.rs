@@ -22,7 +22,7 @@ impl Content {
         let complete = self.part().is_some_and(|p| p.presence().missing() == 0);
         if complete && !self.committing.swap(true, Ordering::Relaxed) {
             // A disk that failed a while ago may do by now.
-            self.broken().take();
+            self.commit_error().take();
             let content = self.clone();
             self.resources.runtime.spawn_blocking(move || content.commit());
         }
@@ -38,17 +38,17 @@ impl Content {
         let Some(partial) = self.part() else {
             return self.committing.store(false, Ordering::Relaxed);
         };
-        match self.prove(&partial) {
+        match self.verify_sha256(&partial) {
             Ok(()) => {}
-            Err(error) if error.kind() == Kind::Corrupt => return self.refute(&partial, error),
-            Err(error) => return self.completed(Err(error)),
+            Err(error) if error.kind() == Kind::Corrupt => return self.discard_wrong(&partial, error),
+            Err(error) => return self.on_committed(Err(error)),
         }
         let resources = self.resources.clone();
-        resources.cache.committer().commit(partial, move |whole| self.completed(whole));
+        resources.cache.committer().commit(partial, move |whole| self.on_committed(whole));
     }
 
     /// Holds the whole content against the SHA-256 that its origin publishes, where it does and nothing better is known.
-    fn prove(&self, partial: &PartialBlob) -> Result<()> {
+    fn verify_sha256(&self, partial: &PartialBlob) -> Result<()> {
         let Some(expected) = self.published_sha256() else { return Ok(()) };
         let mut hasher = Sha256::new();
         for index in 0..block::count(self.blob.size) {
@@ -73,7 +73,7 @@ impl Content {
     }
 
     /// Starts anew: what came is not the content. Blocks that readers have had meanwhile are taken back from whoever keeps them.
-    fn refute(&self, partial: &PartialBlob, error: Error) {
+    fn discard_wrong(&self, partial: &PartialBlob, error: Error) {
         tracing::warn!(%error, "a blob was refuted");
         self.refutation.record(error);
         if let Err(error) = partial.discard() {
@@ -82,7 +82,7 @@ impl Content {
         *self.slot() = None;
         self.committing.store(false, Ordering::Relaxed);
         self.resources.cache.notify_removed(&self.blob.key, None);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
     /// Lets go of what the cache had and has removed. What came in its place is taken up.
@@ -104,7 +104,7 @@ impl Content {
         }
     }
 
-    fn completed(&self, whole: Result<File>) {
+    fn on_committed(&self, whole: Result<File>) {
         match whole {
             Ok(file) => {
                 *self.whole.write() = Some(Arc::new(file));
@@ -113,15 +113,15 @@ impl Content {
             }
             Err(error) => {
                 tracing::warn!(%error, "a blob did not become whole");
-                self.broken().get_or_insert(error);
+                self.commit_error().get_or_insert(error);
                 self.committing.store(false, Ordering::Relaxed);
             }
         }
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    fn broken(&self) -> MutexGuard<'_, Option<Error>> {
-        self.broken.lock()
+    fn commit_error(&self) -> MutexGuard<'_, Option<Error>> {
+        self.commit_error.lock()
     }
 
     /// Waits until the blob is whole and durable.
@@ -131,20 +131,20 @@ impl Content {
     pub async fn became_whole(&self) -> Result<Arc<File>> {
         let refuted = self.refutation.times();
         loop {
-            let news = self.news.notified();
-            tokio::pin!(news);
-            news.as_mut().enable();
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
             if let Some(file) = self.whole() {
                 return Ok(file);
             }
             let anew = self.refutation.last().filter(|_| self.refutation.times() > refuted);
-            if let Some(error) = anew.or_else(|| self.refutation.standing()) {
+            if let Some(error) = anew.or_else(|| self.refutation.active_error()) {
                 return Err(error);
             }
-            if let Some(error) = &*self.broken() {
+            if let Some(error) = &*self.commit_error() {
                 return Err(error.share());
             }
-            news.await;
+            changed.await;
         }
     }
 }

@@ -32,56 +32,56 @@ impl Content {
             Some(wanted) => wanted,
             None => {
                 let (content, joined) = (self.clone(), flight.clone());
-                let settled = self.resources.runtime.spawn_blocking(move || content.settle(&joined));
-                settled.await.map_err(lost)?
+                let verified = self.resources.runtime.spawn_blocking(move || content.verify_doubted(&joined));
+                verified.await.map_err(lost)?
             }
         };
         if wanted.is_empty() {
             return Ok(FetchOutcome::Complete);
         }
-        let patience = if urgency == Urgency::Stage { STAGE_STALL_LIMIT } else { READ_DEADLINE };
+        let stall_limit = if urgency == Urgency::Stage { STAGE_STALL_LIMIT } else { READ_DEADLINE };
         if self.fetches_whole(flight) && wanted.len() as u64 == flight.extent().blocks {
-            return self.fetch_proved(flight, (scope, urgency), patience).await;
+            return self.fetch_proved(flight, (scope, urgency), stall_limit).await;
         }
         // Others come for what this node fetches directly: about now.
-        let lent = scope == FetchScope::Direct && self.is_shared();
+        let keep_for_peers = scope == FetchScope::Direct && self.is_shared();
         let accept = |arrival: Arrival| {
             // Begun at once, so that it is under way while the flight waits for what comes next.
             let accepted = match self.resources.hash_permits.clone().try_acquire_owned() {
-                Ok(permit) => self.clone().spawn_accept(permit, flight.clone(), arrival, lent),
+                Ok(permit) => self.clone().spawn_accept(permit, flight.clone(), arrival, keep_for_peers),
                 Err(_) => {
                     let (content, flight) = (self.clone(), flight.clone());
                     let waiting = async move {
                         let permit = content.resources.hash_permits.clone().acquire_owned().await;
-                        content.spawn_accept(permit, flight, arrival, lent).await.map_err(lost)?
+                        content.spawn_accept(permit, flight, arrival, keep_for_peers).await.map_err(lost)?
                     };
                     self.resources.runtime.spawn(waiting.in_current_span())
                 }
             };
             async move { accepted.await.map_err(lost)? }
         };
-        self.ladder().fetch(&self.blob, wanted, (scope, urgency), patience, accept).await
+        self.ladder().fetch(&self.blob, wanted, (scope, urgency), stall_limit, accept).await
     }
 
-    /// A block that the local disk has and can't read: past the cache, from the ladder.
-    pub(super) async fn rescue(&self, index: u64) -> Result<Bytes> {
+    /// Fetches a block that the cache's disk has and cannot read, without storing it there.
+    pub(super) async fn fetch_past_cache(&self, index: u64) -> Result<Bytes> {
         if self.is_unconditional() {
             let text =
                 "cannot be read from the cache, and a part of it from the server may be of another state";
             return Err(Error::new(Kind::Disk, format!("{}: {text}", self.blob)));
         }
-        let rescued = Mutex::new(Bytes::new());
+        let fetched = Mutex::new(Bytes::new());
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
         let accept = async |arrival: Arrival| {
             let verified = arrival.verify(known)?;
-            *rescued.lock() = verified.bytes().clone();
+            *fetched.lock() = verified.bytes().clone();
             Ok(index)
         };
         self.ladder()
             .fetch(&self.blob, vec![index], (FetchScope::Direct, Urgency::Read), READ_DEADLINE, accept)
             .await?;
-        let bytes = rescued.into_inner();
-        self.resources.recent_blocks.rescue(self.blob.key, index, bytes.clone());
+        let bytes = fetched.into_inner();
+        self.resources.recent_blocks.put_only_copy(self.blob.key, index, bytes.clone());
         Ok(bytes)
     }
 
@@ -91,65 +91,72 @@ impl Content {
         permit: impl Send + 'static,
         flight: Arc<Flight>,
         arrival: Arrival,
-        lent: bool,
+        keep_for_peers: bool,
     ) -> JoinHandle<Result<u64>> {
         let (runtime, span) = (self.resources.runtime.clone(), tracing::Span::current());
         runtime.spawn_blocking(move || {
             let _permit = permit;
-            span.in_scope(|| self.accept(&flight, arrival, lent))
+            span.in_scope(|| self.accept(&flight, arrival, keep_for_peers))
         })
     }
 
     /// Verifies the doubted blocks of a flight, and returns those that must be fetched.
-    fn settle(&self, flight: &Flight) -> Vec<u64> {
+    fn verify_doubted(&self, flight: &Flight) -> Vec<u64> {
         let partial = match self.partial() {
             Ok(partial) => partial,
             Err(error) => {
-                flight.unstored(error);
+                flight.record_store_failure(error);
                 return flight.extent().range().collect();
             }
         };
         for index in flight.extent().range() {
             if partial.presence().state(index) == BlockState::Doubted {
                 let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
-                partial.settle(index, known);
+                partial.verify_doubted(index, known);
             }
         }
         missing(&partial, flight)
     }
 
-    /// Verifies a block, delivers it to all who wait for it, and stores it. `lent` blocks other nodes are about to ask for.
-    fn accept(&self, flight: &Flight, arrival: Arrival, lent: bool) -> Result<u64> {
+    /// Verifies a block, delivers it to all who wait for it, and stores it. With `keep_for_peers` the
+    /// block also stays in memory: other nodes are about to ask for it.
+    fn accept(&self, flight: &Flight, arrival: Arrival, keep_for_peers: bool) -> Result<u64> {
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(arrival.index as usize));
         let verified = arrival.verify(known)?;
         if self.awaits_proof() {
             // Nobody may have it before the rest is here.
             self.partial()?.put(&verified)?;
-            self.resources.moved.fetch_add(1, Relaxed);
+            self.resources.blocks_transferred.fetch_add(1, Relaxed);
             return Ok(verified.index());
         }
-        self.keep(flight, &verified, lent)
+        self.deliver_and_store(flight, &verified, keep_for_peers)
     }
 
     /// Delivers a verified block to all who wait for it, and stores it.
     ///
     /// # Errors
     /// What kept it from being stored, where the flight is too long for its blocks to stay in memory.
-    pub(super) fn keep(&self, flight: &Flight, verified: &Verified, lent: bool) -> Result<u64> {
+    pub(super) fn deliver_and_store(
+        &self,
+        flight: &Flight,
+        verified: &Verified,
+        keep_for_peers: bool,
+    ) -> Result<u64> {
         let index = verified.index();
-        if lent || flight.urgency() > Urgency::Stage {
+        if keep_for_peers || flight.urgency() > Urgency::Stage {
             self.resources.recent_blocks.put(self.blob.key, index, verified.bytes().clone());
         }
-        self.resources.moved.fetch_add(1, Relaxed);
+        self.resources.blocks_transferred.fetch_add(1, Relaxed);
         flight.deliver(index, Delivery::Bytes(verified.bytes().clone()));
         match self.partial().and_then(|partial| partial.put(verified)) {
             Ok(()) => flight.deliver(index, Delivery::Stored),
             Err(error) if flight.extent().blocks > MAX_EXTENT_BLOCKS => return Err(error),
             Err(error) => {
-                if self.resources.recent_blocks.rescue(self.blob.key, index, verified.bytes().clone()) {
+                if self.resources.recent_blocks.put_only_copy(self.blob.key, index, verified.bytes().clone())
+                {
                     tracing::warn!(%error, "a block was delivered but could not be kept; so may others be");
                 }
-                flight.unstored(error);
+                flight.record_store_failure(error);
             }
         }
         Ok(index)

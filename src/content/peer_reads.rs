@@ -36,12 +36,12 @@ impl SharedResources {
         read: impl Future<Output = Result<Vec<Bytes>>>,
     ) -> Result<Bytes> {
         let closed = || Error::new(Kind::Interrupted, "this node is shutting down");
-        let permit = self.lent.queue(len, urgency).granted().await.ok_or_else(closed)?;
+        let permit = self.send_budget.queue(len, urgency).granted().await.ok_or_else(closed)?;
         let bytes = match &read.await?[..] {
             [only] => only.clone(),
             pieces => pieces.concat().into(),
         };
-        self.moved.fetch_add(1, Relaxed);
+        self.blocks_transferred.fetch_add(1, Relaxed);
         Ok(Bytes::from_owner(SendBuffer { bytes, _permit: permit }))
     }
 }
@@ -54,12 +54,12 @@ impl Content {
 
     /// Whether all of `range` is present, or being fetched by flights that wait for no other node.
     pub(crate) fn has_or_fetches(&self, range: &Range<u64>) -> bool {
-        block::touched(range).all(|index| self.is_present(index) || self.direct.find(index).is_some())
+        block::touched(range).all(|index| self.is_present(index) || self.direct_flights.find(index).is_some())
     }
 
     /// Reads `range` for another node, block by block. What is missing is fetched directly, never from a peer that may wait for
     /// another node in turn.
-    pub(crate) fn lend(self: Arc<Self>, range: Range<u64>, urgency: Urgency) -> Body {
+    pub(crate) fn serve_range(self: Arc<Self>, range: Range<u64>, urgency: Urgency) -> Body {
         let blocks = block::touched(&range);
         let end = blocks.end;
         // All flights first, so that they fly beside each other.

@@ -84,7 +84,7 @@ impl Content {
         self: &Arc<Self>,
         flight: &Arc<Flight>,
         (scope, urgency): (FetchScope, Urgency),
-        patience: Duration,
+        stall_limit: Duration,
     ) -> Result<FetchOutcome> {
         let mut attempt = 1;
         loop {
@@ -95,7 +95,8 @@ impl Content {
                 Ok(index)
             };
             let wanted = flight.extent().range().collect();
-            let outcome = self.ladder().fetch(&self.blob, wanted, (scope, urgency), patience, accept).await?;
+            let outcome =
+                self.ladder().fetch(&self.blob, wanted, (scope, urgency), stall_limit, accept).await?;
             if outcome == FetchOutcome::BecameOwner {
                 return Ok(outcome);
             }
@@ -125,7 +126,7 @@ impl Content {
         blocks.iter().for_each(|block| hasher.update(block.bytes()));
         self.compare(hasher, expected)?;
         for block in &blocks {
-            self.keep(flight, block, false)?;
+            self.deliver_and_store(flight, block, false)?;
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ impl RecentBlocks {
     }
 
     /// Keeps a block that the cache could not take. True when it is the only one of its blob.
-    pub fn rescue(&self, key: Key, index: u64, bytes: Bytes) -> bool {
+    pub fn put_only_copy(&self, key: Key, index: u64, bytes: Bytes) -> bool {
         self.put(key, index, bytes);
         let (key, mut blocks) = ((self.tenant, key), self.blocks.lock());
         let first = !blocks.iter().any(|kept| kept.key == key && kept.only);
@@ -124,10 +124,10 @@ mod tests {
     fn recent_blocks_beyond_the_limit_drop_the_oldest() {
         let recent = RecentBlocks::default();
         for n in 0..100 {
-            assert!(recent.rescue(key(n), 0, Bytes::from_static(b"old")));
-            assert!(!recent.rescue(key(n), 1, Bytes::new()));
+            assert!(recent.put_only_copy(key(n), 0, Bytes::from_static(b"old")));
+            assert!(!recent.put_only_copy(key(n), 1, Bytes::new()));
         }
-        assert!(!recent.rescue(key(99), 0, Bytes::from_static(b"new")));
+        assert!(!recent.put_only_copy(key(99), 0, Bytes::from_static(b"new")));
         assert_eq!(recent.read(&key(99), &(0..3)), Some(vec![Bytes::from_static(b"new")]));
         assert_eq!(recent.read(&key(10), &(0..3)), None);
         assert_eq!(recent.blocks.lock().len(), MAX_BLOCKS);
@@ -150,7 +150,7 @@ mod tests {
         let block = |fill: u8| Bytes::from(vec![fill; BLOCK as usize]);
         recent.put(key(0), 0, block(0));
         recent.put(key(0), 1, block(1));
-        recent.rescue(key(0), 2, block(2));
+        recent.put_only_copy(key(0), 2, block(2));
         let read = |range: Range<u64>| recent.read(&key(0), &range);
         for _ in 0..2 {
             assert_eq!(recent.peek(&key(0), &(0..BLOCK)).expect("kept for the next"), [block(0)]);

@@ -44,7 +44,7 @@ impl Refutation {
     }
 
     /// Why the content must not be read now; `None` when it may be fetched anew.
-    pub(super) fn standing(&self) -> Option<Error> {
+    pub(super) fn active_error(&self) -> Option<Error> {
         let last = self.last.lock();
         last.as_ref().filter(|last| Instant::now() < last.retry_at).map(|last| last.error.share())
     }

@@ -19,14 +19,14 @@ pub struct SharedResources {
     /// The node cache.
     pub cache: Cache,
     /// The memory for direct flights, which wait for no other node.
-    pub budget: Arc<Budget>,
+    pub direct_budget: Arc<Budget>,
     /// The memory for flights that may wait for other nodes. It is separate, so that direct ones always find room: else two
     /// nodes could wait for each other's memory.
-    pub waiting: Arc<Budget>,
+    pub cluster_budget: Arc<Budget>,
     /// The memory for what is being sent to other nodes.
-    pub lent: Arc<Budget>,
+    pub send_budget: Arc<Budget>,
     /// How many blocks arrived here or left for other nodes: as long as it grows, this node is not stuck.
-    pub moved: AtomicU64,
+    pub blocks_transferred: AtomicU64,
     /// The counters of the engine.
     pub metrics: Arc<EngineMetrics>,
     /// Bounds how many blocks are hashed and written at once. More than the machine has cores for would only take turns, and
@@ -42,8 +42,8 @@ impl SharedResources {
     /// The memory for flights of this scope.
     pub(super) fn budget(&self, scope: FetchScope) -> &Arc<Budget> {
         match scope {
-            FetchScope::All => &self.waiting,
-            FetchScope::Direct => &self.budget,
+            FetchScope::All => &self.cluster_budget,
+            FetchScope::Direct => &self.direct_budget,
         }
     }
 }

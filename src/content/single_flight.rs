@@ -39,7 +39,7 @@ impl Content {
                 return None;
             }
             // Looked at only from the other table, whose lock is held meanwhile.
-            let direct = |i: u64| if scope == FetchScope::All { self.direct.find(i) } else { None };
+            let direct = |i: u64| if scope == FetchScope::All { self.direct_flights.find(i) } else { None };
             let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
             // One that is proved as a whole comes as a whole.
             let whole = self.fits_one_flight() && (0..count).all(absent);
@@ -104,7 +104,7 @@ impl Content {
         }
         for (_, direct) in joined {
             if let Err(error) = direct.stored().await {
-                flight.unstored(error);
+                flight.record_store_failure(error);
             }
         }
         Ok(())
@@ -113,13 +113,13 @@ impl Content {
     fn flights(&self, scope: FetchScope) -> &Flights {
         match scope {
             FetchScope::All => &self.flights,
-            FetchScope::Direct => &self.direct,
+            FetchScope::Direct => &self.direct_flights,
         }
     }
 
     /// Waits for the end of all flights that are under way now.
     pub(crate) async fn await_flights(&self) {
-        for flight in self.flights.all().into_iter().chain(self.direct.all()) {
+        for flight in self.flights.all().into_iter().chain(self.direct_flights.all()) {
             flight.stored().await.ok();
         }
     }
@@ -134,7 +134,7 @@ impl Content {
         let budget = self.resources.budget(scope);
         let ticket = flight.queue(|urgency| budget.queue(held, urgency));
         let permit = ticket.granted().await;
-        let urgency = flight.take_off();
+        let urgency = flight.leave_queue();
         let outcome = match self.fetch_missing(&flight, (scope, urgency)).await {
             Ok(FetchOutcome::Complete) => Ok(()),
             Ok(FetchOutcome::BecameOwner) => self.complete_directly(&flight, urgency).await,

@@ -143,11 +143,11 @@ impl Bench {
         }
         let resources = SharedResources {
             cache,
-            budget: Budget::new(64 << 20),
-            waiting: Budget::new(64 << 20),
-            lent: Budget::new(64 << 20),
+            direct_budget: Budget::new(64 << 20),
+            cluster_budget: Budget::new(64 << 20),
+            send_budget: Budget::new(64 << 20),
             metrics: Arc::default(),
-            moved: Default::default(),
+            blocks_transferred: Default::default(),
             hash_permits: Arc::new(Semaphore::new(4)),
             recent_blocks: RecentBlocks::default(),
             runtime: Handle::current(),

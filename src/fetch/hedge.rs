@@ -2,7 +2,7 @@
 //!
 //! Where another tier is left, a request that stalls is given up for that. The last tier has none below it: there a second
 //! request starts beside the first, and what brings the next block first goes on alone. So one bad connection costs
-//! [`STALL_TIMEOUT`], and a server that is slow with every answer is still waited for.
+//! [`REQUEST_STALL_TIMEOUT`], and a server that is slow with every answer is still waited for.
 
 use std::future::pending;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::parallelism::{Parallelism, RequestSlot};
 use super::tier_request::{FetchContext, TierRequest};
-use super::{Descent, Rung};
+use super::{FetchAttempt, FetchStep};
 use crate::block::{Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
@@ -20,13 +20,13 @@ use crate::extent::Extent;
 /// How long a tier may take until its first byte, and again for each block after it (DESIGN, section 6). A peer, which is
 /// near, may take much less, and is judged by its own tier, which hears from it even while it has nothing to send
 /// ([`crate::peer`]).
-const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+const REQUEST_STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A request to the last tier that would not bring a block in this time is useless to a reader, whatever its siblings do.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A request is behind its siblings when it brings less than this part of what they do on average.
-const BEHIND: u64 = 4;
+const SLOW_REQUEST_RATIO: u64 = 4;
 
 /// One request to a tier, or two at once for the same blocks.
 pub(super) struct Hedged<'a> {
@@ -40,12 +40,12 @@ pub(super) struct Hedged<'a> {
 /// What is asked, and for whom.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
-    pub rung: Rung<'a>,
+    pub step: FetchStep<'a>,
     pub blob: &'a crate::blob::Blob,
     pub urgency: crate::tier::Urgency,
 }
 
-/// What had arrived when a window of [`STALL_TIMEOUT`] began.
+/// What had arrived when a window of [`REQUEST_STALL_TIMEOUT`] began.
 struct Window {
     began: Instant,
     mine: u64,
@@ -60,7 +60,7 @@ impl<'a> Hedged<'a> {
         target: Target<'a>,
         extent: Extent,
     ) -> Self {
-        let slot = match target.rung.last {
+        let slot = match target.step.last {
             true => Some(parallelism.acquire(target.urgency).await),
             false => None,
         };
@@ -85,12 +85,12 @@ impl<'a> Hedged<'a> {
     /// # Errors
     /// [`Kind::Timeout`] when it stalls: where another tier is left at once, else at `deadline`.
     pub async fn next(&mut self, deadline: Instant) -> Result<Option<Arrival>> {
-        let (mut window, mut patience) = (self.window(), STALL_TIMEOUT);
-        let rung = self.target.rung;
+        let (mut window, mut timeout) = (self.window(), REQUEST_STALL_TIMEOUT);
+        let step = self.target.step;
         let unanswered = self.first.0.latency.is_none();
         let arrived = loop {
-            let until = match rung.last {
-                true => deadline.min(window.began + patience),
+            let until = match step.last {
+                true => deadline.min(window.began + timeout),
                 false => window.began + self.block_timeout(unanswered),
             };
             tokio::select! {
@@ -105,20 +105,20 @@ impl<'a> Hedged<'a> {
                         break Ok(Some(arrival));
                     }
                 }
-                () = sleep_until(until), if rung.peer.is_none() => {
-                    if rung.last && until < deadline {
+                () = sleep_until(until), if step.peer.is_none() => {
+                    if step.last && until < deadline {
                         if self.is_slow(&window) {
                             self.hedge();
                         }
-                        patience *= 2;
+                        timeout *= 2;
                         window = self.window();
-                    } else if rung.last || window.began.elapsed() >= self.block_timeout(unanswered) {
+                    } else if step.last || window.began.elapsed() >= self.block_timeout(unanswered) {
                         return Err(self.stalled(window.began.elapsed()));
                     }
                 }
             }
         };
-        if rung.last && patience == STALL_TIMEOUT {
+        if step.last && timeout == REQUEST_STALL_TIMEOUT {
             self.parallelism.grow();
         }
         arrived
@@ -127,7 +127,7 @@ impl<'a> Hedged<'a> {
     /// How long a block may take where another tier is left. The first byte has a window of its own, if it was still
     /// `unanswered` when the block was asked for.
     fn block_timeout(&self, unanswered: bool) -> Duration {
-        STALL_TIMEOUT + self.first.0.latency.filter(|_| unanswered).unwrap_or_default()
+        REQUEST_STALL_TIMEOUT + self.first.0.latency.filter(|_| unanswered).unwrap_or_default()
     }
 
     fn window(&self) -> Window {
@@ -150,7 +150,7 @@ impl<'a> Hedged<'a> {
         if useless(mine) && useless(theirs) {
             self.parallelism.shrink();
         }
-        useless(mine) || mine < theirs / BEHIND
+        useless(mine) || mine < theirs / SLOW_REQUEST_RATIO
     }
 
     /// Starts a second request, in place of the slower one where there are two, if the tier can take it.
@@ -161,12 +161,12 @@ impl<'a> Hedged<'a> {
             self.first = second;
         }
         let Some(slot) = self.parallelism.try_acquire() else { return };
-        tracing::debug!(kind = %self.target.rung.tier.kind(), "a request stalls: asking once more beside it");
+        tracing::debug!(kind = %self.target.step.tier.kind(), "a request stalls: asking once more beside it");
         self.second = Some((self.target.request(self.context, self.extent()), Some(slot)));
     }
 
     fn stalled(&self, waited: Duration) -> Error {
-        let kind = self.target.rung.tier.kind();
+        let kind = self.target.step.tier.kind();
         let text = match self.first.0.latency {
             None => format!("the {kind} did not answer within {} s", waited.as_secs()),
             Some(_) => format!("the {kind} stopped sending within block {}", self.extent().first),
@@ -177,7 +177,7 @@ impl<'a> Hedged<'a> {
 
 impl<'a> Target<'a> {
     fn request(&self, context: &'a FetchContext<'a>, extent: Extent) -> TierRequest<'a> {
-        TierRequest::new(context, self.rung.tier, self.blob, extent, self.urgency)
+        TierRequest::new(context, self.step.tier, self.blob, extent, self.urgency)
     }
 }
 
@@ -189,9 +189,9 @@ async fn second(second: &mut Option<(TierRequest<'_>, Option<RequestSlot<'_>>)>)
     }
 }
 
-impl Descent<'_> {
+impl FetchAttempt<'_> {
     /// When it fails, unless something arrives before.
     pub(super) fn deadline(&self) -> Instant {
-        self.still + self.patience
+        self.last_arrival + self.stall_limit
     }
 }

@@ -6,10 +6,10 @@ use tokio::sync::Notify;
 use crate::tier::Urgency;
 
 /// The most requests at once: as many as a stage has flights.
-const MOST: usize = 64;
+const MAX_REQUESTS: usize = 64;
 
 /// The fewest. A server that takes 6 s for each, one after the other, answers all of them within the deadline of a read.
-const FEWEST: usize = 4;
+const MIN_REQUESTS: usize = 4;
 
 /// The bound, and the requests under way.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct RequestSlot<'a>(&'a Parallelism);
 
 impl Default for Parallelism {
     fn default() -> Self {
-        Self { state: Mutex::new(State { limit: MOST, used: 0 }), freed: Notify::new() }
+        Self { state: Mutex::new(State { limit: MAX_REQUESTS, used: 0 }), freed: Notify::new() }
     }
 }
 
@@ -70,13 +70,13 @@ impl Parallelism {
     /// Halves the bound: the tier is too slow for so many.
     pub fn shrink(&self) {
         let mut state = self.state.lock();
-        state.limit = (state.limit / 2).max(FEWEST);
+        state.limit = (state.limit / 2).max(MIN_REQUESTS);
     }
 
     /// Raises the bound by one: the tier has answered in time.
     pub fn grow(&self) {
         let mut state = self.state.lock();
-        state.limit = (state.limit + 1).min(MOST);
+        state.limit = (state.limit + 1).min(MAX_REQUESTS);
         drop(state);
         self.freed.notify_waiters();
     }
@@ -102,7 +102,7 @@ mod tests {
         for _ in 0..10 {
             parallelism.shrink();
         }
-        for _ in 0..FEWEST {
+        for _ in 0..MIN_REQUESTS {
             slots.push(parallelism.try_acquire().expect("room"));
         }
         assert!(parallelism.try_acquire().is_none());
@@ -110,7 +110,7 @@ mod tests {
         let waiting = parallelism.acquire(Urgency::Stage);
         tokio::pin!(waiting);
         assert!(waiting.as_mut().now_or_never().is_none());
-        slots.truncate(FEWEST - 1);
+        slots.truncate(MIN_REQUESTS - 1);
         waiting.await;
     }
 
@@ -120,7 +120,7 @@ mod tests {
         for _ in 0..10 {
             parallelism.shrink();
         }
-        let _slots: Vec<_> = (0..FEWEST).map(|_| parallelism.try_acquire().expect("room")).collect();
+        let _slots: Vec<_> = (0..MIN_REQUESTS).map(|_| parallelism.try_acquire().expect("room")).collect();
         parallelism.grow();
         assert!(parallelism.try_acquire().is_some());
     }

@@ -118,10 +118,15 @@ fn ladder(tier: &Arc<SlowTier>) -> Ladder {
     Ladder::new(vec![tier.clone()], Arc::default(), Arc::default())
 }
 
-async fn fetch(ladder: &Ladder, blocks: Range<u64>, urgency: Urgency, patience: u64) -> Result<FetchOutcome> {
+async fn fetch(
+    ladder: &Ladder,
+    blocks: Range<u64>,
+    urgency: Urgency,
+    stall_limit: u64,
+) -> Result<FetchOutcome> {
     let accept = async |arrival: Arrival| Ok(arrival.index);
-    let patience = Duration::from_secs(patience);
-    ladder.fetch(blob(), blocks.collect(), (FetchScope::Direct, urgency), patience, accept).await
+    let stall_limit = Duration::from_secs(stall_limit);
+    ladder.fetch(blob(), blocks.collect(), (FetchScope::Direct, urgency), stall_limit, accept).await
 }
 
 #[tokio::test(start_paused = true)]

@@ -73,14 +73,14 @@ impl ExternalSorter {
     /// [`Kind::Disk`] and [`Kind::NoSpace`] for the directory; once.
     pub(super) fn check_spill(&mut self) -> Result<()> {
         if self.writing.as_ref().is_some_and(JoinHandle::is_finished) {
-            self.settle();
+            self.await_run();
         }
         self.failure.take().map_or(Ok(()), Err)
     }
 
     /// Has the batch sorted and written elsewhere: what calls may be held up by no disk.
     fn spill(&mut self) {
-        self.settle();
+        self.await_run();
         let (batch, mut runs) = (std::mem::take(&mut self.batch), std::mem::take(&mut self.runs));
         if self.failure.is_some() {
             // The listing has failed, and what still comes of it is of no use.
@@ -99,7 +99,7 @@ impl ExternalSorter {
     }
 
     /// Waits for the run that is being written.
-    fn settle(&mut self) {
+    fn await_run(&mut self) {
         let Some(writing) = self.writing.take() else { return };
         let lost = |_| Err(Error::new(Kind::Disk, "a part of the listing was lost"));
         match writing.join().unwrap_or_else(lost) {
@@ -113,12 +113,12 @@ impl ExternalSorter {
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`] for the directory; those of `wanted`.
     pub(super) fn finish(mut self, wanted: &mut RowFilter<'_>) -> Result<SortedRun> {
-        self.settle();
+        self.await_run();
         if self.runs.is_empty() && self.failure.is_none() {
             return self.batch.write(RunWriter::memory(), wanted);
         }
         self.spill();
-        self.settle();
+        self.await_run();
         self.check_spill()?;
         let mut out = RunWriter::disk(&self.scratch)?;
         merge(&self.runs, &mut out, wanted)?;

@@ -213,7 +213,7 @@ impl Collector<'_> {
         old
     }
 
-    /// Deletes what lies on `shelf` and is `dead`.
+    /// Deletes the objects of this `kind` for which `dead` is true.
     async fn sweep_kind(&mut self, kind: ObjectKind, dead: impl Fn(&Path, Digest) -> bool) -> Result<()> {
         let mut listed = self.mirror.list(self.mirror.tenant_key(kind.name()));
         let mut gone = Vec::new();

@@ -65,7 +65,7 @@ impl Mirror {
         Path::from(format!("tenants/{}/{below}", self.tenant))
     }
 
-    /// The key of what lies on `shelf` by this digest. Blobs, records and recipes are many, so they lie in 256
+    /// The key of the object of this `kind` that this digest names. Blobs, records and recipes are many, so they lie in 256
     /// directories.
     pub(super) fn key(&self, kind: ObjectKind, digest: &Digest) -> Path {
         let name = kind.name();

@@ -88,8 +88,8 @@ impl Mirror {
         self.renew(&key, Some(began)).await?;
         let (held, released) = oneshot::channel();
         let lapsed = Arc::new(AtomicBool::new(false));
-        let beat = beat(self.clone(), key.clone(), began, lapsed.clone(), released);
-        let beating = Some(tokio::spawn(beat));
+        let renew = renew(self.clone(), key.clone(), began, lapsed.clone(), released);
+        let beating = Some(tokio::spawn(renew));
         Ok(MirrorLease { mirror: self.clone(), key, began, lapsed, held: Some(held), beating })
     }
 
@@ -169,7 +169,7 @@ impl MirrorLease {
 }
 
 /// Renews a lease until it is released or dropped, then deletes it.
-async fn beat(
+async fn renew(
     mirror: Mirror,
     key: Path,
     began: DateTime<Utc>,

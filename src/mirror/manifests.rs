@@ -28,7 +28,7 @@ impl Mirror {
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when it is damaged, [`Kind::Disk`](crate::error::Kind::Disk) for the scratch directory; those of the store.
     pub async fn manifest(&self, digest: &Digest) -> Result<Option<Manifest>> {
-        let copied = self.copy_manifest(digest, Arc::new(self.scratch()?)).await;
+        let copied = self.copy_manifest(digest, Arc::new(self.unnamed_file()?)).await;
         match copied.map_err(|e| e.on_disk(&self.scratch))? {
             Some(file) => Ok(Some(Manifest::open(&file)?)),
             None => Ok(None),

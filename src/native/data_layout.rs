@@ -17,8 +17,8 @@ const MAX_PACKED_BYTES: u64 = BLOCK;
 /// from its own device, where the kernel takes the file's end for a failure, so the last chunk is copied to the pack.
 const MIN_CHUNK_BITS: u32 = 16;
 const MAX_CHUNKS: u64 = 1 << 12;
-/// No place: the file is not in the pack, or its blob not yet.
-const NOWHERE: u32 = u32::MAX;
+/// Not in the pack: neither the file nor, so far, its blob.
+const NOT_PACKED: u32 = u32::MAX;
 
 /// Where the content of each file lies.
 #[derive(Debug)]
@@ -73,14 +73,14 @@ impl DataLayout {
     pub fn new(manifest: &Manifest, block_bits: u8) -> Result<Self> {
         let mut layout = Self {
             block_bits,
-            starts: vec![NOWHERE; manifest.entries() as usize],
+            starts: vec![NOT_PACKED; manifest.entries() as usize],
             packed: Vec::new(),
             pack_blocks: 0,
             blobs: Vec::new(),
             devices: vec![0; manifest.blobs() as usize],
         };
         // Files with the same blob share what of it is in the pack.
-        let mut placed = vec![NOWHERE; manifest.blobs() as usize];
+        let mut placed = vec![NOT_PACKED; manifest.blobs() as usize];
         for index in 0..manifest.entries() {
             let Node::File(slice) = manifest.entry(index)?.node else { continue };
             let size = manifest.blob_size(slice.blob)?;
@@ -90,7 +90,7 @@ impl DataLayout {
             }
             let known = placed[slice.blob as usize];
             let start = match known {
-                NOWHERE => layout.pack(index, from, slice.len)?,
+                NOT_PACKED => layout.pack(index, from, slice.len)?,
                 known => known,
             };
             layout.starts[index as usize] = start;
@@ -150,7 +150,7 @@ impl DataLayout {
     /// The chunks of entry `index`, whose content is `slice`; `None` where it is empty.
     pub(super) fn chunks(&self, index: u32, slice: Slice) -> Option<Chunks> {
         let packed = match self.starts[index as usize] {
-            NOWHERE => None,
+            NOT_PACKED => None,
             block => Some(ChunkPlace { device: 1, block }),
         };
         let device = match self.devices[slice.blob as usize] {

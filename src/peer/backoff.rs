@@ -147,7 +147,7 @@ impl BackoffTable {
     }
 
     /// How many peers have an entry.
-    pub fn remembered(&self) -> usize {
+    pub fn tracked_peers(&self) -> usize {
         self.backoffs.lock().len().max(self.activity().len())
     }
 

@@ -174,7 +174,7 @@ impl Peers {
     }
 
     /// The members that host `tenant`, this node among them; draining ones, too.
-    fn able(&self, tenant: &str) -> Vec<Arc<Member>> {
+    fn hosting_members(&self, tenant: &str) -> Vec<Arc<Member>> {
         let tenant = token(&[tenant.as_bytes()]);
         let fit = |m: &&Arc<Member>| m.protocol == PROTOCOL && m.hosts(tenant);
         self.members.live().iter().filter(fit).cloned().collect()
@@ -182,10 +182,10 @@ impl Peers {
 
     /// The members that may own blocks of `tenant`, this node among them: all, and those that are available.
     fn owners(&self, tenant: &str) -> (Vec<Arc<Member>>, Vec<Arc<Member>>) {
-        let mut all = self.able(tenant);
+        let mut all = self.hosting_members(tenant);
         all.retain(|m| !m.draining);
-        let well = all.iter().filter(|m| self.is_available(m)).cloned().collect();
-        (all, well)
+        let available = all.iter().filter(|m| self.is_available(m)).cloned().collect();
+        (all, available)
     }
 
     fn is_available(&self, member: &Member) -> bool {
@@ -213,17 +213,17 @@ impl Peers {
     ) -> Option<Arc<Member>> {
         let chosen = match candidate {
             Candidate::Owner(nth) => {
-                let (all, well) = self.owners(tenant);
+                let (all, available) = self.owners(tenant);
                 let [top, _] = rendezvous::owners(group, &all);
-                let [first, second] = rendezvous::owners(group, &well);
+                let [first, second] = rendezvous::owners(group, &available);
                 // When the first was just lost, all ask the one that is the first owner for those who come later.
                 let lost = top.is_some_and(|top| !self.is_available(top));
                 if nth == 0 || lost { first.cloned() } else { second.cloned() }
             }
             Candidate::Draining => {
-                let mut able = self.able(tenant);
-                able.retain(|m| self.is_available(m));
-                let [before, _] = rendezvous::owners(group, &able);
+                let mut hosting = self.hosting_members(tenant);
+                hosting.retain(|m| self.is_available(m));
+                let [before, _] = rendezvous::owners(group, &hosting);
                 // All other nodes ask the new owner, and so do draining ones.
                 before.filter(|before| before.draining && self.owns(group, tenant)).cloned()
             }
@@ -234,7 +234,7 @@ impl Peers {
                     m.protocol == PROTOCOL && m.holds.contains(&held) && self.is_available(m)
                 };
                 let holders: Vec<_> = live.iter().filter(fit).collect();
-                rendezvous::holder(group, &self.me, &holders).cloned()
+                rendezvous::choose_holder(group, &self.me, &holders).cloned()
             }
         };
         chosen.filter(|peer| peer.id != self.me.id)
@@ -242,8 +242,8 @@ impl Peers {
 
     /// Whether this node is the first owner of `group`.
     fn owns(&self, group: BlockGroup, tenant: &str) -> bool {
-        let (_, well) = self.owners(tenant);
-        let [first, _] = rendezvous::owners(group, &well);
+        let (_, available) = self.owners(tenant);
+        let [first, _] = rendezvous::owners(group, &available);
         first.is_none_or(|first| first.id == self.me.id)
     }
 
@@ -316,13 +316,13 @@ impl Peers {
     }
 
     /// How many requests to peers are in flight.
-    pub fn under_way(&self) -> usize {
+    pub fn requests_in_flight(&self) -> usize {
         self.in_flight().len()
     }
 
     /// How many peers have an entry in the tables of backoffs and activity.
-    pub fn remembered(&self) -> usize {
-        self.backoffs.remembered()
+    pub fn tracked_peers(&self) -> usize {
+        self.backoffs.tracked_peers()
     }
 
     fn in_flight(&self) -> MutexGuard<'_, HashMap<u64, InFlightRequest>> {

@@ -45,7 +45,7 @@ pub fn host(id: &str) -> String {
 }
 
 /// The host name that stands for whichever member is at `address`.
-pub(super) fn anybody(address: IpAddr) -> String {
+pub(super) fn any_member_name(address: IpAddr) -> String {
     format!("{}.{MEMBER_DNS_SUFFIX}", address.to_canonical().to_string().replace(['.', ':'], "-"))
 }
 

@@ -40,7 +40,11 @@ pub fn owners(group: BlockGroup, members: &[Arc<Member>]) -> [Option<&Arc<Member
 
 /// Which of `holders` the node `me` asks for `group`: one of its own zone where there is one. Each node has its own order, so
 /// that all holders share the work.
-pub fn holder<'a>(group: BlockGroup, me: &Member, holders: &[&'a Arc<Member>]) -> Option<&'a Arc<Member>> {
+pub fn choose_holder<'a>(
+    group: BlockGroup,
+    me: &Member,
+    holders: &[&'a Arc<Member>],
+) -> Option<&'a Arc<Member>> {
     let mine = BlockGroup(mix(group.0 ^ seed(&me.id)));
     let others = || holders.iter().copied().filter(|m| m.id != me.id);
     highest(mine, others().filter(|m| m.zone == me.zone)).or_else(|| highest(mine, others()))
@@ -209,7 +213,7 @@ mod tests {
         let mut asked = HashMap::new();
         for me in &members {
             for group in groups().take(100) {
-                let held = holder(group, me, &holders).expect("others hold it");
+                let held = choose_holder(group, me, &holders).expect("others hold it");
                 assert_ne!(held.id, me.id);
                 assert_eq!(held.zone, me.zone);
                 *asked.entry(held.id.clone()).or_insert(0) += 1;
@@ -217,6 +221,6 @@ mod tests {
         }
         // A hundred each on average, seven senders or three.
         assert!(asked.len() == 12 && asked.values().all(|n| (50..160).contains(n)), "{asked:?}");
-        assert!(holder(BlockGroup(1), &members[0], &holders[..1]).is_none(), "nobody but itself");
+        assert!(choose_holder(BlockGroup(1), &members[0], &holders[..1]).is_none(), "nobody but itself");
     }
 }

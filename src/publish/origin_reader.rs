@@ -13,7 +13,7 @@ use crate::fetch::{FetchScope, Ladder};
 use crate::tier::Urgency;
 
 /// How long the origin is asked again while nothing arrives.
-const STALL_TIMEOUT: Duration = Duration::from_secs(120);
+const ORIGIN_STALL_LIMIT: Duration = Duration::from_secs(120);
 
 /// The blocks of `extent`, as the origin sends them. There is nothing yet that they could be held against.
 pub(super) async fn read(origin: &Ladder, blob: &Blob, extent: Extent) -> Result<Vec<Bytes>> {
@@ -24,7 +24,13 @@ pub(super) async fn read(origin: &Ladder, blob: &Blob, extent: Extent) -> Result
         Ok(arrival.index)
     };
     origin
-        .fetch(blob, extent.range().collect(), (FetchScope::Direct, Urgency::Stage), STALL_TIMEOUT, accept)
+        .fetch(
+            blob,
+            extent.range().collect(),
+            (FetchScope::Direct, Urgency::Stage),
+            ORIGIN_STALL_LIMIT,
+            accept,
+        )
         .await?;
     let blocks = blocks.into_inner().into_iter();
     let all: Option<Vec<Bytes>> = blocks.collect();

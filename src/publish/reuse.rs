@@ -16,7 +16,7 @@ use crate::manifest::{Manifest, Node, PackedFile};
 use crate::tier::Urgency;
 
 /// How long the mirror is asked again while nothing arrives; then the origin is.
-const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+const OLD_PACK_STALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// The snapshot that there was, and the mirror that has it.
 pub(super) struct PreviousSnapshot {
@@ -96,7 +96,9 @@ impl PreviousSnapshot {
         };
         let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| block::touched(range)).collect();
         let wanted = wanted.into_iter().collect();
-        self.mirror.fetch(&blob, wanted, (FetchScope::Direct, Urgency::Stage), STALL_TIMEOUT, accept).await?;
+        self.mirror
+            .fetch(&blob, wanted, (FetchScope::Direct, Urgency::Stage), OLD_PACK_STALL_LIMIT, accept)
+            .await?;
         let blocks = blocks.into_inner();
         Ok(found.iter().filter_map(|(file, range)| Some((*file, cut(&blocks, range)?))).collect())
     }

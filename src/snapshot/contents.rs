@@ -35,16 +35,16 @@ struct Live {
 }
 
 impl Contents {
-    /// Waits, for the flights under way no longer than `patience`, until every blob of which nothing is missing any
+    /// Waits, for the flights under way no longer than `limit`, until every blob of which nothing is missing any
     /// more is whole: durable, under its final name.
-    pub(crate) async fn await_settled(&self, patience: Duration) {
+    pub(crate) async fn await_finished(&self, limit: Duration) {
         let live: Vec<_> = {
             let live = self.live.lock();
             live.by_key.values().filter_map(Weak::upgrade).collect()
         };
         let flying = live.iter().map(|content| content.await_flights());
         // Those that are not there by then are given up; their blocks that did land stay.
-        tokio::time::timeout(patience, join_all(flying)).await.ok();
+        tokio::time::timeout(limit, join_all(flying)).await.ok();
         for content in live.iter().filter(|content| content.is_finishing()) {
             // Who can't become whole has said so in the log; its blocks stay in its part.
             content.became_whole().await.ok();

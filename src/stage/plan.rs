@@ -65,7 +65,7 @@ fn missing(manifest: &Manifest, cache: &Cache) -> Result<Vec<MissingBlob>> {
         let looks: Vec<_> = starts
             .map(|start| scope.spawn(move || look(start..start.saturating_add(piece).min(blobs))))
             .collect();
-        let lost = |_| Error::new(Kind::Disk, "a look at the cache was lost");
+        let lost = |_| Error::new(Kind::Disk, "cannot scan the cache: a thread panicked");
         let found: Vec<_> =
             looks.into_iter().map(|look| look.join().map_err(lost)?).collect::<Result<_>>()?;
         Ok(found.into_iter().flatten().collect())

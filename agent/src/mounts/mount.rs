@@ -205,7 +205,7 @@ impl ManagedMount {
         let mut local = 0;
         for blob in 0..manifest.blobs() {
             let len = manifest.blob_size(blob)?;
-            local += self.snapshot.local(Slice { blob, offset: 0, len })?;
+            local += self.snapshot.local_bytes(Slice { blob, offset: 0, len })?;
         }
         Ok(Some(local))
     }

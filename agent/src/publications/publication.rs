@@ -235,7 +235,7 @@ impl Publication {
     }
 
     /// Waits until it is not pending any more.
-    pub async fn settled(&self) {
+    pub async fn await_outcome(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.state.subscribe().wait_for(|state| !matches!(state.step, Step::Staging)).await;
     }

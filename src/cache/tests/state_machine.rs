@@ -177,7 +177,7 @@ impl StateMachineTest for RealCache {
                 real.part(blob).discard().expect("the disk works");
                 real.parts.remove(&blob);
             }
-            CacheStep::Settle(blob, index) => real.part(blob).settle(index, None),
+            CacheStep::Settle(blob, index) => real.part(blob).verify_doubted(index, None),
             CacheStep::Restart => real.restart(|_| ()),
             CacheStep::PowerCut(lost, index) => real.restart(|cache| {
                 for blob in 0..SIZES.len() {

@@ -9,7 +9,7 @@ async fn content_with_wrong_sha256_is_discarded() {
     let blob = Blob { sha256: Some([7; 32]), ..bench.blob(false) };
     let content = bench.content(blob, None, &[&tier]);
     bench.expect(&content, 0..10).await;
-    content.ahead(0..SIZE);
+    content.prefetch(0..SIZE);
     assert_eq!(content.became_whole().await.expect_err("not it").kind(), Kind::Corrupt);
     assert_eq!(content.read(0..10, 0).await.expect_err("not it").kind(), Kind::Corrupt);
 }
@@ -29,7 +29,7 @@ async fn content_of_one_flight_with_flipped_bytes_delivers_none() {
     let liar = Scripted::new(&bench.bytes, &[Fault::Lie], true);
     let content = bench.content(blob.clone(), None, &[&liar]);
     assert_eq!(content.read(5..10, 0).await.expect_err("flipped").kind(), Kind::Corrupt);
-    assert!(content.try_read(5..10).is_none() && content.local() == 0, "nothing of it is kept");
+    assert!(content.try_read(5..10).is_none() && content.local_bytes() == 0, "nothing of it is kept");
     drop(content);
 
     let lied_once = Scripted::new(&bench.bytes, &[Fault::Lie], false);
@@ -62,14 +62,14 @@ async fn content_refuted_after_it_was_read_starts_anew() {
     // It does not fit into one flight, so its first bytes leave before it can be proved.
     let wrong = content.read(0..10, 0).await.expect("bytes").concat();
     assert!(wrong != bench.bytes[..10]);
-    content.ahead(0..SIZE);
+    content.prefetch(0..SIZE);
     assert_eq!(content.became_whole().await.expect_err("not it").kind(), Kind::Corrupt);
-    assert_eq!((content.local(), removals.0.load(Relaxed)), (0, 1));
+    assert_eq!((content.local_bytes(), removals.0.load(Relaxed)), (0, 1));
     assert!(content.try_read(0..10).is_none());
     content.await_retry().await;
     bench.expect(&content, 0..SIZE).await;
     content.became_whole().await.expect("the origin has healed");
-    assert_eq!(content.local(), SIZE);
+    assert_eq!(content.local_bytes(), SIZE);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,11 +81,11 @@ async fn content_without_conditions_is_read_when_it_is_whole_and_proved() {
     let mixed = Scripted::new(&bench.bytes, &[Fault::BreakAfter(3 * BLOCK), Fault::Lie], false);
     let content = bench.content(blob.clone(), None, &[&mixed]);
     assert_eq!(content.read(5..10, 0).await.expect_err("a mixture").kind(), Kind::Corrupt);
-    assert!(content.try_read(5..10).is_none() && content.local() == 0, "nothing of it is kept");
+    assert!(content.try_read(5..10).is_none() && content.local_bytes() == 0, "nothing of it is kept");
     content.await_retry().await;
     bench.expect(&content, 5..10).await;
     bench.expect(&content, 0..SIZE).await;
-    assert_eq!(content.local(), SIZE);
+    assert_eq!(content.local_bytes(), SIZE);
     drop(content);
 
     // Where it can't be kept, it can't be proved.

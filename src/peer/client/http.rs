@@ -83,7 +83,7 @@ impl HttpPeerClient {
         let url = match self.identity {
             None => format!("http://{to}{GOSSIP_PATH}"),
             Some(_) => {
-                format!("https://{}:{}{GOSSIP_PATH}", identity::anybody(to.ip()), to.port())
+                format!("https://{}:{}{GOSSIP_PATH}", identity::any_member_name(to.ip()), to.port())
             }
         };
         let failed = |e: reqwest::Error| {

@@ -17,26 +17,26 @@ use crate::placement::{ClusterTier, Placement};
 struct SnapshotPlacement {
     peers: Arc<Peers>,
     tenant: String,
-    seats: [Arc<dyn ClusterTier>; 4],
+    tiers: [Arc<dyn ClusterTier>; 4],
 }
 
 impl Peers {
     /// Where the snapshot `snapshot` of `tenant` is in the cluster. Its tiers are, in the order in which they are asked:
     /// somebody who has all of it, the first owner, the second, and by an owner the one that it has taken over from.
     pub fn placement(self: &Arc<Self>, tenant: &str, snapshot: Digest) -> Arc<dyn Placement> {
-        let seats = [Candidate::Holder, Candidate::Owner(0), Candidate::Owner(1), Candidate::Draining].map(
+        let tiers = [Candidate::Holder, Candidate::Owner(0), Candidate::Owner(1), Candidate::Draining].map(
             |candidate| {
                 let (peers, tenant) = (self.clone(), tenant.to_owned());
                 Arc::new(PeerTier { peers, candidate, tenant, snapshot }) as Arc<dyn ClusterTier>
             },
         );
-        Arc::new(SnapshotPlacement { peers: self.clone(), tenant: tenant.to_owned(), seats })
+        Arc::new(SnapshotPlacement { peers: self.clone(), tenant: tenant.to_owned(), tiers })
     }
 }
 
 impl Placement for SnapshotPlacement {
     fn peers(&self) -> &[Arc<dyn ClusterTier>] {
-        &self.seats
+        &self.tiers
     }
 
     fn group_blocks(&self, blob: &Blob) -> u64 {
@@ -50,10 +50,10 @@ impl Placement for SnapshotPlacement {
 
     fn interleave_owners(&self, blob: &Blob, groups: &mut [u64]) {
         let Key::Content(digest) = blob.key else { return };
-        let (_, well) = self.peers.owners(&self.tenant);
+        let (_, available) = self.peers.owners(&self.tenant);
         let owner = |first: &u64| {
             let [owner, _] =
-                rendezvous::owners(BlockGroup::of(&self.tenant, &digest, blob.size, *first), &well);
+                rendezvous::owners(BlockGroup::of(&self.tenant, &digest, blob.size, *first), &available);
             owner.map(|owner| owner.id.as_str())
         };
         let owners: Vec<_> = groups.iter().map(owner).collect();

@@ -54,7 +54,7 @@ pub struct GossipConfig {
 /// The membership, as gossip reports it.
 pub struct Gossip {
     handle: ChitchatHandle,
-    roll: Arc<MembershipView>,
+    view: Arc<MembershipView>,
     watching: JoinHandle<()>,
     runtime: Handle,
 }
@@ -92,7 +92,7 @@ impl Gossip {
     ) -> Result<Arc<Self>> {
         let GossipConfig { cluster, me, generation, seeds } = config;
         let announced = announced(&me);
-        let talk = HttpTransport { client, me: me.address, messages: Mutex::new(Some(messages)) };
+        let transport = HttpTransport { client, me: me.address, messages: Mutex::new(Some(messages)) };
         let config = ChitchatConfig {
             chitchat_id: ChitchatId::new(me.id.as_str(), generation, me.address),
             cluster_id: cluster,
@@ -111,34 +111,34 @@ impl Gossip {
         let failed = |e: anyhow::Error| {
             Error::with(Kind::Unavailable, "cannot start gossip", e.into_boxed_dyn_error())
         };
-        let handle = spawn_chitchat(config, announced, &talk).await.map_err(failed)?;
-        let roll = Arc::new(MembershipView::default());
-        roll.set([Arc::new(me)]);
-        let mut news = handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
-        let told = roll.clone();
+        let handle = spawn_chitchat(config, announced, &transport).await.map_err(failed)?;
+        let view = Arc::new(MembershipView::default());
+        view.set([Arc::new(me)]);
+        let mut live_nodes = handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
+        let watched = view.clone();
         let watching = tokio::spawn(async move {
-            while news.changed().await.is_ok() {
-                let members = members(&news.borrow_and_update());
-                told.set(members);
+            while live_nodes.changed().await.is_ok() {
+                let members = members(&live_nodes.borrow_and_update());
+                watched.set(members);
             }
         });
-        Ok(Arc::new(Self { handle, roll, watching, runtime: Handle::current() }))
+        Ok(Arc::new(Self { handle, view, watching, runtime: Handle::current() }))
     }
 
     /// Waits until other members are known and no more of them join, for at most `limit`. A node that knows no others would
     /// fetch everything itself.
-    pub async fn settled(&self, limit: Duration) {
-        let mut news = self.handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
-        let settled = async {
+    pub async fn await_members_stable(&self, limit: Duration) {
+        let mut live_nodes = self.handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
+        let stable = async {
             // The sender lives as long as the handle: neither of these fails before.
-            news.wait_for(|live| members(live).len() > 1).await.ok();
-            while tokio::time::timeout(2 * GOSSIP_INTERVAL, news.changed())
+            live_nodes.wait_for(|live| members(live).len() > 1).await.ok();
+            while tokio::time::timeout(2 * GOSSIP_INTERVAL, live_nodes.changed())
                 .await
-                .is_ok_and(|news| news.is_ok())
+                .is_ok_and(|live_nodes| live_nodes.is_ok())
             {}
         };
         // On a timeout, too: there may be no others.
-        tokio::time::timeout(limit, settled).await.ok();
+        tokio::time::timeout(limit, stable).await.ok();
     }
 
     /// Announces which tenants this node hosts from now on, each by its [`token`](crate::peer::token).
@@ -160,7 +160,7 @@ impl Gossip {
 
 impl Membership for Gossip {
     fn view(&self) -> &MembershipView {
-        &self.roll
+        &self.view
     }
 
     fn announce(&self, holds: Vec<u64>) {

@@ -118,8 +118,8 @@ async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
             };
             let begin = Instant::now();
             let fetch = async |scope| {
-                let patience = Duration::from_secs(30);
-                ladder.fetch(&blob, vec![0, 1, 2], (scope, Urgency::Read), patience, accept).await
+                let stall_limit = Duration::from_secs(30);
+                ladder.fetch(&blob, vec![0, 1, 2], (scope, Urgency::Read), stall_limit, accept).await
             };
             match fetch(FetchScope::All).await {
                 // With no other node left, this one is the owner.
@@ -143,6 +143,6 @@ async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
         tokio::time::advance(CORRUPTION_BAN).await;
         fetch().await;
         assert!(peers.stats().asked > asked, "it may do better now");
-        assert!(peers.under_way() == 0, "{fault:?} leaves nothing behind");
+        assert!(peers.requests_in_flight() == 0, "{fault:?} leaves nothing behind");
     }
 }

@@ -111,7 +111,7 @@ fn flight_raised_while_it_queues_is_granted_as_a_reader() {
         // Were the raise lost between the two, this would wait for ever.
         let permit = block_on(ticket.granted()).expect("the budget lives");
         reader.join().expect("no panic");
-        assert_eq!(flight.take_off(), Urgency::Read);
+        assert_eq!(flight.leave_queue(), Urgency::Read);
         drop((permit, taken));
         assert_eq!(budget.usage().used, 0);
     };

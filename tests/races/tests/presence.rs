@@ -22,7 +22,7 @@ fn blocks_settled_by_racing_threads_are_news_once_each() {
             let (presence, news) = (presence.clone(), news.clone());
             thread::spawn(move || {
                 for index in indexes {
-                    news.fetch_add(presence.settle(index, true).into(), SeqCst);
+                    news.fetch_add(presence.set_present(index, true).into(), SeqCst);
                     assert_eq!(presence.state(index), BlockState::Present);
                 }
             })
@@ -37,13 +37,13 @@ fn blocks_settled_by_racing_threads_are_news_once_each() {
 fn blocks_settled_and_doubted_at_once_are_counted_right() {
     let race = || {
         let presence = Arc::new(Presence::none(BLOCKS));
-        presence.settle(0, true);
+        presence.set_present(0, true);
         let threads = [0, 1, 2].map(|number| {
             let presence = presence.clone();
             thread::spawn(move || match number {
                 0 => presence.doubt(0),
-                1 => drop(presence.settle(0, true)),
-                _ => drop((presence.settle(1, true), presence.settle(0, false))),
+                1 => drop(presence.set_present(0, true)),
+                _ => drop((presence.set_present(1, true), presence.set_present(0, false))),
             })
         });
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));

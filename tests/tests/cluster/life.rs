@@ -153,7 +153,7 @@ impl ClusterLife {
                     "seed {seed}: {} {load:?}",
                     node.id
                 );
-                assert!(load.remembered <= 2 * self.nodes, "seed {seed}: {} {load:?}", node.id);
+                assert!(load.tracked_peers <= 2 * self.nodes, "seed {seed}: {} {load:?}", node.id);
                 assert!(known <= 2 * self.nodes, "seed {seed}: {} knows {known}", node.id);
             }
         }

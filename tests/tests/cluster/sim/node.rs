@@ -48,7 +48,7 @@ pub struct SimLoad {
     pub asking: usize,
     pub answering: usize,
     pub flights: usize,
-    pub remembered: usize,
+    pub tracked_peers: usize,
 }
 
 /// What a node has of a blob.
@@ -172,17 +172,19 @@ impl SimNode {
     /// Whether it neither makes a request nor waits for one.
     pub fn is_at_rest(&self) -> bool {
         let idle = |held: &Arc<SimContent>| held.waiting.all().is_empty() && held.direct.all().is_empty();
-        self.blobs.lock().values().all(idle) && self.peers().under_way() == 0 && self.server.busy() == 0
+        self.blobs.lock().values().all(idle)
+            && self.peers().requests_in_flight() == 0
+            && self.server.busy() == 0
     }
 
     /// How much it has in memory that is bounded by what it does itself, and by the cluster's size.
     pub fn load(&self) -> SimLoad {
         let flights = |held: &Arc<SimContent>| held.waiting.all().len() + held.direct.all().len();
         SimLoad {
-            asking: self.peers().under_way(),
+            asking: self.peers().requests_in_flight(),
             answering: self.server.busy(),
             flights: self.blobs.lock().values().map(flights).sum(),
-            remembered: self.peers().remembered(),
+            tracked_peers: self.peers().tracked_peers(),
         }
     }
 }
@@ -221,8 +223,9 @@ impl SimContent {
             std::future::ready(Ok(arrival.index))
         };
         let wanted = flight.extent().range().collect();
-        let patience = Duration::from_secs(30);
-        let outcome = self.ladder.fetch(&self.blob, wanted, (scope, Urgency::Stage), patience, accept).await;
+        let stall_limit = Duration::from_secs(30);
+        let outcome =
+            self.ladder.fetch(&self.blob, wanted, (scope, Urgency::Stage), stall_limit, accept).await;
         let outcome = match outcome {
             Ok(FetchOutcome::Complete) => Ok(()),
             Ok(FetchOutcome::BecameOwner) => {

@@ -1,4 +1,4 @@
-//! One descent of the ladder: what is still missing, and which tier is asked for it.
+//! One attempt to fetch blocks: each tier of the ladder is asked once, in order, for what is still missing.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use crate::metrics::SnapshotMetrics;
 use crate::placement::ClusterTier;
 use crate::tier::{Tier, Urgency};
 
-/// The state of one descent: what is still missing, and what went wrong on the way.
-pub(super) struct Descent<'a> {
+/// The state of one attempt: which blocks are still missing, and what went wrong.
+pub(super) struct FetchAttempt<'a> {
     pub(super) blob: &'a Blob,
     pub(super) counters: &'a SnapshotMetrics,
     pub(super) scope: FetchScope,
     pub(super) urgency: Urgency,
     pub(super) missing: Vec<u64>,
-    /// Nothing has arrived since.
-    pub(super) still: Instant,
-    /// How long that may last.
-    pub(super) patience: Duration,
+    /// When a block last arrived.
+    pub(super) last_arrival: Instant,
+    /// How long after it the attempt fails, unless another arrives.
+    pub(super) stall_limit: Duration,
     /// Whether a tier has sent wrong bytes since the first tier was asked.
     pub(super) wrong_bytes: bool,
 }
 
-/// One tier of a descent.
+/// One step of an attempt: a tier that is asked.
 #[derive(Clone, Copy)]
-pub(super) struct Rung<'a> {
+pub(super) struct FetchStep<'a> {
     pub(super) tier: &'a dyn Tier,
     /// The tier as part of a cluster, where it is one.
     pub(super) peer: Option<&'a dyn ClusterTier>,
@@ -37,7 +37,7 @@ pub(super) struct Rung<'a> {
     pub(super) last: bool,
 }
 
-impl Descent<'_> {
+impl FetchAttempt<'_> {
     /// The next run of missing blocks.
     pub(super) fn next(&self) -> Option<Extent> {
         let first = *self.missing.first()?;
@@ -46,11 +46,15 @@ impl Descent<'_> {
     }
 
     /// Takes note of what became of a block that `tier` sent.
-    pub(super) fn accepted(&mut self, rung: Rung<'_>, accepted: Option<(u64, Result<u64>)>) -> Result<()> {
+    pub(super) fn accepted(
+        &mut self,
+        step: FetchStep<'_>,
+        accepted: Option<(u64, Result<u64>)>,
+    ) -> Result<()> {
         let Some((index, accepted)) = accepted else { return Ok(()) };
         if accepted.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) {
-            self.counters.wrong_blocks(rung.tier.kind());
-            if let Some(peer) = rung.peer {
+            self.counters.wrong_blocks(step.tier.kind());
+            if let Some(peer) = step.peer {
                 peer.report_corruption(self.blob, index);
             }
         }
