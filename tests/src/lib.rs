@@ -4,7 +4,8 @@
 //! ([`hub`]), plain web ([`web`]) and a collector of traces ([`collector`]). What they
 //! served can be counted ([`requests`]), and what they serve can be broken while they run ([`fault`], [`proxy`]). The
 //! program under test is the real `machine` binary with real mounts ([`machine`]; as an [`agent`], in a [`mount_namespace`], with certificates of an [`ca`], or several of them in a [`cluster`] with a [`network`] and [`dns`]; as a driver of a [`kubelet`]; with a bucket beside it, [`test_env`]), what it mounts are trees of known
-//! content ([`tree`]), and what reads them are programs that nobody here wrote ([`tools`]). The kit panics where a
+//! content ([`tree`]), and what reads them are programs that nobody here wrote ([`tools`]), or that hold every byte against the
+//! original ([`readers`]). The kit panics where a
 //! test could only fail: its messages are for the one who reads the failed test.
 
 pub mod agent;
@@ -26,6 +27,7 @@ pub mod network;
 pub mod openapi;
 pub mod process;
 pub mod proxy;
+pub mod readers;
 pub mod requests;
 pub mod rot;
 pub mod s3;

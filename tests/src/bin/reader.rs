@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions, ReadDir};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdnfs_tests::tree::{Rng, regular_files};
 use clap::Parser;
@@ -15,6 +15,8 @@ use memmap2::Mmap;
 const OPEN: usize = 12;
 /// The longest read, in bytes.
 const LONGEST: u64 = 700 << 10;
+/// What takes so long is a stall.
+const STALL: Duration = Duration::from_millis(100);
 /// What O_DIRECT wants offsets, lengths and memory to be multiples of.
 const ALIGNED: usize = 4096;
 
@@ -24,10 +26,13 @@ const ALIGNED: usize = 4096;
 struct ReaderArgs {
     original: PathBuf,
     mount: PathBuf,
-    /// Told here how many times something was done.
+    /// Told here how many times something was done, and behind it how many milliseconds each took that was a stall.
     progress: PathBuf,
     stop: PathBuf,
     seed: u64,
+    /// Milliseconds to wait after each thing that is done: a hundred readers would keep a machine busy by themselves.
+    #[arg(long, default_value_t = 0)]
+    pause: u64,
 }
 
 fn main() {
@@ -42,8 +47,17 @@ fn main() {
         listing: None,
         arguments,
     };
+    let mut end = size_of::<u64>() as u64;
     for turn in 1_u64.. {
+        let begin = Instant::now();
         reader.turn();
+        let took = begin.elapsed();
+        if took >= STALL {
+            let millis = u32::try_from(took.as_millis()).unwrap_or(u32::MAX).to_le_bytes();
+            progress.write_all_at(&millis, end).expect("written");
+            end += millis.len() as u64;
+        }
+        std::thread::sleep(Duration::from_millis(reader.arguments.pause));
         progress.write_all_at(&turn.to_le_bytes(), 0).expect("written");
         if turn % 16 == 0 && reader.arguments.stop.exists() {
             reader.last();

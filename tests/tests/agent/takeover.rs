@@ -11,8 +11,9 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_local, is_mounted};
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::readers::ReaderProcesses;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tools::{program, target};
+use bdnfs_tests::tools::program;
 use bdnfs_tests::tree::{Rng, assert_same, assert_same_tree, write_tree};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,68 +25,6 @@ pub(super) const SLOW: NetworkFault =
     NetworkFault { refuse: false, frozen: false, delay: Duration::ZERO, rate: Some(6 << 20), cut: None };
 const FROZEN: NetworkFault = NetworkFault { rate: None, frozen: true, ..SLOW };
 const GONE: NetworkFault = NetworkFault { rate: None, refuse: true, ..SLOW };
-
-/// Processes that read mounts in all ways, and end at the first thing that is wrong. Dropping it kills them.
-pub(super) struct ReaderProcesses {
-    stop: PathBuf,
-    all: Vec<(Child, PathBuf)>,
-}
-
-impl ReaderProcesses {
-    pub(super) fn start(machine: &Machine, mounts: &[(PathBuf, PathBuf)], count: u64, seed: u64) -> Self {
-        let directory = machine.directory(&format!("readers-{seed}"));
-        let stop = directory.join("stop");
-        let spawn = |number: u64| {
-            let progress = directory.join(number.to_string());
-            fs::write(&progress, [0; 8]).unwrap();
-            let (original, mount) = &mounts[number as usize % mounts.len()];
-            let log = File::create(progress.with_extension("log")).unwrap();
-            let mut command = Command::new(target().join("reader"));
-            command.arg(original).arg(mount).arg(&progress).arg(&stop).arg((seed + number).to_string());
-            (command.stdin(Stdio::null()).stderr(log).spawn().expect("a reader"), progress)
-        };
-        Self { all: (0..count).map(spawn).collect(), stop }
-    }
-
-    /// Waits until each has done something more.
-    pub(super) fn go_on(&mut self) {
-        let turns = |progress: &Path| {
-            let mut turns = [0; 8];
-            File::open(progress).unwrap().read_exact_at(&mut turns, 0).unwrap();
-            u64::from_le_bytes(turns)
-        };
-        for (child, progress) in &mut self.all {
-            // One turn may have been all but done.
-            let begin = turns(progress);
-            eventually(&format!("reader {} goes on", child.id()), || {
-                if let Some(status) = child.try_wait().unwrap() {
-                    let log = fs::read_to_string(progress.with_extension("log")).unwrap();
-                    panic!("a reader ended with {status}: {log}");
-                }
-                turns(progress) > begin + 1
-            });
-        }
-    }
-
-    /// Has them read once more what they have open, and end.
-    pub(super) fn end(mut self) {
-        fs::write(&self.stop, "").unwrap();
-        for (mut child, progress) in std::mem::take(&mut self.all) {
-            let status = wait_for_exit(&mut child, "a reader");
-            let log = fs::read_to_string(progress.with_extension("log")).unwrap();
-            assert!(status.success(), "a reader ended with {status}: {log}");
-        }
-    }
-}
-
-impl Drop for ReaderProcesses {
-    fn drop(&mut self) {
-        for (child, _) in &mut self.all {
-            let _ = child.kill();
-            // Not waited for: it may be stuck until its mount is taken away, which comes next.
-        }
-    }
-}
 
 fn stage(agent: &AgentProcess, id: u64) {
     assert_eq!(agent.ask("POST", &format!("/v1/mounts/{id}/stage"), "").code, 200, "{}", agent.log());

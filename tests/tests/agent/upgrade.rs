@@ -9,11 +9,12 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_mounted};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::readers::ReaderProcesses;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{program, target};
 use bdnfs_tests::tree::{assert_same_tree, write_tree};
 
-use crate::takeover::{ReaderProcesses, SLOW};
+use crate::takeover::SLOW;
 
 const MIB: usize = 1 << 20;
 /// How often one build takes over from the other.
