@@ -92,7 +92,7 @@ impl AgentMount {
         if let Some(mirror) = &mirror {
             run::run(run::command(&lab.bdnfs).args(["mirror", "add", &source, "--mirror", mirror]), COMMAND)?;
         }
-        let agent = BenchAgent::start(lab, room.path())?;
+        let agent = BenchAgent::start(lab, room.path(), "")?;
         let place = Self { agent, source, mirror, room };
         place.mount(lab)?;
         Ok(place)
@@ -143,7 +143,7 @@ impl AgentMount {
         for _ in 0..lab.sizes.runs {
             interrupt::check()?;
             self.agent.process().end(END);
-            self.agent = BenchAgent::start(lab, self.room.path())?;
+            self.agent = BenchAgent::start(lab, self.room.path(), "")?;
             times.push(self.agent.took);
         }
         let figure = Figure::new(&format!("ready, with {files} blobs"), MeasureUnit::Seconds, times);
@@ -152,18 +152,24 @@ impl AgentMount {
 }
 
 /// An agent; it ends when dropped.
-struct BenchAgent {
-    cache: PathBuf,
+pub struct BenchAgent {
+    /// Its cache.
+    pub cache: PathBuf,
+    /// Where it listens.
+    pub socket: PathBuf,
     running: RunningProgram,
     /// Seconds until it was ready.
     took: f64,
 }
 
 impl BenchAgent {
-    /// Starts one whose cache and sockets lie in `room`.
-    fn start(lab: &BenchEnv, room: &Path) -> Result<Self> {
+    /// Starts one whose cache and sockets lie in `room`, and whose configuration has the lines `more`.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub fn start(lab: &BenchEnv, room: &Path, more: &str) -> Result<Self> {
         let (config, cache, socket) = (room.join("agent.toml"), room.join("cache"), room.join("agent.sock"));
-        let text = format!("cache_dir = \"{}\"\nsocket = \"{}\"\n", cache.display(), socket.display());
+        let text = format!("cache_dir = \"{}\"\nsocket = \"{}\"\n{more}", cache.display(), socket.display());
         fs::write(&config, text).context("cannot write a configuration")?;
         let out = tempfile::tempfile().context("cannot make a temporary file")?;
         let begin = Instant::now();
@@ -180,7 +186,7 @@ impl BenchAgent {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        Ok(Self { cache, running, took: begin.elapsed().as_secs_f64() })
+        Ok(Self { cache, socket, running, took: begin.elapsed().as_secs_f64() })
     }
 
     /// Its process, and not whoever owns its cache: that may be the next one already.

@@ -8,8 +8,8 @@ use clap::ValueEnum;
 use crate::lab::BenchEnv;
 use crate::report::BenchReport;
 use crate::{
-    agent, cluster, cold, cost, instructions, limits, loaders, local, memory, mirror, peer, rivals, small,
-    staging,
+    agent, cluster, cold, cost, hooks, instructions, limits, loaders, local, memory, mirror, peer, rivals,
+    small, staging,
 };
 
 /// A group of rows. They are measured in this order: what users ask for first comes first.
@@ -37,6 +37,8 @@ pub enum GroupName {
     Cluster,
     /// How soon the agent is ready, and a job's data
     Agent,
+    /// What a volume of a container costs
+    Hooks,
     /// Processor, memory and requests, and how they grow
     Cost,
     /// Many small files, beside the disk's own file system
@@ -60,7 +62,7 @@ impl GroupName {
     fn share(self) -> u32 {
         match self {
             Self::Hot | Self::Limits => 2,
-            Self::Memory => 4,
+            Self::Hooks | Self::Memory => 4,
             Self::Cold => 8,
             Self::Cost | Self::Staging => 9,
             Self::Peer => 11,
@@ -88,6 +90,7 @@ impl GroupName {
             Self::Rivals => rivals::measure(lab, report),
             Self::Mirror => mirror::measure(lab, report),
             Self::Agent => agent::measure(lab, report),
+            Self::Hooks => hooks::measure(lab, report),
             Self::Peer => peer::measure(lab, report),
             Self::Cluster => cluster::measure(lab, report),
             Self::Cost => cost::measure(lab, report),

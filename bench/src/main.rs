@@ -23,6 +23,7 @@ mod data;
 mod docs;
 mod fio;
 mod groups;
+mod hooks;
 mod instructions;
 mod interrupt;
 mod lab;
