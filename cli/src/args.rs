@@ -8,7 +8,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
     agent, bench, cache, check, checkpoint, cluster, csi, daemon, fdstore, job, ls, mirror, mount, oci_hook,
-    slurm, status, top, umount, wait,
+    slurm, source, status, top, umount, wait,
 };
 use crate::log::{self, LogKind};
 
@@ -40,6 +40,8 @@ enum Command {
     Top(top::TopArgs),
     /// List the files of a source without mounting it
     Ls(ls::ListArgs),
+    /// Tell how a source is known in a cluster
+    Source(source::SourceCommandArgs),
     /// Check a configuration file and every source it names
     Check(check::CheckArgs),
     /// Copy sources into object storage and manage the copies
@@ -109,6 +111,7 @@ impl Cli {
             Command::Status(args) => status::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
+            Command::Source(args) => source::run(args),
             Command::Check(args) => check::run(&args),
             Command::Mirror(args) => mirror::run(args),
             Command::Checkpoint(args) => checkpoint::run(args),

@@ -16,6 +16,7 @@ pub mod mount;
 pub mod mount_helper;
 pub mod oci_hook;
 pub mod slurm;
+pub mod source;
 pub mod status;
 pub mod top;
 pub mod umount;

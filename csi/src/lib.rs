@@ -7,15 +7,18 @@
 //!                                      │ attributes     what the author of a volume may ask for
 //!                                      │ status_code    what a failure means to the kubelet
 //!                                      └ events         what people are told meanwhile
+//!   the API server <── PATCH node ─── locality        what the scheduler is told of the agent's cache
 //!   provisioner ── CreateVolume ─────> controller      for StorageClass; keeps nothing
 //! ```
 //!
 //! The driver has no privileges and keeps nothing: all work is the agent's, which goes on when a call is given up, and is joined
 //! when the kubelet calls again.
 
+mod api_server;
 mod controller;
 mod events;
 mod identity;
+mod locality;
 mod node;
 #[expect(missing_docs, reason = "generated from the protocols, which describe it")]
 #[allow(clippy::all, clippy::unwrap_used)]
@@ -47,6 +50,7 @@ use tonic::service::Routes;
 use self::controller::ControllerService;
 use self::events::EventPoster;
 use self::identity::IdentityService;
+use self::locality::NodePatcher;
 use self::node::NodeService;
 use self::proto::csi::controller_server::ControllerServer;
 use self::proto::csi::identity_server::IdentityServer;
@@ -54,7 +58,8 @@ use self::proto::csi::node_server::NodeServer;
 use self::proto::pluginregistration::registration_server::RegistrationServer;
 use self::registration::RegistrationService;
 
-pub use self::events::EventConfig;
+pub use self::api_server::ApiServerConfig;
+pub use self::locality::{LocalityConfig, source_label};
 
 /// The name of the driver, which volumes and the object `CSIDriver` refer to.
 pub const DRIVER_NAME: &str = "csi.bdnfs.io";
@@ -84,7 +89,9 @@ pub struct NodeDriver {
     /// Whom it trusts.
     pub policy: TrustPolicy,
     /// Where it posts events of pods, if it does.
-    pub events: Option<EventConfig>,
+    pub events: Option<ApiServerConfig>,
+    /// Where it labels its node with what that has, if it does.
+    pub locality: Option<LocalityConfig>,
 }
 
 /// Serves a node's driver until `end` is there.
@@ -93,7 +100,9 @@ pub struct NodeDriver {
 /// [`bdnfs::error::Kind::Disk`] where a socket can't be used; [`bdnfs::error::Kind::Refused`] where the kubelet does not register
 /// the driver.
 pub async fn serve_node(driver: NodeDriver, end: impl Future<Output = ()>) -> Result<()> {
-    let NodeDriver { name, node_id, endpoint, registration, agent, policy, events } = driver;
+    let NodeDriver { name, node_id, endpoint, registration, agent, policy, events, locality } = driver;
+    let patcher = |config| NodePatcher::new(config, agent.clone(), node_id.clone(), name.clone());
+    let patcher = locality.map(patcher).transpose()?;
     let events = events.map(|config| EventPoster::new(config, node_id.clone())).transpose()?;
     let identity = IdentityService::node(name.clone(), agent.clone());
     let node = NodeService::new(agent, node_id, policy, events);
@@ -108,9 +117,16 @@ pub async fn serve_node(driver: NodeDriver, end: impl Future<Output = ()>) -> Re
             error = refused => Err(error),
         }
     };
+    let patched = async {
+        match patcher {
+            Some(patcher) => patcher.run().await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         ended = driver => ended,
         ended = registered => ended,
+        () = patched => Ok(()),
         // Calls under way are cut off: the kubelet repeats them, and the work goes on in the agent.
         () = end => Ok(()),
     }

@@ -1,14 +1,17 @@
 //! `bdnfs csi`: the driver for Kubernetes, a client of the node's agent.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::socket;
 use bdnfs_agent::signals;
-use bdnfs_csi::{DRIVER_NAME, EventConfig, NodeDriver, TrustPolicy, serve_controller, serve_node};
+use bdnfs_csi::{
+    ApiServerConfig, DRIVER_NAME, LocalityConfig, NodeDriver, TrustPolicy, serve_controller, serve_node,
+};
 
-use crate::runtime;
+use crate::{runtime, text};
 
 /// The arguments of `bdnfs csi`.
 #[derive(Debug, clap::Args)]
@@ -27,7 +30,7 @@ pub struct CsiArgs {
     #[arg(long, value_name = "NAME", required_unless_present = "controller")]
     node_id: Option<String>,
     /// Serve the controller, which makes volumes of StorageClasses, instead of a node
-    #[arg(long, conflicts_with_all = ["registration", "node_id", "socket", "tenants", "trust_unmarked", "events"])]
+    #[arg(long, conflicts_with_all = ["registration", "node_id", "socket", "tenants", "trust_unmarked", "events", "locality"])]
     controller: bool,
     /// Control socket of the agent. Default: /run/bdnfs/agent.sock for root
     #[arg(long, value_name = "PATH")]
@@ -42,10 +45,17 @@ pub struct CsiArgs {
     /// Post events of pods while their volumes are staged
     #[arg(long)]
     events: bool,
-    /// API server to which events are posted. Default: that of the cluster whose pod this is
-    #[arg(long, value_name = "URL", requires = "events")]
+    /// Label the node with the sources that its cache has whole (bdnfs.io/has-…), for pods that prefer such nodes, and remove
+    /// its taint bdnfs.io/agent-not-ready once pods can be served
+    #[arg(long)]
+    locality: bool,
+    /// How often the labels are looked at
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = text::parse_duration, requires = "locality")]
+    locality_interval: Duration,
+    /// API server that is told both. Default: that of the cluster whose pod this is
+    #[arg(long, value_name = "URL")]
     api_server: Option<String>,
-    /// Directory with the service account that posts events: ca.crt and token
+    /// Directory with the service account that tells it: ca.crt and token
     #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT)]
     service_account: PathBuf,
     /// Name of the driver
@@ -76,18 +86,22 @@ pub fn run(args: CsiArgs) -> Result<()> {
         }
         let agent =
             args.socket.or_else(socket::well_known).context("there is no agent; name its --socket")?;
-        let (account, named) = (args.service_account, args.api_server);
-        let events = args.events.then(|| {
-            let api_server = named.map_or_else(in_cluster, Ok)?;
-            anyhow::Ok(EventConfig {
-                api_server,
+        let account = args.service_account;
+        let tells = args.events || args.locality;
+        let api_server = tells.then(|| {
+            let url = args.api_server.map_or_else(in_cluster, Ok)?;
+            anyhow::Ok(ApiServerConfig {
+                url,
                 authority: account.join("ca.crt"),
                 token: account.join("token"),
             })
         });
-        let events = events.transpose()?;
+        let api_server = api_server.transpose()?;
+        let interval = args.locality_interval;
+        let locality = |api_server| LocalityConfig { api_server, interval };
         let driver = NodeDriver {
-            events,
+            events: api_server.clone().filter(|_| args.events),
+            locality: api_server.filter(|_| args.locality).map(locality),
             name: args.driver_name,
             node_id: args.node_id.unwrap_or_default(),
             endpoint: args.endpoint,
@@ -105,7 +119,7 @@ pub fn run(args: CsiArgs) -> Result<()> {
 /// The API server of the cluster in which this process runs, as Kubernetes tells it to pods.
 fn in_cluster() -> Result<String> {
     let variable = |name| {
-        std::env::var(name).with_context(|| format!("--events: {name} is not set; name the --api-server"))
+        std::env::var(name).with_context(|| format!("{name} is not set, so there is no API server for --events and --locality; name the --api-server"))
     };
     let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
     Ok(if host.contains(':') { format!("https://[{host}]:{port}") } else { format!("https://{host}:{port}") })

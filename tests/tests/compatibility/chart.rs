@@ -48,6 +48,7 @@ fn chart_rendered_is_valid_in_every_promised_version() {
         "imagePullSecrets[0].name=registry",
         "nodeSelector.gpu=yes",
         "csi.events=false",
+        "locality.enabled=true",
         "fdstore.image.tag=0.1.0-first",
     ];
     for values in [&[][..], &all] {
@@ -58,6 +59,10 @@ fn chart_rendered_is_valid_in_every_promised_version() {
         validate(&path);
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(text.contains("--tenant=team-a=research"), !values.is_empty());
+        for part in ["--locality-interval=1m", "resources: [nodes], verbs: [get, patch]", "name: account"] {
+            // Without it the account is for events.
+            assert_eq!(text.contains(part), !values.is_empty() || part == "name: account", "{part}");
+        }
         // A new version of the agent leaves the fd store as it is.
         let fdstore = text.split("---\n").find(|document| document.contains("name: bdnfs-fdstore")).unwrap();
         assert!(fdstore.contains("type: OnDelete") && fdstore.contains("drop: [ALL]"), "{fdstore}");
@@ -74,6 +79,7 @@ fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
         ("kubeletDir=kubelet", "kubeletDir"),
         ("tenants.team=a/b", "tenants"),
         ("controller.replicas=0", "replicas"),
+        ("locality.interval=often", "interval"),
     ] {
         let output = template(&[value]);
         let said = String::from_utf8_lossy(&output.stderr);

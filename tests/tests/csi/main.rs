@@ -5,4 +5,5 @@
 mod driver;
 mod events;
 mod kit;
+mod locality;
 mod publish;

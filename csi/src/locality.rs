@@ -1,0 +1,199 @@
+//! Locality: labels of a node that say which snapshots it has whole, which pods may prefer; and the taint that keeps pods away
+//! until the node can serve them.
+//!
+//! Each turn compares the node with the agent's cache, and patches what differs, so nothing is to be remembered.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bdnfs::digest::Digest;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::Uri;
+use bdnfs_agent::api::cache::CacheSummary;
+use bdnfs_agent::api::client::Client;
+use bdnfs_agent::text;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::api_server::{ApiServer, ApiServerConfig};
+
+/// What the labels begin with.
+const LABEL_PREFIX: &str = "bdnfs.io/has-";
+/// How many hexadecimal digits of a digest stand behind that. Two sources that share them cost a pod nothing but a worse node.
+const KEY_DIGITS: usize = 16;
+/// How many labels a node has at most: those of the snapshots that were used last. Each is in memory wherever nodes are watched.
+const MAX_LABELS: usize = 64;
+/// The taint that a node may start with.
+const NOT_READY_TAINT: &str = "bdnfs.io/agent-not-ready";
+/// How soon a node that is not ready is looked at again.
+const NOT_READY_INTERVAL: Duration = Duration::from_secs(2);
+/// A JSON merge patch (RFC 7386).
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+/// Where a node is patched, and how often.
+#[derive(Clone, Debug)]
+pub struct LocalityConfig {
+    /// The API server, whose service account may get and patch nodes, and get CSINodes.
+    pub api_server: ApiServerConfig,
+    /// How often at the most.
+    pub interval: Duration,
+}
+
+/// The label of nodes that have a snapshot of a source whole, by the source's [identity](Uri::identity). Revisions of the Hub
+/// share it: a branch moves, and most of its blobs stay. Each tenant has labels of its own, since it shares no data.
+pub fn source_label(tenant: &str, identity: &str) -> String {
+    let (uri, endpoint) = identity.split_once(" at ").map_or((identity, None), |(uri, at)| (uri, Some(at)));
+    let uri = match uri.parse() {
+        Ok(Uri::Hf { kind, id, path, .. }) => Uri::Hf { kind, id, revision: None, path }.to_string(),
+        _ => uri.to_owned(),
+    };
+    let digest = Digest::of(format!("{tenant}\n{uri}\n{}", endpoint.unwrap_or_default()).as_bytes());
+    format!("{LABEL_PREFIX}{}", &digest.to_string()[..KEY_DIGITS])
+}
+
+/// Keeps the labels and the taint of a node.
+pub struct NodePatcher {
+    server: ApiServer,
+    agent: Client,
+    node: String,
+    driver: String,
+    interval: Duration,
+}
+
+impl NodePatcher {
+    /// Patches `node`, where the driver `driver` runs beside `agent`, as `config` says.
+    ///
+    /// # Errors
+    /// Those of [`ApiServer::new`].
+    pub fn new(config: LocalityConfig, agent: Client, node: String, driver: String) -> Result<Self> {
+        let LocalityConfig { api_server, interval } = config;
+        Ok(Self { server: ApiServer::new(api_server)?, agent, node, driver, interval })
+    }
+
+    /// Patches the node now and then. Never ends.
+    pub async fn run(self) {
+        loop {
+            let is_ready = self.patch().await.unwrap_or_else(|error| {
+                tracing::warn!("cannot label node {}: {}", self.node, text::line(&error));
+                true
+            });
+            tokio::time::sleep(if is_ready { self.interval } else { NOT_READY_INTERVAL }).await;
+        }
+    }
+
+    /// Patches what differs, and answers with whether pods can be served.
+    async fn patch(&self) -> Result<bool> {
+        let summary = match self.agent.cache().await {
+            Ok(summary) => summary,
+            Err(error) if error.is_gone() => return Ok(false),
+            Err(error) => return Err(Error::new(Kind::Unavailable, error.to_string())),
+        };
+        let path = format!("/api/v1/nodes/{}", self.node);
+        let node = self.server.get(&path).await?;
+        let mut patch = json!({});
+        let labels = label_changes(&node, &labels(&summary));
+        if !labels.is_empty() {
+            patch["metadata"]["labels"] = json!(labels);
+        }
+        let taints = node["spec"]["taints"].as_array().map_or(&[][..], Vec::as_slice);
+        let others: Vec<_> = taints.iter().filter(|taint| taint["key"] != NOT_READY_TAINT).collect();
+        let is_tainted = others.len() < taints.len();
+        let is_registered = !is_tainted || self.is_registered().await?;
+        if is_tainted && is_registered {
+            patch["spec"]["taints"] = json!(others);
+            // The list is replaced as a whole: what somebody else has added meanwhile must not be lost.
+            patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"].clone();
+        }
+        if patch != json!({}) {
+            self.server.write(Method::PATCH, &path, MERGE_PATCH, &patch).await?;
+        }
+        Ok(is_registered)
+    }
+
+    /// Whether the kubelet has said that the driver runs here.
+    async fn is_registered(&self) -> Result<bool> {
+        let csi_node = self.server.get(&format!("/apis/storage.k8s.io/v1/csinodes/{}", self.node)).await?;
+        let drivers = csi_node["spec"]["drivers"].as_array();
+        Ok(drivers.is_some_and(|drivers| drivers.iter().any(|driver| driver["name"] == *self.driver)))
+    }
+}
+
+/// The labels of what a cache has whole.
+fn labels(summary: &CacheSummary) -> BTreeSet<String> {
+    let is_whole = |files: u64, local: u64| files > 0 && local == files;
+    let mut whole: Vec<_> =
+        summary.snapshots.iter().filter(|one| is_whole(one.files, one.files_local)).collect();
+    whole.sort_by_key(|one| std::cmp::Reverse(one.used_at));
+    let mut labels = BTreeSet::new();
+    for snapshot in whole {
+        if labels.len() == MAX_LABELS {
+            break;
+        }
+        labels.insert(source_label(&snapshot.tenant, &snapshot.source));
+    }
+    labels
+}
+
+/// What is to be changed of a node's labels: `None` for those that go.
+fn label_changes(node: &Value, wanted: &BTreeSet<String>) -> BTreeMap<String, Option<&'static str>> {
+    let known: BTreeSet<_> = node["metadata"]["labels"]
+        .as_object()
+        .map(|labels| labels.keys().filter(|key| key.starts_with(LABEL_PREFIX)).cloned().collect())
+        .unwrap_or_default();
+    let gone = known.difference(wanted).map(|key| (key.clone(), None));
+    let new = wanted.difference(&known).map(|key| (key.clone(), Some("true")));
+    gone.chain(new).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(snapshots: &[(&str, u64, i64)]) -> CacheSummary {
+        let snapshot = |&(source, local, used_at): &(&str, u64, i64)| {
+            json!({
+                "tenant": "team", "source": source, "snapshot": "00", "files": 2, "files_local": local, "bytes": 1,
+                "bytes_local": 1, "used_at": used_at, "pinned": false, "in_use_by": [],
+            })
+        };
+        let snapshots: Vec<_> = snapshots.iter().map(snapshot).collect();
+        let usage = json!({"used": 0, "capacity": null, "free": 0, "reserve": 0, "evicted": 0});
+        let summary = json!({"cache": "/c", "usage": usage, "tenants": [], "snapshots": snapshots});
+        serde_json::from_value(summary).expect("a summary")
+    }
+
+    #[test]
+    fn label_of_a_source_is_the_same_for_all_revisions_and_differs_by_tenant_and_endpoint() {
+        let of = |identity: &str| source_label("team", identity);
+        assert_eq!(of("hf://models/o/m@main"), of("hf://models/o/m@0123456789"));
+        assert_eq!(of("hf://models/o/m"), of("hf://models/o/m@v1"));
+        assert_ne!(of("hf://models/o/m/x"), of("hf://models/o/m"));
+        assert_ne!(of("hf://models/o/m at https://h"), of("hf://models/o/m"));
+        assert_eq!(of("hf://models/o/m@v1 at https://h"), of("hf://models/o/m at https://h"));
+        assert_ne!(of("s3://b/p"), source_label("other", "s3://b/p"));
+        // What was printed for a manifest is in it for long.
+        assert_eq!(of("s3://b/p").len(), LABEL_PREFIX.len() + KEY_DIGITS);
+    }
+
+    #[test]
+    fn labels_are_those_of_the_newest_whole_snapshots() {
+        let sources: Vec<_> = (0..70).map(|number| format!("s3://b/{number}")).collect();
+        let mut snapshots: Vec<_> =
+            sources.iter().zip(0..).map(|(source, used_at)| (source.as_str(), 2, used_at)).collect();
+        snapshots.push(("s3://partial", 1, 100));
+        let labels = labels(&summary(&snapshots));
+        assert_eq!(labels.len(), MAX_LABELS);
+        assert!(labels.contains(&source_label("team", "s3://b/69")));
+        assert!(!labels.contains(&source_label("team", "s3://b/0")));
+        assert!(!labels.contains(&source_label("team", "s3://partial")));
+    }
+
+    #[test]
+    fn changes_of_labels_leave_those_of_others() {
+        let node = json!({"metadata": {"labels": {"bdnfs.io/has-a": "true", "bdnfs.io/has-b": "true", "zone": "1"}}});
+        let wanted = ["bdnfs.io/has-b", "bdnfs.io/has-c"].map(str::to_owned).into();
+        let changes = label_changes(&node, &wanted);
+        assert_eq!(json!(changes), json!({"bdnfs.io/has-a": null, "bdnfs.io/has-c": "true"}));
+        assert!(label_changes(&json!({}), &BTreeSet::new()).is_empty());
+    }
+}

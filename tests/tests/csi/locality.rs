@@ -1,0 +1,147 @@
+//! Locality: a node of an API server gets labels of what its agent has whole, and loses its startup taint.
+
+use std::fs;
+use std::path::Path as FilePath;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::get;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::serve::HttpServer;
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use serde_json::{Value, json};
+
+use crate::kit::{DriverProcess, KubernetesNode};
+use crate::publish::{MIB, SHORT};
+
+/// The node, and its CSINode.
+type Nodes = Arc<Mutex<[Value; 2]>>;
+
+async fn read(State(nodes): State<Nodes>, Path(name): Path<String>) -> String {
+    assert_eq!(name, "node-1");
+    nodes.lock().unwrap()[0].to_string()
+}
+
+async fn read_csi(State(nodes): State<Nodes>) -> String {
+    nodes.lock().unwrap()[1].to_string()
+}
+
+/// Patches the node as the API server does: on condition of its version, where the patch has one.
+async fn patch(State(nodes): State<Nodes>, headers: HeaderMap, body: String) -> Result<String, StatusCode> {
+    assert_eq!(headers[AUTHORIZATION], "Bearer hush");
+    assert_eq!(headers[CONTENT_TYPE], "application/merge-patch+json");
+    let (mut nodes, patch): (_, Value) = (nodes.lock().unwrap(), serde_json::from_str(&body).unwrap());
+    let version = nodes[0]["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    if patch["metadata"]["resourceVersion"].as_str().is_some_and(|expected| expected != version) {
+        return Err(StatusCode::CONFLICT);
+    }
+    merge(&mut nodes[0], &patch);
+    nodes[0]["metadata"]["resourceVersion"] = format!("{version}1").into();
+    Ok(nodes[0].to_string())
+}
+
+/// A JSON merge patch (RFC 7386).
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(changes) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (key, change) in changes {
+        if change.is_null() {
+            target.as_object_mut().unwrap().remove(key);
+        } else {
+            merge(&mut target[key], change);
+        }
+    }
+}
+
+/// An API server with a node, and the options of a driver that labels it.
+fn api_server(nodes: &Nodes, account: &FilePath) -> (HttpServer, Vec<String>) {
+    let app = Router::new()
+        .route("/api/v1/nodes/{name}", get(read).patch(patch))
+        .route("/apis/storage.k8s.io/v1/csinodes/node-1", get(read_csi));
+    let server = HttpServer::start(app.with_state(Arc::clone(nodes)), 0);
+    let CertifiedKey { cert, .. } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    fs::write(account.join("ca.crt"), cert.pem()).unwrap();
+    fs::write(account.join("token"), "hush\n").unwrap();
+    let words =
+        ["--locality", "--locality-interval", "1s", "--api-server", &server.url(), "--service-account"];
+    let words = words.map(str::to_owned).into_iter().chain([account.to_str().unwrap().to_owned()]).collect();
+    (server, words)
+}
+
+#[test]
+fn node_is_labelled_with_what_it_has_whole_until_that_is_evicted() {
+    let other = json!({"zone": "a", "bdnfs.io/has-0123456789abcdef": "true"});
+    let nodes: Nodes = Arc::new(Mutex::new([
+        json!({"metadata": {"name": "node-1", "resourceVersion": "1", "labels": other}, "spec": {}}),
+        json!({}),
+    ]));
+    let mut node = KubernetesNode::new(SHORT);
+    let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"));
+    node.driver.end();
+    node.driver = DriverProcess::start(&node.env, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    node.kubelet.register();
+    let labels = || nodes.lock().unwrap()[0]["metadata"]["labels"].clone();
+    eventually("what it has no more is not said", || labels() == json!({"zone": "a"}));
+
+    node.env.put("weights", MIB);
+    let volume = node.volume("pod");
+    node.kubelet.mount(&volume);
+    let endpoint = node.env.proxy.url();
+    let key = ["source", "key", "s3://bucket", "--tenant", "default", "--endpoint", &endpoint];
+    let affinity = node.env.machine.run(&key).succeeds();
+    let label = affinity.split("- key: ").nth(1).unwrap().lines().next().unwrap().to_owned();
+    eventually("the label is there that pods ask for", || {
+        labels() == json!({"zone": "a", label.as_str(): "true"})
+    });
+
+    node.kubelet.unpublish(&volume).unwrap();
+    assert_eq!(node.agent().ask("POST", "/v1/cache/evict", r#"{"all": true}"#).code, 200);
+    eventually("what was evicted is not said", || labels() == json!({"zone": "a"}));
+    assert!(!node.driver.log().contains("hush"), "{}", node.driver.log());
+}
+
+#[test]
+fn taint_of_a_node_goes_when_agent_and_driver_are_there_and_others_stay() {
+    let [ours, other] =
+        ["bdnfs.io/agent-not-ready", "gpu"].map(|key| json!({"key": key, "effect": "NoSchedule"}));
+    let node_object = json!({
+        "metadata": {"name": "node-1", "resourceVersion": "1"}, "spec": {"taints": [ours, other], "podCIDR": "10.0.0.0/24"},
+    });
+    let nodes: Nodes = Arc::new(Mutex::new([node_object.clone(), json!({"spec": {"drivers": null}})]));
+    let mut node = KubernetesNode::new(SHORT);
+    let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"));
+    node.driver.end();
+    drop(node.agent.take());
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    node.driver = DriverProcess::start(&node.env, &words);
+    node.kubelet.register();
+    nodes.lock().unwrap()[1]["spec"]["drivers"] = json!([{"name": "another"}]);
+    node.start_agent();
+    // Asked some times by then.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    assert_eq!(nodes.lock().unwrap()[0], node_object, "the kubelet does not know the driver yet");
+    nodes.lock().unwrap()[1]["spec"]["drivers"] = json!([{"name": "another"}, {"name": "csi.bdnfs.io"}]);
+    eventually("the taint is gone", || nodes.lock().unwrap()[0]["spec"]["taints"] == json!([other]));
+    assert_eq!(nodes.lock().unwrap()[0]["spec"]["podCIDR"], "10.0.0.0/24");
+}
+
+#[test]
+fn affinity_of_the_page_is_what_the_command_prints() {
+    let page = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kubernetes.md");
+    let page = fs::read_to_string(page).unwrap();
+    let line = page.lines().find(|line| line.starts_with("bdnfs source key ")).unwrap();
+    let words: Vec<_> = line.split(' ').skip(1).collect();
+    let printed = Machine::new().run(&words).succeeds();
+    // It stands below `spec`.
+    let indented: String = printed.lines().map(|line| format!("  {line}\n")).collect();
+    assert!(page.contains(&indented), "{indented}");
+}
