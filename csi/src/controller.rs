@@ -26,6 +26,15 @@ fn volume_id(name: &str, parameters: &HashMap<String, String>) -> String {
     format!("{name}-{digest}")
 }
 
+/// Whether `id` is that of a volume with these parameters. Who does not tell them, as the specification allows, is believed where it
+/// is an id that this driver makes.
+fn is_volume_id(id: &str, parameters: &HashMap<String, String>) -> bool {
+    let Some((name, digits)) = id.rsplit_once('-') else { return false };
+    let is_digest =
+        digits.len() == ID_DIGITS && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    is_digest && (parameters.is_empty() || volume_id(name, parameters) == id)
+}
+
 /// Refuses volumes that are no directories.
 fn check(capabilities: &[csi::VolumeCapability]) -> Result<(), Status> {
     if capabilities.is_empty() {
@@ -85,9 +94,7 @@ impl Controller for ControllerService {
             return Err(Status::invalid_argument("volume_id is missing"));
         }
         check(&request.volume_capabilities)?;
-        // The id says which parameters its volume was made of.
-        let name = request.volume_id.rsplit_once('-').map_or("", |(name, _)| name);
-        if volume_id(name, &request.volume_context) != request.volume_id {
+        if !is_volume_id(&request.volume_id, &request.volume_context) {
             return Err(Status::not_found(format!("there is no volume {}", request.volume_id)));
         }
         let confirmed = csi::validate_volume_capabilities_response::Confirmed {
@@ -145,17 +152,24 @@ mod tests {
         };
         let volume = made().await;
         assert_eq!((volume.volume_context.len(), &volume.volume_id), (4, &made().await.volume_id));
-        let validate = async |volume_id: &str| {
+        let validate = async |volume_id: &str, volume_context: &HashMap<String, String>| {
             let request = csi::ValidateVolumeCapabilitiesRequest {
                 volume_id: volume_id.to_owned(),
-                volume_context: volume.volume_context.clone(),
+                volume_context: volume_context.clone(),
                 volume_capabilities: creation(&[]).into_inner().volume_capabilities,
                 ..Default::default()
             };
             ControllerService.validate_volume_capabilities(Request::new(request)).await
         };
-        assert!(validate(&volume.volume_id).await.expect("known").into_inner().confirmed.is_some());
-        assert_eq!(validate("pvc-1").await.err().expect("unknown").code(), Code::NotFound);
+        let (known, untold) = (&volume.volume_context, HashMap::new());
+        for context in [known, &untold] {
+            let answer = validate(&volume.volume_id, context).await.expect("known").into_inner();
+            assert!(answer.confirmed.is_some());
+        }
+        let others = [("a".to_owned(), "b".to_owned())].into();
+        for (id, context) in [("pvc-1", known), ("pvc-1", &untold), (&volume.volume_id, &others)] {
+            assert_eq!(validate(id, context).await.err().expect("unknown").code(), Code::NotFound);
+        }
     }
 
     #[tokio::test]
