@@ -32,6 +32,8 @@ pub const LOOSE: &str = ".";
 pub const DEFAULT_PROJECT: &str = "default";
 /// The longest ID of a job, in bytes. bdnfs makes them of eight.
 const MAX_JOB_BYTES: usize = 64;
+/// How much of a name that is too long is shown, in characters: enough to find it.
+const SHOWN_CHARS: usize = 32;
 
 /// What tells a saved checkpoint from all others of its tenant: a rank of a checkpoint of a job of a project.
 /// As text, and in JSON, it is the source that it is published as.
@@ -183,7 +185,12 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn check_text(what: &str, text: &str) -> Result<()> {
+/// Makes sure that `text`, which is `what`, can be the name of a project, a job or a checkpoint: it is not empty, has no control
+/// characters, and fits into a key.
+///
+/// # Errors
+/// [`Kind::Invalid`], which says what is wrong with it.
+pub fn check_text(what: &str, text: &str) -> Result<()> {
     if text.is_empty() {
         return Err(invalid(format!("{what} is empty")));
     }
@@ -191,8 +198,9 @@ fn check_text(what: &str, text: &str) -> Result<()> {
         return Err(invalid(format!("{what} {text:?} contains the control character {c:?}")));
     }
     if encoded_name::encode(text).len() > encoded_name::MAX_ENCODED_BYTES {
+        let start: String = text.chars().take(SHOWN_CHARS).collect();
         return Err(invalid(format!(
-            "{what} {text:?} is too long: it has {} bytes at most, each but letters, digits, '.', '_' and '-' counted as three",
+            "{what} {start:?}... is too long: it has {} bytes at most, each but letters, digits, '.', '_' and '-' counted as three",
             encoded_name::MAX_ENCODED_BYTES
         )));
     }

@@ -19,5 +19,6 @@ mod queue;
 mod record;
 mod run;
 pub mod supervisor;
+mod validation;
 
 pub use queue::JobQueue;

@@ -31,6 +31,7 @@ use job_keys::is_filled;
 
 pub use job::{JobCommands, Unsupported, Variable, runs, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
+pub use mount::check_locations;
 
 const SOURCE: &str = "source";
 const MOUNT: &str = "mount_location";

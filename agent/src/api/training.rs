@@ -1,5 +1,6 @@
 //! The identity of a training job: what its commands find in `BT_` variables, and what its checkpoints are called by.
 
+use bdnfs::checkpoint;
 use bdnfs::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
@@ -67,9 +68,8 @@ impl TrainingIdentity {
             ));
         }
         for (what, name) in [("project", &self.project), ("team", &self.team)] {
-            if name.as_ref().is_some_and(|name| name.is_empty() || name.chars().any(char::is_control)) {
-                return invalid(format!("{name:?} can't be the name of a {what}"));
-            }
+            name.as_deref()
+                .map_or(Ok(()), |name| checkpoint::check_text(&format!("the name of a {what}"), name))?;
         }
         if self.rank < self.nodes {
             return Ok(());
@@ -100,7 +100,9 @@ mod tests {
         for id in ["", ".", "..", "a/b", "a.b", "a@b", "ä"] {
             assert!(of(id).check().is_err(), "{id}");
         }
-        assert!(TrainingIdentity { project: Some(String::new()), ..Default::default() }.check().is_err());
+        for project in [String::new(), "a\nb".to_owned(), "p".repeat(241)] {
+            assert!(TrainingIdentity { project: Some(project), ..Default::default() }.check().is_err());
+        }
         assert!(TrainingIdentity { rank: 2, nodes: 2, ..Default::default() }.check().is_err());
     }
 }

@@ -5,21 +5,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bdnfs::auth::load;
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::source::{SecretStore, Uri};
+use bdnfs::source::SecretStore;
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
 use rustix::rand::GetRandomFlags;
 use tokio::time::Instant;
 
-use super::deployment::requests;
 use super::job::Job;
 use super::record::JobRecord;
 use super::run::JobRun;
-use super::supervisor::{check_places, log};
-use crate::api::job::{JobRequest, JobStatus, LogChunk, Variable};
+use super::supervisor::log;
+use super::validation;
+use crate::api::job::{JobRequest, JobStatus, LogChunk};
 use crate::api::{ApiResult, Failure};
 use crate::context::Context;
 use crate::deploy::{AdmissionQueue, MirrorQueue};
@@ -27,7 +26,7 @@ use crate::lifecycle::Lifecycle;
 use crate::mounts::{MountManager, MountPurpose};
 use crate::records::Records;
 use crate::signals::Shutdown;
-use crate::volumes::{SCRATCH_PLACE, Volumes};
+use crate::volumes::Volumes;
 
 /// The directory in that of the cache in which each job has one.
 const JOBS_DIRECTORY: &str = "jobs";
@@ -120,7 +119,7 @@ impl JobQueue {
 
     /// Takes a job into the table, and writes its record. Touches the local disk.
     fn accept(&self, mut request: JobRequest) -> Result<Arc<Job>> {
-        self.check(&request)?;
+        validation::check(&request, self.mounts.mounter(), &self.secret_stores(&request))?;
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty()).context("cannot choose an id")?;
         request.training.choose_id(random);
@@ -137,48 +136,6 @@ impl JobQueue {
         self.table.lock().jobs.insert(id, Arc::clone(&job));
         self.remove_oldest();
         Ok(job)
-    }
-
-    /// Refuses a job that can never run.
-    fn check(&self, request: &JobRequest) -> Result<()> {
-        let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
-        if request.start_commands.is_empty() {
-            return invalid("the job has no start_commands, so there is nothing to run".to_owned());
-        }
-        let loaded = request.load.as_ref().map(|load| load.download_folder.as_path());
-        let places = request.weights.iter().map(|weights| weights.mountpoint.as_path());
-        let places: Vec<_> = places.chain(loaded).collect();
-        if let Some(path) =
-            places.iter().copied().chain([request.workdir.as_path()]).find(|path| !path.is_absolute())
-        {
-            return invalid(format!("{} must be absolute", path.display()));
-        }
-        check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
-        request.training.check()?;
-        let mounter = self.mounts.mounter();
-        let mounts = requests(mounter, request, |number| request.weights[number].mountpoint.clone())?;
-        for mount in &mounts {
-            mounter.check(mount).map_err(|e| {
-                let source = mount.weights.source.expose().parse::<Uri>();
-                e.within(source.map_or_else(|_| "a source".to_owned(), |uri| uri.to_string()))
-            })?;
-        }
-        for (name, value) in &request.environment {
-            if name.is_empty() || name.contains(['=', '\0']) {
-                return invalid(format!("{name:?} can't be the name of a variable"));
-            }
-            match value {
-                Variable::Text(text) if text.contains('\0') => {
-                    return invalid(format!("the variable {name} contains a NUL"));
-                }
-                Variable::Text(_) => {}
-                Variable::Secret { name: secret } => {
-                    load::find_secret(&self.secret_stores(request), secret)
-                        .map_err(|e| e.within(format!("the variable {name}")))?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Where the secrets of a job's environment are looked for.

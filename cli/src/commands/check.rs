@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use bdnfs::error::Kind;
-use bdnfs::source::weights::{self, Accepted, Rules};
+use bdnfs::source::weights::{self, Accepted, Rules, Variable};
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
 use bdnfs_agent::jobs::supervisor;
 use serde::Serialize;
@@ -60,7 +60,7 @@ struct AcceptedWeights {
     normalized: Value,
 }
 
-/// A secret that weights name.
+/// A secret that weights or variables name.
 #[derive(Debug, Serialize)]
 struct SecretReport {
     name: String,
@@ -118,7 +118,7 @@ fn check(
     let (accepted, mut findings) = weights::read(&document.value, rules);
     check_job(&document.value, &mut findings);
     check_places(&accepted, &mut findings);
-    let secrets = find_secrets(&accepted, stores, env, &mut findings);
+    let secrets = find_secrets(named_secrets(&document.value, &accepted), stores, env, &mut findings);
     let mut findings: Vec<_> = document
         .findings
         .iter()
@@ -184,40 +184,53 @@ fn accepted_weights(accepted: Accepted, document: &Document) -> AcceptedWeights 
     }
 }
 
-/// Finds the secrets that weights name; a missing one is a warning.
+/// The secrets that weights and variables name, each with its place.
+fn named_secrets(document: &Value, accepted: &[Accepted]) -> Vec<(DocumentPath, String)> {
+    let of_weights = accepted.iter().filter_map(|Accepted { place, weights, normalized }| {
+        let name = weights.auth.as_ref()?.secret()?;
+        let key = "auth_secret_name";
+        let place = if normalized[key] == name { place.key(key) } else { place.key("auth").key(key) };
+        Some((place, name.to_owned()))
+    });
+    let job = weights::runs(document);
+    let of_variables = job.environment.into_iter().filter_map(|(variable, value)| match value {
+        Variable::Secret { name } => Some((job.environment_place.key(&variable), name)),
+        Variable::Text(_) => None,
+    });
+    of_weights.chain(of_variables).collect()
+}
+
+/// Finds secrets; a missing one is a warning.
 fn find_secrets(
-    accepted: &[Accepted],
+    named: Vec<(DocumentPath, String)>,
     stores: &[SecretStore],
     env: impl Fn(&str) -> Option<OsString>,
     findings: &mut Diagnostics,
 ) -> Vec<SecretReport> {
     let mut all: Vec<SecretReport> = Vec::new();
-    for Accepted { place, weights, normalized } in accepted {
-        let Some(name) = weights.auth.as_ref().and_then(|auth| auth.secret()) else { continue };
-        let key = "auth_secret_name";
-        let place = if normalized[key] == name { place.key(key) } else { place.key("auth").key(key) };
+    for (place, name) in named {
         if let Some(other) =
-            all.iter().find(|known| known.name != name && secrets::share_variable(&known.name, name))
+            all.iter().find(|known| known.name != name && secrets::share_variable(&known.name, &name))
         {
             let text = format!(
                 "the secrets {name:?} and {:?} have the same environment variable {}",
                 other.name,
-                secrets::variable(name)
+                secrets::variable(&name)
             );
             findings.warn(&place, text);
         }
-        let location = secrets::locate(name, stores, &env);
+        let location = secrets::locate(&name, stores, &env);
         match &location {
             Ok(Some(_)) => {}
             Ok(None) => {
                 let stores: String = stores.iter().map(|store| format!(", not in {store}")).collect();
-                let text = format!("secret not found: not in {}{stores}", secrets::variable(name));
+                let text = format!("secret not found: not in {}{stores}", secrets::variable(&name));
                 findings.warn(&place, text);
             }
             Err(error) => findings.warn(&place, error.to_string()),
         }
         if all.iter().all(|known| known.name != name) {
-            all.push(SecretReport { name: name.to_owned(), found: location.ok().flatten() });
+            all.push(SecretReport { name, found: location.ok().flatten() });
         }
     }
     all

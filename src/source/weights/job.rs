@@ -28,6 +28,8 @@ pub struct JobCommands {
     pub environment: BTreeMap<String, Variable>,
     /// The checkpoints that they resume from, if its `load_checkpoint_config` is enabled.
     pub load: Option<CheckpointLoading>,
+    /// Where that stands in the document.
+    pub environment_place: DocumentPath,
 }
 
 /// The value of a variable in a job's environment.
@@ -140,7 +142,7 @@ pub fn runs(document: &Value) -> JobCommands {
         None if std::ptr::eq(job.keys, OWN) => ["project", "team"].map(|key| text(&job.fields, key)),
         None => [None, None],
     };
-    let [project, team] = project;
+    let ([project, team], place) = (project, &job.fields.place);
     let mut environment = of("environment_variables");
     if let (true, Value::Object(variables)) = (job.is_config(), &mut environment) {
         for value in variables.values_mut() {
@@ -154,6 +156,9 @@ pub fn runs(document: &Value) -> JobCommands {
         start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
         environment: serde_json::from_value(environment).unwrap_or_default(),
         load: loading(of("load_checkpoint_config")),
+        environment_place: runtime
+            .map_or(place.clone(), |_| place.key("runtime"))
+            .key("environment_variables"),
     }
 }
 

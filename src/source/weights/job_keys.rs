@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::loading::cannot_load;
 use super::schema::{JobKey, Shape};
-use Shape::{Any, Flag, Keys, List, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
+use Shape::{Any, Flag, Keys, List, Name, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
 
 const MACHINE: &str = "the commands run on this machine as it is";
 const WORKDIR: &str = "the commands run in the working directory of the job, with the files that are there";
@@ -19,9 +19,9 @@ const UNMOUNTED: &str = "names data that is not mounted here; name it in weights
 pub(super) const BODY: &[JobKey] = &[JobKey::required("training_job", Any).done()];
 /// A project with its job.
 pub(super) static PROJECT: &[JobKey] = &[
-    JobKey::required("name", Text).done(),
+    JobKey::required("name", Name).done(),
     JobKey::required("job", Any).done(),
-    JobKey::nullable("team_name", Text).done(),
+    JobKey::nullable("team_name", Name).done(),
 ];
 /// A training job.
 pub(super) const JOB: &[JobKey] = &[
@@ -29,7 +29,7 @@ pub(super) const JOB: &[JobKey] = &[
     JobKey::optional("compute", Keys(COMPUTE)).told(MACHINE),
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
     JobKey::nullable("interactive_session", Keys(SESSION)).told("no session is opened"),
-    JobKey::nullable("name", Text).done(),
+    JobKey::nullable("name", Name).done(),
     JobKey::nullable("priority", Whole).told("jobs are admitted in the order in which they come"),
     JobKey::nullable("workspace", Keys(WORKSPACE)).told(WORKDIR),
     JobKey::optional("weights", Any).done(),
@@ -38,9 +38,9 @@ pub(super) const JOB: &[JobKey] = &[
 ];
 /// The same in a file of our own: what needs no platform.
 pub(super) static OWN: &[JobKey] = &[
-    JobKey::nullable("name", Text).done(),
-    JobKey::nullable("project", Text).done(),
-    JobKey::nullable("team", Text).done(),
+    JobKey::nullable("name", Name).done(),
+    JobKey::nullable("project", Name).done(),
+    JobKey::nullable("team", Name).done(),
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
     JobKey::optional("weights", Any).done(),
 ];
@@ -159,7 +159,7 @@ pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Text)];
 /// A `config.yaml`.
 pub(super) static CONFIG: &[JobKey] = &[
     JobKey::optional("weights", Any).done(),
-    JobKey::nullable("model_name", Text).done(),
+    JobKey::nullable("model_name", Name).done(),
     JobKey::optional("environment_variables", Scalars).done(),
     JobKey::optional("model_cache", Any).refused(is_filled, UNMOUNTED),
     JobKey::optional("hf_cache", Any).refused(is_filled, UNMOUNTED),

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::MOUNT;
-use crate::source::diagnostic::{Diagnostics, DocumentPath};
+use crate::error::{Error, Kind, Result};
+use crate::source::diagnostic::{Diagnostic, Diagnostics, DocumentPath, Severity};
 
 /// The longest path that Linux takes, in bytes (`PATH_MAX` without its NUL).
 const PATH_LENGTH_LIMIT: usize = 4095;
@@ -34,7 +35,7 @@ pub(super) fn read(text: &str, place: &DocumentPath, found: &mut Diagnostics) ->
     }
 }
 
-fn clean(text: &str) -> Result<PathBuf, String> {
+fn clean(text: &str) -> std::result::Result<PathBuf, String> {
     if text.is_empty() {
         return Err("is empty; write an absolute path, /models/name".into());
     }
@@ -58,6 +59,24 @@ fn clean(text: &str) -> Result<PathBuf, String> {
         ));
     }
     Ok(path.into())
+}
+
+/// Makes sure that `paths` can be the mount locations of one job, by the rules that a configuration is read by.
+///
+/// # Errors
+/// [`Kind::Invalid`], which names the first one that can't by its number.
+pub fn check_locations(paths: &[&Path]) -> Result<()> {
+    let mut found = Diagnostics::default();
+    let places: Vec<_> = (0..paths.len()).map(|i| DocumentPath::default().key("weights").index(i)).collect();
+    let read =
+        |(path, place): (&&Path, &DocumentPath)| read(&path.to_string_lossy(), &place.key(MOUNT), &mut found);
+    let clean: Vec<_> = paths.iter().zip(&places).map(read).collect();
+    let mounts = clean.iter().zip(&places).filter_map(|(path, place)| Some((path.as_deref()?, place)));
+    together(mounts, &mut found);
+    match found.into_iter().find(|diagnostic| diagnostic.verdict == Severity::Reject) {
+        Some(Diagnostic { place, text, .. }) => Err(Error::new(Kind::Invalid, format!("{place}: {text}"))),
+        None => Ok(()),
+    }
 }
 
 /// Rejects mounts that conflict: at one directory, or one below the other. Returns the places of the

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::Rules;
+use crate::checkpoint::check_text;
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::fields::{Fields, kind};
 
@@ -10,6 +11,8 @@ use crate::source::fields::{Fields, kind};
 #[derive(Clone, Copy)]
 pub(super) enum Shape {
     Text,
+    /// The name of a job, a project or a team.
+    Name,
     Whole,
     Flag,
     /// One of these texts.
@@ -104,6 +107,11 @@ fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, 
         (Shape::Any, _)
         | (Shape::Text | Shape::TextOr(_), Value::String(_))
         | (Shape::Flag, Value::Bool(_)) => return,
+        (Shape::Name, Value::String(text)) => {
+            // An empty one is none.
+            let named = if text.is_empty() { Ok(()) } else { check_text("the name", text) };
+            return named.unwrap_or_else(|error| found.reject(place, error.to_string()));
+        }
         (Shape::Whole, Value::Number(number)) if number.is_i64() || number.is_u64() => return,
         (Shape::Word(words), Value::String(text)) if words.contains(&text.as_str()) => return,
         (Shape::Texts, Value::Array(items)) => {
@@ -139,7 +147,7 @@ fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, 
         (Shape::Word(words), Value::String(_)) => {
             return found.reject(place, format!("must be one of {}", words.join(", ")));
         }
-        (Shape::Text | Shape::Word(_), _) => "a string",
+        (Shape::Text | Shape::Name | Shape::Word(_), _) => "a string",
         (Shape::Whole, _) => "a whole number",
         (Shape::Flag, _) => "true or false",
         (Shape::Texts, _) => "a list of strings",

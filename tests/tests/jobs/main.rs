@@ -7,6 +7,7 @@ mod crash;
 mod damage;
 mod killed;
 mod kit;
+mod posted;
 mod pushed;
 mod resume;
 mod room;

@@ -78,3 +78,17 @@ fn check_normalizes_a_source_as_truss_but_for_what_may_be_secret() {
         assert_eq!(report.weights[0].normalized["mount_location"], "/m/");
     }
 }
+
+#[test]
+fn check_warns_of_a_missing_secret_that_only_a_variable_names() {
+    let toml = "[runtime]\nstart_commands = ['true']\nenvironment_variables = { A = { name = 'no-such' }, B = { name = 'hf_access_token' } }\n";
+    let said = format_report(&report(Format::Toml, toml));
+    let place =
+        "file:3: warning: runtime.environment_variables.A: secret not found: not in BDNFS_SECRET_NO_SUCH";
+    assert!(said.contains(place), "{said}");
+    assert!(said.contains("secret \"no-such\": not found\n"), "{said}");
+    assert!(said.contains("secret \"hf_access_token\": in environment variable"), "{said}");
+    let long = format!("project = '{}'\n[runtime]\nstart_commands = ['true']\n", "p".repeat(300));
+    let said = format_report(&report(Format::Toml, &long));
+    assert!(said.contains("file:1: project: the name \"ppp") && said.contains("is too long"), "{said}");
+}

@@ -1,0 +1,92 @@
+//! What a job must be like to be accepted, whoever submits it: the command and any other client of the API.
+
+use std::fs;
+use std::path::Path;
+
+use bdnfs::auth::load;
+use bdnfs::checkpoint;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::weights::check_locations;
+use bdnfs::source::{SecretStore, Uri};
+
+use super::deployment::requests;
+use super::supervisor::check_places;
+use crate::api::job::{JobRequest, Variable};
+use crate::mounts::Mounter;
+use crate::volumes::SCRATCH_PLACE;
+
+/// Refuses a job that can never run. `stores` are searched for the secrets of its environment. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Invalid`], which names what is wrong; [`Kind::Refused`] for a secret that is nowhere.
+pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) -> Result<()> {
+    request.name.as_deref().map_or(Ok(()), |name| checkpoint::check_text("the name of the job", name))?;
+    request.training.check()?;
+    check_commands(&request.start_commands)?;
+    let places: Vec<_> = request.weights.iter().map(|weights| weights.mountpoint.as_path()).collect();
+    check_locations(&places)?;
+    let loaded = request.load.as_ref().map(|load| load.download_folder.as_path());
+    if let Some(folder) = loaded.filter(|folder| !folder.is_absolute()) {
+        return invalid(format!("{} must be absolute", folder.display()));
+    }
+    let places: Vec<_> = places.into_iter().chain(loaded).collect();
+    check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
+    check_workdir(&request.workdir, &places)?;
+    for mount in &requests(mounter, request, |number| request.weights[number].mountpoint.clone())? {
+        mounter.check(mount).map_err(|e| {
+            let source = mount.weights.source.expose().parse::<Uri>();
+            e.within(source.map_or_else(|_| "a source".to_owned(), |uri| uri.to_string()))
+        })?;
+    }
+    request.environment.iter().try_for_each(|(name, value)| check_variable(name, value, stores))
+}
+
+fn check_commands(commands: &[String]) -> Result<()> {
+    if commands.is_empty() {
+        return invalid("the job has no start_commands, so there is nothing to run".to_owned());
+    }
+    match commands.iter().position(|command| command.contains('\0')) {
+        Some(number) => {
+            invalid(format!("start_commands[{number}] contains a NUL, which no process can be given"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a working directory that is none, unless it may come with a source.
+fn check_workdir(workdir: &Path, places: &[&Path]) -> Result<()> {
+    if !workdir.is_absolute() {
+        return invalid(format!("the working directory {} must be absolute", workdir.display()));
+    }
+    if places.iter().any(|place| workdir.starts_with(place)) {
+        return Ok(());
+    }
+    match fs::metadata(workdir) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => invalid(format!("the working directory {} is not a directory", workdir.display())),
+        Err(error) => Err(Error::with(
+            Kind::Invalid,
+            format!("cannot use the working directory {}", workdir.display()),
+            error,
+        )),
+    }
+}
+
+fn check_variable(name: &str, value: &Variable, stores: &[SecretStore]) -> Result<()> {
+    if name.is_empty() || name.contains(['=', '\0']) {
+        return invalid(format!("{name:?} can't be the name of a variable"));
+    }
+    match value {
+        Variable::Text(text) if text.contains('\0') => {
+            invalid(format!("the variable {name} contains a NUL, which no process can be given"))
+        }
+        Variable::Text(_) => Ok(()),
+        Variable::Secret { name: secret } => {
+            load::find_secret(stores, secret).map(drop).map_err(|e| e.within(format!("the variable {name}")))
+        }
+    }
+}
+
+fn invalid(text: String) -> Result<()> {
+    Err(Error::new(Kind::Invalid, text))
+}
