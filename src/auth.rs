@@ -16,6 +16,7 @@ pub mod load;
 mod refresh;
 mod resolve;
 pub(crate) mod store_adapter;
+pub(crate) mod store_connector;
 
 use std::fmt;
 use std::sync::Arc;

@@ -20,10 +20,10 @@ use reqwest::{Request, Response};
 use tokio::time::{Instant, timeout};
 
 pub(crate) use self::response::{
-    UnfollowedRedirect, accept, body_of_length, code_of, explain_transport, header, innermost, read, refusal,
-    transport_error,
+    ERROR_BODY_LIMIT, UnfollowedRedirect, accept, body_of_length, code_of, explain_transport, header,
+    innermost, named_region, read, refusal, transport_error,
 };
-pub(crate) use self::retry::{retry, retry_listing};
+pub(crate) use self::retry::{UnreachableRetry, retry, retry_listing};
 use crate::error::{Error, Kind, Result};
 
 /// How long a connection may take to be established.

@@ -50,6 +50,7 @@ use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::auth::KeyCache;
 use crate::digest::Digest;
@@ -69,6 +70,10 @@ pub struct Mirror {
     local: Option<Arc<PathBuf>>,
     /// The credentials of its store, if they are known here.
     keys: Option<Arc<KeyCache>>,
+    /// The URL of its service, where that is not the scheme's own.
+    endpoint: Option<Arc<str>>,
+    /// Whether it has one writer at a time, as far as is known: its `format.json` says so.
+    exclusive: Arc<AtomicBool>,
 }
 
 impl Mirror {
@@ -80,7 +85,17 @@ impl Mirror {
     pub fn new(store: MirrorStore, name: &str, tenant: &str, scratch: PathBuf) -> Result<Self> {
         tenant::check(tenant)?;
         let name = name.trim_end_matches('/').into();
-        Ok(Self { store, name, tenant: tenant.into(), scratch: Arc::new(scratch), local: None, keys: None })
+        let (tenant, scratch) = (tenant.into(), Arc::new(scratch));
+        Ok(Self {
+            store,
+            name,
+            tenant,
+            scratch,
+            local: None,
+            keys: None,
+            endpoint: None,
+            exclusive: Arc::default(),
+        })
     }
 
     /// The mirror at `uri`, as [`new`](Self::new) has it.
@@ -94,7 +109,7 @@ impl Mirror {
             Uri::File(path) => Some(Arc::new(path.clone())),
             _ => None,
         };
-        Ok(Self { local, keys, ..mirror })
+        Ok(Self { local, keys, endpoint: access.endpoint(uri).map(Arc::from), ..mirror })
     }
 
     /// The mirror's URL without credentials, for messages.

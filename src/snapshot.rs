@@ -54,7 +54,7 @@ pub struct Snapshot {
 enum LeaseState {
     #[default]
     None,
-    Held(MirrorLease),
+    Held(Box<MirrorLease>),
     Released,
 }
 
@@ -87,7 +87,10 @@ impl Snapshot {
 
     /// Adds the mirror's lease that keeps its content.
     pub(crate) fn leased(self, lease: Option<MirrorLease>) -> Self {
-        Self { lease: Mutex::new(lease.map_or(LeaseState::None, LeaseState::Held)), ..self }
+        Self {
+            lease: Mutex::new(lease.map_or(LeaseState::None, |lease| LeaseState::Held(Box::new(lease)))),
+            ..self
+        }
     }
 
     /// Adds the mirror's lease to a snapshot that is served already. If it has been [released](Self::release) meanwhile,
@@ -97,7 +100,7 @@ impl Snapshot {
             let mut held = self.lease.lock();
             match *held {
                 LeaseState::None => {
-                    *held = LeaseState::Held(lease);
+                    *held = LeaseState::Held(Box::new(lease));
                     None
                 }
                 _ => Some(lease),

@@ -18,8 +18,6 @@ use object_store::client::{
 };
 use object_store::gcp::GcpCredential;
 use object_store::{BackoffConfig, CredentialProvider, RetryConfig};
-use reqwest::StatusCode;
-use reqwest::header::AUTHORIZATION;
 
 use super::{AuthKey, KeyCache, wrong_service};
 use crate::error::{Error, Kind, Result};
@@ -73,7 +71,7 @@ pub(crate) async fn engine_request(request: HttpRequest) -> Result<reqwest::Requ
 }
 
 /// Wraps an error for `object_store`, which retries what is interrupted. A timeout is not: it took long enough already.
-fn http_error(error: Error) -> HttpError {
+pub(super) fn http_error(error: Error) -> HttpError {
     let retried = error.kind() == Kind::Unavailable;
     HttpError::new(if retried { HttpErrorKind::Interrupted } else { HttpErrorKind::Unknown }, error)
 }
@@ -150,46 +148,5 @@ impl<C: fmt::Debug + Send + Sync + 'static> CredentialProvider for StoreKeys<C> 
     async fn get_credential(&self) -> object_store::Result<Arc<C>> {
         let issued = self.keys.get().await.map_err(store_error)?;
         (self.convert)(&issued.key).ok_or_else(|| store_error(wrong_service()))
-    }
-}
-
-/// Makes the HTTP client of an `object_store`, which has the [`KeyCache`] replace a key that is refused.
-#[derive(Debug)]
-pub(crate) struct StoreConnector {
-    pub keys: Arc<KeyCache>,
-    pub client: reqwest::Client,
-}
-
-impl HttpConnector for StoreConnector {
-    fn connect(&self, _: &ClientOptions) -> object_store::Result<StoreHttpClient> {
-        let client = StoreHttpClient::new(self.client.clone());
-        Ok(StoreHttpClient::new(StoreHttp { client, keys: self.keys.clone() }))
-    }
-}
-
-#[derive(Debug)]
-struct StoreHttp {
-    client: StoreHttpClient,
-    keys: Arc<KeyCache>,
-}
-
-#[async_trait]
-impl HttpService for StoreHttp {
-    async fn call(&self, mut request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-        let authorization = request.headers().get(AUTHORIZATION);
-        if authorization.is_some_and(|value| value.as_bytes().trim_ascii() == b"Bearer") {
-            request.headers_mut().remove(AUTHORIZATION);
-        }
-        let mut answer = self.client.execute(request).await?;
-        if answer.status() == StatusCode::NOT_IMPLEMENTED {
-            // `object_store` would take it for a passing failure, and retry for minutes.
-            *answer.status_mut() = StatusCode::BAD_REQUEST;
-        }
-        if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
-            && let Ok(issued) = self.keys.get().await
-        {
-            self.keys.mark_refused(&issued);
-        }
-        Ok(answer)
     }
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::tier::Body;
 
 /// How much of an error's body is read in search of its code, in bytes.
-const ERROR_BODY_LIMIT: usize = 64 << 10;
+pub(crate) const ERROR_BODY_LIMIT: usize = 64 << 10;
 /// The region of a bucket, which S3 tells when it was asked in another.
 const BUCKET_REGION: HeaderName = HeaderName::from_static("x-amz-bucket-region");
 
@@ -31,19 +31,10 @@ pub(crate) async fn accept(response: Response) -> Result<Response> {
 /// another.
 pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
     let status = response.status();
-    let region = header(response.headers(), &BUCKET_REGION).map(str::to_owned);
+    let headers = response.headers().clone();
     let body = read(response, ERROR_BODY_LIMIT).await.unwrap_or_default();
     let text = std::str::from_utf8(&body).unwrap_or_default();
-    let code = code_of(text);
-    let elsewhere = match code.as_deref() {
-        _ if status.is_redirection() => true,
-        // Of an answer to HEAD there is no body.
-        code => {
-            status == StatusCode::BAD_REQUEST && matches!(code, None | Some("AuthorizationHeaderMalformed"))
-        }
-    };
-    let region = region.or_else(|| element(text, "Region").map(str::to_owned));
-    let region = region.filter(|region| elsewhere && is_region(region));
+    let (code, region) = (code_of(text), named_region(status, &headers, text));
     let (kind, advice) = classify(status, code.as_deref());
     let code = code.map_or(String::new(), |code| format!(", {code}"));
     let advice = match &region {
@@ -51,6 +42,19 @@ pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
         None => advice.into(),
     };
     (Error::new(kind, format!("the server answers {status}{code}{advice}")), region)
+}
+
+/// The region that a bucket is in, where an error answer names it: in its headers, or in the text of its body.
+pub(crate) fn named_region(status: StatusCode, headers: &HeaderMap, text: &str) -> Option<String> {
+    let elsewhere = match code_of(text).as_deref() {
+        _ if status.is_redirection() => true,
+        // Of an answer to HEAD there is no body.
+        code => {
+            status == StatusCode::BAD_REQUEST && matches!(code, None | Some("AuthorizationHeaderMalformed"))
+        }
+    };
+    let region = header(headers, &BUCKET_REGION).or_else(|| element(text, "Region"));
+    region.filter(|region| elsewhere && is_region(region)).map(str::to_owned)
 }
 
 /// Whether a region can be called so. The name becomes part of a host's.

@@ -45,6 +45,27 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
     send().await
 }
 
+/// Retries what can't reach its server, for as long as [`retry`] would.
+pub(crate) struct UnreachableRetry {
+    began: Instant,
+    backoff: Backoff,
+}
+
+impl UnreachableRetry {
+    pub(crate) fn new() -> Self {
+        Self { began: Instant::now(), backoff: Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, entropy()) }
+    }
+
+    /// Waits for the next try; false when the server was given enough time.
+    pub(crate) async fn wait(&mut self) -> bool {
+        if self.began.elapsed() >= CONNECT_TIMEOUT {
+            return false;
+        }
+        tokio::time::sleep(self.backoff.wait()).await;
+        true
+    }
+}
+
 /// For how long is retried what failed so. A server that can't be reached, or whose name can't be resolved, is given no more time than
 /// a connection takes: the next tier is not to wait for it.
 fn retry_deadline(error: &Error) -> Duration {

@@ -13,6 +13,7 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::keys::ObjectKind;
+use super::lease::Purpose;
 use super::{Mirror, checked_json, damaged};
 use crate::digest::{Digest, hex};
 use crate::error::{Error, Kind, Result};
@@ -209,6 +210,16 @@ impl Mirror {
     /// # Errors
     /// [`Kind::NotFound`] when there is no such ref, [`Kind::Busy`] when it was replaced meanwhile; those of the store.
     pub async fn remove(&self, key: &Digest) -> Result<Ref> {
+        if !self.is_exclusive() {
+            return self.remove_latest(key).await;
+        }
+        let lease = self.lease(Purpose::Add).await?;
+        let removed = self.remove_latest(key).await;
+        lease.release().await;
+        removed
+    }
+
+    async fn remove_latest(&self, key: &Digest) -> Result<Ref> {
         let latest = self.latest(key).await?;
         let Some(found) = latest.found?.filter(|found| !found.removed) else {
             return Err(Error::new(Kind::NotFound, format!("no such source in the mirror {}", self.name)));

@@ -1,6 +1,7 @@
 //! The keys of a mirror's objects, and its format file.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::Ordering;
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,9 @@ impl ObjectKind {
 struct FormatFile {
     format: String,
     version: u32,
+    /// Whether there is one writer at a time, because the store can't create an object on condition that it is not there.
+    #[serde(default)]
+    exclusive: bool,
 }
 
 impl Mirror {
@@ -90,7 +94,10 @@ impl Mirror {
         let key = Path::from("format.json");
         let Some(found) = self.get(&key).await? else { return Ok(false) };
         match serde_json::from_slice::<FormatFile>(&found.bytes) {
-            Ok(format) if format.format == "bdnfs mirror" && format.version == VERSION => Ok(true),
+            Ok(format) if format.format == "bdnfs mirror" && format.version == VERSION => {
+                self.exclusive.store(format.exclusive, Ordering::Relaxed);
+                Ok(true)
+            }
             Ok(format) if format.format == "bdnfs mirror" => {
                 let text = format!(
                     "the mirror {} has version {}; this bdnfs reads version {VERSION}: update bdnfs",
@@ -125,6 +132,30 @@ impl Mirror {
             return Err(self.no_conditional_writes(&key));
         }
         Ok(())
+    }
+
+    /// Creates the mirror if there is none yet, as one that has one writer at a time: for a store that creates no object on
+    /// condition that it is not there. Whoever uses it later finds that out by itself. False when it is there already.
+    ///
+    /// # Errors
+    /// As [`exists`](Self::exists); [`Kind::Invalid`] when it is there already, and has as many writers as come.
+    pub async fn init_exclusive(&self) -> Result<bool> {
+        if !self.exists().await? {
+            let text = format!("{{\"format\":\"bdnfs mirror\",\"version\":{VERSION},\"exclusive\":true}}\n");
+            self.put(&Path::from("format.json"), text.into()).await?;
+            self.exclusive.store(true, Ordering::Relaxed);
+            return Ok(true);
+        }
+        if self.is_exclusive() {
+            return Ok(false);
+        }
+        let text = format!("the mirror {} is not an exclusive one; leave out --exclusive", self.name);
+        Err(Error::new(Kind::Invalid, text))
+    }
+
+    /// Whether the mirror has one writer at a time. Known once it was looked whether it [exists](Self::exists).
+    pub fn is_exclusive(&self) -> bool {
+        self.exclusive.load(Ordering::Relaxed)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use tokio::sync::oneshot;
@@ -37,6 +37,13 @@ pub enum Purpose {
     Sweep,
     /// Serving the snapshot with this manifest.
     Serve(Digest),
+}
+
+impl Purpose {
+    /// Whether who holds it writes what is mirrored.
+    fn writes(self) -> bool {
+        matches!(self, Self::Add | Self::Sweep)
+    }
 }
 
 /// A lease held by this process: renewed every minute until it is released or dropped.
@@ -75,7 +82,7 @@ impl Mirror {
     /// Takes a lease.
     ///
     /// # Errors
-    /// Those of the store.
+    /// [`Kind::Busy`] when an exclusive mirror has another writer; those of the store.
     pub async fn lease(&self, purpose: Purpose) -> Result<MirrorLease> {
         let name = match purpose {
             Purpose::Add => "add".to_owned(),
@@ -86,11 +93,39 @@ impl Mirror {
         let began = self.renew(&key, None).await?;
         // From now on it tells when it began, whoever looks at it.
         self.renew(&key, Some(began)).await?;
+        if self.is_exclusive()
+            && purpose.writes()
+            && let Err(error) = self.ensure_sole_writer(&key, began).await
+        {
+            self.delete(&key).await?;
+            return Err(error);
+        }
         let (held, released) = oneshot::channel();
         let lapsed = Arc::new(AtomicBool::new(false));
         let renew = renew(self.clone(), key.clone(), began, lapsed.clone(), released);
         let beating = Some(tokio::spawn(renew));
         Ok(MirrorLease { mirror: self.clone(), key, began, lapsed, held: Some(held), beating })
+    }
+
+    /// Makes sure that nobody but who has the lease `own` writes to an exclusive mirror. Of two who begin at once, each may be
+    /// refused: the store's clock does not tell who was first.
+    async fn ensure_sole_writer(&self, own: &Path, now: DateTime<Utc>) -> Result<()> {
+        let others = self.leases().await?;
+        let is_other =
+            |found: &&LeaseEntry| found.purpose.writes() && found.key != *own && found.is_live(now);
+        match others.iter().find(is_other) {
+            None => Ok(()),
+            Some(other) => Err(Error::new(
+                Kind::Busy,
+                format!(
+                    "the mirror {} is exclusive, and another process has written to it since {}; try again when that has \
+                     ended ({})",
+                    self.name,
+                    other.began.to_rfc3339_opts(SecondsFormat::Secs, true),
+                    self.url_of(&other.key)
+                ),
+            )),
+        }
     }
 
     /// Writes a lease, and answers with the store's time.

@@ -14,7 +14,8 @@ use reqwest::redirect::Policy;
 use super::multipart::MirrorStore;
 use super::store::root_cause;
 use crate::auth::KeyCache;
-use crate::auth::store_adapter::{StoreConnector, StoreKeys};
+use crate::auth::store_adapter::StoreKeys;
+use crate::auth::store_connector::StoreConnector;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
 use crate::source::{Access, BucketService, Uri};
@@ -53,7 +54,8 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore
     let invalid = |e: object_store::Error| Error::new(Kind::Invalid, root_cause(&e));
     let service = BucketService::of(uri, access)?;
     let client = http_client::mirror_client(access.authorities.as_deref(), REQUEST_TIMEOUT)?;
-    let connector = StoreConnector { keys: keys.clone(), client };
+    let region = Some(service.region.clone()).filter(|region| !region.is_empty());
+    let connector = StoreConnector { keys: keys.clone(), client, region };
     let anonymous = access.is_anonymous(uri);
     Ok(match uri {
         Uri::S3 { bucket, prefix } | Uri::R2 { bucket, prefix, .. } | Uri::Cw { bucket, prefix } => {
@@ -197,23 +199,18 @@ mod tests {
             "<?xml version=\"1.0\"?>\n<Error><Code>SignatureDoesNotMatch</Code><Message>hush</Message></Error>",
         );
         const PAGE: Answer = ("405 Method Not Allowed", "<html><body>hush</body></html>");
-        for (answers, said) in [
-            (
-                &[DENIED][..],
-                "cannot read s3://bucket/format.json: the server answers 403 Forbidden, SignatureDoesNotMatch",
-            ),
-            (
-                &[NONE, PAGE],
-                "cannot write s3://bucket/format.json: the server answers 405 Method Not Allowed",
-            ),
+        for (answers, failed, said) in [
+            (&[DENIED][..], "cannot read s3://bucket/format.json", "403 Forbidden, SignatureDoesNotMatch"),
+            (&[NONE, PAGE], "cannot write s3://bucket/format.json", "405 Method Not Allowed"),
         ] {
             let (endpoint, server) = service(answers).await;
+            let said = format!("{failed} at {endpoint}: the server answers {said}");
             let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });
             let error = founded("s3://bucket", &Access { s3, ..Access::default() })
                 .init()
                 .await
                 .expect_err("refused");
-            assert!(error.to_string().starts_with(said) && !error.to_string().contains("hush"), "{error}");
+            assert!(error.to_string().starts_with(&said) && !error.to_string().contains("hush"), "{error}");
             server.await.expect("served");
         }
         let s3 = Some(S3Access {
@@ -226,7 +223,9 @@ mod tests {
             .await
             .expect_err("nobody is there");
         assert!(
-            error.to_string().contains("format.json: cannot connect to the server: Connection refused"),
+            error.to_string().contains(
+                "format.json at http://127.0.0.1:1: cannot connect to the server: Connection refused"
+            ),
             "{error}"
         );
     }

@@ -46,8 +46,16 @@ impl Mirror {
         put.map(drop).map_err(|e| self.failure("write", key, &e))
     }
 
-    /// Writes the object at `key` unless there is one; false when there is.
+    /// Writes the object at `key` unless there is one; false when there is. In an exclusive mirror the writer's lease keeps others
+    /// from doing the same.
     pub(super) async fn create(&self, key: &Path, payload: PutPayload) -> Result<bool> {
+        if self.is_exclusive() {
+            let missing = self.head(key).await?.is_none();
+            if missing {
+                self.put(key, payload).await?;
+            }
+            return Ok(missing);
+        }
         match self.store.objects.put_opts(key, payload, PutMode::Create.into()).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
@@ -63,7 +71,7 @@ impl Mirror {
     pub(super) fn no_conditional_writes(&self, key: &Path) -> Error {
         let text = format!(
             "cannot write {}: the service ignores If-None-Match, without which concurrent writers would overwrite \
-             each other; use a service that supports it",
+             each other; use a service that supports it, or create the mirror with `bdnfs mirror add --exclusive`, for one writer at a time",
             self.url_of(key)
         );
         Error::new(Kind::Unsupported, text)
@@ -105,7 +113,9 @@ impl Mirror {
             }
             _ => cause_kind(error).unwrap_or(Kind::Unavailable),
         };
-        let failed = Error::new(kind, format!("cannot {action} {}: {}", self.url_of(key), reason(error)));
+        let asked = self.endpoint.as_ref().map_or(String::new(), |endpoint| format!(" at {endpoint}"));
+        let failed =
+            Error::new(kind, format!("cannot {action} {}{asked}: {}", self.url_of(key), reason(error)));
         match &self.keys {
             Some(keys) => keys.explain_refusal(failed),
             None => failed,

@@ -12,6 +12,7 @@ mod write;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use axum::Router;
@@ -69,6 +70,16 @@ impl S3Server {
         AllowedKeys(self.store.clone())
     }
 
+    /// Takes no notice of the conditions of writes any more, as many services do.
+    pub fn ignore_conditions(&self) {
+        self.store.unconditional.store(true, Ordering::Relaxed);
+    }
+
+    /// Is in `region` from now on, and answers requests that are signed for another as AWS does.
+    pub fn move_to(&self, region: &str) {
+        *self.store.region.lock() = Some(region.to_owned());
+    }
+
     /// Puts an object whose key no file can have (`a//b`, `../c`, `dir/`): it is served from `file`.
     pub fn put_odd_key(&self, bucket: &str, key: &str, file: &Path) {
         let mut odd = self.store.odd.lock();
@@ -101,6 +112,10 @@ struct BucketStore {
     /// Who is let in, and until when.
     admitted: Mutex<Vec<(Keys, Option<SystemTime>)>>,
     odd: Mutex<BTreeMap<(String, String), PathBuf>>,
+    /// Whether the conditions of writes are ignored.
+    unconditional: AtomicBool,
+    /// The region that requests have to be signed for, if that matters.
+    region: Mutex<Option<String>>,
     listings: list::ListingPages,
     /// Held while an object is published, so that its condition and its rename are one.
     publish: Mutex<()>,
@@ -184,6 +199,11 @@ async fn serve(State(store): State<Arc<BucketStore>>, request: Request) -> Respo
 
 async fn route(store: &Arc<BucketStore>, request: Request) -> S3Result {
     let (head, body) = request.into_parts();
+    if let Some(region) = store.region.lock().as_deref().filter(|region| !sign::is_for(region, &head)) {
+        return Ok(
+            (StatusCode::MOVED_PERMANENTLY, [("x-amz-bucket-region", region.to_owned())]).into_response()
+        );
+    }
     if !store.open {
         store.verify(&head)?;
     }

@@ -70,6 +70,11 @@ pub(crate) fn verify_for(service: &str, keys: &Keys, request: &Parts) -> Result<
     if hex(&mac(&key, &text)) == claim.signature { Ok(()) } else { Err(denied("SignatureDoesNotMatch")) }
 }
 
+/// Whether a request is signed for `region`.
+pub(super) fn is_for(region: &str, request: &Parts) -> bool {
+    SignatureFields::of(request, "s3").is_some_and(|claim| claim.region == region)
+}
+
 /// What the `Authorization` header says.
 struct SignatureFields<'a> {
     access: &'a str,

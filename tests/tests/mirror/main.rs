@@ -5,3 +5,4 @@
 mod checkpoints;
 mod publish;
 mod same_content;
+mod services;

@@ -35,6 +35,24 @@ fn name_server_that_is_silent_is_passed_over() {
 }
 
 #[test]
+fn mirror_whose_name_server_is_silent_is_given_up_soon() {
+    let Some(network) = TestNetwork::new() else { return };
+    let [own, only] = [(); 2].map(|()| network.host("1gbit"));
+    let machine = Machine::new();
+    let resolver = resolver(&machine, &[&only]);
+    let machine = machine.in_network(&own).with_resolver(&resolver);
+    let silent = silent(&only);
+    let mirror =
+        ["--mirror", "s3://mirror", "--mirror-endpoint", "http://files.test:1", "--mirror-anonymous"];
+    let listed = machine.run(&[&["mirror", "ls", "--allow-http"], &mirror[..]].concat());
+    listed.fails(&["cannot resolve the server's name"]);
+    silent.set_nonblocking(true).expect("a socket");
+    let questions = std::iter::from_fn(|| silent.recv(&mut [0; 512]).ok()).count();
+    // One try of a few seconds asks for two kinds of addresses, each second once; ten tries asked 60 questions.
+    assert!(questions <= 16, "the name server was asked {questions} times");
+}
+
+#[test]
 fn name_servers_that_are_all_silent_are_told() {
     let Some(network) = TestNetwork::new() else { return };
     let [own, only] = [(); 2].map(|()| network.host("1gbit"));

@@ -37,6 +37,9 @@ pub struct MirrorAddArgs {
     options: SourceOptions,
     #[command(flatten)]
     mirror: MirrorArgs,
+    /// Create the mirror for one writer at a time, on a service that can't keep two apart (without If-None-Match)
+    #[arg(long)]
+    exclusive: bool,
     /// Memory limit for data in transfer
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory: ByteSize,
@@ -79,6 +82,12 @@ pub async fn run(args: MirrorAddArgs) -> Result<()> {
         args.mirror.request_or_default(&args.options.access, args.sources.first().map(Source::uri))?;
     let mirror = bdnfs_agent::mirror::open(&request, std::env::temp_dir())?;
     let entries = entries(&args)?;
+    if args.exclusive && mirror.init_exclusive().await? {
+        eprintln!(
+            "note: {} has one writer at a time: while one is at work, others are refused",
+            mirror.name()
+        );
+    }
     let mut failed = 0;
     for entry in &entries {
         let added = tokio::select! {
