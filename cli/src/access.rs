@@ -91,6 +91,9 @@ pub struct AccessArgs {
     /// What to do with object keys that are no valid paths
     #[arg(long, value_enum, default_value_t)]
     bad_names: BadNames,
+    /// Read files of a web server that tells no version of them: old and new may be mixed
+    #[arg(long)]
+    unpinned: bool,
     /// Let files that match the pattern be executed, where the service does not say which may; repeatable
     #[arg(long = "exec", value_name = "GLOB")]
     executable: Vec<String>,
@@ -218,6 +221,7 @@ impl AccessArgs {
             virtual_host: self.bucket_style.map(|style| style == BucketStyle::VirtualHost),
             escape: self.bad_names == BadNames::Escape,
             executable: self.executable.clone(),
+            unpinned: self.unpinned,
             secrets,
             // The agent has another working directory.
             credentials: self.credentials.as_deref().map(std::path::absolute).transpose()?,

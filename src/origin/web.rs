@@ -39,6 +39,8 @@ pub(super) struct WebOrigin {
     layout: UrlLayout,
     client: HttpClient,
     keys: KeyCache,
+    /// Whether files are read of which the server tells no version.
+    unpinned: bool,
 }
 
 /// What a URL names.
@@ -65,7 +67,7 @@ impl WebOrigin {
         // Where keys come from is no matter of the server's.
         let issuers = HttpClient::new(Policy::none(), authorities)?;
         let keys = KeyCache::lazy(&Uri::Http(url.clone()), access, &issuers);
-        Ok(Self { name, url: url.clone(), layout, client, keys })
+        Ok(Self { name, url: url.clone(), layout, client, keys, unpinned: access.unpinned })
     }
 
     /// Sends a request with the key. A redirect to another host is followed without it (reqwest drops the header). Any
@@ -174,9 +176,9 @@ impl Origin for WebOrigin {
     }
 }
 
-/// Whether no request can be conditional on `version`.
+/// Whether no request can be conditional on `version`, and so nothing of it is read before it is whole and checked.
 pub(super) fn is_unconditional(version: &[u8]) -> bool {
-    Validator::decode(version).is_some_and(|validator| validator.condition().is_none())
+    matches!(Validator::decode(version), Some(Validator::Sha256(_)))
 }
 
 /// Whether the server of `version` ignored Range when it was listed.

@@ -44,6 +44,8 @@ pub struct Access {
     pub escape: bool,
     /// The patterns of files that may be executed although the service does not say so.
     pub executable: Vec<String>,
+    /// Whether files are read of which a web server tells no version: a change meanwhile goes unnoticed.
+    pub unpinned: bool,
     /// A file of credentials in the format of the source's scheme. It is read anew each time.
     pub credentials: Option<PathBuf>,
     /// How requests are authorized; without it and such a file, by the keys above and by what this machine has.
@@ -161,6 +163,7 @@ impl Access {
             authorities,
             escape,
             executable,
+            unpinned,
             credentials,
             auth,
             secrets,
@@ -193,6 +196,7 @@ impl Access {
             authorities,
             escape,
             executable,
+            unpinned,
             credentials,
             auth,
             secrets: secrets.into_iter().filter(is_place).collect(),

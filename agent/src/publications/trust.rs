@@ -75,6 +75,7 @@ fn admin_key(access: &Access) -> Option<&'static str> {
         secrets,
         redirect_hosts,
         executable: _,
+        unpinned: _,
         explicit_only: _,
     } = access;
     let GcsAccess { application_credentials, token_file, sts, iam, endpoint: gcs_endpoint, project, .. } =

@@ -17,6 +17,8 @@ pub(super) enum Validator {
     /// The SHA-256 in an index, in hexadecimal. No request can be conditional on it; the whole content is checked against
     /// it.
     Sha256(String),
+    /// Nothing at all, with a number of the listing's own: its user insists on reading what may change meanwhile.
+    Unpinned(String),
 }
 
 impl Validator {
@@ -38,6 +40,7 @@ impl Validator {
             Self::Etag(etag) => format!("etag {etag}"),
             Self::Modified(date) => format!("modified {date}"),
             Self::Sha256(hex) => format!("sha256 {hex}"),
+            Self::Unpinned(listing) => format!("unpinned {listing}"),
         }
     }
 
@@ -49,6 +52,7 @@ impl Validator {
             "etag" => Self::etag(value),
             "modified" => Some(Self::Modified(value.into())),
             "sha256" => Some(Self::Sha256(value.into())),
+            "unpinned" => Some(Self::Unpinned(value.into())),
             _ => None,
         }
     }
@@ -58,7 +62,7 @@ impl Validator {
         match self {
             Self::Etag(etag) => Some((IF_MATCH, etag)),
             Self::Modified(date) => Some((IF_UNMODIFIED_SINCE, date)),
-            Self::Sha256(_) => None,
+            Self::Sha256(_) | Self::Unpinned(_) => None,
         }
     }
 
@@ -67,7 +71,7 @@ impl Validator {
         match self {
             Self::Etag(etag) => header(headers, &ETAG) == Some(etag),
             Self::Modified(date) => header(headers, &LAST_MODIFIED) == Some(date),
-            Self::Sha256(_) => true,
+            Self::Sha256(_) | Self::Unpinned(_) => true,
         }
     }
 }
@@ -78,7 +82,7 @@ mod tests {
 
     #[test]
     fn validator_is_decoded_as_it_was_encoded_and_weak_etags_are_refused() {
-        let all = [r#"etag "a b""#, "modified Sun, 06 Nov 1994 08:49:37 GMT", "sha256 00ff"];
+        let all = [r#"etag "a b""#, "modified Sun, 06 Nov 1994 08:49:37 GMT", "sha256 00ff", "unpinned 7f"];
         for text in all {
             let validator = Validator::decode(text.as_bytes()).expect(text);
             assert_eq!(validator.encode(), text);

@@ -7,6 +7,7 @@ use super::directory_index::{IndexFormat, IndexItem};
 use super::file_probe::FileProbe;
 use super::validator::{Validator, WHOLE_MARK};
 use super::{UrlLayout, WebOrigin};
+use crate::backoff::entropy;
 use crate::error::{Error, Kind, Result};
 use crate::http_client;
 use crate::manifest::{ListedFile, Listing};
@@ -87,10 +88,13 @@ async fn complete_item(web: &WebOrigin, mut item: IndexItem) -> Result<IndexItem
     item.mtime = item.mtime.or(probe.mtime);
     let hash =
         || item.sha256.map(|hash| Validator::Sha256(blake3::Hash::from_bytes(hash).to_hex().to_string()));
-    item.version = item.version.take().or(probe.validator).or_else(hash);
+    // Of each listing its own: what was read by another may be of another state.
+    let unpinned = || web.unpinned.then(|| Validator::Unpinned(format!("{:016x}", entropy())));
+    item.version = item.version.take().or(probe.validator).or_else(unpinned).or_else(hash);
     if item.version.is_none() {
         let text = format!(
-            "{name}: the server sends neither ETag nor Last-Modified, so a change would go unnoticed"
+            "{name}: the server sends neither ETag nor Last-Modified, so a change would go unnoticed; list its SHA-256 in an \
+             index, or take the risk with --unpinned"
         );
         return Err(Error::new(Kind::Unsupported, text));
     }
