@@ -25,6 +25,7 @@ pub(crate) fn read<T: DeserializeOwned>(
             Event::Start(_) if depth == MAX_DEPTH => return Err("it is too deep".into()),
             Event::Start(_) => depth += 1,
             Event::End(_) => depth = depth.saturating_sub(1),
+            Event::Eof if !begun => return Err("it is not XML".into()),
             Event::Eof => break,
             _ => {}
         }

@@ -61,6 +61,9 @@ impl IssuedKey {
 
     /// What to do when it is refused.
     fn advice(&self, now: SystemTime) -> String {
+        if self.key == AuthKey::Anonymous && self.name.is_none() {
+            return "no credentials were sent".to_owned();
+        }
         let name = self.name.as_deref().unwrap_or("the credentials");
         match self.expires_at {
             None => format!("check {name}"),

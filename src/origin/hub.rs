@@ -135,8 +135,10 @@ async fn resolve_revision(api: &HubApi, revision: &str) -> Result<ResolvedCommit
     let commit: Option<ResolvedCommit> = serde_json::from_slice(&text).ok();
     let is_sha = |sha: &str| sha.len() >= 40 && sha.bytes().all(|b| b.is_ascii_hexdigit());
     commit.filter(|commit| is_sha(&commit.sha)).ok_or_else(|| {
-        let text =
-            format!("the answer of {} names no commit; check that it is a Hub (HF_ENDPOINT)", api.endpoint());
+        let text = format!(
+            "the answer of {} names no commit; check that it is a Hub (--endpoint, HF_ENDPOINT)",
+            api.endpoint()
+        );
         Error::new(Kind::Unsupported, text)
     })
 }

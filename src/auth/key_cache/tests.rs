@@ -80,7 +80,7 @@ async fn key_replaced_by_the_same_key_is_not_sent_again() {
         &HttpClient::new(reqwest::redirect::Policy::none(), None).expect("client"),
     )));
     let error = anonymous.send_with_key(|issued| ask(issued, &[])).await.expect_err("refused");
-    assert_eq!(error.to_string(), "the server answers 401 Unauthorized; check the credentials");
+    assert_eq!(error.to_string(), "the server answers 401 Unauthorized; no credentials were sent");
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,7 +165,7 @@ fn advice_for_a_refused_key_names_it_and_its_expiry() {
         issued.advice(SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_323_045))
     };
     let secret = Some("the secret \"x\"");
-    assert_eq!(said(None, None), "check the credentials");
+    assert_eq!(said(None, None), "no credentials were sent");
     assert_eq!(said(secret, None), "check the secret \"x\"");
     assert_eq!(said(secret, at(1_767_323_045)), "the secret \"x\" expired at 2026-01-02T03:04:05Z; renew it");
     assert_eq!(

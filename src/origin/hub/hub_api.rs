@@ -146,7 +146,7 @@ impl HubApi {
         let mut file = FileHeaders::default();
         for _ in 0..=HUB_REDIRECT_LIMIT {
             let request = request(method.clone(), url.clone(), wanted, issued)?;
-            let response = self.client.execute(request).await?;
+            let response = self.client.execute(request).await.map_err(|e| e.within(&self.endpoint))?;
             file.add(&response);
             if !response.status().is_redirection() {
                 let here = hub_error::accept(response, &self.describe(issued)).await?;

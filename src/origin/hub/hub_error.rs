@@ -39,7 +39,9 @@ pub(super) async fn accept(response: Response, about: &RefusedHubRequest<'_>) ->
     let message = header(response.headers(), &ERROR_MESSAGE).unwrap_or_default();
     match about.refusal(response.status(), code, message) {
         Some((kind, text)) => Err(Error::new(kind, text)),
-        None => http_client::accept(response).await.map_err(|e| about.issued.explain_refusal(e)),
+        None => http_client::accept(response)
+            .await
+            .map_err(|e| about.issued.explain_refusal(e).within(about.endpoint)),
     }
 }
 
@@ -66,12 +68,16 @@ impl RefusedHubRequest<'_> {
             (401, "") => (Kind::NotFound, self.unknown()),
             (401 | 403, _) => {
                 let said = self.quoted(message);
-                (Kind::Refused, format!("the Hub refuses access; check what {} may read{said}", self.token()))
+                let advice = match self.has_token() {
+                    true => format!("check what {} may read", self.token()),
+                    false => "the request had no token (HF_TOKEN)".to_owned(),
+                };
+                (Kind::Refused, format!("the Hub refuses access; {advice}{said}"))
             }
             // The Hub itself always says what it is that it has not.
             (404, "") => {
                 let text = format!(
-                    "{} has no {what}, and does not answer as a Hub does; check the name, and that it is a Hub (HF_ENDPOINT)",
+                    "{} has no {what}, and does not answer as a Hub does; check the name, and that it is a Hub (--endpoint, HF_ENDPOINT)",
                     self.endpoint
                 );
                 (Kind::NotFound, text)
@@ -258,7 +264,7 @@ mod tests {
                 false,
                 Kind::NotFound,
                 "https://h has no dataset o/d, and does not answer as a Hub does; check the name, and that it is a Hub \
-              (HF_ENDPOINT)",
+              (--endpoint, HF_ENDPOINT)",
             ),
             (
                 429,

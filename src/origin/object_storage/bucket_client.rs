@@ -34,12 +34,9 @@ impl BucketClient {
             let answer = self.send(Method::GET, &url, &HeaderMap::new()).await?;
             self.api.page(&http_client::read(answer, PAGE_SIZE_LIMIT).await?)
         });
-        page.await.map_err(|e| match e.kind() {
-            Kind::NotFound | Kind::Invalid | Kind::Unsupported => {
-                let url = url();
-                e.within(format!("cannot list {}", url.split('?').next().unwrap_or_default()))
-            }
-            _ => e,
+        page.await.map_err(|e| {
+            let url = url();
+            e.within(format!("cannot list {}", url.split('?').next().unwrap_or_default()))
         })
     }
 

@@ -57,6 +57,9 @@ impl ObjectApi for GcsBucket {
     fn page(&self, text: &[u8]) -> Result<ObjectPage> {
         let page: Items =
             serde_json::from_slice(text).map_err(|e| not_a_listing("Google Cloud Storage", e))?;
+        if page.kind.is_none() && page.items.is_empty() {
+            return Err(not_a_listing("Google Cloud Storage", "it does not say what it is"));
+        }
         let mut objects = Vec::with_capacity(page.items.len());
         for item in page.items {
             let size = item.size.parse().map_err(|e| not_a_listing("Google Cloud Storage", e))?;
@@ -108,6 +111,8 @@ impl ObjectApi for GcsBucket {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Items {
+    /// `storage#objects`.
+    kind: Option<String>,
     #[serde(default)]
     items: Vec<Item>,
     next_page_token: Option<String>,

@@ -117,8 +117,11 @@ async fn bucket_request_is_authorized_and_its_refusal_names_the_source() {
     let given = AzureAccess { anonymous: true, endpoint: Some(server.url.clone()), ..AzureAccess::default() };
     let access = Access { azure: Some(given), ..Access::default() };
     let error = failed(&open("azure://account/b/model", &access).await.expect("open")).await;
-    let said = "azure://account/b/model: the server answers 403 Forbidden, AuthenticationFailed; check the credentials";
-    assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said.into()));
+    let said = format!(
+        "azure://account/b/model: cannot list {}/b: the server answers 403 Forbidden, AuthenticationFailed; no credentials were sent",
+        server.url
+    );
+    assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said));
 }
 
 #[tokio::test]

@@ -173,9 +173,12 @@ async fn s3_request_is_signed_unless_anonymous() {
     assert!(origin.fetch(&blob, 0..1, Urgency::Read).await.expect("signed").is_some());
     let s3 = S3Access { endpoint: Some(server.url.clone()), anonymous: true, ..S3Access::default() };
     let anonymous = open("model", &Access { s3: Some(s3), ..Access::default() }).await.expect("open");
-    let said = "the server answers 403 Forbidden, AccessDenied; check the credentials";
+    let said = "the server answers 403 Forbidden, AccessDenied; no credentials were sent";
     let error = failed(&anonymous).await;
-    assert_eq!((error.kind(), error.to_string()), (Kind::Refused, format!("s3://b/model: {said}")));
+    assert_eq!(
+        (error.kind(), error.to_string()),
+        (Kind::Refused, format!("s3://b/model: cannot list {}/b: {said}", server.url))
+    );
     let error = anonymous.fetch(&blob, 0..1, Urgency::Read).await.err().expect("refused");
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, format!("s3://b/model/x: {said}")));
 }

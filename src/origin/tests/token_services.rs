@@ -173,9 +173,9 @@ async fn azure_credentials_of_each_kind_authorize_requests() {
     }
     let expired = "sv=1&se=2001-01-02&sig=other";
     let error = failed(&open("azure://account/b/model", &named.access(expired)).await.expect("open")).await;
-    let said = "azure://account/b/model: the server answers 401 Unauthorized, UNAUTHENTICATED; the secret \"s\" expired at \
-                2001-01-02T00:00:00Z; renew it";
-    assert_eq!(error.to_string(), said);
+    let listing = format!("azure://account/b/model: cannot list {}/b: ", named.server.url);
+    let said = "the server answers 401 Unauthorized, UNAUTHENTICATED; the secret \"s\" expired at 2001-01-02T00:00:00Z; renew it";
+    assert_eq!(error.to_string(), listing + said);
 }
 
 #[tokio::test]

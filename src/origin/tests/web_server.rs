@@ -13,7 +13,7 @@ use super::test_server::OriginServer;
 use super::{failed, listed};
 use crate::blob::Blob;
 use crate::error::{Error, Kind};
-use crate::origin::web::WebOrigin;
+use crate::origin::web::{WebOrigin, is_unconditional};
 use crate::source::{Access, Patterns};
 use crate::tier::conformance::{self, Subject, pinned};
 use crate::tier::{Tier, Urgency};
@@ -154,6 +154,22 @@ async fn web_file_without_a_version_is_refused_unless_its_hash_is_known() {
     site.server.put("d/SHA256SUMS", format!("{}  x\n", "00".repeat(32)));
     let blob = pinned(&site.origin, "x").await.expect("pinned");
     assert_eq!(fetched(&site, &blob, 0..3).await.expect("fetch"), "xyz");
+    assert!(is_unconditional(&blob.version), "it is not checked before it is read");
+}
+
+#[tokio::test]
+async fn web_file_without_a_version_is_read_in_parts_by_who_insists() {
+    let site = site("x").await;
+    site.server.etags.store(false, Ordering::Relaxed);
+    site.server.put("x", "xyz");
+    let url = Url::parse(&format!("{}/x", site.server.url)).expect("URL");
+    let unpinned = Access { unpinned: true, ..Access::default() };
+    let site = Site { origin: WebOrigin::open(&url, &unpinned).expect("loopback"), ..site };
+    let blob = pinned(&site.origin, "x").await.expect("listed");
+    assert_eq!(fetched(&site, &blob, 1..3).await.expect("fetch"), "yz");
+    assert!(!is_unconditional(&blob.version), "it would be fetched whole");
+    let again = pinned(&site.origin, "x").await.expect("listed");
+    assert_ne!(again.version, blob.version, "what was cached may be of another state");
 }
 
 #[tokio::test]
@@ -192,8 +208,8 @@ async fn web_refusal_says_what_to_do() {
     site.server.put("x", "weights");
     let blob = pinned(&site.origin, "x").await.expect("pinned");
     for (status, kind, said) in [
-        (401, Kind::Refused, "401 Unauthorized; check the credentials"),
-        (403, Kind::Refused, "403 Forbidden; check the credentials"),
+        (401, Kind::Refused, "401 Unauthorized; no credentials were sent"),
+        (403, Kind::Refused, "403 Forbidden; no credentials were sent"),
         (404, Kind::Changed, "changed since the snapshot was taken"),
         (410, Kind::Changed, "410 Gone"),
         (412, Kind::Changed, "412 Precondition Failed"),

@@ -9,6 +9,7 @@ mod credentials;
 mod hub;
 mod hub_cache;
 mod hub_origin;
+mod messages;
 mod name_servers;
 mod origin_faults;
 mod server_faults;

@@ -130,8 +130,8 @@ fn table() -> Vec<FaultCase> {
             Kind::Unavailable,
             "the server answers 503 Service Unavailable",
         ),
-        refused(401, "the server answers 401 Unauthorized; check the credentials"),
-        refused(403, "the server answers 403 Forbidden; check the credentials"),
+        refused(401, "the server answers 401 Unauthorized; no credentials were sent"),
+        refused(403, "the server answers 403 Forbidden; no credentials were sent"),
         (
             ServerFault::Status(StatusCode::NOT_FOUND, None),
             [(Kind::Changed, gone), (Kind::Changed, gone), ADDRESS],

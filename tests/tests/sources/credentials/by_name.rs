@@ -109,7 +109,10 @@ fn secret_by_name_for_web_server_is_not_sent_after_redirect() {
         });
         let line = fresh.run(&["ls", &web.url("w")]).fails(&[]);
         let url = web.url("w");
-        assert_eq!(line, format!("bdnfs: {url}: the server answers 401 Unauthorized; check the credentials"));
+        assert_eq!(
+            line,
+            format!("bdnfs: {url}: the server answers 401 Unauthorized; no credentials were sent")
+        );
     }
     // Where it leads to, nobody is told who asks.
     let machine = machine.env("BDNFS_SECRET_WEB", TOKEN);

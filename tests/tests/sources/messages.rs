@@ -1,0 +1,84 @@
+//! Messages about servers that are not what they were taken for, or not there: they say what was asked, in plain words.
+
+use std::fs;
+
+use axum::Router;
+use axum::http::StatusCode;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::serve::HttpServer;
+
+/// A server that answers everything alike.
+fn server(status: u16, body: &'static str) -> HttpServer {
+    let status = StatusCode::from_u16(status).unwrap();
+    HttpServer::start(Router::new().fallback(move || async move { (status, body) }), 0)
+}
+
+/// Sources of each service, and the path that is asked of it for a listing.
+const BUCKETS: [(&str, &str); 3] =
+    [("s3://b/p", "/b"), ("gs://b/p", "/storage/v1/b/b/o"), ("azure://acc/c/p", "/c")];
+
+#[test]
+fn listing_of_what_is_no_bucket_says_what_was_asked() {
+    let machine = Machine::new();
+    for (status, body, words) in [
+        (200, "{\"ok\": true}", "is not a listing of "),
+        (200, "", "is not a listing of "),
+        (200, "<html><body>Welcome</body></html>", "is not a listing of "),
+        (403, "Forbidden", "the server answers 403 Forbidden; no credentials were sent"),
+        (405, "<html>no</html>", "the server answers 405 Method Not Allowed"),
+    ] {
+        let server = server(status, body);
+        for (source, path) in BUCKETS {
+            let told = machine.run(&["ls", source, "--anonymous", "--endpoint", &server.url()]);
+            let told = told.fails(&[&format!("{source}: cannot list {}{path}: ", server.url()), words]);
+            for jargon in ["Event", "struct", "invalid type", "<", "Welcome"] {
+                assert!(!told.contains(jargon), "{told}");
+            }
+        }
+    }
+}
+
+#[test]
+fn hub_that_is_none_is_told_with_its_url() {
+    let machine = Machine::new();
+    for (status, body, words) in [
+        (405, "no", "the server answers 405 Method Not Allowed"),
+        (403, "no", "the Hub refuses access; the request had no token (HF_TOKEN)"),
+        (
+            404,
+            "no",
+            "does not answer as a Hub does; check the name, and that it is a Hub (--endpoint, HF_ENDPOINT)",
+        ),
+        (200, "<html>hello</html>", "names no commit; check that it is a Hub (--endpoint, HF_ENDPOINT)"),
+    ] {
+        let server = server(status, body);
+        let told = machine.run(&["ls", "hf://o/r", "--endpoint", &server.url()]).fails(&[words]);
+        assert!(status == 403 || told.contains(&server.url()), "{told}");
+    }
+}
+
+#[test]
+fn server_that_is_down_is_told_with_its_url() {
+    let machine = Machine::new();
+    let mut server = server(200, "");
+    let url = server.url();
+    server.stop();
+    for source in BUCKETS.map(|(source, _)| source).into_iter().chain(["hf://o/r"]) {
+        let told = machine.run(&["ls", source, "--anonymous", "--endpoint", &url]);
+        told.fails(&[&url, "cannot connect to the server: Connection refused"]);
+    }
+}
+
+#[test]
+fn mirror_that_is_none_is_told_with_its_endpoint() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    fs::write(source.join("x"), "x").unwrap();
+    let server = server(405, "<html>no</html>");
+    let url = server.url();
+    let mirror = ["--mirror", "s3://m", "--mirror-endpoint", &url, "--mirror-anonymous"];
+    let told = machine.run(&[&["mirror", "add", source.to_str().unwrap()], &mirror[..]].concat());
+    told.fails(&[&format!(
+        "cannot read s3://m/format.json at {url}: the server answers 405 Method Not Allowed"
+    )]);
+}
