@@ -5,6 +5,7 @@
 //! download left unfinished are verified block by block by the next one, which fetches what they lack.
 
 mod partial_tree;
+mod small_file;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ use crate::task::blocking;
 use crate::tier::Urgency;
 
 use partial_tree::PartialTree;
+
+pub use small_file::read_small_file;
 
 /// How many blocks one request asks for: as many as the largest request of a mount.
 const BLOCKS_PER_REQUEST: usize = 16;

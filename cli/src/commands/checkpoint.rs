@@ -12,6 +12,7 @@ use crate::runtime;
 
 mod get;
 mod ls;
+mod model;
 mod push;
 mod rm;
 mod show;

@@ -1,12 +1,16 @@
 //! Jobs that resume from what others have saved.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::process::eventually;
+use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::write_file;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::kit::{events, job, spec, submitted, text, toml};
@@ -153,4 +157,24 @@ fn job_loads_named_checkpoints_of_other_jobs_and_projects_side_by_side() {
         "{ typ = \"loops_checkpoint\", run_id = \"r\", checkpoint_name = \"c\", target = \"trainer\" }",
         &["asks for a loops_checkpoint"],
     );
+}
+
+#[test]
+fn job_run_asked_to_end_while_the_mirror_does_not_answer_ends() {
+    let env = TestEnv::new();
+    let machine = &env.machine;
+    let specification =
+        "[runtime]\nstart_commands = [\"true\"]\n[runtime.load_checkpoint_config]\nenabled = true\n";
+    let file = spec(machine, "job.toml", specification);
+    env.proxy.set(NetworkFault { frozen: true, ..NetworkFault::default() });
+    let line = ["job", "run", "--mirror", "s3://mirror", "--cache-dir", text(machine.cache()), text(&file)];
+    let said = machine.directory("said").join("err");
+    let mut command = machine.command(&line);
+    command.stdout(Stdio::null()).stderr(File::create(&said).unwrap());
+    let mut child = command.spawn().unwrap();
+    eventually("it is its own agent", || machine.cache().join("control.sock").exists());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let status = wait_for_exit(&mut child, "bdnfs job run");
+    let said = fs::read_to_string(said).unwrap();
+    assert!(status.code() == Some(125) && said.contains("interrupted"), "{status} {said}");
 }

@@ -239,3 +239,29 @@ fn checkpoint_wait_ends_when_it_is_saved_and_tells_when_its_time_is_over() {
     assert_eq!((&waited["state"], waited["ranks"].as_array().unwrap().len()), (&"complete".into(), 2));
     checkpoint(&env, &["wait", "bt://llama", "--timeout", "5m"]).succeeds();
 }
+
+#[test]
+fn checkpoint_list_tells_adapters_and_their_base_model_as_truss_does() {
+    let env = env();
+    let [full, lora, whisper] = ["full", "lora", "whisper"].map(|name| env.machine.directory(name));
+    for tree in [&full, &lora, &whisper] {
+        write_file(tree, "model.safetensors", 3 << 20);
+        write_file(tree, "aaa", 300_000);
+    }
+    fs::write(lora.join("adapter_config.json"), r#"{"base_model_name_or_path": "org/base, 7b", "r": 8}"#)
+        .unwrap();
+    fs::write(whisper.join("config.json"), r#"{"model_type": "whisper"}"#).unwrap();
+    fs::write(full.join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
+    for tree in [&full, &lora, &whisper] {
+        push(&env, tree, "p", "job1", &[]);
+    }
+    let list = ["ls", "--project", "p", "--sort", "type", "--order", "desc"];
+    let listed = json(&checkpoint(&env, &[&list[..], &["-o", "json"]].concat()).succeeds());
+    let cells = |one: &Value| {
+        ["checkpoint_id", "checkpoint_type", "base_model"].map(|key| one[key].as_str().unwrap().to_owned())
+    };
+    let told: Vec<_> = listed["checkpoints"].as_array().unwrap().iter().map(cells).collect();
+    assert_eq!(told, [["whisper", "whisper", ""], ["lora", "lora", "org/base, 7b"], ["full", "full", ""]]);
+    let csv = checkpoint(&env, &[&list[..], &["-o", "csv"]].concat()).succeeds();
+    assert!(csv.contains(",lora,lora,\"org/base, 7b\","), "{csv}");
+}

@@ -4,9 +4,12 @@ use std::cmp::Ordering;
 
 use anyhow::{Result, bail};
 use bdnfs::checkpoint::group::CheckpointGroup;
+use bdnfs::mirror::Mirror;
 use bdnfs::mirror::index::checkpoint_key;
+use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
+use super::model::CheckpointModel;
 use super::{CheckpointMirrorArgs, state};
 use crate::output::{print, print_line, short_id};
 use crate::text;
@@ -75,6 +78,8 @@ struct TrussCheckpoint {
     created_at: String,
 }
 
+/// Of how many checkpoints the type is looked up at once.
+const READS_IN_FLIGHT: usize = 8;
 /// The first line of truss's CSV.
 const CSV_HEADER: &str =
     "Job ID,Checkpoint ID,Checkpoint Name,Type,Base Model,Size (bytes),Size (human readable),Created At";
@@ -101,7 +106,13 @@ pub async fn run(args: CheckpointListArgs) -> Result<()> {
         let job = target.job.clone().or(newest).unwrap_or_default();
         groups.retain(|group| group.job() == job);
         sort(&mut groups, args.sort, args.order);
-        let checkpoints: Vec<_> = groups.iter().map(truss_form).collect();
+        let mut checkpoints = truss_forms(&mirror, &groups).await;
+        if let SortKey::Type = args.sort {
+            checkpoints.sort_by(|a, b| {
+                let ordering = a.checkpoint_type.cmp(b.checkpoint_type);
+                if args.order == SortOrder::Desc { ordering.reverse() } else { ordering }
+            });
+        }
         if format == ListFormat::Json {
             let list = TrussList { job_id: job, total_checkpoints: checkpoints.len(), checkpoints };
             print_line(&serde_json::to_string_pretty(&list)?)?;
@@ -121,7 +132,7 @@ fn sort(groups: &mut [CheckpointGroup], key: SortKey, order: SortOrder) {
             SortKey::CheckpointId => a.name().cmp(b.name()),
             SortKey::Size => a.bytes().cmp(&b.bytes()),
             SortKey::Created => a.written().cmp(&b.written()),
-            // All are of one type.
+            // The table does not tell it.
             SortKey::Type => Ordering::Equal,
         };
         if order == SortOrder::Desc { ordering.reverse() } else { ordering }
@@ -147,13 +158,26 @@ fn table(groups: &[CheckpointGroup]) -> String {
     text::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), &[3, 4, 5])
 }
 
-fn truss_form(group: &CheckpointGroup) -> TrussCheckpoint {
+/// The checkpoints in truss's form, in the same order.
+async fn truss_forms(mirror: &Mirror, groups: &[CheckpointGroup]) -> Vec<TrussCheckpoint> {
+    let forms = stream::iter(groups).map(|group| async move {
+        let saved = group.rank(0).unwrap_or(&group.ranks()[0]);
+        let model = CheckpointModel::of(mirror, saved).await.unwrap_or_else(|error| {
+            eprintln!("note: cannot tell the type of {}: {error}", saved.id);
+            CheckpointModel::UNKNOWN
+        });
+        truss_form(group, model)
+    });
+    forms.buffered(READS_IN_FLIGHT).collect().await
+}
+
+fn truss_form(group: &CheckpointGroup, model: CheckpointModel) -> TrussCheckpoint {
     TrussCheckpoint {
         job_id: group.job().to_owned(),
         id: short_id(&checkpoint_key(&group.ranks()[0].id).to_string()).to_owned(),
         checkpoint_id: group.name().to_owned(),
-        checkpoint_type: "full",
-        base_model: String::new(),
+        checkpoint_type: model.kind,
+        base_model: model.base,
         size_bytes: group.bytes(),
         size_human_readable: human_size(group.bytes()),
         created_at: group.written().format("%Y-%m-%d %H:%M:%S").to_string(),
