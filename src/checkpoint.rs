@@ -5,7 +5,7 @@
 //! and an entry of the mirror's index ([`SavedCheckpoint`]). A job of several ranks saves a checkpoint once a rank:
 //! [`group`] says which of them are whole, and which is the latest.
 
-mod encoded_name;
+pub mod encoded_name;
 pub mod group;
 pub mod marker;
 mod selector;

@@ -12,6 +12,7 @@
 mod deployment;
 mod job;
 mod job_audit;
+mod job_caches;
 mod job_volume;
 mod loaded_checkpoints;
 mod process;

@@ -78,7 +78,7 @@ mod server;
 pub mod signals;
 pub mod telemetry;
 pub mod text;
-mod volumes;
+pub mod volumes;
 
 pub use agent::AgentConfig;
 pub use cluster::ClusterConfig;

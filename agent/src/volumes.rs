@@ -4,6 +4,7 @@
 //! <volumes>/<tenant>/jobs/<id>/scratch       what a job needs while it runs; gone when it has ended
 //!                             /checkpoints   what is to outlive it
 //!                             /loaded        empty directories, on which the checkpoints that it resumes from are mounted
+//!                   /caches/{project,team}/<name>/tree   what its jobs share, and the next ones find
 //!                   /trash/                  what is being removed
 //! ```
 //!
@@ -11,6 +12,8 @@
 //! Whoever uses the volume of a job (its supervisor, its saver) holds its directory locked, shared: what nobody holds
 //! and no job of this agent needs, a crash has left.
 
+pub mod cache_home;
+pub mod file_list;
 mod trash;
 mod usage;
 
@@ -24,12 +27,15 @@ use bdnfs::error::{Error, Kind, Result};
 use rustix::fs::FlockOperation;
 
 use crate::context::Context;
+use cache_home::{CacheHome, CacheScope};
 pub use usage::occupied;
 
 /// Where a job finds its scratch directory, as on the platform.
 pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";
 /// The variable with the directory of volumes where no configuration names one, for tests and single commands.
 const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
+/// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
+const DEFAULT_CACHE_LIMIT: u64 = 1_000_000_000_000;
 /// The directory of a tenant's jobs, in that of the tenant.
 const JOBS_DIRECTORY: &str = "jobs";
 /// The directory of what is being removed, in that of the tenant.
@@ -42,13 +48,15 @@ pub struct VolumeConfig {
     pub dir: PathBuf,
     /// The most that the scratch directory of a job may occupy, in bytes.
     pub scratch_limit: Option<u64>,
+    /// The most that the cache of a project or a team may occupy, in bytes.
+    pub cache_limit: u64,
 }
 
 impl Default for VolumeConfig {
     fn default() -> Self {
         let named = std::env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from).filter(|dir| dir.is_absolute());
         let dir = named.unwrap_or_else(|| PathBuf::from("/var/lib/bdnfs/volumes"));
-        Self { dir, scratch_limit: None }
+        Self { dir, scratch_limit: None, cache_limit: DEFAULT_CACHE_LIMIT }
     }
 }
 
@@ -84,6 +92,16 @@ impl Volumes {
     /// The most that the scratch directory of a job may occupy, in bytes.
     pub fn scratch_limit(&self) -> Option<u64> {
         self.config.scratch_limit
+    }
+
+    /// The most that a cache may occupy, in bytes.
+    pub fn cache_limit(&self) -> u64 {
+        self.config.cache_limit
+    }
+
+    /// The home of the cache of `name`, a project or a team of `tenant`.
+    pub fn cache_home(&self, tenant: &str, scope: CacheScope, name: &str) -> CacheHome {
+        CacheHome::new(&self.config.dir, tenant, scope, name)
     }
 
     /// The volume of the job `id` of `tenant`, which may not exist.
@@ -202,7 +220,7 @@ mod tests {
     use super::*;
 
     fn volumes(home: &Path) -> Volumes {
-        let config = VolumeConfig { dir: home.join("volumes"), scratch_limit: None };
+        let config = VolumeConfig { dir: home.join("volumes"), ..Default::default() };
         Volumes::new(config, &home.join("cache")).unwrap()
     }
 
@@ -210,7 +228,7 @@ mod tests {
     fn volumes_in_the_cache_or_around_it_are_refused() {
         let home = tempfile::tempdir().unwrap();
         for (dir, cache) in [("cache/volumes", "cache"), ("volumes", "volumes/cache")] {
-            let config = VolumeConfig { dir: home.path().join(dir), scratch_limit: None };
+            let config = VolumeConfig { dir: home.path().join(dir), ..Default::default() };
             let error = Volumes::new(config, &home.path().join(cache)).unwrap_err();
             assert_eq!(error.kind(), Kind::Invalid, "{error}");
         }

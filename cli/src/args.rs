@@ -8,7 +8,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
     agent, bench, cache, check, checkpoint, cluster, csi, daemon, fdstore, job, ls, mirror, mount, oci_hook,
-    slurm, source, status, top, umount, wait,
+    project, slurm, source, status, top, umount, wait,
 };
 use crate::log::{self, LogKind};
 
@@ -48,6 +48,8 @@ enum Command {
     Mirror(mirror::MirrorCommandArgs),
     /// List, show, save and remove what jobs have saved
     Checkpoint(checkpoint::CheckpointCommandArgs),
+    /// List, summarize and remove the training caches of projects and teams on this node
+    Project(project::ProjectCommandArgs),
     /// Manage certificates of cluster nodes and list the members
     Cluster(cluster::ClusterCommandArgs),
     /// Inspect, pin, verify and evict cached snapshots
@@ -115,6 +117,7 @@ impl Cli {
             Command::Check(args) => check::run(&args),
             Command::Mirror(args) => mirror::run(args),
             Command::Checkpoint(args) => checkpoint::run(args),
+            Command::Project(args) => project::run(&args),
             Command::Cluster(args) => cluster::run(&args),
             Command::Cache(args) => cache::run(&args),
             Command::Agent(args) => agent::run(&args, config),

@@ -15,6 +15,7 @@ pub mod mirror;
 pub mod mount;
 pub mod mount_helper;
 pub mod oci_hook;
+pub mod project;
 pub mod slurm;
 pub mod source;
 pub mod status;

@@ -28,6 +28,7 @@ mod secrets;
 mod source;
 mod spawn;
 mod text;
+mod truss_format;
 mod weights;
 
 use bdnfs_cli::config;

@@ -1,8 +1,8 @@
 //! Output on stdout: lines, JSON and tables.
 
-use std::io::Write;
+use std::io::{BufRead, IsTerminal, Write};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bdnfs_agent::api::MountInfo;
 use serde::Serialize;
 
@@ -29,6 +29,19 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
 /// Prints a value as JSON on one line, or as the line that `text` makes of it.
 pub fn print_value(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
     if json { print_json(value) } else { print_line(&text()) }
+}
+
+/// Asks on the terminal whether to remove `what`.
+pub fn confirm_removal(what: &str) -> Result<bool> {
+    let input = std::io::stdin();
+    if !input.is_terminal() {
+        bail!("not removed: {what}; nobody can be asked here: add --yes");
+    }
+    eprint!("remove {what}? [y/N] ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    input.lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 /// The beginning of a snapshot's id.

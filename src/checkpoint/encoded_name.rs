@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 /// The longest encoded name, in bytes: a file's name has 255, and a directory that holds a mirror adds to it while it is
 /// written.
-pub(super) const MAX_ENCODED_BYTES: usize = 240;
+pub const MAX_ENCODED_BYTES: usize = 240;
 
 /// All but what stands for itself.
 const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-');
@@ -15,7 +15,7 @@ const ENCODED_IN_PATH: AsciiSet = ENCODED.remove(b'/');
 
 /// A name as one part of a key: what is no letter, digit, `.`, `_` or `-` as `%` and two upper-case hexadecimal digits,
 /// likewise the dots of `.` and `..`.
-pub(super) fn encode(name: &str) -> String {
+pub fn encode(name: &str) -> String {
     match name {
         "." | ".." => name.replace('.', "%2E"),
         _ => utf8_percent_encode(name, &ENCODED).to_string(),
@@ -28,6 +28,6 @@ pub(super) fn encode_path(name: &str) -> String {
 }
 
 /// The name that was encoded; `None` where it is no text.
-pub(super) fn decode(text: &str) -> Option<String> {
+pub fn decode(text: &str) -> Option<String> {
     percent_decode_str(text).decode_utf8().ok().map(Cow::into_owned)
 }

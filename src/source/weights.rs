@@ -14,6 +14,7 @@ mod mount;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod training_cache;
 
 use std::path::PathBuf;
 
@@ -32,6 +33,7 @@ use job_keys::is_filled;
 pub use job::{JobCommands, Unsupported, Variable, runs, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
 pub use mount::check_locations;
+pub use training_cache::{TrainingCache, is_cache_base, training_cache};
 
 const SOURCE: &str = "source";
 const MOUNT: &str = "mount_location";

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use bdnfs::source::SecretStore;
-pub use bdnfs::source::weights::{CheckpointLoading, Variable};
+pub use bdnfs::source::weights::{CheckpointLoading, TrainingCache, Variable};
 use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,9 @@ pub struct JobRequest {
     /// The mount points of those of its sources that are read on demand: they are neither staged nor leased.
     #[serde(default)]
     pub lazy: Vec<PathBuf>,
+    /// The training cache that it gets; default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<TrainingCache>,
     /// What who submits it has to say of it, such as which parts of a specification have no effect: its first events.
     #[serde(default)]
     pub notes: Vec<String>,

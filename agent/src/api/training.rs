@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// The project of a job that names none.
 pub const DEFAULT_PROJECT: &str = "default";
+/// The team of a job that names none.
+pub const DEFAULT_TEAM: &str = "default";
 /// The length of an id that nobody chose: as many letters and digits as tell a trillion jobs apart.
 const ID_LENGTH: usize = 8;
 /// The longest id, in bytes.
@@ -39,6 +41,11 @@ impl TrainingIdentity {
     /// The name of the project.
     pub fn project(&self) -> &str {
         self.project.as_deref().unwrap_or(DEFAULT_PROJECT)
+    }
+
+    /// The name of the team.
+    pub fn team(&self) -> &str {
+        self.team.as_deref().unwrap_or(DEFAULT_TEAM)
     }
 
     /// The id of the training job; empty until one is [chosen](Self::choose_id).

@@ -52,7 +52,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
         (IdleSupervisor::start(job.directory(), &[]).await?, report)
     };
     let begin = Instant::now();
-    let (order, _volume) = order(run).await?;
+    let (order, _volumes) = order(run).await?;
     let (supervisor, attached) = idle.launch(&order).await?;
     for directory in &supervisor.covered {
         let (directory, most) = (directory.display(), text::size(COVER_BYTES));
@@ -194,8 +194,8 @@ fn repair_mirror(run: &JobRun, mount: &ManagedMount, request: &MountRequest) {
     });
 }
 
-/// What the supervisor of a job is told, and what holds the job's volume until it does.
-async fn order(run: &JobRun) -> Result<(SupervisorOrder, File)> {
+/// What the supervisor of a job is told, and what holds the job's volumes until it does.
+async fn order(run: &JobRun) -> Result<(SupervisorOrder, Vec<File>)> {
     let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
     let order = move || {
         let request = job.request();
@@ -212,7 +212,7 @@ async fn order(run: &JobRun) -> Result<(SupervisorOrder, File)> {
         environment.insert("BDNFS_JOB".to_owned(), Secret::new(job.id().to_string()));
         environment.entry("TMPDIR".to_owned()).or_insert_with(|| Secret::new(SCRATCH_PLACE));
         environment.extend(job_volume::variables(&job));
-        let (volume, lock) = job_volume::create(&queue, &job)?;
+        let (volume, locks) = job_volume::create(&queue, &job)?;
         let sources = request.weights.iter().enumerate();
         let order = SupervisorOrder {
             directory: job.directory().to_owned(),
@@ -228,7 +228,7 @@ async fn order(run: &JobRun) -> Result<(SupervisorOrder, File)> {
             grace: request.grace,
             attached: request.attached,
         };
-        Ok((order, lock))
+        Ok((order, locks))
     };
     blocking(order).await
 }

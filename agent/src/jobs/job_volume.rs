@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::Secret;
 use bdnfs::task::blocking;
 
 use super::job::Job;
+use super::job_caches::{self, JobCaches};
 use super::queue::JobQueue;
 use super::supervisor::VolumeBinds;
 use crate::api::Failure;
@@ -20,6 +21,8 @@ use crate::volumes::{JobVolume, SCRATCH_PLACE, occupied};
 
 /// How often what a volume occupies is counted: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+/// How much longer than a count the pause after it is, at least: a cache may have millions of files.
+const COUNT_PAUSE_FACTOR: u32 = 20;
 /// The part of its limit, in percent, at which an event tells that a volume is nearly full, and the one at which its job fails.
 const WARN_PERCENT: u64 = 80;
 const FAIL_PERCENT: u64 = 110;
@@ -27,18 +30,21 @@ const FAIL_PERCENT: u64 = 110;
 impl JobQueue {
     /// The volume of a job.
     pub(super) fn volume_of(&self, job: &Job) -> JobVolume {
-        let request = job.request();
-        let tenant = request.tenant.as_deref().unwrap_or(self.mounts.mounter().engine.tenant());
-        self.volumes.of_job(tenant, request.training.id())
+        self.volumes.of_job(self.tenant_of(job), job.request().training.id())
+    }
+
+    /// The tenant of a job.
+    pub(super) fn tenant_of<'a>(&'a self, job: &'a Job) -> &'a str {
+        job.request().tenant.as_deref().unwrap_or(self.mounts.mounter().engine.tenant())
     }
 }
 
-/// Makes the volume of a job, and says where the job is to see what of it. The file keeps others from clearing it. Touches the local
-/// disk.
+/// Makes the volumes of a job, and says where the job is to see what of them. The files keep others from clearing them. Touches the
+/// local disk.
 ///
 /// # Errors
-/// Those of [`JobVolume::create`].
-pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, File)> {
+/// Those of [`JobVolume::create`] and [`CacheHome::create`](crate::volumes::cache_home::CacheHome::create).
+pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let volume = queue.volume_of(job);
     let mut binds = vec![(volume.scratch(), PathBuf::from(SCRATCH_PLACE))];
     let load = job.request().load.as_ref();
@@ -54,14 +60,19 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, File)> {
     for (directory, place) in &binds {
         directories.extend(below(place).iter().map(|path| directory.join(path)));
     }
-    let lock = volume.create(&directories)?;
+    let mut locks = vec![volume.create(&directories)?];
+    let mut shared = Vec::new();
+    if let Some(caches) = JobCaches::of(queue, job) {
+        locks.extend(caches.create(job)?);
+        shared.extend(caches.homes().map(|home| home.path().to_owned()));
+        binds.extend(caches.binds());
+    }
     for (_, place) in &binds {
         // On the host, where that can be: a directory that is covered instead forgets what the job writes beside the volume.
         let _ = fs::create_dir_all(place);
     }
-    let binds =
-        VolumeBinds { root: queue.volumes.directory().to_owned(), own: volume.path().to_owned(), binds };
-    Ok((binds, lock))
+    let (root, own) = (queue.volumes.directory().to_owned(), volume.path().to_owned());
+    Ok((VolumeBinds { root, own, shared, binds }, locks))
 }
 
 /// The variables that tell a job's commands who they are and where they may write.
@@ -83,33 +94,76 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
     let loaded =
         |load: &CheckpointLoading| ("BT_LOAD_CHECKPOINT_DIR", load.download_folder.display().to_string());
     let loaded = request.load.as_ref().map(loaded);
-    let all = variables.into_iter().chain(loaded);
+    let caches = request.cache.iter().flat_map(job_caches::variables);
+    let all = variables.into_iter().chain(loaded).chain(caches);
     all.map(|(name, value)| (name.to_owned(), Secret::new(value))).collect()
+}
+
+/// A volume with a limit.
+struct LimitedVolume {
+    /// What people call it.
+    name: String,
+    directory: PathBuf,
+    /// In bytes.
+    limit: u64,
+    /// The key of the configuration that raises it.
+    key: &'static str,
+    /// Whether an event has told that it is nearly full.
+    is_told: bool,
+}
+
+impl LimitedVolume {
+    /// Those of a job.
+    fn of(queue: &JobQueue, job: &Job) -> Vec<Self> {
+        let scratch = queue.volumes.scratch_limit().map(|limit| {
+            let (name, directory) = (SCRATCH_PLACE.to_owned(), queue.volume_of(job).scratch());
+            Self { name, directory, limit, key: "scratch_limit", is_told: false }
+        });
+        let (caches, limit) = (JobCaches::of(queue, job), queue.volumes.cache_limit());
+        let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
+            let (name, directory) = (home.to_string(), home.tree());
+            Self { name, directory, limit, key: "cache_limit", is_told: false }
+        });
+        scratch.into_iter().chain(homes).collect()
+    }
+
+    /// Compares what it occupies with its limit. An event tells where it is nearly full.
+    fn judge(&mut self, bytes: u64, job: &Job) -> Option<Failure> {
+        let (name, limit, key) = (&self.name, self.limit, self.key);
+        let (used, most) = (text::size(bytes), text::size(limit));
+        if bytes > limit / 100 * FAIL_PERCENT {
+            let text = format!(
+                "{name} occupies {used} and may occupy {most}; write less, or raise {key} in [volumes]"
+            );
+            return Some(Failure::new(Kind::NoSpace, text));
+        }
+        let is_nearly_full = bytes > limit / 100 * WARN_PERCENT;
+        if is_nearly_full && !self.is_told {
+            let fatal = text::size(limit / 100 * FAIL_PERCENT);
+            job.note(format!("{name} occupies {used} of {most}; the job fails at {fatal}"));
+        }
+        self.is_told = is_nearly_full;
+        None
+    }
 }
 
 /// Counts what a job's volumes occupy, until one of them is larger than it may be. An event tells when one is nearly full.
 pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
-    let Some(limit) = queue.volumes.scratch_limit() else { return std::future::pending().await };
-    let scratch = queue.volume_of(job).scratch();
-    let mut is_told = false;
+    let mut volumes = LimitedVolume::of(queue, job);
+    if volumes.is_empty() {
+        return std::future::pending().await;
+    }
+    let mut pause = COUNT_INTERVAL;
     loop {
-        tokio::time::sleep(COUNT_INTERVAL).await;
-        let directory = scratch.clone();
-        let Ok(bytes) = blocking(move || Ok(occupied(&directory))).await else { continue };
-        let (used, most) = (text::size(bytes), text::size(limit));
-        if bytes > limit / 100 * FAIL_PERCENT {
-            let text = format!(
-                "{SCRATCH_PLACE} occupies {used} and may occupy {most}; write less, or raise scratch_limit in [volumes]"
-            );
-            return Failure::new(Kind::NoSpace, text);
+        tokio::time::sleep(pause).await;
+        let begin = Instant::now();
+        for volume in &mut volumes {
+            let directory = volume.directory.clone();
+            let Ok(bytes) = blocking(move || Ok(occupied(&directory))).await else { continue };
+            if let Some(failure) = volume.judge(bytes, job) {
+                return failure;
+            }
         }
-        let is_nearly_full = bytes > limit / 100 * WARN_PERCENT;
-        if is_nearly_full && !is_told {
-            job.note(format!(
-                "{SCRATCH_PLACE} occupies {used} of {most}; the job fails at {}",
-                text::size(limit / 100 * FAIL_PERCENT)
-            ));
-        }
-        is_told = is_nearly_full;
+        pause = COUNT_INTERVAL.max(begin.elapsed() * COUNT_PAUSE_FACTOR);
     }
 }

@@ -82,6 +82,9 @@ pub struct VolumeBinds {
     pub root: PathBuf,
     /// The directory in it of the job's own volume, locked as long as the job lives.
     pub own: PathBuf,
+    /// The directories in it of the caches that it shares with others, locked likewise.
+    #[serde(default)]
+    pub shared: Vec<PathBuf>,
     /// What of that is bound, writable, and the absolute path where the job sees it.
     pub binds: Vec<(PathBuf, PathBuf)>,
 }
@@ -168,10 +171,12 @@ fn take_lock() -> Result<File> {
 
 /// Does all that comes before the first command: puts the sources in their places, and writes down which process this is.
 fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, SupervisorInfo)> {
-    let volume = &order.volume.own;
-    let volume = volumes::lock(volume, FlockOperation::NonBlockingLockShared)
-        .with_context(|| format!("cannot lock the volume {}", volume.display()))?;
-    let directory = JobDirectory::open(&order.directory, [lock, volume])?;
+    let mut locks = vec![lock];
+    for volume in std::iter::once(&order.volume.own).chain(&order.volume.shared) {
+        let locked = volumes::lock(volume, FlockOperation::NonBlockingLockShared);
+        locks.push(locked.with_context(|| format!("cannot lock the volume {}", volume.display()))?);
+    }
+    let directory = JobDirectory::open(&order.directory, locks)?;
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
         .context("cannot become the parent of orphans")?;
     rustix::process::umask(Mode::from_bits_truncate(order.umask));
@@ -190,11 +195,11 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
 #[derive(Debug)]
 pub struct JobDirectory {
     directory: File,
-    _locks: [File; 2],
+    _locks: Vec<File>,
 }
 
 impl JobDirectory {
-    fn open(path: &Path, locks: [File; 2]) -> Result<Self> {
+    fn open(path: &Path, locks: Vec<File>) -> Result<Self> {
         let directory = File::open(path);
         let directory = directory.with_context(|| format!("cannot open the directory {}", path.display()))?;
         Ok(Self { directory, _locks: locks })

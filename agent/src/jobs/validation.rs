@@ -1,7 +1,7 @@
 //! What a job must be like to be accepted, whoever submits it: the command and any other client of the API.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bdnfs::auth::load;
 use bdnfs::checkpoint;
@@ -10,8 +10,9 @@ use bdnfs::source::weights::check_locations;
 use bdnfs::source::{SecretStore, Uri};
 
 use super::deployment::requests;
+use super::job_caches;
 use super::supervisor::check_places;
-use crate::api::job::{JobRequest, Variable};
+use crate::api::job::{JobRequest, TrainingCache, Variable};
 use crate::mounts::Mounter;
 use crate::volumes::SCRATCH_PLACE;
 
@@ -29,8 +30,11 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     if let Some(folder) = loaded.filter(|folder| !folder.is_absolute()) {
         return invalid(format!("{} must be absolute", folder.display()));
     }
-    let places: Vec<_> = places.into_iter().chain(loaded).collect();
+    let caches = request.cache.as_ref().map_or_else(Vec::new, TrainingCache::places);
+    let caches = caches.iter().map(PathBuf::as_path);
+    let places: Vec<_> = places.into_iter().chain(loaded).chain(caches).collect();
     check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
+    job_caches::check(request)?;
     check_workdir(&request.workdir, &places)?;
     for mount in &requests(mounter, request, |number| request.weights[number].mountpoint.clone())? {
         mounter.check(mount).map_err(|e| {

@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 
 use crate::runtime;
 
@@ -27,8 +28,8 @@ pub fn take(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
     Err(io::Error::other(format!("{} is full", trash.display())))
 }
 
-/// Begins to remove what lies in the directory `trash`. What this process doesn't get to, the next one removes.
-pub fn empty(trash: PathBuf) {
+/// Begins to remove what lies in the directory `trash`, in a thread of its own. What this process doesn't get to, the next one removes.
+pub fn empty(trash: PathBuf) -> Option<JoinHandle<()>> {
     let remove = move || {
         runtime::lower_priority();
         for entry in fs::read_dir(&trash).into_iter().flatten().flatten() {
@@ -40,7 +41,6 @@ pub fn empty(trash: PathBuf) {
             }
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("bdnfs-trash".into()).spawn(remove) {
-        tracing::warn!("cannot start a thread to empty the trash: {error}");
-    }
+    let started = std::thread::Builder::new().name("bdnfs-trash".into()).spawn(remove);
+    started.inspect_err(|error| tracing::warn!("cannot start a thread to empty the trash: {error}")).ok()
 }

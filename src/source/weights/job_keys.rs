@@ -5,12 +5,13 @@ use serde_json::Value;
 
 use super::loading::cannot_load;
 use super::schema::{JobKey, Shape};
+use super::training_cache::is_cache_base;
 use Shape::{Any, Flag, Keys, List, Name, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
 
 const MACHINE: &str = "the commands run on this machine as it is";
 const WORKDIR: &str = "the commands run in the working directory of the job, with the files that are there";
-const CACHE_REASON: &str = "asks for a cache directory, which is not supported; set enabled to false";
 const LOADING_REASON: &str = "asks for a loops_checkpoint, or for a named one without checkpoint_name and job_id; neither can be loaded";
+const CACHE_BASE_REASON: &str = "must be an absolute path without '..'";
 const CHECKPOINT_REASON: &str = "asks for checkpoints, which are not supported; set enabled to false";
 const SERVED: &str = "they are for the service that builds and serves the model";
 const UNMOUNTED: &str = "names data that is not mounted here; name it in weights";
@@ -88,11 +89,10 @@ const COMPUTE: &[JobKey] = &[
 const RUNTIME: &[JobKey] = &[
     JobKey::optional("start_commands", Texts).done(),
     JobKey::optional("environment_variables", Variables).done(),
-    JobKey::nullable("enable_cache", Flag)
-        .refused(|flag| *flag == true, "asks for a cache directory, which is not supported; leave it out"),
+    JobKey::nullable("enable_cache", Flag).done(),
     JobKey::optional("checkpointing_config", Keys(CHECKPOINTING)).refused(is_enabled, CHECKPOINT_REASON),
     JobKey::nullable("load_checkpoint_config", Keys(LOADING)).refused(cannot_load, LOADING_REASON),
-    JobKey::nullable("cache_config", Keys(CACHE)).refused(is_enabled, CACHE_REASON),
+    JobKey::nullable("cache_config", Keys(CACHE)).done(),
     JobKey::optional(
         "artifacts",
         List(&[JobKey::required("s3_bucket", Text), JobKey::required("s3_key", Text)]),
@@ -125,7 +125,7 @@ const CACHE: &[JobKey] = &[
     JobKey::optional("enabled", Flag),
     JobKey::optional("enable_legacy_hf_mount", Flag),
     JobKey::optional("require_cache_affinity", Flag),
-    JobKey::optional("mount_base_path", Text),
+    JobKey::optional("mount_base_path", Text).refused(is_no_cache_base, CACHE_BASE_REASON),
 ];
 const SESSION: &[JobKey] = &[
     JobKey::optional("trigger", Word(&["on_startup", "on_failure", "on_demand"])),
@@ -199,6 +199,10 @@ pub(super) static CONFIG: &[JobKey] = &[
 ];
 fn is_enabled(config: &Value) -> bool {
     config.get("enabled").is_some_and(|enabled| *enabled == true)
+}
+
+fn is_no_cache_base(path: &Value) -> bool {
+    path.as_str().is_some_and(|path| !is_cache_base(path.as_ref()))
 }
 
 /// Whether a list or mapping has anything in it.

@@ -171,6 +171,7 @@ JOB = {
     ("CheckpointingConfig", "enabled"): lambda g: g.random.random() < 0.1,
     ("LoadCheckpointConfig", "enabled"): lambda g: g.random.random() < 0.1,
     ("CacheConfig", "enabled"): lambda g: g.random.random() < 0.1,
+    ("CacheConfig", "mount_base_path"): lambda g: g.random.choice([LEAVE_OUT, "/root/.cache", "/mnt/bt-cache"]),
 }
 
 
@@ -180,7 +181,7 @@ def is_enabled(job, key):
 
 def refused(job):
     """What the job asks for that is not here."""
-    keys = ["checkpointing_config", "load_checkpoint_config", "cache_config"]
+    keys = ["checkpointing_config", "load_checkpoint_config"]
     asked = [f"runtime.{key}" for key in keys if is_enabled(job, key)]
     return asked + ["compute.node_count"] * (job["compute"]["node_count"] != 1)
 

@@ -124,14 +124,14 @@ RUN = {
                                  "load_checkpoint_config": definitions.LoadCheckpointConfig(),
                                  "cache_config": definitions.CacheConfig()}),
     "enable_cache_false": project(runtime={"enable_cache": False}),
+    "cache": project(runtime={"cache_config": enabled("CacheConfig")}),
+    "enable_cache": project(runtime={"enable_cache": True}),
 }
 # Jobs that ask for what is not there.
 REFUSE = {
     "node_count": project(compute={"node_count": 2}),
     "checkpointing": project(runtime={"checkpointing_config": enabled("CheckpointingConfig")}),
     "load_checkpoint": project(runtime={"load_checkpoint_config": enabled("LoadCheckpointConfig")}),
-    "cache": project(runtime={"cache_config": enabled("CacheConfig")}),
-    "enable_cache": project(runtime={"enable_cache": True}),
 }
 
 

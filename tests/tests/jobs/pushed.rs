@@ -54,7 +54,6 @@ fn job_asking_for_more_than_there_is_does_not_run() {
     for (name, body) in bodies("refuse").into_iter().filter(|(name, _)| name != "load_checkpoint") {
         let words: &[&str] = match name.as_str() {
             "node_count" => &["compute.node_count: must be 1"],
-            "cache" | "enable_cache" => &["runtime.cache_config: asks for a cache directory"],
             _ => &["checkpoint", "asks for checkpoints, which are not supported"],
         };
         refused(body, &[], words);

@@ -103,10 +103,12 @@ fn hide(directory: &Path) -> rustix::io::Result<()> {
     mount("bdnfs-job", directory, "tmpfs", MountFlags::RDONLY, c"mode=0700,nr_inodes=1")
 }
 
-/// A copy of a directory or of a mount that lies nowhere yet.
+/// A copy of a directory or of a mount that lies nowhere yet. A link is not followed: another job may have put it there.
 fn take(mount: &Path) -> Result<OwnedFd> {
-    open_tree(CWD, mount, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
-        .with_context(|| format!("cannot take {} into the job", mount.display()))
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    open_tree(CWD, mount, flags).with_context(|| format!("cannot take {} into the job", mount.display()))
 }
 
 /// Lets go the mounts of other jobs, and those that would stay here when the host unmounts them: they would live, with all

@@ -15,6 +15,8 @@ pub struct VolumeSection {
     dir: Option<PathBuf>,
     /// The most that the scratch directory of a job may occupy.
     scratch_limit: Option<ByteSize>,
+    /// The most that the cache of a project or a team may occupy.
+    cache_limit: Option<ByteSize>,
 }
 
 impl VolumeSection {
@@ -27,6 +29,7 @@ impl VolumeSection {
         Ok(VolumeConfig {
             dir: self.dir.unwrap_or(defaults.dir),
             scratch_limit: self.scratch_limit.map(|size| size.as_u64()),
+            cache_limit: self.cache_limit.map_or(defaults.cache_limit, |size| size.as_u64()),
         })
     }
 }

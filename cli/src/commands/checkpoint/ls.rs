@@ -13,6 +13,7 @@ use super::model::CheckpointModel;
 use super::{CheckpointMirrorArgs, state};
 use crate::output::{print, print_line, short_id};
 use crate::text;
+use crate::truss_format::{self, ListFormat, SortOrder, human_size};
 
 /// The arguments of `bdnfs checkpoint ls`.
 #[derive(Debug, clap::Args)]
@@ -36,25 +37,12 @@ const EXAMPLES: &str = "Examples:
   bdnfs checkpoint ls --project llama --sort size --order desc
   bdnfs checkpoint ls --job a1b2c3d4 --project llama -o json";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum ListFormat {
-    CliTable,
-    Csv,
-    Json,
-}
-
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum SortKey {
     CheckpointId,
     Size,
     Created,
     Type,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum SortOrder {
-    Asc,
-    Desc,
 }
 
 /// The list in truss's form.
@@ -184,21 +172,12 @@ fn truss_form(group: &CheckpointGroup, model: CheckpointModel) -> TrussCheckpoin
     }
 }
 
-/// A size as truss prints it.
-fn human_size(bytes: u64) -> String {
-    let units = [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "KB")];
-    match units.iter().find(|(unit, _)| bytes > *unit) {
-        Some((unit, name)) => format!("{:.2} {name}", bytes as f64 / *unit as f64),
-        None => format!("{bytes} B"),
-    }
-}
-
-/// The lines of truss's CSV, which end as Python's do.
+/// The lines of truss's CSV.
 fn csv(checkpoints: &[TrussCheckpoint]) -> String {
-    let lines = checkpoints.iter().map(|one| {
+    let rows = checkpoints.iter().map(|one| {
         let size = one.size_bytes.to_string();
         let cells = [
-            &one.job_id,
+            &*one.job_id,
             &one.id,
             &one.checkpoint_id,
             one.checkpoint_type,
@@ -207,40 +186,7 @@ fn csv(checkpoints: &[TrussCheckpoint]) -> String {
             &one.size_human_readable,
             &one.created_at,
         ];
-        cells.map(quote).join(",")
+        cells.map(str::to_owned).to_vec()
     });
-    std::iter::once(CSV_HEADER.to_owned()).chain(lines).map(|line| line + "\r\n").collect()
-}
-
-/// A cell, quoted where Python's `csv` quotes it.
-fn quote(cell: &str) -> String {
-    if cell.contains(['"', ',', '\r', '\n']) {
-        format!("\"{}\"", cell.replace('"', "\"\""))
-    } else {
-        cell.to_owned()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn human_size_is_that_of_truss() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1000, "1000 B"),
-            (1001, "1.00 KB"),
-            (1_000_000, "1000.00 KB"),
-            (13_487_000_000, "13.49 GB"),
-            (2_500_000_000_000, "2.50 TB"),
-        ] {
-            assert_eq!(human_size(bytes), text);
-        }
-    }
-
-    #[test]
-    fn csv_cell_is_quoted_where_it_must_be() {
-        assert_eq!((&*quote("a b"), &*quote("a,\"b\"")), ("a b", "\"a,\"\"b\"\"\""));
-    }
+    truss_format::csv(CSV_HEADER, rows)
 }

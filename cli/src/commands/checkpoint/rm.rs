@@ -1,13 +1,11 @@
 //! `bdnfs checkpoint rm`: removes a checkpoint, after asking.
 
-use std::io::{BufRead, IsTerminal, Write};
-
 use anyhow::{Result, bail};
 use bdnfs::checkpoint::CheckpointId;
 use serde::Serialize;
 
 use super::{CheckpointMirrorArgs, source, state};
-use crate::output::print_value;
+use crate::output::{confirm_removal, print_value};
 use crate::text;
 
 /// The arguments of `bdnfs checkpoint rm`.
@@ -65,7 +63,7 @@ pub async fn run(args: CheckpointRemoveArgs) -> Result<()> {
     let bytes = group.bytes();
     let ranks = text::count(group.ranks().len() as u64, "rank");
     let question = format!("{} ({ranks}, {}, {})", source(group), text::size(bytes), state(group));
-    if !args.yes && !confirm(&question)? {
+    if !args.yes && !confirm_removal(&question)? {
         bail!("nothing was removed");
     }
     let mut removed = Vec::new();
@@ -77,17 +75,4 @@ pub async fn run(args: CheckpointRemoveArgs) -> Result<()> {
     print_value(args.target.json, &report, || {
         format!("removed {}; `bdnfs mirror gc` frees its space", source(group))
     })
-}
-
-/// Asks on the terminal whether to remove `what`.
-fn confirm(what: &str) -> Result<bool> {
-    let input = std::io::stdin();
-    if !input.is_terminal() {
-        bail!("not removed: {what}; nobody can be asked here: add --yes");
-    }
-    eprint!("remove {what}? [y/N] ");
-    std::io::stderr().flush()?;
-    let mut answer = String::new();
-    input.lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }

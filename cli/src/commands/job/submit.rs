@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::source::weights::{Variable, runs, unsupported};
+use bdnfs::source::weights::{Variable, runs, training_cache, unsupported};
 use bdnfs_agent::api::job::{JobRequest, default_grace};
 use rustix::fs::Mode;
 
@@ -94,6 +94,7 @@ impl JobSpecArgs {
             attached: false,
             load: runs.load,
             lazy: Vec::new(),
+            cache: training_cache(file.value()),
             notes: unsupported.ignored,
         })
     }

@@ -1,0 +1,126 @@
+//! The training caches of a job: which homes they are, where the job sees them, and when it can't have them.
+
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::weights::is_cache_base;
+
+use super::job::Job;
+use super::queue::JobQueue;
+use crate::api::job::{JobRequest, TrainingCache};
+use crate::context::Context;
+use crate::volumes::SCRATCH_PLACE;
+use crate::volumes::cache_home::{CacheHome, CacheScope};
+
+/// The directory of the Hub's library in the cache of a project.
+const HUB_DIRECTORY: &str = "huggingface";
+
+/// The caches of a job.
+pub struct JobCaches {
+    cache: TrainingCache,
+    project: CacheHome,
+    team: CacheHome,
+}
+
+impl JobCaches {
+    /// Those of `job`, if it asks for them.
+    pub fn of(queue: &JobQueue, job: &Job) -> Option<Self> {
+        let (cache, training) = (job.request().cache.clone()?, &job.request().training);
+        let home = |scope, name| queue.volumes.cache_home(queue.tenant_of(job), scope, name);
+        let project = home(CacheScope::Project, training.project());
+        Some(Self { cache, project, team: home(CacheScope::Team, training.team()) })
+    }
+
+    /// Their homes.
+    pub fn homes(&self) -> impl Iterator<Item = &CacheHome> {
+        [&self.project, &self.team].into_iter()
+    }
+
+    /// What is bound where.
+    pub fn binds(&self) -> Vec<(PathBuf, PathBuf)> {
+        let hub = self.cache.hub_place().map(|place| (self.hub_directory(), place));
+        let project = (self.project.tree(), self.cache.project_place());
+        [project, (self.team.tree(), self.cache.team_place())].into_iter().chain(hub).collect()
+    }
+
+    /// Makes what is missing of the homes. An event tells of one that begins empty. The files keep them from being removed. Touches
+    /// the local disk.
+    ///
+    /// # Errors
+    /// Those of [`CacheHome::create`].
+    pub fn create(&self, job: &Job) -> Result<Vec<File>> {
+        let training = &job.request().training;
+        if training.project.is_none() {
+            job.note(format!(
+                "the job names no project, so its cache is that of the project {}",
+                training.project()
+            ));
+        }
+        for home in self.homes().filter(|home| !home.exists()) {
+            job.note(format!(
+                "{home} begins empty on this node; what other nodes have of it is not brought here"
+            ));
+        }
+        let locks = self.homes().map(CacheHome::create).collect::<Result<_>>()?;
+        if self.cache.enable_legacy_hf_mount {
+            let directory = self.hub_directory();
+            let failed = || format!("cannot create {}", directory.display());
+            // One that a job has put elsewhere by a link is none that could be bound.
+            if !fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir()) {
+                DirBuilder::new().mode(0o700).create(&directory).with_context(failed)?;
+            }
+        }
+        Ok(locks)
+    }
+
+    fn hub_directory(&self) -> PathBuf {
+        self.project.tree().join(HUB_DIRECTORY)
+    }
+}
+
+/// The variables that name the caches.
+pub fn variables(cache: &TrainingCache) -> [(&'static str, String); 3] {
+    let text = |path: PathBuf| path.to_string_lossy().into_owned();
+    let project = text(cache.project_place());
+    [
+        ("BT_PROJECT_CACHE_DIR", project.clone()),
+        ("BT_RW_CACHE_DIR", project),
+        ("BT_TEAM_CACHE_DIR", text(cache.team_place())),
+    ]
+}
+
+/// Refuses a job that can't have the caches that it asks for.
+///
+/// # Errors
+/// [`Kind::Invalid`].
+pub fn check(request: &JobRequest) -> Result<()> {
+    let Some(cache) = &request.cache else { return Ok(()) };
+    let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
+    if !is_cache_base(&cache.mount_base_path) {
+        let base = cache.mount_base_path.display();
+        return invalid(format!("mount_base_path {base}: must be an absolute path without '..'"));
+    }
+    if request.training.nodes > 1 && cache.require_cache_affinity {
+        return invalid(format!(
+            "the job runs on {} nodes, which have no cache in common; set require_cache_affinity to false, and each has its own",
+            request.training.nodes
+        ));
+    }
+    let others = request.weights.iter().map(|weights| weights.mountpoint.clone());
+    let others: Vec<PathBuf> = others
+        .chain(request.load.as_ref().map(|load| load.download_folder.clone()))
+        .chain([PathBuf::from(SCRATCH_PLACE)])
+        .collect();
+    for place in cache.places() {
+        if let Some(other) = others.iter().find(|other| other.starts_with(&place) || place.starts_with(other))
+        {
+            let (other, place) = (other.display(), place.display());
+            return invalid(format!(
+                "{other} and the cache at {place} hide each other; choose another place"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! Cache homes: the training cache of a project or a team on this node, one directory for all its jobs, which outlives them.
+//!
+//! ```text
+//! <volumes>/<tenant>/caches/project/<name>/tree
+//!                          /team/<name>/tree
+//! ```
+//!
+//! Whoever uses a home holds its directory locked, shared; who removes it, alone.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use bdnfs::checkpoint::encoded_name::{decode, encode};
+use bdnfs::error::{Error, Kind, Result};
+use rustix::fs::FlockOperation;
+
+use super::{TRASH_DIRECTORY, lock, subdirectories, trash};
+use crate::context::Context;
+
+/// The directory of a tenant's homes, in that of the tenant.
+const CACHES_DIRECTORY: &str = "caches";
+
+/// Whose a cache is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheScope {
+    /// That of all jobs of a project.
+    Project,
+    /// That of all jobs of a team.
+    Team,
+}
+
+impl CacheScope {
+    /// The word for it, which is also the name of a directory.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Project => "project",
+            Self::Team => "team",
+        }
+    }
+}
+
+/// The home of a cache, which may not exist.
+#[derive(Clone, Debug)]
+pub struct CacheHome {
+    scope: CacheScope,
+    name: String,
+    path: PathBuf,
+    trash: PathBuf,
+}
+
+impl CacheHome {
+    /// The home of the cache of `name`, a project or a team of `tenant`, in the directory of all volumes.
+    pub fn new(volumes: &Path, tenant: &str, scope: CacheScope, name: &str) -> Self {
+        let tenant = volumes.join(tenant);
+        let path = tenant.join(CACHES_DIRECTORY).join(scope.word()).join(encode(name));
+        Self { scope, name: name.into(), path, trash: tenant.join(TRASH_DIRECTORY) }
+    }
+
+    /// The homes of a tenant in the directory of all volumes: those of projects first, by their names. Touches the local disk.
+    pub fn all(volumes: &Path, tenant: &str) -> Vec<Self> {
+        let mut homes = Vec::new();
+        for scope in [CacheScope::Project, CacheScope::Team] {
+            let directories = subdirectories(&volumes.join(tenant).join(CACHES_DIRECTORY).join(scope.word()));
+            let encoded = directories.iter().filter_map(|path| decode(path.file_name()?.to_str()?));
+            let mut names: Vec<_> = encoded.collect();
+            names.sort();
+            homes.extend(names.iter().map(|name| Self::new(volumes, tenant, scope, name)));
+        }
+        homes
+    }
+
+    /// Whose it is.
+    pub fn scope(&self) -> CacheScope {
+        self.scope
+    }
+
+    /// The name of the project or team.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its directory, which is locked.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory that jobs see.
+    pub fn tree(&self) -> PathBuf {
+        self.path.join("tree")
+    }
+
+    /// Whether it is there. Touches the local disk.
+    pub fn exists(&self) -> bool {
+        self.tree().is_dir()
+    }
+
+    /// Whether somebody uses it. Touches the local disk.
+    pub fn is_in_use(&self) -> bool {
+        lock(&self.path, FlockOperation::NonBlockingLockExclusive)
+            .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// Makes it, unless it is there, for its owner alone. What comes back keeps it from being removed; the supervisor of a job does
+    /// the same. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] while it is removed; [`Kind::Disk`].
+    pub fn create(&self) -> Result<File> {
+        let failed = || format!("cannot create {}", self.path.display());
+        loop {
+            DirBuilder::new().recursive(true).mode(0o700).create(self.tree()).with_context(failed)?;
+            let locked = match lock(&self.path, FlockOperation::NonBlockingLockShared) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Err(self.busy("is being removed", error));
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                locked => locked.with_context(failed)?,
+            };
+            // It may have been moved away between the two.
+            if self.is_at(&locked).with_context(failed)? && self.exists() {
+                return Ok(locked);
+            }
+        }
+    }
+
+    /// Moves it into the trash. Touches the local disk. [`empty_trash`](Self::empty_trash) frees the space.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] where it is not there, [`Kind::Busy`] while it is used, [`Kind::Disk`].
+    pub fn remove(&self) -> Result<()> {
+        let failed = || format!("cannot remove {}", self.path.display());
+        let _lock =
+            lock(&self.path, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+                match error.kind() {
+                    ErrorKind::WouldBlock => {
+                        self.busy("is in use by a job on this node; stop that first", error)
+                    }
+                    ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{self} is not on this node")),
+                    _ => Error::disk(failed(), error),
+                }
+            })?;
+        trash::take(&self.path, &self.trash, &format!("{}-cache", self.scope.word())).with_context(failed)
+    }
+
+    /// Removes what lies in the trash of its tenant, and waits until that is done. Touches the local disk.
+    pub fn empty_trash(&self) {
+        if let Some(thread) = trash::empty(self.trash.clone()) {
+            let _ = thread.join();
+        }
+    }
+
+    fn is_at(&self, locked: &File) -> io::Result<bool> {
+        let locked = locked.metadata()?;
+        match fs::metadata(&self.path) {
+            Ok(found) => Ok((found.dev(), found.ino()) == (locked.dev(), locked.ino())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn busy(&self, why: &str, error: io::Error) -> Error {
+        Error::with(Kind::Busy, format!("{self} {why}"), error)
+    }
+}
+
+impl std::fmt::Display for CacheHome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the cache of the {} {}", self.scope.word(), self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(volumes: &Path, tenant: &str, name: &str) -> CacheHome {
+        CacheHome::new(volumes, tenant, CacheScope::Project, name)
+    }
+
+    #[test]
+    fn homes_of_any_name_and_tenant_are_apart_and_found_again() {
+        let volumes = tempfile::tempdir().unwrap();
+        let names = ["..", "a/b", "a%2Fb", "ä b"];
+        let mut paths: Vec<_> = names.iter().map(|name| home(volumes.path(), "t", name).tree()).collect();
+        for name in names {
+            home(volumes.path(), "t", name).create().unwrap();
+        }
+        CacheHome::new(volumes.path(), "t", CacheScope::Team, "a/b").create().unwrap();
+        let all = CacheHome::all(volumes.path(), "t");
+        assert_eq!(all.iter().map(CacheHome::name).collect::<Vec<_>>(), ["..", "a%2Fb", "a/b", "ä b", "a/b"]);
+        assert!(CacheHome::all(volumes.path(), "other").is_empty());
+        paths.sort();
+        paths.dedup();
+        assert_eq!(paths.len(), names.len());
+        assert!(
+            paths
+                .iter()
+                .all(|path| path.is_dir() && path.starts_with(volumes.path().join("t/caches/project")))
+        );
+    }
+
+    #[test]
+    fn home_in_use_is_not_removed_and_one_that_is_removed_begins_anew() {
+        let volumes = tempfile::tempdir().unwrap();
+        let home = home(volumes.path(), "t", "p");
+        assert_eq!(home.remove().unwrap_err().kind(), Kind::NotFound);
+        let (first, second) = (home.create().unwrap(), home.create().unwrap());
+        fs::write(home.tree().join("file"), "kept").unwrap();
+        drop(first);
+        assert!(home.is_in_use());
+        assert_eq!(home.remove().unwrap_err().kind(), Kind::Busy);
+        drop(second);
+        assert!(!home.is_in_use() && home.tree().join("file").exists());
+        home.remove().unwrap();
+        assert!(!home.exists());
+        let _held = home.create().unwrap();
+        assert_eq!(fs::read_dir(home.tree()).unwrap().count(), 0);
+        home.empty_trash();
+        assert_eq!(fs::read_dir(volumes.path().join("t/trash")).unwrap().count(), 0);
+    }
+}
