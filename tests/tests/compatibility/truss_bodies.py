@@ -179,10 +179,18 @@ def is_enabled(job, key):
     return (job["runtime"].get(key) or {}).get("enabled") is True
 
 
+def cannot_load(job):
+    """Whether it is to resume from what is of no kind that can be loaded, or of no name."""
+    loaded = job["runtime"]["load_checkpoint_config"]["checkpoints"] if is_enabled(job, "load_checkpoint_config") else []
+    named = [one for one in loaded if one["typ"] == "baseten_named_checkpoint"]
+    unnamed = any(one[key] is None for one in named for key in ("checkpoint_name", "job_id"))
+    return unnamed or any(one["typ"] == "loops_checkpoint" for one in loaded)
+
+
 def refused(job):
     """What the job asks for that is not here."""
-    keys = ["checkpointing_config", "load_checkpoint_config"]
-    asked = [f"runtime.{key}" for key in keys if is_enabled(job, key)]
+    asked = ["runtime.checkpointing_config"] * is_enabled(job, "checkpointing_config")
+    asked += ["runtime.load_checkpoint_config"] * cannot_load(job)
     return asked + ["compute.node_count"] * (job["compute"]["node_count"] != 1)
 
 
@@ -199,7 +207,8 @@ def job(generator, known):
     credentials = any(weights["auth"] or weights["auth_secret_name"] for weights in inner["weights"])
     wrong = misspell(inner, known, generator.random)
     asked = refused(inner)
-    can_run = not asked and not credentials and inner["runtime"]["start_commands"] != []
+    # There are no checkpoints to load.
+    can_run = not asked and not credentials and not is_enabled(inner, "load_checkpoint_config") and inner["runtime"]["start_commands"] != []
     return {"body": body, "refused": asked, "can_run": can_run, "misspelt": wrong}
 
 
