@@ -139,4 +139,5 @@ pub mod stage;
 pub mod task;
 pub mod tier;
 mod timeout;
+pub mod volume;
 mod xml;

@@ -28,6 +28,8 @@ use crate::error::{Error, Kind, Result};
 use crate::source::{Access, Patterns, Uri};
 use crate::tier::Origin;
 
+pub(crate) use local::version as file_version;
+
 /// The word that begins the version of a file which is the whole source, in the manifests of hubs and buckets.
 const SINGLE_FILE_MARK: &str = "alone";
 
@@ -87,6 +89,6 @@ fn foreign_version(name: &str) -> Error {
 }
 
 /// The error for content that is no longer what the snapshot pinned.
-fn changed(name: &str, how: &str) -> Error {
+pub(crate) fn changed(name: &str, how: &str) -> Error {
     Error::new(Kind::Changed, format!("{name} changed since the snapshot was taken ({how}); take a new one"))
 }

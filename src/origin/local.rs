@@ -115,7 +115,7 @@ impl LocalRoot {
 }
 
 /// The version of a file: what changes with its content, as far as a local file system can tell.
-fn version(stat: &Stat) -> String {
+pub(crate) fn version(stat: &Stat) -> String {
     let nanoseconds = |seconds: i64, rest: u64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
     let modified = nanoseconds(stat.st_mtime, stat.st_mtime_nsec);
     let touched = nanoseconds(stat.st_ctime, stat.st_ctime_nsec);

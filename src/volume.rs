@@ -1,0 +1,20 @@
+//! What a job writes into a directory while it is saved: found, settled, sealed, and read as an origin.
+//!
+//! ```text
+//!   walk ──> Scan ──> settle: which units nobody writes ──> seal: on the disk, for good ──> SealedUnit: an origin
+//! ```
+//!
+//! The directory is a hostile job's: nothing in it is reached through a link or another mount, and what is no regular file is
+//! never opened. A walk is made again and again, for a watch of the kernel loses events when there are many.
+
+mod seal;
+mod sealed_origin;
+mod settle;
+mod walk;
+mod writer_probe;
+
+pub use seal::{EncodedPath, Seal, SealOutcome, SealedUnit, seal_file_name};
+pub use sealed_origin::SealedOrigin;
+pub use settle::{Settling, UnitState};
+pub use walk::{FileTime, Scan, ScannedFile, Seals, SkippedEntries, VolumeDirectory};
+pub use writer_probe::{Writers, probe_writers};

@@ -1,0 +1,187 @@
+//! Seals: a unit that is on the disk for good, and in which versions.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::walk::{FileTime, ScannedFile, VolumeDirectory};
+use super::writer_probe::{Writers, probe_writers};
+use crate::checkpoint::LOOSE;
+use crate::checkpoint::marker::is_marker;
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+
+/// How many files of a unit are held open from the seal to the end of their upload, the largest first: their deletion can't tear
+/// what is being uploaded. Of a unit with more, the rest is given up when it is deleted.
+const HELD_FILES_MAX: usize = 4096;
+/// Up to how many files are flushed one by one; of more, the whole file system is.
+const FLUSHED_FILES_MAX: usize = 64;
+
+/// A unit of a directory, with all that it consists of and in which versions. Paths are those below the directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seal {
+    /// The unit's name.
+    pub unit: String,
+    /// Its regular files.
+    pub files: BTreeMap<EncodedPath, ScannedFile>,
+    /// Its directories, and when each was changed.
+    pub directories: BTreeMap<EncodedPath, FileTime>,
+    /// Its symbolic links, what each holds, and when it was made.
+    pub links: BTreeMap<EncodedPath, (EncodedPath, FileTime)>,
+}
+
+/// A path, byte for byte; in JSON percent-encoded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EncodedPath(pub Vec<u8>);
+
+/// What stands for itself.
+const PLAIN: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-').remove(b'/');
+
+/// What does in the name of a file.
+const PLAIN_NAME: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-');
+
+impl Serialize for EncodedPath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(&percent_encoding::percent_encode(&self.0, &PLAIN))
+    }
+}
+
+impl<'de> Deserialize<'de> for EncodedPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| Self(percent_decode_str(&text).collect()))
+    }
+}
+
+/// Whether a unit could be sealed.
+#[derive(Debug)]
+pub enum SealOutcome {
+    /// It is.
+    Sealed(SealedUnit),
+    /// Somebody writes to it, or did since it was looked at.
+    Busy,
+    /// The file system can't say who writes to it.
+    WritersUnknown,
+}
+
+/// A sealed unit, ready to be read.
+#[derive(Debug)]
+pub struct SealedUnit {
+    /// What it consists of.
+    pub seal: Seal,
+    pub(super) directory: Arc<VolumeDirectory>,
+    /// Files of it that are open.
+    pub(super) held: HashMap<Vec<u8>, Arc<OwnedFd>>,
+}
+
+impl Seal {
+    /// Its state, as a digest of all paths, versions and links.
+    pub fn fingerprint(&self) -> Digest {
+        let files = self.files.iter().map(|(path, file)| (path, file.version.as_bytes()));
+        // The time of a directory says nothing that its entries don't.
+        let directories = self.directories.keys().map(|path| (path, &b"directory"[..]));
+        let links = self.links.iter().map(|(path, (target, _))| (path, &target.0[..]));
+        let mut hasher = blake3::Hasher::new();
+        for (path, content) in files.chain(directories).chain(links) {
+            for part in [&path.0[..], content] {
+                hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+            }
+        }
+        Digest(hasher.finalize().into())
+    }
+
+    /// When one of its files was last written: seconds and nanoseconds since 1970.
+    pub fn written(&self) -> FileTime {
+        self.files.values().map(|file| file.mtime).max().unwrap_or_default()
+    }
+
+    /// Whether a file in it says that it is complete.
+    pub fn is_marked(&self) -> bool {
+        self.files.keys().any(|path| is_marker(&path.0))
+    }
+
+    /// What `path`, one of the unit, is called in it.
+    pub(super) fn below<'a>(&self, path: &'a [u8]) -> &'a [u8] {
+        if self.unit == LOOSE { path } else { path.get(self.unit.len() + 1..).unwrap_or_default() }
+    }
+
+    /// The path of what is called `below` in it.
+    pub(super) fn path_of(&self, below: &[u8]) -> EncodedPath {
+        let path =
+            if self.unit == LOOSE { below.to_vec() } else { [self.unit.as_bytes(), b"/", below].concat() };
+        EncodedPath(path)
+    }
+
+    /// Makes the unit durable if nobody writes to it, and it is as it was found. What comes back holds its files open. Touches the
+    /// local disk; the process must ignore SIGIO.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub fn apply(self, directory: &Arc<VolumeDirectory>) -> Result<SealOutcome> {
+        let fault = |path: &[u8], e: rustix::io::Errno| {
+            Error::disk(format!("cannot make {} durable", directory.name(path)), e.into())
+        };
+        let mut largest: Vec<_> = self.files.iter().collect();
+        largest.sort_by_key(|(_, file)| std::cmp::Reverse(file.size));
+        let few = largest.len() <= FLUSHED_FILES_MAX;
+        if !few {
+            rustix::fs::syncfs(directory.descriptor()).map_err(|e| fault(b"", e))?;
+        }
+        let mut held = HashMap::new();
+        for (EncodedPath(path), file) in largest {
+            let Some(opened) = directory.open_file(path)? else { return Ok(SealOutcome::Busy) };
+            let is_same = || ScannedFile::of(&opened).is_ok_and(|now| now == *file);
+            if !is_same() {
+                return Ok(SealOutcome::Busy);
+            }
+            match probe_writers(&opened) {
+                Writers::None => {}
+                Writers::Some => return Ok(SealOutcome::Busy),
+                Writers::Unknown => return Ok(SealOutcome::WritersUnknown),
+            }
+            if few {
+                rustix::fs::fsync(&opened).map_err(|e| fault(path, e))?;
+            }
+            if !is_same() {
+                return Ok(SealOutcome::Busy);
+            }
+            if held.len() < HELD_FILES_MAX {
+                held.insert(path.clone(), Arc::new(opened));
+            }
+        }
+        let above = self.directories.keys().map(|path| &path.0[..]).chain([&b""[..]]);
+        for path in above.filter(|_| few) {
+            match directory.at(path, rustix::fs::OFlags::DIRECTORY) {
+                Ok(opened) => rustix::fs::fsync(&opened).map_err(|e| fault(path, e))?,
+                Err(_) => return Ok(SealOutcome::Busy),
+            }
+        }
+        Ok(SealOutcome::Sealed(SealedUnit { seal: self, directory: Arc::clone(directory), held }))
+    }
+
+    /// What of the unit is as it was sealed, where `found` is what a walk after a power cut found of it, and the paths of all other
+    /// files of that: torn, as far as anybody can tell.
+    pub fn survivors(&self, mut found: Self) -> (Self, Vec<Vec<u8>>) {
+        // Numbers of devices may be others after a boot.
+        let content = |file: &ScannedFile| file.version.split_once('-').map(|(_, rest)| rest.to_owned());
+        let is_sealed = |path: &EncodedPath, file: &ScannedFile| {
+            self.files.get(path).is_some_and(|sealed| content(sealed) == content(file))
+        };
+        let torn = found.files.iter().filter(|(path, file)| !is_sealed(path, file));
+        let torn: Vec<_> = torn.map(|(path, _)| path.0.clone()).collect();
+        found.files.retain(|path, file| is_sealed(path, file));
+        (found, torn)
+    }
+
+    /// The bytes of its files.
+    pub fn bytes(&self) -> u64 {
+        self.files.values().map(|file| file.size).sum()
+    }
+}
+
+/// The name of a file for the seal of a unit, whatever that is called.
+pub fn seal_file_name(unit: &str) -> String {
+    format!("{}.json", utf8_percent_encode(unit, &PLAIN_NAME))
+}

@@ -1,0 +1,204 @@
+//! Settling: which units of a directory nobody has changed for a while. Pure: the time is handed in.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::walk::{FileTime, Seals};
+use crate::checkpoint::LOOSE;
+use crate::digest::Digest;
+
+/// How long nothing may have come to a unit before it is sealed. Not less: before Linux 6.13 times of files tick every 4 ms, and two
+/// looks must be apart by more than whatever a clock does.
+const QUIET_OF_FILES: Duration = Duration::from_secs(2);
+/// How long before it is saved, unless there is a hint that it is complete.
+const QUIET: Duration = Duration::from_secs(10);
+/// How long where the file system can't say who writes.
+const QUIET_WITHOUT_LEASES: Duration = Duration::from_secs(60);
+/// How long nothing may have come to a unit without a hint before it counts as complete.
+const QUIET_OF_COMPLETE: Duration = Duration::from_secs(60);
+
+/// The units of a directory, and since when each is as it is.
+#[derive(Debug, Default)]
+pub struct Settling {
+    units: BTreeMap<String, UnitState>,
+    /// How many units there were so far.
+    begun: u64,
+}
+
+/// A unit as the last look found it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitState {
+    /// The digest of all its paths and versions.
+    pub fingerprint: Digest,
+    /// How many files it has.
+    pub files: usize,
+    /// How many bytes they have.
+    pub bytes: u64,
+    /// When one of its files was last written: seconds and nanoseconds since 1970.
+    pub written: FileTime,
+    /// When a look first found it so.
+    changed: Duration,
+    /// The number of its beginning.
+    begun: u64,
+    /// Whether a file in it or a tracker says that it is complete.
+    marked: bool,
+    /// Whether the next one has begun.
+    followed: bool,
+    /// Whether the file system can't say who writes to it.
+    without_leases: bool,
+}
+
+impl UnitState {
+    fn hinted(&self) -> bool {
+        self.marked || self.followed
+    }
+
+    /// Whether nothing came to it for so long that it may be sealed.
+    pub fn is_quiet(&self, now: Duration) -> bool {
+        let quiet = if self.without_leases { QUIET_WITHOUT_LEASES } else { QUIET_OF_FILES };
+        now.saturating_sub(self.changed) >= quiet
+    }
+
+    /// Whether nothing came to it for so long that it may be saved. `ended`: its job has.
+    pub fn is_settled(&self, now: Duration, ended: bool) -> bool {
+        let is_hinted = ended || self.hinted();
+        self.is_quiet(now) && (is_hinted || now.saturating_sub(self.changed) >= QUIET)
+    }
+
+    /// Whether its job has done with it, as far as anybody can tell. `completed`: the job has, in good order.
+    pub fn is_complete(&self, now: Duration, ended: bool, completed: bool) -> bool {
+        let quiet = now.saturating_sub(self.changed) >= QUIET_OF_COMPLETE;
+        self.hinted() || completed || (quiet && !ended)
+    }
+}
+
+impl Settling {
+    /// Takes a look: what a walk found of each unit at the time `now`, counted from any moment, and which units trackers name.
+    pub fn observe(&mut self, found: &Seals, tracked: &[String], now: Duration) {
+        self.units.retain(|name, _| found.contains_key(name));
+        let known = self.begun;
+        for (name, seal) in found {
+            let fingerprint = seal.fingerprint();
+            let state = self.units.entry(name.clone()).or_insert_with(|| {
+                self.begun = known + 1;
+                UnitState {
+                    fingerprint,
+                    files: 0,
+                    bytes: 0,
+                    written: (0, 0),
+                    changed: now,
+                    begun: self.begun,
+                    marked: false,
+                    followed: false,
+                    without_leases: false,
+                }
+            });
+            if state.fingerprint != fingerprint {
+                (state.fingerprint, state.changed) = (fingerprint, now);
+            }
+            (state.files, state.bytes, state.written) = (seal.files.len(), seal.bytes(), seal.written());
+            state.marked = seal.is_marked() || tracked.contains(name);
+        }
+        let newest = self.units.iter().filter(|(name, _)| *name != LOOSE).map(|(_, unit)| unit.begun).max();
+        for (_, state) in self.units.iter_mut().filter(|(name, _)| *name != LOOSE) {
+            state.followed |= newest.is_some_and(|newest| state.begun < newest);
+        }
+    }
+
+    /// The units, by name.
+    pub fn units(&self) -> &BTreeMap<String, UnitState> {
+        &self.units
+    }
+
+    /// Begins to wait for a unit anew: it was not settled when it was sealed.
+    pub fn disturb(&mut self, unit: &str, now: Duration, without_leases: bool) {
+        if let Some(state) = self.units.get_mut(unit) {
+            // Where leases are refused for good, only time tells.
+            let first = without_leases && !state.without_leases;
+            state.without_leases |= without_leases;
+            if !first {
+                state.changed = now;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::{Scan, ScannedFile};
+
+    fn scan(files: &[(&str, u64)]) -> Seals {
+        let mut scan = Scan::default();
+        for (path, size) in files {
+            if let Some((directory, _)) = path.rsplit_once('/') {
+                scan.directories.insert(directory.into(), (0, 0));
+            }
+            let file =
+                ScannedFile { version: size.to_string(), size: *size, mtime: (1, 0), executable: false };
+            scan.files.insert((*path).into(), file);
+        }
+        scan.into_seals().expect("few units").0
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn unit_is_settled_after_ten_quiet_seconds_and_two_with_a_hint() {
+        let mut settling = Settling::default();
+        let plain = scan(&[("a/model", 1)]);
+        settling.observe(&plain, &[], at(0));
+        assert!(
+            !settling.units()["a"].is_settled(at(9), false)
+                && settling.units()["a"].is_settled(at(10), false)
+        );
+        assert!(
+            !settling.units()["a"].is_settled(at(1), true) && settling.units()["a"].is_settled(at(2), true)
+        );
+        settling.observe(&plain, &["a".to_owned()], at(11));
+        assert!(settling.units()["a"].is_settled(at(11), false), "a tracker names it, and it is as it was");
+        settling.observe(&scan(&[("a/model", 2)]), &["a".to_owned()], at(12));
+        assert!(
+            !settling.units()["a"].is_settled(at(13), false)
+                && settling.units()["a"].is_settled(at(14), false)
+        );
+        let marked = scan(&[("b/.metadata", 1)]);
+        settling.observe(&marked, &[], at(20));
+        assert!(!settling.units().contains_key("a"));
+        assert!(
+            settling.units()["b"].is_settled(at(22), false)
+                && settling.units()["b"].is_complete(at(20), false, false)
+        );
+    }
+
+    #[test]
+    fn unit_is_complete_by_the_next_one_a_good_end_or_a_minute_of_quiet() {
+        let mut settling = Settling::default();
+        settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
+        let a = settling.units()["a"].clone();
+        assert!(!a.is_complete(at(59), false, false) && a.is_complete(at(60), false, false));
+        assert!(a.is_complete(at(1), true, true), "the job ended in good order");
+        assert!(
+            !a.is_complete(at(90), true, false),
+            "nothing more comes after the end, so quiet says nothing"
+        );
+        settling.observe(&scan(&[("a/model", 1), ("b/model", 1), ("log", 1)]), &[], at(5));
+        assert!(settling.units()["a"].is_complete(at(5), false, false));
+        assert!(!settling.units()["b"].is_complete(at(5), false, false));
+        assert!(!settling.units()["."].is_complete(at(5), false, false), "loose files have no next");
+    }
+
+    #[test]
+    fn unit_without_leases_settles_after_a_minute() {
+        let mut settling = Settling::default();
+        settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
+        settling.disturb("a", at(10), true);
+        assert!(
+            !settling.units()["a"].is_settled(at(59), true) && settling.units()["a"].is_settled(at(60), true)
+        );
+        settling.disturb("a", at(70), false);
+        assert!(!settling.units()["a"].is_settled(at(129), true));
+    }
+}

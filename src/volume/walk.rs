@@ -1,0 +1,327 @@
+//! Walking a directory that somebody writes to.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::seal::{EncodedPath, Seal};
+use crate::checkpoint::units::CheckpointUnits;
+use crate::error::{Error, Kind, Result};
+use crate::origin::file_version;
+
+/// The most entries that a directory may have. A checkpoint of a million files is none.
+const ENTRIES_MAX: usize = 1 << 20;
+
+/// The most units that it may have.
+const UNITS_MAX: usize = 10_000;
+
+/// A time of a file: seconds and nanoseconds since 1970.
+pub type FileTime = (i64, u32);
+/// What each unit of a directory consists of, by the names of the units.
+pub type Seals = BTreeMap<String, Seal>;
+/// What is left out of a directory, and why.
+pub type SkippedEntries = BTreeMap<Vec<u8>, &'static str>;
+
+/// A directory that is walked, held open.
+#[derive(Debug)]
+pub struct VolumeDirectory {
+    path: PathBuf,
+    directory: OwnedFd,
+    device: u64,
+}
+
+/// A regular file as a walk found it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScannedFile {
+    /// What changes with its content: device, inode, size and times.
+    pub version: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// When it was last written: seconds and nanoseconds since 1970.
+    pub mtime: FileTime,
+    /// Whether it may be executed.
+    pub executable: bool,
+}
+
+/// What a walk found, by paths below the directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// The regular files.
+    pub files: BTreeMap<Vec<u8>, ScannedFile>,
+    /// The directories, without the one that was walked, and when each was last changed.
+    pub directories: BTreeMap<Vec<u8>, FileTime>,
+    /// The symbolic links: what each holds, and when it was made.
+    pub links: BTreeMap<Vec<u8>, (Vec<u8>, FileTime)>,
+    /// What is left out, and why.
+    pub skipped: SkippedEntries,
+}
+
+impl VolumeDirectory {
+    /// Opens the directory at `path`. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn open(path: &Path) -> Result<Self> {
+        let fault = |e: Errno| Error::disk(format!("cannot open {}", path.display()), e.into());
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let directory = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(fault)?;
+        let device = rustix::fs::fstat(&directory).map_err(fault)?.st_dev;
+        Ok(Self { path: path.to_owned(), directory, device })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its descriptor.
+    pub fn descriptor(&self) -> &OwnedFd {
+        &self.directory
+    }
+
+    /// Opens what lies at `path` below it for reading, on the same file system and through no link. A fifo there does not block.
+    pub(super) fn at(&self, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let path = OsStr::from_bytes(if path.is_empty() { b"." } else { path });
+        let beneath = ResolveFlags::BENEATH
+            | ResolveFlags::NO_SYMLINKS
+            | ResolveFlags::NO_MAGICLINKS
+            | ResolveFlags::NO_XDEV;
+        let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        rustix::fs::openat2(&self.directory, path, flags, Mode::empty(), beneath)
+    }
+
+    /// Opens the regular file at `path` below it; `None` where that is something else now, or nothing. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn open_file(&self, path: &[u8]) -> Result<Option<OwnedFd>> {
+        let fault = |e: Errno| Error::disk(format!("cannot open {}", self.name(path)), e.into());
+        let opened = match self.at(path, OFlags::empty()) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NXIO) => return Ok(None),
+            opened => opened.map_err(fault)?,
+        };
+        let stat = rustix::fs::fstat(&opened).map_err(fault)?;
+        Ok((FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(opened))
+    }
+
+    /// The first bytes of the regular file at `path` below it, `most` of them at most; `None` where there is none. Touches the local
+    /// disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn read_small(&self, path: &[u8], most: u64) -> Result<Option<Vec<u8>>> {
+        let Some(opened) = self.open_file(path)? else { return Ok(None) };
+        let mut content = Vec::new();
+        let read = File::from(opened).take(most).read_to_end(&mut content);
+        read.map_err(|e| Error::disk(format!("cannot read {}", self.name(path)), e))?;
+        Ok(Some(content))
+    }
+
+    /// What lies at `path` below it, for messages.
+    pub(super) fn name(&self, path: &[u8]) -> String {
+        self.path.join(OsStr::from_bytes(path)).display().to_string()
+    }
+
+    /// Finds all that is in it. What comes and goes meanwhile may be found or not. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`]; [`Kind::Invalid`] where it has more than a million entries.
+    pub fn walk(&self) -> Result<Scan> {
+        let mut scan = Scan::default();
+        let mut todo = vec![Vec::new()];
+        while let Some(path) = todo.pop() {
+            let opened = match self.at(&path, OFlags::DIRECTORY) {
+                // Removed, or replaced by something else, since its parent was read.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) if !path.is_empty() => continue,
+                Err(Errno::NAMETOOLONG) => {
+                    scan.skipped.insert(path, "its path is too long");
+                    continue;
+                }
+                opened => opened.map_err(|e| self.fault(&path, e))?,
+            };
+            let stat = rustix::fs::fstat(&opened).map_err(|e| self.fault(&path, e))?;
+            for child in Dir::read_from(&opened).map_err(|e| self.fault(&path, e))? {
+                let child = child.map_err(|e| self.fault(&path, e))?;
+                let name = child.file_name().to_bytes();
+                if !matches!(name, b"." | b"..") {
+                    let below =
+                        if path.is_empty() { name.to_vec() } else { [&path, &b"/"[..], name].concat() };
+                    self.entry(&opened, &stat, below, name, &mut scan, &mut todo)?;
+                }
+            }
+            if !path.is_empty() {
+                scan.directories.insert(path, mtime(&stat));
+            }
+            if scan.files.len() + scan.directories.len() + scan.links.len() + todo.len() > ENTRIES_MAX {
+                let text = format!("{} has more than {ENTRIES_MAX} entries", self.path.display());
+                return Err(Error::new(Kind::Invalid, text));
+            }
+        }
+        Ok(scan)
+    }
+
+    /// Takes what is called `name` in the directory `parent`; its path below the root is `path`.
+    fn entry(
+        &self,
+        parent: &OwnedFd,
+        above: &Stat,
+        path: Vec<u8>,
+        name: &[u8],
+        scan: &mut Scan,
+        todo: &mut Vec<Vec<u8>>,
+    ) -> Result<()> {
+        let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(()),
+            found => found.map_err(|e| self.fault(&path, e))?,
+        };
+        let why = match FileType::from_raw_mode(stat.st_mode) {
+            _ if stat.st_dev != self.device => "it lies on another file system",
+            FileType::Directory => {
+                todo.push(path);
+                return Ok(());
+            }
+            // Somebody else's file that was linked here is nobody's to give away.
+            FileType::RegularFile if stat.st_nlink > 1 && stat.st_uid != above.st_uid => {
+                "it is a hard link to a file of another user"
+            }
+            FileType::RegularFile => {
+                scan.files.insert(path, ScannedFile::new(&stat));
+                return Ok(());
+            }
+            FileType::Symlink => match rustix::fs::readlinkat(parent, name, Vec::new()) {
+                Ok(target) => {
+                    scan.links.insert(path, (target.into_bytes(), mtime(&stat)));
+                    return Ok(());
+                }
+                Err(Errno::NOENT | Errno::INVAL) => return Ok(()),
+                Err(error) => return Err(self.fault(&path, error)),
+            },
+            FileType::Socket => "it is a socket",
+            FileType::Fifo => "it is a fifo",
+            _ => "it is a device",
+        };
+        scan.skipped.insert(path, why);
+        Ok(())
+    }
+
+    fn fault(&self, path: &[u8], error: Errno) -> Error {
+        Error::disk(format!("cannot read {}", self.name(path)), error.into())
+    }
+}
+
+impl Scan {
+    /// What each unit consists of, by the names of the units, and what is left out.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] where there are more than ten thousand units.
+    pub fn into_seals(self) -> Result<(Seals, SkippedEntries)> {
+        let units = CheckpointUnits::new(self.directories.keys().map(Vec::as_slice));
+        let (mut seals, mut skipped) = (Seals::new(), self.skipped);
+        let mut name_of = |path: &[u8], is_directory| {
+            let name = units.unit(path, is_directory)?;
+            let text = str::from_utf8(name).ok();
+            if text.is_none() {
+                skipped.insert(name.to_owned(), "its name is not UTF-8");
+            }
+            text.map(str::to_owned)
+        };
+        let new = |name: &str| Seal { unit: name.to_owned(), ..Seal::default() };
+        for (path, file) in self.files {
+            if let Some(name) = name_of(&path, false) {
+                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
+                seal.files.insert(EncodedPath(path), file);
+            }
+        }
+        for (path, at) in self.directories {
+            if let Some(name) = name_of(&path, true) {
+                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
+                seal.directories.insert(EncodedPath(path), at);
+            }
+        }
+        for (path, (target, at)) in self.links {
+            if let Some(name) = name_of(&path, false) {
+                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
+                seal.links.insert(EncodedPath(path), (EncodedPath(target), at));
+            }
+        }
+        if seals.len() > UNITS_MAX {
+            return Err(Error::new(Kind::Invalid, format!("there are more than {UNITS_MAX} checkpoints")));
+        }
+        Ok((seals, skipped))
+    }
+}
+
+impl ScannedFile {
+    /// A file as the kernel describes it.
+    pub(super) fn new(stat: &Stat) -> Self {
+        Self {
+            version: file_version(stat),
+            size: stat.st_size.unsigned_abs(),
+            mtime: mtime(stat),
+            executable: stat.st_mode & 0o111 != 0,
+        }
+    }
+
+    /// The file behind a descriptor, as it is now.
+    pub(super) fn of(file: impl AsFd) -> rustix::io::Result<Self> {
+        rustix::fs::fstat(file).map(|stat| Self::new(&stat))
+    }
+}
+
+fn mtime(stat: &Stat) -> FileTime {
+    (stat.st_mtime, stat.st_mtime_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn walk_of_a_hostile_tree_finds_files_and_says_what_it_left_out() {
+        let home = tempfile::tempdir().expect("a directory");
+        let root = home.path().join("root");
+        fs::create_dir_all(root.join("a/b")).expect("directories");
+        fs::write(root.join("a/b/file"), "x").expect("a file");
+        fs::write(home.path().join("secret"), "secret").expect("a file");
+        symlink("../secret", root.join("link")).expect("a link");
+        symlink("..", root.join("up")).expect("a link");
+        rustix::fs::mkfifoat(CWD, root.join("fifo"), Mode::RWXU).expect("a fifo");
+        let _socket = std::os::unix::net::UnixListener::bind(root.join("socket")).expect("a socket");
+        let directory = VolumeDirectory::open(&root).expect("a directory");
+        let scan = directory.walk().expect("a walk");
+        assert_eq!(scan.files.keys().collect::<Vec<_>>(), [b"a/b/file"]);
+        assert_eq!(scan.links.keys().collect::<Vec<_>>(), [&b"link"[..], b"up"]);
+        let skipped: Vec<_> = scan.skipped.iter().map(|(path, why)| (&path[..], *why)).collect();
+        assert_eq!(skipped, [(&b"fifo"[..], "it is a fifo"), (b"socket", "it is a socket")]);
+        for path in [&b"link"[..], b"up/secret", b"fifo", b"socket", b"a", b"gone", b"../secret"] {
+            assert!(!matches!(directory.open_file(path), Ok(Some(_))), "{}", path.escape_ascii());
+        }
+        assert!(directory.open_file(b"a/b/file").expect("opened").is_some());
+    }
+
+    #[test]
+    fn walk_leaves_out_a_hard_link_to_a_file_of_another_user() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let home = tempfile::tempdir().expect("a directory");
+        let root = home.path().join("root");
+        fs::create_dir(&root).expect("a directory");
+        fs::write(home.path().join("theirs"), "theirs").expect("a file");
+        std::os::unix::fs::chown(home.path().join("theirs"), Some(12345), None).expect("given away");
+        fs::hard_link(home.path().join("theirs"), root.join("link")).expect("a link");
+        let scan = VolumeDirectory::open(&root).and_then(|root| root.walk()).expect("a walk");
+        assert!(scan.files.is_empty() && scan.skipped.len() == 1, "{scan:?}");
+    }
+}
