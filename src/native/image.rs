@@ -108,7 +108,9 @@ impl Image<'_> {
             if !inline {
                 outside += content.next_multiple_of(self.block);
             }
-            at = self.inode_start(at, len + behind);
+            if inline && content > 0 {
+                at = self.inline_start(at, len + content);
+            }
             let number = u32::try_from(at / INODE_SLOT_BYTES);
             self.inodes[index as usize] = number.map_err(|_| too_large())?;
             at = (at + len + behind).next_multiple_of(INODE_SLOT_BYTES);
@@ -121,10 +123,10 @@ impl Image<'_> {
         Ok(ImageSections { inodes, contents, end })
     }
 
-    /// Where an inode of `len` bytes begins that may begin at `at`: what fits into a block does not cross two, since the kernel
-    /// reads content behind an inode from the inode's block only.
-    fn inode_start(&self, at: u64, len: u64) -> u64 {
-        if at % self.block + len.min(self.block) > self.block { at.next_multiple_of(self.block) } else { at }
+    /// Where an inode begins that may begin at `at` and has `len` bytes with the content behind it: they do not cross two blocks, since
+    /// the kernel reads such content from the inode's block only.
+    fn inline_start(&self, at: u64, len: u64) -> u64 {
+        if at % self.block + len > self.block { at.next_multiple_of(self.block) } else { at }
     }
 
     /// Whether `content` bytes have room behind the inode of an entry.
@@ -141,7 +143,8 @@ impl Image<'_> {
             magic: erofs::MAGIC.into(),
             feature_compat: COMPAT_MTIME.into(),
             block_bits: self.layout.block_bits,
-            root: ((FIRST_INODE / INODE_SLOT_BYTES) as u16).into(),
+            // One of the first: it may begin with the second block.
+            root: (self.inodes[ROOT as usize] as u16).into(),
             inodes: u64::from(self.snapshot.manifest().entries()).into(),
             blocks: ((sections.end / self.block) as u32).into(),
             metadata_block: ((sections.inodes / self.block) as u32).into(),
