@@ -219,6 +219,23 @@ impl Cache {
         self.layout().sync_names().map_err(|e| Error::with(Kind::Disk, "cannot make the cache durable", e))
     }
 
+    /// Takes the whole blob `key` away, whose `file` of `bytes` is not right, and tells all who serve it. The file is removed; where
+    /// the kernel reads it by itself, it becomes a part, and what is fetched again is written into it.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub(crate) fn withdraw(&self, key: &Key, file: &File, bytes: u64) -> Result<()> {
+        if self.removal_listeners().need_file(key, file) {
+            self.layout().demote(key)?;
+            self.partition.forget_part(key);
+        } else {
+            self.layout().remove(key, BlobFile::Whole)?;
+            self.partition.subtract(bytes);
+        }
+        self.notify_removed(key, Some(file));
+        Ok(())
+    }
+
     /// Tells all who serve blobs of this tenant that what was here of `key` was not right, and has been removed, and
     /// with it `file` where it was whole.
     pub fn notify_removed(&self, key: &Key, file: Option<&File>) {

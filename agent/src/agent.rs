@@ -9,6 +9,7 @@ use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::task::blocking;
 use bdnfs_fs::RequestMetrics;
+use bdnfs_fs::native_mount::Superblocks;
 
 pub use config::AgentConfig;
 
@@ -26,6 +27,9 @@ use crate::publications::Publications;
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::Scrape;
 use crate::volumes::Volumes;
+
+/// The directory of a cache in which the images of native mounts are made.
+const IMAGES_DIRECTORY: &str = "images";
 
 /// An agent that has its cache.
 #[derive(Debug)]
@@ -63,6 +67,7 @@ impl Agent {
             engine: engine.clone(),
             socket: socket::of_cache(&cache.dir),
             cache: cache.dir.clone(),
+            superblocks: Arc::new(Superblocks::open(&cache.dir.join(IMAGES_DIRECTORY))?),
             defaults: MountDefaults { mirror, secrets, via },
             metrics: Arc::clone(&requests),
             invalidator: store.clone().map(|store| store as _),

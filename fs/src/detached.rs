@@ -38,6 +38,12 @@ impl DetachedMount {
     }
 }
 
+impl From<DetachedMount> for OwnedFd {
+    fn from(mount: DetachedMount) -> Self {
+        mount.0
+    }
+}
+
 fn restrict(tree: &OwnedFd) -> std::result::Result<(), Errno> {
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,

@@ -1,6 +1,6 @@
 //! The mount table: which mounts there are, and which processes use them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -59,6 +59,9 @@ pub struct MountUser {
     pub command: String,
 }
 
+/// A file as proc(5) names those that are mapped: device, inode.
+type MappedInode = (String, String);
+
 /// All bdnfs mounts that this process can see, oldest first.
 ///
 /// # Errors
@@ -81,6 +84,19 @@ pub fn users(mounted: &MountEntry) -> Vec<MountUser> {
     processes(|process| uses(process, mounted.device))
 }
 
+/// The processes that have one of `inodes` mapped.
+pub(crate) fn mapping(inodes: &BTreeSet<MappedInode>) -> Vec<MountUser> {
+    processes(|process| {
+        has_mapped(process, |device, inode| inodes.contains(&(device.to_owned(), inode.to_owned())))
+    })
+}
+
+/// `file` as the maps of processes name it.
+pub(crate) fn inode(file: &fs::File) -> Option<MappedInode> {
+    let seen = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::INO).ok()?;
+    Some((format!("{:02x}:{:02x}", seen.stx_dev_major, seen.stx_dev_minor), seen.stx_ino.to_string()))
+}
+
 /// The processes that have the device of `mounted` open: its agent, and the fd store. None on a Linux that does not tell
 /// (before 6.16), and none that this process may not look into.
 pub fn servers(mounted: &MountEntry) -> Vec<MountUser> {
@@ -89,7 +105,7 @@ pub fn servers(mounted: &MountEntry) -> Vec<MountUser> {
 }
 
 /// The processes with a directory in /proc that `is_wanted`.
-fn processes(is_wanted: impl Fn(&Path) -> bool) -> Vec<MountUser> {
+fn processes(mut is_wanted: impl FnMut(&Path) -> bool) -> Vec<MountUser> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let mut users = BTreeMap::new();
     for process in processes.flatten() {
@@ -111,7 +127,32 @@ fn processes(is_wanted: impl Fn(&Path) -> bool) -> Vec<MountUser> {
 /// As [`list`].
 pub fn all() -> Result<Vec<MountEntry>> {
     let table = fs::read(TABLE).map_err(|e| Error::disk(format!("cannot read {TABLE}"), e))?;
-    Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
+    Ok(entries(&table).collect())
+}
+
+/// Whether a mount has this `source` in any mount namespace. Those of processes that this one may not look into are not seen.
+///
+/// # Errors
+/// As [`list`].
+pub(crate) fn is_shown_anywhere(source: &Path) -> Result<bool> {
+    let is_it = |mounted: MountEntry| Path::new(&mounted.source) == source;
+    if all()?.into_iter().any(is_it) {
+        return Ok(true);
+    }
+    let mut seen = BTreeSet::new();
+    let shown = processes(|process| {
+        let Ok(namespace) = fs::read_link(process.join("ns/mnt")) else { return false };
+        // A process that ends meanwhile tells nothing, another one of its namespace may.
+        let new = if seen.contains(&namespace) { None } else { fs::read(process.join("mountinfo")).ok() };
+        let Some(table) = new else { return false };
+        seen.insert(namespace);
+        entries(&table).any(is_it)
+    });
+    Ok(!shown.is_empty())
+}
+
+fn entries(table: &[u8]) -> impl Iterator<Item = MountEntry> {
+    table.split(|byte| *byte == b'\n').filter_map(parse)
 }
 
 /// One line: `36 35 0:40 / /mnt rw,nosuid shared:1 - fuse.bdnfs source rw`, with any number of fields before
@@ -179,13 +220,21 @@ fn lies_on(at: BorrowedFd<'_>, link: &Path, device: (u32, u32)) -> bool {
         .is_ok_and(|found| (found.stx_dev_major, found.stx_dev_minor) == device)
 }
 
-/// Whether a process has a file of `device` mapped. The fourth field of each line is the device, in
-/// hexadecimal.
+/// Whether a process has a file of `device` mapped.
 fn maps(process: &Path, device: (u32, u32)) -> bool {
-    let maps = fs::read(process.join("maps")).unwrap_or_default();
     let device = format!("{:02x}:{:02x}", device.0, device.1);
-    maps.split(|byte| *byte == b'\n')
-        .any(|line| line.split(|byte| *byte == b' ').nth(3) == Some(device.as_bytes()))
+    has_mapped(process, |mapped, _| mapped == device)
+}
+
+/// Whether a process has a file mapped that `is_it`, by its device and inode: the fourth field of each line, in hexadecimal, and the
+/// fifth.
+fn has_mapped(process: &Path, is_it: impl Fn(&str, &str) -> bool) -> bool {
+    let maps = fs::read(process.join("maps")).unwrap_or_default();
+    maps.split(|byte| *byte == b'\n').any(|line| {
+        let mut fields =
+            line.split(|byte| *byte == b' ').map(|field| str::from_utf8(field).unwrap_or_default());
+        fields.nth(3).zip(fields.next()).is_some_and(|(device, inode)| is_it(device, inode))
+    })
 }
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
 //! Native mounts: a staged snapshot that the kernel serves by itself, as an EROFS over files of the cache. No process is on the path of
 //! a reader, and a mount stays when its agent ends.
 
-mod rewrite;
+mod device_repair;
+mod superblock;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
-use std::io::BufWriter;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,47 +14,51 @@ use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::native::NativeSnapshot;
-use bdnfs::native::image::ImageOptions;
-use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
-use rustix::process::{getgid, getuid};
+use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
+use rustix::path::Arg;
 
-use crate::mounts::{self, IMAGE_SUFFIX, MountEntry, NATIVE_TYPE};
+use crate::mounts::{self, MountEntry};
 use crate::{Mount, Options, mountpoint};
 
-use rewrite::NativeRewriter;
+use superblock::NativeSuperblock;
+pub use superblock::Superblocks;
 
 /// How often a mount is looked for: nobody tells when it has ended. A look takes a microsecond.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// How often copies of an unmounted mount are looked for: that asks for the mount namespaces of all processes.
+const COPIES_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a mount id that is never given twice while the machine is up.
+const MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// A native mount. When it is dropped it is detached, unless it is [kept](Self::keep).
 #[derive(Debug)]
 pub struct NativeMount {
     mountpoint: PathBuf,
-    native: Arc<NativeSnapshot>,
-    _rewriter: Arc<NativeRewriter>,
-    device: (u32, u32),
+    /// What no other mount has had or will have while the machine is up.
+    id: u64,
+    superblock: Arc<NativeSuperblock>,
     kept: AtomicBool,
+    left: AtomicBool,
 }
 
 impl NativeMount {
-    /// Mounts `native` at the directory `mountpoint`, its image being made in the directory `images`. Blocks on the local disk.
+    /// Mounts `native` at the directory `mountpoint`. Blocks on the local disk.
     ///
     /// # Errors
     /// Those of [`Mount::new`](crate::Mount::new); `Unsupported` where the kernel has no EROFS over files (Linux before 6.12).
     pub fn new(
+        superblocks: &Superblocks,
         native: &Arc<NativeSnapshot>,
         mountpoint: &Path,
-        images: &Path,
         options: &Options,
     ) -> Result<Self> {
         let mountpoint = mountpoint::prepare(mountpoint)?;
-        let superblock = make(native, &mountpoint, images, options)?;
-        attach(superblock.as_fd(), &mountpoint, MoveMountFlags::empty())
-            .map_err(|e| failed(e, &mountpoint))?;
-        let device = crate::mount::device_number(&mountpoint)?;
-        Ok(Self::with(native, mountpoint, device))
+        let put = || Ok(true);
+        let mounted =
+            Self::attach(superblocks, native, &mountpoint, options, (MoveMountFlags::empty(), put))?;
+        mounted.ok_or_else(|| failed(Errno::BUSY, &mountpoint))
     }
 
     /// Mounts `native` in the place of `mount`, which has the same snapshot, and ends that; `None`, and all stays as it is, where
@@ -64,28 +67,26 @@ impl NativeMount {
     /// # Errors
     /// Those of [`new`](Self::new).
     pub fn replace(
+        superblocks: &Superblocks,
         mount: &Mount,
         native: &Arc<NativeSnapshot>,
-        images: &Path,
         options: &Options,
     ) -> Result<Option<Self>> {
-        let mountpoint = mount.mountpoint().to_owned();
-        // Binds of it would go on with FUSE, unknown to anybody.
-        if mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count() > 1 {
-            return Ok(None);
+        let mountpoint = mount.mountpoint();
+        let unused = || {
+            // Binds of it would go on with FUSE, unknown to anybody.
+            let mounts = mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count();
+            // This does not unmount it, but tells whether it is unused.
+            let expire = UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW;
+            Ok(mounts == 1 && rustix::mount::unmount(mountpoint, expire) == Err(Errno::AGAIN))
+        };
+        let how = (MoveMountFlags::MOVE_MOUNT_BENEATH, unused);
+        let mounted = Self::attach(superblocks, native, mountpoint, options, how)?;
+        if mounted.is_some() {
+            // Who has come since then keeps what it has opened.
+            mounts::detach(mountpoint)?;
         }
-        let superblock = make(native, &mountpoint, images, options)?;
-        // This does not unmount it, but tells whether it is unused.
-        let unused = rustix::mount::unmount(&mountpoint, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW);
-        if unused != Err(Errno::AGAIN) {
-            return Ok(None);
-        }
-        attach(superblock.as_fd(), &mountpoint, MoveMountFlags::MOVE_MOUNT_BENEATH)
-            .map_err(|e| failed(e, &mountpoint))?;
-        // Who has come since then keeps what it has opened.
-        mounts::detach(&mountpoint)?;
-        let device = crate::mount::device_number(&mountpoint)?;
-        Ok(Some(Self::with(native, mountpoint, device)))
+        Ok(mounted)
     }
 
     /// Takes up the mount of `native` at `mountpoint` that an earlier process made; `None` where there is none. What else is mounted
@@ -93,45 +94,52 @@ impl NativeMount {
     ///
     /// # Errors
     /// [`Kind::Disk`] when the mount table can't be read.
-    pub fn resume(native: &Arc<NativeSnapshot>, mountpoint: &Path) -> Result<Option<Self>> {
-        let is_its = |mounted: &MountEntry| {
-            let name = Path::new(&mounted.source).file_name().unwrap_or_default().to_string_lossy();
-            mounted.is_native() && name.starts_with(&prefix(native))
-        };
-        loop {
-            let mut there = mounts::all()?;
-            there.retain(|mounted| mounted.mountpoint == mountpoint);
-            match there.last() {
-                Some(top) if is_its(top) => {
-                    return Ok(Some(Self::with(native, mountpoint.to_owned(), top.device)));
-                }
-                Some(_) if there.iter().any(is_its) => mounts::detach(mountpoint)?,
-                _ => return Ok(None),
-            }
+    pub fn resume(
+        superblocks: &Superblocks,
+        native: &Arc<NativeSnapshot>,
+        mountpoint: &Path,
+        options: &Options,
+    ) -> Result<Option<Self>> {
+        let mut there = mounts::all()?;
+        there.retain(|mounted| mounted.mountpoint == mountpoint);
+        for (above, mounted) in there.iter().rev().enumerate() {
+            let Some(superblock) = superblocks.resume(native, mounted, options)? else { continue };
+            (0..above).try_for_each(|_| mounts::detach(mountpoint))?;
+            let id = mount_id(CWD, mountpoint, AtFlags::NO_AUTOMOUNT).map_err(|e| failed(e, mountpoint))?;
+            return Ok(Some(Self::with(superblock, mountpoint, id)));
         }
+        Ok(None)
     }
 
-    fn with(native: &Arc<NativeSnapshot>, mountpoint: PathBuf, device: (u32, u32)) -> Self {
-        let rewriter = NativeRewriter::start(native, &mountpoint);
-        let (native, kept) = (Arc::clone(native), AtomicBool::new(false));
-        Self { mountpoint, native, _rewriter: rewriter, device, kept }
+    fn attach(
+        superblocks: &Superblocks,
+        native: &Arc<NativeSnapshot>,
+        mountpoint: &Path,
+        options: &Options,
+        (how, is_wanted): (MoveMountFlags, impl FnOnce() -> Result<bool>),
+    ) -> Result<Option<Self>> {
+        let mut id = 0;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | how;
+        let superblock = superblocks.mount(native, mountpoint, options, |mount| {
+            let is_wanted = is_wanted()?;
+            if is_wanted {
+                let attached = mount_id(mount, "", AtFlags::EMPTY_PATH)
+                    .and_then(|its| move_mount(mount, "", CWD, mountpoint, flags).map(|()| id = its));
+                attached.map_err(|e| failed(e, mountpoint))?;
+            }
+            Ok(is_wanted)
+        })?;
+        Ok(superblock.map(|superblock| Self::with(superblock, mountpoint, id)))
+    }
+
+    fn with(superblock: Arc<NativeSuperblock>, mountpoint: &Path, id: u64) -> Self {
+        let (kept, left) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { mountpoint: mountpoint.to_owned(), id, superblock, kept, left }
     }
 
     /// What it shows.
     pub fn native(&self) -> &NativeSnapshot {
-        &self.native
-    }
-
-    /// Removes what an agent that crashed while it mounted left in `images`; makes the directory.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`].
-    pub fn prepare_images(images: &Path) -> Result<()> {
-        let clear = || {
-            fs::create_dir_all(images)?;
-            fs::read_dir(images)?.try_for_each(|image| fs::remove_file(image?.path()))
-        };
-        clear().map_err(|e: std::io::Error| Error::disk(format!("cannot use {}", images.display()), e))
+        &self.superblock.native
     }
 
     /// The mount point, as a full path.
@@ -154,102 +162,66 @@ impl NativeMount {
     /// # Errors
     /// [`Kind::Busy`] when processes use it. The mount stays.
     pub fn unmount(&self) -> Result<()> {
-        if self.is_on_top()? { mounts::unmount(&self.mountpoint) } else { Ok(()) }
+        if self.is_on_top() { mounts::unmount(&self.mountpoint) } else { Ok(()) }
     }
 
-    /// Waits until no mount of this mount namespace shows it any more.
+    /// Waits until it is unmounted. The last of the mounts of one superblock waits until no mount of any namespace shows it: its blobs
+    /// are read as long.
     pub async fn ended(&self) {
-        loop {
-            match self.is_mounted() {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => tracing::warn!(%error, "cannot tell whether a mount has ended"),
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
+        while !self.left.load(Relaxed) {
+            let pause = if self.is_on_top() { Ok(POLL_INTERVAL) } else { self.leave_if_unmounted() };
+            let pause = pause.unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot tell whether a mount has ended");
+                POLL_INTERVAL
+            });
+            tokio::time::sleep(pause).await;
         }
+    }
+
+    /// Leaves the superblock, if it is unmounted; answers with the time until the next look.
+    fn leave_if_unmounted(&self) -> Result<Duration> {
+        if self.is_mounted()? {
+            return Ok(POLL_INTERVAL);
+        }
+        Ok(if self.leave()? { Duration::ZERO } else { COPIES_POLL_INTERVAL })
+    }
+
+    fn leave(&self) -> Result<bool> {
+        let left = self.superblock.leave(&self.mountpoint)?;
+        self.left.store(left, Relaxed);
+        Ok(left)
     }
 
     /// Whether the mount point shows it.
-    fn is_on_top(&self) -> Result<bool> {
-        Ok(mounts::at(&self.mountpoint)?.is_some_and(|mounted| mounted.device == self.device))
+    fn is_on_top(&self) -> bool {
+        mount_id(CWD, &self.mountpoint, AtFlags::NO_AUTOMOUNT) == Ok(self.id)
     }
 
-    /// Whether it is mounted anywhere. Most often one look at its mount point tells.
+    /// Whether it lies at its mount point, if with something else over it.
     fn is_mounted(&self) -> Result<bool> {
-        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-        let seen = rustix::fs::statx(CWD, &self.mountpoint, flags, StatxFlags::empty());
-        if seen.is_ok_and(|seen| (seen.stx_dev_major, seen.stx_dev_minor) == self.device) {
-            return Ok(true);
-        }
-        Ok(mounts::all()?.iter().any(|mounted| mounted.device == self.device))
+        let is_it = |mounted: &MountEntry| {
+            mounted.mountpoint == self.mountpoint && self.superblock.is_shown_by(mounted)
+        };
+        Ok(mounts::all()?.iter().any(is_it))
     }
 }
 
 impl Drop for NativeMount {
     fn drop(&mut self) {
-        if self.is_kept() {
+        if self.is_kept() || self.left.load(Relaxed) {
             return;
         }
-        let detached = match self.is_on_top() {
-            Ok(true) => mounts::detach(&self.mountpoint),
-            other => other.map(|_| ()),
-        };
-        if let Err(error) = detached {
+        let detached = if self.is_on_top() { mounts::detach(&self.mountpoint) } else { Ok(()) };
+        if let Err(error) = detached.and_then(|()| self.leave()) {
             tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "cannot unmount");
         }
     }
 }
 
-/// A superblock of `native`, mounted nowhere yet.
-fn make(native: &NativeSnapshot, mountpoint: &Path, images: &Path, options: &Options) -> Result<OwnedFd> {
-    let image_options = ImageOptions {
-        uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
-        gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
-        allow_other: options.allow_other,
-        control: options.control.clone(),
-    };
-    // The kernel keeps the file, so its name may go as soon as the superblock is made.
-    let image = tempfile::Builder::new()
-        .prefix(&prefix(native))
-        .suffix(IMAGE_SUFFIX)
-        .tempfile_in(images)
-        .map_err(|e| Error::disk(format!("cannot make an image in {}", images.display()), e))?;
-    native.write_image(&image_options, BufWriter::with_capacity(1 << 20, image.as_file()))?;
-    let devices = native.devices()?;
-    let superblock = match superblock(image.path(), &devices, true) {
-        // Kernels before 6.14, and disks that can't be read past the page cache.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => superblock(image.path(), &devices, false),
-        made => made,
-    };
-    superblock.map_err(|e| failed(e, mountpoint))
-}
-
-/// How the names of the images of a snapshot begin.
-fn prefix(native: &NativeSnapshot) -> String {
-    format!("{}-", native.snapshot().tree_id())
-}
-
-/// A superblock over `image` and `devices`, mounted nowhere yet. `direct`: the page cache of the devices' files is not used, so
-/// that nothing is cached twice.
-fn superblock(image: &Path, devices: &[PathBuf], direct: bool) -> rustix::io::Result<OwnedFd> {
-    let context = rustix::mount::fsopen(NATIVE_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
-    rustix::mount::fsconfig_set_flag(&context, "ro")?;
-    rustix::mount::fsconfig_set_string(&context, "source", image)?;
-    for device in devices {
-        rustix::mount::fsconfig_set_string(&context, "device", device)?;
-    }
-    if direct {
-        rustix::mount::fsconfig_set_flag(&context, "directio")?;
-    }
-    rustix::mount::fsconfig_create(&context)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
-        | MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NODEV;
-    rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
-}
-
-fn attach(superblock: BorrowedFd<'_>, mountpoint: &Path, how: MoveMountFlags) -> rustix::io::Result<()> {
-    rustix::mount::move_mount(superblock, "", CWD, mountpoint, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | how)
+/// The id of the mount at `path`, which no other gets while the machine is up.
+fn mount_id(at: impl AsFd, path: impl Arg, flags: AtFlags) -> rustix::io::Result<u64> {
+    let mask = StatxFlags::from_bits_retain(MNT_ID_UNIQUE);
+    Ok(statx(at, path, flags | AtFlags::STATX_DONT_SYNC, mask)?.stx_mnt_id)
 }
 
 fn failed(error: Errno, mountpoint: &Path) -> Error {

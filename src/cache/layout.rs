@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, FlockOperation, OFlags, Stat, StatxFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use crate::blob::Key;
@@ -231,6 +231,19 @@ impl Layout {
         let (Key::Content(digest) | Key::Origin(digest)) = key;
         self.renamed[usize::from(digest.0[0] / 64)].fetch_or(1 << (digest.0[0] % 64), Relaxed);
         Ok(())
+    }
+
+    /// Makes a whole blob a part again, in the same file, of which no block is said to be here.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn demote(&self, key: &Key) -> Result<()> {
+        let (from, to) = (Self::name(key, BlobFile::Whole), Self::name(key, BlobFile::Part));
+        self.remove(key, BlobFile::Map)?;
+        // A part is written to.
+        rustix::fs::chmodat(self.blobs(), &from, Mode::RUSR | Mode::WUSR, AtFlags::empty())
+            .and_then(|()| rustix::fs::renameat(self.blobs(), from, self.blobs(), to))
+            .map_err(|e| self.fault("name", key, e))
     }
 
     /// Removes one of a blob's files, if it is there.

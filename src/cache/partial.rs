@@ -1,6 +1,7 @@
 //! Parts: blobs of which the cache has some blocks.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -19,7 +20,7 @@ use super::disk_writer::DiskWriter;
 use super::io;
 use super::layout::{BlobFile, Layout};
 use super::presence::{self, BlockState, Presence};
-use super::space::TenantSpace;
+use super::space::{Reservation, TenantSpace};
 
 /// A blob of which some blocks are here. Blocks can be put and read from many threads at once.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub struct PartialBlob {
     /// Blobs of one block are there or not there; they have no map.
     map: Option<Mutex<File>>,
     presence: Presence,
+    /// Whether its file occupied the room of all blocks from the beginning: it was whole before, and not right.
+    occupied: bool,
     /// Since when all of its blocks were verified; `None` where an earlier process left some.
     verified_since: Option<SystemTime>,
 }
@@ -50,7 +53,8 @@ impl PartialBlob {
     ) -> Result<Self> {
         let blocks = block::count(size);
         let file = layout.create_blob(&key, BlobFile::Part)?;
-        let length = file.metadata().map_err(|e| layout.fault("stat", &key, e))?.len();
+        let metadata = file.metadata().map_err(|e| layout.fault("stat", &key, e))?;
+        let length = metadata.len();
         let (map, presence) = if blocks > 1 {
             let (map, presence) = open_map(&layout, &key, size, length == size)?;
             (Some(Mutex::new(map)), presence)
@@ -60,7 +64,9 @@ impl PartialBlob {
         file.set_len(size).map_err(|e| layout.fault("size", &key, e))?;
         let direct = if size >= BLOCK { DirectFile::open(&layout, &key, BlobFile::Part) } else { None };
         let verified_since = (presence.missing() == blocks).then_some(now);
-        Ok(Self { layout, space, writer, key, size, file, direct, map, presence, verified_since })
+        // stat(2) counts in 512 bytes.
+        let occupied = length == size && metadata.blocks() * 512 >= size;
+        Ok(Self { layout, space, writer, key, size, file, direct, map, presence, occupied, verified_since })
     }
 
     /// Since when all of its blocks were verified, each as it arrived; `None` where an earlier process left some.
@@ -103,10 +109,11 @@ impl PartialBlob {
         if self.presence.state(verified.index()) == BlockState::Present {
             return Ok(());
         }
-        let reservation = self.space.reserve(verified.bytes().len() as u64)?;
+        let needed =
+            (!self.occupied).then(|| self.space.reserve(verified.bytes().len() as u64)).transpose()?;
         let (part, verified) = (self.clone(), verified.clone());
         self.writer.run(move || part.store(&verified))?;
-        reservation.written();
+        needed.into_iter().for_each(Reservation::written);
         Ok(())
     }
 

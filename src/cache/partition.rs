@@ -90,7 +90,9 @@ impl Partition {
     /// The blobs of which somebody still has a file open that was not right.
     pub(super) fn still_open(&self) -> Vec<Key> {
         let mut removed = self.removed.lock();
-        removed.retain(|(_, file)| file.strong_count() > 0);
+        // What has a name was not removed, but is repaired.
+        let is_removed = |file: &File| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
+        removed.retain(|(_, file)| file.upgrade().is_some_and(|file| is_removed(&file)));
         removed.iter().map(|(key, _)| *key).collect()
     }
 
@@ -113,6 +115,11 @@ impl Partition {
         }
         parts.insert(*part.key(), Arc::downgrade(&part));
         part
+    }
+
+    /// Lets go the part of `key` that became whole: its file is that of another part from now on.
+    pub(super) fn forget_part(&self, key: &Key) {
+        self.parts.lock().remove(key);
     }
 
     /// Keeps what a pin holds.

@@ -13,9 +13,15 @@ use crate::blob::Key;
 /// Serves blobs of one tenant from the cache, or keeps bytes of them.
 pub trait RemovalListener: Send + Sync + Debug {
     /// What the cache had of the blob `key`, or some blocks of it, was not right and has been removed: nothing that was read
-    /// before may be served again. `file` is that of a whole blob, which has no name any more and may still be read by the kernel. May
-    /// block on the local disk, and must not wait for the network or the kernel.
+    /// before may be served again. `file` is that of a whole blob, which may still be read by the kernel. May block on the local disk,
+    /// and must not wait for the network or the kernel.
     fn blob_removed(&self, key: &Key, file: Option<&File>);
+
+    /// Whether the kernel reads `file`, which has all of the blob `key` and is not right, for a mount that can't be given another. Such a
+    /// file is not removed, but repaired. Asked before [`blob_removed`](Self::blob_removed); the same rules apply.
+    fn needs_file(&self, _key: &Key, _file: &File) -> bool {
+        false
+    }
 
     /// The blobs `keys`, which nobody used, were evicted. What they held was right, so it is no business of those who serve it. The
     /// same rules apply.
@@ -41,6 +47,13 @@ impl RemovalListeners {
         self.for_each(|listener| listener.blob_removed(key, file));
     }
 
+    /// Whether somebody [needs](RemovalListener::needs_file) `file`, which is not right. Asks everybody.
+    pub fn need_file(&self, key: &Key, file: &File) -> bool {
+        let mut needed = false;
+        self.for_each(|listener| needed |= listener.needs_file(key, file));
+        needed
+    }
+
     /// Tells everybody that `keys` were evicted.
     pub fn notify_evicted(&self, keys: &HashSet<Key>) {
         if !keys.is_empty() {
@@ -48,7 +61,7 @@ impl RemovalListeners {
         }
     }
 
-    fn for_each(&self, tell: impl Fn(&dyn RemovalListener)) {
+    fn for_each(&self, mut tell: impl FnMut(&dyn RemovalListener)) {
         let listeners = self.listeners.lock().clone();
         // Without the lock: they close files, and open others.
         listeners.iter().filter_map(Weak::upgrade).for_each(|listener| tell(&*listener));

@@ -126,9 +126,7 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
         // What the disk can't read is no better than what is wrong.
         Err(error) => tracing::warn!(key = %found.key, %error, "a blob can't be read"),
     }
-    layout.remove(&found.key, BlobFile::Whole)?;
-    cache.partition.subtract(found.bytes);
-    cache.notify_removed(&found.key, Some(&file));
+    cache.withdraw(&found.key, &file, found.bytes)?;
     Ok(BlobVerdict::Wrong(found.size))
 }
 

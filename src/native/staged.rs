@@ -25,6 +25,7 @@ pub const MAX_WORTHWHILE_FILE_BYTES: u64 = 16 << 20;
 /// A snapshot, all of which is local and leased, and its pack.
 #[derive(Debug)]
 pub struct NativeSnapshot {
+    tenant: String,
     snapshot: Arc<Snapshot>,
     layout: Arc<DataLayout>,
     pack: Option<Arc<Snapshot>>,
@@ -39,9 +40,35 @@ impl NativeSnapshot {
     /// Makes the pack of `snapshot`, all of which is local and leased, and leases it; what was made before is used.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] for what an image can't hold, [`Kind::NoSpace`] where the cache has no room for the pack,
-    /// [`Kind::Corrupt`] when the manifest is, [`Kind::Disk`].
+    /// [`Kind::NoSpace`] where the cache has no room for the pack, and those of [`open`](Self::open).
     pub async fn prepare(engine: &Engine, snapshot: Arc<Snapshot>) -> Result<Self> {
+        let native = Self::open(engine, snapshot).await?;
+        if let Some(pack) = native.pack.clone() {
+            blocking(move || pack.admit()).await?;
+        }
+        if let Some(pack) = &native.pack {
+            pack.stage().done().await?;
+        }
+        Ok(native)
+    }
+
+    /// The native snapshot of `snapshot` that is mounted already, which keeps what is here of its pack.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub async fn reopen(engine: &Engine, snapshot: Arc<Snapshot>) -> Result<Self> {
+        let native = Self::open(engine, snapshot).await?;
+        if let Some(pack) = native.pack.clone() {
+            blocking(move || pack.hold()).await?;
+        }
+        Ok(native)
+    }
+
+    /// Lays out `snapshot`.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] for what an image can't hold, [`Kind::Corrupt`] when the manifest is, [`Kind::Disk`].
+    async fn open(engine: &Engine, snapshot: Arc<Snapshot>) -> Result<Self> {
         let (measured, cache) = (snapshot.clone(), engine.resources().cache.clone());
         let layout =
             blocking(move || DataLayout::new(measured.manifest(), block_bits(cache.layout())?)).await?;
@@ -49,13 +76,14 @@ impl NativeSnapshot {
         let mut pack = None;
         if layout.has_pack() {
             let origin = Arc::new(AlignedPack::new(snapshot.clone(), layout.clone()));
-            let staged = engine.snapshot(origin, Patterns::default()).await?;
-            let admitted = staged.clone();
-            blocking(move || admitted.admit()).await?;
-            staged.stage().done().await?;
-            pack = Some(staged);
+            pack = Some(engine.snapshot(origin, Patterns::default()).await?);
         }
-        Ok(Self { snapshot, layout, pack })
+        Ok(Self { tenant: engine.tenant().to_owned(), snapshot, layout, pack })
+    }
+
+    /// Whose it is.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
     }
 
     /// The snapshot.
@@ -68,9 +96,27 @@ impl NativeSnapshot {
     /// # Errors
     /// [`Kind::Corrupt`] where one has another length than its content: the kernel would read zeros behind its end.
     pub fn devices(&self) -> Result<Vec<PathBuf>> {
+        self.device_blobs().map(|(snapshot, blob)| device(snapshot, blob)).collect()
+    }
+
+    /// The blobs of its devices that the cache does not have whole. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when the manifest is.
+    pub fn missing_devices(&self) -> Result<Vec<Key>> {
+        let mut missing = Vec::new();
+        for (snapshot, blob) in self.device_blobs() {
+            let (key, size) = (snapshot.manifest().key(blob)?, snapshot.manifest().blob_size(blob)?);
+            if !snapshot.resources().cache.has(&key, size) {
+                missing.push(key);
+            }
+        }
+        Ok(missing)
+    }
+
+    fn device_blobs(&self) -> impl Iterator<Item = (&Arc<Snapshot>, u32)> {
         let pack = self.pack.iter().map(|pack| (pack, 0));
-        let blobs = self.layout.device_blobs().iter().map(|blob| (&self.snapshot, *blob));
-        pack.chain(blobs).map(|(snapshot, blob)| device(snapshot, blob)).collect()
+        pack.chain(self.layout.device_blobs().iter().map(|blob| (&self.snapshot, *blob)))
     }
 
     /// Writes its image to `out`. Blocks on the local disk.

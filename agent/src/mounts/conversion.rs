@@ -1,9 +1,8 @@
 //! Conversion: a staged mount becomes [native](bdnfs_fs::native_mount) at its gate, if that is wanted and nobody uses it yet; or never.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::Kind;
 use bdnfs::native::{self, NativeSnapshot};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
@@ -16,22 +15,7 @@ use super::mount::ManagedMount;
 use super::mounter::Mounter;
 use crate::api::{ApiResult, Failure, MountRequest, Via};
 
-/// The directory of a cache in which images are made.
-const IMAGES_DIRECTORY: &str = "images";
-
 impl Mounter {
-    /// Makes ready what native mounts need. Touches the local disk.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
-    pub fn prepare_images(&self) -> Result<()> {
-        NativeMount::prepare_images(&self.images())
-    }
-
-    fn images(&self) -> PathBuf {
-        self.cache.join(IMAGES_DIRECTORY)
-    }
-
     /// Whether `request` wants a native mount of `snapshot`.
     fn wants_native(&self, snapshot: &Snapshot, request: &MountRequest) -> bool {
         match request.via.unwrap_or(self.defaults.via) {
@@ -39,15 +23,6 @@ impl Mounter {
             Via::Native => true,
             Via::Auto => native::is_worthwhile(snapshot) && rustix::process::geteuid().is_root(),
         }
-    }
-
-    async fn prepare_native(
-        &self,
-        snapshot: &Arc<Snapshot>,
-        request: &MountRequest,
-    ) -> ApiResult<Arc<NativeSnapshot>> {
-        let engine = self.engine_of(request).await?;
-        Ok(Arc::new(NativeSnapshot::prepare(&engine, Arc::clone(snapshot)).await?))
     }
 
     /// Takes up the native mount that `request` has had of an earlier process; `None` where it has none.
@@ -63,9 +38,11 @@ impl Mounter {
         if !blocking(is_native).await? {
             return Ok(None);
         }
-        let native = self.prepare_native(snapshot, request).await?;
+        let engine = self.engine_of(request).await?;
+        let native = Arc::new(NativeSnapshot::reopen(&engine, Arc::clone(snapshot)).await?);
+        let (superblocks, options) = (Arc::clone(&self.superblocks), self.options(request));
         let resumed = move || {
-            let mounted = NativeMount::resume(&native, &mountpoint)?;
+            let mounted = NativeMount::resume(&superblocks, &native, &mountpoint, &options)?;
             Ok(mounted.map(Attachment::Native))
         };
         Ok(blocking(resumed).await?)
@@ -105,13 +82,14 @@ impl MountManager {
     }
 
     async fn convert(&self, managed: &Arc<ManagedMount>) -> ApiResult<()> {
-        let native = self.mounter.prepare_native(managed.snapshot(), managed.request()).await?;
-        let (converted, images) = (Arc::clone(managed), self.mounter.images());
+        let engine = self.mounter.engine_of(managed.request()).await?;
+        let native = Arc::new(NativeSnapshot::prepare(&engine, Arc::clone(managed.snapshot())).await?);
+        let (converted, superblocks) = (Arc::clone(managed), Arc::clone(&self.mounter.superblocks));
         let options = self.mounter.options(managed.request());
         let mounted = blocking(move || {
             let attachment = converted.attachment();
             let Attachment::Fuse(mount) = &*attachment else { return Ok(None) };
-            let mounted = NativeMount::replace(mount, &native, &images, &options)?;
+            let mounted = NativeMount::replace(&superblocks, mount, &native, &options)?;
             Ok(mounted.map(Attachment::Native))
         });
         let busy = || Failure::new(Kind::Busy, "it was in use when all of it was local");

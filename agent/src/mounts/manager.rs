@@ -67,7 +67,6 @@ impl MountManager {
     /// [`Kind::Disk`].
     pub fn new(mounter: Mounter, handover: Handover, lifecycle: Arc<Lifecycle>) -> Result<Self> {
         let records = MountRecords::open(&mounter.cache, lifecycle.is_persistent())?;
-        mounter.prepare_images()?;
         Ok(Self { mounter, records, handover, lifecycle, table: Mutex::default() })
     }
 

@@ -10,6 +10,7 @@ use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{SecretStore, Uri};
 use bdnfs::task::blocking;
 use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
+use bdnfs_fs::native_mount::Superblocks;
 use bdnfs_fs::{Mount, Options, RequestMetrics};
 use tokio::runtime::Handle;
 
@@ -83,6 +84,8 @@ pub struct Mounter {
     pub cache: PathBuf,
     /// The control socket that the root of each mount names.
     pub socket: PathBuf,
+    /// What native mounts show.
+    pub superblocks: Arc<Superblocks>,
     /// What requests lack.
     pub defaults: MountDefaults,
     /// Counts the requests of all mounts.

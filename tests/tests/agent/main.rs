@@ -7,6 +7,7 @@ mod killed;
 mod metrics;
 mod mounts_model;
 mod native;
+mod native_use;
 mod openapi;
 mod packaging;
 mod restart;

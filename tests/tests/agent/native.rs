@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -24,11 +25,16 @@ fn kind(point: &Path) -> String {
     line.split(" - ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or_default().to_owned()
 }
 
-fn state(machine: &Machine) -> String {
+fn states(machine: &Machine) -> Vec<String> {
     let cache = machine.cache().to_str().unwrap().to_owned();
     let told = machine.run(&["status", "--json", "--cache-dir", &cache]).succeeds();
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    told["mounts"][0]["state"].as_str().unwrap_or_default().to_owned()
+    let mounts = told["mounts"].as_array().cloned().unwrap_or_default();
+    mounts.iter().map(|mount| mount["state"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+fn state(machine: &Machine) -> String {
+    states(machine).into_iter().next().unwrap_or_default()
 }
 
 /// A source with small, large and odd files.
@@ -126,6 +132,36 @@ fn native_mount_left_by_an_agent_that_ended_is_unmounted_by_anybody() {
     let agent = machine.agent("");
     eventually("it is back", || kind(&point) == "erofs");
     machine.umount(&point);
+    agent.stop();
+}
+
+#[test]
+fn native_mounts_of_one_snapshot_are_one_superblock_and_end_one_by_one() {
+    let machine = Machine::new();
+    let source = source(&machine);
+    let mut agent = machine.agent("");
+    let options = ["--wait", "--via", "native"];
+    let points = ["one", "two", "three"].map(|name| machine.mount_with(&source, name, &options));
+    let other = machine.mount_with(&source, "other", &[&options[..], &["--uid", "7"]].concat());
+    let device = |point: &Path| fs::metadata(point).unwrap().dev();
+    let [one, two, three] = &points;
+    assert!(device(one) == device(two) && device(two) == device(three) && device(one) != device(&other));
+    machine.umount(one);
+    assert!(!is_mounted(one));
+    agent.crash();
+    agent = machine.agent("");
+    eventually("the next agent has three of them", || states(&machine) == ["staged, native"; 3]);
+    // What is mounted now is that superblock as well.
+    machine.mount_with(&source, "one", &options);
+    assert_eq!(device(one), device(three));
+    machine.umount(two);
+    eventually("it is forgotten", || states(&machine).len() == 3);
+    drop_caches();
+    assert_same_tree(&source, three);
+    for point in [one, three, &other] {
+        machine.umount(point);
+        assert!(!is_mounted(point));
+    }
     agent.stop();
 }
 

@@ -1,12 +1,13 @@
 //! Rot at rest: what is read again and again, or before a stage ends, is found, named and repaired.
 
-use std::fs;
+use std::fs::{self, File};
 
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::drop_caches;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::rot::{flip_byte, largest_file, largest_files};
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tree::assert_same;
+use bdnfs_tests::tree::{assert_same, write_file};
 
 const MIB: usize = 1 << 20;
 
@@ -52,6 +53,55 @@ fn cache_verify_on_rotten_blob_repairs_a_native_mount() {
         eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
         eventually("it is named", || agent.log().contains("a native mount was repaired"));
         drop(agent);
+    }
+}
+
+#[test]
+fn native_mount_that_was_repaired_reads_a_file_that_is_scrubbed_again() {
+    let env = TestEnv::new();
+    let bytes = env.put("model", 3 * MIB + 9);
+    let agent = env.machine.agent("scrub_interval = \"0s\"");
+    let model = env.machine.mount_with("s3://bucket", "mnt", &["--wait", "--via", "native"]).join("model");
+    let cache = env.machine.cache().to_str().unwrap().to_owned();
+    let file = File::open(&model).unwrap();
+    // SAFETY: what is mapped is only looked for in the agent's log.
+    let mapped = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    for _ in 0..3 {
+        assert_eq!(fs::read(&model).unwrap(), bytes);
+        flip_byte(&largest_file(&env.machine.cache().join("tenants")), MIB as u64 + 5);
+        drop_caches();
+        assert_ne!(fs::read(&model).unwrap(), bytes, "the kernel reads the cache's file");
+        env.machine.run(&["cache", "verify", "--cache-dir", &cache]).fails(&["damaged"]);
+        eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
+        env.machine.run(&["cache", "verify", "--cache-dir", &cache]).succeeds();
+    }
+    let program = format!("({})", std::process::id());
+    eventually("who has it mapped is named", || agent.log().contains(&program));
+    drop((mapped, agent));
+}
+
+#[test]
+fn native_mount_whose_agent_died_before_the_repair_is_repaired_by_the_next() {
+    for (size, offset) in [(3 * MIB + 9, MIB as u64 + 5), (70_000, 5)] {
+        let machine = Machine::new();
+        let (source, away) = (machine.directory("source"), machine.directory("elsewhere").join("source"));
+        let bytes = write_file(&source, "model", size);
+        let agent = machine.agent("scrub_interval = \"0s\"");
+        let model = machine.mount_with(&source, "mnt", &["--wait", "--via", "native"]).join("model");
+        let blobs = largest_files(&machine.cache().join("tenants"), size as u64);
+        blobs.iter().for_each(|blob| flip_byte(blob, offset));
+        drop_caches();
+        assert_ne!(fs::read(&model).unwrap(), bytes, "the kernel reads what lies on the disk");
+        fs::rename(&source, &away).unwrap();
+        let cache = machine.cache().to_str().unwrap();
+        machine.run(&["cache", "verify", "--cache-dir", cache]).fails(&["damaged"]);
+        agent.crash();
+        assert_ne!(fs::read(&model).unwrap(), bytes, "nobody has repaired it");
+        fs::rename(&away, &source).unwrap();
+        let agent = machine.agent("scrub_interval = \"0s\"");
+        eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
+        machine.umount(model.parent().unwrap());
+        agent.stop();
     }
 }
 

@@ -1,0 +1,242 @@
+//! Superblocks: what native mounts show. However often a snapshot is mounted with one owner and the same permissions, it has one, so that
+//! its pages are cached once and its blobs are opened once.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io::BufWriter;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use bdnfs::blob::Key;
+use bdnfs::error::{Error, Result};
+use bdnfs::native::NativeSnapshot;
+use bdnfs::native::image::ImageOptions;
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+use rustix::process::{getgid, getuid};
+
+use crate::Options;
+use crate::detached::DetachedMount;
+use crate::mounts::{self, IMAGE_SUFFIX, MountEntry, NATIVE_TYPE};
+
+use super::device_repair::BlockDigests;
+use super::failed;
+
+/// The superblocks of an agent, and the directory in which their images are made.
+#[derive(Debug)]
+pub struct Superblocks {
+    images: PathBuf,
+    live: Mutex<Vec<Weak<NativeSuperblock>>>,
+}
+
+/// A superblock: an image over files of the cache, which the kernel serves.
+#[derive(Debug)]
+pub(super) struct NativeSuperblock {
+    /// The path of its image, which the mount table shows; the file has no name any more.
+    image: PathBuf,
+    /// What it shows.
+    pub(super) native: Arc<NativeSnapshot>,
+    /// Where it is mounted.
+    mountpoints: Mutex<Vec<PathBuf>>,
+    /// What devices that are not right hold, from when that is found until it is told.
+    pub(super) damaged: Mutex<HashMap<Key, BlockDigests>>,
+    /// The devices that are being repaired.
+    pub(super) repairing: Mutex<HashSet<Key>>,
+    /// Itself.
+    pub(super) own: Weak<Self>,
+}
+
+impl Superblocks {
+    /// Those whose images are made in `images`. Makes the directory, and removes what an agent that crashed while it mounted left there.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn open(images: &Path) -> Result<Self> {
+        let clear = || {
+            fs::create_dir_all(images)?;
+            fs::read_dir(images)?.try_for_each(|image| fs::remove_file(image?.path()))?;
+            images.canonicalize()
+        };
+        let cannot =
+            |e: std::io::Error| Error::disk(format!("cannot use {} for images", images.display()), e);
+        Ok(Self { images: clear().map_err(cannot)?, live: Mutex::default() })
+    }
+
+    /// Has `attach` attach a mount of `native` at `mountpoint`: of the superblock that there is, or of a new one. `None` where that did
+    /// not. Blocks on the local disk.
+    pub(super) fn mount(
+        &self,
+        native: &Arc<NativeSnapshot>,
+        mountpoint: &Path,
+        options: &Options,
+        attach: impl FnOnce(BorrowedFd<'_>) -> Result<bool>,
+    ) -> Result<Option<Arc<NativeSuperblock>>> {
+        let prefix = prefix(native, options);
+        // One at a time: what one makes the next is to find.
+        let mut live = self.live.lock();
+        live.retain(|superblock| superblock.strong_count() > 0);
+        let mut shared = live.iter().filter_map(Weak::upgrade);
+        let (superblock, mount) = match shared.find_map(|found| Some((found.copy(&prefix)?, found))) {
+            Some((mount, found)) => (found, mount),
+            None => {
+                let (image, mount) = self.make(native, &prefix, mountpoint, options)?;
+                (NativeSuperblock::new(image, native), mount)
+            }
+        };
+        if !attach(mount.as_fd())? {
+            return Ok(None);
+        }
+        superblock.mountpoints.lock().push(mountpoint.to_owned());
+        live.push(Arc::downgrade(&superblock));
+        Ok(Some(superblock))
+    }
+
+    /// The superblock of `native` that an earlier process mounted as `mounted`; `None` where that is another.
+    pub(super) fn resume(
+        &self,
+        native: &Arc<NativeSnapshot>,
+        mounted: &MountEntry,
+        options: &Options,
+    ) -> Result<Option<Arc<NativeSuperblock>>> {
+        let image = Path::new(&mounted.source);
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
+        let is_its = image.parent() == Some(&self.images) && name.starts_with(&prefix(native, options));
+        if !mounted.is_native() || !is_its {
+            return Ok(None);
+        }
+        let mut live = self.live.lock();
+        let mut shared = live.iter().filter_map(Weak::upgrade);
+        let superblock = match shared.find(|superblock| superblock.image == image) {
+            Some(superblock) => superblock,
+            None => {
+                let superblock = NativeSuperblock::new(image.to_owned(), native);
+                superblock.repair_all()?;
+                superblock
+            }
+        };
+        superblock.mountpoints.lock().push(mounted.mountpoint.clone());
+        live.push(Arc::downgrade(&superblock));
+        Ok(Some(superblock))
+    }
+
+    /// A new superblock, mounted nowhere yet, and the path of its image.
+    fn make(
+        &self,
+        native: &NativeSnapshot,
+        prefix: &str,
+        mountpoint: &Path,
+        options: &Options,
+    ) -> Result<(PathBuf, OwnedFd)> {
+        let (uid, gid) = owner(options);
+        let image_options =
+            ImageOptions { uid, gid, allow_other: options.allow_other, control: options.control.clone() };
+        // The kernel keeps the file, so its name may go as soon as the superblock is made.
+        let image = tempfile::Builder::new()
+            .prefix(prefix)
+            .suffix(IMAGE_SUFFIX)
+            .tempfile_in(&self.images)
+            .map_err(|e| Error::disk(format!("cannot make an image in {}", self.images.display()), e))?;
+        native.write_image(&image_options, BufWriter::with_capacity(1 << 20, image.as_file()))?;
+        let devices = native.devices()?;
+        let made = match create(image.path(), &devices, true) {
+            // Kernels before 6.14, and disks that can't be read past the page cache.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => create(image.path(), &devices, false),
+            made => made,
+        };
+        Ok((image.path().to_owned(), made.map_err(|e| failed(e, mountpoint))?))
+    }
+}
+
+impl NativeSuperblock {
+    fn new(image: PathBuf, native: &Arc<NativeSnapshot>) -> Arc<Self> {
+        let (native, mountpoints) = (Arc::clone(native), Mutex::default());
+        let (damaged, repairing) = Default::default();
+        let superblock = Arc::new_cyclic(|own| Self {
+            image,
+            native,
+            mountpoints,
+            damaged,
+            repairing,
+            own: Weak::clone(own),
+        });
+        let listener: Weak<Self> = Arc::downgrade(&superblock);
+        superblock.native.snapshot().on_removal(listener);
+        superblock
+    }
+
+    /// Where it can be seen.
+    pub(super) fn roots(&self) -> Result<Vec<PathBuf>> {
+        let shown = mounts::all()?.into_iter().filter(|mounted| self.is_shown_by(mounted));
+        Ok(shown.map(|mounted| mounted.mountpoint).collect())
+    }
+
+    /// Where it is mounted.
+    fn mountpoints(&self) -> Vec<PathBuf> {
+        self.mountpoints.lock().clone()
+    }
+
+    /// Whether `mounted` shows it.
+    pub(super) fn is_shown_by(&self, mounted: &MountEntry) -> bool {
+        mounted.is_native() && Path::new(&mounted.source) == self.image
+    }
+
+    /// Another mount of it, if the name of its image begins with `prefix`; `None` where it is mounted nowhere any more.
+    fn copy(&self, prefix: &str) -> Option<OwnedFd> {
+        let name = self.image.file_name()?.to_str()?;
+        let mountpoints = if name.starts_with(prefix) { self.mountpoints() } else { Vec::new() };
+        mountpoints.into_iter().find_map(|mountpoint| {
+            let mounted =
+                mounts::at(&mountpoint).ok().flatten().filter(|mounted| self.is_shown_by(mounted))?;
+            let copy = OwnedFd::from(DetachedMount::copy_of(&mountpoint).ok()?);
+            let seen = statx(&copy, "", AtFlags::EMPTY_PATH, StatxFlags::empty()).ok()?;
+            ((seen.stx_dev_major, seen.stx_dev_minor) == mounted.device).then_some(copy)
+        })
+    }
+
+    /// Says that it is no longer mounted at `mountpoint`. False where it was the last of its mounts, and copies of it are still seen
+    /// somewhere: who made it last has to wait for them.
+    pub(super) fn leave(&self, mountpoint: &Path) -> Result<bool> {
+        let mut mountpoints = self.mountpoints.lock();
+        if mountpoints.len() < 2 && mounts::is_shown_anywhere(&self.image)? {
+            return Ok(false);
+        }
+        if let Some(at) = mountpoints.iter().position(|other| other == mountpoint) {
+            mountpoints.remove(at);
+        }
+        Ok(true)
+    }
+}
+
+/// The owner of all files.
+fn owner(options: &Options) -> (u32, u32) {
+    let (uid, gid) = (options.uid, options.gid);
+    (uid.unwrap_or_else(|| getuid().as_raw()), gid.unwrap_or_else(|| getgid().as_raw()))
+}
+
+/// How the names of the images begin that show `native` as `options` have it.
+fn prefix(native: &NativeSnapshot, options: &Options) -> String {
+    let (id, tenant, (uid, gid)) = (native.snapshot().tree_id(), native.tenant(), owner(options));
+    format!("{id}-{tenant}-{uid}-{gid}-{}-", if options.allow_other { "all" } else { "owner" })
+}
+
+/// A superblock over `image` and `devices`, mounted nowhere yet. `direct`: the page cache of the devices' files is not used, so
+/// that nothing is cached twice.
+fn create(image: &Path, devices: &[PathBuf], direct: bool) -> rustix::io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen(NATIVE_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_set_flag(&context, "ro")?;
+    rustix::mount::fsconfig_set_string(&context, "source", image)?;
+    for device in devices {
+        rustix::mount::fsconfig_set_string(&context, "device", device)?;
+    }
+    if direct {
+        rustix::mount::fsconfig_set_flag(&context, "directio")?;
+    }
+    rustix::mount::fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV;
+    rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
