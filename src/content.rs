@@ -81,7 +81,7 @@ pub struct Content {
     direct_flights: Flights,
     recent_failures: RecentFailures,
     committing: AtomicBool,
-    /// Why the disk could not make it durable.
+    /// Why the cache's disk could not make the blob durable.
     commit_error: Mutex<Option<Error>>,
     refutation: Refutation,
     changed: Notify,

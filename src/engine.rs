@@ -181,7 +181,7 @@ impl Engine {
     }
 
     /// Joins the cluster: what comes from a mirror is from now on asked of `peers` first. Once, before the first snapshot.
-    /// They are told of what the cache has all of.
+    /// Announces complete snapshots to them.
     pub fn join(&self, peers: Arc<Peers>) {
         // A second call is a slip of the caller, and the first cluster as good as any.
         self.node.cluster.set(Arc::new(Announcements::new(peers))).ok();
@@ -258,7 +258,7 @@ impl Engine {
     /// [`Kind::Corrupt`] when the manifest there is damaged or missing, [`Kind::Disk`] for the cache; those of the mirror's
     /// store.
     pub async fn mirrored(&self, mirror: &Mirror, found: &Ref, open: OriginOpener) -> Result<Arc<Snapshot>> {
-        // Who may only read has no lease, but the grace.
+        // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
         let lease = mirror.lease(Purpose::Serve(found.manifest)).await;
         let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
         let manifest = Arc::new(self.manifest(mirror, &found.manifest).await?);

@@ -344,7 +344,7 @@ impl PublishSource {
     /// What `origin`, a directory of this machine, has, as the checkpoint `id`.
     pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
         let text = id.to_string();
-        // Where it lay when it was saved is nobody's business who reads it.
+        // The local path is not recorded in the mirror.
         let origin = Arc::new(NamedOrigin::new(text.clone(), origin));
         let patterns = Patterns::default();
         Self {

@@ -28,15 +28,15 @@ use tenants::HostedTenants;
 
 use crate::api::cluster::{ClusterStatus, MemberState, MemberStatus};
 
-/// How long a node that starts waits until it has heard of the others: who asks nobody yet would fetch all by itself.
+/// How long a starting node waits for other members: a node that knows no peers would fetch everything from the mirror.
 const MEMBERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For how long nobody has asked anything of a node that ends before it is gone, so that the others have heard of it and
-/// have fetched what is theirs from now on; and how long it goes on at most. Supervisors give a process 30 seconds and more.
+/// How long a draining node must have had no request before it exits: by then the others know that it drains, and have
+/// fetched what they own from now on. And the most that draining takes: supervisors give a process 30 seconds and more.
 const DRAIN_QUIET_TIME: Duration = Duration::from_secs(1);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often it is looked at whether anything is being sent.
+/// How often a draining node checks whether it still serves requests.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A node that is part of a cluster, until it is dropped.
@@ -52,8 +52,8 @@ pub struct ClusterMembership {
 }
 
 impl ClusterMembership {
-    /// Joins. From then on what `engine` opens is asked of the others, and what it has is theirs, too. Secrets that the
-    /// mirror names are looked for in `secrets`.
+    /// Joins the cluster: `engine` reads from peers first, and serves its blocks to them. Secrets that the mirror names are
+    /// looked up in `secrets`.
     pub async fn join(
         engine: &Engine,
         config: ClusterConfig,
@@ -119,7 +119,7 @@ impl ClusterMembership {
         }
     }
 
-    /// Has others turn to others, who fetch from here what they own from now on, and finishes what is being sent to them.
+    /// Drains the node: announces it, lets the new owners fetch their blocks from here, and finishes running responses.
     pub async fn leave(&self) {
         self.gossip.drain().await;
         let alone = self.peers.members().len() < 2;
@@ -137,7 +137,7 @@ impl ClusterMembership {
             }
         };
         if tokio::time::timeout(DRAIN_TIMEOUT, quiet).await.is_err() {
-            tracing::warn!("{} answers to peers are broken off", self.server.busy());
+            tracing::warn!("drain timed out: {} responses to peers were cut off", self.server.busy());
         }
     }
 

@@ -168,7 +168,7 @@ impl Publications {
                 break found;
             }
             if let Some(failure) = found.failure() {
-                // It is told once; who asks again has it tried again.
+                // The failure is reported once; the next request retries.
                 self.forget(&found);
                 return Err(failure);
             }

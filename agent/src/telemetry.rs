@@ -67,7 +67,7 @@ impl Scrape {
             let kinds = scrape::kinds().zip(requests.failed);
             kinds.map(|(kind, count)| sample([("tier", *tier), ("kind", kind)], count))
         });
-        page.counter("bdnfs_tier_errors", "Requests to tiers that failed, by why.", None, errors)?;
+        page.counter("bdnfs_tier_errors", "Failed requests to tiers, by kind of error.", None, errors)?;
         let refuted = tiers.iter().map(|(tier, requests)| sample([("tier", *tier)], requests.wrong_blocks));
         let text = "Blocks that arrived and were found wrong by their check values.";
         page.counter("bdnfs_verify_failures", text, None, refuted)?;
@@ -76,12 +76,12 @@ impl Scrape {
         page.times("bdnfs_tier_first_byte", text, began)?;
         let text = "Fetches under way, however many wait for each.";
         page.gauge("bdnfs_flights", text, None, [sample([], self.metered.flying)])?;
-        let text = "Fetches that were begun.";
+        let text = "Fetches started.";
         page.counter("bdnfs_flights_begun", text, None, [sample([], self.metered.begun)])
     }
 
     fn memory(&self, page: &mut Page<'_>) -> fmt::Result {
-        let uses = ["fetch", "cluster", "lent"];
+        let uses = ["fetch", "cluster", "peer_send"];
         let each = |tell: fn(&bdnfs::budget::BudgetUsage) -> u64| {
             uses.iter().zip(&self.memory).map(move |(of, memory)| sample([("use", *of)], tell(memory)))
         };
@@ -97,18 +97,18 @@ impl Scrape {
     fn cache(&self, page: &mut Page<'_>) -> fmt::Result {
         let (usage, bytes) = (&self.usage, || Some(Unit::Bytes));
         let used = usage.used.map(|used| sample([], used));
-        let text = "What the cache's blobs occupy; missing while that is counted after a start.";
+        let text = "Space used by the cache's blobs; missing while it is counted after a start.";
         page.gauge("bdnfs_cache_used", text, bytes(), used)?;
         let capacity = usage.capacity.map(|capacity| sample([], capacity));
-        let text = "The most that they may occupy; missing where only the reserve limits them.";
+        let text = "Size limit of the cache's blobs; missing where only the free-space reserve limits them.";
         page.gauge("bdnfs_cache_capacity", text, bytes(), capacity)?;
-        page.gauge("bdnfs_cache_free", "Free on the cache's disk.", bytes(), [sample([], usage.free)])?;
-        let text = "What is to stay free there.";
+        page.gauge("bdnfs_cache_free", "Free space of the cache's disk.", bytes(), [sample([], usage.free)])?;
+        let text = "Free-space reserve of the cache's disk.";
         page.gauge("bdnfs_cache_reserve", text, bytes(), [sample([], usage.reserve)])?;
-        let text = "What was evicted to make room.";
+        let text = "Bytes evicted to make room.";
         page.counter("bdnfs_cache_evicted", text, bytes(), [sample([], usage.evicted)])?;
         let scrubbed = &self.scrubbed;
-        let text = "What the scrubber has read and verified.";
+        let text = "Bytes that the scrubber has read and verified.";
         page.counter("bdnfs_scrub", text, bytes(), [sample([], scrubbed.bytes)])?;
         let text = "Blobs that the scrubber has read.";
         page.counter("bdnfs_scrub_blobs", text, None, [sample([], scrubbed.blobs)])?;
@@ -117,17 +117,16 @@ impl Scrape {
         let text = "When the scrubber last finished a pass, since 1970; missing where it never did.";
         let ended = scrubbed.last.as_ref().map(|pass| sample([], pass.ended));
         page.gauge("bdnfs_scrub_last_end", text, Some(Unit::Seconds), ended)?;
-        let text = "Blobs that are kept because somebody reads or fetches them.";
+        let text = "Blobs that are not evicted because they are read or fetched.";
         page.gauge("bdnfs_leased_blobs", text, None, [sample([], self.leased_blobs)])?;
-        let text = "Snapshots that are kept whole: staged ones, and pinned ones.";
+        let text = "Snapshots that are not evicted: staged or pinned.";
         page.gauge("bdnfs_leased_snapshots", text, None, [sample([], self.leased_snapshots)])
     }
 
     fn cluster(&self, page: &mut Page<'_>) -> fmt::Result {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let figures = &cluster.figures;
-        let text = "Requests to single peers, and those of them that were answered with what isn't there, with a later \
-                    time, or not well.";
+        let text = "Requests to peers, by outcome: asked (all of them), missed (not found), busy (told to retry later), failed.";
         let outcomes = [
             ("asked", figures.asked),
             ("missed", figures.missed),
@@ -158,13 +157,13 @@ impl Scrape {
             let count = self.mounts.iter().filter(|mount| mount.state == state).count();
             sample([("state", state)], count as u64)
         });
-        page.gauge("bdnfs_mounts", "Mounts, by how far they are staged.", None, states)?;
-        let text = "What was mounted before the start and could not be again.";
+        page.gauge("bdnfs_mounts", "Mounts, by the state of their stages.", None, states)?;
+        let text = "Mounts of the previous run that could not be restored.";
         page.gauge("bdnfs_mounts_lost", text, None, [sample([], self.lost)])?;
         let published = self.publications.map(|(state, count)| sample([("state", state)], count));
         page.gauge("bdnfs_publications", "Publications for containers, by state.", None, published)?;
         let sizes = self.mounts.iter().map(|mount| (mount.labels().to_vec(), mount.bytes));
-        let text = "The files of a mount together.";
+        let text = "Total size of the files of a mount.";
         page.gauge("bdnfs_mount_size", text, Some(Unit::Bytes), sizes)?;
         let fetched = self.mounts.iter().flat_map(|mount| {
             let traffic = &mount.traffic;

@@ -1,4 +1,4 @@
-//! How things are told to people: sizes, counts, times, errors.
+//! Formats text for users: sizes, counts, times, errors.
 
 use std::error::Error;
 

@@ -24,21 +24,21 @@ const ABOUT: &str = "An agent with a cache of its own. Restage: `bdnfs mount --w
     included; in packs: of the same from a mirror, where it is packed. Ready: from its start until `/readyz` says so, with one blob in the cache for each file. A job: `bdnfs job run` \
     of a command that does nothing, whose data lies in S3 on loopback, beside 8 curls that bring the same and an fsync.";
 /// The part of a parallel download that staging a job is to reach.
-const WANTED: f64 = 0.85;
+const WANTED_DOWNLOAD_RATIO: f64 = 0.85;
 /// Seconds in which 10 files are to be here again.
-const AGAIN: f64 = 0.05;
+const RESTAGE_LIMIT_SECONDS: f64 = 0.05;
 /// The same for a million, and seconds in which an agent with a million blobs is to be ready.
-const MANY: f64 = 2.0;
+const RESTAGE_MILLION_LIMIT_SECONDS: f64 = 2.0;
 /// What a file takes on the disk, in bytes: a block and an inode, with some to spare.
 const FILE: usize = 8 << 10;
 /// How long a command may take.
-const COMMAND: Duration = Duration::from_secs(900);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(900);
 /// How long the agent may take to be ready.
-const READY: Duration = Duration::from_secs(60);
+const AGENT_READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the agent may take to end.
-const END: Duration = Duration::from_secs(60);
+const AGENT_STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// For how long it is left alone.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_MEASUREMENT_TIME: Duration = Duration::from_secs(10);
 
 /// Measures all of it.
 ///
@@ -51,7 +51,7 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.measure("10 files", || {
         let place = AgentMount::stage(lab, 10, false)?;
         let again = place.again(lab, 10)?;
-        let figure = Figure { limit: Some(AGAIN), ..again };
+        let figure = Figure { limit: Some(RESTAGE_LIMIT_SECONDS), ..again };
         Ok(Rows { figures: vec![figure], ..Rows::default() })
     })?;
     report.measure("many files", || {
@@ -62,7 +62,7 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.measure("very many files", || {
         let place = AgentMount::stage(lab, lab.sizes.many, true)?;
         let again = place.again(lab, lab.sizes.many)?;
-        let figure = Figure { limit: Some(MANY), ..again };
+        let figure = Figure { limit: Some(RESTAGE_MILLION_LIMIT_SECONDS), ..again };
         Ok(Rows { figures: vec![figure], ..Rows::default() })
     })?;
     report.measure("a job", || job(lab))
@@ -90,7 +90,10 @@ impl AgentMount {
         let (source, mirror) = (url("source"), packed.then(|| url("mirror")));
         data::tree(&room.path().join("source"), files, FILES_IN_DIRECTORY, 1)?;
         if let Some(mirror) = &mirror {
-            run::run(run::command(&lab.bdnfs).args(["mirror", "add", &source, "--mirror", mirror]), COMMAND)?;
+            run::run(
+                run::command(&lab.bdnfs).args(["mirror", "add", &source, "--mirror", mirror]),
+                COMMAND_TIMEOUT,
+            )?;
         }
         let agent = BenchAgent::start(lab, room.path(), "")?;
         let place = Self { agent, source, mirror, room };
@@ -104,8 +107,8 @@ impl AgentMount {
         fs::create_dir_all(&point).context("cannot make a directory")?;
         let mut mount = self.command(lab, "mount");
         mount.args(self.mirror.iter().flat_map(|mirror| ["--mirror", mirror]));
-        let took = run::run(mount.args(["--wait", &self.source]).arg(&point), COMMAND)?.seconds;
-        run::run(run::command(&lab.bdnfs).arg("umount").arg(&point), COMMAND)?;
+        let took = run::run(mount.args(["--wait", &self.source]).arg(&point), COMMAND_TIMEOUT)?.seconds;
+        run::run(run::command(&lab.bdnfs).arg("umount").arg(&point), COMMAND_TIMEOUT)?;
         Ok(took)
     }
 
@@ -129,12 +132,12 @@ impl AgentMount {
     fn idle(&self, files: usize) -> Result<Figure> {
         let agent = self.agent.process();
         let (begin, before) = (Instant::now(), agent.cpu()?);
-        while begin.elapsed() < IDLE {
+        while begin.elapsed() < IDLE_MEASUREMENT_TIME {
             interrupt::check()?;
             std::thread::sleep(Duration::from_millis(100));
         }
         let used: Samples = [agent.cpu()? - before].into_iter().collect();
-        let name = format!("CPU in {} s at rest, with {files} blobs", IDLE.as_secs());
+        let name = format!("CPU in {} s at rest, with {files} blobs", IDLE_MEASUREMENT_TIME.as_secs());
         Ok(Figure::new(&name, MeasureUnit::Seconds, used))
     }
 
@@ -142,12 +145,12 @@ impl AgentMount {
         let mut times = Samples::default();
         for _ in 0..lab.sizes.runs {
             interrupt::check()?;
-            self.agent.process().end(END);
+            self.agent.process().end(AGENT_STOP_TIMEOUT);
             self.agent = BenchAgent::start(lab, self.room.path(), "")?;
             times.push(self.agent.took);
         }
         let figure = Figure::new(&format!("ready, with {files} blobs"), MeasureUnit::Seconds, times);
-        Ok(Figure { limit: Some(MANY), ..figure })
+        Ok(Figure { limit: Some(RESTAGE_MILLION_LIMIT_SECONDS), ..figure })
     }
 }
 
@@ -178,11 +181,11 @@ impl BenchAgent {
         while !is_ready(&socket) {
             interrupt::check()?;
             if running.has_ended() {
-                running.wait(READY)?;
+                running.wait(AGENT_READY_TIMEOUT)?;
                 bail!("the agent ended by itself");
             }
-            if begin.elapsed() > READY {
-                bail!("the agent is not ready after {} s", READY.as_secs());
+            if begin.elapsed() > AGENT_READY_TIMEOUT {
+                bail!("the agent is not ready after {} s", AGENT_READY_TIMEOUT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -198,7 +201,7 @@ impl BenchAgent {
 impl Drop for BenchAgent {
     fn drop(&mut self) {
         // It unmounts what it has, as it would not if it were killed.
-        self.process().end(END);
+        self.process().end(AGENT_STOP_TIMEOUT);
     }
 }
 
@@ -206,7 +209,7 @@ impl Drop for BenchAgent {
 fn is_ready(socket: &Path) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(READY))?;
+        stream.set_read_timeout(Some(AGENT_READY_TIMEOUT))?;
         stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
@@ -225,7 +228,8 @@ fn job(lab: &BenchEnv) -> Result<Comparison> {
         })?;
         Ok(size(lab) as f64 / 1e6 / seconds)
     })?;
-    Ok(Comparison::new("a job, cold", MeasureUnit::Megabytes, "8 curls, then fsync", sides).wanting(WANTED))
+    Ok(Comparison::new("a job, cold", MeasureUnit::Megabytes, "8 curls, then fsync", sides)
+        .wanting(WANTED_DOWNLOAD_RATIO))
 }
 
 /// Seconds from the submission of a job until it has ended.
@@ -239,5 +243,5 @@ fn run_job(lab: &BenchEnv, bucket: &BenchBucket, room: &Path) -> Result<f64> {
     fs::write(&spec, text).context("cannot write a job")?;
     let mut command = run::command(&lab.bdnfs);
     command.args(["job", "run", "--no-mirror", "--cache-dir"]).arg(room.join("cache")).arg(&spec);
-    Ok(run::run(command.envs(bucket.server.env()), COMMAND)?.seconds)
+    Ok(run::run(command.envs(bucket.server.env()), COMMAND_TIMEOUT)?.seconds)
 }

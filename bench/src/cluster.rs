@@ -21,13 +21,13 @@ const ABOUT: &str = "So many agents make the same large file local at the same t
 const RATE: &str = "1gbit";
 const NODES: [usize; 4] = [1, 2, 4, 8];
 /// How often with peers: a turn takes half a minute to be set up, and what is told hangs on a link's rate.
-const WITH: usize = 3;
+const ROUNDS_WITH_PEERS: usize = 3;
 /// How often without, which takes longer, and hangs on nothing else.
-const WITHOUT: usize = 2;
+const ROUNDS_WITHOUT_PEERS: usize = 2;
 /// How many times as long as one node a burst may take.
-const LONGER: f64 = 1.3;
+const MAX_BURST_RATIO: f64 = 1.3;
 /// How much of the mirror a burst may read for each byte that there is.
-const MORE: f64 = 1.05;
+const MAX_MIRROR_READS_PER_BYTE: f64 = 1.05;
 
 /// Measures it.
 ///
@@ -45,8 +45,8 @@ fn size(lab: &BenchEnv) -> u64 {
 fn nodes(lab: &BenchEnv) -> Result<Rows> {
     let mut rows = Rows::default();
     for (peers, name, runs) in [
-        (true, "with peers", lab.sizes.runs.min(WITH)),
-        (false, "without peers", lab.sizes.runs.min(WITHOUT)),
+        (true, "with peers", lab.sizes.runs.min(ROUNDS_WITH_PEERS)),
+        (false, "without peers", lab.sizes.runs.min(ROUNDS_WITHOUT_PEERS)),
     ] {
         let mut points = NODES.map(|count| (count, Samples::default(), Samples::default()));
         for _ in 0..runs {
@@ -85,8 +85,8 @@ fn limits(points: &[Point]) -> Vec<Figure> {
             ..Figure::new(&format!("{count} nodes with peers, {what}"), unit, value)
         };
         [
-            figure("beside one node", MeasureUnit::Times, seconds.beside(one), LONGER),
-            figure("read of the mirror", MeasureUnit::Fetched, fetched.clone(), MORE),
+            figure("beside one node", MeasureUnit::Times, seconds.beside(one), MAX_BURST_RATIO),
+            figure("read of the mirror", MeasureUnit::Fetched, fetched.clone(), MAX_MIRROR_READS_PER_BYTE),
         ]
     });
     figures.collect()

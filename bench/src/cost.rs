@@ -89,12 +89,12 @@ fn staging(lab: &BenchEnv) -> Result<Rows> {
 }
 
 /// Measurements along one axis, which become growths.
-struct Along {
+struct GrowthSeries {
     along: &'static str,
     growths: Vec<Growth>,
 }
 
-impl Along {
+impl GrowthSeries {
     fn new(along: &'static str) -> Self {
         Self { along, growths: Vec::new() }
     }
@@ -116,7 +116,7 @@ impl Along {
 
 fn readers(lab: &BenchEnv) -> Result<Rows> {
     let bucket = cold::bucket(lab, 1, size(lab))?;
-    let mut along = Along::new("readers");
+    let mut along = GrowthSeries::new("readers");
     for readers in [1, 4, 16, 64] {
         let (mut agent, mut reading, mut memory) =
             (Samples::default(), Samples::default(), Samples::default());
@@ -167,7 +167,7 @@ fn same(file: &Path, readers: u64) -> Result<()> {
 }
 
 fn sizes(lab: &BenchEnv) -> Result<Rows> {
-    let mut along = Along::new("bytes of the file");
+    let mut along = GrowthSeries::new("bytes of the file");
     for size in [4 << 10, 1 << 20, 1 << 30, 64 << 30] {
         // Nothing of it takes room on the disk.
         let bucket = BenchBucket::new(lab, 0, |directory| {
@@ -201,7 +201,7 @@ fn sizes(lab: &BenchEnv) -> Result<Rows> {
 }
 
 fn files(lab: &BenchEnv) -> Result<Rows> {
-    let mut along = Along::new("files");
+    let mut along = GrowthSeries::new("files");
     let most = lab.sizes.many;
     for files in [most / 1000, most / 100, most / 10, most] {
         let server = IndexServer::start(files)?;

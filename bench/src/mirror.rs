@@ -36,9 +36,9 @@ const TINY: usize = 4 << 10;
 const RATE: &str = "1gbit";
 /// How late a store answers that is not on this machine. Amazon names 100 to 200 ms for small objects (its manual's chapter
 /// on performance), who measures from within a region finds 10 to 30: this is kind to one GET a file.
-const LATE: Duration = Duration::from_millis(10);
+const STORE_LATENCY: Duration = Duration::from_millis(10);
 /// How many files each curl fetches at the most: enough to know the rate.
-const EACH: usize = 250;
+const FILES_PER_CURL: usize = 250;
 
 /// Measures all of it.
 ///
@@ -98,8 +98,8 @@ fn packed(lab: &BenchEnv, name: &str, files: usize, bytes: usize) -> Result<Rows
     })?;
     bucket.add(lab)?;
     let mut pairs = beside(lab, &bucket, &format!("{name}, cold"))?;
-    bucket.move_away(lab, LATE)?;
-    let away = format!("{name}, cold, each answer after {} ms", LATE.as_millis());
+    bucket.move_away(lab, STORE_LATENCY)?;
+    let away = format!("{name}, cold, each answer after {} ms", STORE_LATENCY.as_millis());
     pairs.extend(beside(lab, &bucket, &away)?);
     Ok(Rows { pairs, ..Rows::default() })
 }
@@ -114,7 +114,7 @@ fn beside(lab: &BenchEnv, bucket: &BenchBucket, name: &str) -> Result<Vec<Compar
     for _ in 0..lab.sizes.runs {
         interrupt::check()?;
         for (samples, curls) in curls.iter_mut().zip(others) {
-            let objects = &objects[..(curls * EACH).min(all)];
+            let objects = &objects[..(curls * FILES_PER_CURL).min(all)];
             let seconds = bucket.in_room(lab, |room| one_by_one(bucket, objects, curls, room))?;
             samples.push(objects.len() as f64 / seconds);
         }

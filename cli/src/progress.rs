@@ -37,8 +37,8 @@ pub async fn stage(client: &Client, id: u64, verify: bool) -> Result<StageStatus
     }
 }
 
-/// Shows the progress of a publication, the operation `what`, until it is aborted.
-pub async fn show_publication(what: &'static str, progress: Arc<PublishProgress>) {
+/// Shows the progress of mirroring, the operation `what`, until it is aborted.
+pub async fn show_mirror_progress(what: &'static str, progress: Arc<PublishProgress>) {
     let read = move || {
         (progress.state() != PublishPhase::Listing).then(|| Progress {
             files: progress.files.load(Relaxed),

@@ -1,4 +1,4 @@
-//! Who the driver is, what it can do, and whether it is ready.
+//! The CSI identity service: name, capabilities, readiness.
 
 use bdnfs_agent::api::client::Client;
 use tonic::{Request, Response, Status};

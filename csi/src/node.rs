@@ -25,7 +25,7 @@ use crate::status_code;
 use crate::volume_context::VolumeContext;
 
 /// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
-const HOLD: Duration = Duration::from_secs(100);
+const CALL_HOLD_TIMEOUT: Duration = Duration::from_secs(100);
 /// How long before its deadline a call is answered.
 const DEADLINE_MARGIN: Duration = Duration::from_secs(10);
 /// How soon an agent is asked again that was not there: it restarts in a second.
@@ -81,7 +81,7 @@ impl NodeService {
                 Ok(answer) => answer,
                 Err(_) => self.publication(key).await,
             };
-            // The call may have asked once more behind the back of one that ended it.
+            // A concurrent unpublish may have ended it while this call was retrying.
             while let Ok(ended) = unpublished.try_recv() {
                 if ended == key {
                     self.agent.unpublish(key).await?;
@@ -146,7 +146,7 @@ fn target_key(id: &str, target: &str) -> String {
 /// When a call is answered in any case. The kubelet waits longer after each error, so the later, the sooner a pod starts.
 fn hold(metadata: &MetadataMap) -> Duration {
     let timeout = metadata.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
-    timeout.map_or(HOLD, |timeout| timeout.saturating_sub(DEADLINE_MARGIN).max(timeout / 2))
+    timeout.map_or(CALL_HOLD_TIMEOUT, |timeout| timeout.saturating_sub(DEADLINE_MARGIN).max(timeout / 2))
 }
 
 /// Reads a timeout as gRPC writes it: `120S`, `119999m`.
@@ -313,7 +313,7 @@ mod tests {
             metadata.insert("grpc-timeout", timeout.parse().expect("text"));
             hold(&metadata)
         };
-        assert_eq!(hold(&MetadataMap::new()), HOLD);
+        assert_eq!(hold(&MetadataMap::new()), CALL_HOLD_TIMEOUT);
         for (timeout, seconds) in [("2M", 110), ("120S", 110), ("15000m", 7), ("4000000u", 2), ("soon", 100)]
         {
             assert_eq!(held(timeout).as_secs(), seconds, "{timeout}");

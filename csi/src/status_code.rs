@@ -1,4 +1,4 @@
-//! What a failure means to the kubelet.
+//! Maps agent failures to gRPC status codes for the kubelet.
 //!
 //! After `ABORTED`, `UNAVAILABLE`, `RESOURCE_EXHAUSTED` and `DEADLINE_EXCEEDED` it doesn't know whether a volume is there, and
 //! will unpublish it. After any other code it removes the directory and never calls again, so there must be nothing left.

@@ -1,4 +1,4 @@
-//! Invalidation: has the kernel forget names and pages.
+//! Invalidation: removes names (dentries) and pages of a mount from the kernel's caches.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

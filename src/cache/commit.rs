@@ -82,7 +82,7 @@ impl Drop for Committer {
     /// Waits until all that was handed in is committed.
     fn drop(&mut self) {
         self.queue = None;
-        // The last user of a cache may be the very thread, in a `done`: it can't wait for itself, and need not.
+        // The last handle may be dropped on the commit thread itself, in a `done`: it must not join itself.
         if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
             thread.join().ok();
         }

@@ -176,7 +176,7 @@ impl Evictor {
     /// # Errors
     /// [`Kind::NoSpace`], with what is needed, what there is and who holds it.
     pub fn admit(&self, partition: &Partition, groups: Vec<LeaseGroup>) -> Result<Vec<LeaseSet>> {
-        // Who comes second sees the lease of who comes first.
+        // Serialized, so that the second caller sees the first one's leases.
         let _one = self.admitting.lock();
         let own = partition.leases.bytes_with(&groups);
         let others: u64 = self
@@ -187,7 +187,7 @@ impl Evictor {
             .sum();
         let most = self.max_leasable();
         match partition.quota {
-            // Others are no reason then.
+            // Over its own quota: other tenants' leases do not matter.
             Some(quota) if own > quota => return Err(self.refused(partition, &groups, most.min(quota), 0)),
             _ if own + others > most => return Err(self.refused(partition, &groups, most, others)),
             _ => {}

@@ -191,7 +191,8 @@ impl PartialBlob {
         let map = map.lock();
         let bytes = io::read(&map, presence::check_at(self.presence.blocks(), index), 32)
             .map_err(|e| self.layout.fault("read the map of", &self.key, e))?;
-        Check::read_from_bytes(&bytes).map_err(|_| Error::new(Kind::Corrupt, "a short check"))
+        Check::read_from_bytes(&bytes)
+            .map_err(|_| Error::new(Kind::Corrupt, "the map is truncated within a block's check"))
     }
 
     /// Reads bytes whose blocks are all present.

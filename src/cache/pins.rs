@@ -18,11 +18,11 @@ use super::partition::Partition;
 pub fn lease(partition: &Partition) {
     let pinned = match list(partition) {
         Ok(pinned) => pinned,
-        Err(error) => return tracing::warn!(%error, "what is pinned is not known"),
+        Err(error) => return tracing::warn!(%error, "cannot list the pins of the cache"),
     };
     for id in pinned {
         if let Err(error) = lease_pinned(partition, &id) {
-            tracing::warn!(%error, %id, "a pin holds nothing");
+            tracing::warn!(%error, %id, "cannot apply a pin: its snapshot cannot be leased");
         }
     }
 }

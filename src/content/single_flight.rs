@@ -41,7 +41,7 @@ impl Content {
             // Looked at only from the other table, whose lock is held meanwhile.
             let direct = |i: u64| if scope == FetchScope::All { self.direct_flights.find(i) } else { None };
             let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
-            // One that is proved as a whole comes as a whole.
+            // A blob that is verified as a whole is fetched in one flight.
             let whole = self.fits_one_flight() && (0..count).all(absent);
             let flights = self.flights(scope);
             let (first, most) = match whole {
@@ -65,7 +65,7 @@ impl Content {
                 outcome => (found, outcome),
             };
             match outcome {
-                // Unless it is only in flight by now: then the next look finds that flight.
+                // Present, or in flight since the check: the next iteration finds that flight.
                 JoinOutcome::Present => {}
                 JoinOutcome::Joined(flight) => {
                     if let Some(ticket) = flight.raise(urgency) {
@@ -75,7 +75,7 @@ impl Content {
                 }
                 JoinOutcome::New(flight) => {
                     flight.raise(urgency);
-                    // Within the request that it is begun for; others may come to wait for it.
+                    // The span's parent is the request that starts the flight; others may join it.
                     let Extent { first, blocks } = flight.extent();
                     let span = tracing::debug_span!("flight", blob = %self.blob, first, blocks, ?urgency);
                     self.resources
@@ -128,7 +128,7 @@ impl Content {
     async fn run_flight(self: Arc<Self>, flight: Arc<Flight>, scope: FetchScope) {
         let guard = FlightGuard { content: &self, flight: &flight, scope, finished: false };
         let Range { start, end } = flight.extent().bytes(self.blob.size);
-        // Of a longer one, what has come is stored before the next blocks come.
+        // Blocks of a longer flight are stored as they arrive, so it never holds more.
         let held = (end - start).min(MAX_EXTENT_BLOCKS * BLOCK);
         let _flying = self.resources.metrics.start_flight();
         let budget = self.resources.budget(scope);

@@ -61,7 +61,7 @@ async fn lease(mirror: Mirror, snapshot: Weak<Snapshot>) {
                 Some(snapshot) => return snapshot.lease_with(lease).await,
                 None => return lease.release().await,
             },
-            // Who may only read has no lease, but the grace.
+            // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
             Err(error) if error.kind() == Kind::Refused => return,
             Err(error) => tracing::debug!(%error, "no lease on the mirror yet"),
         }

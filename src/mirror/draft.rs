@@ -2,9 +2,9 @@
 //!
 //! The content of a large blob goes to the store as it passes, and has its digest only at the end. Beside it, the mirror
 //! keeps a journal of how far that is, `drafts/<recipe>/<id>-<turn>`, first written before there is anything to lose: the
-//! checks of the blocks that are done are all that is needed to hash the rest without them. Whoever makes the same thing
-//! later takes over a draft whose holder is gone, by making the note of its next turn, which only one can do. What nobody
-//! takes over is given up by who collects.
+//! checks of the blocks that are done are all that is needed to hash the rest without them. A later run that makes the same
+//! blob takes over a draft whose process is gone: it creates the journal's next turn, which only one process can. The
+//! garbage collection deletes drafts that no run takes over.
 
 mod journal;
 mod state;
@@ -32,9 +32,9 @@ use crate::error::Result;
 use journal::{Journal, PartBoundary};
 use state::{DraftState, stored};
 
-/// A note is written again when this part of what is done is new: it grows with the blob, and costs a hundredth of it so.
+/// The journal is written again when one part in this many is new: it grows with the blob, and so costs a hundredth of it.
 const JOURNAL_FRACTION: usize = 16;
-/// The most parts that go without a note: little more than what is on its way anyway.
+/// The most uploaded parts that the journal may lack: little more than what is on its way anyway.
 const MAX_UNJOURNALED_PARTS: usize = 16;
 
 /// A large blob that is being uploaded.
@@ -277,7 +277,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Notes how far it is, where that is worth it and nobody is at it.
+    /// Writes the journal if enough was uploaded since the last time and no write is under way.
     fn journal_progress(&mut self) {
         let uploaded = self.upload.uploaded();
         while self.boundaries.get(1).is_some_and(|next| next.parts <= uploaded) {
@@ -296,7 +296,7 @@ impl Draft {
         let written = self.journal.write(&self.upload, state);
         self.journaling = Some(tokio::spawn(async move {
             if let Err(error) = written.await {
-                tracing::debug!(%error, "a draft can't be noted: if this breaks off, more is read again");
+                tracing::debug!(%error, "cannot write the journal of an upload; a resumed run would read more again");
             }
         }));
     }
@@ -318,7 +318,7 @@ impl Draft {
         self.journal.delete().await;
     }
 
-    /// Waits until nothing is being noted.
+    /// Waits until the journal is not being written.
     async fn await_journal(&mut self) {
         if let Some(journaling) = self.journaling.take() {
             journaling.await.ok();

@@ -11,7 +11,7 @@ pub(super) type Unit = u32;
 /// What a stray byte is added to: past the last Unicode scalar value, so that no character of a pattern equals it.
 const INVALID_BYTE_BASE: Unit = 0x11_0000;
 
-/// What a set begins with that means all others.
+/// Negates a set when it is its first character.
 const BANG: Unit = '!' as Unit;
 
 /// The characters of `name`, as patterns see them.

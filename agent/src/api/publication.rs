@@ -52,7 +52,7 @@ pub struct PublicationRequest {
     /// Without one the answer's path is the base.
     #[serde(default)]
     pub target: Option<PathBuf>,
-    /// Whom it is for, as people are told: `pod default/llama-0`.
+    /// The container, pod or task that it is for, as shown to users: `pod default/llama-0`.
     #[serde(default)]
     pub holder: Option<String>,
     /// Whether it is published before all of it is local.

@@ -1,4 +1,5 @@
-//! Stock: what is done with all that a cache holds, by an agent or on a cache that nobody owns.
+//! Operations on the whole inventory of a cache: summarize, evict, pin, verify. An agent does them, or a command on a cache
+//! without an agent.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -19,16 +20,16 @@ use crate::api::cache::{
 /// The fewest digits of an id that are taken for one.
 const MIN_ID_PREFIX_LEN: usize = 6;
 
-/// Tells what `node` holds. `mounted` tells where a snapshot of a tenant is mounted, given its id.
+/// Summarizes what `node` holds. `mounted` returns where a snapshot of a tenant is mounted, given its id.
 pub fn summarize(node: &NodeCache, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> Result<CacheSummary> {
     let (mut tenants, mut snapshots) = (Vec::new(), Vec::new());
     for partition in node.partitions() {
         let tenant = partition.layout.tenant();
-        let mut stock = inventory::take(&partition)?;
-        stock.snapshots.sort_by_key(|line| std::cmp::Reverse((line.used_at, line.bytes)));
-        snapshots.extend(stock.snapshots.into_iter().map(|line| told(tenant, line, &mounted)));
+        let mut held = inventory::take(&partition)?;
+        held.snapshots.sort_by_key(|line| std::cmp::Reverse((line.used_at, line.bytes)));
+        snapshots.extend(held.snapshots.into_iter().map(|line| snapshot_usage(tenant, line, &mounted)));
         let (quota, tenant) = (partition.quota, tenant.to_owned());
-        tenants.push(TenantUsage { tenant, bytes: stock.bytes, quota, others: stock.others });
+        tenants.push(TenantUsage { tenant, bytes: held.bytes, quota, others: held.others });
     }
     tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
     snapshots.sort_by(|a, b| a.tenant.cmp(&b.tenant));
@@ -36,7 +37,11 @@ pub fn summarize(node: &NodeCache, mounted: impl Fn(&str, &str) -> Vec<PathBuf>)
     Ok(CacheSummary { cache, usage: Usage::of(node), tenants, snapshots, last_scrub })
 }
 
-fn told(tenant: &str, line: CachedSnapshot, mounted: impl Fn(&str, &str) -> Vec<PathBuf>) -> SnapshotUsage {
+fn snapshot_usage(
+    tenant: &str,
+    line: CachedSnapshot,
+    mounted: impl Fn(&str, &str) -> Vec<PathBuf>,
+) -> SnapshotUsage {
     let CachedSnapshot { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned } = line;
     let (snapshot, tenant) = (snapshot.to_string(), tenant.to_owned());
     let in_use_by = mounted(&tenant, &snapshot);
@@ -107,9 +112,12 @@ fn choose(
     selection: &SnapshotSelection,
 ) -> Result<Vec<(std::sync::Arc<Partition>, Vec<CachedSnapshot>)>> {
     if selection.which.is_empty() && !selection.all {
-        return Err(Error::new(Kind::Invalid, "nothing is named; name sources or ids of snapshots, or all"));
+        return Err(Error::new(
+            Kind::Invalid,
+            "no snapshot given: name sources or snapshot ids, or select all",
+        ));
     }
-    let named: Vec<_> = selection.which.iter().map(|text| Name::new(text)).collect();
+    let named: Vec<_> = selection.which.iter().map(|text| SnapshotSelector::new(text)).collect();
     let mut hits = vec![false; named.len()];
     let mut chosen = Vec::new();
     for partition in node.partitions() {
@@ -137,13 +145,13 @@ fn choose(
     }
 }
 
-/// What a person calls snapshots.
-struct Name {
+/// Selects snapshots as a user names them: by source, or by the first digits of their ids.
+struct SnapshotSelector {
     text: String,
     source: Option<String>,
 }
 
-impl Name {
+impl SnapshotSelector {
     fn new(text: &str) -> Self {
         let uri = match text.parse::<Uri>() {
             Ok(Uri::File(path)) => Some(Uri::File(std::path::absolute(&path).unwrap_or(path))),
@@ -171,7 +179,8 @@ mod tests {
 
     #[test]
     fn snapshots_are_named_by_source_or_by_id() {
-        let means = |name: &str, source: &str| Name::new(name).matches("0123456789abcdef", source);
+        let means =
+            |name: &str, source: &str| SnapshotSelector::new(name).matches("0123456789abcdef", source);
         assert!(means("s3://b/p/", "s3://b/p") && means("s3://b/p", "s3://b/p at http://h:1"));
         assert!(!means("s3://b/p", "s3://b/pq") && !means("s3://b", "s3://b/p"));
         assert!(means("hf://a/b", "hf://models/a/b@0123") && means("hf://a/b@0123", "hf://models/a/b@0123"));

@@ -30,9 +30,9 @@ const STATE_FILE: &str = "scrub";
 const STATE_DIRECTORY: &str = "state";
 /// How many bytes are read in a second: a few percent of what an NVMe disk reads, and 160 TB in thirty days.
 const BYTES_PER_SECOND: u64 = 64 << 20;
-/// How often in an interval the cache is looked through for what is due.
-const LOOKS_PER_INTERVAL: u32 = 30;
-/// How long after a start the first look is: an agent that starts has better things to do.
+/// How many times in an interval the cache is scanned for blobs that are due.
+const PASSES_PER_INTERVAL: u32 = 30;
+/// How long after a start the first scan begins: an agent that starts has better things to do.
 const START_DELAY: Duration = Duration::from_secs(60);
 
 /// The scrubber of an agent. It ends when this is [stopped](Self::stop), or dropped.
@@ -122,7 +122,7 @@ fn serve(engine: &Engine, interval: Duration, stats: &ScrubStats, stopped: &Rece
     runtime::lower_priority();
     // True when it was not stopped meanwhile.
     let wait = |time| stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
-    let pause = interval / LOOKS_PER_INTERVAL;
+    let pause = interval / PASSES_PER_INTERVAL;
     let mut goes_on = wait(pause.min(START_DELAY));
     while goes_on {
         let (start, read) = (Instant::now(), AtomicU64::new(0));

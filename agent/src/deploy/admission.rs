@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 use crate::api::{ApiResult, Failure};
 
 /// How often the first in the queue tries again: leases end a moment after their mounts.
-const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+const ADMISSION_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// How long that moment may be.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -87,7 +87,7 @@ impl AdmissionQueue {
             if !std::mem::replace(&mut waits, true) {
                 note(format!("waits for room in the cache: {failure}"));
             }
-            let _ = timeout(RETRY_INTERVAL, self.released.notified()).await;
+            let _ = timeout(ADMISSION_RETRY_INTERVAL, self.released.notified()).await;
         }
     }
 }

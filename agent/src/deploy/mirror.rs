@@ -26,14 +26,14 @@ const PUBLISH_CONFIG: PublishConfig = PublishConfig { memory: 128 << 20 };
 /// The sources that are being mirrored, and those that wait for it.
 #[derive(Debug)]
 pub struct MirrorQueue {
-    /// A lock for each source and mirror: whoever comes second finds it mirrored.
-    turns: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
+    /// A lock for each source and mirror: the second job to take it finds the source mirrored.
+    locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
     slots: Semaphore,
 }
 
 impl Default for MirrorQueue {
     fn default() -> Self {
-        Self { turns: Mutex::default(), slots: Semaphore::new(PARALLEL_SOURCES) }
+        Self { locks: Mutex::default(), slots: Semaphore::new(PARALLEL_SOURCES) }
     }
 }
 
@@ -59,12 +59,12 @@ impl MirrorQueue {
         let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
         let mirror = mirror::open(at, scratch.to_owned())?;
         let key = source_key(&uri.tree_identity(&request.weights.access), &patterns);
-        let turn = self.turn(format!("{}\0{}\0{key}", at.tenant, mirror.name()));
-        let _turn = match turn.try_lock() {
-            Ok(turn) => turn,
+        let lock = self.source_lock(format!("{}\0{}\0{key}", at.tenant, mirror.name()));
+        let _lock = match lock.try_lock() {
+            Ok(lock) => lock,
             Err(_) => {
                 note(format!("waits for another job that mirrors {uri}"));
-                turn.lock().await
+                lock.lock().await
             }
         };
         if self.slots.available_permits() == 0 {
@@ -109,16 +109,16 @@ impl MirrorQueue {
         self.mirror(request, scratch, note).await
     }
 
-    /// The lock of those who mirror what has this key.
-    fn turn(&self, key: String) -> Arc<AsyncMutex<()>> {
-        let mut turns = self.turns.lock();
-        turns.retain(|_, turn| turn.strong_count() > 0);
-        if let Some(turn) = turns.get(&key).and_then(Weak::upgrade) {
-            return turn;
+    /// The lock to hold while the source with this key is mirrored.
+    fn source_lock(&self, key: String) -> Arc<AsyncMutex<()>> {
+        let mut locks = self.locks.lock();
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = locks.get(&key).and_then(Weak::upgrade) {
+            return lock;
         }
-        let turn = Arc::default();
-        turns.insert(key, Arc::downgrade(&turn));
-        turn
+        let lock = Arc::default();
+        locks.insert(key, Arc::downgrade(&lock));
+        lock
     }
 }
 

@@ -163,12 +163,12 @@ impl FdStore {
         link.is_some_and(|link| wire::send(link.as_fd(), message, descriptors).is_ok())
     }
 
-    /// Tells the fd store again and again that this agent is alive. Never ends.
+    /// Sends the fd store a heartbeat at each interval. Never ends.
     pub async fn send_heartbeats(&self) {
         loop {
             tokio::time::sleep(HEARTBEAT_INTERVAL).await;
             let link = self.link.borrow().clone();
-            // Whoever is just sending something says the same by that.
+            // A message that is being sent counts as a heartbeat.
             if let (Some(link), Some(_turn)) = (link, self.child.try_lock()) {
                 let _ = wire::send(link.as_fd(), &self.greeting(), &[]);
             }

@@ -95,14 +95,14 @@ struct Process {
 
 /// The descriptors and mounts that the process keeps.
 struct Store {
-    mounts: BTreeMap<u64, Entry>,
+    mounts: BTreeMap<u64, HeldMount>,
     /// How long to hold without an agent, once the first one has said.
     hold: Option<Duration>,
     invalidations: Sender<Invalidation>,
 }
 
-/// A mount that it holds.
-struct Entry {
+/// A mount that the process holds.
+struct HeldMount {
     /// The request with its secrets, as JSON.
     request: String,
     descriptors: MountDescriptors,
@@ -133,7 +133,7 @@ impl Process {
             let left = if is_idle { Duration::MAX } else { hold.saturating_sub(self.alone_since.elapsed()) };
             if self.agent.is_none() && left.is_zero() {
                 let (seconds, mounts) = (hold.as_secs(), self.store.mounts.len());
-                tracing::warn!("no agent has come for {seconds} s: {mounts} mounts end");
+                tracing::warn!("no agent connected for {seconds} s; ending {mounts} mounts");
                 if !self.stays {
                     return Ok(());
                 }
@@ -147,7 +147,7 @@ impl Process {
             if events.agent {
                 self.receive();
             } else {
-                self.look_after_agent();
+                self.check_agent_heartbeat();
             }
             if events.connection {
                 // The agent before it may have ended with mounts on their way to here.
@@ -228,7 +228,7 @@ impl Process {
     }
 
     /// Kills an agent that hangs, so that the next can have its cache. Its end is noticed as any other.
-    fn look_after_agent(&mut self) {
+    fn check_agent_heartbeat(&mut self) {
         let Some(agent) = &self.agent else { return };
         // What it sends is not received while the queue is full.
         if self.store.invalidations.is_full() || !self.heartbeats.hangs(Instant::now()) {
@@ -272,11 +272,11 @@ impl Store {
             }
             Message::Keep { id, note: request } => {
                 let descriptors = MountDescriptors::new(descriptors).ok_or(ErrorKind::InvalidData)?;
-                self.mounts.insert(id, Entry { request, descriptors });
+                self.mounts.insert(id, HeldMount { request, descriptors });
             }
             Message::Forget { id } => drop(self.mounts.remove(&id)),
             Message::Give => {
-                for (id, Entry { request, descriptors }) in &self.mounts {
+                for (id, HeldMount { request, descriptors }) in &self.mounts {
                     let descriptors: Vec<_> = descriptors.iter().collect();
                     let message = Message::Keep { id: *id, note: request.clone() };
                     wire::send(agent.as_fd(), &message, &descriptors)?;
@@ -313,7 +313,7 @@ mod tests {
                 .expect("sockets");
         set_socket_timeout(&theirs, Timeout::Recv, Some(Duration::from_millis(1))).expect("a socket");
         let descriptors = [ours.try_clone().expect("a descriptor"), ours.try_clone().expect("a descriptor")];
-        let entry = Entry {
+        let entry = HeldMount {
             request: "{}".to_owned(),
             descriptors: MountDescriptors::new(descriptors).expect("descriptors"),
         };

@@ -16,7 +16,7 @@ use tokio::process::ChildStdin;
 use super::job_volume;
 use super::process::IdleSupervisor;
 use super::run::JobRun;
-use super::supervisor::{COVER_BYTES, SupervisorInfo, SupervisorOrder};
+use super::supervisor::{SupervisorInfo, SupervisorOrder, TMPFS_OVERLAY_BYTES};
 use crate::api::job::{DeployReport, JobRequest, JobState, PhaseSeconds, Variable};
 use crate::api::{ApiResult, Failure, MountRequest, Weights};
 use crate::deploy::{self, lease_all, stage_all};
@@ -55,7 +55,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     let (order, _volumes) = order(run).await?;
     let (supervisor, attached) = idle.launch(&order).await?;
     for directory in &supervisor.covered {
-        let (directory, most) = (directory.display(), text::size(COVER_BYTES));
+        let (directory, most) = (directory.display(), text::size(TMPFS_OVERLAY_BYTES));
         job.note(format!(
             "new entries of {directory} are kept in memory, {most} at most, until the job ends; those that it has are the host's"
         ));

@@ -28,7 +28,7 @@ use crate::records::Records;
 use crate::signals::Shutdown;
 use crate::volumes::Volumes;
 
-/// The directory in that of the cache in which each job has one.
+/// Subdirectory of the cache with one directory for each job.
 const JOBS_DIRECTORY: &str = "jobs";
 /// How many jobs that have ended are kept.
 const ENDED_JOBS_KEPT: usize = 200;

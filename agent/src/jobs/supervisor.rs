@@ -34,7 +34,7 @@ pub mod log;
 mod namespace;
 mod processes;
 
-pub use namespace::{COVER_BYTES, check_places};
+pub use namespace::{TMPFS_OVERLAY_BYTES, check_places};
 
 /// The file that the supervisor holds locked as long as it lives.
 const LOCK_FILE: &str = "lock";
@@ -146,11 +146,11 @@ pub fn run() -> Result<()> {
 /// Receives one line of JSON from the standard input; `None` where whoever was to send it is gone.
 fn receive<T: DeserializeOwned>() -> Result<Option<T>> {
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).context("cannot read the order")?;
+    std::io::stdin().read_line(&mut line).context("cannot read the job's start request")?;
     if !line.ends_with('\n') {
         return Ok(None);
     }
-    serde_json::from_str(&line).map(Some).context("the order is invalid")
+    serde_json::from_str(&line).map(Some).context("the job's start request is invalid")
 }
 
 /// Whether nobody holds the other end of the standard input any more.

@@ -26,7 +26,7 @@ use crate::{mirror, text};
 
 /// The snapshot of a request.
 pub struct ResolvedSnapshot {
-    /// It.
+    /// The snapshot.
     pub snapshot: Arc<Snapshot>,
     /// What the source was resolved to, as its origin names it.
     pub resolved: String,
@@ -34,8 +34,8 @@ pub struct ResolvedSnapshot {
     pub note: Option<String>,
 }
 
-/// Finds the snapshot that `request` asks for, or where nobody answers, the newest one that the cache has whole. Files without a
-/// name may be made in the directory `scratch`.
+/// Finds the snapshot that `request` asks for or, where neither mirror nor origin answers, the newest one that the cache has
+/// whole. Unnamed files may be made in the directory `scratch`.
 pub async fn resolve(
     engine: &Engine,
     scratch: &Path,
@@ -78,7 +78,9 @@ async fn resolve_listed(
             );
             Failure::new(Kind::NotFound, text)
         })?;
-        let note = Some(format!("{uri} is mounted from the cache as of {listed}; nobody was asked"));
+        let note = Some(format!(
+            "{uri} is mounted from the cache as of {listed}; neither its mirror nor its origin was asked"
+        ));
         return Ok(ResolvedSnapshot { note, ..resolved });
     }
     let (found, listed) = match ask(engine, scratch, request, &uri, patterns).await {
@@ -147,7 +149,7 @@ async fn ask(
         Ok(None) => {
             let resolved = list_origin(engine, uri, patterns, &request.weights.access).await?;
             let name = mirror.name();
-            let why = format!("{uri} is not in the mirror {name}, so it is read from where it lives");
+            let why = format!("{uri} is not in the mirror {name}, so it is read from its origin");
             let note = Some(format!("{why}; see `bdnfs mirror add`"));
             return Ok((ResolvedSnapshot { note, ..resolved }, now));
         }
@@ -203,14 +205,11 @@ async fn fall_back_to_origin(
     if damage.kind() != Kind::Corrupt {
         return Err(damage.into());
     }
-    tracing::warn!(error = %damage, "reading {uri} from where it lives");
+    tracing::warn!(error = %damage, "reading {uri} from its origin");
     let pinned = found.map_or_else(|| uri.clone(), |found| pinned(uri, &found.resolved));
     let resolved =
         list_origin(engine, &pinned, patterns, &request.weights.access).await.map_err(|failure| {
-            Failure::new(
-                damage.kind(),
-                format!("{damage}; and it can't be read from where it lives: {failure}"),
-            )
+            Failure::new(damage.kind(), format!("{damage}; and it can't be read from its origin: {failure}"))
         })?;
     let state = match found {
         Some(found) if found.listing == resolved.snapshot.id() => "in the state that was mirrored",
@@ -218,7 +217,7 @@ async fn fall_back_to_origin(
         None => "in the state that it has now",
     };
     Ok(ResolvedSnapshot {
-        note: Some(format!("{damage}; until then {uri} is read from where it lives, {state}")),
+        note: Some(format!("{damage}; until then {uri} is read from its origin, {state}")),
         ..resolved
     })
 }

@@ -163,7 +163,7 @@ impl Bases {
                 made => return made.map(|()| path).with_context(cannot),
             }
         }
-        unreachable!("numbers do not end")
+        unreachable!("a base always finds a free number")
     }
 
     /// Mounts it, unless it is. Not to be dropped half-way.

@@ -283,7 +283,7 @@ impl Publication {
         PublicationWaiter(self)
     }
 
-    /// Waits until nobody has asked for it for a while.
+    /// Waits until no request has come for [`ABANDONED_AFTER`].
     pub async fn abandoned(&self) {
         loop {
             let last = {

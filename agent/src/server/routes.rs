@@ -127,7 +127,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
             invalid(if is_plain {
                 text
             } else {
-                format!("line {} column {} is not as it should be", e.line(), e.column())
+                format!("line {} column {}: invalid value or type", e.line(), e.column())
             })
         })
     }

@@ -77,7 +77,7 @@ fn parse(text: &str) -> Result<Url> {
     }
     if !url.username().is_empty() || url.password().is_some() {
         return invalid(
-            "a collector's URL holds no password; what it wants to hear stands in OTEL_EXPORTER_OTLP_HEADERS",
+            "a collector's URL must not contain a user name or password; set headers with OTEL_EXPORTER_OTLP_HEADERS",
         );
     }
     Ok(url)

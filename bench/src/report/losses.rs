@@ -4,7 +4,7 @@
 use super::markdown::{mark, quantity, table};
 use super::{BenchReport, Comparison, RowGroup};
 
-/// From here on a ratio counts as a loss: what lies nearer to 1 is told by no run on any machine.
+/// From here on a ratio counts as a loss: ratios closer to 1 are within the noise of any run.
 const EVEN: f64 = 0.95;
 
 impl BenchReport {

@@ -55,7 +55,7 @@ enum CacheCommand {
     Unpin(SnapshotArgs),
 }
 
-/// SnapshotArgs snapshots.
+/// The arguments that select snapshots.
 #[derive(Debug, clap::Args)]
 struct SnapshotArgs {
     /// Sources, or the first digits of snapshot ids

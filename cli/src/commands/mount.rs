@@ -72,7 +72,7 @@ pub struct MountArgs {
     /// names. Default: as the source has it
     #[arg(long, value_name = "LAYOUT")]
     layout: Option<TreeLayout>,
-    /// Ask nobody: mount the newest snapshot that the cache has whole
+    /// Use no network: mount the newest snapshot that is complete in the cache
     #[arg(long)]
     offline: bool,
     /// Allow other users to access the mount

@@ -224,7 +224,7 @@ impl FileHandles {
             if file.is_readable() {
                 return self.insert(unique, node, file.reader.clone(), OpenMode::Passthrough(file));
             }
-            if self.give_up_backing(node, index) {
+            if self.close_idle_backing(node, index) {
                 return Ok(OpenAnswer::Moved);
             }
         }
@@ -237,7 +237,7 @@ impl FileHandles {
 
     /// Has no more handles read the backing file of `node`, which was reopened a moment ago. True where others have it open: then
     /// lookups of the file `index` lead to another node from now on.
-    fn give_up_backing(&self, node: u64, index: u32) -> bool {
+    fn close_idle_backing(&self, node: u64, index: u32) -> bool {
         let mut table = self.table.lock();
         // Bound, and dropped without the lock.
         let evicted = (table.close(node, Instant::now()), table.renew(index));

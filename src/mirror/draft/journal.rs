@@ -54,7 +54,7 @@ impl Journal {
         }
     }
 
-    /// Writes what is known, when the parts that it speaks of are durable.
+    /// Writes the journal, once the parts that it lists are durable.
     pub(super) fn write(
         &self,
         upload: &Upload,
@@ -62,16 +62,16 @@ impl Journal {
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let (journal, id) = (self.clone(), upload.id().clone());
         async move {
-            let settled = journal.mirror.store.parts.sync(&id).await;
-            settled.map_err(|e| journal.mirror.failure("write", &id.key, &e))?;
+            let synced = journal.mirror.store.parts.sync(&id).await;
+            synced.map_err(|e| journal.mirror.failure("write", &id.key, &e))?;
             journal.mirror.put(&journal.key, state.encode(&journal.recipe).into()).await
         }
     }
 
-    /// Deletes it: nothing is under way any more.
+    /// Deletes the journal, once the upload is finished or discarded.
     pub(in crate::mirror) async fn delete(self) {
         if let Err(error) = self.mirror.delete(&self.key).await {
-            tracing::debug!(%error, "a note of a draft is left to who collects");
+            tracing::debug!(%error, "cannot delete the journal of an upload; `mirror gc` will");
         }
     }
 }

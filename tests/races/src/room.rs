@@ -11,7 +11,7 @@ use crate::leases::{LeaseGroup, LeaseSet, LeaseTable};
 
 /// The room.
 #[derive(Debug)]
-pub struct Room {
+pub struct ModelCache {
     bytes: u64,
     leases: Arc<LeaseTable>,
     admitting: Mutex<()>,
@@ -20,14 +20,14 @@ pub struct Room {
 /// One blob that is to have room.
 #[derive(Debug)]
 pub struct RoomSnapshot {
-    room: Arc<Room>,
+    room: Arc<ModelCache>,
     name: String,
     bytes: u64,
     held: Mutex<Option<LeaseSet>>,
 }
 
-impl Room {
-    /// Room for `bytes`.
+impl ModelCache {
+    /// ModelCache for `bytes`.
     pub fn new(bytes: u64) -> Arc<Self> {
         Arc::new(Self { bytes, leases: Arc::default(), admitting: Mutex::default() })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bdnfs_races::admission::AdmissionQueue;
-use bdnfs_races::room::Room;
+use bdnfs_races::room::ModelCache;
 use shuttle::future::block_on;
 use shuttle::{check_random, future, thread};
 
@@ -14,7 +14,7 @@ const BYTES: u64 = 10;
 #[test]
 fn jobs_racing_for_room_are_all_admitted_and_never_hold_more_than_there_is() {
     let race = || {
-        let (room, queue) = (Room::new(BYTES), Arc::new(AdmissionQueue::default()));
+        let (room, queue) = (ModelCache::new(BYTES), Arc::new(AdmissionQueue::default()));
         let jobs = [("small", 4), ("half", 5), ("more", 6), ("all", BYTES)].map(|(name, bytes)| {
             let (room, queue) = (room.clone(), queue.clone());
             thread::spawn(move || {
@@ -36,7 +36,7 @@ fn jobs_racing_for_room_are_all_admitted_and_never_hold_more_than_there_is() {
 #[test]
 fn job_behind_one_that_is_cancelled_is_admitted() {
     let race = || {
-        let (room, queue) = (Room::new(BYTES), Arc::new(AdmissionQueue::default()));
+        let (room, queue) = (ModelCache::new(BYTES), Arc::new(AdmissionQueue::default()));
         let first = room.snapshot("first", BYTES);
         let permit = block_on(queue.admit("first", std::slice::from_ref(&first), |_| ())).expect("room");
         let cancelled = future::spawn({

@@ -60,7 +60,7 @@ impl ClusterLife {
 
     /// Waits for as long as it takes on average; false at the end.
     async fn wait(&self, mean: Duration) -> bool {
-        sleep(Duration::from_millis(self.sim.roll(2 * mean.as_millis() as u64))).await;
+        sleep(Duration::from_millis(self.sim.random_below(2 * mean.as_millis() as u64))).await;
         Instant::now() < self.end
     }
 
@@ -89,22 +89,23 @@ impl ClusterLife {
 
     /// In the middle of a burst, some die and one takes its leave.
     async fn lose_some(&self) {
-        sleep(Duration::from_millis(self.sim.roll(400))).await;
+        sleep(Duration::from_millis(self.sim.random_below(400))).await;
         (0..LOST_NODES).for_each(|_| self.sim.kill(&self.any()));
         self.sim.retire(&self.any()).await;
     }
 
     fn any(&self) -> Arc<SimNode> {
         let all = self.sim.nodes();
-        all[self.sim.roll(all.len() as u64) as usize].clone()
+        all[self.sim.random_below(all.len() as u64) as usize].clone()
     }
 
     /// Cuts the network, unless it is already: between a few and all others, or in the middle.
     async fn cut_some(&self) {
-        sleep(Duration::from_millis(self.sim.roll(400))).await;
+        sleep(Duration::from_millis(self.sim.random_below(400))).await;
         if !self.sim.is_cut() {
-            let part = 2 + self.sim.roll(19);
-            let cut: Vec<_> = self.sim.nodes().into_iter().filter(|_| self.sim.roll(part) == 0).collect();
+            let part = 2 + self.sim.random_below(19);
+            let cut: Vec<_> =
+                self.sim.nodes().into_iter().filter(|_| self.sim.random_below(part) == 0).collect();
             self.sim.partition(&cut, PARTITION.1).await;
         }
     }
@@ -132,7 +133,7 @@ impl ClusterLife {
     /// Every third that goes takes its leave, the others just die.
     async fn departures(&self) {
         while self.wait(LEAVE_INTERVAL).await {
-            match self.sim.roll(3) {
+            match self.sim.random_below(3) {
                 0 => self.sim.retire(&self.any()).await,
                 _ => self.sim.kill(&self.any()),
             }
@@ -142,7 +143,7 @@ impl ClusterLife {
     /// What a node keeps in memory is bounded by what it does itself, and by the cluster's size.
     async fn checks(&self) {
         while self.wait(Duration::from_secs(5)).await {
-            let (seed, asked) = (self.seed, self.sim.beset());
+            let (seed, asked) = (self.seed, self.sim.max_requests_in_flight());
             assert!(asked <= 2 * STREAMS as u64, "seed {seed}: {asked} requests of one node at once");
             for node in self.sim.nodes() {
                 let (load, known) = (node.load(), node.view.known());

@@ -1,4 +1,4 @@
-//! A cluster in virtual time: the real ranks, seats, servers and ladders; what nodes hold, their links and the mirror are
+//! A cluster in virtual time: the real rendezvous hashing, peer tiers, servers and ladders; what nodes hold, their links and the mirror are
 //! models. A seed determines all of it.
 
 mod node;
@@ -37,13 +37,13 @@ pub struct Sim {
     rng: Mutex<Rng>,
     nodes: Mutex<BTreeMap<String, Arc<SimNode>>>,
     /// Who is on the other side of a partition.
-    beyond: Mutex<HashSet<String>>,
+    partitioned: Mutex<HashSet<String>>,
     published: Mutex<Vec<Blob>>,
     /// Blocks that were read of the mirror, and those that had to be, of each blob in the order of their names.
     stats: Mutex<Vec<SimStats>>,
-    beset: AtomicU64,
+    max_requests_in_flight: AtomicU64,
     slowest: AtomicU64,
-    born: AtomicU64,
+    nodes_started: AtomicU64,
     page: Bytes,
 }
 
@@ -76,17 +76,17 @@ impl Sim {
         Arc::new(Self {
             rng: Mutex::new(Rng(seed)),
             nodes: Mutex::default(),
-            beyond: Mutex::default(),
+            partitioned: Mutex::default(),
             published: Mutex::default(),
             stats: Mutex::default(),
-            beset: AtomicU64::new(0),
+            max_requests_in_flight: AtomicU64::new(0),
             slowest: AtomicU64::new(0),
-            born: AtomicU64::new(0),
+            nodes_started: AtomicU64::new(0),
             page: vec![7; BLOCK as usize].into(),
         })
     }
 
-    pub fn roll(&self, below: u64) -> u64 {
+    pub fn random_below(&self, below: u64) -> u64 {
         self.rng.lock().below(below)
     }
 
@@ -108,12 +108,12 @@ impl Sim {
 
     /// Whether the network is in two parts.
     pub fn is_cut(&self) -> bool {
-        !self.beyond.lock().is_empty()
+        !self.partitioned.lock().is_empty()
     }
 
     /// The most requests that any node had under way at once.
-    pub fn beset(&self) -> u64 {
-        self.beset.load(Relaxed)
+    pub fn max_requests_in_flight(&self) -> u64 {
+        self.max_requests_in_flight.load(Relaxed)
     }
 
     /// The longest that a node has taken to stage a blob, in seconds.
@@ -127,7 +127,7 @@ impl Sim {
 
     /// A new node, which hears of the others, and they of it, by and by.
     pub fn join(self: &Arc<Self>) -> Arc<SimNode> {
-        let number = self.born.fetch_add(1, Relaxed);
+        let number = self.nodes_started.fetch_add(1, Relaxed);
         let id = format!("n{number}");
         let member = Member {
             id: id.clone(),
@@ -176,12 +176,12 @@ impl Sim {
 
     /// Cuts some nodes off from the others, for as long as `lasts`. Gossip is as slow to notice as for the dead.
     pub async fn partition(self: &Arc<Self>, nodes: &[Arc<SimNode>], lasts: Duration) {
-        self.beyond.lock().extend(nodes.iter().map(|node| node.id.clone()));
+        self.partitioned.lock().extend(nodes.iter().map(|node| node.id.clone()));
         let before = self.providers();
         self.across(DEATH_NOTICE_MS, MemberEvent::Silence);
         sleep(lasts).await;
         self.charge(&before);
-        let beyond = std::mem::take(&mut *self.beyond.lock());
+        let beyond = std::mem::take(&mut *self.partitioned.lock());
         for id in &beyond {
             self.spread(id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
@@ -194,7 +194,7 @@ impl Sim {
 
     /// Which blocks of each blob somebody has, on either side of the cut.
     fn providers(&self) -> Vec<[Vec<bool>; 2]> {
-        let (nodes, beyond) = (self.nodes(), self.beyond.lock());
+        let (nodes, beyond) = (self.nodes(), self.partitioned.lock());
         let mut providers = vec![[(); 2].map(|()| vec![false; ALL as usize]); self.published.lock().len()];
         for node in nodes {
             let side = usize::from(beyond.contains(&node.id));
@@ -246,7 +246,7 @@ impl Sim {
         sign: MemberEvent,
     ) {
         let (sim, node, other) = (self.clone(), node.clone(), other.to_owned());
-        let after = least + self.roll(most - least);
+        let after = least + self.random_below(most - least);
         tokio::spawn(async move {
             sleep(Duration::from_millis(after)).await;
             let there = sim.nodes.lock().get(&other).cloned().filter(|_| sim.reachable(&node.id, &other));
@@ -259,7 +259,7 @@ impl Sim {
     }
 
     fn reachable(&self, from: &str, to: &str) -> bool {
-        let beyond = self.beyond.lock();
+        let beyond = self.partitioned.lock();
         beyond.contains(from) == beyond.contains(to)
     }
 

@@ -98,13 +98,13 @@ pub async fn get_of(
     let members = StaticMembership::default();
     members.set([peer]);
     let peers = Peers::new(member("asking", 1), Arc::new(members), Arc::new(client));
-    let seat = peers.placement(tenant, snapshot).peers()[1].clone();
+    let peer_tier = peers.placement(tenant, snapshot).peers()[1].clone();
     let (size, key) = (content.len() as u64, Key::Content(Digest::of(content)));
     let blocks = content.chunks(BLOCK as usize).zip(0..);
     let checks = Some(blocks.map(|(block, index)| Check::of(size, index, block)).collect());
     let (path, version) = Default::default();
     let blob = Blob { key, size, checks, path, version, sha256: None, stored: Stored::default() };
-    match seat.fetch(&blob, 0..size.min(BLOCK), Urgency::Read).await? {
+    match peer_tier.fetch(&blob, 0..size.min(BLOCK), Urgency::Read).await? {
         Some(body) => Ok(Some(body.try_collect::<Vec<_>>().await?.concat().into())),
         None => Ok(None),
     }

@@ -24,7 +24,7 @@ const NIGHTLY_ROUNDS: usize = 200;
 
 /// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Victim {
+enum KillTarget {
     /// `bdnfs job run`, which is its own agent.
     Run,
     /// The agent of the node.
@@ -36,12 +36,12 @@ enum Victim {
 }
 
 /// A machine whose job is staged for a while and then runs for a while.
-struct Scene {
+struct KillTestEnv {
     env: TestEnv,
     agent: Option<AgentProcess>,
 }
 
-impl Scene {
+impl KillTestEnv {
     fn new() -> Self {
         let env = TestEnv::new();
         for (name, len) in [("a", 5 * MIB + 1), ("b", 3 * MIB), ("config.json", 700)] {
@@ -134,13 +134,13 @@ impl Scene {
         assert_eq!(evicted["held"], 0, "{what}: {evicted}");
     }
 
-    fn round(&mut self, victim: Victim, number: usize, rng: &mut Rng) {
+    fn round(&mut self, victim: KillTarget, number: usize, rng: &mut Rng) {
         let moment = Duration::from_millis(rng.below(JOB_MILLISECONDS));
         let what = format!("{victim:?} killed after {moment:?} in round {number}");
         match victim {
-            Victim::Run => self.run(moment, |run| Self::kill(&[run])),
+            KillTarget::Run => self.run(moment, |run| Self::kill(&[run])),
             // Without an agent it is there from the start.
-            Victim::Supervisor if number.is_multiple_of(2) => {
+            KillTarget::Supervisor if number.is_multiple_of(2) => {
                 self.end_agent();
                 self.run(moment, |_| Self::kill(&self.machine().supervisors()));
             }
@@ -151,16 +151,16 @@ impl Scene {
                 let id = self.submit();
                 sleep(moment);
                 match victim {
-                    Victim::Agent => {
+                    KillTarget::Agent => {
                         self.agent.take().expect("an agent").crash();
                         self.start_agent();
                     }
-                    Victim::Supervisor => Self::kill(&self.machine().supervisors()),
+                    KillTarget::Supervisor => Self::kill(&self.machine().supervisors()),
                     _ => Self::kill(&self.commands()),
                 }
                 let waited = job(self.machine(), &["wait", &id, "--timeout", "60s"]);
                 assert_ne!(waited.code, Some(124), "{what}: {}", waited.err);
-                assert!(victim != Victim::Agent || waited.code == Some(0), "{what}: {}", waited.err);
+                assert!(victim != KillTarget::Agent || waited.code == Some(0), "{what}: {}", waited.err);
             }
         }
         self.assert_nothing_left(&what);
@@ -168,9 +168,9 @@ impl Scene {
 }
 
 /// Kills `victim` so often, each time at another moment.
-fn kill_at_random(victim: Victim, rounds: usize) {
+fn kill_at_random(victim: KillTarget, rounds: usize) {
     let seed = std::env::var("SEED").map_or(victim as u64 + 1, |seed| seed.parse().expect("a number"));
-    let (mut scene, mut rng) = (Scene::new(), Rng(seed));
+    let (mut scene, mut rng) = (KillTestEnv::new(), Rng(seed));
     for number in 0..rounds {
         scene.round(victim, number, &mut rng);
     }
@@ -180,56 +180,56 @@ fn kill_at_random(victim: Victim, rounds: usize) {
 
 #[test]
 fn job_run_killed_at_any_moment_leaves_nothing() {
-    kill_at_random(Victim::Run, ROUNDS);
+    kill_at_random(KillTarget::Run, ROUNDS);
 }
 
 #[test]
 fn job_whose_agent_is_killed_at_any_moment_leaves_nothing() {
-    kill_at_random(Victim::Agent, ROUNDS);
+    kill_at_random(KillTarget::Agent, ROUNDS);
 }
 
 #[test]
 fn job_whose_supervisor_is_killed_at_any_moment_leaves_nothing() {
-    kill_at_random(Victim::Supervisor, ROUNDS + 1);
+    kill_at_random(KillTarget::Supervisor, ROUNDS + 1);
 }
 
 #[test]
 fn job_whose_commands_are_killed_at_any_moment_leaves_nothing() {
-    kill_at_random(Victim::Command, ROUNDS);
+    kill_at_random(KillTarget::Command, ROUNDS);
 }
 
 #[test]
 #[ignore = "takes minutes; for a change of how jobs end: cargo nextest run --test jobs --run-ignored all two_hundred_times"]
 fn job_run_killed_two_hundred_times_leaves_nothing() {
-    kill_at_random(Victim::Run, NIGHTLY_ROUNDS);
+    kill_at_random(KillTarget::Run, NIGHTLY_ROUNDS);
 }
 
 #[test]
 #[ignore = "takes minutes; for a change of how jobs end: cargo nextest run --test jobs --run-ignored all two_hundred_times"]
 fn job_agent_killed_two_hundred_times_leaves_nothing() {
-    kill_at_random(Victim::Agent, NIGHTLY_ROUNDS);
+    kill_at_random(KillTarget::Agent, NIGHTLY_ROUNDS);
 }
 
 #[test]
 #[ignore = "takes minutes; for a change of how jobs end: cargo nextest run --test jobs --run-ignored all two_hundred_times"]
 fn job_supervisor_killed_two_hundred_times_leaves_nothing() {
-    kill_at_random(Victim::Supervisor, NIGHTLY_ROUNDS);
+    kill_at_random(KillTarget::Supervisor, NIGHTLY_ROUNDS);
 }
 
 #[test]
 #[ignore = "takes minutes; for a change of how jobs end: cargo nextest run --test jobs --run-ignored all two_hundred_times"]
 fn job_commands_killed_two_hundred_times_leave_nothing() {
-    kill_at_random(Victim::Command, NIGHTLY_ROUNDS);
+    kill_at_random(KillTarget::Command, NIGHTLY_ROUNDS);
 }
 
 #[test]
 fn job_run_killed_while_it_stages_leaves_no_mount() {
-    let scene = Scene::new();
+    let scene = KillTestEnv::new();
     scene.env.proxy.set(NetworkFault { rate: Some(MIB as u64), ..NetworkFault::default() });
     let machine = scene.machine();
     scene.run(Duration::ZERO, |run| {
         eventually("it stages", || !mounts_of(machine).is_empty());
-        Scene::kill(&[run]);
+        KillTestEnv::kill(&[run]);
     });
     eventually("its mount is gone", || mounts_of(machine).is_empty());
     scene.assert_nothing_left("killed while it staged");

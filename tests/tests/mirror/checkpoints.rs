@@ -124,7 +124,7 @@ fn checkpoint_commands_list_show_and_remove_what_was_pushed() {
     assert_same_tree(&directory, &mount);
     env.machine.umount(&mount);
 
-    checkpoint(&env, &[&["rm"], &name[..]].concat()).fails(&["nobody can be asked here", "2 ranks"]);
+    checkpoint(&env, &[&["rm"], &name[..]].concat()).fails(&["standard input is not a terminal", "2 ranks"]);
     checkpoint(&env, &["rm", "bt://other@job7"]).fails(&["names no checkpoint"]);
     checkpoint(&env, &[&["rm", "--yes"], &name[..]].concat()).succeeds();
     checkpoint(&env, &[&["rm", "--yes"], &name[..]].concat()).fails(&["has no checkpoint"]);

@@ -31,10 +31,10 @@ fn run(machine: &Machine, line: &str) -> CommandOutput {
     machine.run(&line.split(' ').collect::<Vec<_>>())
 }
 
-/// All objects of a mirror below `shelf`, the largest first.
-fn objects(mirror: &Path, shelf: &str) -> Vec<PathBuf> {
+/// All objects of a mirror below `kind`, the largest first.
+fn objects(mirror: &Path, kind: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut ahead = vec![mirror.join("tenants/default").join(shelf)];
+    let mut ahead = vec![mirror.join("tenants/default").join(kind)];
     while let Some(directory) = ahead.pop() {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             match entry.file_type().unwrap().is_dir() {
@@ -254,14 +254,14 @@ fn mirror_manifest_damaged_is_named_and_bypassed() {
         ("refs", &cut, "in the state that it has now"),
         ("manifests", &remove, mirrored),
     ];
-    for (shelf, damage, state) in damages {
+    for (kind, damage, state) in damages {
         run(&env.machine, add).succeeds();
         let written = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
-        let object = objects(&mirror, shelf).into_iter().max_by_key(written).unwrap();
+        let object = objects(&mirror, kind).into_iter().max_by_key(written).unwrap();
         let name = object.file_name().unwrap().to_str().unwrap();
         damage(&object);
         right(&[name, state]);
-        if shelf == "refs" {
+        if kind == "refs" {
             continue;
         }
         // Without the origin there is nothing to read.
@@ -269,7 +269,7 @@ fn mirror_manifest_damaged_is_named_and_bypassed() {
         fs::rename(&bucket, &away).unwrap();
         let (ran, _) = mount(&env.second_machine());
         fs::rename(&away, &bucket).unwrap();
-        ran.fails(&[name, "can't be read from where it lives", "bucket"]);
+        ran.fails(&[name, "can't be read from its origin", "bucket"]);
         env.put(&format!("new-{}", &name[..8]), 5000);
         right(&[name, other]);
     }
@@ -301,8 +301,8 @@ fn mirror_gc_beside_two_adds_collects_only_removed() {
     // The stores' clocks tell whole seconds.
     thread::sleep(Duration::from_millis(1100));
     run(&env.machine, "mirror gc --grace 0s --mirror s3://mirror").succeeds();
-    for shelf in ["blobs", "records", "known", "manifests", "uploads"] {
-        assert_eq!(objects(&mirror, shelf).len(), 0, "{shelf}");
+    for kind in ["blobs", "records", "known", "manifests", "uploads"] {
+        assert_eq!(objects(&mirror, kind).len(), 0, "{kind}");
     }
     run(&env.machine, "mirror show s3://bucket --mirror s3://mirror").fails(&["has no s3://bucket"]);
 }

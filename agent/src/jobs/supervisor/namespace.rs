@@ -30,8 +30,8 @@ const ENTRIES_MAX: usize = 4096;
 
 /// The most memory that the new entries of a covered directory may take, in bytes, and how many there may be: logs and temporary
 /// files fit, and nothing that would make the machine short of memory.
-pub const COVER_BYTES: u64 = 256 << 20;
-const COVER_INODES: usize = 64 << 10;
+pub const TMPFS_OVERLAY_BYTES: u64 = 256 << 20;
+const TMPFS_OVERLAY_INODES: usize = 64 << 10;
 
 /// The mount namespace that the agent lives in, held open for a process that leaves it.
 #[derive(Debug)]
@@ -111,8 +111,8 @@ fn take(mount: &Path) -> Result<OwnedFd> {
     open_tree(CWD, mount, flags).with_context(|| format!("cannot take {} into the job", mount.display()))
 }
 
-/// Lets go the mounts of other jobs, and those that would stay here when the host unmounts them: they would live, with all
-/// that they hold, for as long as this job.
+/// Unmounts, in this namespace, the mounts of other jobs and those that would stay here when the host unmounts them: they
+/// would live, with all that they hold, for as long as this job.
 fn leave_to_others(jobs: &Path) -> Result<()> {
     for mounted in mounts::list()?.iter().rev() {
         if !mounted.follows || mounted.mountpoint.starts_with(jobs) {
@@ -230,7 +230,9 @@ impl Places<'_> {
         }
         let like = directory.metadata().with_context(name)?;
         let (mode, uid, gid) = (like.mode() & 0o7777, like.uid(), like.gid());
-        let data = format!("mode={mode:o},uid={uid},gid={gid},size={COVER_BYTES},nr_inodes={COVER_INODES}");
+        let data = format!(
+            "mode={mode:o},uid={uid},gid={gid},size={TMPFS_OVERLAY_BYTES},nr_inodes={TMPFS_OVERLAY_INODES}"
+        );
         let data = std::ffi::CString::new(data).with_context(name)?;
         mount("bdnfs-job", self.scratch, "tmpfs", MountFlags::empty(), data.as_c_str())
             .context("cannot mount a tmpfs")?;

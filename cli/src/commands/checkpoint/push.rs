@@ -19,7 +19,7 @@ use rustix::rand::GetRandomFlags;
 
 use super::CheckpointMirrorArgs;
 use crate::output::print_value;
-use crate::progress::show_publication;
+use crate::progress::show_mirror_progress;
 use crate::text;
 
 /// The arguments of `bdnfs checkpoint push`.
@@ -83,7 +83,7 @@ async fn save(
     let source = PublishSource::checkpoint(&id, origin::open(&uri, &Access::default()).await?);
     let config = PublishConfig { memory: args.memory.as_u64() };
     let progress = Arc::new(PublishProgress::default());
-    let display = tokio::spawn(show_publication("saving", progress.clone()));
+    let display = tokio::spawn(show_mirror_progress("saving", progress.clone()));
     let published = publish(mirror, &source, config, &progress).await;
     display.abort();
     // Its end clears the bar.

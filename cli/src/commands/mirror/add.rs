@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::mirror::MirrorArgs;
 use crate::output::print_value;
-use crate::progress::show_publication;
+use crate::progress::show_mirror_progress;
 use crate::source::SourceOptions;
 use crate::source::{Parser, Source};
 use crate::{text, weights};
@@ -134,7 +134,7 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     let context = || format!("cannot mirror {uri}");
     let config = PublishConfig { memory: args.memory.as_u64() };
     let progress = Arc::new(PublishProgress::default());
-    let display = tokio::spawn(show_publication("mirroring", progress.clone()));
+    let display = tokio::spawn(show_mirror_progress("mirroring", progress.clone()));
     let published = publish_uri(mirror, uri, access, patterns.clone(), config, &progress).await;
     display.abort();
     // Its end clears the bar.

@@ -1,4 +1,4 @@
-//! A node: the real seats, server and ladders; what it holds is a model.
+//! A node: the real peer tiers, server and ladders; what it holds is a model.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -39,7 +39,7 @@ pub struct SimNode {
     announced: Mutex<Vec<u64>>,
     moved: AtomicU64,
     alive: Mutex<bool>,
-    born: Instant,
+    nodes_started: Instant,
 }
 
 /// What a node has in memory: requests to others and of others, flights, and those of whom it remembers something.
@@ -91,7 +91,7 @@ impl SimNode {
             announced: Mutex::default(),
             moved: AtomicU64::new(0),
             alive: Mutex::new(true),
-            born: Instant::now(),
+            nodes_started: Instant::now(),
         });
         let wire = SimNetwork { sim: Arc::downgrade(sim), me: member.id.clone() };
         node.peers.set(Peers::new(member, view, Arc::new(wire))).expect("once");
@@ -134,7 +134,7 @@ impl SimNode {
     /// Brings all of a blob, some groups at a time. Ends early if the node does.
     pub async fn stage(self: &Arc<Self>, blob: &Blob) {
         // A node that has just begun waits until it has heard of the others.
-        sleep_until(self.born + SETTLED).await;
+        sleep_until(self.nodes_started + SETTLED).await;
         let begin = Instant::now();
         let held = self.held(blob);
         let flights = stream::iter(held.ladder.stage_order(blob, 0)).for_each_concurrent(STREAMS, |run| {

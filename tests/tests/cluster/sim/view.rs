@@ -10,7 +10,7 @@ use super::{GOSSIP_DELAY_MS, MemberEvent, Sim};
 /// What a node knows of the others.
 #[derive(Default)]
 pub struct SimView {
-    roll: MembershipView,
+    membership: MembershipView,
     pub told: OnceLock<(Weak<Sim>, String)>,
 }
 
@@ -22,19 +22,19 @@ impl std::fmt::Debug for SimView {
 
 impl SimView {
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<Member>>)) {
-        let mut list = self.roll.live().to_vec();
+        let mut list = self.membership.live().to_vec();
         change(&mut list);
-        self.roll.set(list);
+        self.membership.set(list);
     }
 
     /// What it says of `id`.
     pub fn of(&self, id: &str) -> Option<Arc<Member>> {
-        self.roll.live().iter().find(|member| member.id == id).cloned()
+        self.membership.live().iter().find(|member| member.id == id).cloned()
     }
 
     /// How many it tells of.
     pub fn known(&self) -> usize {
-        self.roll.live().len()
+        self.membership.live().len()
     }
 
     pub fn forget(&self, id: &str) {
@@ -51,7 +51,7 @@ impl SimView {
 
 impl Membership for SimView {
     fn view(&self) -> &MembershipView {
-        &self.roll
+        &self.membership
     }
 
     fn announce(&self, holds: Vec<u64>) {

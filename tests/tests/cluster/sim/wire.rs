@@ -47,7 +47,7 @@ impl PeerClient for SimNetwork {
             }
             let node = sim.nodes.lock().get(&peer.id).cloned().ok_or_else(gone)?;
             if let Some(me) = sim.nodes.lock().get(&self.me) {
-                sim.beset.fetch_max(me.peers().requests_in_flight() as u64, Relaxed);
+                sim.max_requests_in_flight.fetch_max(me.peers().requests_in_flight() as u64, Relaxed);
             }
             let frames = match node.server.answer(&Caller::ANONYMOUS, request.clone()).await {
                 BlockResponse::Frames(frames) => frames,
