@@ -69,7 +69,7 @@ impl Announcements {
         Self { peers, whole: Mutex::default() }
     }
 
-    /// Whom it tells.
+    /// The peers that receive the announcements.
     pub fn peers(&self) -> &Arc<Peers> {
         &self.peers
     }

@@ -2,7 +2,7 @@
 //!
 //! A blob is cut into blocks of 1 MiB, the last one shorter. A block's [`Check`] is the chaining value of
 //! its subtree in the BLAKE3 tree of the whole blob, so the checks of all blocks combine to the blob's own
-//! digest: whoever trusts the digest can prove the list, and whoever has the list can verify each block
+//! digest: a reader that trusts the digest can prove the list, and with the list it can verify each block
 //! alone, in any order, on any thread. (BLAKE3 specification, section 2.1: a subtree whose length is a power
 //! of two chunks has a chaining value of its own; 1 MiB is 1,024 chunks.)
 //!

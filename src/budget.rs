@@ -127,7 +127,7 @@ impl Budget {
         }
         drop(state);
         for (grant, permit) in grants {
-            // Who has gone away meanwhile hands the permit back here, by dropping it without the lock.
+            // If its waiter is gone, the permit is given back here, dropped without the lock.
             drop(grant.send(permit));
         }
     }

@@ -71,7 +71,7 @@ pub async fn download(
     directory: &Path,
     progress: &DownloadProgress,
 ) -> Result<()> {
-    // Who may only read has no lease, but the grace.
+    // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
     let lease = mirror.lease(Purpose::Serve(*id)).await.ok();
     let missing = || Error::new(Kind::NotFound, format!("the mirror has no manifest {id}"));
     let manifest = Arc::new(mirror.manifest(id).await?.ok_or_else(missing)?);

@@ -143,8 +143,8 @@ impl Engine {
         Self::open_held(config, runtime).map(|(engine, _)| engine)
     }
 
-    /// The same. Nothing is evicted before the hold is dropped, so that those who held leases before a restart can take them
-    /// again.
+    /// The same. Nothing is evicted before the hold is dropped, so that the lease holders from before a restart can take
+    /// their leases again.
     ///
     /// # Errors
     /// Those of [`NodeCache::open`].

@@ -34,7 +34,7 @@ use parallelism::Parallelism;
 use tier_request::FetchContext;
 
 /// The first wait before the tiers are asked again, and the longest.
-const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+const ATTEMPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// How many times a tier may send wrong bytes before they are taken to be all it has.
 const WRONG_BYTES_LIMIT: u32 = 3;
@@ -211,7 +211,7 @@ impl Ladder {
             wrong_bytes: false,
         };
         let (mut wrong_bytes, mut odd_answers) = (0, 0);
-        let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, (self.seed)());
+        let mut backoff = Backoff::new(ATTEMPT_BACKOFF.0, ATTEMPT_BACKOFF.1, (self.seed)());
         loop {
             let (began, missing) = (attempt.last_arrival, attempt.missing.len());
             attempt.wrong_bytes = false;

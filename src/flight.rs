@@ -135,8 +135,8 @@ impl Flight {
         self.state.lock().urgency
     }
 
-    /// Takes a place in the budget's queue by `queue`, at the urgency that the flight has. Nobody can raise it between
-    /// the two: either `queue` sees it, or who raised it sees the place.
+    /// Takes a place in the budget's queue by `queue`, at the urgency that the flight has. No caller can raise it between
+    /// the two: either `queue` sees the new urgency, or the caller that raised it sees the place.
     pub fn queue(&self, queue: impl FnOnce(Urgency) -> Ticket) -> Ticket {
         let mut state = self.state.lock();
         let ticket = queue(state.urgency);

@@ -99,7 +99,7 @@
 //!   conditional on that version.
 //! - The file system is the index ([`cache`]). There is nothing to recover after a crash and nothing to corrupt; what was
 //!   written before an unclean stop is verified again before it is used ([`cache::presence`]).
-//! - Whoever fetches for other nodes waits for none of them ([`fetch::FetchScope`]), so requests can't circle.
+//! - A node that fetches for other nodes waits for none of them ([`fetch::FetchScope`]), so requests can't circle.
 //! - Everything is bounded: bytes in flight by the budget, the cache by its limits, reads by [`content::READ_DEADLINE`],
 //!   queues by their sizes.
 //! - Blocking work, hashing and disk I/O, runs on the runtime's blocking threads ([`task`]); no lock is held over an await.

@@ -18,11 +18,11 @@
 //! `docs/formats.md` has them to the byte. What makes it safe:
 //!
 //! - What has a digest for a name never changes. Content comes first, then its record, then the manifest, then the ref:
-//!   whatever is named exists, and a run that broke off leaves nothing that anybody sees. The next run finds the records
+//!   whatever is named exists, and a run that broke off leaves nothing that readers see. The next run finds the records
 //!   of what was finished ([`blobs`]), and resumes what was under way ([`draft`]).
 //! - A ref is replaced by making its next generation, which only one can do ([`catalog`]): every store can create an
 //!   object on condition that it is not there.
-//! - What no ref reaches is deleted ([`gc`]), but nothing younger than a grace, or than anybody at work ([`lease`]).
+//! - What no ref reaches is deleted ([`gc`]), but nothing younger than a grace period, or than a live lease ([`lease`]).
 //! - Nothing that is read is believed: manifests and records are held against their digests, blocks against their
 //!   checks, refs against the check that they hold and their own names, and known recipes against those.
 

@@ -1,7 +1,7 @@
 //! Placement: which node of a cluster fetches which blocks.
 //!
 //! Every group of adjacent blocks has an owner, the same in the eyes of all nodes. The owner fetches the group once; the
-//! others ask it and wait. Whoever fetches for others must not wait for another node in turn, or requests could circle:
+//! others ask it and wait. A node that fetches for others must not wait for another node in turn, or requests could circle:
 //! see [`FetchScope`](crate::fetch::FetchScope).
 
 use std::fmt;

@@ -54,9 +54,9 @@ pub use progress::{PublishPhase, PublishProgress};
 
 /// How many blobs are looked for or made at once. What they hold in memory is bounded by itself.
 const BLOBS_IN_FLIGHT: usize = 32;
-/// How many faults of what was there are told one by one: who wants all of them verifies the mirror.
+/// How many repaired faults are listed one by one; `mirror verify` lists all.
 const MAX_LISTED_REPAIRS: usize = 10;
-/// How often blobs that vanish while others are made are made again: it takes somebody who deletes them.
+/// How often blobs that vanish while others are made are made again: they only vanish when another process deletes them.
 const MAX_ROUNDS: u32 = 3;
 
 /// The limits of a publication.

@@ -29,7 +29,7 @@ use plan::MissingBlob;
 
 /// How many flights a stage begins with, and how many it may come to. Small files need many at once, for each of them is
 /// mostly waiting; large ones are held back by the budget long before. Each that lands lets one more start, as long as
-/// the tier sends long extents: on a slow link many would only take its bytes from whoever waits for a block now.
+/// the tier sends long extents: on a slow link many would only take bandwidth from readers that wait for a block now.
 const INITIAL_FLIGHTS: usize = 8;
 const MAX_FLIGHTS: usize = 64;
 
@@ -106,7 +106,7 @@ impl Stage {
         snapshot.resources().runtime.spawn(async move {
             let work = running.clone();
             let outcome = runtime.spawn(async move { work.run(weak, verify).await }).await;
-            // Who waits for it must hear of its end, whatever that is.
+            // Callers that wait for it must see its end, even a panic.
             running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
             running.changed.notify_waiters();
         });

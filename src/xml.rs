@@ -5,7 +5,7 @@ use quick_xml::events::Event;
 use serde::de::DeserializeOwned;
 
 /// How deep elements may lie in an answer; none has more than five. To read them takes the square of the depth.
-const MAX_DEPTH: usize = 16;
+const MAX_XML_DEPTH: usize = 16;
 
 /// Reads `text`, whose outermost element has one of the names `roots`. Says why it can't be.
 pub(crate) fn read<T: DeserializeOwned>(
@@ -22,7 +22,7 @@ pub(crate) fn read<T: DeserializeOwned>(
             return Err(format!("it does not begin with {}", roots.join(" or ")).into());
         }
         match event {
-            Event::Start(_) if depth == MAX_DEPTH => return Err("it is too deep".into()),
+            Event::Start(_) if depth == MAX_XML_DEPTH => return Err("it is too deep".into()),
             Event::Start(_) => depth += 1,
             Event::End(_) => depth = depth.saturating_sub(1),
             Event::Eof if !begun => return Err("it is not XML".into()),

@@ -1,7 +1,7 @@
 //! The control API: HTTP with JSON over a unix socket in the cache directory, between the agent and its clients.
 //!
 //! What is asked and answered stands in `docs/openapi.json`, which the tests hold against real answers. A failure is a
-//! [`Failure`] with a fitting status code. Whoever may connect may mount as the agent's user, so only that user and root
+//! [`Failure`] with a fitting status code. A client that may connect may mount as the agent's user, so only that user and root
 //! are let in ([`socket`]).
 
 pub mod attributes;
@@ -73,7 +73,7 @@ pub struct MountRequest {
     /// Whether no mirror is looked into, not even the agent's own.
     #[serde(default)]
     pub direct: bool,
-    /// Whether nobody is asked: the newest snapshot that the cache has whole is mounted.
+    /// Whether no network is used: the newest snapshot that is complete in the cache is mounted.
     #[serde(default)]
     pub offline: bool,
     /// Whether other users may see the tree.
@@ -85,7 +85,7 @@ pub struct MountRequest {
     /// Their group.
     #[serde(default)]
     pub gid: Option<u32>,
-    /// Who serves it once it is staged; by default what the agent is configured for.
+    /// What serves it once it is staged; by default what the agent is configured for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<Via>,
     /// The size that the cache was asked to have, in bytes; the agent warns when it has another.
@@ -103,7 +103,7 @@ impl MountRequest {
     }
 }
 
-/// Who serves a mount once all of it is local.
+/// What serves a mount once all of it is local: the agent or the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Via {
@@ -163,7 +163,7 @@ pub struct MountInfo {
     pub bytes: u64,
     /// Whether the kernel reads whole files by itself.
     pub passthrough: bool,
-    /// Who serves it: the agent (FUSE), or once it is staged the kernel alone. An older agent does not say it.
+    /// What serves it: the agent (FUSE), or once it is staged the kernel alone. An older agent does not say it.
     #[serde(default)]
     pub via: Via,
     /// What the user should know, a sentence each.

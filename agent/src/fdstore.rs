@@ -31,4 +31,4 @@ pub use client::{FdStore, StoredMount};
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An fd store answers from memory: one that takes longer is stuck, and mounts would be stuck with it.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+const FDSTORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -352,7 +352,7 @@ impl Publications {
             Err(failure) => {
                 self.take_down(&publication, true).await;
                 publication.set_failed(failure);
-                // Whoever asks next is told.
+                // The next request gets the failure.
                 tokio::select! {
                     () = publication.cancelled() => {}
                     () = publication.abandoned() => {}

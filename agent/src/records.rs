@@ -1,6 +1,6 @@
 //! Records: what a restart must not forget, a small JSON file each.
 //!
-//! They lie in `<cache>/state/<kind>/<name>.json` and belong to whoever holds the cache's lock. One is replaced whole and
+//! They lie in `<cache>/state/<kind>/<name>.json` and belong to the process that holds the cache's lock. One is replaced whole and
 //! is on the disk before anybody is told of it; there is nothing to recover after a crash. No record holds a secret.
 
 use std::ffi::OsStr;

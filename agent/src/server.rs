@@ -1,7 +1,7 @@
 //! The server of an agent: it takes the cache, serves the control API, and ends in order.
 //!
 //! The cache's lock decides who is the agent. At its end it first refuses mounts, then closes the sockets, then gives
-//! the lock back: a request is either served or visibly not, and whoever asked in vain starts the next agent.
+//! the lock back: a request is either served or refused, and a refused client starts the next agent.
 
 mod routes;
 mod socket;
@@ -114,7 +114,7 @@ impl AgentServer {
     /// # Errors
     /// [`Kind::Disk`] where a control socket failed.
     pub async fn serve(self) -> Result<()> {
-        // Before anybody is answered: who then asks it to end must be heard.
+        // Before the first answer: a signal sent after it must not be lost.
         let shutdown = shutdown_signal(self.agent.lifecycle().is_persistent());
         self.serve_until(shutdown).await
     }

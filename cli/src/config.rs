@@ -16,7 +16,7 @@ use serde_json::Value;
 /// The largest configuration that is read, in bytes. People write thousands; what is larger is something else.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// How deep lists and mappings may be nested. The model of Truss goes six deep.
-const MAX_DEPTH: usize = 64;
+const MAX_CONFIG_DEPTH: usize = 64;
 /// How many values a document may have, those that aliases repeat counted each time.
 const MAX_VALUES: usize = 1 << 18;
 /// The warning about a key that one mapping has twice, as Truss warns.
@@ -143,7 +143,7 @@ fn number(text: &str) -> Value {
 }
 
 fn too_deep(line: usize) -> ParseError {
-    ParseError::new(line, format!("lists or mappings nested more than {MAX_DEPTH} deep"))
+    ParseError::new(line, format!("lists or mappings nested more than {MAX_CONFIG_DEPTH} deep"))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use bdnfs_agent::cache::CacheConfig;
 use bdnfs_agent::{AgentConfig, AgentServer};
 
 use crate::cache::CacheArgs;
-use crate::spawn::{AGENT_EXIT_TIMEOUT, AGENT_RETRY_INTERVAL};
+use crate::spawn::{AGENT_EXIT_TIMEOUT, AGENT_START_POLL_INTERVAL};
 
 /// The agent that a command talks to.
 pub enum Endpoint {
@@ -68,7 +68,7 @@ pub async fn serve_or_request<T>(
         match request(&client).await {
             Ok(answer) => return Ok((client, Connection::Answer(answer))),
             Err(error) if error.is_gone() && start.elapsed() < AGENT_EXIT_TIMEOUT => {
-                tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
+                tokio::time::sleep(AGENT_START_POLL_INTERVAL).await;
             }
             // The owner of the cache is a better message than that nothing listens. What it refuses it says itself.
             Err(error) => {

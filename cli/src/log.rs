@@ -16,7 +16,7 @@ use crate::log_thread::{self, LogGuard};
 pub enum LogKind {
     /// To the terminal of a command.
     Command,
-    /// To whoever runs a service.
+    /// To the log of a service.
     Service,
     /// To a file in the cache, on whose disk nobody may wait.
     Detached,

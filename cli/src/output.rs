@@ -35,7 +35,7 @@ pub fn print_value(json: bool, value: &impl Serialize, text: impl FnOnce() -> St
 pub fn confirm_removal(what: &str) -> Result<bool> {
     let input = std::io::stdin();
     if !input.is_terminal() {
-        bail!("not removed: {what}; nobody can be asked here: add --yes");
+        bail!("not removed: {what}; standard input is not a terminal, add --yes");
     }
     eprint!("remove {what}? [y/N] ");
     std::io::stderr().flush()?;

@@ -9,7 +9,7 @@ use bdnfs::auth::load;
 use bdnfs::source::{Secret, SecretStore};
 
 /// The prefix of variables that hold secrets. An agent is started without them.
-pub const PREFIX: &str = "BDNFS_SECRET_";
+pub const SECRET_VARIABLE_PREFIX: &str = "BDNFS_SECRET_";
 /// The variable that names a store, where no option does.
 const STORE_VARIABLE: &str = "BDNFS_SECRETS";
 
@@ -76,7 +76,7 @@ fn store(path: PathBuf) -> Result<SecretStore> {
 /// The variable that holds the secret `name`: in capitals, `_` for all but letters and digits.
 pub fn variable(name: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-    PREFIX.chars().chain(name.chars().map(letter)).collect()
+    SECRET_VARIABLE_PREFIX.chars().chain(name.chars().map(letter)).collect()
 }
 
 /// The location of the secret `name`, in words; `None` for a missing one. Reads no value.

@@ -16,7 +16,7 @@ use crate::secrets;
 /// How long an agent may take to exit before its cache is given up: it makes its data durable first.
 pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait before its socket and lock are tried again.
-pub const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+pub const AGENT_START_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// What a detached agent writes to its parent once it listens; anything else is a [`Failure`].
 pub const READY: &str = "ready";
 
@@ -44,7 +44,7 @@ pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<SpawnOutcome> {
         command.env_remove(variable);
     }
     for (variable, _) in std::env::vars_os() {
-        if variable.as_encoded_bytes().starts_with(secrets::PREFIX.as_bytes()) {
+        if variable.as_encoded_bytes().starts_with(secrets::SECRET_VARIABLE_PREFIX.as_bytes()) {
             command.env_remove(variable);
         }
     }

@@ -8,7 +8,7 @@ use reqwest::{Method, RequestBuilder};
 use serde_json::Value;
 
 /// How long a request may take.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where the API server is, and as whom it is asked.
 #[derive(Clone, Debug)]
@@ -40,7 +40,8 @@ impl ApiServer {
         let pem = std::fs::read(path).map_err(|e| of_no_use(Kind::Disk, e.into()))?;
         let invalid = |e: reqwest::Error| of_no_use(Kind::Invalid, e.into());
         let authorities = reqwest::Certificate::from_pem_bundle(&pem).map_err(invalid)?;
-        let client = reqwest::Client::builder().tls_certs_only(authorities).timeout(REQUEST_TIMEOUT).build();
+        let client =
+            reqwest::Client::builder().tls_certs_only(authorities).timeout(API_SERVER_TIMEOUT).build();
         Ok(Self { client: client.map_err(invalid)?, config })
     }
 

@@ -35,7 +35,7 @@ const EVENT_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration:
 /// How many keys a call may leave unread while it waits for the agent: far more than volumes end in that time.
 const UNPUBLISHED_QUEUE_LEN: usize = 1024;
 /// How long after the hold an agent is stuck that has not answered.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
+const AGENT_STUCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The volumes of a node.
 pub struct NodeService {
@@ -72,7 +72,8 @@ impl NodeService {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let wait = left.min(interval);
-            let asked = tokio::time::timeout(wait + AGENT_TIMEOUT, self.agent.publish(key, request, wait));
+            let asked =
+                tokio::time::timeout(wait + AGENT_STUCK_TIMEOUT, self.agent.publish(key, request, wait));
             let answer = match asked.await {
                 Ok(Err(error)) if error.is_gone() && left > AGENT_RETRY => {
                     tokio::time::sleep(AGENT_RETRY).await;

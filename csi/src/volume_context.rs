@@ -103,7 +103,7 @@ impl VolumeContext {
         }
     }
 
-    /// Whom the volume is for, where the kubelet says it.
+    /// The pod that the volume is for, if the kubelet sends it.
     pub fn pod(&self) -> Option<PodReference> {
         let [namespace, name] = ["pod.namespace", "pod.name"].map(|key| self.pod.get(key).cloned());
         let uid = self.pod.get("pod.uid").cloned().unwrap_or_default();

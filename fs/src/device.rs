@@ -16,7 +16,7 @@ use crate::wire::abi::{BackingMap, InvalEntryOut, InvalInodeOut, OutHeader};
 use crate::wire::flags::notify;
 
 /// Where the kernel keeps it.
-const PATH: &str = "/dev/fuse";
+const DEVICE_PATH: &str = "/dev/fuse";
 /// Its number, major and minor (admin-guide/devices.txt).
 const NUMBER: (u32, u32) = (10, 229);
 /// The most pieces of one `writev`: `UIO_MAXIOV` of the kernel.
@@ -54,27 +54,27 @@ impl Device {
     /// [`Kind::Unsupported`] where the machine has none, [`Kind::Refused`] where it may not be used.
     pub(crate) fn open() -> Result<Self> {
         let file =
-            OpenOptions::new().read(true).write(true).open(PATH).map_err(|e| match e.raw_os_error() {
+            OpenOptions::new().read(true).write(true).open(DEVICE_PATH).map_err(|e| match e.raw_os_error() {
                 Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::with(
                     Kind::Unsupported,
                     format!(
-                        "{PATH} not found: load the module (modprobe fuse), or give the device to the container (--device {PATH})"
+                        "{DEVICE_PATH} not found: load the module (modprobe fuse), or give the device to the container (--device {DEVICE_PATH})"
                     ),
                     e,
                 ),
                 _ => Error::with(
                     Kind::Refused,
-                    format!("cannot open {PATH}: run as root, or ask for permission to use it"),
+                    format!("cannot open {DEVICE_PATH}: run as root, or ask for permission to use it"),
                     e,
                 ),
             })?;
         // A container may have got any file under this name, and the mount would fail with "Invalid argument".
-        let stat =
-            rustix::fs::fstat(&file).map_err(|e| Error::disk(format!("cannot stat {PATH}"), e.into()))?;
+        let stat = rustix::fs::fstat(&file)
+            .map_err(|e| Error::disk(format!("cannot stat {DEVICE_PATH}"), e.into()))?;
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
         if !is_device || (major(stat.st_rdev), minor(stat.st_rdev)) != NUMBER {
             let text = format!(
-                "{PATH} is not the FUSE device (a character device {}:{}): give the device to the container (--device {PATH})",
+                "{DEVICE_PATH} is not the FUSE device (a character device {}:{}): give the device to the container (--device {DEVICE_PATH})",
                 NUMBER.0, NUMBER.1
             );
             return Err(Error::new(Kind::Unsupported, text));

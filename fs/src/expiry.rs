@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use crate::open_table::IDLE_TIMEOUT;
+use crate::open_table::BACKING_IDLE_TIMEOUT;
 use crate::ops::Filesystem;
 
 /// After how many rounds without a request the task goes to sleep: by then all has been idle for longer than
-/// [`IDLE_TIMEOUT`], and has expired.
+/// [`BACKING_IDLE_TIMEOUT`], and has expired.
 const QUIET_ROUNDS: u32 = 3;
 
 /// Wakes the expiry task when there are requests.
@@ -40,7 +40,7 @@ pub(crate) async fn idle_expiry(filesystem: Weak<Filesystem>, mut woken: watch::
     while woken.changed().await.is_ok() {
         let mut quiet = 0;
         while quiet < QUIET_ROUNDS {
-            tokio::time::sleep(IDLE_TIMEOUT / 2).await;
+            tokio::time::sleep(BACKING_IDLE_TIMEOUT / 2).await;
             let Some(filesystem) = filesystem.upgrade() else { return };
             quiet = if filesystem.activity.active.swap(false, Relaxed) { 0 } else { quiet + 1 };
             let expire = move || {

@@ -1,4 +1,4 @@
-//! FLUSH: has the kernel learn, before anybody uses a stateless mount, that nobody wants it.
+//! FLUSH: disabled for a stateless mount, by answering the first one with ENOSYS before the mount is used.
 //!
 //! The kernel sends FLUSH when a file is closed that was opened without an OPEN request, until one FLUSH was answered with
 //! ENOSYS. It waits for that answer even on behalf of a process that is killed: if the server is stopped or gone just then,

@@ -376,7 +376,7 @@ fn filesystem(
 
 impl CachePressureListener for Filesystem {
     fn release_idle(&self) {
-        self.files.expire(Instant::now() + open_table::IDLE_TIMEOUT);
+        self.files.expire(Instant::now() + open_table::BACKING_IDLE_TIMEOUT);
     }
 }
 

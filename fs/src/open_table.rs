@@ -24,7 +24,7 @@ use crate::tree;
 const IDLE_BACKING_FILES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 /// How long they stay: long enough for a program that opens its files over and over, short enough not to keep
 /// the cache from evicting.
-pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const BACKING_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The open nodes. `B` is a registered backing file, `W` is dropped when nobody waits any more for a node's file to become
 /// whole.
@@ -68,7 +68,7 @@ impl<B: Clone, W> OpenTable<B, W> {
     pub(crate) fn new() -> Self {
         Self {
             open: HashMap::new(),
-            idle: IdleCache::new(IDLE_BACKING_FILES, IDLE_TIMEOUT),
+            idle: IdleCache::new(IDLE_BACKING_FILES, BACKING_IDLE_TIMEOUT),
             generations: HashMap::new(),
         }
     }
@@ -252,9 +252,9 @@ mod tests {
         open(&mut table, 5, true);
         assert_eq!(table.close(5, now), None);
         assert_eq!(table.reopen(5), Some(9));
-        assert!(table.expire(now + IDLE_TIMEOUT).is_empty());
+        assert!(table.expire(now + BACKING_IDLE_TIMEOUT).is_empty());
         table.close(5, now);
-        assert_eq!(table.expire(now + IDLE_TIMEOUT), [9]);
+        assert_eq!(table.expire(now + BACKING_IDLE_TIMEOUT), [9]);
         assert_eq!(table.reopen(5), None);
     }
 
@@ -334,7 +334,7 @@ mod tests {
                         table.mark_whole(tree::twin(FILE));
                     }
                     TableStep::Evict => whole &= !handles.is_empty(),
-                    TableStep::DentryInvalidator => drop(table.expire(now + IDLE_TIMEOUT)),
+                    TableStep::DentryInvalidator => drop(table.expire(now + BACKING_IDLE_TIMEOUT)),
                     TableStep::Takeover => {
                         // From the ledger; nothing else is handed over.
                         let adopted: Vec<_> = backings.values().filter_map(std::sync::Weak::upgrade).collect();

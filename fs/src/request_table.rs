@@ -1,4 +1,4 @@
-//! The table of pending requests and of their interruptions: whoever takes a request out of it first replies to it.
+//! The table of pending requests and of their interruptions: the thread that takes a request out first replies to it.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -39,7 +39,7 @@ impl<T> RequestTable<T> {
         true
     }
 
-    /// Takes the request `unique` out: whoever gets it replies to it.
+    /// Takes the request `unique` out: the caller that gets it replies to it.
     #[must_use]
     pub(crate) fn take(&self, unique: u64) -> Option<T> {
         self.entries.lock().requests.remove(&unique)

@@ -1,8 +1,8 @@
 //! Direct I/O: writes whole blocks to the disk past the page cache.
 //!
-//! What is delivered is written once and seldom read back soon: whoever waits for a block has it from memory. Through the
+//! What is delivered is written once and seldom read back soon: a waiting reader has the block from memory. Through the
 //! page cache each byte would cost a page, a copy, and a second pass to write it out, and it would push out what the
-//! machine's other work keeps there. The page cache belongs to who reads.
+//! machine's other work keeps there. The page cache is left to the readers.
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
-//! The disk writer: changes the cache's disk on threads of its own, so that nobody is stuck with a disk that does not answer.
+//! The disk writer: changes the cache's disk on threads of its own, so that no caller blocks on a disk that does not answer.
 //!
-//! A frozen file system, or a device that hangs, holds whoever writes there for as long as it likes, and no signal ends that.
-//! Whoever has something to write waits for it no longer than [`WRITE_TIMEOUT`]. While something is late the disk is *stalled*:
+//! A frozen file system, or a device that hangs, blocks a writing thread for as long as it likes, and no signal ends that.
+//! A caller waits for its write no longer than [`WRITE_TIMEOUT`]. While something is late the disk is *stalled*:
 //! nothing more is handed to it. What is late is not taken back, and counts when the disk answers after all.
 
 use std::fmt;
@@ -14,7 +14,7 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 
 use crate::error::{Error, Kind, Result};
 
-/// How long whoever writes waits for the disk. A block takes milliseconds; a disk that is only busy answers others meanwhile.
+/// How long a caller waits for its write. A block takes milliseconds; a disk that is only busy answers others meanwhile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many threads write for each core: as many as hash and write blocks at once.
 const THREADS_PER_CORE: usize = 2;

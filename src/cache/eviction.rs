@@ -19,7 +19,8 @@ use super::pressure::PressureListeners;
 /// One pass frees at least this share of the capacity, so that passes, each of which looks at every blob, stay rare.
 const PASS_FRACTION: u64 = 50;
 
-/// How long who needs room waits while all is held. Not for ever: whoever comes back may need the very thread that waits.
+/// How long a caller that needs room waits while eviction is paused. Not for ever: a lease holder that comes back may need
+/// the waiting thread.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many bytes are written between two looks at the file system's own free space, which others use too.
@@ -44,8 +45,8 @@ pub struct Evictor {
     pressure_listeners: PressureListeners,
 }
 
-/// Pauses eviction until it is dropped: who needs room waits. For a start, when those who will lease what
-/// is there are not back yet.
+/// Pauses eviction until it is dropped: callers that need room wait. It is for a start, when the
+/// lease holders of the previous run are not back yet.
 #[derive(Debug)]
 pub struct EvictionPause(Arc<Evictor>);
 

@@ -108,7 +108,7 @@ pub struct Layout {
     stamp: Digest,
     /// One bit a shard: names in it changed since they were last made durable.
     renamed: [AtomicU64; 4],
-    /// Held by who makes them durable.
+    /// Held while the names are made durable.
     syncing: Mutex<()>,
 }
 
@@ -262,7 +262,7 @@ impl Layout {
     /// # Errors
     /// The disk's own. What was to be made durable still is, then.
     pub fn sync_names(&self) -> io::Result<()> {
-        // One at a time: who finds nothing left to do here must know that it is done, not that somebody is at it.
+        // One at a time: a caller that finds nothing left to do relies on it being done, not under way.
         let _turn = self.syncing.lock();
         let renamed = self.renamed.each_ref().map(|bits| bits.swap(0, Relaxed));
         self.sync_shards(renamed).inspect_err(|_| {

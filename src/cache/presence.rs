@@ -82,7 +82,7 @@ impl Presence {
     /// The presence of block `index`.
     pub fn state(&self, index: u64) -> BlockState {
         let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
-        // Acquire pairs with the Release in `set_present`: who sees the bit sees the bytes that were written before it.
+        // Acquire pairs with the Release in `set_present`: a thread that sees the bit sees the bytes written before it.
         if self.present[word].load(std::sync::atomic::Ordering::Acquire) & bit != 0 {
             BlockState::Present
         } else if self.doubted[word].load(Relaxed) & bit != 0 {

@@ -1,5 +1,5 @@
-//! Removal: tells those who read a blob that what the cache had of it was not right, and is gone; and of evictions who counts
-//! on what nobody reads.
+//! Removal: notifies the readers of a blob that wrong content of it was removed from the cache; and those that rely on unused
+//! blobs of their eviction.
 
 use std::collections::HashSet;
 use std::fmt::Debug;

@@ -59,8 +59,8 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
     Ok(totals)
 }
 
-/// Reads the blobs `found` and removes what is not right, whoever uses it: no lease is a promise of wrong bytes. Who serves it
-/// is [told](super::removal), and it is fetched again: at once where it was staged, else when it is next read. What is right is
+/// Reads the blobs `found` and removes what is not right, even if it is in use: no lease protects wrong bytes. Its readers
+/// are [notified](super::removal), and it is fetched again: at once where it was staged, else when it is next read. What is right is
 /// [marked](verification_time). Several blobs are read by as many threads as there are processors, one by the caller's.
 ///
 /// # Errors
@@ -132,7 +132,7 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
 
 /// Holds the blocks of a part that are said to be here against their checks.
 fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVerdict> {
-    // The one that is in use, where it is: whoever reads from it must see what is found.
+    // The one that is in use, if it is: its readers must see what is found.
     let Some(partial) = cache.resume(&found.key, found.size)? else { return Ok(BlobVerdict::Unknown) };
     let started = cache.now();
     let mut bytes = 0;
@@ -161,7 +161,7 @@ fn noted_digest(file: &File) -> Option<Digest> {
 }
 
 /// The digest of a whole file; `None` when `pace` cancels. Past the page cache where that can be: what lies on the disk is to be
-/// right, and the page cache belongs to who reads.
+/// right, and the page cache is left to the readers.
 fn hash(cache: &Cache, file: &File, found: &CachedFile, pace: ScrubPace<'_>) -> io::Result<Option<Digest>> {
     let direct = DirectFile::open(cache.layout(), &found.key, BlobFile::Whole);
     let mut hasher = blake3::Hasher::new();

@@ -67,7 +67,7 @@ impl TenantSpace {
     /// [`Kind::NoSpace`] when the limits leave no room and what is there is leased.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation<'_>> {
         let bytes = on_disk(bytes);
-        // Before the look, so that two who come at once see each other. The claim gives back what it was refused.
+        // Before the check, so that two concurrent callers see each other. The claim gives back what it was refused.
         self.partition.reserve(bytes);
         let reservation = Reservation { space: self, bytes, written: false };
         self.evictor.make_room(&self.partition, bytes)?;

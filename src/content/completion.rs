@@ -72,7 +72,7 @@ impl Content {
         Err(Error::new(Kind::Corrupt, format!("{path}: {text}")))
     }
 
-    /// Starts anew: what came is not the content. Blocks that readers have had meanwhile are taken back from whoever keeps them.
+    /// Discards what came, which is not the content, and allows fetching it again. Listeners drop the blocks that they cached.
     fn discard_wrong(&self, partial: &PartialBlob, error: Error) {
         tracing::warn!(%error, "a blob was refuted");
         self.refutation.record(error);

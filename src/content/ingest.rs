@@ -124,7 +124,7 @@ impl Content {
         let known = self.blob.checks.as_ref().and_then(|checks| checks.get(arrival.index as usize));
         let verified = arrival.verify(known)?;
         if self.awaits_proof() {
-            // Nobody may have it before the rest is here.
+            // No reader may have it before the rest is here.
             self.partial()?.put(&verified)?;
             self.resources.blocks_transferred.fetch_add(1, Relaxed);
             return Ok(verified.index());

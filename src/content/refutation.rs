@@ -9,7 +9,7 @@ use crate::error::Error;
 
 /// How long the first refutation keeps a content from being fetched anew, and the longest: each wait is twice the one before. A
 /// server that is repaired is found out soon, one that never is costs little.
-const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+const REFETCH_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
 /// The refutations of one content.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl Refutation {
     pub(super) fn record(&self, error: Error) {
         let mut last = self.last.lock();
         let times = last.as_ref().map_or(0, |last| last.times);
-        let wait = RETRY_BACKOFF.0.saturating_mul(1 << times.min(16)).min(RETRY_BACKOFF.1);
+        let wait = REFETCH_BACKOFF.0.saturating_mul(1 << times.min(16)).min(REFETCH_BACKOFF.1);
         *last = Some(Refuted { times: times + 1, retry_at: Instant::now() + wait, error });
     }
 

@@ -145,7 +145,7 @@ impl Content {
     }
 }
 
-/// Ends a flight when it is dropped. Were its task lost without that, those who wait for it would wait for ever.
+/// Ends a flight when it is dropped. Were its task lost without that, its waiters would wait for ever.
 struct FlightGuard<'a> {
     content: &'a Arc<Content>,
     flight: &'a Flight,
@@ -160,7 +160,7 @@ impl FlightGuard<'_> {
     }
 
     fn end(&self, outcome: Result<()>) {
-        // Off the table first: whoever is told of the end and finds the block missing must be able to start anew.
+        // Off the table first: a waiter that sees the end and finds its block missing must be able to start a new flight.
         self.content.flights(self.scope).remove(self.flight);
         self.content.finish();
         self.flight.end(outcome);

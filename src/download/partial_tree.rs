@@ -18,7 +18,7 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, Node, Slice};
 
 /// What is added to the name of a directory that is not whole.
-const SUFFIX: &str = ".partial";
+const PARTIAL_SUFFIX: &str = ".partial";
 
 /// The files of a snapshot on their way into a directory.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl PartialTree {
     /// Makes the directories of a tree that becomes `directory`, or goes on with those that another run has left.
     pub(super) fn create(manifest: Arc<Manifest>, directory: &Path) -> Result<Self> {
         let mut name = directory.as_os_str().to_owned();
-        name.push(SUFFIX);
+        name.push(PARTIAL_SUFFIX);
         let partial = PathBuf::from(name);
         check_target(directory)?;
         let failed = |e| Error::disk(format!("cannot create {}", partial.display()), e);

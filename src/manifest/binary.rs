@@ -29,7 +29,7 @@ pub(super) const SHA256: u8 = 1;
 pub(super) const CHECKS: u8 = 2;
 pub(super) const PACK: u8 = 4;
 /// How a mirror keeps a blob.
-pub(super) const PLAIN: u8 = 0;
+pub(super) const PLAIN_ENCODING: u8 = 0;
 pub(super) const FRAMES: u8 = 1;
 
 /// The entry of a blob whose origin has no path for it.

@@ -182,7 +182,7 @@ fn blob(blob: &BlobEntry<'_>, strings: &mut u64, hashes: &mut u64) -> BlobRecord
         version_len: (version as u32).into(),
         place_len: (place as u16).into(),
         kind,
-        encoding: if blob.stored.ends.is_some() { binary::FRAMES } else { binary::PLAIN },
+        encoding: if blob.stored.ends.is_some() { binary::FRAMES } else { binary::PLAIN_ENCODING },
         flags: checks | flag(binary::SHA256, blob.sha256.is_some()) | flag(binary::PACK, blob.packed),
         reserved: [0; 3],
     }

@@ -2,7 +2,7 @@
 //!
 //! A blob is there when its record is. Its content is written first, so a record never points at nothing; and records are
 //! made on condition that there is none, so of two that put one blob at once, the first to finish says how it is kept.
-//! Whatever is found is dated anew, for who collects goes by dates ([`super::gc`]).
+//! Whatever is found is dated anew, because the garbage collection goes by dates ([`super::gc`]).
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -131,7 +131,7 @@ impl Mirror {
         Ok(copied)
     }
 
-    /// Makes the record of a blob that is there, and answers with the one that counts: another's, who was faster.
+    /// Makes the record of a blob that is there, and returns the valid one: another run's, if that was faster.
     async fn create_record(&self, record: MirrorRecord) -> Result<MirrorRecord> {
         let key = self.key(ObjectKind::Records, &record.digest);
         if self.create(&key, record.encode().into()).await? {
@@ -160,7 +160,7 @@ impl Mirror {
         Ok(self.head(&key).await?.is_some_and(|meta| Some(meta.size) == len))
     }
 
-    /// Forgets a blob: the next who needs it puts it anew.
+    /// Forgets a blob: the next run that needs it uploads it again.
     ///
     /// # Errors
     /// Those of the store.

@@ -104,8 +104,8 @@ impl Mirror {
         Ok((upload, journal))
     }
 
-    /// Goes on with a blob of `size` bytes that is made from `recipe`, where somebody left one who is gone; with the
-    /// SHA-256 of what is done, where that is wanted.
+    /// Resumes the upload of a blob of `size` bytes made from `recipe`, if a process that is gone left one; with the SHA-256 of
+    /// what is done, where that is wanted.
     ///
     /// # Errors
     /// Those of the store.
@@ -128,7 +128,7 @@ impl Mirror {
                 continue;
             }
             match best.as_ref().map_or(0, |(_, state)| state.checks.len()) {
-                // Nobody ever goes on with nothing.
+                // An empty draft is never resumed.
                 _ if state.checks.is_empty() => self.discard_draft(found).await?,
                 most if state.checks.len() > most => best = Some((found, state)),
                 _ => {}

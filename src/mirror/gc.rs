@@ -1,14 +1,14 @@
 //! Garbage collection: deletes what no ref reaches, safely beside publishers and readers.
 //!
-//! The danger is that somebody finds an old blob, and begins to rely on it, while it is being collected. Therefore
+//! The danger is that a run finds an old blob, and begins to rely on it, while it is being collected. Therefore
 //!
-//! - who adds takes a lease first, and dates every record that it finds anew before it relies on it;
-//! - who collects takes a lease first, then reads the leases of the others, then the refs, then the dates. Nothing is
-//!   deleted that was written after its own lease began or after that of anybody who adds, less the grace;
-//! - who adds waits, when all else is done, until nobody collects, looks once more whether all of it is there, and only
+//! - an adding run takes a lease first, and dates every record that it finds anew before it relies on it;
+//! - a collecting run takes a lease first, then reads the leases of the others, then the refs, then the dates. Nothing is
+//!   deleted that was written after its own lease began or after that of an adding run, less the grace;
+//! - an adding run waits, when all else is done, until no run collects, checks once more whether all of it is there, and only
 //!   then makes its ref.
 //!
-//! So whoever's lease comes second sees the other's: either the dates are new enough, or the blob is missed in time. It
+//! So the run whose lease comes second sees the other's: either the dates are new enough, or the blob is missed in time. It
 //! takes a store that lists at once what was written, as all of today's do.
 
 use std::collections::HashSet;
@@ -31,7 +31,7 @@ use crate::error::{Error, Kind, Result};
 use crate::task::blocking;
 
 /// How many objects are looked into or deleted at once.
-const REQUESTS_IN_FLIGHT: usize = 32;
+const GC_REQUESTS_IN_FLIGHT: usize = 32;
 
 /// What a collection deleted, or would delete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -169,7 +169,7 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    /// Deletes what is not reached. Whoever looks for a blob finds its record first, so that goes first.
+    /// Deletes what is not reached: records first, because a run that looks for a blob finds its record first.
     async fn sweep(&mut self, reachable: &Reachable) -> Result<()> {
         let mut spared = HashSet::new();
         let mut dead = Vec::new();
@@ -277,7 +277,7 @@ impl Collector<'_> {
                 .and_then(|got| super::record::decode_recipe(&got.bytes, &digest_of(&meta.location)?));
             Ok((meta, made))
         });
-        let mut looked = looked.try_buffer_unordered(REQUESTS_IN_FLIGHT);
+        let mut looked = looked.try_buffer_unordered(GC_REQUESTS_IN_FLIGHT);
         let mut gone = Vec::new();
         while let Some((meta, made)) = looked.try_next().await? {
             let is_live = made.is_some_and(|made| reachable.blobs.contains(&made) || spared.contains(&made));
@@ -298,7 +298,7 @@ impl Collector<'_> {
             Ok(record.map(|record| mirror.blob_key(&digest, &record.stored)))
         });
         places
-            .buffer_unordered(REQUESTS_IN_FLIGHT)
+            .buffer_unordered(GC_REQUESTS_IN_FLIGHT)
             .try_filter_map(|place| std::future::ready(Ok(place)))
             .try_collect()
             .await
@@ -327,6 +327,6 @@ impl Collector<'_> {
             let mirror = mirror.clone();
             async move { mirror.delete(&key).await }
         });
-        deleted.buffer_unordered(REQUESTS_IN_FLIGHT).try_collect().await
+        deleted.buffer_unordered(GC_REQUESTS_IN_FLIGHT).try_collect().await
     }
 }

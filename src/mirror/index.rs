@@ -24,7 +24,7 @@ pub use choice::ChosenCheckpoint;
 /// The version of an entry. One of a newer version is refused.
 const ENTRY_VERSION: u32 = 1;
 /// How many entries are read at once.
-const READS_IN_FLIGHT: usize = 32;
+const ENTRY_READS_IN_FLIGHT: usize = 32;
 
 /// What an entry's object holds.
 #[derive(Serialize, Deserialize)]
@@ -102,7 +102,7 @@ impl Mirror {
         let ids = self.list_checkpoints(project, job).await?;
         let read = futures_util::stream::iter(ids).map(|id| async move { self.checkpoint(&id).await });
         let mut found = Vec::new();
-        let mut read = read.buffered(READS_IN_FLIGHT);
+        let mut read = read.buffered(ENTRY_READS_IN_FLIGHT);
         while let Some(read) = read.next().await {
             match read {
                 // Removed since it was listed.

@@ -1,7 +1,7 @@
 //! Uploads: objects written in parts of one size while their content is still being read.
 //!
 //! Before its first part is sent, a draft ([`super::draft`]) says that it is under way: so one that breaks off can be
-//! continued, or be given up by who collects.
+//! continued, or be deleted by the garbage collection.
 
 use std::collections::BTreeMap;
 

@@ -17,7 +17,7 @@ use crate::snapshot::Snapshot;
 use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
 /// The name of its only file.
-const FILE: &[u8] = b"pack";
+const PACK_FILE: &[u8] = b"pack";
 /// The version of the layout. Another one makes other packs, which are other blobs.
 const VERSION: &str = "1";
 /// How much of a file is read at once, in bytes: no more than what is packed has.
@@ -92,7 +92,7 @@ impl Origin for AlignedPack {
     fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
         let version = format!("{VERSION}-{}", self.layout.block_bits);
         listing.file(ListedFile {
-            path: FILE,
+            path: PACK_FILE,
             size: self.layout.pack_bytes(),
             mtime: (0, 0),
             executable: false,

@@ -1,7 +1,7 @@
 //! Local files as an origin: a directory or a single file.
 //!
 //! The root is opened once; everything below it is opened beneath that descriptor without following a symbolic link,
-//! so no path leaves the tree, whoever swaps directories meanwhile.
+//! so no path leaves the tree, even if another process swaps directories meanwhile.
 
 mod pinned_file;
 mod tree_walk;

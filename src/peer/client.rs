@@ -216,7 +216,7 @@ impl Peers {
                 let (all, available) = self.owners(tenant);
                 let [top, _] = rendezvous::owners(group, &all);
                 let [first, second] = rendezvous::owners(group, &available);
-                // When the first was just lost, all ask the one that is the first owner for those who come later.
+                // When the first was just lost, all nodes ask the one that will be the first owner.
                 let lost = top.is_some_and(|top| !self.is_available(top));
                 if nth == 0 || lost { first.cloned() } else { second.cloned() }
             }

@@ -28,7 +28,7 @@ use super::server::Caller;
 use crate::error::{Error, Kind, Result};
 
 /// How often the files are checked for changes.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const CERTIFICATE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How many bytes of a response are encrypted before they are sent. With half of that, the library's default, the kernel sends
 /// shorter packets, and eight nodes on two cores took a tenth longer.
@@ -112,7 +112,7 @@ impl Identity {
     /// Reloads the files whenever they change, until it is dropped. Files that can't be used change nothing.
     pub async fn follow(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(CHECK_INTERVAL).await;
+            tokio::time::sleep(CERTIFICATE_POLL_INTERVAL).await;
             let this = self.clone();
             let refreshed = tokio::task::spawn_blocking(move || this.refresh()).await;
             match refreshed {
@@ -242,7 +242,7 @@ fn configs(
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain.clone(), key.clone_key())?;
-    // Whoever comes back proves itself again: a certificate may have expired meanwhile.
+    // A client that reconnects authenticates again: its certificate may have expired meanwhile.
     server.send_tls13_tickets = 0;
     server.session_storage = Arc::new(NoServerSessionStorage {});
     let mut client = ClientConfig::builder_with_provider(provider)

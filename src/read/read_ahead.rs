@@ -7,7 +7,7 @@ const INITIAL_WINDOW: u64 = 4 << 20;
 const MAX_WINDOW: u64 = 64 << 20;
 
 /// How many requests may fly ahead of one reader. On a slow link, where extents are short, more of them would only take
-/// its bytes from whoever waits for a block now.
+/// bandwidth from readers that wait for a block now.
 const REQUESTS_AHEAD: u64 = 8;
 
 /// Distance from the expected offset within which a read is still sequential: the kernel reads ahead in

@@ -46,7 +46,7 @@ impl Contents {
         // Those that are not there by then are given up; their blocks that did land stay.
         tokio::time::timeout(limit, join_all(flying)).await.ok();
         for content in live.iter().filter(|content| content.is_finishing()) {
-            // Who can't become whole has said so in the log; its blocks stay in its part.
+            // A content that can't become whole has logged why; its blocks stay in its part.
             content.became_whole().await.ok();
         }
     }
@@ -65,7 +65,7 @@ impl Contents {
     ) -> Arc<Content> {
         let mut live = self.live.lock();
         if let Some(content) = live.by_key.get(&blob.key).and_then(Weak::upgrade) {
-            // It may have been opened for other nodes, who have no origin to turn to.
+            // It may have been opened for other nodes, whose ladders have no origin.
             content.upgrade_ladder(ladder);
             return content;
         }
@@ -74,7 +74,7 @@ impl Contents {
             live.sweep_at = (live.by_key.len() * 2).max(1024);
         }
         let key = blob.key;
-        // Under the lock, so that two who open one blob at once get one content: a few microseconds of local disk.
+        // Under the lock, so that two callers that open one blob at once get one content: a few microseconds of local disk.
         let content = Content::open(blob, resources.clone(), ladder.clone());
         live.by_key.insert(key, Arc::downgrade(&content));
         content

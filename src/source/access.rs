@@ -53,7 +53,7 @@ pub struct Access {
     /// The stores in which the secret that `auth` names is looked up, in this order, each time anew.
     pub secrets: Vec<SecretStore>,
     /// Whether only what is given here is used, and never what this machine has: no metadata service, no file, no role. It is for
-    /// sources that somebody named who may not use the machine's identity.
+    /// sources named by users that may not use the machine's identity.
     pub explicit_only: bool,
 }
 

@@ -37,7 +37,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Secrets by their names, which all clones share: one that is replaced is found by whoever looks it up next.
+/// Secrets by their names, which all clones share: a replaced one is found by the next lookup.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, Secret>", into = "BTreeMap<String, Secret>")]
 pub struct SharedSecrets(Arc<RwLock<BTreeMap<String, Secret>>>);

@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 
 /// The longest name, in bytes.
-const NAME_LENGTH_LIMIT: usize = 64;
+const TENANT_NAME_LENGTH_LIMIT: usize = 64;
 
 /// Finds out whether `name` can be a tenant's: it becomes the name of a directory and a part of keys.
 ///
@@ -11,11 +11,11 @@ const NAME_LENGTH_LIMIT: usize = 64;
 /// [`Kind::Invalid`].
 pub fn check(name: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    if !name.is_empty() && name.len() <= NAME_LENGTH_LIMIT && name.chars().all(plain) {
+    if !name.is_empty() && name.len() <= TENANT_NAME_LENGTH_LIMIT && name.chars().all(plain) {
         return Ok(());
     }
     let text = format!(
-        "{name:?} can't be a tenant: expected up to {NAME_LENGTH_LIMIT} letters, digits, '-' and '_'"
+        "{name:?} can't be a tenant: expected up to {TENANT_NAME_LENGTH_LIMIT} letters, digits, '-' and '_'"
     );
     Err(Error::new(Kind::Invalid, text))
 }

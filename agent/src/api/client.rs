@@ -36,7 +36,7 @@ pub struct Client {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No agent listens at the socket.
     #[error("no agent listens at {}", .0.display())]
     NotRunning(PathBuf),
     /// The agent ended, or hung up, before it answered.
@@ -67,12 +67,12 @@ impl ClientError {
 }
 
 impl Client {
-    /// Will speak to whoever listens at `socket`.
+    /// A client of the agent at `socket`. Does not connect yet.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into() }
     }
 
-    /// Whether anybody listens. Blocks for as long as the kernel takes to tell.
+    /// Whether an agent listens at the socket. Blocks for one `connect`.
     pub fn is_served(&self) -> bool {
         std::os::unix::net::UnixStream::connect(&self.socket).is_ok()
     }
@@ -88,7 +88,7 @@ impl Client {
         self.ask(Method::DELETE, &format!("/v1/mounts/{id}?lazy={lazy}")).await
     }
 
-    /// Waits until a mount is no longer mounted, whoever unmounted it.
+    /// Waits until a mount is no longer mounted.
     pub async fn ended(&self, id: u64) -> Result<(), ClientError> {
         self.ask(Method::GET, &format!("/v1/mounts/{id}/ended")).await
     }
@@ -171,7 +171,7 @@ impl Client {
             }
             Err(e) => return Err(self.broken(e)),
         };
-        // Credentials are about to be sent: not to somebody who merely put a socket there.
+        // Credentials are about to be sent: not to another user who put a socket there.
         let owner = stream.peer_cred().map_err(|e| self.broken(e))?.uid();
         if !crate::api::socket::is_trusted(owner) {
             return Err(self.broken(io::Error::other(format!("it belongs to another user, {owner}"))));

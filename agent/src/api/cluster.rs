@@ -12,7 +12,7 @@ pub struct ClusterStatus {
     pub name: String,
     /// The name of the node that tells.
     pub id: String,
-    /// Whether nodes authenticate each other with certificates. If not, whoever can connect reads everything.
+    /// Whether nodes authenticate each other with certificates. If not, any client that can connect reads everything.
     pub secure: bool,
     /// The nodes, that one among them, by their names.
     pub members: Vec<MemberStatus>,

@@ -64,7 +64,7 @@ pub struct JobRequest {
     /// The training cache that it gets; default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<TrainingCache>,
-    /// What who submits it has to say of it, such as which parts of a specification have no effect: its first events.
+    /// Notes of the client that submits it, such as the keys of its specification without effect: its first events.
     #[serde(default)]
     pub notes: Vec<String>,
 }

@@ -104,7 +104,7 @@ pub struct PublicationStatus {
     /// The tenant that the data belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// Whom it is for.
+    /// The container, pod or task that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
     /// Where it is seen, once it is published: its target, else its base.

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 /// The directory of an agent's state, and the file in it.
 const STATE_DIRECTORY: &str = "state";
-const FILE: &str = "agent";
+const CLAIM_FILE: &str = "agent";
 
 /// A claim. It is given up by [`end`](Self::end) only.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl CacheClaim {
         let directory = CacheDirectory::open(cache)?;
         let make = || {
             let state = directory.subdirectory(STATE_DIRECTORY)?;
-            let mut file = state.file(FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+            let mut file = state.file(CLAIM_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
             writeln!(file, "{}", std::process::id())?;
             file.sync_all()?;
             state.sync()
@@ -48,7 +48,8 @@ impl CacheClaim {
     /// [`Kind::Busy`], with what to do; [`Kind::Disk`].
     pub fn of_nobody(cache: &Path) -> Result<()> {
         let path = path(cache);
-        let claim = CacheDirectory::open(cache)?.file(Path::new(STATE_DIRECTORY).join(FILE), OFlags::RDONLY);
+        let claim =
+            CacheDirectory::open(cache)?.file(Path::new(STATE_DIRECTORY).join(CLAIM_FILE), OFlags::RDONLY);
         let pid = match claim.and_then(io::read_to_string) {
             Ok(pid) => pid,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -66,5 +67,5 @@ impl CacheClaim {
 }
 
 fn path(cache: &Path) -> PathBuf {
-    cache.join(STATE_DIRECTORY).join(FILE)
+    cache.join(STATE_DIRECTORY).join(CLAIM_FILE)
 }

@@ -23,7 +23,7 @@ use crate::api::{ApiResult, Failure};
 /// How often the first in the queue tries again: leases end a moment after their mounts.
 const ADMISSION_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// How long that moment may be.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+const SPACE_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The queue of what waits for space in the cache.
 #[derive(Debug, Default)]
@@ -81,7 +81,7 @@ impl AdmissionQueue {
             };
             if self.admitted.load(Acquire) > 0 {
                 alone_since = None;
-            } else if alone_since.get_or_insert_with(Instant::now).elapsed() > RELEASE_TIMEOUT {
+            } else if alone_since.get_or_insert_with(Instant::now).elapsed() > SPACE_RELEASE_TIMEOUT {
                 return Err(failure);
             }
             if !std::mem::replace(&mut waits, true) {

@@ -25,16 +25,16 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use super::wire::{self, Message, VERSION};
-use super::{ANSWER_TIMEOUT, HEARTBEAT_INTERVAL};
+use super::{FDSTORE_ANSWER_TIMEOUT, HEARTBEAT_INTERVAL};
 use crate::cache;
 use crate::context::Context;
 
 /// The file that the fd store holds locked, in the cache directory.
-const LOCK_FILE: &str = "holder.lock";
+const FDSTORE_LOCK_FILE: &str = "holder.lock";
 /// How long an fd store that was killed may take to be gone.
-const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+const FDSTORE_KILL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often it is looked for meanwhile.
-const KILL_POLL_INTERVAL: Duration = Duration::from_millis(10);
+const FDSTORE_KILL_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// An fd store that does not live is not started over and over.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// How long an fd store that runs as a service may take to be there: after a boot it starts beside the agent.
@@ -207,7 +207,7 @@ impl FdStore {
     fn lock(&self) -> Result<std::result::Result<File, String>> {
         let directory = CacheDirectory::open(&self.cache)?;
         let open = || {
-            let mut lock = directory.file(LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
+            let mut lock = directory.file(FDSTORE_LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => Ok(Ok(lock)),
                 Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -218,7 +218,7 @@ impl FdStore {
                 Err(error) => Err(io::Error::from(error)),
             }
         };
-        open().with_context(|| format!("cannot lock {}", self.cache.join(LOCK_FILE).display()))
+        open().with_context(|| format!("cannot lock {}", self.cache.join(FDSTORE_LOCK_FILE).display()))
     }
 
     /// Waits until nobody has the lock any more.
@@ -227,12 +227,12 @@ impl FdStore {
         loop {
             match self.lock()? {
                 Ok(lock) => return Ok(lock),
-                Err(owner) if begin.elapsed() > KILL_TIMEOUT => {
+                Err(owner) if begin.elapsed() > FDSTORE_KILL_TIMEOUT => {
                     let text =
                         format!("the fd store of {} (process {owner}) does not end", self.cache.display());
                     return Err(Error::new(Kind::Timeout, text));
                 }
-                Err(_) => std::thread::sleep(KILL_POLL_INTERVAL),
+                Err(_) => std::thread::sleep(FDSTORE_KILL_POLL_INTERVAL),
             }
         }
     }
@@ -244,8 +244,8 @@ impl FdStore {
     /// Connects to the fd store, and says that there is an agent.
     fn connect(&self) -> io::Result<OwnedFd> {
         let socket = new_socket()?;
-        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(FDSTORE_ANSWER_TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(FDSTORE_ANSWER_TIMEOUT))?;
         connect(&socket, &SocketAddrUnix::new(self.socket())?)?;
         wire::send(socket.as_fd(), &self.greeting(), &[])?;
         Ok(socket)
@@ -326,7 +326,7 @@ impl FdStore {
         let process = pidfd_open(id, PidfdFlags::empty()).ok()?;
         let file = |path: PathBuf| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
         let output = file(PathBuf::from(format!("/proc/{id}/fd/1")))?;
-        (file(self.cache.join(LOCK_FILE))? == output).then_some(process)
+        (file(self.cache.join(FDSTORE_LOCK_FILE))? == output).then_some(process)
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, Mode};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketFlags, accept_with};
 
-use super::ANSWER_TIMEOUT;
+use super::FDSTORE_ANSWER_TIMEOUT;
 use super::heartbeat::{Heartbeats, kill_peer};
 use super::wire::{self, Message, VERSION};
 use crate::context::Context;
@@ -249,7 +249,7 @@ impl Process {
         match accept_with(listener(), SocketFlags::CLOEXEC) {
             Ok(agent) if wire::is_trusted(agent.as_fd()) => {
                 // It must not be able to hold up what comes after it.
-                let _ = set_socket_timeout(&agent, Timeout::Send, Some(ANSWER_TIMEOUT));
+                let _ = set_socket_timeout(&agent, Timeout::Send, Some(FDSTORE_ANSWER_TIMEOUT));
                 self.agent = Some(agent);
                 self.heartbeats = Heartbeats::new(Instant::now());
             }

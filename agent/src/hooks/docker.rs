@@ -38,7 +38,7 @@ const DOCKER_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long before the end of a runtime's wait it is answered, at the least.
 const WAIT_MARGIN: Duration = Duration::from_secs(1);
 /// How often what failed is tried again.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
+const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 /// How volumes are served.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub struct DockerConfig {
     pub podman_timeout: Duration,
 }
 
-/// Who asks. They differ in how long they wait.
+/// The container runtime that asks. They differ in how long they wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeRuntime {
@@ -64,7 +64,7 @@ pub enum VolumeRuntime {
 struct DockerVolume {
     name: String,
     request: PublicationRequest,
-    /// Who has it mounted, by the id that a runtime gave the mount.
+    /// The runtimes that have it mounted, by the id that each gave the mount.
     mounts: BTreeMap<String, VolumeRuntime>,
     /// The boot in which they did: containers do not outlive it.
     boot: String,
@@ -120,7 +120,7 @@ impl DockerVolumes {
                     tracing::warn!("the volume {name} is not published: {failure}");
                 }
             }
-            tokio::time::sleep(RETRY_INTERVAL).await;
+            tokio::time::sleep(PUBLISH_RETRY_INTERVAL).await;
         }
     }
 
@@ -242,7 +242,7 @@ impl DockerVolumes {
         timeout.saturating_sub(WAIT_MARGIN.max(timeout / 8))
     }
 
-    /// Writes who has a volume mounted. What can't be written costs nothing until the agent is started again.
+    /// Writes which runtimes have a volume mounted. A failed write costs nothing until the agent restarts.
     async fn note_mounts(self: &Arc<Self>, name: &str) {
         if let Err(failure) = self.write(name).await {
             tracing::warn!("{failure}; after a restart nobody knows who has the volume {name} mounted");
@@ -278,7 +278,7 @@ fn request(
     let secret = options.take("secret").map(|name| AuthMethod::Secret { auth_secret_name: name });
     let invalid = |error: InvalidAttribute| Failure::new(Kind::Invalid, format!("option {error}"));
     let request = options.request(secret, BTreeMap::new(), Some(tenant)).map_err(invalid)?;
-    // Whoever may speak to a container runtime is root.
+    // A user that may speak to a container runtime is root.
     let request = PublicationRequest { holder: Some(holder), trusted: true, keep: true, ..request };
     if request.is_signed()? {
         let text = "a signed URL expires, and a volume does not; name a secret instead";

@@ -71,7 +71,7 @@ pub struct SupervisorOrder {
     pub umask: u32,
     /// How long they may take to end when they are asked to, in seconds.
     pub grace: u64,
-    /// Whether the job ends with whoever holds the other end of the standard input.
+    /// Whether the job ends when the other end of the standard input is closed.
     pub attached: bool,
 }
 
@@ -131,7 +131,7 @@ pub fn run() -> Result<()> {
         Ok((_, started)) => SupervisorReply::Started(started.clone()),
         Err(error) => SupervisorReply::Failed(error.to_string()),
     };
-    // Whoever asked may have gone: what has begun goes on.
+    // The caller may be gone: the job continues.
     let reply = serde_json::to_string(&reply).context("cannot write the answer")?;
     let _ = writeln!(std::io::stdout(), "{reply}");
     let (directory, _) = prepared?;
@@ -143,7 +143,7 @@ pub fn run() -> Result<()> {
     written
 }
 
-/// Receives one line of JSON from the standard input; `None` where whoever was to send it is gone.
+/// Receives one line of JSON from the standard input; `None` if the sender is gone.
 fn receive<T: DeserializeOwned>() -> Result<Option<T>> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("cannot read the job's start request")?;
@@ -153,7 +153,7 @@ fn receive<T: DeserializeOwned>() -> Result<Option<T>> {
     serde_json::from_str(&line).map(Some).context("the job's start request is invalid")
 }
 
-/// Whether nobody holds the other end of the standard input any more.
+/// Whether the other end of the standard input is closed.
 fn is_abandoned() -> bool {
     let stdin = std::io::stdin();
     let mut stdin = [PollFd::new(&stdin, PollFlags::empty())];

@@ -172,7 +172,7 @@ async fn ask(
 async fn find(mirror: &Mirror, uri: &Uri, access: &Access, patterns: &Patterns) -> Result<Option<Ref>> {
     let (exists, found) = tokio::join!(mirror.exists(), mirror::find(mirror, uri, access, patterns));
     match exists {
-        // Who may read nothing but what is the tenant's can't see what kind of mirror it is.
+        // Credentials for the tenant's prefix alone can't see what kind of mirror it is.
         Err(error) if error.kind() != Kind::Refused => Err(error),
         _ => found,
     }

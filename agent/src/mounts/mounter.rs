@@ -40,7 +40,7 @@ pub struct MountDefaults {
 
 impl MountDefaults {
     /// A request with the agent's mirror, where it names none, and with the agent's secret stores after its own, unless it is of
-    /// somebody who may not use them ([`Access::explicit_only`](bdnfs::source::Access)). Nothing else adds these stores.
+    /// a user that may not use them ([`Access::explicit_only`](bdnfs::source::Access)). Nothing else adds these stores.
     fn add_to(&self, request: &MountRequest) -> MountRequest {
         let mut request = request.clone();
         if !request.weights.access.explicit_only {

@@ -1,7 +1,7 @@
 //! A bind: a base, read-only, at the target of a publication.
 //!
 //! A target lies below one of the agent's target directories. That directory may be a link; nothing below it may, and what
-//! the names lead to is what is bound to and unmounted, whoever swaps them meanwhile. No request is sent to a file system
+//! the names lead to is what is bound to and unmounted, even if they are swapped meanwhile. No request is sent to a file system
 //! that may be dead.
 
 use std::ffi::OsString;

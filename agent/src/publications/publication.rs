@@ -63,14 +63,14 @@ enum Step {
     Gone,
 }
 
-/// Who still wants a pending publication.
+/// The interest in a pending publication: its waiters, and the last request.
 #[derive(Debug)]
 struct Interest {
     waiting: usize,
     last: Instant,
 }
 
-/// Somebody who waits for a publication.
+/// A request that waits for a publication.
 pub struct PublicationWaiter<'a>(&'a Publication);
 
 impl Drop for PublicationWaiter<'_> {
@@ -277,7 +277,7 @@ impl Publication {
         let _ = self.cancel.subscribe().wait_for(|cancelled| *cancelled).await;
     }
 
-    /// Says that somebody waits for it.
+    /// Registers a request that waits for it.
     pub fn wait(&self) -> PublicationWaiter<'_> {
         self.interest.lock().waiting += 1;
         PublicationWaiter(self)

@@ -31,7 +31,7 @@ impl Publications {
         let base = blocking(move || publications.bases.join(key)).await?;
         publication.set_base(Some(Arc::clone(&base)));
         let weights = Weights { mountpoint: base.path().to_owned(), ..request.weights };
-        // In one piece: whoever gives up the publication ends what it mounted.
+        // In one piece: a publication that is given up unmounts what it mounted.
         self.bases.mount(&base, MountRequest { weights, ..request }, found).await?;
         let was_staged = base.is_staged();
         if publication.request.staging == Staging::Wait {

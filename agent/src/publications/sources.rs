@@ -1,4 +1,4 @@
-//! Sources that the agent's configuration names: published as soon as it is ready, for whoever asks for them by name.
+//! Sources that the agent's configuration names: published as soon as it is ready, and requested by name.
 
 use std::path::PathBuf;
 use std::sync::Arc;

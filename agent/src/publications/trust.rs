@@ -1,7 +1,7 @@
 //! What a request may ask for, and whose credentials it gets.
 //!
-//! Whoever writes a pod, an annotation or a Slurm script may name a source and their own secret, and nothing that leads
-//! elsewhere or speaks for the node. The table stands in `docs/containers.md`.
+//! The author of a pod, an annotation or a Slurm script may name a source and their own secret, and nothing that leads
+//! elsewhere or uses the identity of the node. The table stands in `docs/containers.md`.
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, S3Access, SecretStore, Uri};

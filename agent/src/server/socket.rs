@@ -37,7 +37,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// A bound control socket; it lets in whom it trusts. Its file goes when it is dropped.
+/// A bound control socket; it accepts trusted users only. Its file is removed when it is dropped.
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: UnixListener,

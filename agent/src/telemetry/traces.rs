@@ -27,7 +27,7 @@ use crate::context::Context;
 use crate::text;
 
 /// Where traces are taken, below a collector's URL.
-const PATH: &str = "v1/traces";
+const TRACES_PATH: &str = "v1/traces";
 /// How long a collector may take to answer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may be, in bytes: a status and a sentence, which need a hundredth of it.
@@ -47,7 +47,7 @@ impl OtlpEndpoint {
     /// The collector at a URL, such as `http://collector:4318`.
     pub fn at(url: &str) -> Result<Self> {
         let mut url = parse(url)?;
-        let path = format!("{}/{PATH}", url.path().trim_end_matches('/'));
+        let path = format!("{}/{TRACES_PATH}", url.path().trim_end_matches('/'));
         url.set_path(&path);
         Ok(Self(url))
     }
@@ -89,7 +89,7 @@ pub struct TraceGuard(SdkTracerProvider);
 
 impl Drop for TraceGuard {
     fn drop(&mut self) {
-        // Whoever was not reached then was told of before.
+        // A collector that is not reached now was reported before.
         let _ = self.0.shutdown_with_timeout(FLUSH_TIMEOUT);
     }
 }

@@ -21,7 +21,7 @@ use crate::output::mount_summary;
 use crate::runtime;
 use crate::source::SourceOptions;
 use crate::source::{self, Source};
-use crate::spawn::{AGENT_EXIT_TIMEOUT, AGENT_RETRY_INTERVAL, SpawnOutcome, spawn};
+use crate::spawn::{AGENT_EXIT_TIMEOUT, AGENT_START_POLL_INTERVAL, SpawnOutcome, spawn};
 use crate::weights::WeightsEntry;
 use crate::{mountpoint, progress, text, weights};
 
@@ -244,7 +244,7 @@ impl MountSession {
                     cache.log().display()
                 );
             }
-            tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
+            tokio::time::sleep(AGENT_START_POLL_INTERVAL).await;
         }
     }
 

@@ -24,7 +24,7 @@ const EXIT_USAGE: u8 = 1;
 /// The exit code of mount(8) for a mount that failed.
 const EXIT_FAILURE: u8 = 32;
 /// What mount(8) adds by itself, and what says who may run it: without effect here.
-const IGNORED: [&str; 9] = ["rw", "suid", "dev", "exec", "nouser", "user", "users", "owner", "group"];
+const MOUNT8_OPTIONS: [&str; 9] = ["rw", "suid", "dev", "exec", "nouser", "user", "users", "owner", "group"];
 /// Options of `bdnfs mount` that are of no use in an fstab: what they do is said otherwise there, or not at all.
 const NOT_IN_FSTAB: [&str; 6] = ["config", "root", "foreground", "wait", "json", "help"];
 
@@ -165,7 +165,7 @@ fn split(list: &str) -> Vec<String> {
 /// effect.
 fn translate(command: &clap::Command, option: &str) -> Result<Option<String>, String> {
     let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-    if options::is_ignored(option) || IGNORED.contains(&name) {
+    if options::is_ignored(option) || MOUNT8_OPTIONS.contains(&name) {
         return Ok(None);
     }
     match (name, value) {

@@ -13,7 +13,7 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
     let mut reader = JsonReader { text, lines: LineIndex::new(text), document: Document::default() };
     let whole = serde_json::from_str::<&RawValue>(text)
         .map_err(|e| ParseError::new(e.line().max(1), format!("invalid JSON at column {}", e.column())))?;
-    let value = reader.read(whole, &DocumentPath::default(), super::MAX_DEPTH)?;
+    let value = reader.read(whole, &DocumentPath::default(), super::MAX_CONFIG_DEPTH)?;
     Ok(Document { value, ..reader.document })
 }
 

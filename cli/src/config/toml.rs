@@ -15,7 +15,7 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
     })?;
     let mut document = Document::default();
     document.value =
-        tree(table.get_ref(), &DocumentPath::default(), &lines, &mut document, super::MAX_DEPTH)?;
+        tree(table.get_ref(), &DocumentPath::default(), &lines, &mut document, super::MAX_CONFIG_DEPTH)?;
     Ok(document)
 }
 

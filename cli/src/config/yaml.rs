@@ -36,7 +36,7 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
             }
             Event::DocumentStart(_) => documents += 1,
             Event::StreamStart | Event::StreamEnd | Event::DocumentEnd | Event::Nothing => {}
-            event => value = reader.node(event, line, &DocumentPath::default(), super::MAX_DEPTH)?,
+            event => value = reader.node(event, line, &DocumentPath::default(), super::MAX_CONFIG_DEPTH)?,
         }
     }
     if value.is_null() {

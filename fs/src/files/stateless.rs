@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use crate::idle_cache::IdleCache;
 use crate::invalidation::KernelCache;
-use crate::open_table::IDLE_TIMEOUT;
+use crate::open_table::BACKING_IDLE_TIMEOUT;
 use crate::prefetch::Prefetcher;
 use crate::tree;
 
@@ -36,7 +36,7 @@ pub(crate) struct StatelessFiles {
 impl StatelessFiles {
     /// No file was read yet.
     pub(crate) fn new(snapshot: Arc<Snapshot>, runtime: Handle, kernel: Arc<KernelCache>) -> Arc<Self> {
-        let readers = Mutex::new(IdleCache::new(MAX_READERS, IDLE_TIMEOUT));
+        let readers = Mutex::new(IdleCache::new(MAX_READERS, BACKING_IDLE_TIMEOUT));
         Arc::new(Self { snapshot, runtime, kernel, readers, prefetcher: Mutex::default() })
     }
 
@@ -62,7 +62,7 @@ impl StatelessFiles {
     }
 
     fn prefetch(&self, index: u32) {
-        // An error here is reported to who reads the file.
+        // The read of the file reports an error.
         let Ok(Entry { node: Node::File(slice), .. }) = self.snapshot.manifest().entry(index) else { return };
         let Some(file) = self.reader(index, slice).ok().and_then(|reader| reader.backing()) else { return };
         let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::WillNeed);

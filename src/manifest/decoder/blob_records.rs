@@ -98,7 +98,7 @@ impl Manifest {
         let (start, len) = (record.place.get(), u64::from(record.place_len.get()));
         let place = self.bytes.slice(self.range(start, len)?);
         let ends = match record.encoding {
-            binary::PLAIN => None,
+            binary::PLAIN_ENCODING => None,
             binary::FRAMES => {
                 let ends = self.range(start.saturating_add(len), block::count(size) * 8)?;
                 Some(self.bytes.slice(ends))

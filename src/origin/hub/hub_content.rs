@@ -80,7 +80,7 @@ async fn request(
         }
         let url = match location {
             ContentLocation::Storage(url) => url,
-            // Whoever located it has only the range that it asked for.
+            // The reader that located it received only the range that it asked for.
             ContentLocation::Hub => match locate(hub, blob, version, wanted).await? {
                 (HubAnswer::Here(response), doubt) => return Ok((response, doubt)),
                 (HubAnswer::Elsewhere(url), _) => url,

@@ -13,7 +13,7 @@ use reqwest::redirect::Policy;
 
 use super::connection::{PeerConnection, ResponseHead};
 use super::frame_reader::FrameReader;
-use super::pool::{ConnectionPool, IDLE_TIMEOUT, PoolKey};
+use super::pool::{CONNECTION_IDLE_TIMEOUT, ConnectionPool, PoolKey};
 use super::{PeerClient, RESPONSE_TIMEOUT};
 use crate::buffer::BufferPool;
 use crate::error::{Error, Kind, Result};
@@ -162,7 +162,7 @@ fn client(with: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder) -
         .no_proxy()
         .http1_only()
         .pool_max_idle_per_host(1)
-        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_idle_timeout(CONNECTION_IDLE_TIMEOUT)
         .dns_resolver(Arc::new(AddressResolver));
     with(builder)
         .build()

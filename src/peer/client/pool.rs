@@ -13,8 +13,8 @@ use super::connection::PeerConnection;
 const MAX_IDLE: usize = 256;
 
 /// How long a connection may be idle, and how often that is checked: together less than the idle timeout of the listener.
-pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
-const CHECK_INTERVAL: Duration = Duration::from_secs(15);
+pub(super) const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
+const POOL_SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
 /// What a connection belongs to: the peer's id and address, and the version of this node's identity.
 pub(super) type PoolKey = (String, SocketAddr, u64);
@@ -37,7 +37,7 @@ impl ConnectionPool {
         let mut idle = self.idle();
         let at = idle.streams.iter().rposition(|(other, ..)| other == to)?;
         let (_, since, stream) = idle.streams.remove(at);
-        (since.elapsed() < IDLE_TIMEOUT).then_some(stream)
+        (since.elapsed() < CONNECTION_IDLE_TIMEOUT).then_some(stream)
     }
 
     /// Keeps a connection for `to`, unless it has unread bytes. MembershipState on a runtime.
@@ -57,7 +57,7 @@ impl ConnectionPool {
     /// Closes connections that were idle for too long. True while there are others.
     fn close(&self) -> bool {
         let mut idle = self.idle();
-        idle.streams.retain(|(_, since, _)| since.elapsed() < IDLE_TIMEOUT);
+        idle.streams.retain(|(_, since, _)| since.elapsed() < CONNECTION_IDLE_TIMEOUT);
         idle.watched = !idle.streams.is_empty();
         idle.watched
     }
@@ -71,7 +71,7 @@ impl ConnectionPool {
 /// Closes connections that are idle for too long, until there is none.
 async fn watch(pool: Weak<ConnectionPool>) {
     loop {
-        sleep(CHECK_INTERVAL).await;
+        sleep(POOL_SWEEP_INTERVAL).await;
         if !pool.upgrade().is_some_and(|pool| pool.close()) {
             return;
         }

@@ -16,7 +16,7 @@ use crate::tier::{Body, Urgency};
 use crate::timeout::within;
 
 /// How long a peer may be silent, and how long it may take for the next [`MIN_PROGRESS`] bytes once it sends.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
+const PEER_SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many bytes count as progress. A hundred streams that share 100 Mbit/s still send that in a second.
 const MIN_PROGRESS: u64 = MAX_PART_BYTES as u64;
@@ -29,7 +29,7 @@ const HEARTBEAT_LIMITS: (Duration, Duration) = (Duration::from_secs(10), Duratio
 fn heartbeat_limit(request: &BlockRequest) -> Duration {
     match (request.urgency, request.role) {
         (Urgency::Stage, _) => HEARTBEAT_LIMITS.1,
-        (Urgency::Read, Role::Holder) => SILENCE_TIMEOUT,
+        (Urgency::Read, Role::Holder) => PEER_SILENCE_TIMEOUT,
         _ => HEARTBEAT_LIMITS.0,
     }
 }
@@ -64,7 +64,7 @@ impl ResponseBody {
             peer,
             frames: Some(frames),
             due: request.range.end - request.range.start,
-            left: SILENCE_TIMEOUT,
+            left: PEER_SILENCE_TIMEOUT,
             fresh: 0,
             since: Instant::now(),
             heartbeat_limit: heartbeat_limit(request),
@@ -143,7 +143,7 @@ impl ResponseBody {
 
     /// Records a sign of life.
     fn record_alive(&mut self) {
-        (self.left, self.fresh) = (SILENCE_TIMEOUT, 0);
+        (self.left, self.fresh) = (PEER_SILENCE_TIMEOUT, 0);
         self.peers.backoffs.record_heard(&self.peer.id);
     }
 
@@ -159,7 +159,7 @@ impl Drop for ResponseBody {
         if let (0, Some(frames), Ok(runtime)) = (self.due, self.frames.take(), Handle::try_current()) {
             let (peers, peer) = (self.peers.clone(), self.peer.clone());
             runtime.spawn(async move {
-                if timeout(SILENCE_TIMEOUT, ended(frames)).await == Ok(false) {
+                if timeout(PEER_SILENCE_TIMEOUT, ended(frames)).await == Ok(false) {
                     peers.ban_for_corruption(&peer, "more bytes than requested");
                 }
             });

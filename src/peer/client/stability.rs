@@ -20,7 +20,7 @@ const STABILITY_TIMEOUT: Duration = Duration::from_secs(15);
 const STABILITY_PAUSE: Duration = Duration::from_secs(60);
 
 /// How often to check.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+const STABILITY_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Peers {
     /// Waits while the membership is unstable, within limits.
@@ -31,7 +31,7 @@ impl Peers {
                 tracing::warn!("the membership does not become stable: staging goes on all the same");
                 *self.unstable_until.lock() = Some(Instant::now() + STABILITY_PAUSE);
             }
-            tokio::time::sleep(CHECK_INTERVAL).await;
+            tokio::time::sleep(STABILITY_POLL_INTERVAL).await;
         }
     }
 

@@ -30,7 +30,7 @@ const MAX_CONNECTIONS: usize = 4096;
 
 /// How long a connection may be idle, or take for the head of a request. No peer keeps an idle connection for longer than a
 /// minute.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(70);
+const LISTENER_IDLE_TIMEOUT: Duration = Duration::from_secs(70);
 /// How long a TLS handshake may take, or the body of a gossip message.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -42,7 +42,7 @@ const MAX_GOSSIP: usize = 64 << 10;
 
 type HttpBody = UnsyncBoxBody<Bytes, Error>;
 
-/// Serves `server` to clients with a certificate of the cluster; without `identity`, to whoever connects. Ends when it is
+/// Serves `server` to clients with a certificate of the cluster; without `identity`, to any client. Ends when it is
 /// dropped.
 pub async fn serve(listener: TcpListener, server: Arc<PeerServer>, identity: Option<Arc<Identity>>) {
     if identity.is_none() {
@@ -107,7 +107,7 @@ async fn requests(
         Ok::<_, Infallible>(response)
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    http.timer(TokioTimer::new()).header_read_timeout(LISTENER_IDLE_TIMEOUT);
     if let Err(error) = http.serve_connection(TokioIo::new(stream), answer).await {
         tracing::debug!(%error, "a peer's connection ended");
     }

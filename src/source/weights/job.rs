@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::Rules;
 use super::config_keys;
-use super::job_keys::{BODY, CONFIG, JOB, OWN, PROJECT};
+use super::job_keys::{BDNFS_JOB_KEYS, BODY, CONFIG, JOB, PROJECT};
 use super::loading::{CheckpointLoading, loading};
 use super::schema::{Handling, JobKey, Shape, check_keys, scalar};
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
@@ -106,7 +106,8 @@ impl<'a> Specification<'a> {
 /// The keys of a document, told by one that no other kind has.
 fn keys_of(map: &Map<String, Value>) -> &'static [JobKey] {
     let is = |keys: &[JobKey]| {
-        keys.iter().any(|key| map.contains_key(key.name) && OWN.iter().all(|own| own.name != key.name))
+        keys.iter()
+            .any(|key| map.contains_key(key.name) && BDNFS_JOB_KEYS.iter().all(|own| own.name != key.name))
     };
     let runtime = map.get("runtime").and_then(Value::as_object);
     let serves = |runtime: &Map<String, Value>| {
@@ -117,7 +118,7 @@ fn keys_of(map: &Map<String, Value>) -> &'static [JobKey] {
     } else if is(CONFIG) || runtime.is_some_and(serves) {
         CONFIG
     } else {
-        OWN
+        BDNFS_JOB_KEYS
     }
 }
 
@@ -139,7 +140,9 @@ pub fn runs(document: &Value) -> JobCommands {
     let text = |fields: &Fields<'_>, key| fields.present(key).and_then(Value::as_str).map(str::to_owned);
     let project = match job.around.iter().find(|(_, keys)| std::ptr::eq(*keys, PROJECT)) {
         Some((project, _)) => [text(project, "name"), text(project, "team_name")],
-        None if std::ptr::eq(job.keys, OWN) => ["project", "team"].map(|key| text(&job.fields, key)),
+        None if std::ptr::eq(job.keys, BDNFS_JOB_KEYS) => {
+            ["project", "team"].map(|key| text(&job.fields, key))
+        }
         None => [None, None],
     };
     let ([project, team], place) = (project, &job.fields.place);

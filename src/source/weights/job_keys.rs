@@ -38,7 +38,7 @@ pub(super) const JOB: &[JobKey] = &[
     JobKey::nullable("truss_user_env", Keys(USER_ENV)).told("it describes the machine that pushed the job"),
 ];
 /// The same in a file of our own: what needs no platform.
-pub(super) static OWN: &[JobKey] = &[
+pub(super) static BDNFS_JOB_KEYS: &[JobKey] = &[
     JobKey::nullable("name", Name).done(),
     JobKey::nullable("project", Name).done(),
     JobKey::nullable("team", Name).done(),

@@ -6,7 +6,7 @@ use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::uri::Uri;
 
 /// The format of each scheme's sources, the most common first.
-const FORMATS: [(&str, &str); 9] = [
+const LOCATION_FORMATS: [(&str, &str); 9] = [
     ("hf", "hf://owner/name"),
     ("s3", "s3://bucket/prefix"),
     ("gs", "gs://bucket/prefix"),
@@ -19,7 +19,7 @@ const FORMATS: [(&str, &str); 9] = [
 ];
 
 /// Schemes that only bdnfs's own TOML may name.
-const OWN: [&str; 2] = ["file", "bt"];
+const TOML_ONLY_SCHEMES: [&str; 2] = ["file", "bt"];
 
 /// Schemes whose sources have no revision, so no '@'.
 const CLOUDS: [&str; 5] = ["s3", "gs", "r2", "azure", "cw"];
@@ -142,5 +142,5 @@ fn forms(rules: Rules) -> String {
 }
 
 fn allowed(rules: Rules) -> impl Iterator<Item = (&'static str, &'static str)> {
-    FORMATS.into_iter().filter(move |(scheme, _)| rules.local || !OWN.contains(scheme))
+    LOCATION_FORMATS.into_iter().filter(move |(scheme, _)| rules.local || !TOML_ONLY_SCHEMES.contains(scheme))
 }

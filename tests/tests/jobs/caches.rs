@@ -159,7 +159,7 @@ fn project_commands_show_a_cache_as_truss_does_and_remove_it_when_no_job_uses_it
         "{csv}"
     );
 
-    project(&["rm", "a/b"]).fails(&["nobody can be asked here: add --yes"]);
+    project(&["rm", "a/b"]).fails(&["standard input is not a terminal, add --yes"]);
     project(&["rm", "a/b", "--yes"]).fails(&["the cache of the project a/b is in use by a job on this node"]);
     fs::write(flag.join("go"), "").unwrap();
     job(&machine, &["wait", &id]).succeeds();

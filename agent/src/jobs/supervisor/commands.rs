@@ -50,7 +50,7 @@ pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<JobExit>
     runtime::block_on(async { Ok::<_, io::Error>(run.await) }).context("cannot start a runtime")?
 }
 
-/// Has this process stop its commands at once when whoever holds the other end of its standard input is gone.
+/// Makes this process stop its commands at once when the other end of its standard input is closed.
 fn quit_with_agent() {
     // Nothing more comes but the end.
     let _ = io::stdin().read(&mut [0]);

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use crate::api::job::{LogChunk, OutputStream};
 
 /// The prefixes of the names of its files.
-const PREFIX: &str = "log.";
+const LOG_FILE_PREFIX: &str = "log.";
 const STREAMS_PREFIX: &str = "streams.";
 /// How long both files may become together, in bytes, and how many are kept: 64 MiB are days of what a training job says.
 const FILE_BYTES: u64 = 16 << 20;
@@ -100,7 +100,7 @@ impl JobLog {
             }
         }
         if stream != self.stream {
-            // Before the bytes, so that whoever finds those finds this.
+            // Before the bytes, so that a reader of those finds this.
             let change = (self.start + self.len) << 1 | u64::from(stream == OutputStream::Stderr);
             let path = streams_path(&self.directory, self.start);
             File::options().create(true).append(true).open(path)?.write_all(&change.to_le_bytes())?;
@@ -115,7 +115,7 @@ impl JobLog {
 }
 
 fn log_path(directory: &Path, start: u64) -> PathBuf {
-    directory.join(format!("{PREFIX}{start}"))
+    directory.join(format!("{LOG_FILE_PREFIX}{start}"))
 }
 
 fn streams_path(directory: &Path, start: u64) -> PathBuf {
@@ -127,7 +127,8 @@ fn files(directory: &Path) -> io::Result<Vec<(u64, u64)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        let start = entry.file_name().to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse().ok());
+        let start =
+            entry.file_name().to_str().and_then(|name| name.strip_prefix(LOG_FILE_PREFIX)?.parse().ok());
         if let Some(start) = start {
             found.push((start, entry.metadata()?.len()));
         }

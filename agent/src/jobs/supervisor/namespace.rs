@@ -26,7 +26,7 @@ use super::VolumeBinds;
 use crate::context::Context;
 
 /// How many entries a directory may have that is covered. Each becomes a mount, and the kernel takes 100,000 of them.
-const ENTRIES_MAX: usize = 4096;
+const MAX_OVERLAID_ENTRIES: usize = 4096;
 
 /// The most memory that the new entries of a covered directory may take, in bytes, and how many there may be: logs and temporary
 /// files fit, and nothing that would make the machine short of memory.
@@ -223,10 +223,10 @@ impl Places<'_> {
     fn cover(&mut self, directory: &Path) -> Result<()> {
         let name = || directory.display().to_string();
         let entries: Vec<DirEntry> = fs::read_dir(directory)
-            .and_then(|entries| entries.take(ENTRIES_MAX + 1).collect())
+            .and_then(|entries| entries.take(MAX_OVERLAID_ENTRIES + 1).collect())
             .with_context(name)?;
-        if entries.len() > ENTRIES_MAX {
-            return Err(invalid(format!("{} has more than {ENTRIES_MAX} entries", name())));
+        if entries.len() > MAX_OVERLAID_ENTRIES {
+            return Err(invalid(format!("{} has more than {MAX_OVERLAID_ENTRIES} entries", name())));
         }
         let like = directory.metadata().with_context(name)?;
         let (mode, uid, gid) = (like.mode() & 0o7777, like.uid(), like.gid());

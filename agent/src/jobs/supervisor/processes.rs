@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 pub fn signal(signal: Signal) -> usize {
     let all = all();
     for pid in &all {
-        // Who has ended meanwhile needs none.
+        // A process that has ended needs no signal.
         let _ = Pid::from_raw(*pid).map(|pid| kill_process(pid, signal));
     }
     all.len()

@@ -44,7 +44,7 @@ pub struct ConfigFile {
     socket: Option<PathBuf>,
     /// Secret stores: directories and TOML files.
     secrets: Vec<PathBuf>,
-    /// Who serves mounts once they are staged, where they don't say it.
+    /// What serves staged mounts whose requests don't say it.
     via: Option<Via>,
     /// How long mounts wait for the next agent (`hold`).
     hold: Option<String>,

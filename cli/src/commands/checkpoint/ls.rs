@@ -67,7 +67,7 @@ struct TrussCheckpoint {
 }
 
 /// Of how many checkpoints the type is looked up at once.
-const READS_IN_FLIGHT: usize = 8;
+const GROUP_READS_IN_FLIGHT: usize = 8;
 /// The first line of truss's CSV.
 const CSV_HEADER: &str =
     "Job ID,Checkpoint ID,Checkpoint Name,Type,Base Model,Size (bytes),Size (human readable),Created At";
@@ -156,7 +156,7 @@ async fn truss_forms(mirror: &Mirror, groups: &[CheckpointGroup]) -> Vec<TrussCh
         });
         truss_form(group, model)
     });
-    forms.buffered(READS_IN_FLIGHT).collect().await
+    forms.buffered(GROUP_READS_IN_FLIGHT).collect().await
 }
 
 fn truss_form(group: &CheckpointGroup, model: CheckpointModel) -> TrussCheckpoint {

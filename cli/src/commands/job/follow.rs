@@ -14,7 +14,7 @@ use crate::progress::ProgressDisplay;
 /// How long an agent may take to restart.
 const AGENT_RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long to wait before it is asked again.
-const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+const FOLLOW_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The format in which a job is followed.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ pub async fn follow(client: &Client, id: u64, format: FollowFormat) -> Result<Jo
                 Ok(false) => {}
                 // The events have the reason.
                 Err(_) if last => return,
-                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
+                Err(_) => tokio::time::sleep(FOLLOW_RETRY_INTERVAL).await,
             }
         }
     };
@@ -82,7 +82,7 @@ pub async fn poll(client: &Client, id: u64, seen: usize) -> Result<JobStatus, Cl
     loop {
         match client.job_after(id, seen).await {
             Err(error) if error.is_gone() && start.elapsed() < AGENT_RESTART_TIMEOUT => {
-                tokio::time::sleep(RETRY_INTERVAL).await
+                tokio::time::sleep(FOLLOW_RETRY_INTERVAL).await
             }
             answer => return answer,
         }

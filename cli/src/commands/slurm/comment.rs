@@ -7,21 +7,21 @@ use anyhow::{Context, Result, bail};
 use crate::source::Source;
 
 /// What the sources of a comment begin with; what stands before is for people.
-const PREFIX: &str = "bdnfs:";
+const COMMENT_PREFIX: &str = "bdnfs:";
 /// Set by Slurm where the job has a comment.
 pub const VARIABLE: &str = "SLURM_JOB_COMMENT";
 
 /// Whether a comment names sources.
 pub fn names_sources(comment: &str) -> bool {
-    comment.split_whitespace().any(|word| word.starts_with(PREFIX))
+    comment.split_whitespace().any(|word| word.starts_with(COMMENT_PREFIX))
 }
 
 /// The sources that a comment names, by their names.
 pub fn parse(comment: &str) -> Result<BTreeMap<String, Source>> {
-    let words = comment.split_whitespace().skip_while(|word| !word.starts_with(PREFIX));
+    let words = comment.split_whitespace().skip_while(|word| !word.starts_with(COMMENT_PREFIX));
     let mut sources = BTreeMap::new();
     for (index, word) in words.enumerate() {
-        let word = if index == 0 { word.trim_start_matches(PREFIX) } else { word };
+        let word = if index == 0 { word.trim_start_matches(COMMENT_PREFIX) } else { word };
         if word.is_empty() {
             continue;
         }

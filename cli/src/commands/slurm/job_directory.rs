@@ -47,7 +47,7 @@ impl SlurmJobDirectory {
         format!("{}-", publication_key("slurm", &self.id.to_string(), Some(&self.path)))
     }
 
-    /// Whom the publications are for, as people are told.
+    /// The Slurm job that the publications are for, as shown to users.
     pub fn holder(&self) -> String {
         format!("Slurm job {}", self.id)
     }
@@ -103,7 +103,7 @@ impl SlurmJobDirectory {
         serde_json::from_slice(&text).map(Some).with_context(|| format!("cannot read {}", path.display()))
     }
 
-    /// The lock of the watcher, taken: whoever keeps the file open holds it.
+    /// Takes the lock of the watcher, which is held as long as the returned file is open.
     pub fn watcher_lock(&self) -> Result<File> {
         let lock = || {
             let file = self.create_file(WATCHER_LOCK)?;

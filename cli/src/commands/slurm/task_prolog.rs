@@ -9,7 +9,7 @@ use super::comment;
 use super::job_directory::SlurmJobDirectory;
 
 /// How often the state is looked at, a file in memory.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
+const STATE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Waits until all that the job named is local, and exports where it is.
 pub fn run(job: &SlurmJobDirectory) -> Result<()> {
@@ -37,7 +37,7 @@ fn wait(job: &SlurmJobDirectory) -> Result<()> {
             PublicationState::Staging if is_abandoned => bail!(
                 "the process that stages the job's sources was killed, perhaps for memory; submit the job again"
             ),
-            PublicationState::Staging => std::thread::sleep(POLL_INTERVAL),
+            PublicationState::Staging => std::thread::sleep(STATE_POLL_INTERVAL),
             PublicationState::Failed => bail!("{}", state.message),
             PublicationState::Published => {
                 for (name, path) in state.sources {
