@@ -222,8 +222,10 @@ impl Agent {
         let (ready, lost) = (self.lifecycle.is_ready(), self.mounts.lost().len() as u64);
         let mounts = self.mounts.attached().iter().map(|mount| mount.scrape()).collect();
         let (scrubbed, publications) = (self.scrubber.counts(), self.publications.counts());
+        let savings = self.jobs.savings();
         let scrape = blocking(move || {
-            Ok(Scrape::gather(&engine, requests, ready, mounts, lost, scrubbed, publications))
+            let scrape = Scrape::gather(&engine, requests, ready, mounts, lost, scrubbed, publications);
+            Ok(Scrape { savings, ..scrape })
         });
         Ok(scrape.await?)
     }

@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod job;
 mod job_log;
 pub mod publication;
+pub mod saving;
 pub mod socket;
 mod training;
 

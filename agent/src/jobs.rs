@@ -13,6 +13,7 @@ mod deployment;
 mod job;
 mod job_audit;
 mod job_caches;
+mod job_saver;
 mod job_volume;
 mod loaded_checkpoints;
 mod process;

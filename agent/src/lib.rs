@@ -15,6 +15,7 @@
 //!   mounts      manager, records, restore, shutdown ──> bdnfs_fs::Mount, which serves reads
 //!   cluster     membership, and what peers are served        fdstore    keeps mounts alive between two agents
 //!   cache       its configuration, claim and inventory       telemetry  metrics, traces
+//!   saver       saver process of a job ──> checkpoints in the mirror
 //!   mirror      opens mirrors                                lifecycle, records, volumes (what jobs write to)
 //!   api         the types of the API, and its client         context, runtime, signals, text
 //! ```
@@ -74,6 +75,7 @@ mod mounts;
 mod publications;
 mod records;
 pub mod runtime;
+pub mod saver;
 mod server;
 pub mod signals;
 pub mod telemetry;

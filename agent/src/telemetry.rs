@@ -11,8 +11,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::{Registry, Unit};
 
-use page::{Page, sample};
-use scrape::Scrape;
+use page::{Labels, Page, sample};
+use scrape::{SavingScrape, Scrape};
 
 /// What a page of metrics is: OpenMetrics, which Prometheus reads.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -123,6 +123,32 @@ impl Scrape {
         page.gauge("bdnfs_leased_snapshots", text, None, [sample([], self.leased_snapshots)])
     }
 
+    fn savings(&self, page: &mut Page<'_>) -> fmt::Result {
+        fn each<V>(
+            all: &[SavingScrape],
+            value: fn(&SavingScrape) -> V,
+        ) -> impl Iterator<Item = (Labels<'_>, V)> {
+            all.iter().map(move |one| sample([("project", &*one.project), ("job", &*one.id)], value(one)))
+        }
+        let (all, bytes, seconds) = (&self.savings, || Some(Unit::Bytes), || Some(Unit::Seconds));
+        let text = "Checkpoints of a job that have settled and are not saved.";
+        page.gauge("bdnfs_checkpoint_backlog", text, bytes(), each(all, |one| one.report.backlog))?;
+        let text = "Checkpoints of a job that were saved.";
+        page.counter("bdnfs_checkpoint_saved", text, bytes(), each(all, |one| one.report.saved))?;
+        let text = "Attempts to save checkpoints of a job that failed.";
+        page.counter("bdnfs_checkpoint_failures", text, None, each(all, |one| one.report.failures))?;
+        let text = "When a checkpoint of a job was last saved, or its commands began, since 1970.";
+        let last = |one: &SavingScrape| one.report.last.map_or(one.began, |last| last.timestamp() as f64);
+        page.gauge("bdnfs_checkpoint_last_save", text, seconds(), each(all, last))?;
+        let text = "The time between the last two checkpoints of a job that were saved; 0 before.";
+        page.gauge(
+            "bdnfs_checkpoint_save_interval",
+            text,
+            seconds(),
+            each(all, |one| one.report.interval.unwrap_or(0.0)),
+        )
+    }
+
     fn cluster(&self, page: &mut Page<'_>) -> fmt::Result {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let figures = &cluster.figures;
@@ -161,6 +187,7 @@ impl Scrape {
         let text = "Mounts of the previous run that could not be restored.";
         page.gauge("bdnfs_mounts_lost", text, None, [sample([], self.lost)])?;
         let published = self.publications.map(|(state, count)| sample([("state", state)], count));
+        self.savings(page)?;
         page.gauge("bdnfs_publications", "Publications for containers, by state.", None, published)?;
         let sizes = self.mounts.iter().map(|mount| (mount.labels().to_vec(), mount.bytes));
         let text = "Total size of the files of a mount.";

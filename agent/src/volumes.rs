@@ -22,6 +22,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
 use rustix::fs::FlockOperation;
@@ -32,10 +33,14 @@ pub use usage::occupied;
 
 /// Where a job finds its scratch directory, as on the platform.
 pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";
+/// Where it finds its checkpoint directory, unless it names another place.
+pub const CHECKPOINT_PLACE: &str = "/mnt/ckpts";
 /// The variable with the directory of volumes where no configuration names one, for tests and single commands.
 const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
 /// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
 const DEFAULT_CACHE_LIMIT: u64 = 1_000_000_000_000;
+/// How long what can't be saved is tried again by default: somebody repairs a mirror within a day.
+const GIVE_UP: Duration = Duration::from_secs(24 * 60 * 60);
 /// The directory of a tenant's jobs, in that of the tenant.
 const JOBS_DIRECTORY: &str = "jobs";
 /// The directory of what is being removed, in that of the tenant.
@@ -50,13 +55,23 @@ pub struct VolumeConfig {
     pub scratch_limit: Option<u64>,
     /// The most that the cache of a project or a team may occupy, in bytes.
     pub cache_limit: u64,
+    /// The most bytes a second that the saver of a job reads.
+    pub upload_rate: Option<u64>,
+    /// How long what can't be saved is tried again when its job has ended.
+    pub give_up: Duration,
 }
 
 impl Default for VolumeConfig {
     fn default() -> Self {
         let named = std::env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from).filter(|dir| dir.is_absolute());
         let dir = named.unwrap_or_else(|| PathBuf::from("/var/lib/bdnfs/volumes"));
-        Self { dir, scratch_limit: None, cache_limit: DEFAULT_CACHE_LIMIT }
+        Self {
+            dir,
+            scratch_limit: None,
+            cache_limit: DEFAULT_CACHE_LIMIT,
+            upload_rate: None,
+            give_up: GIVE_UP,
+        }
     }
 }
 
@@ -89,9 +104,9 @@ impl Volumes {
         &self.config.dir
     }
 
-    /// The most that the scratch directory of a job may occupy, in bytes.
-    pub fn scratch_limit(&self) -> Option<u64> {
-        self.config.scratch_limit
+    /// Their configuration.
+    pub fn config(&self) -> &VolumeConfig {
+        &self.config
     }
 
     /// The most that a cache may occupy, in bytes.
@@ -124,7 +139,7 @@ impl Volumes {
                 if !needed.contains(&volume.path)
                     && let Ok(_lock) = volume.lock(FlockOperation::NonBlockingLockExclusive)
                 {
-                    volume.retire();
+                    volume.retire(false);
                 }
             }
             trash::empty(tenant.join(TRASH_DIRECTORY));
@@ -156,6 +171,11 @@ impl JobVolume {
         self.path.join("loaded")
     }
 
+    /// The checkpoint directory.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
     /// Makes its `directories`, for their owner alone. What comes back keeps others from clearing it; the supervisor of the job does
     /// the same. Touches the local disk.
     ///
@@ -184,15 +204,17 @@ impl JobVolume {
         lock(&self.path, how)
     }
 
-    /// Moves what nobody needs after the job into the trash, and removes it in the background: at once, however much it is. Touches the
-    /// local disk.
-    pub fn retire(&self) {
-        for directory in [self.scratch(), self.loaded()] {
+    /// Moves what nobody needs after the job into the trash, and removes it in the background: at once, however much it is. That is all,
+    /// where `is_saved`; else checkpoints stay. Touches the local disk.
+    pub fn retire(&self, is_saved: bool) {
+        let all = if is_saved { vec![self.path.clone()] } else { vec![self.scratch(), self.loaded()] };
+        for directory in all {
             if let Err(error) = trash::take(&directory, &self.trash, &self.id) {
                 tracing::warn!("cannot remove {}: {error}", directory.display());
             }
         }
-        // It stays where it holds anything else.
+        // They stay where they hold anything.
+        let _ = fs::remove_dir(self.checkpoints());
         let _ = fs::remove_dir(&self.path);
         trash::empty(self.trash.clone());
     }

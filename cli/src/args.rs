@@ -3,6 +3,7 @@
 use anyhow::Result;
 use bdnfs_agent::fdstore::process as fdstore_process;
 use bdnfs_agent::jobs::supervisor;
+use bdnfs_agent::saver;
 use bdnfs_agent::telemetry::traces::OtlpEndpoint;
 use clap::{ArgAction, Parser, Subcommand};
 
@@ -72,6 +73,9 @@ enum Command {
     /// Supervise the commands of a job; the agent starts it
     #[command(hide = true)]
     Launch,
+    /// Save the checkpoints of a job; the agent starts it
+    #[command(hide = true)]
+    Save,
     /// Keep /dev/fuse descriptors while there is no agent; the agent starts it
     #[command(hide = true)]
     Hold,
@@ -110,6 +114,7 @@ impl Cli {
             Command::Job(args) => job::run(args),
             Command::Wait(args) => wait::run(&args),
             Command::Launch => Ok(supervisor::run()?),
+            Command::Save => Ok(saver::run()?),
             Command::Status(args) => status::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),

@@ -30,7 +30,7 @@ use crate::error::Result;
 use job::Specification;
 use job_keys::is_filled;
 
-pub use job::{JobCommands, Unsupported, Variable, runs, unsupported};
+pub use job::{CheckpointingConfig, JobCommands, Unsupported, Variable, runs, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
 pub use mount::check_locations;
 pub use training_cache::{TrainingCache, is_cache_base, training_cache};

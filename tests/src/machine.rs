@@ -237,6 +237,14 @@ impl Machine {
         processes_with_open(|name| name == "bdnfs-launch", |path| path.starts_with(&self.cache))
     }
 
+    /// The savers of this machine's jobs.
+    pub fn savers(&self) -> Vec<Pid> {
+        // Its volumes may lie on the disk of its cache.
+        let disk = self.cache.parent().expect("it is below something");
+        let is_own = |path: &Path| path.starts_with(self.home.path()) || path.starts_with(disk);
+        processes_with_open(|name| name == "bdnfs-save", is_own)
+    }
+
     /// Kills the agent as a crash would, and waits until it is gone.
     ///
     /// # Panics
@@ -260,6 +268,7 @@ impl Machine {
             let _ = unmount(point, UnmountFlags::DETACH);
         }
         kill_and_wait(&self.agent_pids());
+        kill_and_wait(&self.savers());
         kill_and_wait(&self.fdstores());
     }
 }

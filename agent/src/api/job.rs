@@ -11,6 +11,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 pub use super::job_log::{LOG_OFFSET, LOG_STREAM, LogChunk, OutputStream};
+pub use super::saving::{CheckpointRequest, SaveReport};
 pub use super::training::TrainingIdentity;
 use super::{Failure, MirrorRequest, Weights};
 
@@ -64,6 +65,9 @@ pub struct JobRequest {
     /// The training cache that it gets; default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<TrainingCache>,
+    /// That what it writes into its checkpoint directory is saved.
+    #[serde(default)]
+    pub checkpoints: Option<CheckpointRequest>,
     /// Notes of the client that submits it, such as the keys of its specification without effect: its first events.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -156,6 +160,13 @@ pub struct JobExit {
     pub why: Option<String>,
 }
 
+impl JobExit {
+    /// Whether all commands ended in good order.
+    pub fn is_success(&self) -> bool {
+        self.code == Some(0) && self.why.is_none()
+    }
+}
+
 /// The exit code of a command that runs a job which did not complete, where the job's own commands do not say another.
 pub const NOT_COMPLETED_CODE: u8 = 125;
 /// What a shell adds to a signal's number for the exit code of the command that it ended.
@@ -176,6 +187,12 @@ pub struct JobStatus {
     pub started: Option<DateTime<Utc>>,
     /// When it ended.
     pub ended: Option<DateTime<Utc>>,
+    /// When its commands ended; checkpoints may still be saved then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exited: Option<DateTime<Utc>>,
+    /// What became of its checkpoints so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saving: Option<SaveReport>,
     /// How its commands ended.
     pub exit: Option<JobExit>,
     /// What `bdnfs job run` exits with, once it ended: see [`exit_code`](Self::exit_code).

@@ -1,17 +1,13 @@
 //! The identity of a training job: what its commands find in `BT_` variables, and what its checkpoints are called by.
 
-use bdnfs::checkpoint;
+use bdnfs::checkpoint::{self, CheckpointId, DEFAULT_PROJECT, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
-/// The project of a job that names none.
-pub const DEFAULT_PROJECT: &str = "default";
 /// The team of a job that names none.
 pub const DEFAULT_TEAM: &str = "default";
 /// The length of an id that nobody chose: as many letters and digits as tell a trillion jobs apart.
 const ID_LENGTH: usize = 8;
-/// The longest id, in bytes.
-const ID_LENGTH_LIMIT: usize = 64;
 
 /// Which part of which training job a job on this node is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,18 +62,9 @@ impl TrainingIdentity {
     /// [`Kind::Invalid`].
     pub fn check(&self) -> Result<()> {
         let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-        if let Some(id) = &self.id
-            && (id.is_empty() || id.len() > ID_LENGTH_LIMIT || !id.chars().all(plain))
-        {
-            return invalid(format!(
-                "{id:?} can't be the id of a job: expected up to {ID_LENGTH_LIMIT} letters, digits, '-' and '_'"
-            ));
-        }
-        for (what, name) in [("project", &self.project), ("team", &self.team)] {
-            name.as_deref()
-                .map_or(Ok(()), |name| checkpoint::check_text(&format!("the name of a {what}"), name))?;
-        }
+        // The words of all of its checkpoints.
+        CheckpointId::new(self.project(), self.id.as_deref().unwrap_or("any"), LOOSE, self.rank)?;
+        self.team.as_deref().map_or(Ok(()), |team| checkpoint::check_text("the name of a team", team))?;
         if self.rank < self.nodes {
             return Ok(());
         }
@@ -104,7 +91,7 @@ mod tests {
         for id in ["ab12cd34", "my-job_2"] {
             assert!(of(id).check().is_ok(), "{id}");
         }
-        for id in ["", ".", "..", "a/b", "a.b", "a@b", "ä"] {
+        for id in ["", ".", "..", "a/b", "a.b", "a@b", "ä", "latest"] {
             assert!(of(id).check().is_err(), "{id}");
         }
         for project in [String::new(), "a\nb".to_owned(), "p".repeat(241)] {

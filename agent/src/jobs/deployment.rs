@@ -18,7 +18,7 @@ use super::process::IdleSupervisor;
 use super::run::JobRun;
 use super::supervisor::{SupervisorInfo, SupervisorOrder, TMPFS_OVERLAY_BYTES};
 use crate::api::job::{DeployReport, JobRequest, JobState, PhaseSeconds, Variable};
-use crate::api::{ApiResult, Failure, MountRequest, Weights};
+use crate::api::{ApiResult, Failure, MirrorRequest, MountRequest, Weights};
 use crate::deploy::{self, lease_all, stage_all};
 use crate::mounts::{ManagedMount, Mounter};
 use crate::volumes::SCRATCH_PLACE;
@@ -113,16 +113,7 @@ pub fn requests(
     request: &JobRequest,
     mountpoint: impl Fn(usize) -> PathBuf,
 ) -> Result<Vec<MountRequest>> {
-    let mirror = match &request.mirror {
-        _ if request.direct => None,
-        Some(mirror) => Some(mirror.clone()),
-        // The agent's own is added to all requests.
-        None if mounter.defaults.mirror.is_some() => None,
-        None => {
-            let tenant = request.tenant.as_deref().unwrap_or(mounter.engine.tenant());
-            Some(mirror::default_request(tenant)?)
-        }
-    };
+    let mirror = named_mirror(mounter, request)?;
     let requests = request.weights.iter().enumerate().map(|(number, weights)| MountRequest {
         weights: Weights { mountpoint: mountpoint(number), ..weights.clone() },
         tenant: request.tenant.clone(),
@@ -137,6 +128,20 @@ pub fn requests(
         cache_size: None,
     });
     Ok(requests.collect())
+}
+
+/// The mirror that a job names, else this machine's own; `None` where there is the agent's, which is added to all requests, or none at
+/// all is wanted.
+pub fn named_mirror(mounter: &Mounter, request: &JobRequest) -> Result<Option<MirrorRequest>> {
+    Ok(match &request.mirror {
+        _ if request.direct => None,
+        Some(mirror) => Some(mirror.clone()),
+        None if mounter.defaults.mirror.is_some() => None,
+        None => {
+            let tenant = request.tenant.as_deref().unwrap_or(mounter.engine.tenant());
+            Some(mirror::default_request(tenant)?)
+        }
+    })
 }
 
 /// Mounts a source, unless it is mounted already.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use bdnfs::cache::directory::CacheDirectory;
@@ -18,7 +19,7 @@ use tokio::sync::{RwLock, watch};
 use super::record::JobRecord;
 use super::supervisor;
 use crate::api::Failure;
-use crate::api::job::{DeployReport, JobEvent, JobRequest, JobSource, JobState, JobStatus};
+use crate::api::job::{DeployReport, JobEvent, JobRequest, JobSource, JobState, JobStatus, SaveReport};
 use crate::context::Context;
 use crate::deploy::{AdmissionPermit, AdmissionQueue};
 
@@ -56,6 +57,8 @@ pub struct Job {
     /// Held for reading by whoever mounts one of its sources.
     pub(super) mounting: Arc<RwLock<()>>,
     permit: Mutex<Option<AdmissionPermit>>,
+    /// How many events of its saver are events of the job.
+    saver_events: AtomicU64,
 }
 
 impl Job {
@@ -79,6 +82,8 @@ impl Job {
             created: now(),
             started: None,
             ended: None,
+            exited: None,
+            saving: None,
             exit: None,
             exit_code: None,
             why: None,
@@ -103,13 +108,14 @@ impl Job {
 
     /// A job of an earlier run; if it was admitted, it is still. Touches the local disk.
     pub fn restore(record: JobRecord, jobs: &Path, admission: &Arc<AdmissionQueue>) -> Self {
-        let JobRecord { job: mut status, request, stop, admitted } = record;
+        let JobRecord { job: mut status, request, stop, admitted, saver_events } = record;
         let admitted = admitted && !status.state.is_last();
         let events = fs::read_to_string(jobs.join(status.id.to_string()).join(EVENTS_FILE));
         // The last line may have been cut off.
         let events = events.iter().flat_map(|events| events.lines());
         status.events = events.filter_map(|line| serde_json::from_str(line).ok()).collect();
         let job = Self::from_parts(status, request.clone(), request, jobs, true);
+        job.saver_events.store(saver_events, Relaxed);
         job.stop.send_replace(if stop { StopRequest::Graceful } else { StopRequest::None });
         if admitted {
             job.set_permit(admission.readmit());
@@ -135,6 +141,7 @@ impl Job {
             restored,
             mounting: Arc::default(),
             permit: Mutex::default(),
+            saver_events: AtomicU64::default(),
         }
     }
 
@@ -180,7 +187,13 @@ impl Job {
     pub fn record(&self) -> JobRecord {
         let job = JobStatus { events: Vec::new(), staging: None, ..self.status() };
         let (stop, admitted) = (self.is_to_stop(), self.is_admitted());
-        JobRecord { job, request: self.bare_request.clone(), stop, admitted }
+        JobRecord {
+            job,
+            request: self.bare_request.clone(),
+            stop,
+            admitted,
+            saver_events: self.saver_events(),
+        }
     }
 
     /// Its status, for a client.
@@ -259,6 +272,23 @@ impl Job {
         self.status.lock().report = Some(report);
     }
 
+    /// How many events of its saver are events of the job.
+    pub fn saver_events(&self) -> u64 {
+        self.saver_events.load(Relaxed)
+    }
+
+    /// Sets what became of its checkpoints, and how many events of its saver are events of the job.
+    pub fn set_saving(&self, report: SaveReport, events: u64) {
+        self.status.lock().saving = Some(report);
+        self.saver_events.store(events, Relaxed);
+    }
+
+    /// Whether its commands have ended.
+    pub fn has_exited(&self) -> bool {
+        let status = self.status.lock();
+        status.exited.is_some() || status.state.is_last()
+    }
+
     /// Asks it to stop, with `now` without grace. True where that is new.
     pub fn stop(&self, now: bool) -> bool {
         let request = if now { StopRequest::Now } else { StopRequest::Graceful };
@@ -285,9 +315,10 @@ impl Job {
         let _ = self.events.subscribe().wait_for(|events| *events > seen || self.has_ended()).await;
     }
 
-    /// Waits until it has ended.
-    pub async fn ended(&self) {
-        let _ = self.events.subscribe().wait_for(|_| self.has_ended()).await;
+    /// Waits until it has ended, or needs no agent any more, but for its checkpoints to be reported.
+    pub async fn ended_but_for_saving(&self) {
+        let is_over = || self.has_ended() || (self.request.checkpoints.is_some() && self.has_exited());
+        let _ = self.events.subscribe().wait_for(|_| is_over()).await;
     }
 
     /// Admits it.

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Secret;
 use bdnfs::task::blocking;
 
@@ -15,9 +15,11 @@ use super::job_caches::{self, JobCaches};
 use super::queue::JobQueue;
 use super::supervisor::VolumeBinds;
 use crate::api::Failure;
-use crate::api::job::CheckpointLoading;
+use crate::api::job::{CheckpointLoading, JobRequest};
+use crate::context::Context;
+use crate::saver;
 use crate::text;
-use crate::volumes::{JobVolume, SCRATCH_PLACE, occupied};
+use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE, occupied};
 
 /// How often what a volume occupies is counted: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
@@ -49,6 +51,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let mut binds = vec![(volume.scratch(), PathBuf::from(SCRATCH_PLACE))];
     let load = job.request().load.as_ref();
     binds.extend(load.map(|load| (volume.loaded(), load.download_folder.clone())));
+    binds.extend(checkpoint_place(job.request()).map(|place| (volume.checkpoints(), place)));
     let mut directories: Vec<_> = binds.iter().map(|(directory, _)| directory.clone()).collect();
     // Sources that lie in it are mounted there, without a cover in memory.
     let below = |place: &Path| {
@@ -61,6 +64,9 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
         directories.extend(below(place).iter().map(|path| directory.join(path)));
     }
     let mut locks = vec![volume.create(&directories)?];
+    if checkpoint_place(job.request()).is_some() {
+        begin_checkpoints(&volume)?;
+    }
     let mut shared = Vec::new();
     if let Some(caches) = JobCaches::of(queue, job) {
         locks.extend(caches.create(job)?);
@@ -91,12 +97,37 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
         ("BT_RETRY_COUNT", "0".to_owned()),
         ("BT_SCRATCH_DIR", SCRATCH_PLACE.to_owned()),
     ];
+    let checkpoints =
+        checkpoint_place(request).map(|place| ("BT_CHECKPOINT_DIR", place.display().to_string()));
     let loaded =
         |load: &CheckpointLoading| ("BT_LOAD_CHECKPOINT_DIR", load.download_folder.display().to_string());
     let loaded = request.load.as_ref().map(loaded);
     let caches = request.cache.iter().flat_map(job_caches::variables);
-    let all = variables.into_iter().chain(loaded).chain(caches);
+    let all = variables.into_iter().chain(checkpoints).chain(loaded).chain(caches);
     all.map(|(name, value)| (name.to_owned(), Secret::new(value))).collect()
+}
+
+/// Where a job sees its checkpoint directory, if it has one.
+pub fn checkpoint_place(request: &JobRequest) -> Option<PathBuf> {
+    let checkpoints = request.checkpoints.as_ref()?;
+    Some(checkpoints.path.clone().unwrap_or_else(|| PathBuf::from(CHECKPOINT_PLACE)))
+}
+
+/// Makes sure that there is nothing in a checkpoint directory that an earlier job of this id left, and forgets what became of its own.
+fn begin_checkpoints(volume: &JobVolume) -> Result<()> {
+    let directory = volume.checkpoints();
+    let mut entries =
+        fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    if entries.next().is_some() {
+        let text = format!(
+            "{} holds checkpoints of an earlier job of this id that are not saved; save them with `bdnfs checkpoint push` and \
+             remove them, or choose another --id",
+            directory.display()
+        );
+        return Err(Error::new(Kind::Busy, text));
+    }
+    saver::forget(volume.path());
+    Ok(())
 }
 
 /// A volume with a limit.
@@ -106,7 +137,7 @@ struct LimitedVolume {
     directory: PathBuf,
     /// In bytes.
     limit: u64,
-    /// The key of the configuration that raises it.
+    /// What raises it.
     key: &'static str,
     /// Whether an event has told that it is nearly full.
     is_told: bool,
@@ -115,16 +146,27 @@ struct LimitedVolume {
 impl LimitedVolume {
     /// Those of a job.
     fn of(queue: &JobQueue, job: &Job) -> Vec<Self> {
-        let scratch = queue.volumes.scratch_limit().map(|limit| {
+        let scratch = queue.volumes.config().scratch_limit.map(|limit| {
             let (name, directory) = (SCRATCH_PLACE.to_owned(), queue.volume_of(job).scratch());
-            Self { name, directory, limit, key: "scratch_limit", is_told: false }
+            Self { name, directory, limit, key: "scratch_limit in [volumes]", is_told: false }
         });
         let (caches, limit) = (JobCaches::of(queue, job), queue.volumes.cache_limit());
         let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
             let (name, directory) = (home.to_string(), home.tree());
-            Self { name, directory, limit, key: "cache_limit", is_told: false }
+            Self { name, directory, limit, key: "cache_limit in [volumes]", is_told: false }
         });
-        scratch.into_iter().chain(homes).collect()
+        let checkpoints = checkpoint_place(job.request()).and_then(|place| {
+            let limit = job.request().checkpoints.as_ref()?.size_limit?;
+            let (name, directory) = (place.display().to_string(), queue.volume_of(job).checkpoints());
+            Some(Self {
+                name,
+                directory,
+                limit,
+                key: "volume_size_gib in checkpointing_config",
+                is_told: false,
+            })
+        });
+        scratch.into_iter().chain(checkpoints).chain(homes).collect()
     }
 
     /// Compares what it occupies with its limit. An event tells where it is nearly full.
@@ -132,9 +174,7 @@ impl LimitedVolume {
         let (name, limit, key) = (&self.name, self.limit, self.key);
         let (used, most) = (text::size(bytes), text::size(limit));
         if bytes > limit / 100 * FAIL_PERCENT {
-            let text = format!(
-                "{name} occupies {used} and may occupy {most}; write less, or raise {key} in [volumes]"
-            );
+            let text = format!("{name} occupies {used} and may occupy {most}; write less, or raise {key}");
             return Some(Failure::new(Kind::NoSpace, text));
         }
         let is_nearly_full = bytes > limit / 100 * WARN_PERCENT;

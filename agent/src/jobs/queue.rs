@@ -25,7 +25,9 @@ use crate::deploy::{AdmissionQueue, MirrorQueue};
 use crate::lifecycle::Lifecycle;
 use crate::mounts::{MountManager, MountPurpose};
 use crate::records::Records;
+use crate::saver::{self, SaverEnd};
 use crate::signals::Shutdown;
+use crate::telemetry::scrape::SavingScrape;
 use crate::volumes::Volumes;
 
 /// Subdirectory of the cache with one directory for each job.
@@ -166,10 +168,40 @@ impl JobQueue {
         self.all().iter().map(status).collect()
     }
 
-    /// Stops a job, with `now` without grace. It returns at once; the job ends when its processes have.
-    pub async fn stop(self: &Arc<Self>, id: u64, now: bool) -> ApiResult<JobStatus> {
+    /// What becomes of the checkpoints of jobs that have not ended.
+    pub fn savings(&self) -> Vec<SavingScrape> {
+        let jobs = self.all().into_iter().map(|job| job.status()).filter(|job| !job.state.is_last());
+        let saving = jobs.filter_map(|job| {
+            let began = job.started.unwrap_or(job.created).timestamp() as f64;
+            let (id, project) = (job.training.id().to_owned(), job.training.project().to_owned());
+            Some(SavingScrape { id, project, began, report: job.saving? })
+        });
+        saving.collect()
+    }
+
+    /// Stops a job, with `now` without grace. It returns at once; the job ends when its processes have, and what they wrote is saved.
+    /// With `discard` that is dropped. Where the processes have ended, `now` leaves what is not saved in its directory.
+    pub async fn stop(self: &Arc<Self>, id: u64, now: bool, discard: bool) -> ApiResult<JobStatus> {
         let job = self.find(id)?;
-        if job.stop(now) {
+        let is_saving = job.has_exited() && !job.has_ended();
+        let end = match () {
+            () if discard => Some(SaverEnd::Discard),
+            () if now && is_saving => Some(SaverEnd::Keep),
+            () => None,
+        };
+        if let Some(end) = end
+            && job.request().checkpoints.is_some()
+            && !job.has_ended()
+        {
+            let volume = self.volume_of(&job);
+            // There is none before the job runs, and nothing to drop.
+            let request =
+                move || if volume.path().exists() { saver::request_end(volume.path(), end) } else { Ok(()) };
+            blocking(request).await?;
+        }
+        if is_saving && end.is_none() {
+            job.note("its commands have ended, and its checkpoints are being saved; stop it with --now to leave that");
+        } else if job.stop(now) {
             let (queue, job) = (Arc::clone(self), Arc::clone(&job));
             blocking(move || queue.write_record(&job)).await?;
         }
@@ -217,7 +249,7 @@ impl JobQueue {
             job.stop(false);
         }
         for job in &jobs {
-            job.ended().await;
+            job.ended_but_for_saving().await;
         }
     }
 

@@ -16,4 +16,7 @@ pub struct JobRecord {
     /// Whether the job is admitted: then all its sources are leased.
     #[serde(default)]
     pub admitted: bool,
+    /// How many events of its saver are events of the job.
+    #[serde(default)]
+    pub saver_events: u64,
 }

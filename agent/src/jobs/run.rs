@@ -9,6 +9,7 @@ use bdnfs::task::blocking;
 use super::deployment::{self, Deployed};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
+use super::job_saver::JobSaver;
 use super::job_volume;
 use super::process::SupervisorProcess;
 use super::queue::JobQueue;
@@ -80,7 +81,7 @@ impl JobRun {
                 if !job.is_admitted() {
                     job.set_permit(self.queue.admission.readmit());
                 }
-                return self.attend(&supervisor).await;
+                return self.attend_and_save(&supervisor).await;
             }
             if !self.queue.lifecycle.is_persistent() {
                 return Err(orphaned());
@@ -91,7 +92,33 @@ impl JobRun {
             () = job.stop_requested(StopRequest::Graceful) => Err(stopped()),
             deployed = deployment::deploy(self) => deployed,
         }?;
-        self.attend(&supervisor).await
+        self.attend_and_save(&supervisor).await
+    }
+
+    /// Waits until the commands have ended, and until all is saved that they wrote.
+    async fn attend_and_save(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
+        let saver = JobSaver::attend(self);
+        let exit = self.attend(supervisor).await;
+        if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
+            self.note_exit(exit.as_ref().ok().cloned()).await?;
+        }
+        let saved = saver.finish().await;
+        match exit {
+            Ok(exit) if exit.is_success() => saved.map(|()| exit),
+            failed => failed,
+        }
+    }
+
+    /// Notes that the commands have ended, for good.
+    async fn note_exit(&self, exit: Option<JobExit>) -> Result<()> {
+        let (queue, job) = (Arc::clone(&self.queue), Arc::clone(&self.job));
+        let note = move || {
+            job.update("its commands have ended; what is left of its checkpoints is saved", |status| {
+                (status.exited, status.exit) = (Some(now()), exit);
+            });
+            queue.write_record(&job)
+        };
+        blocking(note).await
     }
 
     /// The supervisor that an earlier agent started, once its commands run.
@@ -190,8 +217,9 @@ impl JobRun {
     /// Lets its volume go.
     async fn retire_volume(&self) {
         let volume = self.queue.volume_of(&self.job);
+        let is_saved = self.job.status().saving.is_some_and(|saving| !saving.has_unsaved());
         let retired = blocking(move || {
-            volume.retire();
+            volume.retire(is_saved);
             Ok(())
         });
         let _ = retired.await;
@@ -232,7 +260,7 @@ fn outcome(job: &Job, result: ApiResult<JobExit>) -> (JobState, Option<JobExit>,
     match result {
         // Before all others: commands that end in order when they are asked to, with 0, have not completed.
         Ok(exit) if job.is_to_stop() => (JobState::Stopped, Some(exit), None),
-        Ok(exit) if exit.code == Some(0) && exit.why.is_none() => (JobState::Completed, Some(exit), None),
+        Ok(exit) if exit.is_success() => (JobState::Completed, Some(exit), None),
         Err(_) if job.is_to_stop() => (JobState::Stopped, None, None),
         Ok(exit) => {
             let why = match (&exit.why, exit.code, exit.signal) {

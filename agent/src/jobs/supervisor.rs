@@ -237,6 +237,11 @@ pub fn lock(directory: &Path) -> Result<File> {
     Ok(lock)
 }
 
+/// The file in the job's `directory` that its supervisor holds locked, and the one that tells how its commands ended.
+pub fn end_files(directory: &Path) -> (PathBuf, PathBuf) {
+    (directory.join(LOCK_FILE), directory.join(ENDED_FILE))
+}
+
 /// Whether a supervisor of the job in `directory` lives.
 pub fn is_supervised(directory: &Path) -> bool {
     let Ok(lock) = File::open(directory.join(LOCK_FILE)) else { return false };

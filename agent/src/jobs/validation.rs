@@ -11,6 +11,7 @@ use bdnfs::source::{SecretStore, Uri};
 
 use super::deployment::requests;
 use super::job_caches;
+use super::job_volume::checkpoint_place;
 use super::supervisor::check_places;
 use crate::api::job::{JobRequest, TrainingCache, Variable};
 use crate::mounts::Mounter;
@@ -27,12 +28,17 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     let places: Vec<_> = request.weights.iter().map(|weights| weights.mountpoint.as_path()).collect();
     check_locations(&places)?;
     let loaded = request.load.as_ref().map(|load| load.download_folder.as_path());
-    if let Some(folder) = loaded.filter(|folder| !folder.is_absolute()) {
+    let saved = checkpoint_place(request);
+    let own: Vec<_> = loaded.into_iter().chain(saved.as_deref()).collect();
+    if let Some(folder) = own.iter().find(|folder| !folder.is_absolute()) {
         return invalid(format!("{} must be absolute", folder.display()));
+    }
+    if saved.is_some() && request.direct {
+        return invalid("checkpoints are saved in a mirror; leave out --no-mirror".to_owned());
     }
     let caches = request.cache.as_ref().map_or_else(Vec::new, TrainingCache::places);
     let caches = caches.iter().map(PathBuf::as_path);
-    let places: Vec<_> = places.into_iter().chain(loaded).chain(caches).collect();
+    let places: Vec<_> = places.into_iter().chain(own).chain(caches).collect();
     check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
     job_caches::check(request)?;
     check_workdir(&request.workdir, &places)?;

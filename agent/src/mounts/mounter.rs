@@ -104,6 +104,31 @@ impl Mounter {
         blocking(move || complete(request)).await
     }
 
+    /// The mirror that `named` is, with what its secrets name, else the agent's own for `tenant`. Reads secrets.
+    ///
+    /// # Errors
+    /// [`Kind::Refused`] for a secret that is nowhere.
+    pub fn mirror(
+        &self,
+        named: Option<MirrorRequest>,
+        tenant: Option<&str>,
+    ) -> Result<Option<MirrorRequest>> {
+        let mut mirror = match named {
+            Some(mut named) => {
+                named.access.secrets.extend_from_slice(&self.defaults.secrets);
+                named
+            }
+            None => {
+                let Some(mut own) = self.defaults.mirror.clone() else { return Ok(None) };
+                tenant.unwrap_or(&own.tenant.clone()).clone_into(&mut own.tenant);
+                own
+            }
+        };
+        let uri: Uri = mirror.url.expose().parse()?;
+        mirror.access = load::complete_access(&uri, mirror.access)?;
+        Ok(Some(mirror))
+    }
+
     /// The same, at once.
     pub fn check(&self, request: &MountRequest) -> Result<()> {
         complete(self.defaults.add_to(request)).map(drop)

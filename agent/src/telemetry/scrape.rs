@@ -8,6 +8,7 @@ use bdnfs::peer::client::PeerStats;
 use bdnfs_fs::RequestTotals;
 
 use super::process::ProcessScrape;
+use crate::api::job::SaveReport;
 use crate::api::kind_name;
 use crate::cache::scrubber::ScrubCounts;
 
@@ -41,6 +42,8 @@ pub struct Scrape {
     pub lost: u64,
     /// Publications by their states.
     pub publications: [(&'static str, u64); 3],
+    /// The jobs whose checkpoints are saved, which the caller knows.
+    pub savings: Vec<SavingScrape>,
     /// This process: memory, threads, descriptors.
     pub process: ProcessScrape,
 }
@@ -52,6 +55,19 @@ pub struct ClusterScrape {
     pub figures: PeerStats,
     /// Peers that are banned for corruption.
     pub banned: u64,
+}
+
+/// What became of the checkpoints of a job.
+#[derive(Debug)]
+pub struct SavingScrape {
+    /// The id of the training job.
+    pub id: String,
+    /// Its project.
+    pub project: String,
+    /// When its commands began to run, in seconds since 1970: nothing can have been saved before.
+    pub began: f64,
+    /// What became of them.
+    pub report: SaveReport,
 }
 
 /// The figures of a mount.
@@ -99,6 +115,7 @@ impl Scrape {
             mounts,
             lost,
             publications,
+            savings: Vec::new(),
             process: ProcessScrape::read(),
         }
     }

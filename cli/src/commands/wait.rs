@@ -70,7 +70,7 @@ async fn job(client: &Client, id: u64, condition: WaitCondition) -> Result<()> {
 
 /// Waits for the source `name` of the agent's configuration.
 async fn source(client: &Client, name: &str, until: WaitCondition) -> Result<()> {
-    if until == WaitCondition::Ended {
+    if until != WaitCondition::Ready {
         bail!("a source of the agent's configuration does not end");
     }
     if !is_publication_key(name) {
@@ -89,7 +89,7 @@ async fn mount(path: &Path, until: WaitCondition) -> Result<()> {
     let status = client.status().await?;
     let Some(mount) = status.at(&path) else { bail!("{}: not mounted any more", path.display()) };
     let id = mount.mounted.id;
-    if until == WaitCondition::Ended {
+    if until != WaitCondition::Ready {
         return Ok(client.ended(id).await?);
     }
     let mut staging = client.stage(id, false).await?;

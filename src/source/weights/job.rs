@@ -1,6 +1,7 @@
 //! The job around the weights: which kind of document has it, its commands, and what it asks for that a job here has not.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -30,6 +31,20 @@ pub struct JobCommands {
     pub load: Option<CheckpointLoading>,
     /// Where that stands in the document.
     pub environment_place: DocumentPath,
+    /// What its `checkpointing_config` asks for, if that is enabled.
+    pub checkpoints: Option<CheckpointingConfig>,
+}
+
+/// That what a job writes into its checkpoint directory is saved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct CheckpointingConfig {
+    /// Whether it is.
+    enabled: bool,
+    /// Where the job sees the directory.
+    pub checkpoint_path: Option<PathBuf>,
+    /// How large that may be, in GiB.
+    pub volume_size_gib: Option<u64>,
 }
 
 /// The value of a variable in a job's environment.
@@ -162,6 +177,9 @@ pub fn runs(document: &Value) -> JobCommands {
         environment_place: runtime
             .map_or(place.clone(), |_| place.key("runtime"))
             .key("environment_variables"),
+        checkpoints: serde_json::from_value(of("checkpointing_config"))
+            .ok()
+            .filter(|config: &CheckpointingConfig| config.enabled),
     }
 }
 

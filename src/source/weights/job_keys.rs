@@ -12,7 +12,6 @@ const MACHINE: &str = "the commands run on this machine as it is";
 const WORKDIR: &str = "the commands run in the working directory of the job, with the files that are there";
 const LOADING_REASON: &str = "asks for a loops_checkpoint, or for a named one without checkpoint_name and job_id; neither can be loaded";
 const CACHE_BASE_REASON: &str = "must be an absolute path without '..'";
-const CHECKPOINT_REASON: &str = "asks for checkpoints, which are not supported; set enabled to false";
 const SERVED: &str = "they are for the service that builds and serves the model";
 const UNMOUNTED: &str = "names data that is not mounted here; name it in weights";
 
@@ -90,7 +89,7 @@ const RUNTIME: &[JobKey] = &[
     JobKey::optional("start_commands", Texts).done(),
     JobKey::optional("environment_variables", Variables).done(),
     JobKey::nullable("enable_cache", Flag).done(),
-    JobKey::optional("checkpointing_config", Keys(CHECKPOINTING)).refused(is_enabled, CHECKPOINT_REASON),
+    JobKey::optional("checkpointing_config", Keys(CHECKPOINTING)).done(),
     JobKey::nullable("load_checkpoint_config", Keys(LOADING)).refused(cannot_load, LOADING_REASON),
     JobKey::nullable("cache_config", Keys(CACHE)).done(),
     JobKey::optional(
@@ -197,9 +196,6 @@ pub(super) static CONFIG: &[JobKey] = &[
     JobKey::optional("apply_library_patches", Any).told(SERVED),
     JobKey::optional("spec_version", Any).told(SERVED),
 ];
-fn is_enabled(config: &Value) -> bool {
-    config.get("enabled").is_some_and(|enabled| *enabled == true)
-}
 
 fn is_no_cache_base(path: &Value) -> bool {
     path.as_str().is_some_and(|path| !is_cache_base(path.as_ref()))

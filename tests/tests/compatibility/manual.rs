@@ -57,14 +57,16 @@ fn read(page: &str) -> String {
 }
 
 #[test]
-fn semantics_page_items_name_tests_that_exist() {
+fn pages_of_promises_name_tests_that_exist() {
     let tests = tests();
-    for item in read("docs/semantics.md").split("\n- ").skip(1) {
-        let item = item.split("\n\n").next().unwrap();
-        let named: Vec<_> = quoted(item).filter(|name| is_test_name(name)).collect();
-        assert!(!named.is_empty(), "no test is named for: {item}");
-        for name in named {
-            assert!(tests.contains(name), "docs/semantics.md: there is no test {name}");
+    for page in ["docs/semantics.md", "docs/volumes.md"] {
+        for item in read(page).split("\n- ").skip(1) {
+            let item = item.split("\n\n").next().unwrap();
+            let named: Vec<_> = quoted(item).filter(|name| is_test_name(name)).collect();
+            assert!(!named.is_empty(), "{page}: no test is named for: {item}");
+            for name in named {
+                assert!(tests.contains(name), "{page}: there is no test {name}");
+            }
         }
     }
 }

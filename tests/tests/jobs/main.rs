@@ -3,15 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
 mod caches;
+mod checkpoints;
 mod covered;
 mod crash;
 mod damage;
+mod hostile_writers;
 mod killed;
+mod killed_savers;
 mod kit;
 mod posted;
 mod pushed;
 mod resume;
 mod room;
 mod run;
+mod saving;
 mod stop;
 mod volumes;

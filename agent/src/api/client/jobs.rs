@@ -26,9 +26,11 @@ impl Client {
         self.ask(Method::GET, &format!("/v1/jobs/{id}?seen={seen}")).await
     }
 
-    /// Stops a job, with `now` without grace.
-    pub async fn stop(&self, id: u64, now: bool) -> Result<JobStatus, ClientError> {
-        self.ask(Method::POST, &format!("/v1/jobs/{id}/stop?now={now}")).await
+    /// Stops a job, with `now` without grace, with `discard` without saving what is not saved yet of its checkpoints.
+    pub async fn stop(&self, id: u64, now: bool, discard: bool) -> Result<JobStatus, ClientError> {
+        // An older agent knows no `discard`.
+        let discard = if discard { "&discard=true" } else { "" };
+        self.ask(Method::POST, &format!("/v1/jobs/{id}/stop?now={now}{discard}")).await
     }
 
     /// What a job printed, from byte `from` on. With `wait` it may take a moment until there is something.

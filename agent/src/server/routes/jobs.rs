@@ -51,11 +51,13 @@ async fn job(State(agent): State<Arc<Agent>>, id: IdPath, query: QueryOf<StatusQ
 struct StopQuery {
     #[serde(default)]
     now: bool,
+    #[serde(default)]
+    discard: bool,
 }
 
 async fn stop(State(agent): State<Arc<Agent>>, id: IdPath, query: QueryOf<StopQuery>) -> Answer<JobStatus> {
     let (Path(id), Query(query)) = (id?, query?);
-    agent.jobs().stop(id, query.now).await.map(Json)
+    agent.jobs().stop(id, query.now, query.discard).await.map(Json)
 }
 
 #[derive(Deserialize)]

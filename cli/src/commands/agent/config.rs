@@ -193,7 +193,7 @@ impl ConfigFile {
     }
 }
 
-fn duration(key: &str, text: Option<String>) -> Result<Option<Duration>> {
+pub(super) fn duration(key: &str, text: Option<String>) -> Result<Option<Duration>> {
     text.map(|text| text::parse_duration(&text).map_err(|e| anyhow::anyhow!("{key}: {e}"))).transpose()
 }
 

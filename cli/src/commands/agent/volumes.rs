@@ -7,6 +7,8 @@ use bdnfs_agent::VolumeConfig;
 use bytesize::ByteSize;
 use serde::Deserialize;
 
+use super::config::duration;
+
 /// Where jobs write, and how much.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -17,6 +19,10 @@ pub struct VolumeSection {
     scratch_limit: Option<ByteSize>,
     /// The most that the cache of a project or a team may occupy.
     cache_limit: Option<ByteSize>,
+    /// The most bytes a second that the saver of a job reads.
+    upload_rate: Option<ByteSize>,
+    /// How long what can't be saved is tried again when its job has ended.
+    give_up: Option<String>,
 }
 
 impl VolumeSection {
@@ -30,6 +36,8 @@ impl VolumeSection {
             dir: self.dir.unwrap_or(defaults.dir),
             scratch_limit: self.scratch_limit.map(|size| size.as_u64()),
             cache_limit: self.cache_limit.map_or(defaults.cache_limit, |size| size.as_u64()),
+            upload_rate: self.upload_rate.map(|size| size.as_u64()),
+            give_up: duration("volumes.give_up", self.give_up)?.unwrap_or(defaults.give_up),
         })
     }
 }

@@ -124,6 +124,15 @@ pub async fn copy_output(
     Ok(true)
 }
 
+/// Fails unless the commands of the job ended in good order.
+pub fn check_exit(job: &JobStatus) -> Result<()> {
+    match job.exit.as_ref().and_then(|exit| exit.code) {
+        Some(0) => Ok(()),
+        Some(code) => anyhow::bail!("job {}: its command exited with {code}", job.id),
+        None => anyhow::bail!("job {}: its commands were killed", job.id),
+    }
+}
+
 /// Fails unless the job completed.
 pub fn check_completed(job: &JobStatus) -> Result<()> {
     match (job.state, &job.why) {

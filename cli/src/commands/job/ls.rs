@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::AgentArgs;
+use super::{AgentArgs, show};
 use crate::output::{print, print_json};
 use crate::text;
 
@@ -25,12 +25,12 @@ pub async fn run(args: JobListArgs) -> Result<()> {
     }
     let head = ["JOB", "NAME", "STATE", "CREATED", "SOURCES", "LAST EVENT"].map(str::to_owned).to_vec();
     let rows = jobs.jobs.into_iter().map(|job| {
-        let sources: Vec<_> = job.weights.into_iter().map(|weights| weights.source).collect();
+        let sources: Vec<_> = job.weights.iter().map(|weights| weights.source.as_str()).collect();
         let created = text::minute(job.created.timestamp());
         vec![
             job.id.to_string(),
-            job.name.unwrap_or_default(),
-            job.state.to_string(),
+            job.name.clone().unwrap_or_default(),
+            show::format_state(&job),
             created,
             sources.join(" "),
             job.events.last().map_or_else(String::new, |event| text::printable(event.text.as_bytes())),

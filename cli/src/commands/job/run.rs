@@ -105,7 +105,7 @@ async fn attach(
             job = &mut following => break job?,
             () = interrupts.next() => {
                 signals += 1;
-                client.stop(id, signals > 1).await?;
+                client.stop(id, signals > 1, false).await?;
             }
         }
     };

@@ -29,7 +29,10 @@ pub async fn run(args: JobShowArgs) -> Result<()> {
     if args.json {
         return print_json(&job);
     }
-    let mut out = format!("job {}: {}\n", job.id, job.state);
+    let mut out = format!("job {}: {}\n", job.id, format_state(&job));
+    let training = &job.training;
+    let (project, id, rank, nodes) = (training.project(), training.id(), training.rank, training.nodes);
+    out.push_str(&format!("project {project} id {id}, rank {rank} of {nodes}\n"));
     for weights in &job.weights {
         out.push_str(&format!("source {} on {}\n", weights.source, weights.mount_location.display()));
     }
@@ -38,7 +41,47 @@ pub async fn run(args: JobShowArgs) -> Result<()> {
     }
     job.events.iter().for_each(|event| out.push_str(&format!("{}\n", format_event(event))));
     out.push_str(&format_report(&job));
+    out.push_str(&format_saving(&job));
     print(&out)
+}
+
+/// The state of a job, and whether its commands have ended and what they wrote is being saved.
+pub fn format_state(job: &JobStatus) -> String {
+    let is_saving = job.exited.is_some() && !job.state.is_last();
+    format!("{}{}", job.state, if is_saving { " (saving)" } else { "" })
+}
+
+/// What became of the checkpoints of a job, as a table and a line below; empty where it has none.
+fn format_saving(job: &JobStatus) -> String {
+    let Some(saving) = &job.saving else { return String::new() };
+    let columns = ["CHECKPOINT", "STATE", "COMPLETE", "BYTES", "GENERATION", "SAVED", "SECONDS"];
+    let rows = saving.checkpoints.iter().map(|one| {
+        let at = one.saved.map_or_else(String::new, |at| at.to_rfc3339_opts(SecondsFormat::Secs, true));
+        vec![
+            text::printable(one.name.as_bytes()),
+            one.state.to_string(),
+            if one.complete { "yes" } else { "no" }.to_owned(),
+            text::size(one.bytes),
+            one.generation.to_string(),
+            at,
+            one.seconds.map_or_else(String::new, |seconds| format!("{seconds:.1}")),
+        ]
+    });
+    let rows: Vec<_> = std::iter::once(columns.map(str::to_owned).to_vec()).chain(rows).collect();
+    let (saved, backlog) = (text::size(saving.saved), text::size(saving.backlog));
+    let (mut out, rate) = (text::table(&rows, &[3, 4, 6]), saving.rate.filter(|rate| *rate > 0.0));
+    out.push_str(&match rate {
+        Some(rate) => format!(
+            "saved {saved} at {}/s, still to be saved {backlog} in {:.1} minutes\n",
+            text::size(rate as u64),
+            saving.backlog as f64 / rate / 60.0
+        ),
+        None => format!("saved {saved}, still to be saved {backlog}\n"),
+    });
+    if let Some(why) = &saving.why {
+        out.push_str(&format!("cannot save, and tries again: {}\n", text::printable(why.as_bytes())));
+    }
+    out
 }
 
 /// An event in one line.

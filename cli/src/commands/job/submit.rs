@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::weights::{Variable, runs, training_cache, unsupported};
-use bdnfs_agent::api::job::{JobRequest, default_grace};
+use bdnfs_agent::api::job::{CheckpointRequest, JobRequest, default_grace};
 use rustix::fs::Mode;
 
 use super::AgentArgs;
@@ -20,6 +20,9 @@ use crate::weights::{Configuration, WeightsEntry};
 /// Environment variables that a job inherits from the command that submits it, unless it sets them. It inherits no others, which
 /// may contain credentials.
 const INHERITED_VARIABLES: [&str; 8] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ"];
+
+/// The unit of `volume_size_gib`, in bytes.
+const GIB: u64 = 1 << 30;
 
 /// The arguments that specify a job.
 #[derive(Debug, clap::Args)]
@@ -80,6 +83,10 @@ impl JobSpecArgs {
         let training = self.training.identity(runs.project, runs.team, |name| std::env::var(name).ok())?;
         Ok(JobRequest {
             training,
+            checkpoints: runs.checkpoints.map(|config| CheckpointRequest {
+                path: config.checkpoint_path,
+                size_limit: config.volume_size_gib.map(|size| size.saturating_mul(GIB)),
+            }),
             name: runs.name,
             weights: items.into_iter().map(WeightsEntry::into_weights).collect(),
             start_commands,

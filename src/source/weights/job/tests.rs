@@ -54,25 +54,25 @@ fn pushed_job_in_each_form_is_read() {
 #[test]
 fn job_asking_for_more_than_there_is_is_refused_or_told() {
     let bodies = bodies("refuse");
-    for (name, expected) in [
-        (
-            "node_count",
-            "reject: compute.node_count: must be 1: a job runs on one node; submit one job on each",
-        ),
-        (
-            "checkpointing",
-            "reject: runtime.checkpointing_config: asks for checkpoints, which are not supported; set enabled to false",
-        ),
-    ] {
-        let [_, job, _] = forms(&bodies[name]);
-        assert_eq!(read(&job, Rules::default()).1, Diagnostics::default(), "{name}");
-        assert_eq!(lines(&unsupported(&job).refused), [expected], "{name}");
-    }
+    let [_, job, _] = forms(&bodies["node_count"]);
+    assert_eq!(read(&job, Rules::default()).1, Diagnostics::default());
+    let text = "reject: compute.node_count: must be 1: a job runs on one node; submit one job on each";
+    assert_eq!(lines(&unsupported(&job).refused), [text]);
     assert_eq!(bodies.len(), 3);
     let relative =
         serde_json::json!({"runtime": {"cache_config": {"enabled": true, "mount_base_path": "cache"}}});
     let text = "reject: runtime.cache_config.mount_base_path: must be an absolute path without '..'";
     assert_eq!(lines(&unsupported(&relative).refused), [text]);
+    for (path, size) in [(None, None), (Some("/ckpts"), Some(20))] {
+        let [mut body, _, _] = forms(&bodies["checkpointing"]);
+        assert_eq!(lines(&unsupported(&body).refused), [""; 0]);
+        let config = serde_json::json!({"enabled": true, "checkpoint_path": path, "volume_size_gib": size});
+        body["training_job"]["runtime"]["checkpointing_config"] = config;
+        let asked = runs(&body).checkpoints.expect("enabled");
+        assert_eq!((asked.checkpoint_path, asked.volume_size_gib), (path.map(PathBuf::from), size));
+        body["training_job"]["runtime"]["checkpointing_config"]["enabled"] = false.into();
+        assert_eq!(runs(&body).checkpoints, None);
+    }
     let [mut body, _, project] = forms(&bodies["node_count"]);
     body["training_job"]["priority"] = 1.into();
     let expected = [

@@ -1,0 +1,111 @@
+//! What became of a job's checkpoints, as it travels over the control socket.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+/// That a job's checkpoints are to be saved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointRequest {
+    /// Where the job sees the directory; default: `/mnt/ckpts`.
+    #[serde(default)]
+    pub path: Option<PathBuf>,
+    /// The most that the directory may occupy, in bytes.
+    #[serde(default)]
+    pub size_limit: Option<u64>,
+}
+
+/// What became of the checkpoints of a job so far.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SaveReport {
+    /// The directory on this node.
+    pub directory: PathBuf,
+    /// Its checkpoints, by name.
+    pub checkpoints: Vec<UnitReport>,
+    /// Bytes of settled checkpoints that are not saved yet.
+    pub backlog: u64,
+    /// Bytes of all generations that were saved, unchanged ones counted each time.
+    pub saved: u64,
+    /// Bytes a second of the last generation that was saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// Seconds between the last two that were saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<f64>,
+    /// When one was last saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<DateTime<Utc>>,
+    /// How many files a power cut has torn.
+    #[serde(default)]
+    pub torn: u64,
+    /// How many attempts to save failed.
+    pub failures: u64,
+    /// Why the last attempt failed, while that stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Whether nothing is left to be saved, and nothing more will come.
+    pub finished: bool,
+    /// Whether saving was given up.
+    #[serde(default)]
+    pub given_up: bool,
+}
+
+impl SaveReport {
+    /// Whether the directory holds anything that is only there.
+    pub fn has_unsaved(&self) -> bool {
+        !self.finished || self.given_up || self.torn > 0
+    }
+}
+
+/// What became of one checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UnitReport {
+    /// Its name.
+    pub name: String,
+    /// Its state.
+    pub state: CheckpointState,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Whether the job had done with it, as far as anybody can tell.
+    pub complete: bool,
+    /// How often it was saved.
+    pub generation: u64,
+    /// When it was last saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved: Option<DateTime<Utc>>,
+    /// How long that took, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+}
+
+impl fmt::Display for CheckpointState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Writing => "writing",
+            Self::Sealed => "sealed",
+            Self::Saved => "saved",
+            Self::Skipped => "skipped",
+            Self::Torn => "torn",
+        })
+    }
+}
+
+/// Where a checkpoint is on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckpointState {
+    #[default]
+    /// The job writes it, or did a moment ago.
+    Writing,
+    /// It is on the node's disk for good, and waits for its turn.
+    Sealed,
+    /// It is in the mirror.
+    Saved,
+    /// The job deleted it before it was saved.
+    Skipped,
+    /// A power cut has left something else of it than was sealed: kept, and never saved.
+    Torn,
+}

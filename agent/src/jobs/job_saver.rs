@@ -1,0 +1,161 @@
+//! The saver of a job, as the job sees it: started, started again, reported, and waited for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::{blocking, lost};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use super::deployment::named_mirror;
+use super::job::now;
+use super::job_volume::checkpoint_place;
+use super::run::JobRun;
+use super::supervisor;
+use crate::api::saving::SaveReport;
+use crate::api::{ApiResult, Failure};
+use crate::saver::{self, SaveOrder, SaverEnd};
+
+/// How often the saver's record is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a saver that died stays so: one that dies at once is not started all the time.
+const RESTART_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The saver of a job that has one. Dropped, the saver goes on, and nobody looks after it.
+#[derive(Debug)]
+pub struct JobSaver {
+    run: JobRun,
+    task: Option<JoinHandle<SaveReport>>,
+}
+
+impl Drop for JobSaver {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+impl JobSaver {
+    /// Looks after the saver of a job, which has a volume.
+    pub fn attend(run: &JobRun) -> Self {
+        let has_saver = run.job.request().checkpoints.is_some();
+        let task = has_saver.then(|| tokio::spawn(attend(run.clone())));
+        Self { run: run.clone(), task }
+    }
+
+    /// Waits until all that settled is saved, when the commands of the job have ended.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] where something could not be saved; it is kept, and the error says where.
+    pub async fn finish(mut self) -> ApiResult<()> {
+        let Some(task) = &mut self.task else { return Ok(()) };
+        let report = task.await.map_err(lost)?;
+        self.run.job.set_saving(report.clone(), self.run.job.saver_events());
+        if !report.has_unsaved() {
+            return Ok(());
+        }
+        let why = report.why.map_or_else(String::new, |why| format!(": {why}"));
+        let directory = report.directory.display();
+        let text = format!("not all checkpoints could be saved{why}; they are kept in {directory}");
+        let failure = Failure::new(Kind::Unavailable, text);
+        self.run.job.note(failure.message.clone());
+        Err(failure)
+    }
+}
+
+/// Keeps the saver of a job alive until it has finished, and its report in the job's status.
+async fn attend(run: JobRun) -> SaveReport {
+    let (queue, job) = (&run.queue, &run.job);
+    if let Some(report) = job.status().saving.filter(|report| report.finished) {
+        return report;
+    }
+    let volume = queue.volume_of(job).path().to_owned();
+    let mut failed: Option<String> = None;
+    loop {
+        let path = volume.clone();
+        let look = blocking(move || {
+            // In this order: what a saver writes before its end is seen.
+            let lives = saver::has_saver(&path);
+            Ok((lives, saver::requested_end(&path), saver::read(&path).unwrap_or_default()))
+        });
+        let Ok((lives, end, mut record)) = look.await else {
+            sleep(LOOK_INTERVAL).await;
+            continue;
+        };
+        if !lives && end.is_some() {
+            (record.report.finished, record.report.given_up) = (true, end == Some(SaverEnd::Keep));
+        }
+        record.events_after(job.saver_events()).iter().for_each(|event| job.note(event.as_str()));
+        let is_over = !lives && record.report.finished;
+        let is_new = record.events > job.saver_events() || is_over;
+        let report = record.report;
+        job.set_saving(report.clone(), record.events.max(job.saver_events()));
+        if is_new {
+            let (queue, job) = (Arc::clone(queue), Arc::clone(job));
+            // At worst its events are told again after a crash.
+            let _ = blocking(move || queue.write_record(&job)).await;
+        }
+        if is_over {
+            return report;
+        }
+        if lives {
+            sleep(LOOK_INTERVAL).await;
+            continue;
+        }
+        let Err(error) = start(&run).await else {
+            failed = None;
+            sleep(RESTART_INTERVAL).await;
+            continue;
+        };
+        let text = format!("checkpoints are not being saved: {error}");
+        if failed.as_ref() != Some(&text) {
+            job.note(text.clone());
+        }
+        let exited = job.status().exited.and_then(|at| (now() - at).to_std().ok());
+        if exited.is_some_and(|since| since > queue.volumes.config().give_up) {
+            return SaveReport {
+                given_up: true,
+                why: Some(text),
+                directory: queue.volume_of(job).checkpoints(),
+                ..report
+            };
+        }
+        failed = Some(text);
+        sleep(RESTART_INTERVAL).await;
+    }
+}
+
+/// Starts the saver of a job.
+async fn start(run: &JobRun) -> Result<()> {
+    let prepare = {
+        let run = run.clone();
+        move || order(&run)
+    };
+    saver::start(&blocking(prepare).await?).await
+}
+
+/// What the saver of a job is told. Reads secrets.
+fn order(run: &JobRun) -> Result<SaveOrder> {
+    let (queue, job) = (&run.queue, &run.job);
+    let (request, mounter) = (job.request(), queue.mounts.mounter());
+    let mirror = mounter.mirror(named_mirror(mounter, request)?, request.tenant.as_deref())?;
+    let mirror = mirror
+        .ok_or_else(|| Error::new(Kind::Invalid, "checkpoints are saved in a mirror, and there is none"))?;
+    let (volume, config) = (queue.volume_of(job), queue.volumes.config());
+    let (job_lock, job_exit) = supervisor::end_files(job.directory());
+    Ok(SaveOrder {
+        volume: volume.path().to_owned(),
+        directory: volume.checkpoints(),
+        place: checkpoint_place(request).unwrap_or_default(),
+        job_lock,
+        job_exit,
+        project: request.training.project().to_owned(),
+        id: request.training.id().to_owned(),
+        rank: request.training.rank,
+        mirror,
+        upload_rate: config.upload_rate,
+        give_up: config.give_up,
+    })
+}

@@ -1,0 +1,129 @@
+//! `bdnfs save`: the saver of one job, a process of its own.
+//!
+//! ```text
+//!   checkpoints/ ── walk, each second ──> settled? ──> seal ──> publish: a snapshot in the mirror ──> index
+//! ```
+//!
+//! The agent starts it beside the job's supervisor. It reads one [`SaveOrder`] from its standard input, with the credentials of the
+//! mirror, which stay in its memory, and needs the agent for nothing more: it goes on when that dies, and ends when the job has and all
+//! that settled is saved. What it did stands in the volume of the job ([`SaverRecord`]); one that is killed is started again, and goes
+//! on from there. It works with a low priority, on the processors and on the disk.
+
+mod outcomes;
+mod process;
+mod record;
+mod round;
+mod save_context;
+mod survivors;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bdnfs::error::{Error, Kind, Result};
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use tokio::task::LocalSet;
+
+use crate::api::MirrorRequest;
+use crate::api::job::JobExit;
+use crate::context::Context;
+use crate::runtime;
+
+pub use process::{has_saver, start};
+pub use record::{SaverEnd, SaverRecord, forget, read, request_end, requested_end};
+
+/// The file in a volume that its saver holds locked as long as it lives.
+const SAVER_LOCK_FILE: &str = "saver.lock";
+
+/// The least exit code that a shell has for a command which a signal ended.
+const SIGNALED_CODE: i32 = 128;
+
+/// Its priority, as of nice(1): a tenth of a processor where a job keeps all of them busy. At 19 it has a hundredth, and what is to be
+/// saved piles up.
+const NICE: i32 = 10;
+
+/// What a saver is to do. It travels over a pipe, for there are secrets in it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SaveOrder {
+    /// The directory of the job's volume.
+    pub volume: PathBuf,
+    /// The directory in it that is saved.
+    pub directory: PathBuf,
+    /// Where the job sees that, for messages.
+    pub place: PathBuf,
+    /// The file that is locked as long as the job's commands may write.
+    pub job_lock: PathBuf,
+    /// The file that tells how they ended.
+    pub job_exit: PathBuf,
+    /// The project, the id and the rank of the job.
+    pub project: String,
+    /// The id of the job.
+    pub id: String,
+    /// The rank of this node.
+    pub rank: u32,
+    /// Where to.
+    pub mirror: MirrorRequest,
+    /// The most bytes a second that are read for it.
+    pub upload_rate: Option<u64>,
+    /// How long what fails is tried again when the job has ended.
+    pub give_up: Duration,
+}
+
+impl SaveOrder {
+    /// How the job's commands ended: `None` while they run.
+    fn job_end(&self) -> Option<JobEnd> {
+        let lock = File::open(&self.job_lock);
+        // Without a lock there was never a supervisor, or the cache was removed.
+        let runs =
+            lock.is_ok_and(|lock| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).is_err());
+        let exit = || serde_json::from_slice::<JobExit>(&std::fs::read(&self.job_exit).ok()?).ok();
+        (!runs).then(|| match exit() {
+            Some(exit) if exit.is_success() => JobEnd::Completed,
+            Some(exit) if exit.code.is_some_and(|code| code < SIGNALED_CODE) => JobEnd::Failed,
+            _ => JobEnd::Killed,
+        })
+    }
+}
+
+/// How the commands of a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum JobEnd {
+    /// In good order.
+    Completed,
+    /// By themselves, in another way.
+    Failed,
+    /// By a signal: what they were writing is torn.
+    Killed,
+}
+
+/// Carries out the order on its standard input, and says `ready` when it has begun.
+///
+/// # Errors
+/// [`Kind::Busy`] where the job has a saver already; [`Kind::Disk`]; those of opening the mirror.
+pub fn run() -> Result<()> {
+    // Fails only where it already leads a session, which is what is wanted.
+    let _ = rustix::process::setsid();
+    rustix::thread::set_name(c"bdnfs-save").context("cannot name the process")?;
+    // SAFETY: a signal that is ignored calls nothing. Who opens a file for writing whose lease is held has it sent.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    runtime::lower_priority_to(NICE);
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).context("cannot read the order")?;
+    let order: SaveOrder = serde_json::from_str(&line).context("the order is invalid")?;
+    drop(line);
+    let path = order.volume.join(SAVER_LOCK_FILE);
+    let lock = File::options().create(true).truncate(false).write(true).open(&path);
+    let lock = lock.with_context(|| format!("cannot create {}", path.display()))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|e| Error::with(Kind::Busy, "this job has a saver already", std::io::Error::from(e)))?;
+    let _volume = crate::volumes::lock(&order.volume, FlockOperation::NonBlockingLockShared)
+        .context("cannot lock the volume")?;
+    // Whoever asked may have gone.
+    let _ = writeln!(std::io::stdout(), "ready");
+    // Uploads go on, on this thread, while the directory is looked at.
+    let uploads = LocalSet::new();
+    let save = uploads.run_until(round::save(order));
+    runtime::block_on(async { Ok::<_, std::io::Error>(save.await) }).context("cannot start a runtime")?
+}

@@ -1,0 +1,206 @@
+//! What came of it: a saver's report, its events, its record.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bdnfs::checkpoint::SavedCheckpoint;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::blocking;
+use bdnfs::volume::UnitState;
+use tokio::time::Instant;
+
+use super::record::SavedState;
+use super::round::{SaveTask, Saver};
+use super::save_context::{SettledUnit, UploadOutcome};
+use crate::api::saving::{CheckpointState, UnitReport};
+use crate::text;
+
+/// How long what failed waits for its next try, at first and at most.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// How many entries that are left out, or were deleted too early, are told one by one.
+const SKIPPED_TOLD_MAX: usize = 1000;
+/// How many checkpoints are reported, and with them those that are there.
+const REPORTS_MAX: usize = 1000;
+/// How often the record is written for the sake of the backlog alone: it is flushed to the disk, which the job needs.
+const BACKLOG_INTERVAL: Duration = Duration::from_secs(10);
+
+impl Saver {
+    /// Takes the outcome of sealing or saving a unit.
+    pub(super) fn finish(&mut self, unit: &SettledUnit, outcome: Result<UploadOutcome>) {
+        match outcome {
+            Ok(UploadOutcome::Saved(saved)) => self.saved(unit, &saved),
+            Ok(outcome) => {
+                let unknown = matches!(outcome, UploadOutcome::WritersUnknown);
+                self.sealed.remove(unit.name());
+                self.settling.disturb(unit.name(), self.now(), unknown);
+            }
+            Err(error) if is_lasting(&error) => self.refuse(unit, &error),
+            Err(error) => self.fail(unit.name(), &error),
+        }
+    }
+
+    fn saved(&mut self, unit: &SettledUnit, saved: &SavedCheckpoint) {
+        (self.retry, self.record.report.why) = (None, None);
+        let state = SavedState { fingerprint: unit.fingerprint, complete: saved.complete };
+        self.record.saved.insert(unit.name().to_owned(), state);
+        let report = self.report(unit.name());
+        let is_new = report.generation != saved.generation;
+        // Of one that a power cut has torn, only a part was.
+        let is_torn = report.state == CheckpointState::Torn;
+        *report = UnitReport {
+            name: unit.name().to_owned(),
+            state: if is_torn { CheckpointState::Torn } else { CheckpointState::Saved },
+            bytes: saved.bytes,
+            complete: saved.complete,
+            generation: saved.generation,
+            saved: Some(saved.saved),
+            seconds: Some(saved.seconds),
+        };
+        let complete = if saved.complete { "complete" } else { "not known to be complete" };
+        if !is_new {
+            return self.record.note(format!("{} is {complete}", unit.name()));
+        }
+        let all = &mut self.record.report;
+        let rate = saved.bytes as f64 / saved.seconds.max(0.001);
+        // A clock that was set back says nothing.
+        let interval = all.last.map(|last| (saved.saved - last).as_seconds_f64()).filter(|it| *it > 0.0);
+        all.interval = interval.or(all.interval);
+        (all.last, all.rate) = (Some(saved.saved), Some(rate));
+        all.saved += saved.bytes;
+        let (files, bytes) = (text::files(saved.files), text::size(saved.bytes));
+        self.record.note(format!(
+            "saved {} (generation {}, {complete}): {files}, {bytes} in {:.1} s, {}/s",
+            unit.name(),
+            saved.generation,
+            saved.seconds,
+            text::size(rate as u64)
+        ));
+    }
+
+    /// Gives a unit up until it changes.
+    pub(super) fn refuse(&mut self, unit: &SettledUnit, error: &Error) {
+        self.refused.insert(unit.name().to_owned(), unit.fingerprint);
+        self.record.report.failures += 1;
+        self.record.note(format!("{:?} can't be saved: {error}", unit.name()));
+    }
+
+    /// Leaves a unit where it is that was being written when the job was killed.
+    pub(super) fn leave_torn(&mut self, name: &str, state: &UnitState) {
+        self.refused.insert(name.to_owned(), state.fingerprint);
+        self.report(name).state = CheckpointState::Torn;
+        self.record.report.torn += state.files as u64;
+        let directory = self.context.order.directory.display();
+        let text = format!(
+            "{name} was being written when the job was killed: it is kept in {directory} and not saved"
+        );
+        self.record.note(text);
+    }
+
+    /// Has what failed tried again later.
+    pub(super) fn fail(&mut self, what: &str, error: &Error) {
+        let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
+        self.retry = Some((Instant::now() + wait, wait));
+        self.record.report.failures += 1;
+        let why = error.to_string();
+        if self.record.report.why.as_ref() != Some(&why) {
+            self.record.note(format!("cannot save {what}, and tries again: {why}"));
+            self.record.report.why = Some(why);
+        }
+    }
+
+    /// Tells, once, that what lies at `path` is left out.
+    pub(super) fn skip(&mut self, path: Vec<u8>, why: &str) {
+        let text =
+            format!("{}/{} is not saved: {why}", self.context.order.place.display(), path.escape_ascii());
+        if self.skipped.len() < SKIPPED_TOLD_MAX && self.skipped.insert(path) {
+            self.record.note(text);
+        }
+    }
+
+    /// Takes note of the units that the job has deleted, all but the one under way: that is read to its end. Returns those that were
+    /// sealed.
+    pub(super) fn forget_deleted(&mut self, under_way: Option<&str>) -> Vec<String> {
+        let units = self.settling.units();
+        let is_there = |name: &String| units.contains_key(name) || under_way == Some(&**name);
+        self.refused.retain(|name, _| is_there(name));
+        self.record.saved.retain(|name, _| is_there(name));
+        let sealed: Vec<_> = self.sealed.keys().filter(|name| !is_there(name)).cloned().collect();
+        let mut too_early = Vec::new();
+        self.record.report.checkpoints.retain_mut(|one| {
+            match one.state {
+                _ if is_there(&one.name) => {}
+                CheckpointState::Writing if one.generation == 0 => return false,
+                CheckpointState::Writing => one.state = CheckpointState::Saved,
+                CheckpointState::Sealed => {
+                    one.state = CheckpointState::Skipped;
+                    too_early.push(one.name.clone());
+                }
+                _ => {}
+            }
+            true
+        });
+        self.trim_reports();
+        self.sealed.retain(|name, _| !sealed.contains(name));
+        for name in too_early {
+            self.record.note(format!("{name} was deleted by the job before it was saved"));
+        }
+        sealed
+    }
+
+    /// Drops the oldest reports of what is gone, where there are too many.
+    fn trim_reports(&mut self) {
+        let (units, reports) = (self.settling.units(), &mut self.record.report.checkpoints);
+        while reports.len() > REPORTS_MAX.max(units.len()) {
+            let gone = reports.iter().enumerate().filter(|(_, one)| !units.contains_key(&one.name));
+            let Some((oldest, _)) = gone.min_by_key(|(_, one)| one.saved) else { return };
+            reports.remove(oldest);
+        }
+    }
+
+    /// The report of a checkpoint.
+    pub(super) fn report(&mut self, name: &str) -> &mut UnitReport {
+        let at = self.position(name).unwrap_or_else(|at| {
+            let report = UnitReport { name: name.to_owned(), ..UnitReport::default() };
+            self.record.report.checkpoints.insert(at, report);
+            at
+        });
+        &mut self.record.report.checkpoints[at]
+    }
+
+    fn position(&self, name: &str) -> std::result::Result<usize, usize> {
+        self.record.report.checkpoints.binary_search_by(|one| one.name.as_str().cmp(name))
+    }
+
+    /// Counts what is sealed and not saved.
+    pub(super) fn count_backlog(&mut self, upload: Option<&SaveTask>) {
+        let done = upload.map_or(0, |upload| upload.progress.bytes_done.load(Relaxed));
+        let reports = &mut self.record.report;
+        let waiting = reports.checkpoints.iter().filter(|one| one.state == CheckpointState::Sealed);
+        reports.backlog = waiting.map(|one| one.bytes).sum::<u64>().saturating_sub(done);
+    }
+
+    /// Writes the record, if it has changed.
+    pub(super) async fn write(&mut self) {
+        if let Some((written, at)) = &mut self.written {
+            let backlog = std::mem::replace(&mut written.report.backlog, self.record.report.backlog);
+            let is_same = *written == self.record;
+            written.report.backlog = backlog;
+            let is_new = backlog != self.record.report.backlog && at.elapsed() >= BACKLOG_INTERVAL;
+            if is_same && !is_new {
+                return;
+            }
+        }
+        let (record, volume) = (self.record.clone(), self.context.order.volume.clone());
+        match blocking(move || record.write(&volume)).await {
+            Ok(()) => self.written = Some((self.record.clone(), Instant::now())),
+            // A full disk is no reason to stop saving what makes room on it.
+            Err(error) => tracing::warn!("{error}"),
+        }
+    }
+}
+
+/// Whether what is wrong is the unit itself: it stays so until that changes.
+pub(super) fn is_lasting(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Invalid | Kind::Unsupported)
+}

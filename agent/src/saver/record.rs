@@ -1,0 +1,137 @@
+//! The record of a saver: what it did, for the next saver of the job and for the agent.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use bdnfs::digest::{Digest, hex};
+use bdnfs::error::Result;
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use crate::api::saving::SaveReport;
+use crate::context::Context;
+
+/// The file in a volume with its [`SaverRecord`].
+const RECORD_FILE: &str = "saver.json";
+/// The file in a volume with a [`SaverEnd`].
+const END_FILE: &str = "saver.end";
+/// The directory in a volume with the seals of its units.
+pub(super) const SEALS_DIRECTORY: &str = "seals";
+/// How many events are kept: those before are told already, or too many to be of use.
+const EVENTS_MAX: usize = 200;
+
+/// What a saver did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SaverRecord {
+    /// What became of the checkpoints.
+    pub report: SaveReport,
+    /// The state in which each that is there was last saved.
+    pub saved: BTreeMap<String, SavedState>,
+    /// How many events there were.
+    pub events: u64,
+    /// The last of them, each a line.
+    pub last_events: Vec<String>,
+    /// The boot in which the directory was last written to.
+    pub boot: String,
+}
+
+/// In which state a checkpoint was saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedState {
+    /// The digest of all that it consists of, with versions.
+    #[serde(with = "hex")]
+    pub fingerprint: Digest,
+    /// Whether it was saved as complete.
+    pub complete: bool,
+}
+
+/// How a saver is to end before all is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SaverEnd {
+    /// What is not saved is dropped.
+    Discard,
+    /// What is not saved stays in its directory.
+    Keep,
+}
+
+impl SaverRecord {
+    /// Adds an event.
+    pub fn note(&mut self, text: impl Into<String>) {
+        let text = text.into();
+        tracing::info!("{text}");
+        self.events += 1;
+        self.last_events.push(text);
+        let extra = self.last_events.len().saturating_sub(EVENTS_MAX);
+        self.last_events.drain(..extra);
+    }
+
+    /// The events after the first `seen`, as far as they are kept.
+    pub fn events_after(&self, seen: u64) -> &[String] {
+        let fresh = usize::try_from(self.events.saturating_sub(seen)).unwrap_or(usize::MAX);
+        &self.last_events[self.last_events.len().saturating_sub(fresh)..]
+    }
+
+    /// Writes it into the directory of a volume. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk); [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
+    pub fn write(&self, volume: &Path) -> Result<()> {
+        write(volume, RECORD_FILE, self)
+    }
+}
+
+/// Writes a file in the directory of a volume, which is there whole, and durably, or not at all.
+pub(super) fn write(volume: &Path, name: &str, what: &impl Serialize) -> Result<()> {
+    let write = || {
+        let mut draft = NamedTempFile::new_in(volume)?;
+        serde_json::to_writer(&mut draft, what)?;
+        draft.flush()?;
+        draft.as_file().sync_all()?;
+        draft.persist(volume.join(name)).map_err(|e| e.error)?;
+        fs::File::open(volume)?.sync_all()
+    };
+    write().with_context(|| format!("cannot write {}", volume.join(name).display()))
+}
+
+/// The record of the saver in the directory of a volume; `None` where there was none.
+pub fn read(volume: &Path) -> Option<SaverRecord> {
+    serde_json::from_slice(&fs::read(volume.join(RECORD_FILE)).ok()?).ok()
+}
+
+/// Has the saver of a volume end before all is saved. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
+pub fn request_end(volume: &Path, end: SaverEnd) -> Result<()> {
+    write(volume, END_FILE, &end)
+}
+
+/// How the saver of a volume is to end before all is saved, if it is.
+pub fn requested_end(volume: &Path) -> Option<SaverEnd> {
+    serde_json::from_slice(&fs::read(volume.join(END_FILE)).ok()?).ok()
+}
+
+/// Forgets what the saver of an earlier job has left in a volume. Touches the local disk.
+pub fn forget(volume: &Path) {
+    for name in [RECORD_FILE, END_FILE] {
+        let _ = fs::remove_file(volume.join(name));
+    }
+    let _ = fs::remove_dir_all(volume.join(SEALS_DIRECTORY));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_after_those_seen_are_the_last_ones() {
+        let mut record = SaverRecord::default();
+        (0..EVENTS_MAX + 3).for_each(|number| record.note(number.to_string()));
+        assert_eq!(record.events_after(record.events), &[] as &[String]);
+        assert_eq!(record.events_after(record.events - 2), ["201", "202"]);
+        assert_eq!(record.events_after(0).len(), EVENTS_MAX);
+    }
+}

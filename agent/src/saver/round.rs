@@ -1,0 +1,297 @@
+//! The rounds of a saver: look at the directory each second, seal what has settled, save the newest first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::checkpoint::marker::{is_tracker, tracked};
+use bdnfs::digest::Digest;
+use bdnfs::error::{Kind, Result};
+use bdnfs::publish::PublishProgress;
+use bdnfs::task::{blocking, lost};
+use bdnfs::volume::{Scan, Seals, Settling, SkippedEntries, UnitState, VolumeDirectory};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::record::{SaverEnd, SaverRecord, requested_end};
+use super::save_context::{SaveContext, SettledUnit, UploadOutcome};
+use super::{JobEnd, SaveOrder, read};
+use crate::api::saving::CheckpointState;
+use crate::context::Context;
+
+/// How often the directory is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// The most that a tracker holds, in bytes.
+const TRACKER_BYTES: u64 = 4096;
+
+/// Saves until the job has ended and nothing is left to be saved.
+///
+/// # Errors
+/// Those of opening the directory.
+pub async fn save(order: SaveOrder) -> Result<()> {
+    let directory = Arc::new(VolumeDirectory::open(&order.directory)?);
+    let boot = bdnfs::boot::id().context("cannot see which boot this is")?;
+    let mut record = read(&order.volume).unwrap_or_default();
+    let is_cut = !record.boot.is_empty() && record.boot != boot;
+    if !is_cut {
+        record.boot = boot;
+    }
+    let report = &mut record.report;
+    (report.finished, report.given_up, report.torn) = (false, false, 0);
+    report.directory.clone_from(&order.directory);
+    let context = Arc::new(SaveContext::new(order, directory));
+    let mut saver = Saver {
+        sealed: context.sealed(),
+        context,
+        record,
+        written: None,
+        settling: Settling::default(),
+        begin: Instant::now(),
+        ended: None,
+        end_request: None,
+        refused: BTreeMap::new(),
+        skipped: BTreeSet::new(),
+        retry: None,
+    };
+    saver.write().await;
+    if is_cut { saver.save_survivors().await } else { saver.run().await }
+}
+
+/// A saver at work.
+pub struct Saver {
+    pub(super) context: Arc<SaveContext>,
+    pub(super) record: SaverRecord,
+    /// What stands in the file, and since when.
+    pub(super) written: Option<(SaverRecord, Instant)>,
+    pub(super) settling: Settling,
+    begin: Instant,
+    /// When the job was found to have ended, and how.
+    pub(super) ended: Option<(Instant, JobEnd)>,
+    /// How to end before all is saved.
+    pub(super) end_request: Option<SaverEnd>,
+    /// The states in which units are sealed, and in which they can never be saved.
+    pub(super) sealed: BTreeMap<String, Digest>,
+    pub(super) refused: BTreeMap<String, Digest>,
+    /// What was told to be left out.
+    pub(super) skipped: BTreeSet<Vec<u8>>,
+    /// When to try again what failed, and how long it waits then.
+    pub(super) retry: Option<(Instant, Duration)>,
+}
+
+/// An upload under way. Dropped, it is given up.
+pub struct SaveTask {
+    pub(super) unit: SettledUnit,
+    pub(super) progress: Arc<PublishProgress>,
+    work: JoinHandle<Result<UploadOutcome>>,
+}
+
+impl Drop for SaveTask {
+    fn drop(&mut self) {
+        self.work.abort();
+    }
+}
+
+impl SaveTask {
+    /// Waits for its outcome.
+    pub(super) async fn outcome(&mut self) -> Result<UploadOutcome> {
+        (&mut self.work).await.map_err(lost)?
+    }
+}
+
+/// What a look at the directory found.
+struct Found {
+    seals: Seals,
+    /// The units that trackers name.
+    tracked: Vec<String>,
+    skipped: SkippedEntries,
+}
+
+impl Found {
+    /// Looks. Touches the local disk.
+    fn look(directory: &VolumeDirectory) -> Result<Self> {
+        let scan = directory.walk()?;
+        let trackers = scan.files.keys().filter(|path| is_tracker(path));
+        let named = trackers.flat_map(|path| {
+            let content = directory.read_small(path, TRACKER_BYTES).ok().flatten().unwrap_or_default();
+            tracked(path, &String::from_utf8_lossy(&content))
+        });
+        let tracked = named.collect();
+        let (seals, skipped) = Scan::into_seals(scan)?;
+        Ok(Self { seals, tracked, skipped })
+    }
+}
+
+impl Saver {
+    async fn run(mut self) -> Result<()> {
+        let mut upload: Option<SaveTask> = None;
+        loop {
+            let under_way = upload.as_ref().map(|upload| upload.unit.name().to_owned());
+            let looked = self.look(under_way.as_deref()).await;
+            if self.end_request == Some(SaverEnd::Discard) {
+                break;
+            }
+            match &looked {
+                Ok(seals) => {
+                    let waiting = self.seal_settled(seals, under_way.as_deref()).await;
+                    if upload.is_none() && self.retry.is_none_or(|(at, _)| Instant::now() >= at) {
+                        upload = waiting.map(|unit| self.begin(unit));
+                    }
+                }
+                Err(error) => self.fail(&self.context.order.place.display().to_string(), error),
+            }
+            self.count_backlog(upload.as_ref());
+            let is_hopeless = looked.as_ref().is_err_and(|error| error.kind() == Kind::Invalid);
+            if (looked.is_ok() && upload.is_none() && self.is_all_saved()) || self.gives_up(is_hopeless) {
+                break;
+            }
+            self.write().await;
+            let outcome = match &mut upload {
+                None => {
+                    sleep(LOOK_INTERVAL).await;
+                    None
+                }
+                Some(upload) => tokio::select! {
+                    outcome = upload.outcome() => Some(outcome),
+                    () = sleep(LOOK_INTERVAL) => None,
+                },
+            };
+            if let Some((outcome, upload)) = outcome.and_then(|outcome| Some((outcome, upload.take()?))) {
+                self.finish(&upload.unit, outcome);
+            }
+        }
+        self.record.report.finished = true;
+        self.write().await;
+        Ok(())
+    }
+
+    /// The time since the beginning.
+    pub(super) fn now(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    /// Looks at the directory, and tells what is left out of it and what is gone.
+    async fn look(&mut self, under_way: Option<&str>) -> Result<Seals> {
+        let (context, has_ended) = (Arc::clone(&self.context), self.ended.is_some());
+        let look = blocking(move || {
+            // Before the look: what it finds after the end is all that there is.
+            let ended = if has_ended { None } else { context.order.job_end() };
+            Ok((ended, requested_end(&context.order.volume), Found::look(&context.directory)))
+        });
+        let (ended, end_request, found) = look.await?;
+        self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
+        self.end_request = end_request;
+        let found = found?;
+        found.skipped.into_iter().for_each(|(path, why)| self.skip(path, why));
+        self.settling.observe(&found.seals, &found.tracked, self.begin.elapsed());
+        let gone = self.forget_deleted(under_way);
+        if !gone.is_empty() {
+            let context = Arc::clone(&self.context);
+            let remove = move || {
+                context.remove_seals(&gone);
+                Ok(())
+            };
+            blocking(remove).await?;
+        }
+        Ok(found.seals)
+    }
+
+    /// Seals what has settled, and returns the newest of what is to be saved.
+    async fn seal_settled(&mut self, seals: &Seals, under_way: Option<&str>) -> Option<SettledUnit> {
+        let (now, ended) = (self.now(), self.ended.is_some());
+        let end = self.ended.map(|(_, end)| end);
+        let completed = end == Some(JobEnd::Completed);
+        let mut newest: Option<SettledUnit> = None;
+        for (name, state) in self.settling.units().clone() {
+            let complete = state.is_complete(now, ended, completed);
+            let saved = self.record.saved.get(&name).filter(|saved| saved.fingerprint == state.fingerprint);
+            let (is_saved, is_told) =
+                (saved.is_some(), saved.is_some_and(|saved| saved.complete || !complete));
+            if is_told {
+                continue;
+            }
+            if self.refused.get(&name) == Some(&state.fingerprint) || under_way == Some(&*name) {
+                continue;
+            }
+            let is_sealed = self.sealed.get(&name) == Some(&state.fingerprint);
+            if !is_saved {
+                let report = self.report(&name);
+                (report.bytes, report.complete) = (state.bytes, complete);
+                report.state = if is_sealed { CheckpointState::Sealed } else { CheckpointState::Writing };
+            }
+            let Some(seal) = seals.get(&name).filter(|seal| !seal.files.is_empty()) else { continue };
+            if !is_saved && !is_sealed && end == Some(JobEnd::Killed) {
+                self.leave_torn(&name, &state);
+                continue;
+            }
+            let is_newest = newest.as_ref().is_none_or(|newest| newest.written < state.written);
+            let is_next = is_newest && state.is_settled(now, ended);
+            if is_next || (!is_saved && !is_sealed && state.is_quiet(now)) {
+                let UnitState { fingerprint, written, .. } = state;
+                let unit = SettledUnit { seal: seal.clone(), fingerprint, complete, written };
+                let is_ready = is_saved || is_sealed || self.seal(&unit).await;
+                newest = if is_ready && is_next { Some(unit) } else { newest };
+            }
+        }
+        newest
+    }
+
+    /// Seals one unit. False where it was not settled, or could not be sealed.
+    async fn seal(&mut self, unit: &SettledUnit) -> bool {
+        let name = unit.name().to_owned();
+        if let Err(error) = self.context.id(&name) {
+            self.refuse(unit, &error);
+            return false;
+        }
+        match Arc::clone(&self.context).seal(unit.clone(), self.ended.is_none()).await {
+            Ok(None) => {
+                self.report(&name).state = CheckpointState::Sealed;
+                self.sealed.insert(name, unit.fingerprint);
+                true
+            }
+            outcome => {
+                let outcome = outcome.map(|busy| busy.unwrap_or(UploadOutcome::Busy));
+                self.finish(unit, outcome);
+                false
+            }
+        }
+    }
+
+    /// Begins to save a unit.
+    pub(super) fn begin(&self, unit: SettledUnit) -> SaveTask {
+        let progress = Arc::<PublishProgress>::default();
+        let work = Arc::clone(&self.context).upload(unit.clone(), Arc::clone(&progress));
+        SaveTask { unit, progress, work: tokio::task::spawn_local(work) }
+    }
+
+    /// Whether the job has ended and nothing is left to be saved.
+    fn is_all_saved(&mut self) -> bool {
+        let Some((_, end)) = self.ended else { return false };
+        let now = self.now();
+        let is_refused =
+            |(name, state): &(&String, &UnitState)| self.refused.get(*name) == Some(&state.fingerprint);
+        let is_saved = |(name, state): &(&String, &UnitState)| {
+            let saved = self.record.saved.get(*name);
+            let saved = saved.filter(|saved| saved.fingerprint == state.fingerprint);
+            saved.is_some_and(|saved| {
+                saved.complete || !state.is_complete(now, true, end == JobEnd::Completed)
+            })
+        };
+        let units = || self.settling.units().iter();
+        let all = units().all(|unit| unit.1.files == 0 || is_saved(&unit) || is_refused(&unit));
+        let given_up = units().any(|unit| is_refused(&unit));
+        self.record.report.given_up |= all && given_up;
+        all
+    }
+
+    /// Whether saving ends here, with what it has come to.
+    pub(super) fn gives_up(&mut self, is_hopeless: bool) -> bool {
+        let Some((at, _)) = self.ended else { return false };
+        let is_asked = self.end_request == Some(SaverEnd::Keep);
+        if !is_asked && !is_hopeless && at.elapsed() < self.context.order.give_up {
+            return false;
+        }
+        self.record.report.given_up = true;
+        self.record.note("saving is given up");
+        true
+    }
+}

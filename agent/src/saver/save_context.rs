@@ -1,0 +1,191 @@
+//! One upload: a settled unit is sealed, published as a snapshot, and written into the mirror's index.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
+use bdnfs::digest::{Digest, hex};
+use bdnfs::error::{Kind, Result};
+use bdnfs::mirror::Mirror;
+use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
+use bdnfs::task::blocking;
+use bdnfs::volume::{Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+use super::SaveOrder;
+use super::record::{self, SEALS_DIRECTORY};
+use crate::mirror;
+
+/// The memory that content on its way may hold, in bytes: the job has the rest of the machine.
+const PUBLISH_CONFIG: PublishConfig = PublishConfig { memory: 128 << 20 };
+
+/// What every upload of a saver needs.
+#[derive(Debug)]
+pub struct SaveContext {
+    /// The order.
+    pub order: SaveOrder,
+    /// What is saved.
+    pub directory: Arc<VolumeDirectory>,
+    /// Where to, once that could be opened.
+    mirror: OnceCell<Mirror>,
+}
+
+/// A unit as it is to be saved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SettledUnit {
+    /// All that it consists of.
+    pub seal: Seal,
+    /// The digest of that.
+    #[serde(with = "hex")]
+    pub fingerprint: Digest,
+    /// Whether the job has done with it, as far as anybody can tell.
+    pub complete: bool,
+    /// When one of its files was last written: seconds and nanoseconds since 1970.
+    pub written: (i64, u32),
+}
+
+/// What an upload came to.
+#[derive(Debug)]
+pub enum UploadOutcome {
+    /// It is in the mirror.
+    Saved(Box<SavedCheckpoint>),
+    /// It was not settled, or changed meanwhile.
+    Busy,
+    /// The file system can't say who writes to it.
+    WritersUnknown,
+}
+
+impl SettledUnit {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.seal.unit
+    }
+}
+
+impl SaveContext {
+    /// The context of an order, whose `directory` is open.
+    pub fn new(order: SaveOrder, directory: Arc<VolumeDirectory>) -> Self {
+        Self { order, directory, mirror: OnceCell::new() }
+    }
+
+    /// The mirror. One that is away is opened when it is back.
+    async fn mirror(self: &Arc<Self>) -> Result<&Mirror> {
+        let context = Arc::clone(self);
+        let open = || blocking(move || mirror::open(&context.order.mirror, context.order.volume.clone()));
+        self.mirror.get_or_try_init(open).await
+    }
+
+    /// The identity of a unit's checkpoint.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a name that can't be one.
+    pub fn id(&self, unit: &str) -> Result<CheckpointId> {
+        CheckpointId::new(&self.order.project, &self.order.id, unit, self.order.rank)
+    }
+
+    /// Makes a unit durable, and writes down that it is; of one whose job goes on, as `runs` says, only if that still does then: the end
+    /// of a writer that is killed looks like any other. `None` where it was.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    pub async fn seal(self: Arc<Self>, unit: SettledUnit, runs: bool) -> Result<Option<UploadOutcome>> {
+        blocking(move || Ok(self.seal_now(&unit, || runs && self.order.job_end().is_some())?.err())).await
+    }
+
+    /// Seals a unit, unless the job `has_ended`. What comes back holds its files open.
+    fn seal_now(
+        &self,
+        unit: &SettledUnit,
+        has_ended: impl FnOnce() -> bool,
+    ) -> Result<std::result::Result<Arc<SealedUnit>, UploadOutcome>> {
+        let sealed = match unit.seal.clone().apply(&self.directory)? {
+            SealOutcome::Sealed(_) if has_ended() => return Ok(Err(UploadOutcome::Busy)),
+            SealOutcome::Sealed(sealed) => sealed,
+            SealOutcome::Busy => return Ok(Err(UploadOutcome::Busy)),
+            SealOutcome::WritersUnknown => return Ok(Err(UploadOutcome::WritersUnknown)),
+        };
+        let seals = self.seals();
+        let _ = std::fs::create_dir(&seals);
+        record::write(&seals, &seal_file_name(unit.name()), unit)?;
+        Ok(Ok(Arc::new(sealed)))
+    }
+
+    /// The directory of the seals.
+    fn seals(&self) -> PathBuf {
+        self.order.volume.join(SEALS_DIRECTORY)
+    }
+
+    /// The last seal of a unit, if it was ever sealed. Touches the local disk.
+    pub fn last_seal(&self, unit: &str) -> Option<SettledUnit> {
+        let text = std::fs::read(self.seals().join(seal_file_name(unit))).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// The states in which units are sealed, by their names. Touches the local disk.
+    pub fn sealed(&self) -> BTreeMap<String, Digest> {
+        let entries = std::fs::read_dir(self.seals()).into_iter().flatten().flatten();
+        let read = entries.filter_map(|entry| std::fs::read(entry.path()).ok());
+        let units = read.filter_map(|text| serde_json::from_slice::<SettledUnit>(&text).ok());
+        units.map(|unit| (unit.seal.unit, unit.fingerprint)).collect()
+    }
+
+    /// Removes the seals of units that are gone. Touches the local disk.
+    pub fn remove_seals(&self, units: &[String]) {
+        for unit in units {
+            let _ = std::fs::remove_file(self.seals().join(seal_file_name(unit)));
+        }
+    }
+
+    /// Saves a unit that was sealed. Dropping the future gives it up.
+    ///
+    /// # Errors
+    /// Those of the mirror, and of reading; what can be tried again is.
+    pub async fn upload(
+        self: Arc<Self>,
+        unit: SettledUnit,
+        progress: Arc<PublishProgress>,
+    ) -> Result<UploadOutcome> {
+        let id = self.id(unit.name())?;
+        let (context, sealing) = (Arc::clone(&self), unit.clone());
+        let sealed = match blocking(move || context.seal_now(&sealing, || false)).await? {
+            Ok(sealed) => sealed,
+            Err(outcome) => return Ok(outcome),
+        };
+        let (begin, mirror) = (Instant::now(), self.mirror().await?);
+        let origin = SealedOrigin::new(id.to_string(), sealed, self.order.upload_rate);
+        let source = PublishSource::checkpoint(&id, Arc::new(origin));
+        let published = match publish(mirror, &source, PUBLISH_CONFIG, &progress).await {
+            Err(error) if error.kind() == Kind::Changed => return Ok(UploadOutcome::Busy),
+            published => published?,
+        };
+        // One that is damaged is written anew.
+        let before = mirror.checkpoint(&id).await.ok().flatten();
+        let generation = match &before {
+            Some(before) if before.manifest == published.found.manifest => before.generation,
+            Some(before) => before.generation + 1,
+            None => 1,
+        };
+        let saved = SavedCheckpoint {
+            id,
+            manifest: published.found.manifest,
+            generation,
+            complete: unit.complete,
+            files: unit.seal.files.len() as u64,
+            bytes: unit.seal.bytes(),
+            written: time(unit.written),
+            saved: SystemTime::now().into(),
+            seconds: begin.elapsed().as_secs_f64(),
+        };
+        mirror.put_checkpoint(&saved).await?;
+        Ok(UploadOutcome::Saved(Box::new(saved)))
+    }
+}
+
+fn time((seconds, nanoseconds): (i64, u32)) -> DateTime<Utc> {
+    DateTime::from_timestamp(seconds, nanoseconds).unwrap_or_default()
+}

@@ -1,0 +1,88 @@
+//! After a power cut: what is as it was sealed is saved, and the rest is listed and kept.
+
+use std::sync::Arc;
+
+use bdnfs::error::Result;
+use bdnfs::task::blocking;
+use bdnfs::volume::{Scan, Seal};
+use tokio::time::{Instant, sleep_until};
+
+use super::JobEnd;
+use super::outcomes::is_lasting;
+use super::record::{SaverEnd, requested_end};
+use super::round::Saver;
+use super::save_context::{SettledUnit, UploadOutcome};
+use crate::api::saving::CheckpointState;
+
+/// How many torn files of a unit an event names.
+const TORN_TOLD_MAX: usize = 10;
+
+impl Saver {
+    /// Saves what a power cut has left as it was sealed. The rest is listed and kept.
+    pub(super) async fn save_survivors(mut self) -> Result<()> {
+        self.ended = Some((Instant::now(), JobEnd::Killed));
+        let mut waiting = self.find_survivors().await?;
+        while let Some(unit) = waiting.pop() {
+            let volume = self.context.order.volume.clone();
+            self.end_request = blocking(move || Ok(requested_end(&volume))).await?;
+            if self.end_request == Some(SaverEnd::Discard) || self.gives_up(false) {
+                break;
+            }
+            if let Some((at, _)) = self.retry {
+                sleep_until(at).await;
+            }
+            let outcome = self.begin(unit.clone()).outcome().await;
+            match &outcome {
+                Ok(UploadOutcome::Saved(_)) => {}
+                Err(error) if !is_lasting(error) => waiting.push(unit.clone()),
+                _ => self.record.report.given_up = true,
+            }
+            self.finish(&unit, outcome);
+            self.write().await;
+        }
+        self.record.report.finished = true;
+        self.write().await;
+        Ok(())
+    }
+
+    /// What a power cut has left of units as it was sealed, the newest last.
+    async fn find_survivors(&mut self) -> Result<Vec<SettledUnit>> {
+        let context = Arc::clone(&self.context);
+        let look = blocking(move || {
+            let (seals, _) = context.directory.walk().and_then(Scan::into_seals)?;
+            let last = seals.keys().map(|name| context.last_seal(name)).collect::<Vec<_>>();
+            Ok((seals, last))
+        });
+        let (seals, last) = look.await?;
+        self.settling.observe(&seals, &[], self.now());
+        let mut found = Vec::new();
+        for ((name, found_now), sealed) in seals.into_iter().zip(last) {
+            let nothing = Seal { unit: name.clone(), ..Seal::default() };
+            let seal = sealed.as_ref().map_or(&nothing, |unit| &unit.seal);
+            let (survivors, torn) = seal.survivors(found_now);
+            let is_whole = torn.is_empty() && survivors.files.len() == seal.files.len();
+            if !torn.is_empty() {
+                let paths = torn.iter().take(TORN_TOLD_MAX).map(|path| path.escape_ascii().to_string());
+                let paths: Vec<_> = paths.collect();
+                self.report(&name).state = CheckpointState::Torn;
+                self.record.report.torn += torn.len() as u64;
+                self.record.note(format!(
+                    "{name} is torn by a power cut, kept in {} and not saved: {}",
+                    self.context.order.directory.display(),
+                    paths.join(", ")
+                ));
+            }
+            // What was saved as it was sealed is there already.
+            let is_saved = |unit: &SettledUnit| {
+                self.record.saved.get(&name).is_some_and(|saved| saved.fingerprint == unit.fingerprint)
+            };
+            let sealed = sealed.filter(|unit| !survivors.files.is_empty() && !is_saved(unit));
+            found.extend(sealed.map(|unit| {
+                let complete = unit.complete && is_whole;
+                SettledUnit { seal: survivors, complete, ..unit }
+            }));
+        }
+        found.sort_by_key(|unit| unit.written);
+        Ok(found)
+    }
+}

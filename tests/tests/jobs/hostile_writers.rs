@@ -1,0 +1,85 @@
+//! Jobs that make it hard to save what they write: what is not theirs never gets out, and nothing torn does.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use super::kit::{events, sha256, text};
+use super::saving::{Files, SavingMachine, checkpoints, file, mirror, start_with};
+use bdnfs_tests::machine::Machine;
+
+#[test]
+fn hostile_tree_is_saved_without_what_is_not_the_jobs() {
+    let saving = SavingMachine::new();
+    let outside = saving.machine.directory("outside");
+    fs::write(outside.join("secret"), "secret").unwrap();
+    fs::write(outside.join("model"), "secret too").unwrap();
+    symlink(outside.join("secret"), outside.join("link")).unwrap();
+    // A directory and a link to another one change places all the time, below a checkpoint that is saved meanwhile.
+    let script = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir many a && (cd many && seq 1000 | xargs touch) && mkfifo a/fifo && ln -s {0} a/out && \
+         ln -s {0}/secret a/file && ln {0}/secret a/hard; mkdir a/real && echo mine > a/real/model && touch a/.metadata many/.metadata && \
+         python3 -c \"
+import os, socket, time
+socket.socket(socket.AF_UNIX).bind('a/socket')
+end = time.time() + 6
+while time.time() < end:
+    os.rename('a/real', 'a/.real')
+    os.symlink('{0}', 'a/real')
+    os.unlink('a/real')
+    os.rename('a/.real', 'a/real')
+\"; mkdir -p \"$(printf 'bad\\377')\" && echo x > \"$(printf 'bad\\377')\"/model",
+        text(&outside)
+    );
+    let number = saving.submit("hostile", &script);
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    let saved = saving.files("bt://p@hostile/a").unwrap();
+    assert!(saved.contains(&file("real/model", "mine\n")), "{saved:?}");
+    let secrets = ["secret", "secret too"].map(|secret| sha256(secret.as_bytes()));
+    // The one hard link is to a file of its own user, which root may link.
+    let others = saved.iter().filter(|(path, hash)| path != "hard" && secrets.contains(hash));
+    assert_eq!(others.count(), 0, "{saved:?}");
+    assert_eq!(saving.files("bt://p@hostile/many").unwrap().len(), 1_001);
+    let told = events(&status);
+    for (path, why) in
+        [("a/fifo", "it is a fifo"), ("a/socket", "it is a socket"), ("bad\\xff", "its name is not UTF-8")]
+    {
+        let text = format!("/mnt/ckpts/{path} is not saved: {why}");
+        assert!(told.contains(&text), "{path}: {told:?}");
+    }
+    saving.verify();
+}
+
+#[test]
+fn rotation_faster_than_the_upload_saves_the_newest_and_tells_what_it_skipped() {
+    let machine = Machine::new();
+    let saving = SavingMachine { agent: start_with(&machine, "[volumes]\nupload_rate = \"1MB\""), machine };
+    // Six of 8 MB, of which it keeps one: an upload takes as long as two of them.
+    let script = "cd $BT_CHECKPOINT_DIR && for n in 1 2 3 4 5 6; do mkdir checkpoint-$n && \
+         head -c 8000000 /dev/urandom > checkpoint-$n/model && touch checkpoint-$n/.metadata && sha256sum checkpoint-$n/model && sleep 4; \
+         rm -rf checkpoint-$((n - 1)); done";
+    let number = saving.submit("fast", script);
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    let all = checkpoints(&status);
+    let of =
+        |state: &str| all.iter().filter(|one| one.1 == state).map(|one| one.0.clone()).collect::<Vec<_>>();
+    assert_eq!(of("saved").len() + of("skipped").len(), all.len(), "{status}");
+    assert!(of("saved").contains(&"checkpoint-6".to_owned()), "{status}");
+    let log = super::kit::job(&saving.machine, &["logs", &number]).succeeds();
+    for name in of("saved") {
+        let path = format!("{name}/model");
+        let line = log.lines().find(|line| line.ends_with(&path)).unwrap();
+        let model = ("model".to_owned(), line.split(' ').next().unwrap().to_owned());
+        assert_eq!(
+            saving.files(&format!("bt://p@fast/{name}")),
+            Some(Files::from([model, file(".metadata", "")]))
+        );
+    }
+    for name in of("skipped") {
+        let text = format!("{name} was deleted by the job before it was saved");
+        assert!(events(&status).contains(&text), "{name}");
+        assert!(!mirror(&saving.machine).join("tenants/default/checkpoints/p/fast").join(&name).exists());
+    }
+    saving.verify();
+}

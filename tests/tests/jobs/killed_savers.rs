@@ -1,0 +1,161 @@
+//! Jobs that save while their saver, the agent or they themselves are killed at random moments: what is in the mirror is whole.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use bdnfs_tests::process::{eventually, kill_and_wait};
+use bdnfs_tests::tree::Rng;
+
+use super::kit::text;
+use super::saving::{SavingMachine, checkpoints, mirror, saved_files, start};
+
+/// How many things are killed in all runs of the suite, and how many at night.
+const ROUNDS: usize = 4;
+const NIGHTLY_ROUNDS: usize = 200;
+/// The longest pause between two of them, in milliseconds: what a checkpoint needs to settle and to be saved, twice.
+const PAUSE_MILLISECONDS: u64 = 6000;
+
+/// A job that writes checkpoints in each way that libraries have, over and over, and logs the hash of every state that it closes
+/// before it writes it: rewritten in place, mapped, renamed when it is whole, and the oldest deleted.
+fn restless(log: &Path, stop: &Path) -> String {
+    format!(
+        "import hashlib, mmap, os, random, shutil, time
+os.chdir(os.environ['BT_CHECKPOINT_DIR'])
+log = open('{}', 'a')
+def state(size):
+    data = os.urandom(size)
+    log.write(hashlib.sha256(data).hexdigest() + '\\n')
+    log.flush()
+    return data
+def put(path, size):
+    data = state(size)
+    with open(path, 'wb') as out:
+        for at in range(0, size, 65536):
+            out.write(data[at:at + 65536])
+            time.sleep(0.01)
+def put_mapped(path, size):
+    data = state(size)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.truncate(fd, size)
+    out = mmap.mmap(fd, size)
+    os.close(fd)
+    for at in range(0, size, 65536):
+        out[at:at + 65536] = data[at:at + 65536]
+        time.sleep(0.05)
+    out.close()
+for name in ('in-place', 'mapped'):
+    os.mkdir(name)
+step = 0
+while not os.path.exists('{}'):
+    step += 1
+    put('in-place/latest.pt', 300000)
+    put_mapped('mapped/file', 655360)
+    os.mkdir('tmp-checkpoint-%d' % step)
+    put('tmp-checkpoint-%d/model' % step, 700000)
+    put('tmp-checkpoint-%d/config' % step, 100)
+    os.rename('tmp-checkpoint-%d' % step, 'checkpoint-%d' % step)
+    if step > 3:
+        shutil.rmtree('checkpoint-%d' % (step - 3))
+    time.sleep(random.uniform(0.5, 4))
+",
+        text(log),
+        text(stop)
+    )
+}
+
+/// The checkpoints in the mirror of a job that logs what it writes.
+struct Witness {
+    log: PathBuf,
+    mirror: PathBuf,
+    id: &'static str,
+    seen: BTreeSet<String>,
+}
+
+impl Witness {
+    /// Makes sure that each file of all that is saved now is one that the job closed.
+    fn look(&mut self) {
+        let hashes = fs::read_to_string(&self.log).unwrap_or_default();
+        let hashes: BTreeSet<_> = hashes.lines().collect();
+        let index = self.mirror.join("tenants/default/checkpoints/p").join(self.id);
+        for entry in fs::read_dir(index).into_iter().flatten().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            let source = format!("bt://p@{}/{name}", self.id);
+            for (path, hash) in saved_files(&self.mirror, &source).unwrap_or_default() {
+                assert!(hashes.contains(&*hash), "{name}/{path} is torn");
+                self.seen.insert(hash);
+            }
+        }
+    }
+}
+
+fn killed(rounds: usize) {
+    let mut saving = SavingMachine::new();
+    let logs = saving.machine.directory("log");
+    let (log, stop) = (logs.join("hashes"), logs.join("stop"));
+    let path = saving.machine.directory("specs").join("restless.py");
+    fs::write(&path, restless(&log, &stop)).unwrap();
+    let mut rng = Rng(19);
+    let number = saving.submit("restless", &format!("exec python3 {}", text(&path)));
+    let mut witness = Witness { log, mirror: mirror(&saving.machine), id: "restless", seen: BTreeSet::new() };
+    for round in 0..rounds {
+        eventually("there is a saver", || !saving.machine.savers().is_empty());
+        sleep(Duration::from_millis(rng.below(PAUSE_MILLISECONDS)));
+        let is_agent = round % 2 == 1;
+        if !is_agent || rng.below(2) == 0 {
+            kill_and_wait(&saving.machine.savers());
+        }
+        if is_agent {
+            saving.machine.crash();
+            saving.agent = start(&saving.machine);
+        }
+        witness.look();
+    }
+    fs::write(&stop, "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    witness.look();
+    assert!(witness.seen.len() >= 3, "{status}");
+    for (name, state, complete, _) in checkpoints(&status) {
+        assert!(state == "skipped" || (state == "saved" && complete), "{name} is {state}: {status}");
+    }
+    for name in ["in-place", "mapped"] {
+        assert!(checkpoints(&status).iter().any(|one| one.0 == name), "{status}");
+    }
+    saving.verify();
+}
+
+#[test]
+fn saver_and_agent_killed_at_any_moment_save_only_whole_files() {
+    killed(ROUNDS);
+}
+
+#[test]
+#[ignore = "twenty minutes: run with --run-ignored"]
+fn saver_and_agent_killed_two_hundred_times_save_only_whole_files() {
+    killed(NIGHTLY_ROUNDS);
+}
+
+#[test]
+fn job_killed_while_it_writes_saves_only_whole_files() {
+    let saving = SavingMachine::new();
+    let mut rng = Rng(20);
+    for id in ["first", "second"] {
+        let logs = saving.machine.directory(id);
+        let log = logs.join("hashes");
+        let path = saving.machine.directory("specs").join("restless.py");
+        fs::write(&path, restless(&log, &logs.join("stop"))).unwrap();
+        let number = saving.submit(id, &format!("exec python3 {}", text(&path)));
+        eventually("one is saved", || saving.status(&number)["saving"]["saved"].as_u64() > Some(0));
+        sleep(Duration::from_millis(rng.below(3000)));
+        kill_and_wait(&saving.machine.supervisors());
+        let status = saving.ended(&number);
+        assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
+        let mut witness = Witness { log, mirror: mirror(&saving.machine), id, seen: BTreeSet::new() };
+        witness.look();
+        assert!(!witness.seen.is_empty());
+    }
+    saving.verify();
+}
