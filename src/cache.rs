@@ -14,7 +14,7 @@
 //! A blob under its final name is whole and was made durable before it got that name ([`commit`]). A `.part` is
 //! believed as far as its map goes, and only within one life of the machine: after a power cut, or on another mount
 //! of the disk, each block is verified again before it is used ([`presence`]). What nobody leases is evicted, least
-//! recently used first ([`evict`]). All functions here block on the local disk: call them off the async threads.
+//! recently used first ([`eviction`]). All functions here block on the local disk: call them off the async threads.
 
 pub mod commit;
 pub mod direct_io;
@@ -171,7 +171,7 @@ impl Cache {
         self.layout().stat(key, form).map(|stat| CachedFile::new(*key, form, &stat))
     }
 
-    /// Whether the whole blob is here. Cheaper than [`whole`](Self::whole), and no use of it.
+    /// Whether the whole blob is here. Cheaper than [`open_whole`](Self::open_whole), and not counted as a use of it.
     pub fn has(&self, key: &Key, size: u64) -> bool {
         self.layout().has(key, size)
     }

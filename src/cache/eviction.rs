@@ -145,7 +145,7 @@ impl Evictor {
         rustix::fs::statvfs(self.root.path()).map_or(0, |s| s.f_bavail * s.f_frsize)
     }
 
-    /// Makes room for `bytes` more, which `partition` has [claimed](Partition::claim) already, evicting for them where need be.
+    /// Makes room for `bytes` more, which `partition` has [reserved](Partition::reserve) already, evicting for them where need be.
     ///
     /// # Errors
     /// [`Kind::NoSpace`] when the limits leave no room and what is there is leased.

@@ -64,7 +64,7 @@ impl TenantSpace {
     /// Takes room for `bytes`, evicting for it where need be.
     ///
     /// # Errors
-    /// [`Kind::NoSpace`] when the limits leave no room and what is there is leased.
+    /// [`Kind::NoSpace`](crate::error::Kind::NoSpace) when the limits leave no room and what is there is leased.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation<'_>> {
         let bytes = on_disk(bytes);
         // Before the check, so that two concurrent callers see each other. The claim gives back what it was refused.

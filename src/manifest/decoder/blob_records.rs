@@ -17,7 +17,7 @@ impl Manifest {
     /// The size of blob `index` in bytes.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
+    /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob, [`Kind::Corrupt`](crate::error::Kind::Corrupt).
     pub fn blob_size(&self, index: u32) -> Result<u64> {
         if let Some(base) = self.base_of(index) {
             return base.blob_size(index);
@@ -33,7 +33,7 @@ impl Manifest {
     /// Blob `index`, with all that a tier needs to find it. Copies its checks.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
+    /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob, [`Kind::Corrupt`](crate::error::Kind::Corrupt).
     pub fn blob(&self, index: u32) -> Result<Blob> {
         if let Some(base) = self.base_of(index) {
             return base.blob(index);
@@ -64,7 +64,7 @@ impl Manifest {
     /// The key of blob `index`: of a million blobs what takes a moment, while the [blobs](Self::blob) take a second.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] when there is no such blob, [`Kind::Corrupt`].
+    /// [`Kind::Invalid`](crate::error::Kind::Invalid) when there is no such blob, [`Kind::Corrupt`](crate::error::Kind::Corrupt).
     pub fn key(&self, index: u32) -> Result<Key> {
         if let Some(base) = self.base_of(index) {
             return base.key(index);
