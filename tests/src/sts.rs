@@ -103,7 +103,7 @@ impl StsState {
         match action.as_str() {
             "AssumeRole" => {
                 let digest = hex(&Sha256::digest(&body));
-                if head.headers.get("x-amz-content-sha256").is_none_or(|told| told != digest.as_str()) {
+                if head.headers.get("x-amz-content-sha256").is_none_or(|output| output != digest.as_str()) {
                     return Err(bad("XAmzContentSHA256Mismatch"));
                 }
                 verify_for("sts", &self.base, &head)?;

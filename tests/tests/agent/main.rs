@@ -1,7 +1,8 @@
-//! The agent: restart, takeover, metrics, traces, API and packaging.
+//! The agent: its commands, restart, takeover, metrics, traces, API and packaging.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
+mod commands;
 mod fdstore;
 mod killed;
 mod metrics;

@@ -27,9 +27,9 @@ fn kind(point: &Path) -> String {
 
 fn states(machine: &Machine) -> Vec<String> {
     let cache = machine.cache().to_str().unwrap().to_owned();
-    let told = machine.run(&["status", "--json", "--cache-dir", &cache]).succeeds();
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    let mounts = told["mounts"].as_array().cloned().unwrap_or_default();
+    let output = machine.run(&["status", "--json", "--cache-dir", &cache]).succeeds();
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let mounts = output["mounts"].as_array().cloned().unwrap_or_default();
     mounts.iter().map(|mount| mount["state"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
@@ -74,10 +74,10 @@ fn native_mount_of_what_is_in_use_at_its_gate_stays_with_the_agent_and_says_so()
     let staging = env.machine.command(&options).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     eventually("it is mounted", || is_mounted(&point));
     let open = File::open(point.join("file")).unwrap();
-    let told = staging.wait_with_output().unwrap();
-    assert!(told.status.success());
-    let told = String::from_utf8(told.stderr).unwrap();
-    assert!(told.contains("it is served by FUSE: it was in use"), "{told}");
+    let output = staging.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let output = String::from_utf8(output.stderr).unwrap();
+    assert!(output.contains("it is served by FUSE: it was in use"), "{output}");
     assert_eq!((kind(&point).as_str(), state(&env.machine).as_str()), ("fuse.bdnfs", "staged"));
     drop(open);
 }
@@ -178,9 +178,9 @@ fn job_of_an_agent_that_prefers_native_mounts_reads_from_the_kernel() {
         source.display()
     );
     fs::write(&spec, text).unwrap();
-    let told = machine.run(&["job", "run", spec.to_str().unwrap()]).succeeds();
+    let output = machine.run(&["job", "run", spec.to_str().unwrap()]).succeeds();
     // What coreutils call a magic number that they know, or not.
-    assert!(told.contains("erofs") || told.contains("e0f5e1e2"), "{told}");
+    assert!(output.contains("erofs") || output.contains("e0f5e1e2"), "{output}");
     assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains(machine.cache().to_str().unwrap()));
     agent.stop();
 }

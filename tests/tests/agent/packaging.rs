@@ -33,11 +33,11 @@ fn systemd_unit_started_notifies_readiness() {
     let arguments = arguments.join(" ").replace("/etc/bdnfs/agent.toml", config.to_str().unwrap());
     let mut command = machine.command(&arguments.split(' ').collect::<Vec<_>>());
     let mut agent = command.env("NOTIFY_SOCKET", &place).spawn().unwrap();
-    let mut told = [0; 64];
-    let heard = notified.recv(&mut told);
+    let mut report = [0; 64];
+    let heard = notified.recv(&mut report);
     agent.kill().unwrap();
     agent.wait().unwrap();
-    assert_eq!(&told[..heard.expect("a word")], b"READY=1");
+    assert_eq!(&report[..heard.expect("a word")], b"READY=1");
 }
 
 #[test]

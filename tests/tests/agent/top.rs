@@ -74,14 +74,14 @@ fn top_without_terminal_prints_lines() {
             .run(&[&["top", "--once", "--interval", "0.1", "--cache-dir", &cache], more].concat())
             .succeeds()
     };
-    let told: Value = serde_json::from_str(&top(&["--json"])).expect("one line of JSON");
-    let shown = &told["daemons"][0];
+    let output: Value = serde_json::from_str(&top(&["--json"])).expect("one line of JSON");
+    let shown = &output["daemons"][0];
     assert_eq!(shown["pid"], agent.pid().as_raw_nonzero().get());
     let mount = &shown["mounts"][0];
     assert_eq!(mount["mountpoint"], point.to_str().expect("text"));
     assert_eq!((&mount["bytes"], &mount["local"]), (&70_000.into(), &70_000.into()));
     assert_eq!(shown["work"]["traffic"]["origin"], 70_000);
-    assert!(shown["rates"]["origin"].is_number() && mount["rates"]["cache"].is_number(), "{told}");
+    assert!(shown["rates"]["origin"].is_number() && mount["rates"]["cache"].is_number(), "{output}");
     let lines = top(&[]);
     assert!(lines.contains("(agent ") && lines.contains("100 %"), "{lines}");
     agent.stop();

@@ -82,13 +82,13 @@ fn collector_unreachable_is_logged_once() {
     let machine = machine.env("OTEL_BSP_SCHEDULE_DELAY", "100");
     let agent = machine.agent(&format!("[telemetry]\notlp = \"{}\"", collector.server.url()));
     let point = machine.mount("s3://bucket", "mnt");
-    let told = || agent.log().matches("traces can't be sent").count();
+    let output = || agent.log().matches("traces can't be sent").count();
     assert_eq!(fs::read(point.join("a")).unwrap(), contents[0]);
-    eventually("it is told of", || told() == 1);
+    eventually("it is told of", || output() == 1);
     collector.server.resume();
     assert_eq!(fs::read(point.join("b")).unwrap(), contents[1]);
     eventually("traces are sent again", || agent.log().contains("again") && !collector.spans().is_empty());
-    assert_eq!(told(), 1);
+    assert_eq!(output(), 1);
     machine.umount(&point);
     agent.end();
 }

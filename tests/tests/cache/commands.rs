@@ -72,8 +72,8 @@ fn cache_summarize_with_and_without_agent_lists_sources() {
     assert!(table.contains("SOURCE") && table.contains(text(&point)) && table.contains("2 of 2"), "{table}");
 
     // What is staged stays; of what is only mounted, what is not open goes.
-    let told = cache(&machine, &["evict", "--all"]).succeeds();
-    assert!(told.contains("not evicted"), "{told}");
+    let output = cache(&machine, &["evict", "--all"]).succeeds();
+    assert!(output.contains("not evicted"), "{output}");
     assert_same_tree(&one, &point);
     assert!(is_local(&point.join("one/0")));
     assert_same_tree(&two, &lazy);
@@ -98,8 +98,8 @@ fn cache_pin_under_eviction_keeps_the_snapshot() {
     let source = machine.directory("source");
     write_file(&source, "file", 3 * MIB);
     machine.umount(&machine.mount_with(&source, "mnt", &["--wait"]));
-    let told = cache(&machine, &["pin", text(&source)]).succeeds();
-    assert!(told.starts_with("1 snapshot pinned"), "{told}");
+    let output = cache(&machine, &["pin", text(&source)]).succeeds();
+    assert!(output.starts_with("1 snapshot pinned"), "{output}");
     let agent = machine.agent("");
     assert_eq!(summary(&machine)["snapshots"][0]["pinned"], true);
     cache(&machine, &["evict", "--all"]).succeeds();
@@ -117,8 +117,8 @@ fn cache_verify_on_rotten_blob_repairs_it() {
     env.put("sound", 2 * MIB);
     let machine = &env.machine;
     machine.umount(&machine.mount_with("s3://bucket", "mnt", &["--wait"]));
-    let told = cache(machine, &["verify"]).succeeds();
-    assert!(told.starts_with("2 blobs verified"), "{told}");
+    let output = cache(machine, &["verify"]).succeeds();
+    assert!(output.starts_with("2 blobs verified"), "{output}");
     let rotten =
         blobs(machine).into_iter().find(|blob| fs::metadata(blob).unwrap().len() > 3 * MIB as u64).unwrap();
     fs::set_permissions(&rotten, fs::Permissions::from_mode(0o600)).unwrap();

@@ -102,8 +102,8 @@ fn local_mirror_after_power_cut_is_whole() {
     disk.cut();
     disk.restore();
     machine.run(&verify).succeeds();
-    let told = machine.run(&[&add[..], &["--json"]].concat()).succeeds();
-    assert!(told.contains("\"read\":0"), "nothing is read again: {told}");
+    let output = machine.run(&[&add[..], &["--json"]].concat()).succeeds();
+    assert!(output.contains("\"read\":0"), "nothing is read again: {output}");
 
     let mut rng = Rng(8);
     for cut in 0..cuts() {

@@ -28,8 +28,8 @@ fn scrubber_with_rot_at_rest_repairs_a_mounted_file() {
     let cache = env.machine.cache().to_str().unwrap();
     // The pass that found it may not be over.
     eventually("the scrub is told", || {
-        let told = env.machine.run(&["cache", "summarize", "--cache-dir", cache]).succeeds();
-        told.contains("last scrub 20")
+        let output = env.machine.run(&["cache", "summarize", "--cache-dir", cache]).succeeds();
+        output.contains("last scrub 20")
     });
     drop(agent);
 }

@@ -184,9 +184,9 @@ fn agents_without_certificates_warn_and_bind_loopback() {
     assert!(a.agent.log().contains("PEERS ARE SERVED WITHOUT TLS"), "{}", a.agent.log());
     let listed = a.machine.run(&["cluster", "ls"]).succeeds();
     assert!(listed.contains("WITHOUT TLS"), "{listed}");
-    let told = a.machine.run(&["cluster", "ls", "--json"]).succeeds();
-    let told: Value = serde_json::from_str(&told).expect("JSON");
-    assert_eq!((&told["id"], &told["secure"]), (&"a".into(), &false.into()));
+    let output = a.machine.run(&["cluster", "ls", "--json"]).succeeds();
+    let output: Value = serde_json::from_str(&output).expect("JSON");
+    assert_eq!((&output["id"], &output["secure"]), (&"a".into(), &false.into()));
     let alone = Machine::new().env("BDNFS_LOG", "error");
     alone.run(&["cluster", "ls"]).fails(&["no agent listens"]);
     let agent = alone.agent("");

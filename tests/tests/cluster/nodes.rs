@@ -181,10 +181,11 @@ impl InProcessCluster {
             tenants: vec![token(&[TENANT.as_bytes()])],
             holds: Vec::new(),
         };
-        let told = NodeMembership { gossip: self.members.clone(), me: id.into() };
+        let output = NodeMembership { gossip: self.members.clone(), me: id.into() };
         let all = self.members.0.live();
         self.members.0.set(all.iter().cloned().chain([Arc::new(member.clone())]));
-        let peers = Peers::new(member, Arc::new(told), Arc::new(HttpPeerClient::plain().expect("a client")));
+        let peers =
+            Peers::new(member, Arc::new(output), Arc::new(HttpPeerClient::plain().expect("a client")));
         let directory = TempDir::with_prefix("bdnfs-node-").expect("a directory");
         let engine = engine(directory.path(), room);
         engine.join(peers.clone());

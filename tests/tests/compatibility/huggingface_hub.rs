@@ -76,8 +76,8 @@ fn hub_server_read_by_huggingface_hub_equals_the_mount() {
     script.env("HF_HUB_DISABLE_XET", "1").env("HF_HUB_DISABLE_PROGRESS_BARS", "1");
     script.env("HF_HOME", directory.path().join("home")).env_remove("HF_TOKEN");
     let said = run(&mut script);
-    let told: Vec<&str> = said.lines().collect();
-    assert_eq!(told[0], weights[1000..1010].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    let output: Vec<&str> = said.lines().collect();
+    assert_eq!(output[0], weights[1000..1010].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     let errors = [
         "RepositoryNotFoundError",
         "RepositoryNotFoundError",
@@ -85,7 +85,7 @@ fn hub_server_read_by_huggingface_hub_equals_the_mount() {
         "HfHubHTTPError",
         "RevisionNotFoundError",
     ];
-    assert_eq!(told[1..], errors, "{said}");
+    assert_eq!(output[1..], errors, "{said}");
 
     for (uri, name, options) in [
         ("hf://org/model", "model", &[][..]),
@@ -151,8 +151,8 @@ fn hub_cache_layout_is_what_huggingface_hub_finds_offline() {
         script.args(["-c", OFFLINE_SCRIPT, name, kind, commit]);
         script.env("HF_HUB_CACHE", point).env("HF_HUB_OFFLINE", "1").env("HF_ENDPOINT", &url);
         let said = run(script.env("HF_HOME", machine.directory("home")).env_remove("HF_TOKEN"));
-        let mut told: Vec<&str> = said.lines().collect();
-        told.sort_unstable();
-        assert_eq!(told, ["config.json 2", "missing", "sub/c/empty 0", "sub/weights.safetensors 3000000"]);
+        let mut output: Vec<&str> = said.lines().collect();
+        output.sort_unstable();
+        assert_eq!(output, ["config.json 2", "missing", "sub/c/empty 0", "sub/weights.safetensors 3000000"]);
     }
 }

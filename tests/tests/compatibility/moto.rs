@@ -68,8 +68,8 @@ impl Moto {
         let file = directory.path().join("w");
         fs::write(&file, &bytes).unwrap();
         let mut python = Command::new(emulators.join("bin/python3"));
-        let told = run(python.args(["-c", ACCOUNT, &url]).arg(&file));
-        let mut lines = told.lines();
+        let output = run(python.args(["-c", ACCOUNT, &url]).arg(&file));
+        let mut lines = output.lines();
         let role = lines.next().unwrap().to_owned();
         let mut key = || {
             let (id, secret) = lines.next().unwrap().split_once(' ').unwrap();

@@ -7,7 +7,6 @@ mod errors;
 mod fstab_page;
 mod idmap;
 mod interrupt;
-mod mount;
 mod mount8;
 mod posix;
 mod read;

@@ -24,8 +24,8 @@ fn base(machine: &Machine) -> PathBuf {
 
 fn run(machine: &Machine, more: &[&str], spec: &Path) -> (Option<i32>, String) {
     let words = [&["run", "--no-mirror", "--cache-dir", text(machine.cache())], more, &[text(spec)]].concat();
-    let told = job(machine, &words);
-    (told.code, told.err)
+    let output = job(machine, &words);
+    (output.code, output.err)
 }
 
 #[test]
@@ -39,9 +39,9 @@ fn cache_of_a_project_and_team_is_found_by_their_next_jobs_and_by_nobody_else() 
         base = text(&base(&machine)),
     );
     let file = cached(&machine, "first.json", json!({}), &first);
-    let (code, told) = run(&machine, &["--project", "p", "--team", "t"], &file);
-    assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("the cache of the project p begins empty on this node"), "{told}");
+    let (code, output) = run(&machine, &["--project", "p", "--team", "t"], &file);
+    assert_eq!(code, Some(0), "{output}");
+    assert!(output.contains("the cache of the project p begins empty on this node"), "{output}");
     let look = format!(
         "cat $BT_PROJECT_CACHE_DIR/file $BT_TEAM_CACHE_DIR/file > {0}/$BT_TRAINING_JOB_ID 2> /dev/null; \
          ls -A {1} >> {0}/$BT_TRAINING_JOB_ID",
@@ -56,10 +56,10 @@ fn cache_of_a_project_and_team_is_found_by_their_next_jobs_and_by_nobody_else() 
         ("nobody", &[], ""),
         ("tenant", &["--project", "p", "--team", "t", "--tenant", "other"], ""),
     ] {
-        let (code, told) = run(&machine, &[whose, &["--id", id]].concat(), &file);
-        assert_eq!(code, Some(0), "{told}");
+        let (code, output) = run(&machine, &[whose, &["--id", id]].concat(), &file);
+        assert_eq!(code, Some(0), "{output}");
         assert_eq!(fs::read_to_string(seen.join(id)).unwrap(), expected, "{id}");
-        assert_eq!(told.contains("the job names no project"), whose.is_empty(), "{told}");
+        assert_eq!(output.contains("the job names no project"), whose.is_empty(), "{output}");
     }
     // The host has empty directories there.
     assert_eq!(fs::read_dir(base(&machine).join("user_artifacts")).unwrap().count(), 0);
@@ -88,16 +88,16 @@ fn cache_that_a_job_can_not_have_is_refused_with_the_reason() {
     let flag = machine.directory("flag").join("ran");
     let command = format!("touch {}", text(&flag));
     let refused = |config: Value, more: &[&str], words: &str| {
-        let (code, told) = run(&machine, more, &cached(&machine, "no.json", config, &command));
-        assert!(code == Some(125) && told.contains(words), "{words}: {code:?} {told}");
+        let (code, output) = run(&machine, more, &cached(&machine, "no.json", config, &command));
+        assert!(code == Some(125) && output.contains(words), "{words}: {code:?} {output}");
         assert!(!flag.exists());
     };
     refused(json!({}), &["--nodes", "2"], "the job runs on 2 nodes, which have no cache in common");
     refused(json!({"mount_base_path": "cache"}), &[], "mount_base_path: must be an absolute path");
     refused(json!({"mount_base_path": "/mnt/bt-scratch"}), &[], "/mnt/bt-scratch and the cache at");
     let alone = cached(&machine, "alone.json", json!({"require_cache_affinity": false}), &command);
-    let (code, told) = run(&machine, &["--nodes", "2"], &alone);
-    assert!(code == Some(0) && flag.exists(), "{told}");
+    let (code, output) = run(&machine, &["--nodes", "2"], &alone);
+    assert!(code == Some(0) && flag.exists(), "{output}");
 }
 
 #[test]

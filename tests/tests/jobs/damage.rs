@@ -62,8 +62,8 @@ fn job_with_damaged_mirror_and_healthy_origin_runs_and_repairs_it() {
     let agent = machine.agent("");
     let id = submitted(&machine, &[text(&spec), "--mirror", "s3://mirror"]);
     job(&machine, &["wait", &id, "--timeout", "60s"]).succeeds();
-    let told: Value = serde_json::from_str(&job(&machine, &["show", &id, "--json"]).succeeds()).unwrap();
-    assert!(events(&told).iter().any(|event| event.starts_with("the mirror is damaged")), "{told}");
+    let output: Value = serde_json::from_str(&job(&machine, &["show", &id, "--json"]).succeeds()).unwrap();
+    assert!(events(&output).iter().any(|event| event.starts_with("the mirror is damaged")), "{output}");
     eventually("the mirror is repaired", || {
         machine.run(&["mirror", "verify", "--deep", "--mirror", "s3://mirror"]).code == Some(0)
     });
@@ -80,10 +80,11 @@ fn job_with_rotten_cache_is_told_before_it_completes() {
     let run = |expected: usize| {
         let id = submitted(&env.machine, &[text(&job_spec), "--no-mirror"]);
         job(&env.machine, &["wait", &id, "--timeout", "60s"]).succeeds();
-        let told: Value =
+        let output: Value =
             serde_json::from_str(&job(&env.machine, &["show", &id, "--json"]).succeeds()).unwrap();
-        let damaged = events(&told).iter().filter(|event| event.starts_with("damaged in the cache")).count();
-        assert_eq!(damaged, expected, "{told}");
+        let damaged =
+            events(&output).iter().filter(|event| event.starts_with("damaged in the cache")).count();
+        assert_eq!(damaged, expected, "{output}");
     };
     run(0);
     let blob = largest_file(&env.machine.cache().join("tenants"));

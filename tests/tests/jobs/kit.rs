@@ -23,8 +23,8 @@ pub fn job(machine: &Machine, arguments: &[&str]) -> CommandOutput {
 
 /// Submits a job, and answers with its number.
 pub fn submitted(machine: &Machine, arguments: &[&str]) -> String {
-    let told = job(machine, &[&["submit"], arguments].concat()).succeeds();
-    told.trim().strip_prefix("job ").expect("a number").to_owned()
+    let output = job(machine, &[&["submit"], arguments].concat()).succeeds();
+    output.trim().strip_prefix("job ").expect("a number").to_owned()
 }
 
 /// A directory with one secret, called `s3`: what lets its jobs read and write buckets, whoever is the agent.

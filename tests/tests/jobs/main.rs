@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
+mod admission;
 mod caches;
 mod checkpoints;
 mod covered;
@@ -14,7 +15,6 @@ mod kit;
 mod posted;
 mod pushed;
 mod resume;
-mod room;
 mod run;
 mod saving;
 mod stop;

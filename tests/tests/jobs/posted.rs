@@ -17,9 +17,12 @@ fn post(agent: &AgentProcess, more: Value) -> (u16, Value) {
 }
 
 fn refused(agent: &AgentProcess, more: Value, words: &str) {
-    let (status, told) = post(agent, more.clone());
-    let message = told["message"].as_str().unwrap_or_default();
-    assert!(status == 400 && told["kind"] == "invalid" && message.contains(words), "{more}: {status} {told}");
+    let (status, output) = post(agent, more.clone());
+    let message = output["message"].as_str().unwrap_or_default();
+    assert!(
+        status == 400 && output["kind"] == "invalid" && message.contains(words),
+        "{more}: {status} {output}"
+    );
     assert!(message.len() < 400, "{message}");
 }
 

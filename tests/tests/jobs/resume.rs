@@ -63,8 +63,8 @@ fn job_begins_empty_and_resumes_from_the_latest_with_the_same_specification() {
     let config = format!("download_folder = {folder:?}\n");
     let first = ended(setup.run(&config, &[], &command));
     assert_eq!(fs::read_to_string(&seen).unwrap(), "");
-    let told = events(&first).join("\n");
-    assert!(told.contains("begins without a checkpoint: bt://p"), "{told}");
+    let output = events(&first).join("\n");
+    assert!(output.contains("begins without a checkpoint: bt://p"), "{output}");
 
     let tree = setup.machine.directory("tree");
     for (rank, size) in [("0", 3 << 20), ("1", 5 << 20), ("2", 7 << 20)] {
@@ -79,8 +79,8 @@ fn job_begins_empty_and_resumes_from_the_latest_with_the_same_specification() {
         fs::read_to_string(&seen).unwrap(),
         "./rank-0/step-5/model.bin\n./rank-1/step-5/model.bin\n./rank-2/step-5/model.bin\n"
     );
-    let told = events(&again).join("\n");
-    assert!(told.contains("resumes from bt://p@earlier/step-5"), "{told}");
+    let output = events(&again).join("\n");
+    assert!(output.contains("resumes from bt://p@earlier/step-5"), "{output}");
     // Rank 2 is read on demand.
     assert_eq!(again["report"]["total"]["bytes"], 8 << 20, "{again}");
     assert_eq!(again["weights"].as_array().unwrap().len(), 3);

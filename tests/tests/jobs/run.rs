@@ -160,10 +160,10 @@ fn job_with_bad_source_fails_before_its_commands() {
         assert_eq!((&job["state"], &job["exit_code"]), (&json!("TRAINING_JOB_FAILED"), &json!(125)));
         (ran.err.clone(), events(&job))
     };
-    let (err, told) =
+    let (err, report) =
         submit("nowhere.toml", &[("s3://bucket/good", "/m/a"), ("s3://nowhere/x", "/m/b")], &["--no-mirror"]);
     assert!(err.contains("cannot mount s3://nowhere/x") && err.contains("404"), "{err}");
-    assert!(told.iter().any(|line| line.contains("failed: cannot mount")), "{told:?}");
+    assert!(report.iter().any(|line| line.contains("failed: cannot mount")), "{report:?}");
     let (err, _) =
         submit("unmirrored.toml", &[("s3://bucket/good", "/m/a")], &["--mirror", "s3://no-such-mirror"]);
     assert!(err.contains("cannot mirror s3://bucket/good"), "{err}");

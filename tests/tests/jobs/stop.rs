@@ -21,11 +21,11 @@ struct RunningJob {
 }
 
 impl RunningJob {
-    fn start(machine: &Machine, name: &str, told: &str) -> Self {
+    fn start(machine: &Machine, name: &str, output: &str) -> Self {
         let flags = machine.directory(name);
         let here = text(&flags);
         let script = format!(
-            "trap '{told}' TERM; echo $$ > {here}/pid; touch {here}/runs; while :; do sleep 0.05; done"
+            "trap '{output}' TERM; echo $$ > {here}/pid; touch {here}/runs; while :; do sleep 0.05; done"
         );
         let file = spec(machine, &format!("{name}.toml"), &toml(&[], &[&script]));
         let mut command = machine.command(&[
@@ -105,7 +105,7 @@ fn job_stop_in_each_state_stops_it() {
     fs::create_dir(env.bucket().with_file_name("mirror")).unwrap();
     let agent = machine.agent("cache_size = \"12MiB\"");
     let file = spec(machine, "job.toml", &toml(&[("s3://bucket", "/m")], &["sleep 1000"]));
-    let told = |id: &str| -> Value { agent.get(&format!("/v1/jobs/{id}")).json() };
+    let output = |id: &str| -> Value { agent.get(&format!("/v1/jobs/{id}")).json() };
     let stop = |id: &str| {
         let said = job(machine, &["stop", id]).succeeds();
         assert_eq!(said.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
@@ -117,16 +117,16 @@ fn job_stop_in_each_state_stops_it() {
 
     env.proxy.set(frozen);
     let id = submitted(machine, &["--mirror", "s3://mirror", text(&file)]);
-    assert_eq!(told(&id)["state"], "TRAINING_JOB_CREATED");
+    assert_eq!(output(&id)["state"], "TRAINING_JOB_CREATED");
     stop(&id);
 
     let id = submitted(machine, &["--no-mirror", text(&file)]);
-    eventually("it is mounted", || told(&id)["state"] == "TRAINING_JOB_DEPLOYING");
+    eventually("it is mounted", || output(&id)["state"] == "TRAINING_JOB_DEPLOYING");
     stop(&id);
 
     env.proxy.set(NetworkFault { rate: Some(MIB as u64), ..NetworkFault::default() });
     let id = submitted(machine, &["--no-mirror", text(&file)]);
-    eventually("it is staged", || told(&id)["staging"]["bytes_done"].as_u64() > Some(0));
+    eventually("it is staged", || output(&id)["staging"]["bytes_done"].as_u64() > Some(0));
     stop(&id);
 
     env.proxy.set(NetworkFault::default());
@@ -136,10 +136,10 @@ fn job_stop_in_each_state_stops_it() {
     bdnfs_tests::tree::write_file(&env.bucket().with_file_name("other"), "large", 8 * MIB);
     let other = spec(machine, "other.toml", &toml(&[("s3://other", "/m")], &["true"]));
     let waits = submitted(machine, &["--no-mirror", text(&other)]);
-    eventually("it waits for room", || told(&waits)["events"].to_string().contains("waits for room"));
+    eventually("it waits for room", || output(&waits)["events"].to_string().contains("waits for room"));
     let said = job(machine, &["stop", &waits]).succeeds();
     assert_eq!(said.trim(), format!("job {waits}: TRAINING_JOB_STOPPED"));
-    assert_eq!(told(&holds)["state"], "TRAINING_JOB_RUNNING");
+    assert_eq!(output(&holds)["state"], "TRAINING_JOB_RUNNING");
     stop(&holds);
 
     // One that has ended has ended.
@@ -167,8 +167,8 @@ fn job_stop_kills_all_descendants() {
     eventually("its number is written", || !fs::read_to_string(flags.join("escaped")).unwrap().is_empty());
     let escaped = fs::read_to_string(flags.join("escaped")).unwrap();
     assert!(Path::new("/proc").join(escaped.trim()).exists());
-    let told = job(&machine, &["stop", id]).succeeds();
-    assert_eq!(told.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
+    let output = job(&machine, &["stop", id]).succeeds();
+    assert_eq!(output.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
     assert!(flags.join("asked").exists(), "it was asked first");
     eventually("all are gone", || !Path::new("/proc").join(escaped.trim()).exists());
     job(&machine, &["wait", id]).fails(&["was stopped"]);

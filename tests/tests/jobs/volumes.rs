@@ -37,9 +37,9 @@ fn job_has_scratch_of_its_own_that_is_gone_when_it_ended() {
     let file = commands(&machine, "scratch.toml", &[&command]);
     let arguments =
         ["run", "--id", "j1", "--project", "p", "--rank", "1", "--nodes", "2", "--leader", "10.0.0.1"];
-    let told =
+    let report =
         job(&machine, &[&arguments[..], &["--cache-dir", text(machine.cache()), text(&file)]].concat());
-    assert_eq!(told.code, Some(0), "{}", told.err);
+    assert_eq!(report.code, Some(0), "{}", report.err);
     let saw = |name: &str| fs::read_to_string(seen.join(name)).unwrap();
     assert_eq!((saw("mode").trim(), saw("others").as_str()), ("700", ""));
     assert_ne!(saw("disk").trim(), "bdnfs-job", "it lies on the disk");

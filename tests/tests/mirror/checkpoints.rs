@@ -260,8 +260,8 @@ fn checkpoint_list_tells_adapters_and_their_base_model_as_truss_does() {
     let cells = |one: &Value| {
         ["checkpoint_id", "checkpoint_type", "base_model"].map(|key| one[key].as_str().unwrap().to_owned())
     };
-    let told: Vec<_> = listed["checkpoints"].as_array().unwrap().iter().map(cells).collect();
-    assert_eq!(told, [["whisper", "whisper", ""], ["lora", "lora", "org/base, 7b"], ["full", "full", ""]]);
+    let output: Vec<_> = listed["checkpoints"].as_array().unwrap().iter().map(cells).collect();
+    assert_eq!(output, [["whisper", "whisper", ""], ["lora", "lora", "org/base, 7b"], ["full", "full", ""]]);
     let csv = checkpoint(&env, &[&list[..], &["-o", "csv"]].concat()).succeeds();
     assert!(csv.contains(",lora,lora,\"org/base, 7b\","), "{csv}");
 }

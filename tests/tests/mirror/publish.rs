@@ -99,8 +99,8 @@ fn packed_file_read_stores_at_most_two_packs() {
     }
     let add = || -> (u64, u64) {
         let line = format!("mirror add {} --mirror file://{} --json", source.display(), mirror.display());
-        let told: Value = serde_json::from_str(&run(&machine, &line).succeeds()).unwrap();
-        (told["read"].as_u64().unwrap(), told["written"].as_u64().unwrap())
+        let output: Value = serde_json::from_str(&run(&machine, &line).succeeds()).unwrap();
+        (output["read"].as_u64().unwrap(), output["written"].as_u64().unwrap())
     };
     let blobs = || objects(&mirror, "blobs").iter().map(|blob| blob.metadata().unwrap().len()).sum::<u64>();
     assert_eq!(add(), (1000 * len as u64, 1000 * len as u64));
@@ -180,8 +180,8 @@ fn mirror_add_killed_within_a_file_continues_there() {
     wait_for_exit(&mut child, &add);
     let noted = noted();
     env.proxy.set(NetworkFault::default());
-    let told = run(&env.machine, &format!("{add} --json")).succeeds();
-    let read = told.split("\"read\":").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap();
+    let output = run(&env.machine, &format!("{add} --json")).succeeds();
+    let read = output.split("\"read\":").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap();
     // Head and texts of the note are less than 16 checks.
     assert!(read <= len - (noted - 16) * MIB as u64, "{read} bytes were read after {noted} blocks");
     run(&env.machine, &format!("mirror verify --deep --mirror {}", mirror.display())).succeeds();
@@ -207,11 +207,15 @@ fn mirror_blob_damaged_is_named_and_repaired() {
         machine.umount(&point);
         let log = fs::read_to_string(machine.cache().join("daemon.log")).unwrap();
         assert!(log.contains(name), "{name} is not in {log}");
-        let told = run(&env.machine, "mirror verify --deep --mirror s3://mirror");
-        assert!(told.code == Some(1) && told.err.contains(name), "{}{}", told.out, told.err);
-        let told = run(&env.machine, "mirror add s3://bucket --mirror s3://mirror");
-        assert!(told.err.contains("note: found and repaired: ") && told.err.contains(name), "{}", told.err);
-        assert!(told.succeeds().starts_with("repaired s3://bucket: "));
+        let output = run(&env.machine, "mirror verify --deep --mirror s3://mirror");
+        assert!(output.code == Some(1) && output.err.contains(name), "{}{}", output.out, output.err);
+        let output = run(&env.machine, "mirror add s3://bucket --mirror s3://mirror");
+        assert!(
+            output.err.contains("note: found and repaired: ") && output.err.contains(name),
+            "{}",
+            output.err
+        );
+        assert!(output.succeeds().starts_with("repaired s3://bucket: "));
         run(&env.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
     }
 }

@@ -29,8 +29,8 @@ fn ls_with_bad_keys_lists_or_escapes_each() {
     bad.iter().for_each(|key| env.s3.put_odd_key("bucket", key, &file));
     let refused = env.machine.run(&["ls", "s3://bucket"]);
     assert_eq!(refused.code, Some(1));
-    for told in ["\"a//b\"", "\"/c\"", "\"good\": a file has", "\"n\\0\"", "over 255 bytes"] {
-        assert!(refused.err.contains(told), "{told}: {}", refused.err);
+    for output in ["\"a//b\"", "\"/c\"", "\"good\": a file has", "\"n\\0\"", "over 255 bytes"] {
+        assert!(refused.err.contains(output), "{output}: {}", refused.err);
     }
     assert!(refused.out.contains("a//b: a part is empty\n"), "{}", refused.out);
     let listed = env.machine.run(&["ls", "--json", "s3://bucket"]).out;

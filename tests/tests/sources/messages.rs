@@ -29,10 +29,10 @@ fn listing_of_what_is_no_bucket_says_what_was_asked() {
     ] {
         let server = server(status, body);
         for (source, path) in BUCKETS {
-            let told = machine.run(&["ls", source, "--anonymous", "--endpoint", &server.url()]);
-            let told = told.fails(&[&format!("{source}: cannot list {}{path}: ", server.url()), words]);
+            let output = machine.run(&["ls", source, "--anonymous", "--endpoint", &server.url()]);
+            let output = output.fails(&[&format!("{source}: cannot list {}{path}: ", server.url()), words]);
             for jargon in ["Event", "struct", "invalid type", "<", "Welcome"] {
-                assert!(!told.contains(jargon), "{told}");
+                assert!(!output.contains(jargon), "{output}");
             }
         }
     }
@@ -52,8 +52,8 @@ fn hub_that_is_none_is_told_with_its_url() {
         (200, "<html>hello</html>", "names no commit; check that it is a Hub (--endpoint, HF_ENDPOINT)"),
     ] {
         let server = server(status, body);
-        let told = machine.run(&["ls", "hf://o/r", "--endpoint", &server.url()]).fails(&[words]);
-        assert!(status == 403 || told.contains(&server.url()), "{told}");
+        let output = machine.run(&["ls", "hf://o/r", "--endpoint", &server.url()]).fails(&[words]);
+        assert!(status == 403 || output.contains(&server.url()), "{output}");
     }
 }
 
@@ -64,8 +64,8 @@ fn server_that_is_down_is_told_with_its_url() {
     let url = server.url();
     server.stop();
     for source in BUCKETS.map(|(source, _)| source).into_iter().chain(["hf://o/r"]) {
-        let told = machine.run(&["ls", source, "--anonymous", "--endpoint", &url]);
-        told.fails(&[&url, "cannot connect to the server: Connection refused"]);
+        let output = machine.run(&["ls", source, "--anonymous", "--endpoint", &url]);
+        output.fails(&[&url, "cannot connect to the server: Connection refused"]);
     }
 }
 
@@ -77,8 +77,8 @@ fn mirror_that_is_none_is_told_with_its_endpoint() {
     let server = server(405, "<html>no</html>");
     let url = server.url();
     let mirror = ["--mirror", "s3://m", "--mirror-endpoint", &url, "--mirror-anonymous"];
-    let told = machine.run(&[&["mirror", "add", source.to_str().unwrap()], &mirror[..]].concat());
-    told.fails(&[&format!(
+    let output = machine.run(&[&["mirror", "add", source.to_str().unwrap()], &mirror[..]].concat());
+    output.fails(&[&format!(
         "cannot read s3://m/format.json at {url}: the server answers 405 Method Not Allowed"
     )]);
 }

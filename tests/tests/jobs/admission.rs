@@ -1,4 +1,4 @@
-//! Room: many jobs on a cache that holds few of their sources.
+//! Admission: many jobs on a cache that holds few of their sources.
 
 use std::fs;
 
@@ -84,14 +84,14 @@ fn job_that_never_fits_is_refused_with_lease_holders() {
     };
     // Larger than the cache.
     let id = submit(&env, &agent, &["s0", "s1", "s2", "s3"], "true");
-    let told = why(&id);
-    assert!(told.contains("needs 16777216 bytes") && told.contains("room for 13631488"), "{told}");
+    let output = why(&id);
+    assert!(output.contains("needs 16777216 bytes") && output.contains("room for 13631488"), "{output}");
     assert_eq!(env.fetched("weights").bytes, 0, "refused before anything was fetched");
     // Held by a mount, which does not end by itself.
     env.machine.mount_with("s3://bucket/s0", "mnt", &["--wait"]);
     let id = submit(&env, &agent, &["s1", "s2", "s3"], "true");
-    let told = why(&id);
-    assert!(told.contains("held by s3://bucket/s0 ") && told.contains("(4194304 bytes)"), "{told}");
+    let output = why(&id);
+    assert!(output.contains("held by s3://bucket/s0 ") && output.contains("(4194304 bytes)"), "{output}");
     assert_eq!(env.fetched("s1/weights").bytes, 0);
     // What is in the way is named to people, too.
     let file = spec(&env.machine, "large.toml", &toml(&[("s3://bucket", "/m/all")], &["true"]));

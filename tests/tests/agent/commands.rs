@@ -1,4 +1,4 @@
-//! The command line: mount, umount, status, ls, and what they say when they can't.
+//! The commands mount, umount, status and ls, and their errors.
 
 use std::fs;
 use std::path::Path;
@@ -206,8 +206,8 @@ fn mount_with_invalid_key_names_it() {
         env.s3.put_odd_key("bucket", key, &odd);
         let point = env.machine.directory("mnt");
         let line = env.machine.try_mount("s3://bucket", &point, &[]).fails(&[]);
-        let told = key.split('/').any(|part| part.len() > 3 && line.contains(part));
-        assert!(told, "{key} is not in {line}");
+        let report = key.split('/').any(|part| part.len() > 3 && line.contains(part));
+        assert!(report, "{key} is not in {line}");
     }
 }
 
