@@ -88,7 +88,7 @@ pub struct MountRequest {
     pub gid: Option<u32>,
     /// What serves it once it is staged; by default what the agent is configured for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub via: Option<Via>,
+    pub via: Option<MountBackend>,
     /// The size that the cache was asked to have, in bytes; the agent warns when it has another.
     #[serde(default)]
     pub cache_size: Option<u64>,
@@ -107,7 +107,7 @@ impl MountRequest {
 /// What serves a mount once all of it is local: the agent or the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Via {
+pub enum MountBackend {
     /// The agent, by FUSE.
     #[default]
     Fuse,
@@ -166,7 +166,7 @@ pub struct MountInfo {
     pub passthrough: bool,
     /// What serves it: the agent (FUSE), or once it is staged the kernel alone. An older agent does not say it.
     #[serde(default)]
-    pub via: Via,
+    pub via: MountBackend,
     /// What the user should know, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,

@@ -20,6 +20,9 @@ use rustix::fs::OFlags;
 pub use crate::api::DEFAULT_TENANT;
 use crate::context::Context;
 
+/// The directory of an agent's state, in that of the cache.
+const STATE_DIRECTORY: &str = "state";
+
 /// Of a disk that others use too, this part stays free...
 const RESERVE_PERCENT: u64 = 5;
 /// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.

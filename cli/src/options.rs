@@ -1,6 +1,6 @@
 //! Mount options (`-o`), as mount(8) takes them, and the values of others.
 
-use bdnfs_agent::api::Via;
+use bdnfs_agent::api::MountBackend;
 
 /// Parsed mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl MountOptions {
 
 /// The values of `--via`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum ViaArg {
+pub enum MountBackendArg {
     /// The agent.
     Fuse,
     /// The kernel alone.
@@ -70,12 +70,12 @@ pub enum ViaArg {
     Auto,
 }
 
-impl From<ViaArg> for Via {
-    fn from(via: ViaArg) -> Self {
+impl From<MountBackendArg> for MountBackend {
+    fn from(via: MountBackendArg) -> Self {
         match via {
-            ViaArg::Fuse => Self::Fuse,
-            ViaArg::Native => Self::Native,
-            ViaArg::Auto => Self::Auto,
+            MountBackendArg::Fuse => Self::Fuse,
+            MountBackendArg::Native => Self::Native,
+            MountBackendArg::Auto => Self::Auto,
         }
     }
 }

@@ -75,7 +75,7 @@ mod tests {
             files: 12,
             bytes: 13_500_000_000,
             passthrough: true,
-            via: bdnfs_agent::api::Via::Fuse,
+            via: bdnfs_agent::api::MountBackend::Fuse,
             warnings: Vec::new(),
         };
         let text = "mounted s3://models/x on /mnt/model: 12 files, 13.5 GB (snapshot 1f0c1f0c1f0c)";

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bdnfs::source::SecretStore;
 
-use crate::api::{MirrorRequest, Via};
+use crate::api::{MirrorRequest, MountBackend};
 use crate::cache::CacheConfig;
 use crate::cluster::ClusterConfig;
 use crate::hooks::docker::DockerConfig;
@@ -27,7 +27,7 @@ pub struct AgentConfig {
     /// The mirror of mounts that name none.
     pub mirror: Option<MirrorRequest>,
     /// How mounts are served that don't say it, once they are staged.
-    pub via: Via,
+    pub via: MountBackend,
     /// Where secrets are looked for that a mount's own stores don't have.
     pub secrets: Vec<SecretStore>,
     /// The TCP address that metrics are served on, if any.
@@ -55,7 +55,7 @@ impl AgentConfig {
             socket: None,
             socket_required: false,
             mirror: None,
-            via: Via::default(),
+            via: MountBackend::default(),
             secrets: Vec::new(),
             metrics_listen: None,
             cluster: None,

@@ -25,9 +25,8 @@ use crate::runtime;
 
 /// How often all that the cache holds is verified, by default.
 pub const DEFAULT_SCRUB_INTERVAL: Duration = Duration::from_secs(30 * 24 * 3600);
-/// The file in the cache that tells of the last pass, and its directory.
+/// The file with the last pass, in the state directory.
 const LAST_PASS_FILE: &str = "scrub";
-const STATE_DIRECTORY: &str = "state";
 /// How many bytes are read in a second: a few percent of what an NVMe disk reads, and 160 TB in thirty days.
 const BYTES_PER_SECOND: u64 = 64 << 20;
 /// How many times in an interval the cache is scanned for blobs that are due.
@@ -104,7 +103,7 @@ impl Scrubber {
 
 /// The last pass over the cache in the directory `root`, of whichever agent.
 pub fn last_pass(root: &Path) -> Option<ScrubPass> {
-    let path = Path::new(STATE_DIRECTORY).join(LAST_PASS_FILE);
+    let path = Path::new(super::STATE_DIRECTORY).join(LAST_PASS_FILE);
     serde_json::from_reader(CacheDirectory::open(root).ok()?.file(path, OFlags::RDONLY).ok()?).ok()
 }
 
@@ -168,7 +167,7 @@ fn scrub_due(engine: &Engine, interval: Duration, stats: &ScrubStats, pace: Scru
         pass.ended = verification_time::seconds(SystemTime::now()).unsigned_abs();
         let text = serde_json::to_vec(&pass).context("cannot write the last scrub")?;
         let write = || {
-            let directory = stats.directory.subdirectory(STATE_DIRECTORY)?;
+            let directory = stats.directory.subdirectory(super::STATE_DIRECTORY)?;
             directory.file(LAST_PASS_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?.write_all(&text)
         };
         write().context("cannot write the last scrub")?;

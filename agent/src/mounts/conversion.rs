@@ -13,15 +13,15 @@ use super::attachment::Attachment;
 use super::manager::MountManager;
 use super::mount::ManagedMount;
 use super::mounter::Mounter;
-use crate::api::{ApiResult, Failure, MountRequest, Via};
+use crate::api::{ApiResult, Failure, MountBackend, MountRequest};
 
 impl Mounter {
     /// Whether `request` wants a native mount of `snapshot`.
     fn wants_native(&self, snapshot: &Snapshot, request: &MountRequest) -> bool {
         match request.via.unwrap_or(self.defaults.via) {
-            Via::Fuse => false,
-            Via::Native => true,
-            Via::Auto => native::is_worthwhile(snapshot) && rustix::process::geteuid().is_root(),
+            MountBackend::Fuse => false,
+            MountBackend::Native => true,
+            MountBackend::Auto => native::is_worthwhile(snapshot) && rustix::process::geteuid().is_root(),
         }
     }
 

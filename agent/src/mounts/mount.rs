@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::attachment::Attachment;
 use super::record::MountRecord;
-use crate::api::{MountInfo, MountRequest, MountStatus, StageState, StageStatus, Via};
+use crate::api::{MountBackend, MountInfo, MountRequest, MountStatus, StageState, StageStatus};
 use crate::telemetry::scrape::MountScrape;
 
 /// Each blob costs a look at the disk; beyond so many a status would take longer than people wait.
@@ -175,7 +175,7 @@ impl ManagedMount {
             files: manifest.files(),
             bytes: manifest.bytes(),
             passthrough: self.attachment().passthrough(),
-            via: if self.attachment().is_native() { Via::Native } else { Via::Fuse },
+            via: if self.attachment().is_native() { MountBackend::Native } else { MountBackend::Fuse },
             warnings: self.note.lock().iter().cloned().collect(),
         }
     }

@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use super::history::SourceHistory;
 use super::lookup::{self, ResolvedSnapshot};
 use super::record::MountRecord;
-use crate::api::{ApiResult, Failure, MirrorRequest, MountRequest, Via};
+use crate::api::{ApiResult, Failure, MirrorRequest, MountBackend, MountRequest};
 use crate::{runtime, text};
 
 /// So many threads take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a small
@@ -35,7 +35,7 @@ pub struct MountDefaults {
     /// Where secrets are looked for that a request's own stores don't have.
     pub secrets: Vec<SecretStore>,
     /// How staged mounts are served that don't say it.
-    pub via: Via,
+    pub via: MountBackend,
 }
 
 impl MountDefaults {

@@ -16,7 +16,7 @@ use crate::cache::CacheArgs;
 use crate::endpoint::{Connection, Endpoint, serve_or_request};
 use crate::mirror::MirrorArgs;
 use crate::mountpoint::CreatedDirectories;
-use crate::options::{self, MountOptions, ViaArg};
+use crate::options::{self, MountBackendArg, MountOptions};
 use crate::output::mount_summary;
 use crate::runtime;
 use crate::source::SourceOptions;
@@ -67,7 +67,7 @@ pub struct MountArgs {
     /// With --wait: who serves the mount once all of it is local. fuse: the agent; native: the kernel alone (EROFS); auto: the kernel
     /// alone where no file exceeds 16 MiB. Default: as the agent is configured, else fuse
     #[arg(long, value_enum, requires = "wait")]
-    via: Option<ViaArg>,
+    via: Option<MountBackendArg>,
     /// How the tree is shown. hf-cache, for hf://: models--owner--name/{refs,blobs,snapshots}, as in a directory that HF_HUB_CACHE
     /// names. Default: as the source has it
     #[arg(long, value_name = "LAYOUT")]
@@ -154,7 +154,7 @@ impl MountArgs {
             allow_other: options.allow_other,
             uid: options.uid,
             gid: options.gid,
-            via: self.via.map(ViaArg::into),
+            via: self.via.map(MountBackendArg::into),
             cache_size: self.cache.size(),
         })
     }
@@ -335,7 +335,7 @@ impl MountSession {
                     .with_context(|| format!("cannot stage {}; {unmounted} unmounted", mounted.source));
             }
         };
-        if self.args.via.is_some_and(|via| !matches!(via, ViaArg::Fuse)) {
+        if self.args.via.is_some_and(|via| !matches!(via, MountBackendArg::Fuse)) {
             let status = self.client.status().await?;
             let warnings = status.at(&mounted.mountpoint).map(|mount| mount.mounted.warnings.clone());
             for warning in warnings.unwrap_or_default() {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
-use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus, StageState, Via};
+use bdnfs_agent::api::{AgentInfo, AgentStatus, MountBackend, MountStatus, StageState};
 use bdnfs_fs::mounts::{self, MountEntry};
 use serde::Serialize;
 
@@ -156,7 +156,7 @@ pub fn format_state(mount: &MountStatus) -> String {
             StageState::Running => {
                 format!("staging {}", text::percent(staging.progress.bytes_done, staging.progress.bytes))
             }
-            StageState::Done if mount.mounted.via == Via::Native => "staged, native".to_owned(),
+            StageState::Done if mount.mounted.via == MountBackend::Native => "staged, native".to_owned(),
             StageState::Done => "staged".to_owned(),
             StageState::Failed(failure) => format!("staging failed: {failure}"),
         },
@@ -244,7 +244,7 @@ mod tests {
             files: 12,
             bytes: 1000,
             passthrough: true,
-            via: Via::Fuse,
+            via: MountBackend::Fuse,
             warnings: Vec::new(),
         };
         let traffic = bdnfs::metrics::Traffic { origin: 450, ..Default::default() };

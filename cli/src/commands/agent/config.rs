@@ -10,7 +10,7 @@ use bdnfs::auth::load::complete_access;
 use bdnfs::source::tenant;
 use bdnfs_agent::AgentConfig;
 use bdnfs_agent::api::socket;
-use bdnfs_agent::api::{MirrorRequest, Via};
+use bdnfs_agent::api::{MirrorRequest, MountBackend};
 use bdnfs_agent::telemetry::traces::OtlpEndpoint;
 use bytesize::ByteSize;
 use serde::Deserialize;
@@ -45,7 +45,7 @@ pub struct ConfigFile {
     /// Secret stores: directories and TOML files.
     secrets: Vec<PathBuf>,
     /// What serves staged mounts whose requests don't say it.
-    via: Option<Via>,
+    via: Option<MountBackend>,
     /// How long mounts wait for the next agent (`hold`).
     hold: Option<String>,
     /// How often all cached data is verified (`scrub_interval`).

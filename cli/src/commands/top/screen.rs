@@ -199,7 +199,7 @@ mod tests {
             files: 12,
             bytes: 1000,
             passthrough: true,
-            via: bdnfs_agent::api::Via::Fuse,
+            via: bdnfs_agent::api::MountBackend::Fuse,
             warnings: Vec::new(),
         };
         let traffic = Traffic { mirror: 450, ..Traffic::default() };
