@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::Rules;
 use super::config_keys;
-use super::job_keys::{BDNFS_JOB_KEYS, BODY, CONFIG, JOB, PROJECT};
+use super::job_keys::{BDNFS_JOB_KEYS, CONFIG, JOB, PROJECT, PUSH_REQUEST_KEYS};
 use super::loading::{CheckpointLoading, loading};
 use super::schema::{Handling, JobKey, Shape, check_keys, scalar};
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
@@ -84,7 +84,7 @@ impl<'a> Specification<'a> {
     pub(super) fn find(document: &'a Value, found: &mut Diagnostics) -> Option<Self> {
         let mut fields = Fields::of(document, DocumentPath::default(), found)?;
         let mut around = Vec::new();
-        for (key, keys) in [("training_job", BODY), ("job", PROJECT)] {
+        for (key, keys) in [("training_job", PUSH_REQUEST_KEYS), ("job", PROJECT)] {
             if let Some(inner) = fields.map.get(key) {
                 let inner = Fields::of(inner, fields.place.key(key), found)?;
                 around.push((std::mem::replace(&mut fields, inner), keys));
@@ -210,7 +210,7 @@ fn collect(
         let is_empty =
             value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty);
         match key.handling {
-            Some(Handling::Told(reason)) if !is_empty => ignored.push((place.clone(), reason)),
+            Some(Handling::Ignored(reason)) if !is_empty => ignored.push((place.clone(), reason)),
             Some(Handling::Refused { asks, reason }) if asks(value) => refused.reject(&place, reason),
             _ => {}
         }

@@ -8,15 +8,16 @@ use super::schema::{JobKey, Shape};
 use super::training_cache::is_cache_base;
 use Shape::{Any, Flag, Keys, List, Name, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
 
-const MACHINE: &str = "the commands run on this machine as it is";
-const WORKDIR: &str = "the commands run in the working directory of the job, with the files that are there";
+const MACHINE_REASON: &str = "the commands run on this machine as it is";
+const WORKDIR_REASON: &str =
+    "the commands run in the working directory of the job, with the files that are there";
 const LOADING_REASON: &str = "asks for a loops_checkpoint, or for a named one without checkpoint_name and job_id; neither can be loaded";
 const CACHE_BASE_REASON: &str = "must be an absolute path without '..'";
-const SERVED: &str = "they are for the service that builds and serves the model";
-const UNMOUNTED: &str = "names data that is not mounted here; name it in weights";
+const SERVING_REASON: &str = "they are for the service that builds and serves the model";
+const UNMOUNTED_REASON: &str = "names data that is not mounted here; name it in weights";
 
 /// What posts a job.
-pub(super) const BODY: &[JobKey] = &[JobKey::required("training_job", Any).done()];
+pub(super) const PUSH_REQUEST_KEYS: &[JobKey] = &[JobKey::required("training_job", Any).done()];
 /// A project with its job.
 pub(super) static PROJECT: &[JobKey] = &[
     JobKey::required("name", Name).done(),
@@ -25,16 +26,17 @@ pub(super) static PROJECT: &[JobKey] = &[
 ];
 /// A training job.
 pub(super) const JOB: &[JobKey] = &[
-    JobKey::required("image", Keys(IMAGE)).told(MACHINE),
-    JobKey::optional("compute", Keys(COMPUTE)).told(MACHINE),
+    JobKey::required("image", Keys(IMAGE)).ignored(MACHINE_REASON),
+    JobKey::optional("compute", Keys(COMPUTE)).ignored(MACHINE_REASON),
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
-    JobKey::nullable("interactive_session", Keys(SESSION)).told("no session is opened"),
+    JobKey::nullable("interactive_session", Keys(SESSION)).ignored("no session is opened"),
     JobKey::nullable("name", Name).done(),
-    JobKey::nullable("priority", Whole).told("jobs are admitted in the order in which they come"),
-    JobKey::nullable("workspace", Keys(WORKSPACE)).told(WORKDIR),
+    JobKey::nullable("priority", Whole).ignored("jobs are admitted in the order in which they come"),
+    JobKey::nullable("workspace", Keys(WORKSPACE)).ignored(WORKDIR_REASON),
     JobKey::optional("weights", Any).done(),
-    JobKey::optional("enable_baseten_workdir", Flag).told(WORKDIR),
-    JobKey::nullable("truss_user_env", Keys(USER_ENV)).told("it describes the machine that pushed the job"),
+    JobKey::optional("enable_baseten_workdir", Flag).ignored(WORKDIR_REASON),
+    JobKey::nullable("truss_user_env", Keys(USER_ENV))
+        .ignored("it describes the machine that pushed the job"),
 ];
 /// The same in a file of our own: what needs no platform.
 pub(super) static BDNFS_JOB_KEYS: &[JobKey] = &[
@@ -96,7 +98,7 @@ const RUNTIME: &[JobKey] = &[
         "artifacts",
         List(&[JobKey::required("s3_bucket", Text), JobKey::required("s3_key", Text)]),
     )
-    .told(WORKDIR),
+    .ignored(WORKDIR_REASON),
 ];
 const CHECKPOINTING: &[JobKey] = &[
     JobKey::optional("enabled", Flag),
@@ -160,41 +162,41 @@ pub(super) static CONFIG: &[JobKey] = &[
     JobKey::optional("weights", Any).done(),
     JobKey::nullable("model_name", Name).done(),
     JobKey::optional("environment_variables", Scalars).done(),
-    JobKey::optional("model_cache", Any).refused(is_filled, UNMOUNTED),
-    JobKey::optional("hf_cache", Any).refused(is_filled, UNMOUNTED),
-    JobKey::optional("cache_internal", Any).refused(is_filled, UNMOUNTED),
-    JobKey::optional("external_data", Any).refused(is_filled, UNMOUNTED),
-    JobKey::optional("training_checkpoints", Any).refused(is_filled, UNMOUNTED),
-    JobKey::optional("bdn", Any).refused(|bdn| bdn.get("mounts").is_some_and(is_filled), UNMOUNTED),
-    JobKey::optional("secrets", Any).told("the command gets no secret"),
-    JobKey::optional("resources", Any).told(MACHINE),
-    JobKey::optional("base_image", Any).told(MACHINE),
-    JobKey::optional("python_version", Any).told(MACHINE),
-    JobKey::optional("requirements", Any).told(MACHINE),
-    JobKey::optional("requirements_file", Any).told(MACHINE),
-    JobKey::optional("system_packages", Any).told(MACHINE),
-    JobKey::optional("model_metadata", Any).told(SERVED),
-    JobKey::optional("description", Any).told(SERVED),
-    JobKey::optional("examples_filename", Any).told(SERVED),
-    JobKey::optional("data_dir", Any).told(SERVED),
-    JobKey::optional("external_package_dirs", Any).told(SERVED),
-    JobKey::optional("runtime", Any).told(SERVED),
-    JobKey::optional("build", Any).told(SERVED),
-    JobKey::optional("build_commands", Any).told(SERVED),
-    JobKey::optional("docker_server", Any).told(SERVED),
-    JobKey::optional("trt_llm", Any).told(SERVED),
-    JobKey::optional("bis_llm", Any).told(SERVED),
-    JobKey::optional("input_type", Any).told(SERVED),
-    JobKey::optional("model_framework", Any).told(SERVED),
-    JobKey::optional("model_type", Any).told(SERVED),
-    JobKey::optional("model_module_dir", Any).told(SERVED),
-    JobKey::optional("model_class_filename", Any).told(SERVED),
-    JobKey::optional("model_class_name", Any).told(SERVED),
-    JobKey::optional("bundled_packages_dir", Any).told(SERVED),
-    JobKey::optional("use_local_src", Any).told(SERVED),
-    JobKey::optional("live_reload", Any).told(SERVED),
-    JobKey::optional("apply_library_patches", Any).told(SERVED),
-    JobKey::optional("spec_version", Any).told(SERVED),
+    JobKey::optional("model_cache", Any).refused(is_filled, UNMOUNTED_REASON),
+    JobKey::optional("hf_cache", Any).refused(is_filled, UNMOUNTED_REASON),
+    JobKey::optional("cache_internal", Any).refused(is_filled, UNMOUNTED_REASON),
+    JobKey::optional("external_data", Any).refused(is_filled, UNMOUNTED_REASON),
+    JobKey::optional("training_checkpoints", Any).refused(is_filled, UNMOUNTED_REASON),
+    JobKey::optional("bdn", Any).refused(|bdn| bdn.get("mounts").is_some_and(is_filled), UNMOUNTED_REASON),
+    JobKey::optional("secrets", Any).ignored("the command gets no secret"),
+    JobKey::optional("resources", Any).ignored(MACHINE_REASON),
+    JobKey::optional("base_image", Any).ignored(MACHINE_REASON),
+    JobKey::optional("python_version", Any).ignored(MACHINE_REASON),
+    JobKey::optional("requirements", Any).ignored(MACHINE_REASON),
+    JobKey::optional("requirements_file", Any).ignored(MACHINE_REASON),
+    JobKey::optional("system_packages", Any).ignored(MACHINE_REASON),
+    JobKey::optional("model_metadata", Any).ignored(SERVING_REASON),
+    JobKey::optional("description", Any).ignored(SERVING_REASON),
+    JobKey::optional("examples_filename", Any).ignored(SERVING_REASON),
+    JobKey::optional("data_dir", Any).ignored(SERVING_REASON),
+    JobKey::optional("external_package_dirs", Any).ignored(SERVING_REASON),
+    JobKey::optional("runtime", Any).ignored(SERVING_REASON),
+    JobKey::optional("build", Any).ignored(SERVING_REASON),
+    JobKey::optional("build_commands", Any).ignored(SERVING_REASON),
+    JobKey::optional("docker_server", Any).ignored(SERVING_REASON),
+    JobKey::optional("trt_llm", Any).ignored(SERVING_REASON),
+    JobKey::optional("bis_llm", Any).ignored(SERVING_REASON),
+    JobKey::optional("input_type", Any).ignored(SERVING_REASON),
+    JobKey::optional("model_framework", Any).ignored(SERVING_REASON),
+    JobKey::optional("model_type", Any).ignored(SERVING_REASON),
+    JobKey::optional("model_module_dir", Any).ignored(SERVING_REASON),
+    JobKey::optional("model_class_filename", Any).ignored(SERVING_REASON),
+    JobKey::optional("model_class_name", Any).ignored(SERVING_REASON),
+    JobKey::optional("bundled_packages_dir", Any).ignored(SERVING_REASON),
+    JobKey::optional("use_local_src", Any).ignored(SERVING_REASON),
+    JobKey::optional("live_reload", Any).ignored(SERVING_REASON),
+    JobKey::optional("apply_library_patches", Any).ignored(SERVING_REASON),
+    JobKey::optional("spec_version", Any).ignored(SERVING_REASON),
 ];
 
 fn is_no_cache_base(path: &Value) -> bool {

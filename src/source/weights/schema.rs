@@ -45,8 +45,8 @@ enum KeyPresence {
 pub(super) enum Handling {
     /// What the key says.
     Done,
-    /// Nothing, and its user is told why.
-    Told(&'static str),
+    /// Nothing, for this reason, of which `bdnfs check` and the job warn.
+    Ignored(&'static str),
     /// It is refused with this reason, unless the value asks for nothing.
     Refused { asks: fn(&Value) -> bool, reason: &'static str },
 }
@@ -78,8 +78,8 @@ impl JobKey {
         Self { handling: Some(Handling::Done), ..self }
     }
 
-    pub(super) const fn told(self, reason: &'static str) -> Self {
-        Self { handling: Some(Handling::Told(reason)), ..self }
+    pub(super) const fn ignored(self, reason: &'static str) -> Self {
+        Self { handling: Some(Handling::Ignored(reason)), ..self }
     }
 
     pub(super) const fn refused(self, asks: fn(&Value) -> bool, reason: &'static str) -> Self {

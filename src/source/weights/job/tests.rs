@@ -52,7 +52,7 @@ fn pushed_job_in_each_form_is_read() {
 }
 
 #[test]
-fn job_asking_for_more_than_there_is_is_refused_or_told() {
+fn job_asking_for_more_than_there_is_is_refused_or_ignored() {
     let bodies = bodies("refuse");
     let [_, job, _] = forms(&bodies["node_count"]);
     assert_eq!(read(&job, Rules::default()).1, Diagnostics::default());
@@ -253,7 +253,7 @@ fn places(keys: &[JobKey], above: &str, all: &mut BTreeMap<String, Option<&'stat
         let place = format!("{above}{}", key.name);
         let handling = key.handling.map(|handling| match handling {
             Handling::Done => "done",
-            Handling::Told(_) => "told",
+            Handling::Ignored(_) => "ignored",
             Handling::Refused { .. } => "refused",
         });
         if let Shape::Keys(keys) | Shape::List(keys) | Shape::TextOr(keys) = key.shape {
