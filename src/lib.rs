@@ -43,7 +43,7 @@
 //! 6. [`cache`]: stores verified blocks, and evicts what is not leased.
 //!
 //! Staging ([`stage`]) takes the same path at the lowest urgency. [`peer_service`] serves the blocks of this node to others,
-//! [`publish`] copies a source into a mirror, and [`download`] what a mirror has into a directory. [`native`] writes what is staged as an EROFS image for the
+//! [`mirroring`] copies a source into a mirror, and [`download`] what a mirror has into a directory. [`native`] writes what is staged as an EROFS image for the
 //! kernel alone. [`engine`] holds all of it together, and is where to begin:
 //!
 //! ```
@@ -126,12 +126,12 @@ mod http_client;
 pub mod manifest;
 pub mod metrics;
 pub mod mirror;
+pub mod mirroring;
 pub mod native;
 pub mod origin;
 pub mod peer;
 pub mod peer_service;
 pub mod placement;
-pub mod publish;
 pub mod read;
 pub mod snapshot;
 pub mod source;

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use bdnfs::manifest::ListingNotes;
-use bdnfs::publish::Published;
+use bdnfs::mirroring::MirrorOutcome;
 use bytesize::ByteSize;
 
 /// How many digits of a snapshot's id tell snapshots apart.
@@ -57,9 +57,9 @@ pub fn line(error: &dyn Error) -> String {
     line.replace('\n', " ")
 }
 
-/// The outcome of a publication, in one line.
-pub fn publication(published: &Published) -> String {
-    let Published { found, new, repaired, read, written, .. } = published;
+/// The outcome of mirroring, in one line.
+pub fn mirror_outcome(outcome: &MirrorOutcome) -> String {
+    let MirrorOutcome { found, new, repaired, read, written, .. } = outcome;
     let id: String = found.manifest.to_string().chars().take(SHORT_ID_LEN).collect();
     let what = format!("{}: {}, {} (snapshot {id})", found.source, files(found.files), size(found.bytes));
     let moved = format!("read {}, wrote {}", size(*read), size(*written));

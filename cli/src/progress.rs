@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use bdnfs::publish::{PublishPhase, PublishProgress};
+use bdnfs::mirroring::{MirrorPhase, MirrorProgress};
 use bdnfs::stage::Progress;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{StageState, StageStatus};
@@ -38,9 +38,9 @@ pub async fn stage(client: &Client, id: u64, verify: bool) -> Result<StageStatus
 }
 
 /// Shows the progress of mirroring, the operation `what`, until it is aborted.
-pub async fn show_mirror_progress(what: &'static str, progress: Arc<PublishProgress>) {
+pub async fn show_mirror_progress(what: &'static str, progress: Arc<MirrorProgress>) {
     let read = move || {
-        (progress.state() != PublishPhase::Listing).then(|| Progress {
+        (progress.state() != MirrorPhase::Listing).then(|| Progress {
             files: progress.files.load(Relaxed),
             files_done: progress.files_done.load(Relaxed),
             bytes: progress.bytes.load(Relaxed),

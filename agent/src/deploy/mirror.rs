@@ -8,7 +8,7 @@ use bdnfs::blob::Key;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
-use bdnfs::publish::{PublishConfig, PublishProgress, Published, publish_uri};
+use bdnfs::mirroring::{MirrorConfig, MirrorOutcome, MirrorProgress, mirror_uri};
 use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ use crate::{mirror, text};
 /// How many sources are mirrored at once, and the memory that the content of each may hold, in bytes: together as much as
 /// fetches may.
 const PARALLEL_SOURCES: usize = 2;
-const PUBLISH_CONFIG: PublishConfig = PublishConfig { memory: 128 << 20 };
+const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
 
 /// The sources that are being mirrored, and those that wait for it.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl MirrorQueue {
         }
         let _slot = self.slots.acquire().await;
         match add(&mirror, &uri, patterns, request).await {
-            Ok(published) => note(text::publication(&published)),
+            Ok(published) => note(text::mirror_outcome(&published)),
             Err(error) => {
                 let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
                 let found = if away { mirror.find(&key).await.ok().flatten() } else { None };
@@ -123,15 +123,20 @@ impl MirrorQueue {
 }
 
 /// Mirrors the source of `request`. Dropping the future cancels that.
-async fn add(mirror: &Mirror, uri: &Uri, patterns: Patterns, request: &MountRequest) -> Result<Published> {
+async fn add(
+    mirror: &Mirror,
+    uri: &Uri,
+    patterns: Patterns,
+    request: &MountRequest,
+) -> Result<MirrorOutcome> {
     let (stay, gone) = oneshot::channel::<()>();
     let (mirror, uri, request, runtime) = (mirror.clone(), uri.clone(), request.clone(), Handle::current());
     // On a thread of its own: the compiler can't see that it may move between threads.
     let added = blocking(move || {
-        let progress = PublishProgress::default();
+        let progress = MirrorProgress::default();
         runtime.block_on(async {
             tokio::select! {
-                published = publish_uri(&mirror, &uri, &request.weights.access, patterns, PUBLISH_CONFIG, &progress) => published,
+                published = mirror_uri(&mirror, &uri, &request.weights.access, patterns, MIRROR_CONFIG, &progress) => published,
                 _ = gone => Err(Error::new(Kind::Interrupted, "the job was cancelled")),
             }
         })

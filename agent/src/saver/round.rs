@@ -7,7 +7,7 @@ use std::time::Duration;
 use bdnfs::checkpoint::marker::{is_tracker, tracked};
 use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
-use bdnfs::publish::PublishProgress;
+use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
 use bdnfs::volume::{Scan, Seals, Settling, SkippedEntries, UnitState, VolumeDirectory};
 use tokio::task::JoinHandle;
@@ -81,7 +81,7 @@ pub struct Saver {
 /// An upload under way. Dropped, it is given up.
 pub struct SaveTask {
     pub(super) unit: SettledUnit,
-    pub(super) progress: Arc<PublishProgress>,
+    pub(super) progress: Arc<MirrorProgress>,
     work: JoinHandle<Result<UploadOutcome>>,
 }
 
@@ -258,7 +258,7 @@ impl Saver {
 
     /// Begins to save a unit.
     pub(super) fn begin(&self, unit: SettledUnit) -> SaveTask {
-        let progress = Arc::<PublishProgress>::default();
+        let progress = Arc::<MirrorProgress>::default();
         let work = Arc::clone(&self.context).upload(unit.clone(), Arc::clone(&progress));
         SaveTask { unit, progress, work: tokio::task::spawn_local(work) }
     }

@@ -9,7 +9,7 @@ use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::digest::{Digest, hex};
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, mirror_source};
 use bdnfs::task::blocking;
 use bdnfs::volume::{Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name};
 use chrono::{DateTime, Utc};
@@ -22,7 +22,7 @@ use super::record::{self, SEALS_DIRECTORY};
 use crate::mirror;
 
 /// The memory that content on its way may hold, in bytes: the job has the rest of the machine.
-const PUBLISH_CONFIG: PublishConfig = PublishConfig { memory: 128 << 20 };
+const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
 
 /// What every upload of a saver needs.
 #[derive(Debug)]
@@ -148,7 +148,7 @@ impl SaveContext {
     pub async fn upload(
         self: Arc<Self>,
         unit: SettledUnit,
-        progress: Arc<PublishProgress>,
+        progress: Arc<MirrorProgress>,
     ) -> Result<UploadOutcome> {
         let id = self.id(unit.name())?;
         let (context, sealing) = (Arc::clone(&self), unit.clone());
@@ -158,8 +158,8 @@ impl SaveContext {
         };
         let (begin, mirror) = (Instant::now(), self.mirror().await?);
         let origin = SealedOrigin::new(id.to_string(), sealed, self.order.upload_rate);
-        let source = PublishSource::checkpoint(&id, Arc::new(origin));
-        let published = match publish(mirror, &source, PUBLISH_CONFIG, &progress).await {
+        let source = MirrorSource::checkpoint(&id, Arc::new(origin));
+        let published = match mirror_source(mirror, &source, MIRROR_CONFIG, &progress).await {
             Err(error) if error.kind() == Kind::Changed => return Ok(UploadOutcome::Busy),
             published => published?,
         };

@@ -183,7 +183,7 @@ mod tests {
     /// What is written is what `docs/formats.md` says, byte for byte, and what was written stays readable.
     #[test]
     fn golden_draft_is_written_and_read() {
-        let (golden, recipe) = (include_bytes!("../../publish/testdata/draft"), Digest::of(b"recipe"));
+        let (golden, recipe) = (include_bytes!("../../mirroring/testdata/draft"), Digest::of(b"recipe"));
         assert_eq!(state(true).encode(&recipe), golden);
         let read = DraftState::decode(&Bytes::from_static(golden), &recipe).expect("good");
         assert_eq!(read.encode(&recipe), golden);

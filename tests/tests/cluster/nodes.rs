@@ -15,6 +15,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::manifest::Node as Entry;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::source_key;
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, mirror_source};
 use bdnfs::peer::client::Peers;
 use bdnfs::peer::client::http::HttpPeerClient;
 use bdnfs::peer::membership::{Membership, MembershipView};
@@ -23,7 +24,6 @@ use bdnfs::peer::server::{BlockProvider, PeerServer};
 use bdnfs::peer::wire::{BlockRequest, Role};
 use bdnfs::peer::{Member, PROTOCOL, token};
 use bdnfs::peer_service::PeerBlockService;
-use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns, S3Access, Secret};
 use bdnfs::tier::lazy_origin::OriginOpener;
@@ -150,7 +150,7 @@ impl InProcessCluster {
             files.iter().map(|(name, len)| (name.as_bytes().to_vec(), noise(name, *len))).collect();
         files.iter().for_each(|(path, content)| origin.put(path, content.clone()));
         let (name, identity) = ("memory://origin".to_owned(), "memory://origin".to_owned());
-        let source = PublishSource {
+        let source = MirrorSource {
             name,
             identity,
             executable: Vec::new(),
@@ -158,8 +158,8 @@ impl InProcessCluster {
             origin,
             hash_first: false,
         };
-        let config = PublishConfig { memory: 64 << 20 };
-        publish(&mirror, &source, config, &PublishProgress::default()).await.expect("published");
+        let config = MirrorConfig { memory: 64 << 20 };
+        mirror_source(&mirror, &source, config, &MirrorProgress::default()).await.expect("published");
         Self { nodes: Vec::new(), members: Arc::default(), mirror, s3, files, _root: root }
     }
 

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::manifest::{Manifest, Node};
 use bdnfs::mirror::Mirror;
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, mirror_source};
 use bdnfs::origin;
-use bdnfs::publish::{PublishConfig, PublishProgress, PublishSource, publish};
 use bdnfs::source::{Access, Uri};
 use bdnfs_agent::api::job::TrainingIdentity;
 use bdnfs_agent::signals;
@@ -80,11 +80,11 @@ async fn save(
 ) -> Result<SavedCheckpoint> {
     let began = Instant::now();
     let uri = Uri::File(directory);
-    let source = PublishSource::checkpoint(&id, origin::open(&uri, &Access::default()).await?);
-    let config = PublishConfig { memory: args.memory.as_u64() };
-    let progress = Arc::new(PublishProgress::default());
+    let source = MirrorSource::checkpoint(&id, origin::open(&uri, &Access::default()).await?);
+    let config = MirrorConfig { memory: args.memory.as_u64() };
+    let progress = Arc::new(MirrorProgress::default());
     let display = tokio::spawn(show_mirror_progress("saving", progress.clone()));
-    let published = publish(mirror, &source, config, &progress).await;
+    let published = mirror_source(mirror, &source, config, &progress).await;
     display.abort();
     // Its end clears the bar.
     let _ = display.await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
-use bdnfs::publish::{PublishConfig, PublishProgress, Repairs, publish_uri};
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress, Repairs, mirror_uri};
 use bdnfs::source::{Access, Patterns, Uri};
 use bdnfs_agent::signals;
 use bytesize::ByteSize;
@@ -132,10 +132,10 @@ fn entries(args: &MirrorAddArgs) -> Result<Vec<MirrorEntry>> {
 async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Result<()> {
     let MirrorEntry { uri, patterns, access } = entry;
     let context = || format!("cannot mirror {uri}");
-    let config = PublishConfig { memory: args.memory.as_u64() };
-    let progress = Arc::new(PublishProgress::default());
+    let config = MirrorConfig { memory: args.memory.as_u64() };
+    let progress = Arc::new(MirrorProgress::default());
     let display = tokio::spawn(show_mirror_progress("mirroring", progress.clone()));
-    let published = publish_uri(mirror, uri, access, patterns.clone(), config, &progress).await;
+    let published = mirror_uri(mirror, uri, access, patterns.clone(), config, &progress).await;
     display.abort();
     // Its end clears the bar.
     let _ = display.await;
@@ -153,5 +153,5 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     let (read, written) = (published.read, published.written);
     let result =
         MirrorResult { found: &published.found, new: published.new, repaired: *repaired, read, written };
-    print_value(args.json, &result, || bdnfs_agent::text::publication(&published))
+    print_value(args.json, &result, || bdnfs_agent::text::mirror_outcome(&published))
 }

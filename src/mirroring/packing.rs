@@ -5,7 +5,7 @@
 //! the packs some way off stay what they were, and are known by their recipes.
 //!
 //! What is the same is stored once by the blob: a large file, or a pack whose files are all the same. So a data set that is
-//! published again under another name stores nothing, and one file more or less among 2,000 of 64 KiB stores a pack or two
+//! mirrored again under another name stores nothing, and one file more or less among 2,000 of 64 KiB stores a pack or two
 //! anew, 7 to 10 of 131 MB at a median, though it reads no more than that file. A small file whose neighbours differ is stored
 //! again with them. To refer to the old pack instead would save those bytes, and cost what packs are for: a stage would read
 //! other snapshots' files along with its own, in as many pieces as there were changes, until somebody packs anew; and a damaged

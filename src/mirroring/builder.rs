@@ -12,7 +12,7 @@ use super::encoding::{BlobEncoding, EncodedBlocks, FrameEnds, record};
 use super::hash_first;
 use super::origin_reader::read;
 use super::packing::Recipe;
-use super::progress::PublishProgress;
+use super::progress::MirrorProgress;
 use super::reuse::PreviousSnapshot;
 use crate::blob::Blob;
 use crate::block::{self, BLOCK};
@@ -79,7 +79,7 @@ impl<'a> BlobBuilder<'a> {
     pub(super) async fn find_or_build(
         &self,
         recipe: &Recipe,
-        progress: &PublishProgress,
+        progress: &MirrorProgress,
     ) -> Result<MirrorRecord> {
         let record = match self.mirror.find_by_recipe(&recipe.name, self.lease.began()).await? {
             Some(record) if record.size == recipe.size => {
@@ -92,7 +92,7 @@ impl<'a> BlobBuilder<'a> {
         Ok(record)
     }
 
-    async fn build(&self, recipe: &Recipe, progress: &PublishProgress) -> Result<MirrorRecord> {
+    async fn build(&self, recipe: &Recipe, progress: &MirrorProgress) -> Result<MirrorRecord> {
         let streamed = recipe.files.len() == 1 && recipe.size > self.in_memory;
         if let [file] = recipe.files[..] {
             self.check_ranges(&self.listing.blob(file)?)?;
@@ -137,7 +137,7 @@ impl<'a> BlobBuilder<'a> {
     }
 
     /// The content of a pack, in blocks.
-    async fn pack(&self, files: &[u32], size: u64, progress: &PublishProgress) -> Result<Vec<Bytes>> {
+    async fn pack(&self, files: &[u32], size: u64, progress: &MirrorProgress) -> Result<Vec<Bytes>> {
         let mut before = match &self.previous {
             Some(previous) => previous.content(self.listing, files).await,
             None => HashMap::new(),
@@ -191,7 +191,7 @@ impl<'a> BlobBuilder<'a> {
         &self,
         recipe: &Recipe,
         blob: &Blob,
-        progress: &PublishProgress,
+        progress: &MirrorProgress,
     ) -> Result<MirrorRecord> {
         loop {
             let resumed = self.mirror.resume_draft(&recipe.name, blob.size, self.lease).await?;
@@ -286,7 +286,7 @@ impl<'a> BlobBuilder<'a> {
         draft: &mut Draft,
         mut sha256: Option<Sha256>,
         sample: Option<Vec<Bytes>>,
-        progress: &PublishProgress,
+        progress: &MirrorProgress,
     ) -> Result<Option<Sha256>> {
         let form = if draft.is_framed() { BlobEncoding::Frames } else { BlobEncoding::Plain };
         let mut sample = sample;

@@ -1,4 +1,4 @@
-//! Progress of a publication.
+//! Progress of mirroring.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 /// The phase of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum PublishPhase {
+pub enum MirrorPhase {
     /// The origin is being listed.
     Listing,
     /// Content is being copied.
@@ -15,9 +15,9 @@ pub enum PublishPhase {
     Finishing,
 }
 
-/// Progress of a publication. Counted while it runs; read by whoever shows it.
+/// Progress of mirroring. Counted while it runs; read by whoever shows it.
 #[derive(Debug, Default)]
-pub struct PublishProgress {
+pub struct MirrorProgress {
     state: AtomicU8,
     /// Regular files in the source.
     pub files: AtomicU64,
@@ -33,14 +33,14 @@ pub struct PublishProgress {
     pub written: AtomicU64,
 }
 
-impl PublishProgress {
+impl MirrorProgress {
     /// The current phase.
-    pub fn state(&self) -> PublishPhase {
-        [PublishPhase::Listing, PublishPhase::Copying, PublishPhase::Finishing]
+    pub fn state(&self) -> MirrorPhase {
+        [MirrorPhase::Listing, MirrorPhase::Copying, MirrorPhase::Finishing]
             [usize::from(self.state.load(Relaxed)).min(2)]
     }
 
-    pub(super) fn enter(&self, state: PublishPhase) {
+    pub(super) fn enter(&self, state: MirrorPhase) {
         self.state.store(state as u8, Relaxed);
     }
 }

@@ -58,7 +58,7 @@ async fn publish_of_known_content_stores_it_once_per_tenant() {
     let written = async |tenant: &str, name: &str, files: &FileTree| {
         let mirror =
             Mirror::new(MirrorStore::service(store.clone(), ""), "memory://m", tenant, std::env::temp_dir());
-        let progress = PublishProgress::default();
+        let progress = MirrorProgress::default();
         add_as(name, &mirror.expect("a tenant"), origin(files), &progress).await.expect("added");
         progress.written.load(Relaxed)
     };
@@ -127,8 +127,8 @@ async fn publish_of_same_content_under_another_name_uploads_none_of_it() {
     let frozen = noise(20 * BLOCK, 5);
     let publish_as = async |name: &str, path: &[u8], content: Bytes, hash_first: bool| {
         let held = origin(&FileTree::from([(path.to_vec(), content)]));
-        let source = PublishSource { hash_first, ..source_of(name, held) };
-        publish(&mirror, &source, CONFIG, &PublishProgress::default()).await.expect("published")
+        let source = MirrorSource { hash_first, ..source_of(name, held) };
+        mirror_source(&mirror, &source, CONFIG, &MirrorProgress::default()).await.expect("published")
     };
     let first = publish_as("one", b"model-1.bin", frozen.clone(), true).await;
     assert_eq!((first.read, first.written), (20 * BLOCK, 20 * BLOCK), "read once, where nothing is like it");

@@ -29,7 +29,7 @@ fn golden_objects() -> BTreeMap<String, Bytes> {
         }
     }
     let mut objects = BTreeMap::new();
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/publish/testdata/mirror");
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/mirroring/testdata/mirror");
     gather(&root, "", &mut objects);
     objects
 }

@@ -39,7 +39,7 @@ use crate::tier::{Body, Tier, TierKind, Urgency};
 
 const NO_GRACE: Duration = Duration::ZERO;
 /// So little memory that a file of 2 MiB and more is streamed.
-const CONFIG: PublishConfig = PublishConfig { memory: 8 << 20 };
+const CONFIG: MirrorConfig = MirrorConfig { memory: 8 << 20 };
 
 type FileTree = BTreeMap<Vec<u8>, Bytes>;
 
@@ -98,8 +98,8 @@ fn directory_mirror(directory: &std::path::Path) -> Mirror {
     Mirror::open(&uri, &Access::default(), "tenant", std::env::temp_dir()).expect("a directory")
 }
 
-async fn add(mirror: &Mirror, origin: Arc<dyn Origin>) -> Result<Published> {
-    add_as("memory://origin", mirror, origin, &PublishProgress::default()).await
+async fn add(mirror: &Mirror, origin: Arc<dyn Origin>) -> Result<MirrorOutcome> {
+    add_as("memory://origin", mirror, origin, &MirrorProgress::default()).await
 }
 
 /// Adds it as the source that is called `name`.
@@ -107,14 +107,14 @@ async fn add_as(
     name: &str,
     mirror: &Mirror,
     origin: Arc<dyn Origin>,
-    progress: &PublishProgress,
-) -> Result<Published> {
-    publish(mirror, &source_of(name, origin), CONFIG, progress).await
+    progress: &MirrorProgress,
+) -> Result<MirrorOutcome> {
+    mirror_source(mirror, &source_of(name, origin), CONFIG, progress).await
 }
 
-fn source_of(name: &str, origin: Arc<dyn Origin>) -> PublishSource {
+fn source_of(name: &str, origin: Arc<dyn Origin>) -> MirrorSource {
     let patterns = Patterns::default();
-    PublishSource {
+    MirrorSource {
         name: name.into(),
         identity: name.into(),
         executable: Vec::new(),

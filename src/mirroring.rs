@@ -1,4 +1,4 @@
-//! Publishing: copies a source into the mirror, once.
+//! Mirroring: copies a source into the mirror, once.
 //!
 //! ```text
 //!  Origin::list ──> listing ──> plan: which files make which blob
@@ -50,7 +50,7 @@ use builder::BlobBuilder;
 use packing::Recipe;
 use reuse::PreviousSnapshot;
 
-pub use progress::{PublishPhase, PublishProgress};
+pub use progress::{MirrorPhase, MirrorProgress};
 
 /// How many blobs are looked for or made at once. What they hold in memory is bounded by itself.
 const BLOBS_IN_FLIGHT: usize = 32;
@@ -61,14 +61,14 @@ const MAX_ROUNDS: u32 = 3;
 
 /// The limits of a publication.
 #[derive(Clone, Copy, Debug)]
-pub struct PublishConfig {
+pub struct MirrorConfig {
     /// The most memory for content on its way, in bytes.
     pub memory: u64,
 }
 
-/// A source to publish.
+/// A source to mirror.
 #[derive(Clone, Debug)]
-pub struct PublishSource {
+pub struct MirrorSource {
     /// Its name for a person, without secrets.
     pub name: String,
     /// What tells it from all others ([`Uri::identity`](crate::source::Uri::identity)).
@@ -86,7 +86,7 @@ pub struct PublishSource {
 
 /// The outcome of a publication.
 #[derive(Clone, Debug)]
-pub struct Published {
+pub struct MirrorOutcome {
     /// What the source is mirrored as now.
     pub found: Ref,
     /// Whether that is new.
@@ -123,36 +123,36 @@ impl Repairs {
 /// Copies what `patterns` select of the source at `uri` into `mirror`; its origin is opened with `access`.
 ///
 /// # Errors
-/// Those of [`origin::open`] and of [`publish`].
-pub async fn publish_uri(
+/// Those of [`origin::open`] and of [`mirror_source`].
+pub async fn mirror_uri(
     mirror: &Mirror,
     uri: &Uri,
     access: &Access,
     patterns: Patterns,
-    config: PublishConfig,
-    progress: &PublishProgress,
-) -> Result<Published> {
+    config: MirrorConfig,
+    progress: &MirrorProgress,
+) -> Result<MirrorOutcome> {
     let origin = origin::open(uri, access).await?;
     let hash_first = matches!(uri, Uri::File(_));
     let (name, identity) = (uri.to_string(), uri.identity(access));
     let source =
-        PublishSource { name, identity, executable: access.executable.clone(), patterns, origin, hash_first };
-    publish(mirror, &source, config, progress).await
+        MirrorSource { name, identity, executable: access.executable.clone(), patterns, origin, hash_first };
+    mirror_source(mirror, &source, config, progress).await
 }
 
 /// Copies `source` into `mirror`. When the source changes meanwhile, it is listed again, once.
 ///
 /// # Errors
 /// [`Kind::Changed`] when the source changes all the time; those of the origin and of the store.
-pub async fn publish(
+pub async fn mirror_source(
     mirror: &Mirror,
-    source: &PublishSource,
-    config: PublishConfig,
-    progress: &PublishProgress,
-) -> Result<Published> {
+    source: &MirrorSource,
+    config: MirrorConfig,
+    progress: &MirrorProgress,
+) -> Result<MirrorOutcome> {
     mirror.init().await?;
     let lease = mirror.lease(Purpose::Add).await?;
-    let run = PublishRun { mirror, source, config, progress, lease: &lease };
+    let run = MirrorRun { mirror, source, config, progress, lease: &lease };
     let mut outcome = run.attempt().await;
     if let Err(error) = &outcome
         && error.kind() == Kind::Changed
@@ -165,11 +165,11 @@ pub async fn publish(
 }
 
 /// A publication under way.
-struct PublishRun<'a> {
+struct MirrorRun<'a> {
     mirror: &'a Mirror,
-    source: &'a PublishSource,
-    config: PublishConfig,
-    progress: &'a PublishProgress,
+    source: &'a MirrorSource,
+    config: MirrorConfig,
+    progress: &'a MirrorProgress,
     lease: &'a MirrorLease,
 }
 
@@ -182,19 +182,19 @@ struct OriginListing {
     notes: ListingNotes,
 }
 
-impl PublishRun<'_> {
+impl MirrorRun<'_> {
     /// Lists the source and copies what the mirror lacks.
-    async fn attempt(&self) -> Result<Published> {
-        self.progress.enter(PublishPhase::Listing);
+    async fn attempt(&self) -> Result<MirrorOutcome> {
+        self.progress.enter(MirrorPhase::Listing);
         let listed = self.list().await?;
         let mut repaired = Repairs::default();
         if let Some(found) = self.find_unchanged(&listed, &mut repaired).await? {
-            return Ok(self.published(found, false, listed.notes, repaired));
+            return Ok(self.outcome(found, false, listed.notes, repaired));
         }
         let recipes = packing::plan(&listed.manifest, &self.source.identity)?;
         self.progress.begin(&listed.manifest);
         let records = self.put_blobs(&listed.manifest, &recipes).await?;
-        self.progress.enter(PublishPhase::Finishing);
+        self.progress.enter(MirrorPhase::Finishing);
         let blobs: HashMap<_, _> = records.iter().map(|record| (record.digest, record)).collect();
         let stored = blobs.values().filter_map(|record| record.stored.len(record.size)).sum();
         let (allow, ignore) = self.source.patterns.texts();
@@ -217,12 +217,12 @@ impl PublishRun<'_> {
         };
         let found = self.mirror.publish(&ours).await?;
         let new = found == ours;
-        Ok(self.published(found, new, listed.notes, repaired))
+        Ok(self.outcome(found, new, listed.notes, repaired))
     }
 
-    fn published(&self, found: Ref, new: bool, notes: ListingNotes, repaired: Repairs) -> Published {
+    fn outcome(&self, found: Ref, new: bool, notes: ListingNotes, repaired: Repairs) -> MirrorOutcome {
         let (read, written) = (self.progress.read.load(Relaxed), self.progress.written.load(Relaxed));
-        Published { found, new, notes, repaired, read, written }
+        MirrorOutcome { found, new, notes, repaired, read, written }
     }
 
     async fn list(&self) -> Result<OriginListing> {
@@ -340,7 +340,7 @@ impl PublishRun<'_> {
     }
 }
 
-impl PublishSource {
+impl MirrorSource {
     /// What `origin`, a directory of this machine, has, as the checkpoint `id`.
     pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
         let text = id.to_string();
@@ -373,13 +373,13 @@ fn ladder(tier: Arc<dyn Tier>) -> Ladder {
     Ladder::new(vec![tier], Arc::default(), Arc::default())
 }
 
-impl PublishProgress {
+impl MirrorProgress {
     /// The totals are known.
     fn begin(&self, listing: &Manifest) {
         self.files.store(listing.files(), Relaxed);
         self.bytes.store(listing.bytes(), Relaxed);
         self.files_done.store(0, Relaxed);
         self.bytes_done.store(0, Relaxed);
-        self.enter(PublishPhase::Copying);
+        self.enter(MirrorPhase::Copying);
     }
 }
