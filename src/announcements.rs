@@ -1,6 +1,6 @@
 //! Announcements: the snapshots that this node has all of, as its cluster is told.
 //!
-//! A snapshot is announced when it is staged, and stays so when nobody uses it any more, until something of it is evicted or
+//! A snapshot is announced when it is staged, and stays so when it is not in use any more, until something of it is evicted or
 //! removed. What an earlier run left whole in the cache is announced when the node joins.
 
 use std::collections::{HashMap, HashSet, VecDeque};

@@ -18,7 +18,7 @@ pub const ALIGNMENT: usize = 4096;
 /// much; never more than a node has under way that stages from its peers.
 const IDLE_LIMITS: (usize, usize) = (16, 48);
 
-/// The buffers that nobody uses now.
+/// The buffers that are free.
 #[derive(Debug, Default)]
 pub struct BufferPool {
     pool: Mutex<Idle>,

@@ -13,7 +13,7 @@
 //!
 //! A blob under its final name is whole and was made durable before it got that name ([`commit`]). A `.part` is
 //! believed as far as its map goes, and only within one life of the machine: after a power cut, or on another mount
-//! of the disk, each block is verified again before it is used ([`presence`]). What nobody leases is evicted, least
+//! of the disk, each block is verified again before it is used ([`presence`]). What has no lease is evicted, least
 //! recently used first ([`eviction`]). All functions here block on the local disk: call them off the async threads.
 
 pub mod commit;

@@ -36,7 +36,7 @@ const REQUESTS_IN_FLIGHT: usize = 16;
 /// How long the mirror is asked again while nothing arrives.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Progress of a download. Counted while it runs; read by whoever shows it.
+/// Progress of a download. Counted while it runs; read by a display.
 #[derive(Debug, Default)]
 pub struct DownloadProgress {
     files: AtomicU64,

@@ -28,7 +28,7 @@ pub enum Kind {
     Disk,
     /// The local disk, or the limit set on the cache, has no room.
     NoSpace,
-    /// Somebody else holds what was asked for.
+    /// What was asked for is in use by another process or mount.
     Busy,
     /// The operation was given up by its caller.
     Interrupted,

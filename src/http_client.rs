@@ -33,7 +33,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a server may be silent within a body, and before the part of a file that is asked for by [`RANGE`]: as long as the
-/// most patient reader waits. Whoever reads such a part has limits of its own ([`crate::fetch`]). There is no limit on an
+/// most patient reader waits. The reader of such a part has limits of its own ([`crate::fetch`]). There is no limit on an
 /// answer as a whole, which may be large and the line slow.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The longest `Retry-After` that a request waits for. After a longer one it fails: its caller may know another tier.

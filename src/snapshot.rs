@@ -277,7 +277,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Makes sure that the cache would have room for several of one tenant if nobody held anything else.
+    /// Makes sure that the cache would have room for several of one tenant if nothing else was leased.
     ///
     /// # Errors
     /// Those of [`admit`](Self::admit).

@@ -1,6 +1,6 @@
 //! Stages: making a snapshot local, verified and leased.
 //!
-//! A stage is a read that nobody waits for: it goes through the same flights as readers do, at the lowest urgency. The files
+//! A stage is a read without a waiting reader: it goes through the same flights as readers do, at the lowest urgency. The files
 //! that tell what the others are go first, then the small ones, then the rest in order of size and path; so a job's first
 //! reads find theirs at once ([`plan`]). What is here already, whole or in part, is not asked for again.
 

@@ -43,12 +43,12 @@ impl fmt::Display for TierKind {
     }
 }
 
-/// How urgent a fetch is: who waits for it.
+/// How urgent a fetch is, by what waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// Nobody: the bytes are for later.
+    /// Nothing waits: the bytes are for later.
     Stage,
-    /// Nobody yet: a sequential reader will be there soon.
+    /// Nothing waits yet: a sequential reader will be there soon.
     Ahead,
     /// A reader, now.
     Read,

@@ -11,7 +11,7 @@
 //!   jobs        queue, record, run ──> supervisor process ──> commands
 //!   hooks       volumes of Docker and podman
 //!   publications  sources that containers see: base, stage, bind
-//!   deploy      what comes before anybody reads: mirror, admission, staging, report
+//!   deploy      what comes before the first read: mirror, admission, staging, report
 //!   mounts      manager, records, restore, shutdown ──> bdnfs_fs::Mount, which serves reads
 //!   cluster     membership, and what peers are served        fdstore    keeps mounts alive between two agents
 //!   cache       its configuration, claim and inventory       telemetry  metrics, traces

@@ -35,7 +35,7 @@ impl Drop for KeepAlive {
 }
 
 impl Lifecycle {
-    /// The lifecycle of an agent that starts. A `persistent` one stays when nobody uses it.
+    /// The lifecycle of an agent that starts. A `persistent` one stays when it is idle.
     pub fn new(persistent: bool) -> Self {
         Self {
             persistent,
@@ -48,7 +48,7 @@ impl Lifecycle {
         }
     }
 
-    /// Whether the agent stays when nobody uses it, and restores its mounts after a restart.
+    /// Whether the agent stays when it is idle, and restores its mounts after a restart.
     pub fn is_persistent(&self) -> bool {
         self.persistent
     }
@@ -95,7 +95,7 @@ impl Lifecycle {
         self.ready.send_replace(true);
     }
 
-    /// Waits until nobody uses it; from then on it is closing. A persistent one is never idle.
+    /// Waits until it is idle; from then on it is closing. A persistent one is never idle.
     pub async fn idle(&self) {
         loop {
             {

@@ -120,7 +120,7 @@ pub fn run() -> Result<()> {
         .map_err(|e| Error::with(Kind::Busy, "this job has a saver already", std::io::Error::from(e)))?;
     let _volume = crate::volumes::lock(&order.volume, FlockOperation::NonBlockingLockShared)
         .context("cannot lock the volume")?;
-    // Whoever asked may have gone.
+    // The caller may be gone.
     let _ = writeln!(std::io::stdout(), "ready");
     // Uploads go on, on this thread, while the directory is looked at.
     let uploads = LocalSet::new();

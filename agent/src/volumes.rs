@@ -9,7 +9,7 @@
 //! ```
 //!
 //! They are bound into the namespace of their job, so writing is as fast as the disk, and nothing of bdnfs is on the way.
-//! Whoever uses the volume of a job (its supervisor, its saver) holds its directory locked, shared: what nobody holds
+//! A process that uses the volume of a job (its supervisor, its saver) holds its directory locked, shared: what nobody holds
 //! and no job of this agent needs, a crash has left.
 
 pub mod cache_home;

@@ -41,7 +41,7 @@ pub(crate) fn mount(mountpoint: &Path, source: &str, allow_other: bool) -> Resul
 /// Unmounts by the helper, with `flags`.
 ///
 /// # Errors
-/// [`Kind::Busy`] when somebody uses the mount.
+/// [`Kind::Busy`] when the mount is in use.
 pub(crate) fn unmount(mountpoint: &Path, flags: &[&str]) -> Result<()> {
     let mut command = helper();
     let output = run(command.args(flags).arg("--").arg(mountpoint).stdin(Stdio::null()))?;

@@ -52,7 +52,7 @@ pub(crate) fn mount(mountpoint: &Path, source: &str, allow_other: bool) -> Resul
 /// Unmounts what is mounted at `mountpoint`. It is no error if nothing is.
 ///
 /// # Errors
-/// [`Kind::Busy`] when somebody uses it.
+/// [`Kind::Busy`] when it is in use.
 pub fn unmount(mountpoint: &Path) -> Result<()> {
     unmount_with(mountpoint, UnmountFlags::NOFOLLOW, &["-u"])
 }

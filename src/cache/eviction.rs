@@ -196,7 +196,7 @@ impl Evictor {
         Ok(groups.into_iter().map(|group| partition.leases.lease_all(group)).collect())
     }
 
-    /// Makes sure that all of `groups` would have room if nobody held anything else.
+    /// Makes sure that all of `groups` would have room if nothing else was leased.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], as [`admit`](Self::admit).
@@ -299,7 +299,7 @@ impl Evictor {
         Err(Error::new(Kind::NoSpace, text))
     }
 
-    /// Evicts what nobody holds until `goal` bytes are freed, and answers with how many were.
+    /// Evicts what has no lease until `goal` bytes are freed, and returns how many were.
     fn evict_pass(&self, goal: u64, choose: impl Fn(&Partition) -> bool) -> u64 {
         let partitions: Vec<_> =
             self.partitions().into_iter().filter(|partition| choose(partition)).collect();

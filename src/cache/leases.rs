@@ -132,23 +132,23 @@ impl LeaseTable {
         union_bytes(self.groups().iter().map(Arc::as_ref).chain(more))
     }
 
-    /// How many blobs are leased by themselves: those that somebody reads or fetches.
+    /// How many blobs are leased by themselves: those that are being read or fetched.
     pub fn singles(&self) -> usize {
         self.held.lock().single.len()
     }
 
-    /// Whether somebody holds `key`.
+    /// Whether `key` is leased.
     pub fn is_leased(&self, key: &Key) -> bool {
         self.unless_leased(key, || ()).is_none()
     }
 
-    /// Runs `remove` if nobody holds the manifest, and nobody gets to hold it before `remove` is done.
+    /// Runs `remove` if the manifest is not leased, and lets no lease begin before `remove` is done.
     pub fn unless_manifest_leased<T>(&self, manifest: &Digest, remove: impl FnOnce() -> T) -> Option<T> {
         let held = self.held.lock();
         (!held.manifests.contains_key(manifest)).then(remove)
     }
 
-    /// Runs `remove` if nobody holds `key`, and nobody gets to hold it before `remove` is done.
+    /// Runs `remove` if `key` is not leased, and lets no lease begin before `remove` is done.
     pub fn unless_leased<T>(&self, key: &Key, remove: impl FnOnce() -> T) -> Option<T> {
         let held = self.held.lock();
         let name = short(key);

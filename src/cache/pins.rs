@@ -1,4 +1,4 @@
-//! Pins: snapshots that stay in the cache although nobody uses them.
+//! Pins: snapshots that stay in the cache although they are not in use.
 //!
 //! A pin is an empty file `pins/<digest>`, beside the manifest of that name. What it holds is leased from when the cache is
 //! opened.

@@ -82,7 +82,7 @@ impl TenantSpace {
         self.evictor.admit(&self.partition, groups)
     }
 
-    /// Makes sure that all of `groups` would have room if nobody held anything else.
+    /// Makes sure that all of `groups` would have room if nothing else was leased.
     ///
     /// # Errors
     /// [`Kind::NoSpace`](crate::error::Kind::NoSpace), as [`admit`](Self::admit).

@@ -3,7 +3,7 @@
 //! What a source is mirrored as, its ref, is replaced by making its next generation, an object of its own. Only one of
 //! several can make it, on every store: each can create an object on condition that it is not there, while replacing one
 //! conditionally is something that local directories can't. Generations that were replaced stay until they are collected
-//! ([`super::gc`]), so whoever reads one has time to go on.
+//! ([`super::gc`]), so a run that reads one has time to finish.
 
 use std::collections::BTreeMap;
 

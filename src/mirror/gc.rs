@@ -228,7 +228,7 @@ impl Collector<'_> {
         self.delete(gone).await
     }
 
-    /// Gives up drafts that nobody has gone on with.
+    /// Deletes drafts that no run has resumed.
     async fn drafts(&mut self) -> Result<()> {
         for draft in self.mirror.drafts(self.mirror.tenant_key(ObjectKind::Drafts.name())).await? {
             let uploaded = self.mirror.uploaded(&draft).await?;

@@ -135,7 +135,7 @@ impl Mirror {
     }
 
     /// Creates the mirror if there is none yet, as one that has one writer at a time: for a store that creates no object on
-    /// condition that it is not there. Whoever uses it later finds that out by itself. False when it is there already.
+    /// condition that it is not there. Later users of the mirror find that out by themselves. False when it is there already.
     ///
     /// # Errors
     /// As [`exists`](Self::exists); [`Kind::Invalid`] when it is there already, and has as many writers as come.

@@ -1,6 +1,6 @@
 //! Leases: objects that keep the collector from deleting what a publisher or a reader still needs.
 //!
-//! Who adds, who collects and who serves a snapshot each keep one and write it again every minute. When that stops, it
+//! A run that adds or collects, and an agent that serves a snapshot, each keep one and write it again every minute. When that stops, it
 //! lapses; on the machine where its holder was killed, at once. All times are the store's own, so no two clocks need to
 //! agree.
 
@@ -33,7 +33,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 pub enum Purpose {
     /// Adding a source.
     Add,
-    /// Collecting what nobody needs.
+    /// Collecting what no ref reaches.
     Sweep,
     /// Serving the snapshot with this manifest.
     Serve(Digest),
@@ -91,7 +91,7 @@ impl Mirror {
         };
         let key = self.tenant_key(&format!("{}/{name}-{}", ObjectKind::Leases.name(), random_id()));
         let began = self.renew(&key, None).await?;
-        // From now on it tells when it began, whoever looks at it.
+        // From now on the lease itself says when it began.
         self.renew(&key, Some(began)).await?;
         if self.is_exclusive()
             && purpose.writes()
@@ -229,7 +229,7 @@ async fn renew(
 
 impl MirrorLease {
     /// Waits until no collector is at work. What was collected since this lease began must be looked for again afterwards;
-    /// whoever begins later spares what was written since.
+    /// a collector that begins later spares what was written since.
     ///
     /// # Errors
     /// Those of the store.

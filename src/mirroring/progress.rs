@@ -15,7 +15,7 @@ pub enum MirrorPhase {
     Finishing,
 }
 
-/// Progress of mirroring. Counted while it runs; read by whoever shows it.
+/// Progress of mirroring. Counted while it runs; read by a display.
 #[derive(Debug, Default)]
 pub struct MirrorProgress {
     state: AtomicU8,

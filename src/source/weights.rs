@@ -3,7 +3,7 @@
 //! The schema is that of Truss (`truss.base.truss_config.Weights`), version 0.18: what it rejects is rejected here, and
 //! what it accepts is accepted, except where that would be dangerous or could never be read. `docs/weights.md` has the
 //! table of differences. A document comes as a [`Value`], whatever it was written in; what is said of it names places
-//! in it, and whoever parsed it knows their lines.
+//! in it, and its parser knows their lines.
 
 mod config_keys;
 mod job;

@@ -79,7 +79,7 @@ impl Tier for SealedOrigin {
             let opened = blocking(move || OpenFile::open(&unit, &path)).await?;
             let opened = Arc::new(opened);
             let pieces = range.clone().step_by(BLOCK as usize).map(move |at| at..(at + BLOCK).min(range.end));
-            // Blocks begin where ranges do: whoever reads asks for whole extents.
+            // Blocks begin where ranges do: readers ask for whole extents.
             let pieces = stream::iter(pieces).map(move |piece| {
                 let (opened, pace) = (Arc::clone(&opened), pace.clone());
                 async move {

@@ -150,7 +150,7 @@ impl Attributes {
         Ok(access)
     }
 
-    /// Refuses what nobody took: it may be misspelt.
+    /// Refuses attributes that were not used: they may be misspelt.
     fn refuse_others(&self) -> Result<(), InvalidAttribute> {
         let Some(key) = self.0.keys().next() else { return Ok(()) };
         Err(InvalidAttribute::new(

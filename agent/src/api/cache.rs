@@ -66,7 +66,7 @@ pub struct SnapshotUsage {
     pub bytes_local: u64,
     /// When it was last used, in seconds since 1970; `None`: nothing of it is here.
     pub used_at: Option<i64>,
-    /// Whether it is pinned: not evicted although nobody uses it.
+    /// Whether it is pinned: not evicted although it is not in use.
     pub pinned: bool,
     /// Mount points that use it.
     pub in_use_by: Vec<PathBuf>,

@@ -23,7 +23,7 @@ pub struct ClusterConfig {
     pub capacity: Option<u64>,
     /// Where others may be.
     pub seeds: Vec<String>,
-    /// Its certificate; without one anybody is trusted.
+    /// Its certificate; without one any client is trusted.
     pub files: Option<CertificateFiles>,
     /// What the nodes share: each tenant's part of this mirror.
     pub mirror: MirrorRequest,

@@ -152,7 +152,7 @@ async fn mount(run: &JobRun, request: MountRequest) -> ApiResult<Arc<ManagedMoun
     }
     let (manager, guard) = (Arc::clone(mounts), Arc::clone(&job.mounting).read_owned().await);
     let source = request.weights.source.expose().parse::<Uri>()?;
-    // A task of its own: whoever gives up the job waits for it, and unmounts what it mounted.
+    // A task of its own: giving up the job waits for it, and unmounts what it mounted.
     let mounted = tokio::spawn(async move {
         let mounted = manager.mount(request).await;
         drop(guard);

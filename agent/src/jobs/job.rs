@@ -54,7 +54,7 @@ pub struct Job {
     events: watch::Sender<usize>,
     /// Whether the job was started by an earlier run of the agent: then a part of it is done.
     restored: bool,
-    /// Held for reading by whoever mounts one of its sources.
+    /// Held for reading while one of its sources is mounted.
     pub(super) mounting: Arc<RwLock<()>>,
     permit: Mutex<Option<AdmissionPermit>>,
     /// How many events of its saver are events of the job.

@@ -98,7 +98,7 @@ impl JobRun {
     /// Waits until the commands have ended, and until all is saved that they wrote.
     async fn attend_and_save(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
         let saver = JobSaver::attend(self);
-        let exit = self.attend(supervisor).await;
+        let exit = self.supervise(supervisor).await;
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             self.note_exit(exit.as_ref().ok().cloned()).await?;
         }
@@ -139,7 +139,7 @@ impl JobRun {
 
     /// Waits until the commands have ended, and passes stop requests on to their supervisor.
     /// Meanwhile what they read is verified, where it was not lately; that is over when this returns, unless the job is stopped.
-    async fn attend(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
+    async fn supervise(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
         let job = &self.job;
         let audit = JobAudit::start(self)?;
         let process = SupervisorProcess::find(job.directory(), supervisor);

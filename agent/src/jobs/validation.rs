@@ -1,4 +1,4 @@
-//! What a job must be like to be accepted, whoever submits it: the command and any other client of the API.
+//! Validates submitted jobs, of the command and of any other client of the API.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ use tokio::process::Command;
 use super::{SAVER_LOCK_FILE, SaveOrder};
 use crate::context::Context;
 
-/// The file in a volume that its saver prints to: it outlives whoever reads what the agent prints.
+/// The file in a volume that its saver prints to: it outlives the reader of the agent's output.
 const SAVER_LOG_FILE: &str = "saver.log";
 /// How long a saver may take to begin: it opens a file or two.
 const SAVER_START_TIMEOUT: Duration = Duration::from_secs(30);

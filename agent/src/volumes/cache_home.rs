@@ -5,7 +5,7 @@
 //!                          /team/<name>/tree
 //! ```
 //!
-//! Whoever uses a home holds its directory locked, shared; who removes it, alone.
+//! A user of a home holds its directory locked, shared; its removal locks it exclusively.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};

@@ -64,7 +64,7 @@ pub struct MountArgs {
     /// With --wait: also read and verify what was local before
     #[arg(long, requires = "wait")]
     verify: bool,
-    /// With --wait: who serves the mount once all of it is local. fuse: the agent; native: the kernel alone (EROFS); auto: the kernel
+    /// With --wait: what serves the mount once all of it is local. fuse: the agent; native: the kernel alone (EROFS); auto: the kernel
     /// alone where no file exceeds 16 MiB. Default: as the agent is configured, else fuse
     #[arg(long, value_enum, requires = "wait")]
     via: Option<MountBackendArg>,

@@ -27,12 +27,17 @@ fn job_completes_when_its_checkpoints_are_saved() {
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
     assert_eq!(checkpoints(&status), [saved("checkpoint-1", true, 1)], "{status}");
-    let told = events(&status);
+    let reported = events(&status);
     assert!(
-        told.iter().any(|event| event.starts_with("saved checkpoint-1 (generation 1, complete): 2 files")),
-        "{told:?}"
+        reported
+            .iter()
+            .any(|event| event.starts_with("saved checkpoint-1 (generation 1, complete): 2 files")),
+        "{reported:?}"
     );
-    assert!(told.iter().any(|event| event == "/mnt/ckpts/pipe is not saved: it is a fifo"), "{told:?}");
+    assert!(
+        reported.iter().any(|event| event == "/mnt/ckpts/pipe is not saved: it is a fifo"),
+        "{reported:?}"
+    );
     let log = job(&saving.machine, &["logs", &number]).succeeds();
     let model = ("model".to_owned(), log.split(' ').next().unwrap().to_owned());
     assert_eq!(
@@ -150,10 +155,10 @@ fn job_killed_with_its_supervisor_has_saved_what_was_closed() {
     }
     assert_eq!(state("c").as_deref(), Some("torn"), "{status}");
     assert!(saving.files("bt://p@killed/c").is_none());
-    let told = events(&status);
+    let reported = events(&status);
     assert!(
-        told.iter().any(|event| event.starts_with("c was being written when the job was killed")),
-        "{told:?}"
+        reported.iter().any(|event| event.starts_with("c was being written when the job was killed")),
+        "{reported:?}"
     );
     let left = saving.volume("killed").join("checkpoints/c/model");
     assert_eq!(fs::read_to_string(left).unwrap(), "half\n", "kept");
@@ -337,8 +342,11 @@ fn checkpoints_after_power_cut_are_saved_as_sealed_or_told_torn() {
     let torn = saving.files("bt://p@cut/torn");
     assert!(torn.is_none_or(|files| files == Files::from([file(".metadata", "")])), "only what was sealed");
     assert!(saving.files("bt://p@cut/late").is_none(), "never sealed");
-    let told = events(&status);
-    assert!(told.iter().any(|event| event.starts_with("torn is torn by a power cut, kept in ")), "{told:?}");
+    let reported = events(&status);
+    assert!(
+        reported.iter().any(|event| event.starts_with("torn is torn by a power cut, kept in ")),
+        "{reported:?}"
+    );
     assert_eq!(fs::read_to_string(volume.join("checkpoints/torn/model")).unwrap(), "changed\n", "kept");
     saving.verify();
 }

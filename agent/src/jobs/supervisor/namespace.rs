@@ -25,7 +25,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 use super::VolumeBinds;
 use crate::context::Context;
 
-/// How many entries a directory may have that is covered. Each becomes a mount, and the kernel takes 100,000 of them.
+/// The most entries that a directory to be covered may have. Each becomes a mount, and the kernel takes 100,000 of them.
 const MAX_OVERLAID_ENTRIES: usize = 4096;
 
 /// The most memory that the new entries of a covered directory may take, in bytes, and how many there may be: logs and temporary
