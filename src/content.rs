@@ -252,8 +252,12 @@ impl Content {
     pub async fn read(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
         let late = || {
             let path = String::from_utf8_lossy(&self.blob.path).into_owned();
-            let what = if self.awaits_proof() { WHOLE_FIRST } else { "no tier had the bytes" };
-            Error::new(Kind::Timeout, format!("{path}: {what} within {READ_DEADLINE:?}"))
+            let text = match self.ladder().recent_failure(READ_DEADLINE) {
+                _ if self.awaits_proof() => format!("{WHOLE_FIRST} within {READ_DEADLINE:?}"),
+                Some(error) => format!("nothing came within {READ_DEADLINE:?}: {error}"),
+                None => format!("no tier had the bytes within {READ_DEADLINE:?}"),
+            };
+            Error::new(Kind::Timeout, format!("{path}: {text}"))
         };
         let (blocks, began) = (block::touched(&range), Instant::now());
         let read = tokio::time::timeout(READ_DEADLINE, self.read_blocks(range, run));

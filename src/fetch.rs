@@ -82,6 +82,8 @@ pub struct Ladder {
     buffers: Arc<BufferPool>,
     /// What decides the jitter of retries.
     seed: fn() -> u64,
+    /// Why the tiers did not have what was asked for last, and when.
+    last_failure: Mutex<Option<(Instant, Error)>>,
 }
 
 impl Ladder {
@@ -96,6 +98,7 @@ impl Ladder {
             received: AtomicU64::new(0),
             buffers,
             seed: entropy,
+            last_failure: Mutex::default(),
         }
     }
 
@@ -177,6 +180,12 @@ impl Ladder {
         peers.chain(tiers.map(move |(at, tier)| FetchStep { tier: &**tier, peer: None, last: at == last }))
     }
 
+    /// Why the tiers did not have what was asked for last, if that was within `age`.
+    pub fn recent_failure(&self, age: Duration) -> Option<Error> {
+        let last = self.last_failure.lock();
+        last.as_ref().filter(|(since, _)| since.elapsed() < age).map(|(_, error)| error.share())
+    }
+
     /// What counts the traffic.
     pub fn counters(&self) -> &SnapshotMetrics {
         &self.counters
@@ -219,6 +228,7 @@ impl Ladder {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
+            *self.last_failure.lock() = Some((Instant::now(), error.share()));
             if attempt.missing.len() < missing {
                 backoff.reset();
                 (wrong_bytes, odd_answers) = (0, 0);

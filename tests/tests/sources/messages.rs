@@ -5,7 +5,9 @@ use std::fs;
 use axum::Router;
 use axum::http::StatusCode;
 use bdnfs_tests::machine::Machine;
+use bdnfs_tests::s3::Keys;
 use bdnfs_tests::serve::HttpServer;
+use bdnfs_tests::test_env::TestEnv;
 
 /// A server that answers everything alike.
 fn server(status: u16, body: &'static str) -> HttpServer {
@@ -81,4 +83,22 @@ fn mirror_that_is_none_is_told_with_its_endpoint() {
     output.fails(&[&format!(
         "cannot read s3://m/format.json at {url}: the server answers 405 Method Not Allowed"
     )]);
+}
+
+#[test]
+fn read_while_mirror_and_origin_are_down_says_so() {
+    let mut env = TestEnv::new();
+    env.put("weights", 8 << 20);
+    env.mirror();
+    // Without the proxy, which would take the connection.
+    let machine = Machine::new().s3(&env.s3.server.url(), &Keys::sample());
+    let agent = machine.agent("");
+    let point = machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
+    env.s3.server.stop();
+    fs::read(point.join("weights")).expect_err("nobody has it");
+    let log = agent.log();
+    assert!(log.contains("weights") && log.contains("Connection refused"), "{log}");
+    assert!(!log.contains("no tier had the bytes"), "{log}");
+    machine.umount(&point);
+    agent.stop();
 }
