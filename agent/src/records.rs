@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Result};
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
@@ -52,6 +52,16 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         let directory =
             directory.with_context(|| format!("cannot keep records in {}", cache.join(below).display()))?;
         Ok(Self { directory, kind: PhantomData })
+    }
+
+    /// Changes the time of their directory: a disk that takes no changes fails, or waits.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn touch(&self) -> Result<()> {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        utimensat(CWD, self.directory.path(), &times, AtFlags::empty()).map_err(|e| self.fault(e.into()))
     }
 
     /// All of them, by name, in no order. What can't be read is told in the log, and stays.

@@ -71,8 +71,10 @@ impl CacheArgs {
         let Some(dir) = self.cache_dir.clone().or_else(|| default_dir(env, root)) else {
             bail!("no home directory for a cache; set --cache-dir");
         };
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-        let dir = created.and_then(|()| dir.canonicalize()).with_context(|| {
+        // A disk that is frozen lets even those wait who make what is there.
+        let make = || DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        let made = if dir.is_dir() { Ok(()) } else { make() };
+        let dir = made.and_then(|()| dir.canonicalize()).with_context(|| {
             format!("cannot use {} as cache directory; choose another with --cache-dir", dir.display())
         })?;
         CacheDirectory::open(&dir)?;

@@ -40,6 +40,15 @@ impl SourceHistory {
         Ok(Self(Arc::new(Records::open(cache, "sources")?)))
     }
 
+    /// Makes sure that the disk takes changes.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk). It waits with a disk that is frozen.
+    pub async fn touch(&self) -> Result<()> {
+        let records = Arc::clone(&self.0);
+        blocking(move || records.touch()).await
+    }
+
     /// The snapshots that the source with `key` was mounted as, the newest first.
     ///
     /// # Errors

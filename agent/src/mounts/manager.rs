@@ -26,6 +26,9 @@ const STAGE_POLL_TIMEOUT: Duration = Duration::from_millis(200);
 /// An unmounted mount ends at once, but for one that somebody detached (`umount -l`) and others still use.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a mount waits for a disk that does not answer: as long as any operation may take. An overloaded one does by then.
+const DISK_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// All mounts of one agent.
 #[derive(Debug)]
 pub struct MountManager {
@@ -85,6 +88,7 @@ impl MountManager {
             return Err(Failure::new(Kind::Invalid, text));
         }
         let _reservation = self.reserve(&mountpoint)?;
+        self.check_disk().await?;
         tokio::select! {
             biased;
             () = self.lifecycle.closed() => Err(Failure::closing()),
@@ -202,6 +206,17 @@ impl MountManager {
         managed.set_gone();
     }
 
+    /// Makes sure that the cache's disk takes changes: one that is frozen would keep a mount waiting until it is not.
+    async fn check_disk(&self) -> ApiResult<()> {
+        let touched = tokio::time::timeout(DISK_TIMEOUT, self.mounter.history.touch()).await;
+        let frozen = || {
+            let text =
+                format!("the cache's disk did not answer within {DISK_TIMEOUT:?}, so nothing can be mounted");
+            Failure::new(Kind::Busy, text)
+        };
+        Ok(touched.map_err(|_| frozen())??)
+    }
+
     fn next_id(&self) -> u64 {
         let mut table = self.table();
         table.last += 1;
@@ -224,20 +239,19 @@ impl MountManager {
         }
         let managed = self.find(id)?;
         let leaving = Arc::clone(&managed);
-        if lazy {
-            let (records, lifecycle) = (self.records.clone(), Arc::clone(&self.lifecycle));
-            let detach = move || {
-                leaving.detach()?;
-                if !lifecycle.is_closing() {
-                    records.remove(id);
-                }
-                Ok(())
-            };
-            return Ok(blocking(detach).await?);
+        blocking(move || if lazy { leaving.detach() } else { leaving.unmount() }).await?;
+        let forgotten = async {
+            if !lazy {
+                managed.gone().await;
+            } else if !self.lifecycle.is_closing() {
+                let _ = self.remove_record(id).await;
+            }
+        };
+        // After the timeout it ends with the last of its users, or when the disk answers that keeps its record.
+        if tokio::time::timeout(UNMOUNT_TIMEOUT, forgotten).await.is_err() {
+            let at = managed.mountpoint().display();
+            tracing::warn!("{at} is unmounted, but still in use, or the cache's disk does not answer");
         }
-        blocking(move || leaving.attachment().unmount()).await?;
-        // After the timeout it ends with the last of its users.
-        let _ = tokio::time::timeout(UNMOUNT_TIMEOUT, managed.gone()).await;
         Ok(())
     }
 

@@ -142,6 +142,16 @@ impl ManagedMount {
         Ok(())
     }
 
+    /// Unmounts it. From then on it is nobody's mount, though it takes a moment until it has ended. Blocks on the kernel.
+    ///
+    /// # Errors
+    /// Those of [`Attachment::unmount`].
+    pub fn unmount(&self) -> bdnfs::error::Result<()> {
+        self.attachment().unmount()?;
+        self.detached.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Whether the mount is detached: it lives on only for the processes that use it.
     pub fn is_detached(&self) -> bool {
         self.detached.load(Ordering::Relaxed)

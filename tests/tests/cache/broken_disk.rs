@@ -64,6 +64,41 @@ fn cache_disk_frozen_reads_come_from_the_next_tier() {
 }
 
 #[test]
+fn cache_disk_frozen_unmounts_and_refuses_mounts() {
+    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let env = TestEnv::new();
+    env.put("model", 3 * MIB);
+    let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+    // One that keeps records of its mounts.
+    let agent = machine.agent("");
+    let [busy, idle, kept] = ["busy", "idle", "kept"].map(|name| machine.mount("s3://bucket", name));
+    let _open = File::open(busy.join("model")).unwrap();
+    disk.freeze();
+    let thaw = Thaw(&disk);
+    let log = machine.directory("log");
+    let run = |name: &str, arguments: &[&Path]| {
+        let (out, mut command) = (log.join(name), machine.command(arguments));
+        let mut child =
+            command.stdout(File::create(&out).unwrap()).stderr(File::create(&out).unwrap()).spawn().unwrap();
+        let status = wait_for_exit(&mut child, name);
+        (status.success(), fs::read_to_string(out).unwrap())
+    };
+    let (lazy, umount) = (Path::new("--lazy"), Path::new("umount"));
+    assert_eq!(run("lazy", &[umount, lazy, &busy]), (true, String::new()));
+    assert_eq!(run("umount", &[umount, &idle]), (true, String::new()));
+    let listed = machine.run(&["status", "--json"]).succeeds();
+    assert!(
+        listed.contains("/kept\"") && !listed.contains("/idle\"") && !listed.contains("/busy\""),
+        "{listed}"
+    );
+    let (mounted, told) = run("mount", &[Path::new("mount"), Path::new("s3://bucket"), &idle]);
+    assert!(!mounted && told.contains("the cache's disk did not answer within 30s"), "{told}");
+    drop(thaw);
+    machine.umount(&kept);
+    agent.stop();
+}
+
+#[test]
 fn stage_on_disk_frozen_for_a_while_completes() {
     let Some(disk) = LoopDisk::new(SIZE) else { return };
     let env = TestEnv::new();
