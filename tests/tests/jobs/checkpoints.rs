@@ -324,7 +324,7 @@ fn checkpoints_after_power_cut_are_saved_as_sealed_or_told_torn() {
     // The kernel lets the job's namespace go a moment after its processes, and the disk with it.
     eventually("the disk is read again", || {
         disk.restore();
-        fs::read_dir(&volume).is_ok()
+        fs::read_to_string(volume.join("saver.json")).is_ok()
     });
     // What the machine's next boot would be told by.
     let record = fs::read_to_string(volume.join("saver.json")).unwrap();
