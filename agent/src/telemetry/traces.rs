@@ -208,9 +208,11 @@ mod tests {
         let at = |url: &str| OtlpEndpoint::at(url).map(|OtlpEndpoint(url)| url.to_string());
         assert_eq!(at("http://collector:4318").expect("a URL"), "http://collector:4318/v1/traces");
         assert_eq!(at("https://host/otlp/").expect("a URL"), "https://host/otlp/v1/traces");
-        for (url, told) in
-            [("collector:4318", "http://"), ("http://me:secret@host", "a user name or password"), ("", "a URL")]
-        {
+        for (url, told) in [
+            ("collector:4318", "http://"),
+            ("http://me:secret@host", "a user name or password"),
+            ("", "a URL"),
+        ] {
             let error = at(url).expect_err(url).to_string();
             assert!(error.contains(told) && !error.contains("me:secret"), "{error}");
         }
