@@ -1,4 +1,4 @@
-//! Limits: what this machine can do at the most, whoever asks. A figure elsewhere can be near one of these, not above it.
+//! Limits: what this machine can do at the most, with any program. A figure elsewhere can be near one of these, not above it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use crate::report::{BenchReport, Figure, Rows};
 use crate::samples::Samples;
 use crate::unit::MeasureUnit;
 
-const ABOUT: &str = "What this machine can do at the most, whoever asks: the disk with large requests, one thread that copies \
+const ABOUT: &str = "What this machine can do at the most, with any program: the disk with large requests, one thread that copies \
     memory, one connection over loopback, one thread that hashes with BLAKE3.";
 /// What is moved at once: more than any cache of a processor has.
 const PIECE: usize = 64 << 20;
