@@ -160,9 +160,31 @@ impl NativeMount {
     /// Unmounts it. It is no error if the mount is gone already.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when processes use it. The mount stays.
+    /// [`Kind::Busy`] when processes use it, or another mount covers it. The mount stays.
     pub fn unmount(&self) -> Result<()> {
-        if self.is_on_top() { mounts::unmount(&self.mountpoint) } else { Ok(()) }
+        self.end_with(mounts::unmount)
+    }
+
+    /// Detaches it from the directory tree; processes that use it go on. It is no error if the mount is gone already.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when another mount covers it. The mount stays.
+    pub fn detach(&self) -> Result<()> {
+        self.end_with(mounts::detach)
+    }
+
+    fn end_with(&self, end: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        if self.is_on_top() {
+            end(&self.mountpoint)
+        } else if self.is_mounted()? {
+            let text = format!(
+                "another mount covers the mount at {}; unmount that one first",
+                self.mountpoint.display()
+            );
+            Err(Error::new(Kind::Busy, text))
+        } else {
+            Ok(())
+        }
     }
 
     /// Waits until it is unmounted. The last of the mounts of one superblock waits until no mount of any namespace shows it: its blobs

@@ -5,6 +5,7 @@ use std::path::Path;
 use bdnfs::error::Result;
 use bdnfs_fs::Mount;
 use bdnfs_fs::handover::MountDescriptors;
+use bdnfs_fs::mounts;
 use bdnfs_fs::native_mount::NativeMount;
 
 /// A mount, however it is served.
@@ -38,6 +39,17 @@ impl Attachment {
         match self {
             Self::Fuse(mount) => mount.unmount(),
             Self::Native(mount) => mount.unmount(),
+        }
+    }
+
+    /// Detaches it from the directory tree; processes that use it go on.
+    ///
+    /// # Errors
+    /// Those of [`mounts::detach`]; [`Kind::Busy`](bdnfs::error::Kind::Busy) when another mount covers a native one.
+    pub fn detach(&self) -> Result<()> {
+        match self {
+            Self::Fuse(mount) => mounts::detach(mount.mountpoint()),
+            Self::Native(mount) => mount.detach(),
         }
     }
 

@@ -87,13 +87,16 @@ impl MountManager {
         let (converted, superblocks) = (Arc::clone(managed), Arc::clone(&self.mounter.superblocks));
         let options = self.mounter.options(managed.request());
         let mounted = blocking(move || {
-            let attachment = converted.attachment();
-            let Attachment::Fuse(mount) = &*attachment else { return Ok(None) };
-            let mounted = NativeMount::replace(&superblocks, mount, &native, &options)?;
-            Ok(mounted.map(Attachment::Native))
+            converted.replace_attachment(|attachment| {
+                let Attachment::Fuse(mount) = attachment else { return Ok(None) };
+                let mounted = NativeMount::replace(&superblocks, mount, &native, &options)?;
+                Ok(mounted.map(Attachment::Native))
+            })
         });
         let busy = || Failure::new(Kind::Busy, "it was in use when all of it was local");
-        managed.set_attachment(mounted.await?.ok_or_else(busy)?);
+        if !mounted.await? {
+            return Err(busy());
+        }
         self.handover.remove(managed.id()).await;
         managed.set_stored(self.lifecycle.is_persistent());
         Ok(())

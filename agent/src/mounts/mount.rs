@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bdnfs::error::Result;
 use bdnfs::manifest::Slice;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Uri;
 use bdnfs::stage::Stage;
-use bdnfs_fs::mounts;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
@@ -27,6 +27,8 @@ pub struct ManagedMount {
     snapshot: Arc<Snapshot>,
     mountpoint: PathBuf,
     attachment: RwLock<Arc<Attachment>>,
+    /// Held while it is unmounted, or something else comes to serve it: else what came could not be ended any more.
+    changing: Mutex<()>,
     record: MountRecord,
     /// The request that made the mount, with its secrets.
     request: MountRequest,
@@ -53,6 +55,7 @@ impl ManagedMount {
             snapshot,
             mountpoint: attachment.mountpoint().to_owned(),
             attachment: RwLock::new(Arc::new(attachment)),
+            changing: Mutex::default(),
             record,
             request,
             staged,
@@ -104,9 +107,20 @@ impl ManagedMount {
         self.attachment.read().clone()
     }
 
-    /// Has the kernel serve it from now on.
-    pub(super) fn set_attachment(&self, attachment: Attachment) {
-        *self.attachment.write() = Arc::new(attachment);
+    /// Has what `replace` makes of its attachment serve it from now on, and says whether there is such. Not where it is detached. Blocks
+    /// on the kernel.
+    ///
+    /// # Errors
+    /// Those of `replace`.
+    pub(super) fn replace_attachment(
+        &self,
+        replace: impl FnOnce(&Attachment) -> Result<Option<Attachment>>,
+    ) -> Result<bool> {
+        let _changing = self.changing.lock();
+        let replaced = if self.is_detached() { None } else { replace(&self.attachment())? };
+        let is_replaced = replaced.is_some();
+        replaced.into_iter().for_each(|new| *self.attachment.write() = Arc::new(new));
+        Ok(is_replaced)
     }
 
     /// Says that it is about to become native: until that is [known](Self::end_conversion), its stage is not told to be done. False
@@ -135,9 +149,10 @@ impl ManagedMount {
     /// Detaches it from the directory tree; processes that use it go on. Blocks on the kernel.
     ///
     /// # Errors
-    /// Those of [`mounts::detach`].
-    pub fn detach(&self) -> bdnfs::error::Result<()> {
-        mounts::detach(self.mountpoint())?;
+    /// Those of [`Attachment::detach`].
+    pub fn detach(&self) -> Result<()> {
+        let _changing = self.changing.lock();
+        self.attachment().detach()?;
         self.detached.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -146,7 +161,8 @@ impl ManagedMount {
     ///
     /// # Errors
     /// Those of [`Attachment::unmount`].
-    pub fn unmount(&self) -> bdnfs::error::Result<()> {
+    pub fn unmount(&self) -> Result<()> {
+        let _changing = self.changing.lock();
         self.attachment().unmount()?;
         self.detached.store(true, Ordering::Relaxed);
         Ok(())
@@ -206,7 +222,7 @@ impl ManagedMount {
         }
     }
 
-    fn local(&self) -> bdnfs::error::Result<Option<u64>> {
+    fn local(&self) -> Result<Option<u64>> {
         let manifest = self.snapshot.manifest();
         if manifest.blobs() > COUNTED_BLOBS {
             let staged = matches!(self.stage_state(), Some(StageState::Done));

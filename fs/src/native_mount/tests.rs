@@ -153,6 +153,26 @@ fn native_mount_ends_with_its_last_bind() {
 }
 
 #[test]
+fn native_mount_that_another_mount_covers_is_neither_unmounted_nor_forgotten() {
+    let bench = NativeBench::new();
+    fs::write(bench.path("source/file"), "content").expect("written");
+    let native = bench.native(&bench.staged());
+    let mounted = bench.mount(&native, &Options::default());
+    let at = bench.path("native");
+    rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), c"").expect("covered");
+    for refused in [mounted.unmount(), mounted.detach()] {
+        let error = refused.expect_err("it is covered");
+        assert_eq!((error.kind(), error.to_string().contains("another mount covers")), (Kind::Busy, true));
+    }
+    assert_eq!(mounts::at(&at).expect("a table").expect("the cover").kind, "tmpfs");
+    mounts::unmount(&at).expect("uncovered");
+    assert_eq!(fs::read(at.join("file")).expect("read"), b"content");
+    mounted.unmount().expect("unmounted");
+    mounted.unmount().expect("gone already");
+    assert_eq!(mounts::at(&at).expect("a table"), None);
+}
+
+#[test]
 fn native_mount_of_a_blob_that_was_truncated_is_refused() {
     let bench = NativeBench::new();
     fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
