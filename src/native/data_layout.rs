@@ -1,5 +1,7 @@
 //! The layout of a native snapshot: which file lies on which device, and where there. Pure, and the same for the same manifest.
 
+use std::collections::HashSet;
+
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, Node, Slice};
@@ -174,6 +176,17 @@ impl DataLayout {
         }
     }
 
+    /// The files of which bytes lie in one of `ranges` of the pack, each its first byte and its length. Files with the same content share
+    /// one place.
+    pub(super) fn packed_files(&self, ranges: &[(u64, u64)]) -> Vec<u32> {
+        let parts = ranges
+            .iter()
+            .flat_map(|(start, len)| self.packed_from(*start).take_while(move |(at, _)| *at < start + len));
+        let blocks: HashSet<u32> = parts.map(|(_, part)| part.block).collect();
+        let lies_there = |block: &u32| *block != NOT_PACKED && blocks.contains(block);
+        (0..).zip(&self.starts).filter(|(_, block)| lies_there(block)).map(|(entry, _)| entry).collect()
+    }
+
     /// What lies in the pack from byte `start` on, in order, each with the byte where it begins there.
     pub(super) fn packed_from(&self, start: u64) -> impl Iterator<Item = (u64, PackedPart)> + '_ {
         let begin = |part: &PackedPart| u64::from(part.block) << self.block_bits;
@@ -245,6 +258,18 @@ mod tests {
         assert_eq!((layout.pack_bytes(), layout.device_blobs().len()), (4 * 512, 2));
         let packed: Vec<_> = layout.packed_from(1024).map(|(at, part)| (at, part.entry, part.from)).collect();
         assert_eq!(packed, [(1024, 3, 0), (1536, 5, (2 << 20) + 65536)]);
+    }
+
+    #[test]
+    fn packed_files_of_a_range_are_all_that_share_a_place_in_it() {
+        let manifest = manifest(&[700, 512, 700, 512]);
+        let mut layout = DataLayout::new(&manifest, SMALL_BLOCK_BITS).expect("it fits");
+        // As if the third file had the blob of the first.
+        layout.starts[3] = layout.starts[1];
+        assert_eq!(layout.packed_files(&[(0, 1)]), [1, 3]);
+        assert_eq!(layout.packed_files(&[(1024, 512)]), [2]);
+        assert_eq!(layout.packed_files(&[(512, 1), (5 * 512, 512)]), [1, 3, 4]);
+        assert!(layout.packed_files(&[]).is_empty());
     }
 
     #[test]

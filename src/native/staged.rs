@@ -145,16 +145,18 @@ impl NativeSnapshot {
         Ok(None)
     }
 
-    /// The files of which bytes lie in the block of `len` bytes at `start` of a device.
+    /// The files of which bytes lie in one of `ranges` of the device `key`, each its first byte and its length.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] when the manifest is.
-    pub fn files_at(&self, key: &Key, start: u64, len: u64) -> Result<Vec<u32>> {
+    pub fn files_at(&self, key: &Key, ranges: &[(u64, u64)]) -> Result<Vec<u32>> {
+        if ranges.is_empty() {
+            return Ok(Vec::new());
+        }
         if self.pack.as_ref().is_none_or(|pack| pack.manifest().key(0).ok() != Some(*key)) {
             return self.snapshot.files_of(key);
         }
-        let parts = self.layout.packed_from(start).take_while(|(begin, _)| *begin < start + len);
-        Ok(parts.map(|(_, part)| part.entry).collect())
+        Ok(self.layout.packed_files(ranges))
     }
 
     /// Says that neither it nor its pack are used any more.

@@ -89,10 +89,7 @@ impl NativeSuperblock {
                 (0..block::count(size)).filter(changed).map(range).collect()
             }
         };
-        let mut entries = BTreeSet::new();
-        for (start, len) in ranges {
-            entries.extend(self.native.files_at(key, start, len)?);
-        }
+        let entries = self.native.files_at(key, &ranges)?;
         let roots = self.roots()?;
         let (mut names, mut inodes) = (Vec::new(), BTreeSet::new());
         for entry in &entries {
