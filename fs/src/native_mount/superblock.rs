@@ -103,7 +103,7 @@ impl Superblocks {
     ) -> Result<Option<Arc<NativeSuperblock>>> {
         let image = Path::new(&mounted.source);
         let name = image.file_name().unwrap_or_default().to_string_lossy();
-        let is_its = image.parent() == Some(&self.images) && name.starts_with(&prefix(native, options));
+        let is_its = image.parent() == Some(&self.images) && is_image_of(&name, &prefix(native, options));
         if !mounted.is_native() || !is_its {
             return Ok(None);
         }
@@ -183,10 +183,10 @@ impl NativeSuperblock {
         mounted.is_native() && Path::new(&mounted.source) == self.image
     }
 
-    /// Another mount of it, if the name of its image begins with `prefix`; `None` where it is mounted nowhere any more.
+    /// Another mount of it, if its image is one [of](is_image_of) `prefix`; `None` where it is mounted nowhere any more.
     fn copy(&self, prefix: &str) -> Option<OwnedFd> {
         let name = self.image.file_name()?.to_str()?;
-        let mountpoints = if name.starts_with(prefix) { self.mountpoints() } else { Vec::new() };
+        let mountpoints = if is_image_of(name, prefix) { self.mountpoints() } else { Vec::new() };
         mountpoints.into_iter().find_map(|mountpoint| {
             let mounted =
                 mounts::at(&mountpoint).ok().flatten().filter(|mounted| self.is_shown_by(mounted))?;
@@ -222,6 +222,11 @@ fn prefix(native: &NativeSnapshot, options: &Options) -> String {
     format!("{id}-{tenant}-{uid}-{gid}-{}-", if options.allow_other { "all" } else { "owner" })
 }
 
+/// Whether `name` is that of an image whose [prefix] is `prefix`, and not a longer one: what follows has no dash, and a tenant may have.
+fn is_image_of(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rest| !rest.contains('-'))
+}
+
 /// A superblock over `image` and `devices`, mounted nowhere yet. `direct`: the page cache of the devices' files is not used, so
 /// that nothing is cached twice.
 fn create(image: &Path, devices: &[PathBuf], direct: bool) -> rustix::io::Result<OwnedFd> {
@@ -239,4 +244,18 @@ fn create(image: &Path, devices: &[PathBuf], direct: bool) -> rustix::io::Result
         | MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV;
     rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_of_a_tenant_that_is_named_like_a_prefix_is_another() {
+        let (one, other) = ("id-a-1-2-all-", "id-a-1-2-all-3-4-owner-");
+        assert!(is_image_of("id-a-1-2-all-x7Yz0Q.bdnfs", one));
+        assert!(is_image_of("id-a-1-2-all-3-4-owner-x7Yz0Q.bdnfs", other));
+        assert!(!is_image_of("id-a-1-2-all-3-4-owner-x7Yz0Q.bdnfs", one));
+        assert!(!is_image_of("id-a-1-2-all-x7Yz0Q.bdnfs", other));
+    }
 }
