@@ -33,6 +33,7 @@ use job_keys::is_filled;
 pub use job::{CheckpointingConfig, JobCommands, Unsupported, Variable, runs, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
 pub use mount::check_locations;
+pub use schema::check_label;
 pub use training_cache::{TrainingCache, is_cache_base, training_cache};
 
 const SOURCE: &str = "source";

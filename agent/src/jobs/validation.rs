@@ -4,9 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bdnfs::auth::load;
-use bdnfs::checkpoint;
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::source::weights::check_locations;
+use bdnfs::source::weights::{check_label, check_locations};
 use bdnfs::source::{SecretStore, Uri};
 
 use super::deployment::requests;
@@ -22,7 +21,7 @@ use crate::volumes::SCRATCH_PLACE;
 /// # Errors
 /// [`Kind::Invalid`], which names what is wrong; [`Kind::Refused`] for a secret that is nowhere.
 pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) -> Result<()> {
-    request.name.as_deref().map_or(Ok(()), |name| checkpoint::check_text("the name of the job", name))?;
+    request.name.as_deref().map_or(Ok(()), |name| check_label("the name of the job", name))?;
     request.training.check()?;
     check_commands(&request.start_commands)?;
     let places: Vec<_> = request.weights.iter().map(|weights| weights.mountpoint.as_path()).collect();

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::loading::cannot_load;
 use super::schema::{JobKey, Shape};
 use super::training_cache::is_cache_base;
-use Shape::{Any, Flag, Keys, List, Name, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
+use Shape::{Any, Flag, Keys, Label, List, Name, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
 
 const MACHINE_REASON: &str = "the commands run on this machine as it is";
 const WORKDIR_REASON: &str =
@@ -30,7 +30,7 @@ pub(super) const JOB: &[JobKey] = &[
     JobKey::optional("compute", Keys(COMPUTE)).ignored(MACHINE_REASON),
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
     JobKey::nullable("interactive_session", Keys(SESSION)).ignored("no session is opened"),
-    JobKey::nullable("name", Name).done(),
+    JobKey::nullable("name", Label).done(),
     JobKey::nullable("priority", Whole).ignored("jobs are admitted in the order in which they come"),
     JobKey::nullable("workspace", Keys(WORKSPACE)).ignored(WORKDIR_REASON),
     JobKey::optional("weights", Any).done(),
@@ -40,7 +40,7 @@ pub(super) const JOB: &[JobKey] = &[
 ];
 /// The same in a file of our own: what needs no platform.
 pub(super) static BDNFS_JOB_KEYS: &[JobKey] = &[
-    JobKey::nullable("name", Name).done(),
+    JobKey::nullable("name", Label).done(),
     JobKey::nullable("project", Name).done(),
     JobKey::nullable("team", Name).done(),
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
@@ -160,7 +160,7 @@ pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Text)];
 /// A `config.yaml`.
 pub(super) static CONFIG: &[JobKey] = &[
     JobKey::optional("weights", Any).done(),
-    JobKey::nullable("model_name", Name).done(),
+    JobKey::nullable("model_name", Label).done(),
     JobKey::optional("environment_variables", Scalars).done(),
     JobKey::optional("model_cache", Any).refused(is_filled, UNMOUNTED_REASON),
     JobKey::optional("hf_cache", Any).refused(is_filled, UNMOUNTED_REASON),

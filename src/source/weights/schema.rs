@@ -4,15 +4,21 @@ use serde_json::Value;
 
 use super::Rules;
 use crate::checkpoint::check_text;
+use crate::error::{Error, Kind, Result};
 use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::fields::{Fields, kind};
+
+/// The longest name of a job, in bytes: a line or two, where Linux takes 128 KiB in a variable.
+const MAX_LABEL_BYTES: usize = 4096;
 
 /// The values that a key may have.
 #[derive(Clone, Copy)]
 pub(super) enum Shape {
     Text,
-    /// The name of a job, a project or a team.
+    /// The name of a project or a team.
     Name,
+    /// A text that people are shown, see [`check_label`].
+    Label,
     Whole,
     Flag,
     /// One of these texts.
@@ -102,6 +108,21 @@ pub(super) fn check_keys(fields: &Fields<'_>, known: &[JobKey], rules: Rules, fo
     }
 }
 
+/// Makes sure that `text`, which is `what`, can be what a job is called: any text that its environment can hold.
+///
+/// # Errors
+/// [`Kind::Invalid`].
+pub fn check_label(what: &str, text: &str) -> Result<()> {
+    let wrong = if text.contains('\0') {
+        "contains a NUL, which no process can be given".to_owned()
+    } else if text.len() > MAX_LABEL_BYTES {
+        format!("is longer than {MAX_LABEL_BYTES} bytes")
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(Kind::Invalid, format!("{what} {wrong}")))
+}
+
 fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, found: &mut Diagnostics) {
     let expected = match (shape, value) {
         (Shape::Any, _)
@@ -111,6 +132,10 @@ fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, 
             // An empty one is none.
             let named = if text.is_empty() { Ok(()) } else { check_text("the name", text) };
             return named.unwrap_or_else(|error| found.reject(place, error.to_string()));
+        }
+        (Shape::Label, Value::String(text)) => {
+            return check_label("the name", text)
+                .unwrap_or_else(|error| found.reject(place, error.to_string()));
         }
         (Shape::Whole, Value::Number(number)) if number.is_i64() || number.is_u64() => return,
         (Shape::Word(words), Value::String(text)) if words.contains(&text.as_str()) => return,
@@ -147,7 +172,7 @@ fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, 
         (Shape::Word(words), Value::String(_)) => {
             return found.reject(place, format!("must be one of {}", words.join(", ")));
         }
-        (Shape::Text | Shape::Name | Shape::Word(_), _) => "a string",
+        (Shape::Text | Shape::Name | Shape::Label | Shape::Word(_), _) => "a string",
         (Shape::Whole, _) => "a whole number",
         (Shape::Flag, _) => "true or false",
         (Shape::Texts, _) => "a list of strings",

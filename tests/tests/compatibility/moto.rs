@@ -105,7 +105,8 @@ fn moto_checks_keys_and_gives_roles() {
     for (name, code) in [("nobody", "AccessDenied"), ("wrong", "SignatureDoesNotMatch")] {
         let line = machine.run(&["ls", "s3://bucket/model", "--secret", name]).fails(&[]);
         let said = format!(
-            "bdnfs: s3://bucket/model: the server answers 403 Forbidden, {code}; check the secret \"{name}\""
+            "bdnfs: s3://bucket/model: cannot list {}/bucket: the server answers 403 Forbidden, {code}; check the secret \"{name}\"",
+            moto.url.trim_end_matches('/')
         );
         assert_eq!(line, said);
     }

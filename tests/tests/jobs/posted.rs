@@ -70,7 +70,7 @@ fn job_posted_with_what_the_command_refuses_is_refused_at_once() {
     }
     let long = "n".repeat(5000);
     refused(&agent, json!({"name": long}), "the name of the job");
-    refused(&agent, json!({"name": "a\nb"}), "the name of the job");
+    refused(&agent, json!({"name": "a\0b"}), "the name of the job");
     refused(&agent, json!({"training": {"project": long}}), "the name of a project");
     refused(&agent, json!({"training": {"team": long}}), "the name of a team");
     assert!(agent.get("/v1/jobs").json()["jobs"].as_array().unwrap().is_empty());

@@ -29,7 +29,7 @@ pub async fn run(args: JobListArgs) -> Result<()> {
         let created = text::minute(job.created.timestamp());
         vec![
             job.id.to_string(),
-            job.name.clone().unwrap_or_default(),
+            text::printable(job.name.as_deref().unwrap_or_default().as_bytes()),
             show::format_state(&job),
             created,
             sources.join(" "),
