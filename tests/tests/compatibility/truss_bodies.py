@@ -189,8 +189,7 @@ def cannot_load(job):
 
 def refused(job):
     """What the job asks for that is not here."""
-    asked = ["runtime.checkpointing_config"] * is_enabled(job, "checkpointing_config")
-    asked += ["runtime.load_checkpoint_config"] * cannot_load(job)
+    asked = ["runtime.load_checkpoint_config"] * cannot_load(job)
     return asked + ["compute.node_count"] * (job["compute"]["node_count"] != 1)
 
 
@@ -207,8 +206,9 @@ def job(generator, known):
     credentials = any(weights["auth"] or weights["auth_secret_name"] for weights in inner["weights"])
     wrong = misspell(inner, known, generator.random)
     asked = refused(inner)
-    # There are no checkpoints to load.
-    can_run = not asked and not credentials and not is_enabled(inner, "load_checkpoint_config") and inner["runtime"]["start_commands"] != []
+    # Checkpoints are saved into a mirror, and read from it; these jobs run without one.
+    saves = is_enabled(inner, "checkpointing_config") or is_enabled(inner, "load_checkpoint_config")
+    can_run = not asked and not credentials and not saves and inner["runtime"]["start_commands"] != []
     return {"body": body, "refused": asked, "can_run": can_run, "misspelt": wrong}
 
 
