@@ -35,11 +35,11 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     if saved.is_some() && request.direct {
         return invalid("checkpoints are saved in a mirror; leave out --no-mirror".to_owned());
     }
+    job_caches::check(request)?;
     let caches = request.cache.as_ref().map_or_else(Vec::new, TrainingCache::places);
     let caches = caches.iter().map(PathBuf::as_path);
     let places: Vec<_> = places.into_iter().chain(own).chain(caches).collect();
     check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
-    job_caches::check(request)?;
     check_workdir(&request.workdir, &places)?;
     for mount in &requests(mounter, request, |number| request.weights[number].mountpoint.clone())? {
         mounter.check(mount).map_err(|e| {
