@@ -22,6 +22,19 @@ use crate::source::{HUB_DEFAULT_REVISION, TreeLayout, Uri};
 /// Git's id of the empty file, of which a manifest keeps no version.
 const EMPTY_GIT_ID: &str = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391";
 
+/// The most that a view may have: it is built in memory, and how large it gets is up to whoever made the repository. The Hub
+/// advises against more than 100,000 files in one, each of which is two entries here.
+const VIEW_LIMITS: ViewLimits = ViewLimits { entries: 1_000_000, path_bytes: 256 << 20 };
+
+/// The limits of a view.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ViewLimits {
+    /// How many entries it may have.
+    pub entries: usize,
+    /// How many bytes their paths, and what links lead to, may have in all.
+    pub path_bytes: usize,
+}
+
 /// A repository of the Hub at a commit, as its library names it in a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubCache {
@@ -60,9 +73,15 @@ impl HubCache {
     /// which is its version, too.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] when the manifest is, [`Kind::Invalid`] for a file without an id of the Hub.
+    /// [`Kind::Corrupt`] when the manifest is, [`Kind::Invalid`] for a file without an id of the Hub, [`Kind::Unsupported`] for a
+    /// repository that is too large.
     pub fn view(&self, base: &Arc<Manifest>) -> Result<Manifest> {
-        let mut tree = Tree { root: base.entry(0)?.mtime, nodes: BTreeMap::new() };
+        self.view_within(base, VIEW_LIMITS)
+    }
+
+    /// The same, with other limits.
+    pub(super) fn view_within(&self, base: &Arc<Manifest>, limits: ViewLimits) -> Result<Manifest> {
+        let mut tree = Tree { root: base.entry(0)?.mtime, nodes: BTreeMap::new(), path_bytes: 0, limits };
         tree.put(b"", Leaf::Directory)?;
         let content = Slice { blob: base.blobs(), offset: 0, len: self.commit.len() as u64 };
         for reference in &self.references {
@@ -148,6 +167,9 @@ struct Tree {
     /// The time of all that is made here.
     root: (i64, u32),
     nodes: BTreeMap<(u16, Vec<u8>), Leaf>,
+    /// The bytes of all paths and links, counted again for each that was replaced.
+    path_bytes: usize,
+    limits: ViewLimits,
 }
 
 impl Tree {
@@ -159,11 +181,27 @@ impl Tree {
         }
         let key = row::key(path);
         for (end, _) in key.iter().enumerate().filter(|(_, byte)| **byte == 0) {
-            let above = &key[..end];
-            self.nodes.entry((row::depth(above), above.to_vec())).or_insert(Leaf::Directory);
+            let above = (row::depth(&key[..end]), key[..end].to_vec());
+            if !self.nodes.contains_key(&above) {
+                self.insert(above, Leaf::Directory)?;
+            }
         }
-        self.nodes.insert((row::depth(&key), key), leaf);
-        Ok(())
+        self.insert((row::depth(&key), key), leaf)
+    }
+
+    fn insert(&mut self, key: (u16, Vec<u8>), leaf: Leaf) -> Result<()> {
+        let target = if let Leaf::Symlink(target) = &leaf { target.len() } else { 0 };
+        self.path_bytes += key.1.len() + target;
+        self.nodes.insert(key, leaf);
+        let ViewLimits { entries, path_bytes } = self.limits;
+        if self.nodes.len() <= entries && self.path_bytes <= path_bytes {
+            return Ok(());
+        }
+        let text = format!(
+            "the repository is too large for the layout hf-cache, which has at most {entries} entries with {path_bytes} bytes of \
+             paths: leave the layout out"
+        );
+        Err(Error::new(Kind::Unsupported, text))
     }
 
     /// The entries, numbered: the children of each directory follow those of the one before it.

@@ -17,12 +17,16 @@ use bdnfs::task::blocking;
 use bdnfs::tier::lazy_origin::OriginOpener;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
+use tokio::sync::Semaphore;
 
 use super::checkpoint_source;
 use super::history::{PastSnapshot, SourceHistory};
 use super::record::MountRecord;
 use crate::api::{ApiResult, Failure, MountRequest};
 use crate::{mirror, text};
+
+/// Lets one view be built at a time: each may take hundreds of megabytes.
+static VIEW_BUILD: Semaphore = Semaphore::const_new(1);
 
 /// The snapshot of a request.
 pub struct ResolvedSnapshot {
@@ -57,7 +61,13 @@ async fn arrange(
     let Some(TreeLayout::HfCache) = request.weights.layout else { return Ok(()) };
     let cache = HubCache::new(&request.weights.source.expose().parse()?, &resolved.parse()?)?;
     let (engine, snapshot) = (engine.clone(), Arc::clone(snapshot));
-    blocking(move || engine.show_as_hub_cache(&snapshot, &cache)).await
+    let permit = VIEW_BUILD.acquire().await;
+    blocking(move || {
+        // Held until it is built, even when nobody waits any more.
+        let _permit = permit;
+        engine.show_as_hub_cache(&snapshot, &cache)
+    })
+    .await
 }
 
 /// The same, as its origin has it.

@@ -1,6 +1,7 @@
 //! Repositories of the Hub, as its library keeps them.
 
 use super::*;
+use crate::manifest::hub_cache::ViewLimits;
 use crate::source::Uri;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -135,4 +136,20 @@ fn hub_cache_view_names_what_it_is_asked_for() {
 fn hub_cache_view_of_what_has_no_id_is_refused() {
     let error = view("hf://owner/name", &base(&[("x", 2, "not-an-id")])).expect_err("no id");
     assert!(error.to_string().contains("no id of the Hub"), "{error}");
+}
+
+#[test]
+fn hub_cache_view_above_its_limits_is_refused() {
+    let base = base(&[("a/b/c", 2, CONFIG), ("d", 9, &"cd".repeat(32))]);
+    let uri = |text: &str| text.parse::<Uri>().expect("a URI");
+    let cache = HubCache::new(&uri("hf://owner/name"), &uri(&source())).expect("named");
+    let whole = cache.view(&base).expect("shown").entries() as usize;
+    let within = |entries, path_bytes| cache.view_within(&base, ViewLimits { entries, path_bytes });
+    assert_eq!(within(whole, 9999).expect("as many as there are").entries() as usize, whole);
+    for (entries, path_bytes) in [(whole - 1, 9999), (whole, 99)] {
+        let error = within(entries, path_bytes).expect_err("too many");
+        assert_eq!(error.kind(), Kind::Unsupported);
+        let named = format!("at most {entries} entries with {path_bytes} bytes");
+        assert!(error.to_string().contains(&named), "{error}");
+    }
 }
