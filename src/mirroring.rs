@@ -215,7 +215,7 @@ impl MirrorRun<'_> {
             took: listed.began.elapsed().as_secs_f64(),
             tool: env!("CARGO_PKG_VERSION").into(),
         };
-        let found = self.mirror.publish(&ours).await?;
+        let found = self.mirror.publish(&ours, Some(self.lease)).await?;
         let new = found == ours;
         Ok(self.outcome(found, new, listed.notes, repaired))
     }

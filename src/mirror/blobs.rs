@@ -134,7 +134,7 @@ impl Mirror {
     /// Makes the record of a blob that is there, and returns the valid one: another run's, if that was faster.
     async fn create_record(&self, record: MirrorRecord) -> Result<MirrorRecord> {
         let key = self.key(ObjectKind::Records, &record.digest);
-        if self.create(&key, record.encode().into()).await? {
+        if self.create(&key, record.encode().into(), None).await? {
             return Ok(record);
         }
         let got = self.get(&key).await?;

@@ -13,7 +13,7 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::keys::ObjectKind;
-use super::lease::Purpose;
+use super::lease::{MirrorLease, Purpose};
 use super::{Mirror, checked_json, damaged};
 use crate::digest::{Digest, hex};
 use crate::error::{Error, Kind, Result};
@@ -174,19 +174,28 @@ impl Mirror {
     /// Makes `next` the generation after `generation`; false when somebody else has made another.
     ///
     /// # Errors
-    /// Those of the store.
-    pub(super) async fn create_generation(&self, generation: u64, next: &Ref) -> Result<bool> {
+    /// Those of the store and, in an exclusive mirror, of [`MirrorLease::now`].
+    async fn create_generation(
+        &self,
+        generation: u64,
+        next: &Ref,
+        lease: Option<&MirrorLease>,
+    ) -> Result<bool> {
         let text = checked_json::write(next)
             .map_err(|e| Error::with(Kind::Invalid, format!("{} can't be a ref", next.source), e))?;
-        self.create(&self.generation_key(&next.key(), generation + 1), text.into()).await
+        self.create(&self.generation_key(&next.key(), generation + 1), text.into(), lease).await
     }
 
     /// Makes `ours` what its source is mirrored as, unless that was listed later already. Answers with what it is
-    /// mirrored as from now on.
+    /// mirrored as from now on. Where there is a `lease`, it must still be held.
     ///
     /// # Errors
-    /// Those of the store.
-    pub async fn publish(&self, ours: &Ref) -> Result<Ref> {
+    /// Those of the store and of [`MirrorLease::now`].
+    pub async fn publish(&self, ours: &Ref, lease: Option<&MirrorLease>) -> Result<Ref> {
+        if let Some(lease) = lease {
+            // What has lapsed kept no collector from deleting what the ref reaches.
+            lease.now().await?;
+        }
         for _ in 0..MAX_ATTEMPTS {
             let latest = self.latest(&ours.key()).await?;
             if let Ok(Some(theirs)) = latest.found
@@ -195,7 +204,7 @@ impl Mirror {
             {
                 return Ok(theirs);
             }
-            if self.create_generation(latest.generation, ours).await? {
+            if self.create_generation(latest.generation, ours, lease).await? {
                 return Ok(ours.clone());
             }
         }
@@ -211,20 +220,21 @@ impl Mirror {
     /// [`Kind::NotFound`] when there is no such ref, [`Kind::Busy`] when it was replaced meanwhile; those of the store.
     pub async fn remove(&self, key: &Digest) -> Result<Ref> {
         if !self.is_exclusive() {
-            return self.remove_latest(key).await;
+            return self.remove_latest(key, None).await;
         }
         let lease = self.lease(Purpose::Add).await?;
-        let removed = self.remove_latest(key).await;
+        let removed = self.remove_latest(key, Some(&lease)).await;
         lease.release().await;
         removed
     }
 
-    async fn remove_latest(&self, key: &Digest) -> Result<Ref> {
+    async fn remove_latest(&self, key: &Digest, lease: Option<&MirrorLease>) -> Result<Ref> {
         let latest = self.latest(key).await?;
         let Some(found) = latest.found?.filter(|found| !found.removed) else {
             return Err(Error::new(Kind::NotFound, format!("no such source in the mirror {}", self.name)));
         };
-        if self.create_generation(latest.generation, &Ref { removed: true, ..found.clone() }).await? {
+        let removed = Ref { removed: true, ..found.clone() };
+        if self.create_generation(latest.generation, &removed, lease).await? {
             return Ok(found);
         }
         Err(Error::new(

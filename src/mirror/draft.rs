@@ -137,7 +137,7 @@ impl Mirror {
         let Some((found, mut state)) = best else { return Ok(None) };
         state.holder = lease.name().to_owned();
         let key = self.journal_key(recipe, &found.id, found.turn + 1);
-        if !self.create(&key, state.encode(recipe).into()).await? {
+        if !self.create(&key, state.encode(recipe).into(), Some(lease)).await? {
             return Ok(None);
         }
         self.delete(&found.key).await?;

@@ -126,8 +126,8 @@ impl Mirror {
         }
         let (key, text) =
             (Path::from("format.json"), format!("{{\"format\":\"bdnfs mirror\",\"version\":{VERSION}}}\n"));
-        self.create(&key, text.clone().into()).await?;
-        if self.create(&key, text.into()).await? {
+        self.create(&key, text.clone().into(), None).await?;
+        if self.create(&key, text.into(), None).await? {
             self.delete(&key).await?;
             return Err(self.no_conditional_writes(&key));
         }

@@ -4,8 +4,7 @@
 //! lapses; on the machine where its holder was killed, at once. All times are the store's own, so no two clocks need to
 //! agree.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
@@ -13,7 +12,7 @@ use futures_util::TryStreamExt;
 use object_store::path::Path;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::keys::{ObjectKind, random_id};
 use super::{Mirror, process_id};
@@ -52,9 +51,31 @@ pub struct MirrorLease {
     mirror: Mirror,
     key: Path,
     began: DateTime<Utc>,
-    lapsed: Arc<AtomicBool>,
+    term: Arc<Mutex<LeaseTerm>>,
     held: Option<oneshot::Sender<()>>,
     beating: Option<JoinHandle<()>>,
+}
+
+/// Whether a lease was renewed in time, by the store's clock: the one by which others judge it, and which does not stand still
+/// while this machine sleeps.
+#[derive(Debug)]
+struct LeaseTerm {
+    renewed: DateTime<Utc>,
+    lapsed: bool,
+}
+
+impl LeaseTerm {
+    /// Notes that the lease was renewed at the time `now` of the store. False when it had lapsed before.
+    fn renew(&mut self, now: DateTime<Utc>) -> bool {
+        self.lapsed |= !is_unexpired(self.renewed, now);
+        self.renewed = self.renewed.max(now);
+        !self.lapsed
+    }
+}
+
+/// Whether a lease that was last renewed at the time `renewed` of the store is unexpired at its time `now`.
+fn is_unexpired(renewed: DateTime<Utc>, now: DateTime<Utc>) -> bool {
+    renewed + TimeDelta::from_std(LEASE_TTL).unwrap_or_default() > now
 }
 
 /// A lease as listed in the mirror, of this or another process.
@@ -73,8 +94,7 @@ pub(super) struct LeaseEntry {
 impl LeaseEntry {
     /// Whether the lease is unexpired at the time `now` of the store.
     pub(super) fn is_live(&self, now: DateTime<Utc>) -> bool {
-        self.renewed + TimeDelta::from_std(LEASE_TTL).unwrap_or_default() > now
-            && !process_id::is_gone(&self.holder)
+        is_unexpired(self.renewed, now) && !process_id::is_gone(&self.holder)
     }
 }
 
@@ -92,7 +112,7 @@ impl Mirror {
         let key = self.tenant_key(&format!("{}/{name}-{}", ObjectKind::Leases.name(), random_id()));
         let began = self.renew(&key, None).await?;
         // From now on the lease itself says when it began.
-        self.renew(&key, Some(began)).await?;
+        let renewed = self.renew(&key, Some(began)).await?;
         if self.is_exclusive()
             && purpose.writes()
             && let Err(error) = self.ensure_sole_writer(&key, began).await
@@ -101,10 +121,10 @@ impl Mirror {
             return Err(error);
         }
         let (held, released) = oneshot::channel();
-        let lapsed = Arc::new(AtomicBool::new(false));
-        let renew = renew(self.clone(), key.clone(), began, lapsed.clone(), released);
+        let term = Arc::new(Mutex::new(LeaseTerm { renewed, lapsed: false }));
+        let renew = renew(self.clone(), key.clone(), began, term.clone(), released);
         let beating = Some(tokio::spawn(renew));
-        Ok(MirrorLease { mirror: self.clone(), key, began, lapsed, held: Some(held), beating })
+        Ok(MirrorLease { mirror: self.clone(), key, began, term, held: Some(held), beating })
     }
 
     /// Makes sure that nobody but who has the lease `own` writes to an exclusive mirror. Of two who begin at once, each may be
@@ -183,7 +203,7 @@ impl MirrorLease {
     /// [`Kind::Unavailable`] when it has lapsed meanwhile; those of the store.
     pub async fn now(&self) -> Result<DateTime<Utc>> {
         let now = self.mirror.renew(&self.key, Some(self.began)).await?;
-        if self.lapsed.load(Ordering::Relaxed) {
+        if !self.term.lock().unwrap_or_else(PoisonError::into_inner).renew(now) {
             let text = format!(
                 "the lease {} could not be renewed for {LEASE_TTL:?}; try again: what was copied is kept",
                 self.mirror.url_of(&self.key)
@@ -208,17 +228,12 @@ async fn renew(
     mirror: Mirror,
     key: Path,
     began: DateTime<Utc>,
-    lapsed: Arc<AtomicBool>,
+    term: Arc<Mutex<LeaseTerm>>,
     mut released: oneshot::Receiver<()>,
 ) {
-    let mut last = Instant::now();
     while timeout(RENEW_INTERVAL, &mut released).await.is_err() {
-        let renewed = mirror.renew(&key, Some(began)).await;
-        if last.elapsed() >= LEASE_TTL {
-            lapsed.store(true, Ordering::Relaxed);
-        }
-        match renewed {
-            Ok(_) => last = Instant::now(),
+        match mirror.renew(&key, Some(began)).await {
+            Ok(now) => _ = term.lock().unwrap_or_else(PoisonError::into_inner).renew(now),
             Err(error) => tracing::warn!(%error, "a lease of the mirror could not be renewed"),
         }
     }
@@ -242,5 +257,68 @@ impl MirrorLease {
             }
             sleep(Duration::from_secs(1)).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::path::Path;
+
+    use super::*;
+    use crate::mirror::catalog::Ref;
+    use crate::source::{Access, Uri};
+
+    fn listed(at: DateTime<Utc>, source: &str) -> Ref {
+        Ref {
+            source: source.into(),
+            identity: source.into(),
+            resolved: source.into(),
+            allow: None,
+            ignore: Vec::new(),
+            removed: false,
+            manifest: Digest::of(at.to_rfc3339().as_bytes()),
+            listing: Digest::of(b""),
+            files: 0,
+            bytes: 0,
+            blobs: 0,
+            stored: 0,
+            listed: at,
+            took: 0.0,
+            tool: String::new(),
+        }
+    }
+
+    /// Makes it as if the lease had last been renewed longer ago than it lasts, as of a machine that slept.
+    fn let_lapse(lease: &MirrorLease, directory: &Path) {
+        lease.term.lock().expect("a term").renewed -= TimeDelta::from_std(LEASE_TTL).expect("minutes");
+        let object =
+            File::options().write(true).open(directory.join(lease.key.as_ref())).expect("its object");
+        let then = object.metadata().and_then(|meta| meta.modified()).expect("a time") - LEASE_TTL;
+        object.set_modified(then).expect("dated back");
+    }
+
+    #[tokio::test]
+    async fn lapsed_lease_in_exclusive_mirror_changes_no_ref_after_another_writer() {
+        let directory = tempfile::tempdir().expect("directory");
+        let uri = Uri::File(directory.path().to_owned());
+        let mirror = Mirror::open(&uri, &Access::default(), "t", std::env::temp_dir()).expect("a directory");
+        assert!(mirror.init_exclusive().await.expect("made"));
+        let first = mirror.lease(Purpose::Add).await.expect("leased");
+        assert_eq!(mirror.lease(Purpose::Add).await.expect_err("one at a time").kind(), Kind::Busy);
+        let now = first.now().await.expect("held");
+        let_lapse(&first, directory.path());
+        let second = mirror.lease(Purpose::Add).await.expect("the first has lapsed");
+        let theirs = mirror.publish(&listed(now, "s3://b"), Some(&second)).await.expect("published");
+        let later = now + TimeDelta::seconds(1);
+        for source in ["s3://b", "s3://new"] {
+            let error = mirror.publish(&listed(later, source), Some(&first)).await.expect_err("lapsed");
+            assert!(error.kind() == Kind::Unavailable && error.to_string().contains("try again"), "{error}");
+        }
+        assert_eq!(mirror.refs().await.expect("listed").len(), 1);
+        assert_eq!(mirror.find(&theirs.key()).await.expect("found"), Some(theirs));
+        // It stays so, however often it is renewed.
+        first.now().await.expect_err("lapsed");
+        second.now().await.expect("held");
     }
 }

@@ -10,6 +10,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use super::Mirror;
+use super::lease::MirrorLease;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{code_of, explain_transport};
 
@@ -47,14 +48,22 @@ impl Mirror {
     }
 
     /// Writes the object at `key` unless there is one; false when there is. In an exclusive mirror the writer's lease keeps others
-    /// from doing the same.
-    pub(super) async fn create(&self, key: &Path, payload: PutPayload) -> Result<bool> {
+    /// from doing the same: `lease`, where it is given, must still be held once nothing was found there.
+    pub(super) async fn create(
+        &self,
+        key: &Path,
+        payload: PutPayload,
+        lease: Option<&MirrorLease>,
+    ) -> Result<bool> {
         if self.is_exclusive() {
-            let missing = self.head(key).await?.is_none();
-            if missing {
-                self.put(key, payload).await?;
+            if self.head(key).await?.is_some() {
+                return Ok(false);
             }
-            return Ok(missing);
+            if let Some(lease) = lease {
+                lease.now().await?;
+            }
+            self.put(key, payload).await?;
+            return Ok(true);
         }
         match self.store.objects.put_opts(key, payload, PutMode::Create.into()).await {
             Ok(_) => Ok(true),
