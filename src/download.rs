@@ -1,9 +1,10 @@
 //! Downloads: copies what a mirror has of a source into a directory, without a mount or a cache.
 //!
-//! The content is written beside the directory, under a name that ends in `.partial`, which takes the directory's name when all
-//! of it is there: a directory is whole, or not there. Every block is verified before it is written. Large files that a
+//! The content is written beside the directory, under a name with the snapshot's digest that ends in `.partial`, which takes the
+//! directory's name when all of it is there: a directory is whole, or not there. Every block is verified before it is written. Large files that a
 //! download left unfinished are verified block by block by the next one, which fetches what they lack.
 
+mod partial_directory;
 mod partial_tree;
 mod small_file;
 
@@ -19,6 +20,7 @@ use crate::block::{self, Arrival};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::{FetchScope, Ladder};
+use crate::manifest::Manifest;
 use crate::mirror::Mirror;
 use crate::mirror::lease::Purpose;
 use crate::stage::Progress;
@@ -27,6 +29,7 @@ use crate::tier::Urgency;
 
 use partial_tree::PartialTree;
 
+pub use partial_directory::PartialDirectory;
 pub use small_file::read_small_file;
 
 /// How many blocks one request asks for: as many as the largest request of a mount.
@@ -73,10 +76,9 @@ pub async fn download(
 ) -> Result<()> {
     // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
     let lease = mirror.lease(Purpose::Serve(*id)).await.ok();
-    let missing = || Error::new(Kind::NotFound, format!("the mirror has no manifest {id}"));
-    let manifest = Arc::new(mirror.manifest(id).await?.ok_or_else(missing)?);
-    let (listed, place) = (Arc::clone(&manifest), directory.to_owned());
-    let tree = Arc::new(blocking(move || PartialTree::create(listed, &place)).await?);
+    let manifest = Arc::new(find_manifest(mirror, id).await?);
+    let (listed, id, place) = (Arc::clone(&manifest), *id, directory.to_owned());
+    let tree = Arc::new(blocking(move || PartialTree::create(listed, &id, &place)).await?);
     progress.files.fetch_add(manifest.files(), Relaxed);
     progress.bytes.fetch_add(manifest.bytes(), Relaxed);
     let ladder = Ladder::new(vec![Arc::new(mirror.clone())], Arc::default(), Arc::default());
@@ -90,6 +92,26 @@ pub async fn download(
         lease.release().await;
     }
     Ok(())
+}
+
+/// Counts the snapshot `id` of `mirror` as found: an earlier run has downloaded it whole.
+///
+/// # Errors
+/// [`Kind::NotFound`] for a snapshot that is not there; those of the store.
+pub async fn count_found(mirror: &Mirror, id: &Digest, progress: &DownloadProgress) -> Result<()> {
+    let manifest = find_manifest(mirror, id).await?;
+    for files in [&progress.files, &progress.files_done] {
+        files.fetch_add(manifest.files(), Relaxed);
+    }
+    for bytes in [&progress.bytes, &progress.bytes_done, &progress.bytes_found] {
+        bytes.fetch_add(manifest.bytes(), Relaxed);
+    }
+    Ok(())
+}
+
+async fn find_manifest(mirror: &Mirror, id: &Digest) -> Result<Manifest> {
+    let missing = || Error::new(Kind::NotFound, format!("the mirror has no manifest {id}"));
+    mirror.manifest(id).await?.ok_or_else(missing)
 }
 
 /// Blocks that one request asks for.

@@ -12,43 +12,28 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
+use super::PartialDirectory;
 use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK, Verified};
-use crate::error::{Error, Kind, Result};
+use crate::digest::Digest;
+use crate::error::{Error, Result};
 use crate::manifest::{Manifest, Node, Slice};
-
-/// What is added to the name of a directory that is not whole.
-const PARTIAL_SUFFIX: &str = ".partial";
 
 /// The files of a snapshot on their way into a directory.
 #[derive(Debug)]
 pub(super) struct PartialTree {
     manifest: Arc<Manifest>,
-    /// Where it is to be.
-    directory: PathBuf,
-    /// Where it is meanwhile.
-    partial: PathBuf,
+    place: PartialDirectory,
     /// The files that are slices of each blob.
     files: HashMap<u32, Vec<(u32, Slice)>>,
 }
 
 impl PartialTree {
-    /// Makes the directories of a tree that becomes `directory`, or goes on with those that another run has left.
-    pub(super) fn create(manifest: Arc<Manifest>, directory: &Path) -> Result<Self> {
-        let mut name = directory.as_os_str().to_owned();
-        name.push(PARTIAL_SUFFIX);
-        let partial = PathBuf::from(name);
-        check_target(directory)?;
-        let failed = |e| Error::disk(format!("cannot create {}", partial.display()), e);
-        if let Err(error) = DirBuilder::new().mode(0o700).create(&partial) {
-            // Nobody else may have put links into it.
-            let found = partial.symlink_metadata().map_err(failed)?;
-            let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
-            if error.kind() != ErrorKind::AlreadyExists || !is_own || found.mode() & 0o077 != 0 {
-                return Err(failed(error));
-            }
-        }
-        let mut tree = Self { manifest, directory: directory.to_owned(), partial, files: HashMap::new() };
+    /// Makes the directories of the tree of the snapshot `id`, whose manifest it is, that becomes `directory`; or goes on with those
+    /// that another run has left of it.
+    pub(super) fn create(manifest: Arc<Manifest>, id: &Digest, directory: &Path) -> Result<Self> {
+        let place = PartialDirectory::create(directory, id)?;
+        let mut tree = Self { manifest, place, files: HashMap::new() };
         for index in 0..tree.manifest.entries() {
             match tree.manifest.entry(index)?.node {
                 Node::File(slice) => {
@@ -155,16 +140,14 @@ impl PartialTree {
             // A time that the disk can't have is no reason to fail.
             let _ = time(entry.mtime).map(|time| file.set_modified(time));
         }
-        fs::rename(&self.partial, &self.directory).map_err(|e| {
-            let (partial, directory) = (self.partial.display(), self.directory.display());
-            Error::disk(format!("cannot rename {partial} to {directory}"), e)
-        })
+        self.place.finish()
     }
 
     /// Where entry `index` lies meanwhile. Names in a manifest hold no slash and are no dots.
     fn path(&self, index: u32) -> Result<PathBuf> {
         let below = self.manifest.path(index)?;
-        Ok(if below.is_empty() { self.partial.clone() } else { self.partial.join(OsStr::from_bytes(&below)) })
+        let root = self.place.path();
+        Ok(if below.is_empty() { root.to_owned() } else { root.join(OsStr::from_bytes(&below)) })
     }
 }
 
@@ -175,21 +158,6 @@ struct FilePart {
     offset: u64,
     /// Where the part lies in the blob.
     range: std::ops::Range<u64>,
-}
-
-/// Refuses a directory that holds anything.
-fn check_target(directory: &Path) -> Result<()> {
-    let is_empty = fs::read_dir(directory).map(|mut entries| entries.next().is_none());
-    match is_empty {
-        Ok(true) => Ok(()),
-        Ok(false) => {
-            let text =
-                format!("{} is not empty; name a directory that is empty or missing", directory.display());
-            Err(Error::new(Kind::Invalid, text))
-        }
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(Error::disk(format!("cannot use {}", directory.display()), e)),
-    }
 }
 
 /// Opens a file for writing, and never what a link leads to.

@@ -11,7 +11,7 @@ use object_store::path::{Path, PathPart};
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
-use super::catalog::source_key;
+use super::catalog::{Ref, source_key};
 use super::checked_json;
 use super::keys::ObjectKind;
 use crate::checkpoint::{CheckpointId, SavedCheckpoint};
@@ -87,6 +87,15 @@ impl Mirror {
             return Err(fault(format!("it is that of {}", entry.saved.id)));
         }
         Ok(Some(entry.saved))
+    }
+
+    /// What a saved checkpoint is mirrored as now: its entry may be of an earlier generation.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] when it was removed; those of [`find`](Self::find).
+    pub async fn checkpoint_ref(&self, id: &CheckpointId) -> Result<Ref> {
+        let removed = || Error::new(Kind::NotFound, format!("{id} was removed"));
+        self.find(&checkpoint_key(id)).await?.ok_or_else(removed)
     }
 
     /// The checkpoints of `project`, and there of `job`, or all; damaged entries as the errors that they are. In the order

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::checkpoint_key;
 use crate::checkpoint::group::{CheckpointGroup, group};
 use crate::checkpoint::{CheckpointSelector, SavedCheckpoint};
 use crate::error::{Error, Kind, Result};
@@ -66,8 +65,7 @@ impl Mirror {
             );
             return Err(Error::new(Kind::NotFound, text));
         };
-        let removed = || Error::new(Kind::NotFound, format!("{} was removed", saved.id));
-        let found = self.find(&checkpoint_key(&saved.id)).await?.ok_or_else(removed)?;
+        let found = self.checkpoint_ref(&saved.id).await?;
         Ok(ChosenCheckpoint { group: group.clone(), saved, found })
     }
 

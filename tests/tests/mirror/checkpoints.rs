@@ -147,6 +147,74 @@ fn blob_of(env: &TestEnv, len: u64) -> PathBuf {
     all.find(|blob| blob.metadata().unwrap().len() == len).expect("a blob of this length")
 }
 
+/// The unfinished directory that becomes `directory`.
+fn partial(directory: &Path) -> PathBuf {
+    let beside = fs::read_dir(directory.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    let mut partial = beside.filter(|path| path.extension().is_some_and(|end| end == "partial"));
+    let found = partial.next().expect("an unfinished directory");
+    assert!(partial.next().is_none() && found.to_str().unwrap().starts_with(directory.to_str().unwrap()));
+    found
+}
+
+/// Changes a byte of the blob of `len` bytes, and answers with what puts it right.
+fn damage_blob(env: &TestEnv, len: u64) -> impl FnOnce() + use<> {
+    let blob = blob_of(env, len);
+    let right = fs::read(&blob).unwrap();
+    let mut wrong = right.clone();
+    wrong[len as usize / 2] ^= 1;
+    fs::write(&blob, wrong).unwrap();
+    move || fs::write(&blob, right).unwrap()
+}
+
+#[test]
+fn checkpoint_get_of_a_checkpoint_saved_anew_has_nothing_of_the_earlier_attempt() {
+    let env = env();
+    let tree = env.machine.directory("tree");
+    write_file(&tree, "earlier.bin", 7 << 20);
+    write_file(&tree, "bad.bin", 5 << 20);
+    push(&env, &tree, "llama", "job1", &["--name", "step-5"]);
+    let _never = damage_blob(&env, 5 << 20);
+    let out = env.machine.directory("out").join("step-5");
+    assert_eq!(get(&env, "bt://llama", &out, &[]).code, Some(1));
+    let entry = env.bucket().with_file_name("mirror/tenants/default/checkpoints/llama/job1/step-5/0");
+    let earlier = fs::read(&entry).unwrap();
+    fs::remove_file(tree.join("earlier.bin")).unwrap();
+    fs::remove_file(tree.join("bad.bin")).unwrap();
+    write_file(&tree, "later.bin", 3 << 20);
+    push(&env, &tree, "llama", "job1", &["--name", "step-5"]);
+    // An entry is written after its ref, which alone says what the checkpoint is.
+    fs::write(&entry, earlier).unwrap();
+    get(&env, "bt://llama", &out, &[]).succeeds();
+    assert_same_tree(&tree, &out);
+}
+
+#[test]
+fn checkpoint_get_of_all_ranks_resumes_where_a_rank_failed() {
+    let env = env();
+    let [first, second] = ["first", "second"].map(|name| env.machine.directory(name));
+    write_file(&first, "a.bin", 7 << 20);
+    write_file(&second, "b.bin", 5 << 20);
+    push(&env, &first, "llama", "job1", &["--name", "step-5"]);
+    push(&env, &second, "llama", "job1", &["--name", "step-5", "--rank", "1"]);
+    let repair = damage_blob(&env, 5 << 20);
+    let out = env.machine.directory("out").join("step-5");
+    let words = ["cannot download bt://llama@job1/step-5?rank=1", "does not hash to its check value"];
+    let damaged = get(&env, "bt://llama", &out, &["--all-ranks"]);
+    assert!(
+        damaged.code == Some(1) && words.iter().all(|word| damaged.err.contains(word)),
+        "{}",
+        damaged.err
+    );
+    assert!(!out.exists() && partial(&out).join("rank-0/a.bin").exists());
+    repair();
+    let got = json(&get(&env, "bt://llama", &out, &["--all-ranks", "--json"]).succeeds());
+    assert!(got["found"].as_u64() >= Some(7 << 20) && got["bytes"] == 12 << 20, "{got}");
+    assert_same_tree(&first, &out.join("rank-0"));
+    assert_same_tree(&second, &out.join("rank-1"));
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 2);
+    get(&env, "bt://llama", &out, &["--all-ranks"]).fails(&["is not empty"]);
+}
+
 #[test]
 fn checkpoint_get_makes_the_directory_that_was_saved() {
     let env = env();
@@ -196,7 +264,7 @@ fn checkpoint_get_of_damaged_content_fails_and_then_resumes() {
     assert!(damaged.err.contains("does not hash to its check value"), "{}", damaged.err);
     assert!(!out.exists(), "what is not whole is not there");
     // A link that came into the unfinished directory is not followed, and what a file has too much of goes.
-    let partial = out.with_file_name("step-5.partial");
+    let partial = partial(&out);
     fs::write(&blob, right).unwrap();
     fs::remove_file(partial.join("bad.bin")).unwrap();
     std::os::unix::fs::symlink("/etc/hostname", partial.join("bad.bin")).unwrap();

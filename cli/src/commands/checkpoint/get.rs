@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::checkpoint::SavedCheckpoint;
-use bdnfs::download::{DownloadProgress, download};
+use bdnfs::checkpoint::CheckpointId;
+use bdnfs::digest::Digest;
+use bdnfs::download::{DownloadProgress, PartialDirectory, count_found, download};
+use bdnfs::error::Error;
 use bdnfs::mirror::Mirror;
+use bdnfs::task::blocking;
 use bdnfs_agent::signals;
 use serde::Serialize;
 
@@ -37,7 +40,14 @@ const EXAMPLES: &str = "Examples:
   bdnfs checkpoint get bt://llama ./latest --mirror s3://mirror
   bdnfs checkpoint get checkpoint-500 ./checkpoint-500 --project llama --job a1b2c3d4
   bdnfs checkpoint get bt://llama@a1b2c3d4/step-9 ./step-9 --all-ranks --json
-DIR appears when all of it is there and verified; DIR.partial until then. The same command resumes an interrupted run.";
+DIR appears when all of it is there and verified; DIR.*.partial until then. The same command resumes an interrupted run.";
+
+/// What one rank saved.
+#[derive(Debug)]
+struct RankSnapshot {
+    id: CheckpointId,
+    manifest: Digest,
+}
 
 /// What was downloaded.
 #[derive(Debug, Serialize)]
@@ -63,15 +73,12 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
         eprintln!("note: {} is downloaded as it is saved so far: it may not be complete", source(group));
     }
     let directory = std::path::absolute(&args.directory)?;
-    let wanted: Vec<(SavedCheckpoint, PathBuf)> = match args.all_ranks {
-        true => {
-            std::fs::create_dir_all(&directory)
-                .with_context(|| format!("cannot create {}", directory.display()))?;
-            let place = |saved: &SavedCheckpoint| directory.join(format!("rank-{}", saved.id.rank()));
-            group.ranks().iter().map(|saved| (saved.clone(), place(saved))).collect()
-        }
-        false => vec![(chosen.saved.clone(), directory.clone())],
-    };
+    let saved = if args.all_ranks { group.ranks() } else { std::slice::from_ref(&chosen.saved) };
+    let mut wanted = Vec::new();
+    for id in saved.iter().map(|saved| saved.id.clone()) {
+        // Its entry may be of an earlier generation.
+        wanted.push(RankSnapshot { manifest: mirror.checkpoint_ref(&id).await?.manifest, id });
+    }
     let progress = Arc::new(DownloadProgress::default());
     let shown = Arc::clone(&progress);
     let display =
@@ -79,7 +86,7 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
     let downloaded = tokio::select! {
         biased;
         signal = signals::termination() => signal.map(|()| false).map_err(Into::into),
-        downloaded = download_all(&mirror, &wanted, &progress) => downloaded.map(|()| true),
+        downloaded = download_ranks(&mirror, &wanted, args.all_ranks, &directory, &progress) => downloaded.map(|()| true),
     };
     display.abort();
     // Its end clears the bar.
@@ -91,7 +98,7 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
     let report = DownloadedCheckpoint {
         source: source(group),
         directory: &directory,
-        ranks: wanted.iter().map(|(saved, _)| saved.id.rank()).collect(),
+        ranks: wanted.iter().map(|rank| rank.id.rank()).collect(),
         files: totals.files,
         bytes: totals.bytes,
         found: totals.bytes_found,
@@ -104,15 +111,43 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
     })
 }
 
-/// Downloads what each rank saved into its directory.
-async fn download_all(
+/// Downloads what is `wanted` into `directory`: one rank's, or each into a directory of its own there.
+async fn download_ranks(
     mirror: &Mirror,
-    wanted: &[(SavedCheckpoint, PathBuf)],
+    wanted: &[RankSnapshot],
+    each_apart: bool,
+    directory: &Path,
     progress: &DownloadProgress,
 ) -> Result<()> {
-    for (saved, directory) in wanted {
-        let downloaded = download(mirror, &saved.manifest, directory, progress).await;
-        downloaded.with_context(|| format!("cannot download {}", saved.id))?;
+    let download = async |rank: &RankSnapshot, place: &Path| {
+        let downloaded = download(mirror, &rank.manifest, place, progress).await;
+        downloaded.with_context(|| format!("cannot download {}", rank.id))
+    };
+    if !each_apart {
+        for rank in wanted {
+            download(rank, directory).await?;
+        }
+        return Ok(());
     }
-    Ok(())
+    let content: String =
+        wanted.iter().map(|rank| format!("{} {}\n", rank.id.rank(), rank.manifest)).collect();
+    let (content, place) = (Digest::of(content.as_bytes()), directory.to_owned());
+    let partial = blocking(move || {
+        if let Some(parent) = place.parent() {
+            std::fs::create_dir_all(parent)
+                .map_err(|e| Error::disk(format!("cannot create {}", parent.display()), e))?;
+        }
+        PartialDirectory::create(&place, &content)
+    });
+    let partial = partial.await?;
+    for rank in wanted {
+        let place = partial.path().join(format!("rank-{}", rank.id.rank()));
+        // A directory has its name when it is whole.
+        if place.exists() {
+            count_found(mirror, &rank.manifest, progress).await?;
+        } else {
+            download(rank, &place).await?;
+        }
+    }
+    Ok(blocking(move || partial.finish()).await?)
 }
