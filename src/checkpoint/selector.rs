@@ -40,9 +40,14 @@ impl CheckpointSelector {
 
     /// Whether it may mean `group`.
     pub fn selects(&self, group: &CheckpointGroup) -> bool {
-        self.project == group.project()
-            && self.job.as_deref().is_none_or(|job| job == group.job())
-            && self.name.as_deref().is_none_or(|name| name == group.name())
+        self.selects_id(&group.ranks()[0].id)
+    }
+
+    /// Whether it may mean the checkpoint of which `id` is a rank's part.
+    pub fn selects_id(&self, id: &CheckpointId) -> bool {
+        self.project == id.project()
+            && self.job.as_deref().is_none_or(|job| job == id.job())
+            && self.name.as_deref().is_none_or(|name| name == id.name())
     }
 }
 

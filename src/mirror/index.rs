@@ -99,7 +99,7 @@ impl Mirror {
     }
 
     /// The checkpoints of `project`, and there of `job`, or all; damaged entries as the errors that they are. In the order
-    /// of their ids.
+    /// of their ids, each with its own.
     ///
     /// # Errors
     /// Those of the store.
@@ -107,17 +107,20 @@ impl Mirror {
         &self,
         project: Option<&str>,
         job: Option<&str>,
-    ) -> Result<Vec<Result<SavedCheckpoint>>> {
+    ) -> Result<Vec<(CheckpointId, Result<SavedCheckpoint>)>> {
         let ids = self.list_checkpoints(project, job).await?;
-        let read = futures_util::stream::iter(ids).map(|id| async move { self.checkpoint(&id).await });
+        let read = futures_util::stream::iter(ids).map(|id| async move {
+            let read = self.checkpoint(&id).await;
+            (id, read)
+        });
         let mut found = Vec::new();
         let mut read = read.buffered(ENTRY_READS_IN_FLIGHT);
-        while let Some(read) = read.next().await {
+        while let Some((id, read)) = read.next().await {
             match read {
                 // Removed since it was listed.
                 Ok(None) => {}
-                Ok(Some(saved)) => found.push(Ok(saved)),
-                Err(e) if matches!(e.kind(), Kind::Corrupt | Kind::Unsupported) => found.push(Err(e)),
+                Ok(Some(saved)) => found.push((id, Ok(saved))),
+                Err(e) if matches!(e.kind(), Kind::Corrupt | Kind::Unsupported) => found.push((id, Err(e))),
                 Err(e) => return Err(e),
             }
         }
@@ -172,7 +175,7 @@ impl Mirror {
     /// # Errors
     /// Those of the store.
     pub async fn verify_checkpoints(&self, mut report: impl FnMut(Error)) -> Result<()> {
-        for found in self.checkpoints(None, None).await? {
+        for (_, found) in self.checkpoints(None, None).await? {
             let saved = match found {
                 Ok(saved) => saved,
                 Err(fault) => {

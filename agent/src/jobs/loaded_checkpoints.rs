@@ -97,7 +97,7 @@ async fn find(
         mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
     match (selector.choose(&groups), damaged.into_iter().next()) {
         (Some(group), _) => Ok(group.clone()),
-        (None, Some(damage)) => Err(damage),
+        (None, Some((_, damage))) => Err(damage),
         (None, None) => Err(mirror.explain_missing(&selector, &groups).await?),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::checkpoint::group::{CheckpointGroup, group};
-use crate::checkpoint::{CheckpointSelector, SavedCheckpoint};
+use crate::checkpoint::{CheckpointId, CheckpointSelector, SavedCheckpoint};
 use crate::error::{Error, Kind, Result};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
@@ -23,7 +23,7 @@ pub struct ChosenCheckpoint {
 }
 
 impl Mirror {
-    /// The checkpoints of `project`, and there of `job`, or all, oldest first; and damaged entries.
+    /// The checkpoints of `project`, and there of `job`, or all, oldest first; and damaged entries with their errors.
     ///
     /// # Errors
     /// Those of the store.
@@ -31,12 +31,12 @@ impl Mirror {
         &self,
         project: Option<&str>,
         job: Option<&str>,
-    ) -> Result<(Vec<CheckpointGroup>, Vec<Error>)> {
+    ) -> Result<(Vec<CheckpointGroup>, Vec<(CheckpointId, Error)>)> {
         let (mut saved, mut damaged) = (Vec::new(), Vec::new());
-        for found in self.checkpoints(project, job).await? {
+        for (id, found) in self.checkpoints(project, job).await? {
             match found {
                 Ok(found) => saved.push(found),
-                Err(error) => damaged.push(error),
+                Err(error) => damaged.push((id, error)),
             }
         }
         Ok((group(saved), damaged))
@@ -51,7 +51,7 @@ impl Mirror {
             self.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
         let Some(group) = selector.choose(&groups) else {
             return Err(match damaged.into_iter().next() {
-                Some(error) => error.within(format!("cannot tell what {selector} is")),
+                Some((_, error)) => error.within(format!("cannot tell what {selector} is")),
                 None => self.explain_missing(selector, &groups).await?,
             });
         };

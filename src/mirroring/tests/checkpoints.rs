@@ -30,7 +30,7 @@ async fn save(mirror: &Mirror, id: CheckpointId, files: &FileTree) -> SavedCheck
 
 async fn listed(mirror: &Mirror, project: Option<&str>, job: Option<&str>) -> Vec<CheckpointId> {
     let found = mirror.checkpoints(project, job).await.expect("listed");
-    found.into_iter().map(|saved| saved.expect("whole").id).collect()
+    found.into_iter().map(|(_, saved)| saved.expect("whole").id).collect()
 }
 
 async fn index_faults(mirror: &Mirror) -> Vec<String> {
@@ -58,7 +58,7 @@ async fn index_lists_what_was_saved_by_project_and_job() {
         }
         all.sort_by(|a, b| a.id.cmp(&b.id));
         let found = mirror.checkpoints(None, None).await.expect("listed");
-        assert_eq!(found.into_iter().map(|saved| saved.expect("whole")).collect::<Vec<_>>(), all);
+        assert_eq!(found.into_iter().map(|(_, saved)| saved.expect("whole")).collect::<Vec<_>>(), all);
         assert_eq!(listed(&mirror, Some("llama"), Some("a1")).await, saved[..2]);
         assert_eq!(listed(&mirror, Some("llama"), None).await.len(), 4, "llama-2 is another project");
         assert_eq!(listed(&mirror, Some("../../x"), None).await, std::slice::from_ref(&hostile));

@@ -309,6 +309,23 @@ fn checkpoint_wait_ends_when_it_is_saved_and_tells_when_its_time_is_over() {
 }
 
 #[test]
+fn checkpoint_wait_for_a_damaged_entry_fails_and_names_it() {
+    let env = env();
+    let tree = env.machine.directory("step-7");
+    write_file(&tree, "model.bin", 9);
+    push(&env, &tree, "llama", "job1", &[]);
+    let entry = env.bucket().with_file_name("mirror/tenants/default/checkpoints/llama/job1/step-7/0");
+    fs::write(entry, "{}").unwrap();
+    for source in ["bt://llama", "bt://llama@job1/step-7"] {
+        let waited = checkpoint(&env, &["wait", source, "--timeout", "5m"]);
+        waited.fails(&["cannot tell whether", source, "checkpoints/llama/job1/step-7/0 is damaged"]);
+    }
+    // That of another checkpoint is no reason.
+    let late = checkpoint(&env, &["wait", "bt://llama@job1/step-8", "--timeout", "1s"]);
+    assert_eq!(late.code, Some(124), "{}", late.err);
+}
+
+#[test]
 fn checkpoint_list_tells_adapters_and_their_base_model_as_truss_does() {
     let env = env();
     let [full, lora, whisper] = ["full", "lora", "whisper"].map(|name| env.machine.directory(name));

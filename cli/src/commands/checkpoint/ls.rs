@@ -81,7 +81,7 @@ pub async fn run(args: CheckpointListArgs) -> Result<()> {
     let mirror = target.open().await?;
     let (mut groups, damaged) =
         mirror.checkpoint_groups(target.project.as_deref(), target.job.as_deref()).await?;
-    for error in &damaged {
+    for (_, error) in &damaged {
         eprintln!("bdnfs: {error}");
     }
     let format = if target.json { ListFormat::Json } else { args.output };

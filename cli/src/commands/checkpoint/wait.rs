@@ -96,13 +96,19 @@ async fn wait_for(
     let mut told = String::new();
     loop {
         let now = match mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await {
-            Ok((groups, _)) => match newest(selector, &groups) {
-                Some(group) if until == SavedCondition::Saved || is_complete(group) => {
+            Ok((groups, damaged)) => {
+                let group = newest(selector, &groups);
+                if let Some(group) = group
+                    && (until == SavedCondition::Saved || is_complete(group))
+                {
                     return Ok(group.clone());
                 }
-                Some(group) => format_state(group),
-                None => format!("{selector}: nothing is saved yet"),
-            },
+                // It may be the one that is waited for, or a rank of that.
+                if let Some((_, error)) = damaged.into_iter().find(|(id, _)| selector.selects_id(id)) {
+                    return Err(error.within(format!("cannot tell whether {selector} is saved")).into());
+                }
+                group.map_or_else(|| format!("{selector}: nothing is saved yet"), format_state)
+            }
             // A mirror that is away for a while is no reason to give up what may take days.
             Err(e) if matches!(e.kind(), Kind::Unavailable | Kind::Timeout) => e.to_string(),
             Err(e) => return Err(e.into()),
