@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
-use reqwest::{Method, RequestBuilder};
+use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 
 /// How long a request may take.
@@ -48,7 +48,7 @@ impl ApiServer {
     /// The object at `path`.
     ///
     /// # Errors
-    /// [`Kind::Unavailable`] where it does not give it.
+    /// [`Kind::NotFound`] where there is none, [`Kind::Unavailable`] where it does not give it.
     pub async fn get(&self, path: &str) -> Result<Value> {
         self.send(self.client.get(self.url(path))).await
     }
@@ -67,7 +67,11 @@ impl ApiServer {
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Value> {
-        let failed = |e| Error::with(Kind::Unavailable, "the API server did not take it", e);
+        let failed = |e: reqwest::Error| {
+            let is_missing = e.status() == Some(StatusCode::NOT_FOUND);
+            let kind = if is_missing { Kind::NotFound } else { Kind::Unavailable };
+            Error::with(kind, "the API server did not take it", e)
+        };
         let token = tokio::task::spawn_blocking({
             let path = self.config.token.clone();
             move || std::fs::read_to_string(path)

@@ -72,10 +72,12 @@ impl NodePatcher {
 
     /// Patches the node now and then. Never ends.
     pub async fn run(self) {
+        let mut is_ready = false;
         loop {
-            let is_ready = self.patch().await.unwrap_or_else(|error| {
+            is_ready = self.patch().await.unwrap_or_else(|error| {
                 tracing::warn!("cannot label node {}: {}", self.node, text::line(&error));
-                true
+                // The taint of a node that was ready has gone.
+                is_ready
             });
             tokio::time::sleep(if is_ready { self.interval } else { NOT_READY_INTERVAL }).await;
         }
@@ -112,7 +114,12 @@ impl NodePatcher {
 
     /// Whether the kubelet has said that the driver runs here.
     async fn is_registered(&self) -> Result<bool> {
-        let csi_node = self.server.get(&format!("/apis/storage.k8s.io/v1/csinodes/{}", self.node)).await?;
+        let csi_node = match self.server.get(&format!("/apis/storage.k8s.io/v1/csinodes/{}", self.node)).await
+        {
+            // The kubelet makes it with its first driver.
+            Err(error) if error.kind() == Kind::NotFound => return Ok(false),
+            found => found?,
+        };
         let drivers = csi_node["spec"]["drivers"].as_array();
         Ok(drivers.is_some_and(|drivers| drivers.iter().any(|driver| driver["name"] == *self.driver)))
     }

@@ -26,8 +26,10 @@ async fn read(State(nodes): State<Nodes>, Path(name): Path<String>) -> String {
     nodes.lock().unwrap()[0].to_string()
 }
 
-async fn read_csi(State(nodes): State<Nodes>) -> String {
-    nodes.lock().unwrap()[1].to_string()
+/// The CSINode, which is not there before the kubelet has made it.
+async fn read_csi(State(nodes): State<Nodes>) -> Result<String, StatusCode> {
+    let csi_node = nodes.lock().unwrap()[1].clone();
+    if csi_node.is_null() { Err(StatusCode::NOT_FOUND) } else { Ok(csi_node.to_string()) }
 }
 
 /// Patches the node as the API server does: on condition of its version, where the patch has one.
@@ -62,8 +64,8 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// An API server with a node, and the options of a driver that labels it.
-fn api_server(nodes: &Nodes, account: &FilePath) -> (HttpServer, Vec<String>) {
+/// An API server with a node, and the options of a driver that labels it each `interval`.
+fn api_server(nodes: &Nodes, account: &FilePath, interval: &str) -> (HttpServer, Vec<String>) {
     let app = Router::new()
         .route("/api/v1/nodes/{name}", get(read).patch(patch))
         .route("/apis/storage.k8s.io/v1/csinodes/node-1", get(read_csi));
@@ -72,7 +74,7 @@ fn api_server(nodes: &Nodes, account: &FilePath) -> (HttpServer, Vec<String>) {
     fs::write(account.join("ca.crt"), cert.pem()).unwrap();
     fs::write(account.join("token"), "hush\n").unwrap();
     let words =
-        ["--locality", "--locality-interval", "1s", "--api-server", &server.url(), "--service-account"];
+        ["--locality", "--locality-interval", interval, "--api-server", &server.url(), "--service-account"];
     let words = words.map(str::to_owned).into_iter().chain([account.to_str().unwrap().to_owned()]).collect();
     (server, words)
 }
@@ -85,7 +87,7 @@ fn node_is_labelled_with_what_it_has_whole_until_that_is_evicted() {
         json!({}),
     ]));
     let mut node = KubernetesNode::new(SHORT);
-    let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"));
+    let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"), "1s");
     node.driver.end();
     node.driver = DriverProcess::start(&node.env, &words.iter().map(String::as_str).collect::<Vec<_>>());
     node.kubelet.register();
@@ -116,16 +118,18 @@ fn taint_of_a_node_goes_when_agent_and_driver_are_there_and_others_stay() {
     let node_object = json!({
         "metadata": {"name": "node-1", "resourceVersion": "1"}, "spec": {"taints": [ours, other], "podCIDR": "10.0.0.0/24"},
     });
-    let nodes: Nodes = Arc::new(Mutex::new([node_object.clone(), json!({"spec": {"drivers": null}})]));
+    let nodes: Nodes = Arc::new(Mutex::new([node_object.clone(), Value::Null]));
     let mut node = KubernetesNode::new(SHORT);
-    let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"));
+    let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"), "1h");
     node.driver.end();
     drop(node.agent.take());
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     node.driver = DriverProcess::start(&node.env, &words);
     node.kubelet.register();
-    nodes.lock().unwrap()[1]["spec"]["drivers"] = json!([{"name": "another"}]);
     node.start_agent();
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    assert_eq!(nodes.lock().unwrap()[0], node_object, "there is no CSINode yet");
+    nodes.lock().unwrap()[1] = json!({"spec": {"drivers": [{"name": "another"}]}});
     // Asked some times by then.
     std::thread::sleep(std::time::Duration::from_secs(5));
     assert_eq!(nodes.lock().unwrap()[0], node_object, "the kubelet does not know the driver yet");
