@@ -354,7 +354,7 @@ impl Publications {
                 publication.set_failed(failure);
                 // The next request gets the failure.
                 tokio::select! {
-                    () = publication.cancelled() => {}
+                    () = publication.cancelled_or_suspended() => {}
                     () = publication.abandoned() => {}
                 }
                 self.forget(&publication);
@@ -362,7 +362,7 @@ impl Publications {
         }
     }
 
-    /// Waits until a published one is to end, and ends it.
+    /// Waits until a published one is to end for good, and ends it. One that was suspended while it was bound stays as it is.
     async fn attend(self: Arc<Self>, publication: Arc<Publication>) {
         publication.cancelled().await;
         self.take_down(&publication, false).await;

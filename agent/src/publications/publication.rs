@@ -37,12 +37,19 @@ pub struct Publication {
     /// Its target.
     pub target: Option<BindTarget>,
     state: watch::Sender<State>,
-    cancel: watch::Sender<bool>,
+    end: watch::Sender<Option<End>>,
     interest: Mutex<Interest>,
     /// Whether its target was bound to: what is mounted there is ours.
     bound: AtomicBool,
-    /// Whether the next agent goes on with it.
-    suspended: AtomicBool,
+}
+
+/// How a publication was asked to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// For now: the next agent goes on with it.
+    Suspended,
+    /// For good.
+    Cancelled,
 }
 
 /// How far a publication is.
@@ -112,7 +119,6 @@ impl Publication {
         identity: PublicationRequest,
         target: Option<BindTarget>,
     ) -> Self {
-        let interest = Mutex::new(Interest { waiting: 0, last: Instant::now() });
         // Without a signature.
         let source = identity.source.expose().to_owned();
         let message = match &complete {
@@ -121,7 +127,6 @@ impl Publication {
                      asked for again"
                 .to_owned(),
         };
-        let state = watch::Sender::new(State { message, ..State::default() });
         Self {
             key,
             request,
@@ -129,11 +134,10 @@ impl Publication {
             identity,
             source,
             target,
-            state,
-            cancel: watch::Sender::new(false),
-            interest,
+            state: watch::Sender::new(State { message, ..State::default() }),
+            end: watch::Sender::new(None),
+            interest: Mutex::new(Interest { waiting: 0, last: Instant::now() }),
             bound: AtomicBool::new(false),
-            suspended: AtomicBool::new(false),
         }
     }
 
@@ -251,30 +255,34 @@ impl Publication {
         let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone)).await;
     }
 
-    /// Asks it to end.
+    /// Asks it to end for good.
     pub fn cancel(&self) {
-        self.cancel.send_replace(true);
+        self.end.send_replace(Some(End::Cancelled));
     }
 
-    /// Asks it to end for now: the next agent goes on with it.
+    /// Asks it to end for now, unless it is to end for good: the next agent goes on with it.
     pub fn suspend(&self) {
-        self.suspended.store(true, Ordering::Release);
-        self.cancel();
+        self.end.send_modify(|end| *end = end.or(Some(End::Suspended)));
     }
 
     /// Whether the next agent goes on with it.
     pub fn is_suspended(&self) -> bool {
-        self.suspended.load(Ordering::Acquire)
+        *self.end.borrow() == Some(End::Suspended)
     }
 
-    /// Whether it was asked to end.
+    /// Whether it was asked to end for good.
     pub fn is_cancelled(&self) -> bool {
-        *self.cancel.borrow()
+        *self.end.borrow() == Some(End::Cancelled)
     }
 
-    /// Waits until it is asked to end.
+    /// Waits until it is asked to end for good.
     pub async fn cancelled(&self) {
-        let _ = self.cancel.subscribe().wait_for(|cancelled| *cancelled).await;
+        let _ = self.end.subscribe().wait_for(|end| *end == Some(End::Cancelled)).await;
+    }
+
+    /// Waits until it is asked to end, for now or for good.
+    pub async fn cancelled_or_suspended(&self) {
+        let _ = self.end.subscribe().wait_for(Option::is_some).await;
     }
 
     /// Registers a request that waits for it.
@@ -304,7 +312,7 @@ impl Publication {
         let interrupted = |text: &str| Err(Failure::new(Kind::Interrupted, text));
         tokio::select! {
             biased;
-            () = self.cancelled() => interrupted("it was cancelled"),
+            () = self.cancelled_or_suspended() => interrupted("it was cancelled"),
             () = abandoned => interrupted("nobody has asked for it for five minutes"),
             done = work => done,
         }

@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
@@ -89,6 +91,39 @@ fn pending_publication_is_gone_on_with_by_the_next_agent() {
         unpublish(&agent, "pod");
         assert_nothing_left(&env);
     }
+}
+
+#[test]
+fn publication_that_is_bound_while_the_agent_ends_stays_for_the_next() {
+    let Some(disk) = LoopDisk::new(64 << 20) else { return };
+    let env = TestEnv::new();
+    let bytes = env.put("file", 2 * MIB);
+    let config = format!("[publications]\ntargets = [{:?}]", disk.path());
+    let agent = env.machine.agent(&config);
+    let (mut request, target) = (super::kit::request(&env, ""), disk.path().join("pod"));
+    request["target"] = json!(target);
+    // Nothing asks whether it was cancelled any more: its target is about to be made.
+    disk.freeze();
+    assert_eq!(put(&agent, "pod", &request, 0).code, 202);
+    eventually("it is about to be bound", || {
+        let record = records(&env.machine).first().map(|path| fs::read_to_string(path).unwrap());
+        record.is_some_and(|record| !record.contains("\"pending\""))
+    });
+    let pid = agent.pid();
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| agent.end());
+        // It has been asked to end by then.
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(rustix::process::test_kill_process(pid).is_ok(), "the agent waits for it");
+        disk.thaw();
+        ended.join().unwrap();
+    });
+    assert!(is_mounted(&target), "a pod has it");
+    let agent = env.machine.agent(&config);
+    assert_eq!(agent.get("/v1/publications/pod").json()["state"], "published");
+    assert_same(&bytes, &fs::read(target.join("file")).unwrap(), "what is published");
+    unpublish(&agent, "pod");
+    assert!(!is_mounted(&target) && records(&env.machine).is_empty());
 }
 
 #[test]
