@@ -271,18 +271,27 @@ impl Publications {
     }
 
     /// Ends a publication, whatever its state, and waits until what was bound is gone. It is no error where there is none.
-    pub async fn unpublish(&self, key: &str) -> ApiResult<()> {
+    pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let found = self.table.lock().get(key).cloned();
-        let Some(publication) = found else { return Ok(()) };
-        publication.cancel();
-        if publication.failure().is_some() {
-            self.forget(&publication);
+        if let Some(publication) = found {
+            publication.cancel();
+            if publication.failure().is_some() {
+                self.forget(&publication);
+            }
+            tokio::select! {
+                () = publication.gone() => {}
+                () = self.lifecycle.closed() => return Err(Failure::closing()),
+            }
         }
-        tokio::select! {
-            () = publication.gone() => Ok(()),
-            () = self.lifecycle.closed() => Err(Failure::closing()),
-        }
+        // One that was suspended has left its record, with which the next agent would publish it again.
+        let (publications, key) = (Arc::clone(self), key.to_owned());
+        let removed = blocking(move || {
+            let is_published_again = publications.table.lock().contains_key(&key);
+            let has_record = is_publication_key(&key) && !is_published_again;
+            if has_record { publications.records.remove(&key) } else { Ok(()) }
+        });
+        Ok(removed.await?)
     }
 
     /// How a publication is doing.

@@ -14,7 +14,9 @@ use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same;
 use serde_json::{Value, json};
 
-use crate::kit::{assert_nothing_left, bases, bound, config, publish, put, records, request, unpublish};
+use crate::kit::{
+    assert_nothing_left, bases, bound, config, publish, put, records, request, targets, unpublish,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -93,6 +95,20 @@ fn pending_publication_is_gone_on_with_by_the_next_agent() {
     }
 }
 
+/// Asks for the publication `pod` at a target on a frozen disk. It waits for that; nothing asks whether it is to end any more.
+fn publish_on_frozen(env: &TestEnv, agent: &AgentProcess, disk: &LoopDisk) -> PathBuf {
+    let (mut request, target) = (super::kit::request(env, ""), disk.path().join("pod"));
+    request["target"] = json!(target);
+    request["staging"] = json!("lazy");
+    disk.freeze();
+    assert_eq!(put(agent, "pod", &request, 0).code, 202);
+    eventually("it is about to be bound", || {
+        let record = fs::read_to_string(env.machine.cache().join("state/publications/pod.json"));
+        record.is_ok_and(|record| !record.contains("\"pending\""))
+    });
+    target
+}
+
 #[test]
 fn publication_that_is_bound_while_the_agent_ends_stays_for_the_next() {
     let Some(disk) = LoopDisk::new(64 << 20) else { return };
@@ -100,15 +116,7 @@ fn publication_that_is_bound_while_the_agent_ends_stays_for_the_next() {
     let bytes = env.put("file", 2 * MIB);
     let config = format!("[publications]\ntargets = [{:?}]", disk.path());
     let agent = env.machine.agent(&config);
-    let (mut request, target) = (super::kit::request(&env, ""), disk.path().join("pod"));
-    request["target"] = json!(target);
-    // Nothing asks whether it was cancelled any more: its target is about to be made.
-    disk.freeze();
-    assert_eq!(put(&agent, "pod", &request, 0).code, 202);
-    eventually("it is about to be bound", || {
-        let record = records(&env.machine).first().map(|path| fs::read_to_string(path).unwrap());
-        record.is_some_and(|record| !record.contains("\"pending\""))
-    });
+    let target = publish_on_frozen(&env, &agent, &disk);
     let pid = agent.pid();
     std::thread::scope(|scope| {
         let ended = scope.spawn(|| agent.end());
@@ -124,6 +132,31 @@ fn publication_that_is_bound_while_the_agent_ends_stays_for_the_next() {
     assert_same(&bytes, &fs::read(target.join("file")).unwrap(), "what is published");
     unpublish(&agent, "pod");
     assert!(!is_mounted(&target) && records(&env.machine).is_empty());
+}
+
+#[test]
+fn publication_unpublished_while_the_agent_ends_is_not_gone_on_with() {
+    let Some(disk) = LoopDisk::new(64 << 20) else { return };
+    let env = TestEnv::new();
+    env.put("file", 2 * MIB);
+    let config = format!("[publications]\ntargets = [{:?}, {:?}]", targets(&env.machine), disk.path());
+    let agent = env.machine.agent(&config);
+    let (request, pending) = bound(&env, "", "pending");
+    env.proxy.set(NetworkFault { rate: Some(64 << 10), ..NetworkFault::default() });
+    assert_eq!(put(&agent, "pending", &request, 2).code, 202);
+    // The agent waits for this one before it ends.
+    let target = publish_on_frozen(&env, &agent, &disk);
+    rustix::process::kill_process(agent.pid(), rustix::process::Signal::TERM).unwrap();
+    eventually("the other one is suspended", || agent.get("/v1/publications/pending").code == 404);
+    unpublish(&agent, "pending");
+    disk.thaw();
+    agent.gone();
+    env.proxy.set(NetworkFault::default());
+    let agent = env.machine.agent(&config);
+    assert_eq!(agent.get("/v1/publications/pending").code, 404, "{}", agent.log());
+    assert!(!pending.exists() && is_mounted(&target));
+    unpublish(&agent, "pod");
+    assert_nothing_left(&env);
 }
 
 #[test]
