@@ -250,11 +250,16 @@ impl Publications {
 
     /// Takes the secrets of a repeated request, which may be newer ones, for what is to be mounted and for what is.
     async fn renew(&self, publication: &Publication, request: &PublicationRequest) {
-        if !publication.renew(request) {
-            return;
+        // Secrets that only come again are not newer than those of another publication with the same mount.
+        if publication.renew(request) {
+            self.renew_mount(publication).await;
         }
-        let mount = publication.base().and_then(|base| base.mount().cloned());
-        let (Some(mount), Ok(access)) = (mount, trust::access(request)) else { return };
+    }
+
+    /// Gives the mount of a publication, if there is one, the secrets that came last for the publication.
+    async fn renew_mount(&self, publication: &Publication) {
+        let Some(mount) = publication.base().and_then(|base| base.mount().cloned()) else { return };
+        let Ok(access) = trust::access(&publication.complete().await) else { return };
         self.mounts.renew_secret(mount, access).await;
     }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bdnfs::error::Result;
 use bdnfs::task::blocking;
 
 use super::base::{Base, BaseKey};
@@ -23,8 +24,7 @@ impl Publications {
         // The next agent goes on with it.
         blocking(move || publications.records.put(&pending.key, &pending.record(None, &publications.boot)))
             .await?;
-        let asked = publication.unless_cancelled(async { Ok(publication.complete().await) }).await?;
-        let (request, found) = publication.unless_cancelled(self.resolve(publication, asked)).await?;
+        let (request, found) = publication.unless_cancelled(self.resolve(publication)).await?;
         let tenant = request.tenant.clone().unwrap_or_else(|| self.tenant().to_owned());
         let key = BaseKey { tenant, snapshot: found.snapshot.tree_id(), uid: request.uid, gid: request.gid };
         let publications = Arc::clone(self);
@@ -33,6 +33,8 @@ impl Publications {
         let weights = Weights { mountpoint: base.path().to_owned(), ..request.weights };
         // In one piece: a publication that is given up unmounts what it mounted.
         self.bases.mount(&base, MountRequest { weights, ..request }, found).await?;
+        // With those that came before it was mounted, or where an earlier publication has mounted it.
+        self.renew_mount(publication).await;
         let was_staged = base.is_staged();
         if publication.request.staging == Staging::Wait {
             let name = format!("publication {}", publication.key);
@@ -54,28 +56,13 @@ impl Publications {
     }
 
     /// Finds the snapshot, after it was mirrored.
-    async fn resolve(
-        &self,
-        publication: &Arc<Publication>,
-        asked: PublicationRequest,
-    ) -> ApiResult<(MountRequest, ResolvedSnapshot)> {
-        let (mounter, access) = (self.mounts.mounter(), trust::access(&asked)?);
-        let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, layout, .. } = asked;
-        let weights = Weights { source, mountpoint: PathBuf::new(), allow, ignore, access, layout };
-        let request = MountRequest {
-            weights,
-            tenant,
-            mirror,
-            direct: false,
-            offline: false,
-            allow_other: rustix::process::geteuid().is_root(),
-            uid,
-            gid,
-            via: None,
-            cache_size: None,
-        };
+    async fn resolve(&self, publication: &Arc<Publication>) -> ApiResult<(MountRequest, ResolvedSnapshot)> {
+        let mounter = self.mounts.mounter();
+        let request = mount_request(publication.complete().await)?;
         let note = |text| publication.note(text);
         self.mirrors.mirror(&mounter.with_defaults(&request).await?, &mounter.cache, &note).await?;
+        // That may have taken longer than its secrets are good for.
+        let request = mount_request(publication.complete().await)?;
         let found = mounter.resolve(&request).await?;
         Ok((request, found))
     }
@@ -116,4 +103,23 @@ impl Publications {
             self.bases.release(&base, wait).await;
         }
     }
+}
+
+/// What is to be mounted for `asked`, at a path that is yet to be known.
+fn mount_request(asked: PublicationRequest) -> Result<MountRequest> {
+    let access = trust::access(&asked)?;
+    let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, layout, .. } = asked;
+    let weights = Weights { source, mountpoint: PathBuf::new(), allow, ignore, access, layout };
+    Ok(MountRequest {
+        weights,
+        tenant,
+        mirror,
+        direct: false,
+        offline: false,
+        allow_other: rustix::process::geteuid().is_root(),
+        uid,
+        gid,
+        via: None,
+        cache_size: None,
+    })
 }

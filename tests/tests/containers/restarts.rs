@@ -210,6 +210,40 @@ fn secret_of_a_repeated_request_is_used_by_this_agent_and_the_next() {
 }
 
 #[test]
+fn secret_that_came_before_the_mount_or_with_a_second_publication_is_used() {
+    let env = TestEnv::new();
+    let bytes = ["a", "b"].map(|name| env.put(name, 2 * MIB));
+    let agent = env.machine.agent(&config(&env.machine));
+    let [first, second, third] =
+        ["first", "second", "third"].map(|name| Keys { secret: name.to_owned(), ..Keys::sample() });
+    let allow_only = |keys: &Keys| {
+        env.s3.allowed_keys().revoke_all();
+        env.s3.allowed_keys().allow(keys.clone(), None);
+    };
+    allow_only(&first);
+    let (mut request, target) = with_secret(&env, &first);
+    request["staging"] = json!("lazy");
+    env.proxy.set(NetworkFault { frozen: true, ..NetworkFault::default() });
+    assert_eq!(put(&agent, "pod", &request, 2).code, 202);
+    // It is resolved with the first.
+    request["secrets"] = json!({"token": secret(&second)});
+    assert_eq!(put(&agent, "pod", &request, 0).code, 202);
+    env.proxy.set(NetworkFault::default());
+    publish(&agent, "pod", &request);
+    allow_only(&second);
+    assert_same(&bytes[0], &fs::read(target.join("a")).unwrap(), "a");
+    allow_only(&third);
+    request["secrets"] = json!({"token": secret(&third)});
+    request["target"] = json!(targets(&env.machine).join("another"));
+    publish(&agent, "another", &request);
+    assert_eq!(bases(&env.machine).len(), 1);
+    assert_same(&bytes[1], &fs::read(target.join("b")).unwrap(), "b");
+    unpublish(&agent, "pod");
+    unpublish(&agent, "another");
+    assert_nothing_left(&env);
+}
+
+#[test]
 fn agent_that_lost_its_fdstore_binds_again() {
     let env = TestEnv::new();
     let bytes = env.put("file", 2 * MIB);
