@@ -18,6 +18,7 @@ mod survivors;
 
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -69,6 +70,9 @@ pub struct SaveOrder {
     pub upload_rate: Option<u64>,
     /// How long what fails is tried again when the job has ended.
     pub give_up: Duration,
+    /// How many complete checkpoints of the project stay in the mirror; `None`: all.
+    #[serde(default)]
+    pub keep: Option<NonZeroU32>,
 }
 
 impl SaveOrder {

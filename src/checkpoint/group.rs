@@ -114,6 +114,14 @@ pub fn latest<'a>(
     groups.into_iter().rev().find(|group| group.is_whole() && group.is_complete())
 }
 
+/// The checkpoints that are older than the `keep` newest among `groups`, all of a project as [`group`] orders them. Only those that
+/// are whole and complete count, and no loose files; the latest is never returned.
+pub fn superseded(groups: &[CheckpointGroup], keep: usize) -> impl Iterator<Item = &CheckpointGroup> {
+    let complete = groups.iter().filter(|group| group.is_whole() && group.is_complete() && !group.rest);
+    let count = complete.clone().count();
+    complete.take(count.saturating_sub(keep.max(1)))
+}
+
 /// The numbers in a name.
 fn numbers(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
@@ -178,6 +186,22 @@ mod tests {
         assert_eq!(latest_of(&all).as_deref(), Some("a/."));
         all.extend([saved("a", "out", 0, 800, true), saved("a", "out/checkpoint-5", 0, 100, true)]);
         assert_eq!(latest_of(&all).as_deref(), Some("a/out/checkpoint-5"));
+    }
+
+    #[test]
+    fn superseded_are_the_oldest_that_are_whole_and_complete() {
+        let mut all: Vec<_> =
+            (1..=4).map(|step| saved("a", &format!("step-{step}"), 0, step, true)).collect();
+        all.push(saved("b", "step-0", 0, 0, false));
+        all.push(saved("a", ".", 0, 0, true));
+        let of = |keep| {
+            let groups = group(all.clone());
+            superseded(&groups, keep).map(|group| group.name().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(of(2), ["step-1", "step-2"]);
+        assert_eq!(of(0), of(1), "the latest stays");
+        assert_eq!(of(1), ["step-1", "step-2", "step-3"]);
+        assert_eq!(of(4), [""; 0]);
     }
 
     proptest! {

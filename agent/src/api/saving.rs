@@ -1,6 +1,7 @@
 //! What became of a job's checkpoints, as it travels over the control socket.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use chrono::{DateTime, Utc};
@@ -16,6 +17,9 @@ pub struct CheckpointRequest {
     /// The most that the directory may occupy, in bytes.
     #[serde(default)]
     pub size_limit: Option<u64>,
+    /// How many complete checkpoints of the project stay in the mirror: each save removes older ones. Default: all.
+    #[serde(default)]
+    pub keep: Option<NonZeroU32>,
 }
 
 /// What became of the checkpoints of a job so far.

@@ -157,5 +157,6 @@ fn order(run: &JobRun) -> Result<SaveOrder> {
         mirror,
         upload_rate: config.upload_rate,
         give_up: config.give_up,
+        keep: request.checkpoints.as_ref().and_then(|checkpoints| checkpoints.keep),
     })
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use bdnfs::checkpoint::SavedCheckpoint;
+use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 use bdnfs::volume::UnitState;
@@ -29,7 +29,10 @@ impl Saver {
     /// Takes the outcome of sealing or saving a unit.
     pub(super) fn finish(&mut self, unit: &SettledUnit, outcome: Result<UploadOutcome>) {
         match outcome {
-            Ok(UploadOutcome::Saved(saved)) => self.saved(unit, &saved),
+            Ok(UploadOutcome::Saved(saved, removed)) => {
+                self.saved(unit, &saved);
+                self.pruned(removed);
+            }
             Ok(outcome) => {
                 let unknown = matches!(outcome, UploadOutcome::WritersUnknown);
                 self.sealed.remove(unit.name());
@@ -76,6 +79,17 @@ impl Saver {
             saved.seconds,
             text::size(rate as u64)
         ));
+    }
+
+    /// Tells what was removed from the mirror to keep only the newest.
+    fn pruned(&mut self, removed: Result<Vec<CheckpointId>>) {
+        match removed {
+            Ok(removed) => {
+                removed.iter().for_each(|id| self.record.note(format!("removed {id}: newer ones are kept")))
+            }
+            // The next save tries it again.
+            Err(error) => self.record.note(format!("cannot remove older checkpoints: {error}")),
+        }
     }
 
     /// Gives a unit up until it changes.

@@ -52,8 +52,8 @@ pub struct SettledUnit {
 /// What an upload came to.
 #[derive(Debug)]
 pub enum UploadOutcome {
-    /// It is in the mirror.
-    Saved(Box<SavedCheckpoint>),
+    /// It is in the mirror; and which older ones were removed from there, or why they could not be.
+    Saved(Box<SavedCheckpoint>, Result<Vec<CheckpointId>>),
     /// It was not settled, or changed meanwhile.
     Busy,
     /// The file system can't say who writes to it.
@@ -182,7 +182,11 @@ impl SaveContext {
             seconds: begin.elapsed().as_secs_f64(),
         };
         mirror.put_checkpoint(&saved).await?;
-        Ok(UploadOutcome::Saved(Box::new(saved)))
+        let removed = match self.order.keep.filter(|_| saved.complete) {
+            Some(keep) => mirror.prune_checkpoints(&self.order.project, keep.get() as usize).await,
+            None => Ok(Vec::new()),
+        };
+        Ok(UploadOutcome::Saved(Box::new(saved), removed))
     }
 }
 

@@ -33,7 +33,7 @@ impl Saver {
             }
             let outcome = self.begin(unit.clone()).outcome().await;
             match &outcome {
-                Ok(UploadOutcome::Saved(_)) => {}
+                Ok(UploadOutcome::Saved(..)) => {}
                 Err(error) if !is_lasting(error) => waiting.push(unit.clone()),
                 _ => self.record.report.given_up = true,
             }

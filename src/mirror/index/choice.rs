@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::checkpoint::group::{CheckpointGroup, group};
+use crate::checkpoint::group::{CheckpointGroup, group, superseded};
 use crate::checkpoint::{CheckpointId, CheckpointSelector, SavedCheckpoint};
 use crate::error::{Error, Kind, Result};
 use crate::mirror::Mirror;
@@ -67,6 +67,23 @@ impl Mirror {
         };
         let found = self.checkpoint_ref(&saved.id).await?;
         Ok(ChosenCheckpoint { group: group.clone(), saved, found })
+    }
+
+    /// Removes the oldest checkpoints of `project` that are whole and complete, but for the `keep` newest of these. Answers with
+    /// those that it removed; damaged entries stay.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn prune_checkpoints(&self, project: &str, keep: usize) -> Result<Vec<CheckpointId>> {
+        let (groups, _) = self.checkpoint_groups(Some(project), None).await?;
+        let mut removed = Vec::new();
+        for saved in superseded(&groups, keep).flat_map(CheckpointGroup::ranks) {
+            // Another rank may have been faster.
+            if self.remove_checkpoint(&saved.id).await? {
+                removed.push(saved.id.clone());
+            }
+        }
+        Ok(removed)
     }
 
     /// The error for a selector that means none of `groups`, those of its project and job.

@@ -1,6 +1,7 @@
 //! The job around the weights: which kind of document has it, its commands, and what it asks for that a job here has not.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,8 @@ pub struct JobCommands {
     pub project: Option<String>,
     /// The team that the project belongs to.
     pub team: Option<String>,
+    /// How many complete checkpoints of the project are kept in the mirror; `None`: all.
+    pub keep: Option<NonZeroU32>,
     /// Its commands, one after the other.
     pub start_commands: Vec<String>,
     /// Their environment.
@@ -161,6 +164,7 @@ pub fn runs(document: &Value) -> JobCommands {
         None => [None, None],
     };
     let ([project, team], place) = (project, &job.fields.place);
+    let keep = job.fields.present("keep").filter(|_| std::ptr::eq(job.keys, BDNFS_JOB_KEYS)).cloned();
     let mut environment = of("environment_variables");
     if let (true, Value::Object(variables)) = (job.is_config(), &mut environment) {
         for value in variables.values_mut() {
@@ -171,6 +175,7 @@ pub fn runs(document: &Value) -> JobCommands {
         name: text(&job.fields, name),
         project,
         team,
+        keep: keep.and_then(|keep| serde_json::from_value(keep).ok()),
         start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
         environment: serde_json::from_value(environment).unwrap_or_default(),
         load: loading(of("load_checkpoint_config")),

@@ -12,6 +12,7 @@ const MACHINE_REASON: &str = "the commands run on this machine as it is";
 const WORKDIR_REASON: &str =
     "the commands run in the working directory of the job, with the files that are there";
 const LOADING_REASON: &str = "asks for a loops_checkpoint, or for a named one without checkpoint_name and job_id; neither can be loaded";
+const KEEP_REASON: &str = "must be at least 1: the latest checkpoint is always kept";
 const CACHE_BASE_REASON: &str = "must be an absolute path without '..'";
 const SERVING_REASON: &str = "they are for the service that builds and serves the model";
 const UNMOUNTED_REASON: &str = "names data that is not mounted here; name it in weights";
@@ -43,6 +44,7 @@ pub(super) static BDNFS_JOB_KEYS: &[JobKey] = &[
     JobKey::nullable("name", Label).done(),
     JobKey::nullable("project", Name).done(),
     JobKey::nullable("team", Name).done(),
+    JobKey::nullable("keep", Whole).refused(|keep| keep.as_u64().is_some_and(|keep| keep == 0), KEEP_REASON),
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
     JobKey::optional("weights", Any).done(),
 ];

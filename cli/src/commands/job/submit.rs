@@ -1,6 +1,7 @@
 //! `bdnfs job submit`, and the arguments that specify a job.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -45,6 +46,9 @@ pub struct JobSpecArgs {
     /// Stage directly from the sources, without a mirror
     #[arg(long, conflicts_with = "mirror")]
     no_mirror: bool,
+    /// Keep only the N newest complete checkpoints of the project in the mirror. Default: keep of SPEC, else all
+    #[arg(long, value_name = "N")]
+    keep: Option<NonZeroU32>,
     #[command(flatten)]
     training: TrainingArgs,
     #[command(flatten)]
@@ -81,12 +85,19 @@ impl JobSpecArgs {
         let workdir =
             workdir.and_then(|path| path.canonicalize()).context("cannot use the working directory")?;
         let training = self.training.identity(runs.project, runs.team, |name| std::env::var(name).ok())?;
+        let keep = self.keep.or(runs.keep);
+        if keep.is_some() && runs.checkpoints.is_none() {
+            let name = self.spec.display();
+            bail!("keep: {name} saves no checkpoints; enable checkpointing_config, or leave out keep");
+        }
+        let checkpoints = runs.checkpoints.map(|config| CheckpointRequest {
+            path: config.checkpoint_path,
+            size_limit: config.volume_size_gib.map(|size| size.saturating_mul(GIB)),
+            keep,
+        });
         Ok(JobRequest {
             training,
-            checkpoints: runs.checkpoints.map(|config| CheckpointRequest {
-                path: config.checkpoint_path,
-                size_limit: config.volume_size_gib.map(|size| size.saturating_mul(GIB)),
-            }),
+            checkpoints,
             name: runs.name,
             weights: items.into_iter().map(WeightsEntry::into_weights).collect(),
             start_commands,
