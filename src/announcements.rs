@@ -1,4 +1,4 @@
-//! Announcements: the snapshots that this node has all of, as its cluster is told.
+//! Announcements: tells the cluster which snapshots are complete on this node.
 //!
 //! A snapshot is announced when it is staged, and stays so when it is not in use any more, until something of it is evicted or
 //! removed. What an earlier run left whole in the cache is announced when the node joins.
@@ -57,14 +57,14 @@ impl WholeSnapshot {
         (0..self.manifest.blobs()).all(|blob| has(blob).unwrap_or(false))
     }
 
-    /// Whether it is of a mirror: peers are told of what a mirror has, and of nothing else.
+    /// Whether it is a mirrored snapshot: peers are told of no others.
     fn is_mirrored(&self) -> bool {
         (0..self.manifest.blobs()).all(|blob| matches!(self.manifest.key(blob), Ok(Key::Content(_))))
     }
 }
 
 impl Announcements {
-    /// None yet, to `peers`.
+    /// No announcements yet, to `peers`.
     pub fn new(peers: Arc<Peers>) -> Self {
         Self { peers, whole: Mutex::default() }
     }
@@ -86,7 +86,7 @@ impl Announcements {
         });
     }
 
-    /// Announces what `partition` has all of, the last used first, after what was announced before. Looks at all that it has.
+    /// Announces the complete snapshots of `partition`, the last used first, after earlier announcements. Looks at all its blobs.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
@@ -133,7 +133,7 @@ impl RemovalListener for Announcements {
     }
 
     fn blobs_evicted(&self, keys: &HashSet<Key>) {
-        // They may be back already.
+        // The blobs may be back already.
         self.change(|whole| whole.retain(|snapshot| snapshot.has_all(|key| keys.contains(key))));
     }
 }

@@ -13,7 +13,7 @@ use crate::digest::Digest;
 pub enum Key {
     /// Its content's digest.
     Content(Digest),
-    /// For content read straight from an origin, whose digest nobody knows beforehand: a hash of the origin's
+    /// For content read straight from an origin, whose digest is unknown beforehand: a hash of the origin's
     /// own immutable identity for it. Another domain than content, so the two can never be confused.
     Origin(Digest),
 }

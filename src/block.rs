@@ -101,7 +101,7 @@ fn subtree(size: u64, checks: &[Check]) -> [u8; 32] {
     hazmat::merge_subtrees_non_root(&left, &right, Mode::Hash)
 }
 
-/// A block as it came from a tier: bytes that nobody has vouched for yet.
+/// A block as it came from a tier, not verified yet.
 #[derive(Debug)]
 pub struct Arrival {
     /// The size of the blob that the block is part of, in bytes.

@@ -57,11 +57,11 @@ use partition::{CachedFile, Partition};
 use removal::RemovalListeners;
 use space::TenantSpace;
 
-/// How stale a blob's time of last use may grow before an open refreshes it: eviction order needs no better, and an
-/// open of a hot file then costs no write to the inode.
+/// How old a blob's time of last use may get before an open refreshes it: eviction order needs no better, and
+/// an open of a hot file then costs no write to the inode.
 const ATIME_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What bounds a cache.
+/// The limits of a cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The most that blobs may occupy, in bytes; `None`: whatever the reserve leaves.
@@ -70,7 +70,7 @@ pub struct Limits {
     pub reserve: u64,
 }
 
-/// The cache of one tenant on this node. Clones are handles to one and the same.
+/// The cache of one tenant on this node. Clones are handles to the same cache.
 #[derive(Clone, Debug)]
 pub struct Cache {
     partition: Arc<Partition>,
@@ -90,12 +90,12 @@ impl Cache {
         node.tenant(tenant)
     }
 
-    /// The part of the node's cache that it is.
+    /// The tenant's partition of the node's cache.
     pub(crate) fn partition(&self) -> &Arc<Partition> {
         &self.partition
     }
 
-    /// Where things lie.
+    /// The layout of its directory.
     pub fn layout(&self) -> &Layout {
         &self.partition.layout
     }
@@ -105,22 +105,22 @@ impl Cache {
         &self.partition.leases
     }
 
-    /// The time that uses and verifications are stamped with.
+    /// The clock for times of use and verification.
     pub(crate) fn now(&self) -> SystemTime {
         (self.now)()
     }
 
-    /// How much room there is.
+    /// The tenant's space.
     pub fn space(&self) -> &Arc<TenantSpace> {
         &self.space
     }
 
-    /// Whether the disk does not answer those who write.
+    /// Whether the disk does not answer writes.
     pub fn is_stalled(&self) -> bool {
         self.writer.is_stalled()
     }
 
-    /// Makes parts whole.
+    /// The committer, which makes parts whole.
     pub fn committer(&self) -> &Committer {
         &self.committer
     }
@@ -133,7 +133,7 @@ impl Cache {
         let Some(file) = self.layout().open_blob(key, BlobFile::Whole)? else { return Ok(None) };
         let stat = rustix::fs::fstat(&file).map_err(|e| self.layout().fault("stat", key, e))?;
         if stat.st_size as u64 != size {
-            // Only a damaged disk or a stranger's hand makes this; what has the wrong length is not the blob.
+            // Only a damaged disk or another program makes this; what has the wrong length is not the blob.
             tracing::warn!(%key, "a whole blob has {} bytes instead of {size}: removed", stat.st_size);
             self.layout().remove(key, BlobFile::Whole)?;
             return Ok(None);
@@ -171,12 +171,12 @@ impl Cache {
         self.layout().stat(key, form).map(|stat| CachedFile::new(*key, form, &stat))
     }
 
-    /// Whether the whole blob is here. Cheaper than [`open_whole`](Self::open_whole), and not counted as a use of it.
+    /// Whether the cache has the whole blob. Cheaper than [`open_whole`](Self::open_whole), and not counted as a use of it.
     pub fn has(&self, key: &Key, size: u64) -> bool {
         self.layout().has(key, size)
     }
 
-    /// What an earlier run left of a blob that is not whole; `None` when there is nothing.
+    /// The part of a blob that an earlier run left; `None` when there is none.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -187,7 +187,7 @@ impl Cache {
         self.begin(key, size).map(Some)
     }
 
-    /// A place for the blocks of a blob that is not whole, with what an earlier run left there. All who use it at one time share it.
+    /// The part of a blob, with the blocks that an earlier run left. Its users share it.
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`]; [`Kind::Busy`] while the disk does not answer.
@@ -219,8 +219,8 @@ impl Cache {
         self.layout().sync_names().map_err(|e| Error::with(Kind::Disk, "cannot make the cache durable", e))
     }
 
-    /// Takes the whole blob `key` away, whose `file` of `bytes` is not right, and tells all who serve it. The file is removed; where
-    /// the kernel reads it by itself, it becomes a part, and what is fetched again is written into it.
+    /// Removes the whole blob `key`, whose `file` of `bytes` is damaged, and tells its listeners. The file is
+    /// removed; where the kernel reads it by itself, it becomes a part, and what is fetched again is written into it.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -236,18 +236,18 @@ impl Cache {
         Ok(())
     }
 
-    /// Tells all who serve blobs of this tenant that what was here of `key` was not right, and has been removed, and
-    /// with it `file` where it was whole.
+    /// Tells the listeners of this tenant that damaged content of `key` was removed, and with it `file` where
+    /// it was whole.
     pub fn notify_removed(&self, key: &Key, file: Option<&File>) {
         self.partition.removal_listeners.notify(key, file);
     }
 
-    /// Remembers the removed `file` of `key`, so that a [scrub](scrub::scrub) tells that it is still being read.
+    /// Remembers the removed `file` of `key`, so that a [scrub](scrub::scrub) reports that it is still being read.
     pub(crate) fn watch_removed(&self, key: &Key, file: &Arc<File>) {
         self.partition.watch_removed(*key, file);
     }
 
-    /// Who is told of removals.
+    /// The listeners to removals.
     pub fn removal_listeners(&self) -> &RemovalListeners {
         &self.partition.removal_listeners
     }

@@ -142,7 +142,7 @@ pub struct SavedCheckpoint {
     pub manifest: Digest,
     /// How often it was published, this time included: a checkpoint that changes after it was saved is saved again.
     pub generation: u64,
-    /// Whether its job had done with it, as far as anybody can tell.
+    /// Whether its job had finished it, as far as can be told.
     pub complete: bool,
     /// How many files it has.
     pub files: u64,

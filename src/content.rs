@@ -1,7 +1,7 @@
 //! Content: one blob as this node has it, and the way to what is missing of it.
 //!
-//! All who read or stage a blob share one `Content`. It moves one way: no blocks present, some of them, all of them, whole and
-//! durable under its final name. What turns out not to be right is removed, and the content starts anew.
+//! All that read or stage a blob share one `Content`. It moves one way: no blocks present, some of them, all of them,
+//! whole and durable under its final name. What turns out not to be right is removed, and the content starts anew.
 
 mod completion;
 mod ingest;
@@ -61,7 +61,7 @@ const HEDGE_DELAY: Duration = Duration::from_secs(1);
 enum Requester {
     /// A reader of this node.
     Reader,
-    /// Another node, which has somebody waiting in turn.
+    /// Another node, for requesters of its own.
     Peer(Urgency),
 }
 
@@ -135,7 +135,7 @@ impl Content {
         self.ladder.lock().clone()
     }
 
-    /// Has what is missing come from `ladder` from now on, if that reaches the origin and the present one does not.
+    /// Replaces the ladder by `ladder`, if that reaches the origin and the present one does not.
     pub(crate) fn upgrade_ladder(&self, ladder: &Arc<Ladder>) {
         let mut present = self.ladder.lock();
         if ladder.has_origin() && !present.has_origin() {
@@ -162,7 +162,7 @@ impl Content {
         self.ladder().is_shared(&self.blob)
     }
 
-    /// Whether the cache's disk does not answer those who write.
+    /// Whether the cache's disk does not answer writes.
     pub(crate) fn is_disk_stalled(&self) -> bool {
         self.resources.cache.is_stalled()
     }
@@ -329,7 +329,7 @@ impl Content {
         }
     }
 
-    /// Waits for block `index` of `flight`, and when that takes longer than [`HEDGE_DELAY`], also of one that waits for no other node.
+    /// Waits for block `index` of `flight`, and when that takes longer than [`HEDGE_DELAY`], also for that of a direct flight.
     async fn await_hedged(self: &Arc<Self>, flight: &Flight, index: u64) -> Result<Delivery> {
         if !self.is_shared() {
             return flight.block(index).await;
@@ -384,7 +384,7 @@ impl Content {
 impl Drop for Content {
     fn drop(&mut self) {
         self.resources.recent_blocks.forget(&self.blob.key);
-        // Some keep a file open for days.
+        // Some processes keep a file open for days.
         if let Some(file) = self.whole() {
             self.resources.cache.mark_used(&file);
         }

@@ -68,7 +68,7 @@ pub struct Config {
     pub now: fn() -> SystemTime,
 }
 
-/// The engine, as one tenant uses it. Clones are handles to one and the same.
+/// The engine, as one tenant uses it. Clones are handles to the same engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
     node: Arc<NodeState>,
@@ -120,7 +120,7 @@ impl Usage {
 }
 
 impl NodeState {
-    /// Announces what `cache` has all of to the cluster, if there is one, and takes it back when it goes.
+    /// Announces complete snapshots of `cache` to the cluster, if there is one, and withdraws them on eviction.
     fn announce(&self, cache: &Cache) {
         let Some(announcements) = self.cluster.get() else { return };
         let listener: Weak<Announcements> = Arc::downgrade(announcements);
@@ -189,7 +189,7 @@ impl Engine {
         tenants.values().for_each(|(resources, _)| self.node.announce(&resources.cache));
     }
 
-    /// Where the snapshot `id` is in the cluster, if there is one.
+    /// The placement of the snapshot `id` in the cluster, if there is one.
     fn placement(&self, id: Digest) -> Option<Arc<dyn Placement>> {
         self.peers().map(|peers| peers.placement(self.tenant(), id))
     }
@@ -200,7 +200,7 @@ impl Engine {
         Arc::new(ladder.placed(placement))
     }
 
-    /// What tells the cluster, if there is one, that all of a snapshot is here.
+    /// The announcement of a complete snapshot to the cluster, if there is one.
     fn announcements(&self) -> Option<Arc<Announcements>> {
         self.node.cluster.get().cloned()
     }

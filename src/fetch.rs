@@ -36,11 +36,11 @@ use tier_request::FetchContext;
 /// The first wait before the tiers are asked again, and the longest.
 const ATTEMPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// How many times a tier may send wrong bytes before they are taken to be all it has.
+/// How many times a tier may send wrong bytes before no others are expected of it.
 const WRONG_BYTES_LIMIT: u32 = 3;
 
-/// How many times in a row an answer may be none that the pinned version could have: a server or a proxy in trouble sends one
-/// (an error page, a redirect to nowhere), and a file that has changed says so again.
+/// How many invalid answers in a row are retried: a server or a proxy in trouble sends one (an error page, a
+/// redirect to nowhere), and a file that has changed says so again.
 const ODD_ANSWER_LIMIT: u32 = 2;
 
 /// How many groups a stage interleaves at a time: so many that each owner's part of them is in proportion to its share.
@@ -58,7 +58,7 @@ pub enum FetchScope {
     Direct,
 }
 
-/// What a fetch came to, where it did not fail.
+/// The outcome of a fetch that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchOutcome {
     /// All blocks were accepted.
@@ -70,7 +70,7 @@ pub enum FetchOutcome {
 /// The tiers below the node cache, nearest first.
 #[derive(Debug)]
 pub struct Ladder {
-    /// The peers among them, asked first, and who of them fetches what.
+    /// The placement on the peers, which are asked first.
     placement: Option<Arc<dyn Placement>>,
     tiers: Vec<Arc<dyn Tier>>,
     counters: Arc<SnapshotMetrics>,
@@ -80,9 +80,9 @@ pub struct Ladder {
     /// Bytes that arrived from all tiers.
     received: AtomicU64,
     buffers: Arc<BufferPool>,
-    /// What decides the jitter of retries.
+    /// The seed of the jitter of retries.
     seed: fn() -> u64,
-    /// Why the tiers did not have what was asked for last, and when.
+    /// Why the tiers lacked the last blocks that were asked for, and when.
     last_failure: Mutex<Option<(Instant, Error)>>,
 }
 
@@ -114,8 +114,8 @@ impl Ladder {
         self
     }
 
-    /// Where `blob` is in the cluster; `None` where other nodes are not asked for it, because nothing they send could be
-    /// verified.
+    /// The placement of `blob` in the cluster; `None` where its blocks could not be verified, so that no
+    /// other node is asked.
     fn placement(&self, blob: &Blob) -> Option<&dyn Placement> {
         self.placement.as_deref().filter(|_| blob.checks.is_some())
     }
@@ -180,13 +180,13 @@ impl Ladder {
         peers.chain(tiers.map(move |(at, tier)| FetchStep { tier: &**tier, peer: None, last: at == last }))
     }
 
-    /// Why the tiers did not have what was asked for last, if that was within `age`.
+    /// Why the tiers lacked the last blocks that were asked for, if that was within `age`.
     pub fn recent_failure(&self, age: Duration) -> Option<Error> {
         let last = self.last_failure.lock();
         last.as_ref().filter(|(since, _)| since.elapsed() < age).map(|(_, error)| error.share())
     }
 
-    /// What counts the traffic.
+    /// The traffic counters.
     pub fn counters(&self) -> &SnapshotMetrics {
         &self.counters
     }
@@ -233,7 +233,7 @@ impl Ladder {
                 backoff.reset();
                 (wrong_bytes, odd_answers) = (0, 0);
             } else {
-                // What arrived was wrong: that is no progress.
+                // Wrong bytes are no progress.
                 attempt.last_arrival = began;
             }
             wrong_bytes += u32::from(attempt.wrong_bytes);
@@ -249,7 +249,7 @@ impl Ladder {
             if !hopeful || attempt.last_arrival.elapsed() + wait > stall_limit {
                 let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
                 let error = match wrong_bytes {
-                    // That another tier is away is not what is wrong.
+                    // An unreachable tier does not explain wrong bytes.
                     1.. if away => Error::new(Kind::Corrupt, error.to_string()),
                     _ => error,
                 };
@@ -303,8 +303,8 @@ impl Ladder {
         Err(failure.unwrap_or_else(|| Error::new(Kind::Corrupt, "no tier has it")))
     }
 
-    /// Whether this node has come to own what it would now ask an owner or a tier below the peers for: others may wait for
-    /// it to fetch that.
+    /// Whether this node has come to own blocks for which it would now ask an owner or a lower tier: others
+    /// may wait for it.
     fn became_owner(&self, attempt: &FetchAttempt<'_>, step: FetchStep<'_>) -> bool {
         let (Some(placement), Some(first)) = (self.placement(attempt.blob), attempt.missing.first()) else {
             return false;
@@ -314,7 +314,7 @@ impl Ladder {
             && placement.is_owner(attempt.blob, *first)
     }
 
-    /// One request. True when all of `extent` arrived, false when the tier does not have it.
+    /// Sends one request. True when all of `extent` arrived, false when the tier does not have it.
     async fn ask<F, A>(
         &self,
         step: FetchStep<'_>,
@@ -368,7 +368,7 @@ impl Ladder {
     }
 }
 
-/// The failures of two tiers in one. What to do follows from the last, but for wrong bytes that it can't make up for.
+/// The failures of two tiers in one. The last one's kind counts, unless the first is of wrong bytes.
 fn both(first: &Error, last: &Error) -> Error {
     let later = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
     let kind = if first.kind() == Kind::Corrupt && !later { Kind::Corrupt } else { last.kind() };

@@ -170,8 +170,8 @@ pub enum JoinOutcome {
 }
 
 impl Flights {
-    /// Joins the flight that brings block `index`, or plans one of up to `most` blocks from there, as far as `absent`
-    /// says that they lack and no other flight brings them.
+    /// Joins the flight that brings block `index`, or plans one of up to `most` blocks from there, as long as
+    /// `absent` says that they are missing and no other flight fetches them.
     pub fn join(&self, index: u64, most: u64, absent: impl Fn(u64) -> bool) -> JoinOutcome {
         let mut flights = self.by_first.lock();
         if let Some((_, flight)) = flights.range(..=index).next_back()

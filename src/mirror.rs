@@ -59,14 +59,14 @@ use crate::manifest::Listing;
 use crate::source::{Access, Patterns, Uri, tenant};
 use multipart::MirrorStore;
 
-/// One tenant's part of a mirror. Clones are handles to one and the same.
+/// One tenant's part of a mirror. Clones are handles to the same one.
 #[derive(Clone)]
 pub struct Mirror {
     store: MirrorStore,
     name: Arc<str>,
     tenant: Arc<str>,
     scratch: Arc<PathBuf>,
-    /// Its directory, if the mirror is local.
+    /// The directory of a local mirror.
     local: Option<Arc<PathBuf>>,
     /// The credentials of its store, if they are known here.
     keys: Option<Arc<KeyCache>>,
@@ -77,8 +77,8 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// The mirror that lies at the root of `store` and that a person is told as `name`, for `tenant`. Manifests that are
-    /// looked through lie in the directory `scratch` meanwhile, without a name.
+    /// The mirror that lies at the root of `store` and that messages call `name`, for `tenant`. Manifests
+    /// that are looked through lie in the directory `scratch` meanwhile, without a name.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for what can't be the name of a tenant.

@@ -52,14 +52,14 @@ use reuse::PreviousSnapshot;
 
 pub use progress::{MirrorPhase, MirrorProgress};
 
-/// How many blobs are looked for or made at once. What they hold in memory is bounded by itself.
+/// How many blobs are looked up or built at once. Their memory is bounded separately.
 const BLOBS_IN_FLIGHT: usize = 32;
 /// How many repaired faults are listed one by one; `mirror verify` lists all.
 const MAX_LISTED_REPAIRS: usize = 10;
 /// How often blobs that vanish while others are made are made again: they only vanish when another process deletes them.
 const MAX_ROUNDS: u32 = 3;
 
-/// The limits of a publication.
+/// The limits of a mirroring run.
 #[derive(Clone, Copy, Debug)]
 pub struct MirrorConfig {
     /// The most memory for content on its way, in bytes.
@@ -71,7 +71,7 @@ pub struct MirrorConfig {
 pub struct MirrorSource {
     /// Its name for a person, without secrets.
     pub name: String,
-    /// What tells it from all others ([`Uri::identity`](crate::source::Uri::identity)).
+    /// Its [identity](crate::source::Uri::identity), which distinguishes it from all others.
     pub identity: String,
     /// The patterns of its files that may be executed, beside those of which it says so.
     pub executable: Vec<String>,
@@ -84,16 +84,16 @@ pub struct MirrorSource {
     pub hash_first: bool,
 }
 
-/// The outcome of a publication.
+/// The outcome of a mirroring run.
 #[derive(Clone, Debug)]
 pub struct MirrorOutcome {
-    /// What the source is mirrored as now.
+    /// The mirrored snapshot.
     pub found: Ref,
     /// Whether that is new.
     pub new: bool,
-    /// What a person should know of the listing.
+    /// Notes on the listing, for users.
     pub notes: ListingNotes,
-    /// Damage of the earlier mirrored state that this publication repaired.
+    /// Damage of the earlier mirrored state that this run repaired.
     pub repaired: Repairs,
     /// Bytes read from the origin.
     pub read: u64,
@@ -101,12 +101,12 @@ pub struct MirrorOutcome {
     pub written: u64,
 }
 
-/// Damage that a publication found and repaired.
+/// Damage that a mirroring run found and repaired.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs {
-    /// How many there are.
+    /// The number of repaired faults.
     pub count: u64,
-    /// What the first ten say.
+    /// The first ten of them, described.
     pub first: Vec<String>,
 }
 
@@ -164,7 +164,7 @@ pub async fn mirror_source(
     outcome
 }
 
-/// A publication under way.
+/// A mirroring run under way.
 struct MirrorRun<'a> {
     mirror: &'a Mirror,
     source: &'a MirrorSource,
@@ -240,8 +240,8 @@ impl MirrorRun<'_> {
         Ok(OriginListing { manifest, digest, at, began, notes })
     }
 
-    /// What the source is mirrored as already, if that is just what was listed and all of it is there. What is wrong with it
-    /// comes to `faults`.
+    /// The present ref of the source, if it is just what was listed and complete. What is wrong with it goes
+    /// to `faults`.
     async fn find_unchanged(&self, listed: &OriginListing, faults: &mut Repairs) -> Result<Option<Ref>> {
         let found = match self.mirror.latest(&self.source.key()).await?.found {
             Ok(Some(found)) if !found.removed && found.listing == listed.digest => found,
@@ -252,7 +252,7 @@ impl MirrorRun<'_> {
         Ok((faults.count == 0).then_some(found))
     }
 
-    /// What the source was mirrored as before, if anything.
+    /// The present ref of the source, if any.
     async fn previous(&self) -> Option<PreviousSnapshot> {
         let found = self.mirror.latest(&self.source.key()).await.ok()?.found.ok()??;
         let manifest = self.mirror.manifest(&found.manifest).await.ok()??;
@@ -260,7 +260,7 @@ impl MirrorRun<'_> {
         Some(PreviousSnapshot::new(manifest, mirror))
     }
 
-    /// Puts every blob into the mirror that isn't there, and answers with how each is kept.
+    /// Puts missing blobs into the mirror, and returns how each blob is kept.
     async fn put_blobs(&self, listing: &Manifest, recipes: &[Recipe]) -> Result<Vec<MirrorRecord>> {
         let ladder = ladder(self.source.origin.clone());
         let previous = self.previous().await;
@@ -275,7 +275,7 @@ impl MirrorRun<'_> {
         for _ in 0..MAX_ROUNDS {
             let firsts = recipes.iter().map(|recipe| firsts[&recipe.name]);
             let missing = recipes.iter().enumerate().zip(firsts.clone());
-            // What is the same is made once.
+            // Equal content is built once.
             let missing =
                 missing.filter(|((at, _), first)| at == first && kept[*at].is_none()).map(|(one, _)| one);
             let made = stream::iter(missing.map(Ok)).map_ok(|(at, recipe)| {
@@ -297,7 +297,7 @@ impl MirrorRun<'_> {
         Err(Error::new(Kind::Unavailable, text))
     }
 
-    /// Looks whether all blobs are there, and forgets those that are not.
+    /// Checks that all blobs are there, and forgets those that are not.
     async fn check_blobs(&self, kept: &mut [Option<MirrorRecord>]) -> Result<bool> {
         let looked = stream::iter(kept.iter().enumerate()).map(|(at, record)| async move {
             let Some(record) = record else { return Ok(Some(at)) };
@@ -341,7 +341,7 @@ impl MirrorRun<'_> {
 }
 
 impl MirrorSource {
-    /// What `origin`, a directory of this machine, has, as the checkpoint `id`.
+    /// Lists `origin`, a local directory, as the checkpoint `id`.
     pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
         let text = id.to_string();
         // The local path is not recorded in the mirror.
@@ -357,7 +357,7 @@ impl MirrorSource {
         }
     }
 
-    /// What tells the tree that it becomes from all others.
+    /// The identity of the checkpoint.
     fn tree_identity(&self) -> String {
         tree_identity(self.identity.clone(), &self.executable)
     }
@@ -368,7 +368,7 @@ impl MirrorSource {
     }
 }
 
-/// The way to what `tier` alone has.
+/// A ladder of `tier` alone.
 fn ladder(tier: Arc<dyn Tier>) -> Ladder {
     Ladder::new(vec![tier], Arc::default(), Arc::default())
 }

@@ -28,7 +28,7 @@ pub trait Placement: Send + Sync + fmt::Debug + 'static {
     /// their owners busy.
     fn interleave_owners(&self, blob: &Blob, groups: &mut [u64]);
 
-    /// Waits while the membership changes so much that nodes may differ on who owns what. Staging starts nothing then.
+    /// Waits while the membership changes so much that nodes may differ on the owners. Staging starts nothing then.
     fn await_stable_membership(&self) -> BoxFuture<'_, ()>;
 }
 

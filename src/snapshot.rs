@@ -195,7 +195,7 @@ impl Snapshot {
         Ok(Reader::new(self.content(slice.blob)?, slice))
     }
 
-    /// The content of a blob, shared with everybody who has it open.
+    /// The content of a blob, shared by all its users.
     pub(crate) fn content(&self, blob: u32) -> Result<Arc<Content>> {
         Ok(self.contents.open(self.manifest().blob(blob)?, &self.resources, self.ladder_of(blob)))
     }

@@ -49,7 +49,7 @@ const CONCURRENT_LARGE_BLOBS: usize = 8;
 const DISK_STALL_LIMIT: Duration = Duration::from_secs(120);
 const DISK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often blocks are looked for that were here and are no more: somebody verifies the cache meanwhile, and its disk rots.
+/// How often blocks that vanished from the cache are fetched again: a scrub may run meanwhile, and the disk rot.
 const REFETCH_LIMIT: usize = 4;
 
 /// A stage under way or done. Its snapshot keeps the leases as long as that lives.
@@ -85,8 +85,8 @@ pub struct Progress {
 }
 
 impl Stage {
-    /// Starts to stage `snapshot`. It goes on until it is done, or until nobody has the snapshot any more. With `verify` all that
-    /// is here already is read and verified before that.
+    /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped. With
+    /// `verify` all that is here already is read and verified before that.
     pub(crate) fn start(snapshot: &Arc<Snapshot>, verify: bool) -> Arc<Self> {
         let manifest = snapshot.manifest();
         let stage = Arc::new(Self {

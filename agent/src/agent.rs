@@ -31,7 +31,7 @@ use crate::volumes::Volumes;
 /// The directory of a cache in which the images of native mounts are made.
 const IMAGES_DIRECTORY: &str = "images";
 
-/// An agent that has its cache.
+/// An agent: the engine, mounts, jobs and publications of one cache.
 #[derive(Debug)]
 pub struct Agent {
     engine: Engine,
@@ -48,7 +48,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// One without mounts; its jobs stand still until it is [restored](Self::restore). Touches the local disk.
+    /// An agent without mounts; its jobs stand still until it is [restored](Self::restore). Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`] where the records can't be read.
@@ -99,12 +99,12 @@ impl Agent {
         })
     }
 
-    /// What keeps it running.
+    /// The lifecycle, which keeps it running.
     pub fn lifecycle(&self) -> &Arc<Lifecycle> {
         &self.lifecycle
     }
 
-    /// What fetches.
+    /// The engine, which fetches.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -216,7 +216,7 @@ impl Agent {
         self.cluster.as_ref().map(ClusterMembership::status).ok_or_else(none)
     }
 
-    /// All figures of this moment.
+    /// The values of all metrics.
     pub async fn scrape(&self) -> ApiResult<Scrape> {
         let (engine, requests) = (self.engine.clone(), self.requests.totals());
         let (ready, lost) = (self.lifecycle.is_ready(), self.mounts.lost().len() as u64);

@@ -1,8 +1,8 @@
 //! The control API: HTTP with JSON over a unix socket in the cache directory, between the agent and its clients.
 //!
-//! What is asked and answered stands in `docs/openapi.json`, which the tests hold against real answers. A failure is a
-//! [`Failure`] with a fitting status code. A client that may connect may mount as the agent's user, so only that user and root
-//! are let in ([`socket`]).
+//! Requests and answers are described in `docs/openapi.json`, which the tests compare with real answers. A
+//! failure is a [`Failure`] with a fitting status code. A client that may connect may mount as the agent's
+//! user, so only that user and root are let in ([`socket`]).
 
 pub mod attributes;
 pub mod cache;
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 /// The tenant where none is named.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// A source, and the place where somebody is to see it. The path is absolute; all but the first two may be left out.
+/// A source and its mount point, an absolute path. All but these two may be left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Weights {
     /// The source's URI; a secret, since a URL may be signed.
@@ -59,7 +59,7 @@ impl Weights {
     }
 }
 
-/// What to mount where. All but the weights may be left out.
+/// A mount request: what to mount where. All but the weights may be left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountRequest {
     /// The source, and its mountpoint.
@@ -86,7 +86,7 @@ pub struct MountRequest {
     /// Their group.
     #[serde(default)]
     pub gid: Option<u32>,
-    /// What serves it once it is staged; by default what the agent is configured for.
+    /// What serves the mount once it is staged; by default as the agent is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<MountBackend>,
     /// The size that the cache was asked to have, in bytes; the agent warns when it has another.
@@ -167,7 +167,7 @@ pub struct MountInfo {
     /// What serves it: the agent (FUSE), or once it is staged the kernel alone. An older agent does not say it.
     #[serde(default)]
     pub via: MountBackend,
-    /// What the user should know, a sentence each.
+    /// Notes for the user, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -189,7 +189,7 @@ pub struct MountStatus {
     pub local: Option<u64>,
     /// When it was mounted, in seconds since 1970.
     pub since: u64,
-    /// What came from where.
+    /// Bytes by tier.
     pub traffic: Traffic,
     /// Progress of its staging, once that was asked for.
     pub stage: Option<StageStatus>,
@@ -205,15 +205,15 @@ pub struct StageStatus {
     pub state: StageState,
 }
 
-/// Whether a stage goes on.
+/// The state of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StageState {
-    /// It does.
+    /// It is under way.
     Running,
     /// All is local, verified and leased.
     Done,
-    /// It gave up.
+    /// It failed.
     Failed(Failure),
 }
 
@@ -286,7 +286,7 @@ pub struct AgentInfo {
 /// Work of an agent since it started, for all its mounts and those that are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchStats {
-    /// What came from where.
+    /// Bytes by tier.
     pub traffic: Traffic,
     /// Fetches under way now.
     pub flights: u64,
@@ -295,7 +295,7 @@ pub struct FetchStats {
 }
 
 impl FetchStats {
-    /// What `engine` does.
+    /// The engine's counters.
     pub fn of(engine: &Engine) -> Self {
         let (metered, [own, waiting, _]) = (engine.metrics(), engine.memory());
         let memory = BudgetUsage {
@@ -313,10 +313,10 @@ pub type ApiResult<T> = Result<T, Failure>;
 /// Why something could not be done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What the caller would do differently: a [`Kind`] in lower case, [`Failure::CLOSING`], or for a job what became of its
-    /// commands.
+    /// The kind of failure, which says what the caller would do differently: a [`Kind`] in lower case,
+    /// [`Failure::CLOSING`], or for a job what became of its commands.
     pub kind: String,
-    /// One line for a person.
+    /// The message, one line.
     pub message: String,
 }
 

@@ -42,7 +42,7 @@ pub struct CacheConfig {
     pub dir: PathBuf,
     /// The most that it may hold, in bytes.
     pub size: Option<u64>,
-    /// What stays free on its disk, in bytes; a part of that disk, where it isn't said.
+    /// The space that stays free on its disk, in bytes; by default a part of that disk.
     pub reserve: Option<u64>,
     /// The most memory that fetches under way may hold, in bytes.
     pub memory: Option<u64>,

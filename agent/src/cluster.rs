@@ -112,7 +112,7 @@ impl ClusterMembership {
         Ok(Self { name, is_secure, has_seeds, peers, gossip, server, _tasks: tasks })
     }
 
-    /// Waits until other members are known, if there are to be any, for no longer than a moment.
+    /// Waits for at most [`MEMBERS_TIMEOUT`] until other members are known, if seeds are configured.
     pub async fn await_members(&self) {
         if self.has_seeds {
             self.gossip.await_members_stable(MEMBERS_TIMEOUT).await;
@@ -194,7 +194,7 @@ fn id_and_tenants(config: &ClusterConfig, identity: Option<&Identity>) -> Result
     Ok((id, tenants))
 }
 
-/// How large the disk of `cache` is, in bytes.
+/// The size of the disk of `cache`, in bytes.
 fn disk(cache: &Path) -> Result<u64> {
     let disk = rustix::fs::statvfs(cache);
     let disk = disk.map_err(|e| Error::disk("cannot see how large the cache's disk is", e.into()))?;

@@ -1,4 +1,4 @@
-//! Says what was attempted when the operating system refuses it.
+//! Adds what was attempted to the errors of the operating system.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use bdnfs::error::{Error, Result};
 
 /// Makes an error of the engine from one of the operating system.
 pub trait Context<T> {
-    /// Says that `attempt` failed: "cannot start a thread".
+    /// Adds that `attempt` failed: "cannot start a thread".
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), or [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace) where the disk is full.

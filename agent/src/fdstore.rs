@@ -5,18 +5,18 @@
 //! Meanwhile requests wait, and files that the kernel reads by itself are read on. The next agent takes the descriptors and
 //! goes on ([`bdnfs_fs::handover`]).
 //!
-//! There is one fd store a cache, and it is the process that has the lock on `holder.lock`. The agent, which alone owns the
-//! cache, takes that lock and listens at `holder.sock` *before* it starts the fd store, and hands both over: so there is never
-//! a second one, and nobody has to wait for one to come up. An fd store ends when it holds nothing and no agent is there, or
-//! when none has come within the hold time ([`FdStore::find`]).
+//! There is one fd store a cache, and it is the process that has the lock on `holder.lock`. The agent, which
+//! alone owns the cache, takes that lock and listens at `holder.sock` *before* it starts the fd store, and hands
+//! both over: so there is never a second one, and no agent has to wait for one to come up. An fd store ends when
+//! it holds nothing and no agent is there, or when none has come within the hold time ([`FdStore::find`]).
 //!
-//! While it runs, the agent greets the fd store again and again. One that does not, because it was stopped or hangs, would keep
-//! its cache and its mounts from everybody: the fd store kills it, so that the next can take over.
+//! While it runs, the agent greets the fd store again and again. One that does not, because it was stopped or
+//! hangs, would block its cache and its mounts: the fd store kills it, so that the next can take over.
 //!
 //! It can also run as a service of its own ([`process::run_service`]), so that agents in containers that are replaced find it.
 //!
-//! What it holds is also the request of each mount with its secrets, in its memory only: they never get to the disk, and the
-//! next agent can still read what is not local.
+//! It also holds the request of each mount with its secrets, in its memory only: they never get to the disk,
+//! and the next agent can still read what is not local.
 
 mod client;
 mod heartbeat;

@@ -36,7 +36,7 @@ pub fn open(at: &MirrorRequest, scratch: PathBuf) -> Result<Mirror> {
     Mirror::open(&uri, &at.access, &at.tenant, scratch)
 }
 
-/// What `uri` is mirrored as, under this name of it or its [other one](Uri::synonym); `None` where it isn't.
+/// The ref of `uri`, under this name of it or its [other one](Uri::synonym); `None` where it isn't.
 pub async fn find(mirror: &Mirror, uri: &Uri, access: &Access, patterns: &Patterns) -> Result<Option<Ref>> {
     for name in [Some(uri.clone()), uri.synonym()].into_iter().flatten() {
         if let Some(found) = mirror.find(&source_key(&name.tree_identity(access), patterns)).await? {

@@ -60,7 +60,7 @@ pub struct PublicationConfig {
     pub targets: Vec<PathBuf>,
     /// The directory with the bases; default: one in the cache.
     pub bases: Option<PathBuf>,
-    /// Schemes and prefixes of the sources that authors who are not administrators may name.
+    /// Schemes and prefixes of the sources that authors without administrators' rights may name.
     pub inline_sources: Vec<String>,
     /// The sources that have a name.
     pub sources: Vec<SourceConfig>,
@@ -81,7 +81,7 @@ impl Default for PublicationConfig {
     }
 }
 
-/// What a request for a publication waits for.
+/// The state that a request for a publication waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Milestone {
     /// Its source was found, and its snapshot is known.
@@ -101,7 +101,7 @@ pub struct Publications {
     records: Records<PublicationRecord>,
     /// Records of this boot that are to be restored, by key.
     last_run: Mutex<BTreeMap<String, PublicationRecord>>,
-    /// Where bases were mounted before the machine was started again.
+    /// The bases of the previous boot.
     last_boot: HashSet<PathBuf>,
     boot: String,
     table: Mutex<BTreeMap<String, Arc<Publication>>>,
@@ -248,7 +248,7 @@ impl Publications {
         Ok((new, true))
     }
 
-    /// Takes the secrets of a repeated request, which may be newer ones, for what is to be mounted and for what is.
+    /// Takes over the secrets of a repeated request, which may be newer, for its mount, made or to be made.
     async fn renew(&self, publication: &Publication, request: &PublicationRequest) {
         // Secrets that only come again are not newer than those of another publication with the same mount.
         if publication.renew(request) {
@@ -313,7 +313,7 @@ impl Publications {
         self.all().iter().map(|publication| publication.status()).collect()
     }
 
-    /// Ends what is pending, with which the next agent goes on; with `all` for good, and what is published too.
+    /// Ends pending publications, which the next agent resumes; with `all` for good, and published ones too.
     pub async fn end_all(self: &Arc<Self>, all: bool) {
         if all {
             let publications = Arc::clone(self);
@@ -346,7 +346,7 @@ impl Publications {
         self.table.lock().values().cloned().collect()
     }
 
-    /// Takes a publication out of the table.
+    /// Removes a publication from the table.
     fn forget(&self, publication: &Arc<Publication>) {
         let mut table = self.table.lock();
         if table.get(&publication.key).is_some_and(|known| Arc::ptr_eq(known, publication)) {

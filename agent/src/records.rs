@@ -1,7 +1,7 @@
 //! Records: what a restart must not forget, a small JSON file each.
 //!
-//! They lie in `<cache>/state/<kind>/<name>.json` and belong to the process that holds the cache's lock. One is replaced whole and
-//! is on the disk before anybody is told of it; there is nothing to recover after a crash. No record holds a secret.
+//! They lie in `<cache>/state/<kind>/<name>.json` and belong to the process that holds the cache's lock. One is replaced
+//! whole and is on the disk before it is reported; there is nothing to recover after a crash. No record holds a secret.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,9 +22,9 @@ use crate::context::Context;
 const STATE_DIRECTORY: &str = "state";
 /// The version of what is written. A higher one is left alone.
 const VERSION: u32 = 1;
-/// What the name of a record ends in.
+/// The suffix of a record's file name.
 const SUFFIX: &str = ".json";
-/// What the name of one that is being written begins with.
+/// The prefix of the name of one that is being written.
 const DRAFT: &str = ".draft-";
 
 /// The records of one kind. All functions block on the local disk.
@@ -34,7 +34,7 @@ pub struct Records<T> {
     kind: PhantomData<fn() -> T>,
 }
 
-/// What stands in a file.
+/// The content of a file.
 #[derive(Serialize, Deserialize)]
 struct Versioned<T> {
     version: u32,
@@ -64,7 +64,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         utimensat(CWD, self.directory.path(), &times, AtFlags::empty()).map_err(|e| self.fault(e.into()))
     }
 
-    /// All of them, by name, in no order. What can't be read is told in the log, and stays.
+    /// All of them, by name, in no order. Unreadable ones are logged, and stay.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
@@ -75,7 +75,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
             let path = entry.path();
             let file_name = entry.file_name();
             let Some(name) = file_name.to_str().and_then(|name| name.strip_suffix(SUFFIX)) else {
-                // A draft that a crash left. Nobody writes one now.
+                // A draft that a crash left: none is being written now.
                 if file_name.as_encoded_bytes().starts_with(DRAFT.as_bytes()) {
                     let _ = fs::remove_file(&path);
                 }

@@ -4,10 +4,10 @@
 //!   checkpoints/ ── walk, each second ──> settled? ──> seal ──> publish: a snapshot in the mirror ──> index
 //! ```
 //!
-//! The agent starts it beside the job's supervisor. It reads one [`SaveOrder`] from its standard input, with the credentials of the
-//! mirror, which stay in its memory, and needs the agent for nothing more: it goes on when that dies, and ends when the job has and all
-//! that settled is saved. What it did stands in the volume of the job ([`SaverRecord`]); one that is killed is started again, and goes
-//! on from there. It works with a low priority, on the processors and on the disk.
+//! The agent starts it beside the job's supervisor. It reads one [`SaveOrder`] from its standard input, with the
+//! credentials of the mirror, which stay in its memory, and needs the agent for nothing more: it goes on when that dies,
+//! and ends when the job has and all that settled is saved. Its record is in the volume of the job ([`SaverRecord`]): one
+//! that is killed is started again and resumes there. It works with a low priority, on the processors and on the disk.
 
 mod outcomes;
 mod process;
@@ -45,14 +45,14 @@ const SIGNALED_CODE: i32 = 128;
 /// saved piles up.
 const NICE: i32 = 10;
 
-/// What a saver is to do. It travels over a pipe, for there are secrets in it.
+/// The order of a saver. It travels over a pipe, for there are secrets in it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SaveOrder {
     /// The directory of the job's volume.
     pub volume: PathBuf,
     /// The directory in it that is saved.
     pub directory: PathBuf,
-    /// Where the job sees that, for messages.
+    /// The path at which the job sees that, for messages.
     pub place: PathBuf,
     /// The file that is locked as long as the job's commands may write.
     pub job_lock: PathBuf,
@@ -64,7 +64,7 @@ pub struct SaveOrder {
     pub id: String,
     /// The rank of this node.
     pub rank: u32,
-    /// Where to.
+    /// The mirror.
     pub mirror: MirrorRequest,
     /// The most bytes a second that are read for it.
     pub upload_rate: Option<u64>,
@@ -110,7 +110,7 @@ pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-save").context("cannot name the process")?;
-    // SAFETY: a signal that is ignored calls nothing. Who opens a file for writing whose lease is held has it sent.
+    // SAFETY: an ignored signal calls nothing. The kernel sends it when a file is opened for writing whose lease is held.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     runtime::lower_priority_to(NICE);
     let mut line = String::new();

@@ -1,7 +1,7 @@
 //! The server of an agent: it takes the cache, serves the control API, and ends in order.
 //!
-//! The cache's lock decides who is the agent. At its end it first refuses mounts, then closes the sockets, then gives
-//! the lock back: a request is either served or refused, and a refused client starts the next agent.
+//! The cache's lock decides which process is the agent. At its end it first refuses mounts, then closes the sockets,
+//! then gives the lock back: a request is either served or refused, and a refused client starts the next agent.
 
 mod routes;
 mod socket;
@@ -48,7 +48,7 @@ pub struct AgentServer {
 }
 
 impl AgentServer {
-    /// Takes the cache and listens.
+    /// Locks the cache and listens.
     ///
     /// # Errors
     /// [`Kind::Busy`] where another agent has the cache, or is to come back to it.

@@ -14,7 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 use page::{Labels, Page, sample};
 use scrape::{SavingScrape, Scrape};
 
-/// What a page of metrics is: OpenMetrics, which Prometheus reads.
+/// The content type of a page of metrics: OpenMetrics, which Prometheus reads.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics, as a page that Prometheus scrapes.

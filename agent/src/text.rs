@@ -32,7 +32,7 @@ pub fn minute(seconds: i64) -> String {
     }
 }
 
-/// What a person should know of how `source` was listed, a sentence each.
+/// Notes for users on the listing of `source`, a sentence each.
 pub fn notes(notes: &ListingNotes, source: &str) -> Vec<String> {
     let unmatched =
         notes.unmatched.iter().map(|pattern| format!("the pattern {pattern:?} matches nothing in {source}"));

@@ -8,9 +8,9 @@
 //!                   /trash/                  what is being removed
 //! ```
 //!
-//! They are bound into the namespace of their job, so writing is as fast as the disk, and nothing of bdnfs is on the way.
-//! A process that uses the volume of a job (its supervisor, its saver) holds its directory locked, shared: what nobody holds
-//! and no job of this agent needs, a crash has left.
+//! They are bound into the namespace of their job, so writing is as fast as the disk, and nothing of bdnfs is
+//! on the way. A process that uses the volume of a job (its supervisor, its saver) holds its directory
+//! locked, shared: one that is neither locked nor needed by a job of this agent was left by a crash.
 
 pub mod cache_home;
 pub mod file_list;
@@ -31,22 +31,22 @@ use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
 pub use usage::occupied;
 
-/// Where a job finds its scratch directory, as on the platform.
+/// The path of a job's scratch directory, as on the platform.
 pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";
-/// Where it finds its checkpoint directory, unless it names another place.
+/// The path of its checkpoint directory, unless it names another.
 pub const CHECKPOINT_PLACE: &str = "/mnt/ckpts";
 /// The variable with the directory of volumes where no configuration names one, for tests and single commands.
 const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
 /// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
 const DEFAULT_CACHE_LIMIT: u64 = 1_000_000_000_000;
-/// How long what can't be saved is tried again by default: somebody repairs a mirror within a day.
+/// How long a failed save is tried again by default: a mirror is repaired within a day.
 const GIVE_UP: Duration = Duration::from_secs(24 * 60 * 60);
 /// The directory of a tenant's jobs, in that of the tenant.
 const JOBS_DIRECTORY: &str = "jobs";
 /// The directory of what is being removed, in that of the tenant.
 const TRASH_DIRECTORY: &str = "trash";
 
-/// Where volumes lie, and how large they may grow.
+/// The places and the limits of volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeConfig {
     /// The directory of all volumes, absolute.
@@ -129,8 +129,8 @@ impl Volumes {
         }
     }
 
-    /// Removes what a crash has left: scratch directories that nobody holds, but for those of the jobs `needed`, and what is in the
-    /// trash. The rest is removed in the background. Touches the local disk.
+    /// Removes what a crash has left: scratch directories that are not locked, but for those of the jobs
+    /// `needed`, and what is in the trash. The rest is removed in the background. Touches the local disk.
     pub fn clear(&self, needed: &HashSet<PathBuf>) {
         for tenant in subdirectories(&self.config.dir) {
             for job in subdirectories(&tenant.join(JOBS_DIRECTORY)) {
@@ -196,16 +196,16 @@ impl JobVolume {
         Ok(lock)
     }
 
-    /// Locks it, as one of those who use it or as the only one.
+    /// Locks it, shared or exclusive.
     ///
     /// # Errors
-    /// The disk's own, or that somebody else holds it.
+    /// The disk's own, or that another process has locked it.
     pub fn lock(&self, how: FlockOperation) -> io::Result<File> {
         lock(&self.path, how)
     }
 
-    /// Moves what nobody needs after the job into the trash, and removes it in the background: at once, however much it is. That is all,
-    /// where `is_saved`; else checkpoints stay. Touches the local disk.
+    /// Moves what a job leaves into the trash at once, however much it is, and removes it in the background.
+    /// Checkpoints stay unless all `is_saved`. Touches the local disk.
     pub fn retire(&self, is_saved: bool) {
         let all = if is_saved { vec![self.path.clone()] } else { vec![self.scratch(), self.loaded()] };
         for directory in all {
@@ -223,7 +223,7 @@ impl JobVolume {
 /// Locks the volume in the directory `path`.
 ///
 /// # Errors
-/// The disk's own, or that somebody else holds it.
+/// The disk's own, or that another process has locked it.
 pub fn lock(path: &Path, how: FlockOperation) -> io::Result<File> {
     let directory = File::open(path)?;
     rustix::fs::flock(&directory, how)?;

@@ -119,7 +119,7 @@ pub struct NamedAccess {
 /// The first line of a certificate (PEM).
 const PEM_HEADER: &str = "-----BEGIN CERTIFICATE-----";
 
-/// Where the name of the bucket stands in a request.
+/// The place of the bucket's name in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum BucketStyle {
     /// https://service/bucket

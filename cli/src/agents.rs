@@ -54,7 +54,7 @@ async fn query_one(socket: PathBuf) -> Option<(PathBuf, Result<AgentStatus, Stri
     Some((socket, answer))
 }
 
-/// Says that the agent at `socket` does not answer, and which process that is: its lock lies beside its socket.
+/// The error that the agent at `socket` does not answer, with its process id: its lock lies beside its socket.
 fn unresponsive(socket: &Path) -> String {
     let locks = [socket.with_added_extension("lock"), socket.with_file_name("lock")];
     let owner = locks.iter().find_map(|lock| std::fs::read_to_string(lock).ok());

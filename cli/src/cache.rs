@@ -71,7 +71,7 @@ impl CacheArgs {
         let Some(dir) = self.cache_dir.clone().or_else(|| default_dir(env, root)) else {
             bail!("no home directory for a cache; set --cache-dir");
         };
-        // A disk that is frozen lets even those wait who make what is there.
+        // On a frozen disk the creation of a directory blocks even where it exists.
         let make = || DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         let made = if dir.is_dir() { Ok(()) } else { make() };
         let dir = made.and_then(|()| dir.canonicalize()).with_context(|| {

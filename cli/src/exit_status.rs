@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::Error;
 
-/// What most commands exit with when they fail.
+/// The exit status of most commands that fail.
 const FAILURE: u8 = 1;
 
 /// A failure of a command that does not exit with 1.

@@ -11,14 +11,14 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 use crate::log_thread::{self, LogGuard};
 
-/// Where the lines of a log go.
+/// The destination of a log's lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogKind {
     /// To the terminal of a command.
     Command,
     /// To the log of a service.
     Service,
-    /// To a file in the cache, on whose disk nobody may wait.
+    /// To a file in the cache, without waiting for its disk.
     Detached,
 }
 

@@ -40,7 +40,7 @@ const RESOLVER_OPTIONS: (&str, &str) = ("RES_OPTIONS", "timeout:1 attempts:2");
 fn main() -> ExitCode {
     let (variable, options) = RESOLVER_OPTIONS;
     if std::env::var_os(variable).is_none() {
-        // SAFETY: this is the only thread yet, so nobody reads the environment meanwhile.
+        // SAFETY: this is the only thread yet, so none reads the environment meanwhile.
         unsafe { std::env::set_var(variable, options) };
     }
     if let Some(name) = commands::mount_helper::invoked_name() {

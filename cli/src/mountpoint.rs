@@ -1,4 +1,4 @@
-//! Mount points: checks before a mount, directories created for it, and who keeps one busy.
+//! Mount points: checks before a mount, directories created for it, and what keeps one busy.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -13,10 +13,10 @@ use crate::probe::{self, MountHealth};
 /// Why a mount point cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MountPointError {
-    /// It does not exist.
+    /// The path does not exist.
     #[error("mount point {0} does not exist; create it with `mkdir -p {0}`")]
     NotFound(String),
-    /// It is a file.
+    /// The path is a file.
     #[error("mount point {0} is not a directory")]
     NotDirectory(String),
     /// A bdnfs mount is there.
@@ -164,7 +164,7 @@ pub fn check_fuse() -> Result<()> {
     }
 }
 
-/// The message that the mount on `path` is busy, and by whom.
+/// The error that the mount on `path` is in use, and by which processes.
 pub fn busy_message(path: &Path) -> String {
     let mounted = mounts::at(path).ok().flatten();
     format_busy(path, &mounted.map(|mounted| mounts::users(&mounted)).unwrap_or_default())

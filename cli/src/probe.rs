@@ -19,13 +19,13 @@ const PATH_MAX: usize = 4096;
 /// The health of a mount.
 #[derive(Debug)]
 pub enum MountHealth {
-    /// It is served by the agent at this socket.
+    /// The agent at this socket serves it.
     Alive(PathBuf),
     /// Its agent is gone.
     Dead,
-    /// It does not answer in time.
+    /// The mount does not answer in time.
     Unresponsive,
-    /// It cannot be asked, as that of another user.
+    /// The mount may not be asked, as that of another user.
     Unknown(io::Error),
 }
 

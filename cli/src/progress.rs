@@ -51,7 +51,7 @@ pub async fn show_mirror_progress(what: &'static str, progress: Arc<MirrorProgre
     show_progress(what, read).await;
 }
 
-/// Shows the progress that `read` answers with, once there is any, of the operation `what`, until it is aborted.
+/// Shows the progress that `read` returns, once there is any, of the operation `what`, until it is aborted.
 pub async fn show_progress(what: &'static str, read: impl Fn() -> Option<Progress>) {
     let mut display = None;
     loop {

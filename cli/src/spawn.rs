@@ -17,13 +17,13 @@ use crate::secrets;
 pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait before its socket and lock are tried again.
 pub const AGENT_START_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// What a detached agent writes to its parent once it listens; anything else is a [`Failure`].
+/// The message of a detached agent to its parent once it listens; anything else is a [`Failure`].
 pub const READY: &str = "ready";
 
 /// The outcome of starting an agent.
 #[derive(Debug)]
 pub enum SpawnOutcome {
-    /// It listens.
+    /// The agent listens.
     Ready,
     /// Another agent owns the cache, or is about to.
     CacheInUse(Failure),

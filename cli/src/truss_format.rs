@@ -1,4 +1,4 @@
-//! What lists have in common that are printed in the form of `truss train`.
+//! Helpers of lists that are printed in the form of `truss train`.
 
 /// How a list is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

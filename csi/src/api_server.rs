@@ -10,7 +10,7 @@ use serde_json::Value;
 /// How long a request may take.
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where the API server is, and as whom it is asked.
+/// The address of the API server, and the credentials for it.
 #[derive(Clone, Debug)]
 pub struct ApiServerConfig {
     /// Its URL.

@@ -26,8 +26,8 @@ fn volume_id(name: &str, parameters: &HashMap<String, String>) -> String {
     format!("{name}-{digest}")
 }
 
-/// Whether `id` is that of a volume with these parameters. Who does not tell them, as the specification allows, is believed where it
-/// is an id that this driver makes.
+/// Whether `id` is that of a volume with these parameters. A call without them, which the specification
+/// allows, is accepted for any id that this driver makes.
 fn is_volume_id(id: &str, parameters: &HashMap<String, String>) -> bool {
     let Some((name, digits)) = id.rsplit_once('-') else { return false };
     let is_digest =

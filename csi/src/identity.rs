@@ -15,12 +15,12 @@ pub struct IdentityService {
 }
 
 impl IdentityService {
-    /// That of a node's driver.
+    /// The identity of a node's driver.
     pub fn node(name: String, agent: Client) -> Self {
         Self { name, agent: Some(agent) }
     }
 
-    /// That of a controller.
+    /// The identity of a controller.
     pub fn controller(name: String) -> Self {
         Self { name, agent: None }
     }

@@ -64,37 +64,37 @@ pub use self::locality::{LocalityConfig, source_label};
 /// The name of the driver, which volumes and the object `CSIDriver` refer to.
 pub const DRIVER_NAME: &str = "csi.bdnfs.io";
 
-/// Whom a driver trusts, and what namespaces are called in bdnfs.
+/// Which volumes a driver trusts, and the tenants of namespaces.
 #[derive(Clone, Debug, Default)]
 pub struct TrustPolicy {
-    /// Whether a volume is trusted that nobody marked as persistent or inline: other orchestrators than Kubernetes don't.
+    /// Whether a volume is trusted that is marked neither persistent nor inline, as by other orchestrators than Kubernetes.
     pub trust_unmarked: bool,
     /// The tenants of namespaces; the tenant of any other has the namespace's name.
     pub tenants: BTreeMap<String, String>,
 }
 
-/// What a driver on a node is.
+/// The driver of a node.
 #[derive(Debug)]
 pub struct NodeDriver {
     /// Its name.
     pub name: String,
     /// The name of its node.
     pub node_id: String,
-    /// Where it listens.
+    /// The socket that it listens on.
     pub endpoint: PathBuf,
-    /// Where the kubelet finds out about it, and the path that `endpoint` has for the kubelet. `None`: a sidecar says it.
+    /// Its registration socket, and the path that `endpoint` has for the kubelet. `None`: a sidecar registers it.
     pub registration: Option<(PathBuf, PathBuf)>,
     /// The agent, which does the work.
     pub agent: Client,
-    /// Whom it trusts.
+    /// Which volumes it trusts.
     pub policy: TrustPolicy,
-    /// Where it posts events of pods, if it does.
+    /// Where it posts events of pods, if at all.
     pub events: Option<ApiServerConfig>,
-    /// Where it labels its node with what that has, if it does.
+    /// Where it labels its node with what that has, if at all.
     pub locality: Option<LocalityConfig>,
 }
 
-/// Serves a node's driver until `end` is there.
+/// Serves a node's driver until `end` completes.
 ///
 /// # Errors
 /// [`bdnfs::error::Kind::Disk`] where a socket can't be used; [`bdnfs::error::Kind::Refused`] where the kubelet does not register
@@ -132,7 +132,7 @@ pub async fn serve_node(driver: NodeDriver, end: impl Future<Output = ()>) -> Re
     }
 }
 
-/// Serves the controller at `endpoint`, which makes volumes of the parameters of a StorageClass, until `end` is there.
+/// Serves the controller at `endpoint`, which makes volumes of the parameters of a StorageClass, until `end` completes.
 ///
 /// # Errors
 /// [`bdnfs::error::Kind::Disk`] where the socket can't be used.

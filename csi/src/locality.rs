@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, ApiServerConfig};
 
-/// What the labels begin with.
+/// The prefix of the labels.
 const LABEL_PREFIX: &str = "bdnfs.io/has-";
-/// How many hexadecimal digits of a digest stand behind that. Two sources that share them cost a pod nothing but a worse node.
+/// How many hexadecimal digits of a digest follow it. Two sources that share them cost a pod nothing but a worse node.
 const KEY_DIGITS: usize = 16;
 /// How many labels a node has at most: those of the snapshots that were used last. Each is in memory wherever nodes are watched.
 const MAX_LABELS: usize = 64;
@@ -30,7 +30,7 @@ const NOT_READY_INTERVAL: Duration = Duration::from_secs(2);
 /// A JSON merge patch (RFC 7386).
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// Where a node is patched, and how often.
+/// The node object to patch, and how often.
 #[derive(Clone, Debug)]
 pub struct LocalityConfig {
     /// The API server, whose service account may get and patch nodes, and get CSINodes.
@@ -83,7 +83,7 @@ impl NodePatcher {
         }
     }
 
-    /// Patches what differs, and answers with whether pods can be served.
+    /// Patches labels that differ, and returns whether pods can be served.
     async fn patch(&self) -> Result<bool> {
         let summary = match self.agent.cache().await {
             Ok(summary) => summary,
@@ -103,7 +103,7 @@ impl NodePatcher {
         let is_registered = !is_tainted || self.is_registered().await?;
         if is_tainted && is_registered {
             patch["spec"]["taints"] = json!(others);
-            // The list is replaced as a whole: what somebody else has added meanwhile must not be lost.
+            // The list is replaced as a whole: what others have added meanwhile must not be lost.
             patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"].clone();
         }
         if patch != json!({}) {
@@ -141,7 +141,7 @@ fn labels(summary: &CacheSummary) -> BTreeSet<String> {
     labels
 }
 
-/// What is to be changed of a node's labels: `None` for those that go.
+/// The changes to a node's labels: `None` for those that go.
 fn label_changes(node: &Value, wanted: &BTreeSet<String>) -> BTreeMap<String, Option<&'static str>> {
     let known: BTreeSet<_> = node["metadata"]["labels"]
         .as_object()

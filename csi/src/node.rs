@@ -134,7 +134,7 @@ impl NodeService {
     }
 }
 
-/// What the keys of all publications of a volume begin with.
+/// The prefix of the keys of all publications of a volume.
 fn volume_key(id: &str) -> String {
     publication_key("csi", id, None)
 }
@@ -170,7 +170,7 @@ fn required(name: &str, value: String) -> Result<String, Status> {
     if value.is_empty() { Err(Status::invalid_argument(format!("{name} is missing"))) } else { Ok(value) }
 }
 
-/// The way a volume is to be used. Every access mode will do, since nobody writes.
+/// The way a volume is to be used. Every access mode will do, since volumes are read-only.
 fn access_mode(capability: Option<&csi::VolumeCapability>) -> Result<Mode, Status> {
     let capability = capability.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?;
     match &capability.access_type {

@@ -16,7 +16,7 @@ const PLUGIN_TYPE: &str = "CSIPlugin";
 /// The version of CSI; a kubelet compares its major number.
 const CSI_VERSION: &str = "1.11.0";
 
-/// What tells the kubelet which driver this is.
+/// The service that tells the kubelet which driver this is.
 pub struct RegistrationService {
     name: String,
     endpoint: PathBuf,

@@ -1,4 +1,4 @@
-//! What the author of a volume may ask for: its attributes, and the secret that comes with it.
+//! The options that the author of a volume has: its attributes, and the secret that comes with it.
 //!
 //! The author of a pod may choose what is read; where from, as whom and in whose name is chosen by an administrator, in a
 //! PersistentVolume or a StorageClass.
@@ -13,9 +13,9 @@ use tonic::Status;
 use crate::TrustPolicy;
 use crate::events::PodReference;
 
-/// What the kubelet adds to the attributes of a volume, whose keys no author may use.
+/// The prefix of the attributes that the kubelet adds, whose keys no author may use.
 const POD_INFO: &str = "csi.storage.k8s.io/";
-/// What provisioners add.
+/// The prefix of those that provisioners add.
 const PROVISIONER_INFO: &str = "storage.kubernetes.io/";
 /// Attributes that only an administrator may set.
 const TRUSTED_KEYS: [&str; 9] =

@@ -1,4 +1,4 @@
-//! A copy of a mount that is not seen anywhere yet, for the mount namespace or directory of somebody else.
+//! A detached copy of a mount, for another mount namespace or directory.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use crate::wire::abi::{BackingMap, InvalEntryOut, InvalInodeOut, OutHeader};
 use crate::wire::flags::notify;
 
-/// Where the kernel keeps it.
+/// The path of the device.
 const DEVICE_PATH: &str = "/dev/fuse";
 /// Its number, major and minor (admin-guide/devices.txt).
 const NUMBER: (u32, u32) = (10, 229);
@@ -119,15 +119,15 @@ impl Device {
         self.send(unique, -error.raw_os_error(), &[])
     }
 
-    /// Has the kernel forget the entry `name` of the directory `parent`, and look it up anew. It may wait for requests on that
-    /// directory that are under way, so no lock may be held, and no device thread may call it.
+    /// Makes the kernel forget the entry `name` of the directory `parent`, and look it up anew. It may wait for
+    /// requests on that directory that are under way, so no lock may be held, and no device thread may call it.
     pub(crate) fn invalidate_dentry(&self, parent: u64, name: &[u8]) -> rustix::io::Result<()> {
         let head = InvalEntryOut { parent, namelen: name.len() as u32, flags: 0 };
         self.send(0, notify::INVAL_ENTRY, &[head.as_bytes(), name, b"\0"])
     }
 
-    /// Has the kernel drop the cached pages of `node`, also those that are mapped. It may wait for reads that are under way, as
-    /// [`invalidate_dentry`](Self::invalidate_dentry) does for other requests.
+    /// Makes the kernel drop the cached pages of `node`, also those that are mapped. It may wait for reads
+    /// that are under way, as [`invalidate_dentry`](Self::invalidate_dentry) does for other requests.
     pub(crate) fn invalidate_pages(&self, node: u64) -> rustix::io::Result<()> {
         // From the first byte to the end, which is what a length of 0 means.
         let range = InvalInodeOut { node, offset: 0, len: 0 };
@@ -139,7 +139,7 @@ impl Device {
         if name.is_empty() { self.invalidate_pages(node) } else { self.invalidate_dentry(node, name) }
     }
 
-    /// Has the kernel send again all requests that were read, by this process or one before it, and not answered.
+    /// Makes the kernel send again all requests that were read, by this process or one before it, and not answered.
     pub(crate) fn resend(&self) -> rustix::io::Result<()> {
         self.send(0, notify::RESEND, &[])
     }

@@ -13,7 +13,7 @@ pub(crate) fn from_kind(kind: Kind) -> Errno {
         Kind::NotFound => Errno::NOENT,
         Kind::Refused => Errno::ACCESS,
         Kind::Timeout => Errno::TIMEDOUT,
-        // The pinned version is gone from the origin: nobody has the right bytes any more.
+        // The pinned version is gone from the origin: no tier has the right bytes any more.
         Kind::Changed | Kind::Corrupt => Errno::BADMSG,
         Kind::Unavailable
         | Kind::Disk

@@ -37,7 +37,7 @@ pub(crate) enum FileTable {
 pub(crate) enum OpenAnswer {
     /// The file is open.
     Opened(OpenOut),
-    /// It has moved on to another node: its name is to be looked up again.
+    /// The file moved to another node: its name is to be looked up again.
     Moved,
     /// The mount is stateless.
     Stateless,
@@ -75,7 +75,7 @@ impl FileTable {
         }
     }
 
-    /// The node that a lookup of file `index` answers with.
+    /// The node that a lookup of file `index` returns.
     pub(crate) fn lookup_node(&self, index: u32) -> u64 {
         match self {
             Self::Handles(handles) => handles.lookup_node(index),
@@ -93,7 +93,7 @@ impl FileTable {
         matches!(self, Self::Handles(handles) if !handles.passthrough())
     }
 
-    /// Has the file `index` read anew: what was read of it was not right.
+    /// Makes the kernel read the file `index` anew: the pages that it has are wrong.
     pub(crate) async fn renew(&self, index: u32) {
         match self {
             Self::Handles(handles) => handles.renew(index).await,
@@ -101,7 +101,7 @@ impl FileTable {
         }
     }
 
-    /// Lets go of what has been idle for long at `now`. Touches the local disk.
+    /// Closes what was idle for too long at `now`. Touches the local disk.
     pub(crate) fn expire(&self, now: Instant) {
         match self {
             Self::Handles(handles) => handles.expire(now),

@@ -15,7 +15,7 @@ use std::path::Path;
 use bdnfs::manifest::{Manifest, Node};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
-/// Has the kernel send its one FLUSH on the mount of `manifest` at `mountpoint`, by closing the first file.
+/// Makes the kernel send its one FLUSH on the mount of `manifest` at `mountpoint`, by closing the first file.
 pub(crate) fn disable_flush(mountpoint: &Path, manifest: &Manifest) {
     let is_file = |index: &u32| manifest.entry(*index).is_ok_and(|entry| matches!(entry.node, Node::File(_)));
     let path = (0..manifest.entries()).find(is_file).and_then(|index| manifest.path(index).ok());
@@ -40,7 +40,7 @@ fn close_in_child(file: &Path) -> io::Result<()> {
     }
 }
 
-/// What the child does, by system calls alone. If it can't close the device's descriptors it does without the rest.
+/// The child's work, by system calls alone. If it can't close the device's descriptors it skips the rest.
 fn open_close_exit(path: &CStr) -> ! {
     // SAFETY: every descriptor is the child's own copy, and the path is a string that lives in its copy of the memory.
     unsafe {

@@ -80,7 +80,7 @@ fn run(command: &mut Command) -> Result<Output> {
     })
 }
 
-/// What the helper said, in one line.
+/// The helper's message, in one line.
 fn refusal(what: &str, output: &Output) -> Error {
     let words = String::from_utf8_lossy(output.stderr.trim_ascii()).replace('\n', "; ");
     let program = OsStr::new(HELPER).display();

@@ -11,11 +11,11 @@ use crate::device::Device;
 
 /// Invalidates what the kernel caches, from another process than the one that serves the mount.
 ///
-/// An invalidation may wait for requests on the directory or the file that are under way. A process that waits so can't end, not even
-/// when it is killed, while those requests wait for nobody but it: another process is not in the way of the next server.
+/// An invalidation may wait for requests on the directory or the file that are under way. A process that waits so can't end,
+/// not even when it is killed, while those requests wait for it alone: another process is not in the way of the next server.
 pub trait DentryInvalidator: Debug + Send + Sync {
-    /// Has `name` in the directory with the node id `node` invalidated on `device`, or where the name is empty the pages of the
-    /// file `node`. False: it has to be done here.
+    /// Invalidates `name` in the directory with the node id `node` on `device`, or with an empty name the
+    /// pages of the file `node`. False: it has to be done here.
     fn invalidate(&self, device: BorrowedFd<'_>, node: u64, name: &[u8]) -> bool;
 }
 
@@ -53,8 +53,8 @@ impl MountDescriptors {
         self.queues[0].as_fd()
     }
 
-    /// Has the kernel queue again the requests of a server that has ended. They wait for the next server all the same, but
-    /// their callers can be killed.
+    /// Makes the kernel queue the requests of a server that has ended again. They wait for the next server
+    /// all the same, but their callers can be killed.
     ///
     /// # Errors
     /// When the mount has ended.

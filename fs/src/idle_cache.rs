@@ -27,7 +27,7 @@ impl<K: Eq + Hash, V> IdleCache<K, V> {
         self.values.push(key, (now, value)).map(|(_, (_, evicted))| evicted)
     }
 
-    /// Takes the value of `key` out.
+    /// Removes and returns the value of `key`.
     pub(crate) fn take(&mut self, key: &K) -> Option<V> {
         self.values.pop(key).map(|(_, value)| value)
     }
@@ -42,7 +42,7 @@ impl<K: Eq + Hash, V> IdleCache<K, V> {
         Some(value.clone())
     }
 
-    /// Takes out all that have been idle for too long at `now`; what is `in_use` counts as used.
+    /// Removes and returns all values that were idle for too long at `now`; those `in_use` count as used.
     pub(crate) fn expire(&mut self, now: Instant, in_use: impl Fn(&V) -> bool) -> Vec<V> {
         let mut expired = Vec::new();
         while self.values.peek_lru().is_some_and(|(_, (used, _))| now.duration_since(*used) >= self.timeout) {

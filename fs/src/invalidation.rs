@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use crate::device::Device;
 use crate::handover::DentryInvalidator;
 
-/// Has the kernel forget what it caches of one mount.
+/// Makes the kernel forget what it caches of one mount.
 #[derive(Debug)]
 pub(crate) struct KernelCache {
     runtime: Handle,
@@ -30,12 +30,12 @@ impl KernelCache {
         Arc::new(Self { runtime, device, invalidator, turn: Semaphore::new(1) })
     }
 
-    /// Has the entry `name` of the directory `parent` looked up anew.
+    /// Makes the kernel look up the entry `name` of the directory `parent` anew.
     pub(crate) async fn forget_name(&self, parent: u64, name: Vec<u8>) {
         self.forget(parent, name).await;
     }
 
-    /// Has the pages of the file `node` read anew, also those that are mapped.
+    /// Makes the kernel read the pages of the file `node` anew, also those that are mapped.
     pub(crate) async fn forget_pages(&self, node: u64) {
         self.forget(node, Vec::new()).await;
     }

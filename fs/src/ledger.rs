@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 
 use shared_memory::SharedMemory;
 
-/// Says what it is and how it is laid out: "bdnfs" and a version. To be raised with every change of what expected below,
-/// and of the limits that the kernel is told at the beginning (`session`): a mount keeps to those it began with.
+/// The magic number and version of the layout: "bdnfs" and a number. To be raised with every change of what expected
+/// below, and of the limits that the kernel is told at the beginning (`session`): a mount keeps to those it began with.
 const MAGIC: u64 = 0x0062_646e_6673_0001;
 /// Words before the first slot: the magic, the features, the device number, how many slots were ever used; some in reserve.
 const HEADER_WORDS: usize = 8;
@@ -40,7 +40,7 @@ pub(crate) struct MountFeatures {
     pub(crate) stateless: bool,
 }
 
-/// What a slot records.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LedgerItem {
     /// A handle that the agent serves.
@@ -132,7 +132,7 @@ impl Ledger {
         Ok((ledger, entries))
     }
 
-    /// Where it is kept.
+    /// The memory that holds it.
     pub(crate) fn memory(&self) -> &SharedMemory {
         &self.memory
     }

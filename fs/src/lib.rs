@@ -1,7 +1,7 @@
 //! A bdnfs snapshot as a read-only FUSE file system.
 //!
-//! [`Mount`] mounts a snapshot and serves it; [`mounts`] lists mounts and who uses them. A request travels from top to bottom,
-//! and its reply back up:
+//! [`Mount`] mounts a snapshot and serves it; [`mounts`] lists mounts and their users. A request travels from
+//! top to bottom, and its reply back up:
 //!
 //! ```text
 //!   job: read(2)              the kernel reads a whole file by itself (passthrough) ──> the cache's own file
@@ -117,7 +117,7 @@ pub use crate::metrics::{RequestMetrics, RequestTotals};
 #[cfg(feature = "fuzz")]
 pub use crate::wire::request::decode_request;
 
-/// The fewest threads that serve a mount: with one, opens are a third slower, and one slow disk read stops everybody.
+/// The fewest threads that serve a mount: with one, opens are a third slower, and one slow disk read stops all others.
 const MIN_THREADS: usize = 2;
 
 /// The options of a mount.
@@ -199,7 +199,7 @@ impl Mount {
         let filesystem = filesystem(snapshot, runtime, options, &queues[0], &ledger, &[]);
         let threads = session::start(&filesystem, &queues, options.threads.max(MIN_THREADS))?;
         if stateless {
-            // Before anybody else holds descriptors: until then, the mount ends with this process.
+            // Before another process holds descriptors: until then, the mount ends with this process.
             flush::disable_flush(mountpoint, filesystem.snapshot.manifest());
         }
         let device = mount::device_number(mountpoint)?;

@@ -44,7 +44,7 @@ pub struct RequestMetrics {
     trace_ids: AtomicU64,
 }
 
-/// What [`RequestMetrics`] had counted at one moment.
+/// The counts of [`RequestMetrics`] at one moment.
 #[derive(Clone, Debug)]
 pub struct RequestTotals {
     /// The latencies of each operation, from when a request was read until its reply.

@@ -25,7 +25,7 @@ use crate::{Mount, Options, mountpoint};
 use superblock::NativeSuperblock;
 pub use superblock::Superblocks;
 
-/// How often a mount is looked for: nobody tells when it has ended. A look takes a microsecond.
+/// How often to check whether a mount has ended: the kernel does not tell. A check takes a microsecond.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How often copies of an unmounted mount are looked for: that asks for the mount namespaces of all processes.
 const COPIES_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -61,8 +61,8 @@ impl NativeMount {
         mounted.ok_or_else(|| failed(Errno::BUSY, &mountpoint))
     }
 
-    /// Mounts `native` in the place of `mount`, which has the same snapshot, and ends that; `None`, and all stays as it is, where
-    /// somebody uses it. At no moment is the mount point empty. Blocks on the local disk.
+    /// Replaces `mount`, which has the same snapshot, by `native`; `None`, and nothing changes, where it is
+    /// in use. At no moment is the mount point empty. Blocks on the local disk.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -74,7 +74,7 @@ impl NativeMount {
     ) -> Result<Option<Self>> {
         let mountpoint = mount.mountpoint();
         let unused = || {
-            // Binds of it would go on with FUSE, unknown to anybody.
+            // Bind mounts of it would stay on FUSE unnoticed.
             let mounts = mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count();
             // This does not unmount it, but tells whether it is unused.
             let expire = UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW;
@@ -83,14 +83,14 @@ impl NativeMount {
         let how = (MoveMountFlags::MOVE_MOUNT_BENEATH, unused);
         let mounted = Self::attach(superblocks, native, mountpoint, options, how)?;
         if mounted.is_some() {
-            // Who has come since then keeps what it has opened.
+            // A process that came since then keeps what it has opened.
             mounts::detach(mountpoint)?;
         }
         Ok(mounted)
     }
 
-    /// Takes up the mount of `native` at `mountpoint` that an earlier process made; `None` where there is none. What else is mounted
-    /// over it, that process was about to end.
+    /// Takes over the mount of `native` at `mountpoint` that an earlier process made; `None` where there is
+    /// none. What else is mounted over it, that process was about to end.
     ///
     /// # Errors
     /// [`Kind::Disk`] when the mount table can't be read.

@@ -26,8 +26,8 @@ const IDLE_BACKING_FILES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 /// the cache from evicting.
 pub(crate) const BACKING_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The open nodes. `B` is a registered backing file, `W` is dropped when nobody waits any more for a node's file to become
-/// whole.
+/// The open nodes. `B` is a registered backing file, `W` is dropped when no request waits any more for a
+/// node's file to become whole.
 #[derive(Debug)]
 pub(crate) struct OpenTable<B, W> {
     open: HashMap<u64, OpenNode<B, W>>,
@@ -43,14 +43,14 @@ enum OpenNode<B, W> {
     Passthrough { handles: u64, backing: B },
 }
 
-/// What [`OpenTable::renew`] leaves to be done.
+/// What is left to do after [`OpenTable::renew`].
 #[derive(Debug)]
 pub(crate) struct Renewed<B> {
     /// The nodes of the file, whose pages the kernel is to drop.
     pub(crate) nodes: Vec<u64>,
     /// Whether lookups lead to another node from now on.
     pub(crate) moved: bool,
-    /// Backing files that nobody has open.
+    /// Backing files without open handles.
     pub(crate) backings: Vec<B>,
 }
 
@@ -189,7 +189,7 @@ impl<B: Clone, W> OpenTable<B, W> {
         Renewed { nodes, moved, backings }
     }
 
-    /// Takes out the backing files that have been idle for too long at `now`.
+    /// Removes and returns the backing files that were idle for too long at `now`.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<B> {
         self.idle.expire(now, |_| false)
     }

@@ -25,7 +25,7 @@ use crate::wire::dir::DirentBuffer;
 use crate::wire::flags::open;
 use crate::wire::request::{Operation, Request};
 
-/// The longest read and the longest listing, in bytes; the kernel is told so.
+/// The longest read and the longest listing, in bytes, as agreed with the kernel.
 pub(crate) const MAX_READ: usize = 1 << 20;
 /// The unit of `statfs`, in bytes.
 const STATFS_BLOCK: u32 = 4096;
@@ -119,7 +119,7 @@ impl Filesystem {
         }
     }
 
-    /// The node id that a lookup of entry `index` answers with now.
+    /// The node id that a lookup of entry `index` returns now.
     fn node(&self, index: u32, entry: &Entry<'_>) -> u64 {
         match entry.node {
             Node::File(_) => self.files.lookup_node(index),

@@ -49,7 +49,7 @@ impl RequestContext {
             Err(error) => self.device.reply_error(self.unique, error),
         };
         if let Err(error) = sent {
-            // The mount has gone, or the reply was bad and the kernel has made EIO of it: nobody waits any
+            // The mount has gone, or the reply was bad and the kernel has made EIO of it: no caller waits any
             // more.
             tracing::debug!(unique = self.unique, %error, "a reply was not taken");
         }
@@ -100,7 +100,7 @@ impl PendingReplies {
         }
         let (pending, handed_over) = (self.pending.clone(), self.handed_over.clone());
         let guard = ReplyGuard { pending, handed_over, unique: request.unique };
-        // All that is logged for the request names it; it costs nothing where nobody asks for that.
+        // The request's log lines name it; it costs nothing where they are off.
         let span = tracing::debug_span!("request", id = field::Empty, operation = request.operation_name());
         if !span.is_disabled() {
             span.record("id", request.metrics.next_trace_id());
@@ -119,8 +119,8 @@ impl PendingReplies {
     }
 }
 
-/// Replies EIO to a request whose task ends without a reply, by a panic or with its runtime: nobody could kill a process
-/// that waits for ever. But not where another process will reply.
+/// Replies EIO to a request whose task ends without a reply, by a panic or with its runtime: a process that
+/// waits for ever could not be killed. But not where another process will reply.
 struct ReplyGuard {
     pending: Arc<RequestTable<Task>>,
     handed_over: Arc<AtomicBool>,

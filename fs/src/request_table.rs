@@ -39,16 +39,16 @@ impl<T> RequestTable<T> {
         true
     }
 
-    /// Takes the request `unique` out: the caller that gets it replies to it.
+    /// Removes the request `unique`: the caller that gets it replies to it.
     #[must_use]
     pub(crate) fn take(&self, unique: u64) -> Option<T> {
         self.entries.lock().requests.remove(&unique)
     }
 
-    /// Takes the interrupted request `unique` out: the caller aborts it and replies to it.
-    /// `None`: it is answered already, or will be found interrupted when it begins. (The protocol's other
-    /// way, to answer the interruption with EAGAIN, works only on the descriptor that the request was read
-    /// from, which nobody knows before it has begun.)
+    /// Removes the interrupted request `unique`: the caller aborts it and replies to it. `None`: it is
+    /// answered already, or will be found interrupted when it begins. (The protocol's other way, to answer
+    /// the interruption with EAGAIN, works only on the descriptor that the request was read from, which is
+    /// unknown before it has begun.)
     #[must_use]
     pub(crate) fn interrupt(&self, unique: u64) -> Option<T> {
         let mut table = self.entries.lock();

@@ -41,9 +41,9 @@ const ACCEPTED_FLAGS: u64 = init::ASYNC_READ
 /// The features that the kernel offered and the handshake accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelFeatures {
-    /// It takes backing files.
+    /// The kernel takes backing files.
     pub(crate) passthrough: bool,
-    /// It sends requests again, so that another process can go on.
+    /// The kernel sends requests again, so that another process can continue.
     pub(crate) resend: bool,
 }
 

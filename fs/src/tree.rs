@@ -13,7 +13,7 @@ use crate::wire::abi::{Attr, AttrOut, EntryOut};
 /// The bit in which a twin's id differs from its base's. Far above every index, and not the sign bit, which some programs
 /// misread.
 const TWIN_BIT: u64 = 1 << 62;
-/// Where the generation of a file's ids begins: above every index, and the 1 that is added to it.
+/// The first generation of a file's ids: above every index, and the 1 that is added to it.
 const GENERATION_SHIFT: u32 = 33;
 /// How long the kernel may cache names and attributes, in seconds: practically for ever, since nothing changes. 136 years
 /// rather than the largest number, so that no arithmetic on it can overflow.
@@ -111,8 +111,8 @@ pub(crate) fn attr_reply(attr: Attr) -> AttrOut {
     AttrOut { attr_valid: CACHE_SECONDS, attr, ..AttrOut::default() }
 }
 
-/// What lies at one position of a directory's listing. Positions are the values of `telldir`: stable, and a listing can
-/// continue at any of them at any time.
+/// The entry at one position of a directory's listing. Positions are the values of `telldir`: stable, and a
+/// listing can continue at any of them at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirPosition {
     /// `.`

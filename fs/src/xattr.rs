@@ -91,7 +91,7 @@ impl Filesystem {
     }
 }
 
-/// How much of all files of `snapshot` is local; stops when nobody holds `wanted` any more.
+/// How much of all files of `snapshot` is local; stops when `wanted` is dropped.
 fn total(snapshot: &Snapshot, wanted: &Weak<()>) -> Result<Vec<u8>, Errno> {
     let mut local = 0;
     for index in 0..snapshot.manifest().entries() {
@@ -106,7 +106,7 @@ fn total(snapshot: &Snapshot, wanted: &Weak<()>) -> Result<Vec<u8>, Errno> {
     Ok(share(local, snapshot.manifest().bytes()))
 }
 
-/// So much of so much.
+/// `local/all`.
 fn share(local: u64, all: u64) -> Vec<u8> {
     format!("{local}/{all}").into()
 }

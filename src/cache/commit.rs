@@ -26,8 +26,8 @@ const COMMIT_QUEUE_LEN: usize = 512;
 /// journal commit and a barrier each, and other dirty data on a cache's disk is mostly the cache's own.
 const SYNCFS_MIN_BATCH: usize = 8;
 
-/// The extended attribute that keeps a whole blob's digest, so that nobody needs to hash it again: its 32 bytes as they
-/// are, which ext4 still keeps within the inode.
+/// The extended attribute that keeps a whole blob's digest, so that it is not hashed again: its 32 bytes as
+/// they are, which ext4 still keeps within the inode.
 pub const DIGEST_XATTR: &str = "user.bdnfs.digest";
 
 type CommitCallback = Box<dyn FnOnce(Result<File>) + Send>;
@@ -37,7 +37,7 @@ struct CommitRequest {
     done: CommitCallback,
 }
 
-/// The thread that commits, and the way to it.
+/// The thread that commits, and its queue.
 #[derive(Debug)]
 pub struct Committer {
     queue: Option<Sender<CommitRequest>>,
@@ -64,8 +64,8 @@ impl Committer {
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 
-    /// Commits `partial`, all of whose blocks are present, and tells `done` the whole file. Blocks while the queue is
-    /// full.
+    /// Commits `partial`, all of whose blocks are present, and calls `done` with the whole file. Blocks while
+    /// the queue is full.
     pub fn commit(&self, partial: Arc<PartialBlob>, done: impl FnOnce(Result<File>) + Send + 'static) {
         let request = CommitRequest { partial, done: Box::new(done) };
         let refused = match &self.queue {
@@ -121,7 +121,7 @@ fn flush(batch: &[CommitRequest]) -> Vec<Result<()>> {
     batch.iter().map(|request| request.partial.file().sync_all().map_err(fault)).collect()
 }
 
-/// Notes the digest on the file. A convenience: where the file system can't do it, nobody is told the digest.
+/// Stores the digest on the file. Best effort: without an attribute it is not shown.
 fn note_digest(partial: &PartialBlob) {
     let Some(digest) = partial.digest() else { return };
     let noted = rustix::fs::fsetxattr(partial.file(), DIGEST_XATTR, &digest.0, XattrFlags::empty());
@@ -134,7 +134,7 @@ fn promote(partial: &PartialBlob) -> Result<File> {
     let layout = partial.layout();
     layout.promote(partial.key())?;
     layout.remove(partial.key(), BlobFile::Map)?;
-    // Only now: a part that nobody may write to could not be taken up again after a crash.
+    // Only now: a read-only part could not be resumed after a crash.
     if let Err(error) = partial.file().set_permissions(std::fs::Permissions::from_mode(0o400)) {
         tracing::debug!(key = %partial.key(), %error, "a blob is kept writable");
     }

@@ -1,8 +1,8 @@
 //! Directories of a cache, in which nothing is reached through a symbolic link.
 //!
-//! An agent often is root, and what it finds in its cache may have been put there by somebody else before the directory was
-//! its own. So a cache directory that others may write is refused, and what lies in it is opened below a descriptor of it, with
-//! openat2(2) and RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS.
+//! An agent often is root, and what it finds in its cache may have been put there by another user before the
+//! directory was its own. So a cache directory that others may write is refused, and what lies in it is
+//! opened below a descriptor of it, with openat2(2) and RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS.
 
 use std::fs::File;
 use std::io;
@@ -137,7 +137,7 @@ impl CacheDirectory {
     }
 }
 
-/// Whether a directory of the user `owner` can't be changed by anybody but this process's user and root.
+/// Whether only this process's user and root can change a directory of the user `owner`.
 fn is_own(owner: u32) -> bool {
     owner == 0 || owner == rustix::process::geteuid().as_raw()
 }

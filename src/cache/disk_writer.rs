@@ -21,7 +21,7 @@ const THREADS_PER_CORE: usize = 2;
 
 type Write = Box<dyn FnOnce() + Send>;
 
-/// The threads that write, and the way to them.
+/// The threads that write, and their queue.
 pub struct DiskWriter {
     queue: Sender<Write>,
     /// How many writes are late.
@@ -34,7 +34,7 @@ impl fmt::Debug for DiskWriter {
     }
 }
 
-/// The states of a write: nobody has given it up and it is not done; it is done; it was given up first.
+/// The states of a write: under way, done, given up by its caller.
 const PENDING: u8 = 0;
 const DONE: u8 = 1;
 const LATE: u8 = 2;
@@ -74,7 +74,7 @@ impl DiskWriter {
         let (state, late) = (Arc::new(AtomicU8::new(PENDING)), self.late.clone());
         let seen = state.clone();
         let work = move || {
-            // Nobody is there to hear of it when it is late.
+            // The caller of a late write is gone.
             let _ = done.send(write());
             if seen.swap(DONE, SeqCst) == LATE && late.fetch_sub(1, SeqCst) == 1 {
                 tracing::warn!("the cache's disk answers again");

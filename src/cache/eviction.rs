@@ -39,7 +39,7 @@ pub struct Evictor {
     evicted: AtomicU64,
     one_pass: Mutex<()>,
     admitting: Mutex<()>,
-    /// How many keep everything from being evicted.
+    /// The number of [`EvictionPause`]s.
     pauses: Mutex<usize>,
     released: Condvar,
     pressure_listeners: PressureListeners,
@@ -58,7 +58,7 @@ impl Drop for EvictionPause {
 }
 
 impl Evictor {
-    /// For the cache in `root`, whose disk `writer` writes to, and which has no tenants yet.
+    /// An evictor for the cache in `root`, whose disk `writer` writes to. It has no tenants yet.
     pub fn new(root: Arc<CacheRoot>, writer: Arc<DiskWriter>, limits: Limits) -> Self {
         Self {
             root,
@@ -76,12 +76,12 @@ impl Evictor {
         }
     }
 
-    /// Watches over one more share.
+    /// Adds the partition of a tenant.
     pub fn add(&self, partition: Arc<Partition>) {
         self.lock_partitions().push(partition);
     }
 
-    /// The shares of all tenants.
+    /// The partitions of all tenants.
     pub fn partitions(&self) -> Vec<Arc<Partition>> {
         self.lock_partitions().clone()
     }
@@ -90,7 +90,7 @@ impl Evictor {
         self.partitions.lock()
     }
 
-    /// Has nothing evicted until the answer is dropped.
+    /// Pauses eviction until the result is dropped.
     pub fn pause(self: &Arc<Self>) -> EvictionPause {
         *self.pauses.lock() += 1;
         EvictionPause(self.clone())
@@ -115,12 +115,12 @@ impl Evictor {
         }
     }
 
-    /// The listeners that may release data before a claim is refused.
+    /// The listeners that may release blobs before a reservation is refused.
     pub fn pressure_listeners(&self) -> &PressureListeners {
         &self.pressure_listeners
     }
 
-    /// What bounds the cache.
+    /// The limits of the cache.
     pub fn limits(&self) -> Limits {
         self.limits
     }
@@ -161,7 +161,7 @@ impl Evictor {
         }
         drop(pauses);
         let _one_pass = self.one_pass.lock();
-        // Somebody else's pass may have made the room meanwhile.
+        // Another pass may have made the room meanwhile.
         let over = self.quota_excess(partition);
         self.evict_bytes(
             over,
@@ -172,7 +172,7 @@ impl Evictor {
         self.evict_bytes(self.shortfall(), self.limits.capacity, |_| true, || self.full())
     }
 
-    /// Leases all of `groups` for `partition`, if all that is leased has room beside each other; else none.
+    /// Leases all of `groups` for `partition`, if they fit beside all other leases; else none.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], with what is needed, what there is and who holds it.
@@ -205,7 +205,7 @@ impl Evictor {
         if union_bytes(groups.iter()) > most { Err(self.refused(partition, groups, most, 0)) } else { Ok(()) }
     }
 
-    /// The most bytes that can be leased. Until it is counted what can go from the disk is not known; then claims find out.
+    /// The most bytes that can be leased. Before the cache is counted the limit is unknown, and reservations fail later.
     fn max_leasable(&self) -> u64 {
         let disk =
             self.used().map_or(u64::MAX, |used| (used + self.free()).saturating_sub(self.limits.reserve));
@@ -240,7 +240,7 @@ impl Evictor {
         Error::new(Kind::NoSpace, text)
     }
 
-    /// How many bytes must go before what is claimed can come.
+    /// The bytes to evict before those that are reserved fit.
     fn shortfall(&self) -> u64 {
         if self.credit.load(Relaxed) < 0 {
             let spare = self.free() as i64 - self.limits.reserve as i64;
@@ -255,7 +255,7 @@ impl Evictor {
         over_reserve.max(over_capacity)
     }
 
-    /// How many bytes of this tenant must go before what it has claimed can come.
+    /// The bytes of this tenant to evict before those that it has reserved fit.
     fn quota_excess(&self, partition: &Partition) -> u64 {
         match partition.quota {
             Some(quota) if self.is_counted() => partition.used().saturating_sub(quota),
@@ -263,7 +263,7 @@ impl Evictor {
         }
     }
 
-    /// Frees `shortfall` bytes of the shares that `choose` takes, and some of their `limit` besides.
+    /// Evicts `shortfall` bytes of the partitions that `choose` selects, and some of their `limit` besides.
     fn evict_bytes(
         &self,
         shortfall: u64,
@@ -299,7 +299,7 @@ impl Evictor {
         Err(Error::new(Kind::NoSpace, text))
     }
 
-    /// Evicts what has no lease until `goal` bytes are freed, and returns how many were.
+    /// Evicts unleased blobs until `goal` bytes are freed, and returns how many were.
     fn evict_pass(&self, goal: u64, choose: impl Fn(&Partition) -> bool) -> u64 {
         let partitions: Vec<_> =
             self.partitions().into_iter().filter(|partition| choose(partition)).collect();

@@ -53,11 +53,11 @@ pub struct EvictionTotals {
     pub blobs: u64,
     /// Bytes that they occupied.
     pub bytes: u64,
-    /// Bytes that stay, because somebody holds them.
+    /// Bytes that stay, because they are held.
     pub held: u64,
 }
 
-/// Looks at everything. Takes seconds for a million blobs.
+/// Scans the whole cache. Takes seconds for a million blobs.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk).
@@ -110,7 +110,7 @@ fn line(
     Ok(CachedSnapshot { source, snapshot, files, files_local, bytes, bytes_local, used_at, pinned: false })
 }
 
-/// All manifests of a tenant, each with its digest, which is not held against its content.
+/// All manifests of a tenant, each with its digest. Their contents are not verified.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk).
@@ -124,8 +124,8 @@ pub fn manifests(partition: &Partition) -> Result<Vec<(Digest, Manifest)>> {
     Ok(known.collect())
 }
 
-/// Removes what the snapshots that `choose` takes have and no other one here has, and forgets those that nobody uses. With
-/// `strays` what no snapshot here has goes as well. What is held stays.
+/// Removes the blobs that only snapshots have which `choose` selects, and forgets those snapshots unless they
+/// are in use. With `strays` blobs of no snapshot go as well. What is held stays.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk).

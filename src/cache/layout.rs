@@ -345,7 +345,7 @@ fn check_format(root: &CacheDirectory) -> Result<()> {
     }
 }
 
-/// Durable before anything else is: what is staged would be of no use in a cache that nobody knows for one.
+/// Durable first: staged blobs are of no use in a directory that is not recognized as a cache.
 fn write_format(root: &CacheDirectory) -> io::Result<()> {
     let mut file = root.file(FORMAT_FILE, OFlags::WRONLY | OFlags::CREATE)?;
     file.write_all(FORMAT.as_bytes())?;

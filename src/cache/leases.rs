@@ -25,7 +25,7 @@ struct LeaseCounts {
     manifests: HashMap<Digest, usize>,
 }
 
-/// Blobs that are held together: a snapshot's.
+/// The blobs of a snapshot, leased together.
 #[derive(Debug)]
 pub struct LeaseGroup {
     what: String,
@@ -63,12 +63,12 @@ impl LeaseGroup {
         fault.map_or(Ok(group), Err)
     }
 
-    /// What a person knows it as.
+    /// Its name in messages.
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// The bytes that they occupy when all are there.
+    /// The bytes that they occupy when all are local.
     pub fn bytes(&self) -> u64 {
         self.blobs.iter().map(|(_, bytes)| bytes).sum()
     }
@@ -122,7 +122,7 @@ impl LeaseTable {
         ManifestLease { leases: self.clone(), manifest }
     }
 
-    /// All that are held together.
+    /// All groups that are leased.
     pub fn groups(&self) -> Vec<Arc<LeaseGroup>> {
         self.held.lock().sets.clone()
     }

@@ -1,4 +1,4 @@
-//! The cache of a node: all tenants', in one directory, under one lock and one set of limits.
+//! The cache of a node: the partitions of all tenants in one directory, under one lock and one set of limits.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,9 +30,9 @@ pub struct NodeCache {
 }
 
 impl NodeCache {
-    /// Opens the cache in `root`, making what is missing, and locks it against other processes. A tenant's blobs may
-    /// occupy as many bytes as `quotas` says, if it does. `now` tells the time that uses are stamped with. What is pinned
-    /// is leased; else nothing is before the hold is dropped, and nothing evicted.
+    /// Opens the cache in `root`, making what is missing, and locks it against other processes. A tenant's
+    /// blobs may occupy as many bytes as `quotas` says, if it does. `now` tells the time that uses are
+    /// stamped with. Pinned snapshots are leased. Nothing is evicted before the hold is dropped.
     ///
     /// # Errors
     /// [`Kind::Busy`](crate::error::Kind::Busy) when another process has it, which the message names;
@@ -48,7 +48,7 @@ impl NodeCache {
         let (committer, writer) = (Arc::new(Committer::start()?), Arc::new(DiskWriter::start()?));
         let evictor = Arc::new(Evictor::new(root.clone(), writer.clone(), limits));
         let node = Self { root, quotas, evictor, committer, writer, now, tenants: Mutex::default() };
-        // Those too that nobody asks for: what they have counts, and may go.
+        // Also tenants without requests: their blobs count, and may be evicted.
         for tenant in node.root.tenants()? {
             node.partition(&tenant)?;
         }
@@ -72,7 +72,7 @@ impl NodeCache {
         })
     }
 
-    /// The shares of all tenants.
+    /// The partitions of all tenants.
     pub fn partitions(&self) -> Vec<Arc<Partition>> {
         self.evictor.partitions()
     }
@@ -82,7 +82,7 @@ impl NodeCache {
         self.root.path()
     }
 
-    /// What bounds it, and the way to make room.
+    /// The evictor, which enforces the limits.
     pub fn evictor(&self) -> &Arc<Evictor> {
         &self.evictor
     }

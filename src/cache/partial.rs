@@ -33,10 +33,10 @@ pub struct PartialBlob {
     file: File,
     /// The way for whole blocks; none for blobs without one, and where the file system has none.
     direct: Option<DirectFile>,
-    /// Blobs of one block are there or not there; they have no map.
+    /// A blob of one block has no map: it is there or not.
     map: Option<Mutex<File>>,
     presence: Presence,
-    /// Whether its file occupied the room of all blocks from the beginning: it was whole before, and not right.
+    /// Whether its file had the blocks of a whole blob from the beginning: one that was damaged.
     occupied: bool,
     /// Since when all of its blocks were verified; `None` where an earlier process left some.
     verified_since: Option<SystemTime>,
@@ -89,13 +89,13 @@ impl PartialBlob {
         self.size
     }
 
-    /// Whether it lies under its name still: it was neither made whole, nor discarded, nor evicted.
+    /// Whether it still lies under its name: it was neither made whole, nor discarded, nor evicted.
     pub(super) fn is_current(&self) -> bool {
         let named = self.layout.stat(&self.key, BlobFile::Part);
         rustix::fs::fstat(&self.file).is_ok_and(|own| named.is_some_and(|named| named.st_ino == own.st_ino))
     }
 
-    /// Which blocks are here.
+    /// The presence of its blocks.
     pub fn presence(&self) -> &Presence {
         &self.presence
     }
@@ -143,16 +143,16 @@ impl PartialBlob {
         io::write(&map, at, &pair)
     }
 
-    /// Holds a block that is said to be here against its check, and forgets it when it is not right. True where nothing wrong was
-    /// found: it may stay doubted, where the disk does not answer.
+    /// Verifies a block that is said to be here, and forgets it when it is damaged. True where nothing wrong
+    /// was found: it may stay doubted, where the disk does not answer.
     pub fn recheck(self: &Arc<Self>, index: u64) -> bool {
         self.presence.doubt(index);
         self.verify_doubted(index, None);
         self.presence.state(index) != BlockState::Absent
     }
 
-    /// Holds a doubted block against its check, `known` or as the map has it. Afterwards it is present or absent, or still doubted
-    /// where the disk does not answer.
+    /// Verifies a doubted block by its check, `known` or as the map has it. Afterwards it is present or
+    /// absent, or still doubted where the disk does not answer.
     pub fn verify_doubted(self: &Arc<Self>, index: u64, known: Option<&Check>) {
         let (part, known) = (self.clone(), known.copied());
         let resolve = move || {

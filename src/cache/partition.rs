@@ -24,18 +24,18 @@ use super::verification_time;
 pub struct Partition {
     /// The directory of its blobs.
     pub layout: Arc<Layout>,
-    /// Which of them are held.
+    /// The leases on its blobs.
     pub leases: Arc<LeaseTable>,
-    /// The most that they may occupy, in bytes, beside what holds for all tenants together.
+    /// The most bytes that its blobs may occupy, within the limits of the whole cache.
     pub quota: Option<u64>,
     /// Listeners to the removal of damaged blobs.
     pub removal_listeners: RemovalListeners,
-    /// Files that were not right and are removed, as long as somebody has them open.
+    /// Damaged files that are removed, as long as they are open.
     removed: Mutex<Vec<(Key, Weak<File>)>>,
     /// The parts that are in use.
     parts: Mutex<HashMap<Key, Weak<PartialBlob>>>,
     used: AtomicI64,
-    /// What of it is claimed but may not be written yet, so that no look at the disk finds it.
+    /// Bytes that are reserved but perhaps not written yet, so that no scan of the disk finds them.
     pending: AtomicI64,
     /// The leases of its pins.
     pinned: Mutex<HashMap<Digest, (LeaseSet, ManifestLease)>>,
@@ -73,7 +73,7 @@ impl CachedFile {
 }
 
 impl Partition {
-    /// The share of the tenant whose blobs lie in `layout`. Nothing is counted yet.
+    /// The partition of the tenant whose blobs lie in `layout`. Nothing is counted yet.
     pub fn new(layout: Layout, quota: Option<u64>) -> Self {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
         let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
@@ -82,15 +82,15 @@ impl Partition {
         Self { layout, leases, quota, removal_listeners, removed, parts, used, pending, pinned }
     }
 
-    /// Remembers a file that was not right and is removed, as long as somebody has it open.
+    /// Remembers a damaged file that is removed, as long as it is open.
     pub(super) fn watch_removed(&self, key: Key, file: &Arc<File>) {
         self.removed.lock().push((key, Arc::downgrade(file)));
     }
 
-    /// The blobs of which somebody still has a file open that was not right.
+    /// The blobs of which a damaged file is removed but still open.
     pub(super) fn still_open(&self) -> Vec<Key> {
         let mut removed = self.removed.lock();
-        // What has a name was not removed, but is repaired.
+        // A file with a name was not removed, but is repaired.
         let is_removed = |file: &File| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
         removed.retain(|(_, file)| file.upgrade().is_some_and(|file| is_removed(&file)));
         removed.iter().map(|(key, _)| *key).collect()
@@ -102,7 +102,7 @@ impl Partition {
         part.filter(|part| part.is_current())
     }
 
-    /// Has `part` used by all from now on, unless another is in use already: that is the answer then.
+    /// Shares `part` with all its users from now on, and returns it, or the one that is in use already.
     pub(super) fn share_part(&self, part: Arc<PartialBlob>) -> Arc<PartialBlob> {
         let mut parts = self.parts.lock();
         let other = parts.get(part.key()).and_then(Weak::upgrade).filter(|other| other.is_current());
@@ -117,17 +117,17 @@ impl Partition {
         part
     }
 
-    /// Lets go the part of `key` that became whole: its file is that of another part from now on.
+    /// Forgets the part of `key`, which became whole: its file belongs to another part from now on.
     pub(super) fn forget_part(&self, key: &Key) {
         self.parts.lock().remove(key);
     }
 
-    /// Keeps what a pin holds.
+    /// Keeps the lease of a pin.
     pub(super) fn hold_pin(&self, id: Digest, held: (LeaseSet, ManifestLease)) {
         self.pinned.lock().insert(id, held);
     }
 
-    /// Lets go what a pin held.
+    /// Drops the lease of a pin.
     pub(super) fn release_pin(&self, id: &Digest) {
         self.pinned.lock().remove(id);
     }
@@ -161,8 +161,8 @@ impl Partition {
         self.used.fetch_sub(bytes as i64, Relaxed);
     }
 
-    /// Sets the used bytes to those found on the disk plus those still to be written: so the count follows what others
-    /// remove, and what the file system allocates for many small files.
+    /// Sets the used bytes to those found on the disk plus those still to be written: so the count follows
+    /// removals from outside, and what the file system allocates for small files.
     pub(super) fn recount(&self, found: &[CachedFile]) {
         let found: u64 = found.iter().map(|found| found.bytes).sum();
         self.used.store(found as i64 + self.pending.load(Relaxed), Relaxed);
@@ -190,8 +190,8 @@ impl Partition {
         all
     }
 
-    /// Removes a blob unless somebody holds it by now, and says whether it did. The name goes under the lease lock, the
-    /// content after it: that can take a while for a large file.
+    /// Removes a blob unless it is leased by now, and returns whether it did. The name goes under the lease
+    /// lock, the content after it: that can take a while for a large file.
     pub fn remove(&self, found: &CachedFile) -> bool {
         let removed = self.leases.unless_leased(&found.key, || {
             let kept_open = self.layout.open_blob(&found.key, found.form).ok().flatten();

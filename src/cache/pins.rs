@@ -14,7 +14,7 @@ use crate::manifest::Manifest;
 use super::leases::LeaseGroup;
 use super::partition::Partition;
 
-/// Leases what is pinned of `partition`.
+/// Leases the pinned snapshots of `partition`.
 pub fn lease(partition: &Partition) {
     let pinned = match list(partition) {
         Ok(pinned) => pinned,

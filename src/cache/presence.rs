@@ -54,7 +54,7 @@ fn words(blocks: u64) -> usize {
 }
 
 impl Presence {
-    /// Nothing is here of a blob with `blocks` blocks.
+    /// No blocks are here of a blob with `blocks` blocks.
     pub fn none(blocks: u64) -> Self {
         let zeros = || (0..words(blocks)).map(|_| AtomicU64::new(0)).collect();
         Self { blocks, present: zeros(), doubted: zeros(), missing: AtomicU64::new(blocks) }
@@ -107,7 +107,7 @@ impl Presence {
         changed
     }
 
-    /// Notes that a block which is here may not be right.
+    /// Marks a present block as doubted.
     pub fn doubt(&self, index: u64) {
         let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
         self.doubted[word].fetch_or(bit, Relaxed);

@@ -1,4 +1,4 @@
-//! Cache pressure: tells those who keep idle blobs open that the cache is full, so that they close them.
+//! Cache pressure: asks those that keep idle blobs open to close them when the cache is full.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 /// Keeps idle blobs open, and closes them under pressure.
 pub trait CachePressureListener: Send + Sync + Debug {
-    /// Lets go what isn't in use at this moment.
+    /// Closes the blobs that are not in use.
     fn release_idle(&self);
 }
 

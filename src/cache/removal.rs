@@ -12,19 +12,19 @@ use crate::blob::Key;
 
 /// Serves blobs of one tenant from the cache, or keeps bytes of them.
 pub trait RemovalListener: Send + Sync + Debug {
-    /// What the cache had of the blob `key`, or some blocks of it, was not right and has been removed: nothing that was read
-    /// before may be served again. `file` is that of a whole blob, which may still be read by the kernel. May block on the local disk,
-    /// and must not wait for the network or the kernel.
+    /// What the cache had of the blob `key`, or some blocks of it, was damaged and has been removed: nothing
+    /// that was read before may be served again. `file` is that of a whole blob, which may still be read by
+    /// the kernel. May block on the local disk, and must not wait for the network or the kernel.
     fn blob_removed(&self, key: &Key, file: Option<&File>);
 
-    /// Whether the kernel reads `file`, which has all of the blob `key` and is not right, for a mount that can't be given another. Such a
-    /// file is not removed, but repaired. Asked before [`blob_removed`](Self::blob_removed); the same rules apply.
+    /// Whether the kernel reads `file`, which has all of the blob `key` and is damaged, for a mount that can't be given another.
+    /// Such a file is not removed, but repaired. Asked before [`blob_removed`](Self::blob_removed); the same rules apply.
     fn needs_file(&self, _key: &Key, _file: &File) -> bool {
         false
     }
 
-    /// The blobs `keys`, which nobody used, were evicted. What they held was right, so it is no business of those who serve it. The
-    /// same rules apply.
+    /// The blobs `keys`, which were not in use, were evicted. Their content was right and may still be
+    /// served. The same rules apply.
     fn blobs_evicted(&self, _keys: &HashSet<Key>) {}
 }
 
@@ -42,19 +42,19 @@ impl RemovalListeners {
         listeners.push(listener);
     }
 
-    /// Tells everybody that `key` was removed, and with it `file` where it was whole.
+    /// Tells all listeners that `key` was removed, and with it `file` where it was whole.
     pub fn notify(&self, key: &Key, file: Option<&File>) {
         self.for_each(|listener| listener.blob_removed(key, file));
     }
 
-    /// Whether somebody [needs](RemovalListener::needs_file) `file`, which is not right. Asks everybody.
+    /// Whether a listener [needs](RemovalListener::needs_file) `file`, which is damaged. Asks all.
     pub fn need_file(&self, key: &Key, file: &File) -> bool {
         let mut needed = false;
         self.for_each(|listener| needed |= listener.needs_file(key, file));
         needed
     }
 
-    /// Tells everybody that `keys` were evicted.
+    /// Tells all listeners that `keys` were evicted.
     pub fn notify_evicted(&self, keys: &HashSet<Key>) {
         if !keys.is_empty() {
             self.for_each(|listener| listener.blobs_evicted(keys));

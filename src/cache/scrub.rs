@@ -28,10 +28,10 @@ pub struct ScrubTotals {
     pub blobs: u64,
     /// Bytes that were read.
     pub bytes: u64,
-    /// Blobs that nothing is known to hold against, or that are being fetched now.
+    /// Blobs without a known digest, or that are being fetched now.
     pub unknown: u64,
-    /// What was not right, and was removed: the path of a file, or where nobody knows that the blob's key. What an earlier scrub
-    /// removed is among it as long as a program reads it from a file that it had open.
+    /// Damaged content that was removed: the path of a file, or the blob's key where that is unknown. A file
+    /// that an earlier scrub removed stays listed as long as a program has it open.
     pub damaged: Vec<String>,
 }
 
@@ -100,7 +100,7 @@ pub fn verify(cache: &Cache, found: &[CachedFile], pace: ScrubPace<'_>) -> Resul
     Ok(ScrubTotals { damaged: names(&cache.partition, &wrong)?, ..sum })
 }
 
-/// Reads a blob, and removes what of it is not right.
+/// Reads a blob, and removes what of it is damaged.
 fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVerdict> {
     if found.form == BlobFile::Part {
         return part(cache, found, pace);
@@ -123,7 +123,7 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
         }
         Ok(Some(_)) => {}
         Ok(None) => return Err(cancelled()),
-        // What the disk can't read is no better than what is wrong.
+        // What the disk can't read counts as damaged.
         Err(error) => tracing::warn!(key = %found.key, %error, "a blob can't be read"),
     }
     cache.withdraw(&found.key, &file, found.bytes)?;

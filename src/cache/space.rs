@@ -39,17 +39,17 @@ impl Drop for Reservation<'_> {
 }
 
 impl TenantSpace {
-    /// The room of `partition`, one of those that `evictor` watches over.
+    /// The space of `partition`, one of those that `evictor` has.
     pub fn new(evictor: Arc<Evictor>, partition: Arc<Partition>) -> Self {
         Self { evictor, partition }
     }
 
-    /// The evictor, which enforces all tenants' shares.
+    /// The evictor, which enforces all tenants' limits.
     pub fn evictor(&self) -> &Arc<Evictor> {
         &self.evictor
     }
 
-    /// What bounds the cache: all of it, and of the capacity no more than this tenant's quota.
+    /// The limits of the cache, the capacity no larger than this tenant's quota.
     pub fn limits(&self) -> Limits {
         let Limits { capacity, reserve } = self.evictor.limits();
         let capacity = [capacity, self.partition.quota].into_iter().flatten().min();
@@ -61,7 +61,7 @@ impl TenantSpace {
         self.evictor.used()
     }
 
-    /// Takes room for `bytes`, evicting for it where need be.
+    /// Reserves `bytes`, evicting for them where need be.
     ///
     /// # Errors
     /// [`Kind::NoSpace`](crate::error::Kind::NoSpace) when the limits leave no room and what is there is leased.
@@ -74,7 +74,7 @@ impl TenantSpace {
         Ok(reservation)
     }
 
-    /// Leases all of `groups`, if all that is leased has room beside each other; else none.
+    /// Leases all of `groups`, if they fit beside all other leases; else none.
     ///
     /// # Errors
     /// [`Kind::NoSpace`](crate::error::Kind::NoSpace), with what is needed, what there is and who holds it.

@@ -1,7 +1,7 @@
 //! Verification times: when the content of a cached file was last known to be right.
 //!
-//! It is the file's time of modification, in whole seconds. What anybody writes later gets a time with nanoseconds from the
-//! kernel, so a change that did not come from here shows.
+//! It is the file's time of modification, in whole seconds. A later write gets a time with nanoseconds from
+//! the kernel, so a change from outside shows.
 
 use std::fs::File;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -47,7 +47,7 @@ impl CheckpointGroup {
         self.whole
     }
 
-    /// Whether the job had done with it on every rank, as far as anybody can tell.
+    /// Whether the job had finished it on every rank, as far as can be told.
     pub fn is_complete(&self) -> bool {
         self.ranks.iter().all(|saved| saved.complete)
     }

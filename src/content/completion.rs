@@ -21,7 +21,7 @@ impl Content {
         }
         let complete = self.part().is_some_and(|p| p.presence().missing() == 0);
         if complete && !self.committing.swap(true, Ordering::Relaxed) {
-            // A disk that failed a while ago may do by now.
+            // A disk that failed a while ago may work by now.
             self.commit_error().take();
             let content = self.clone();
             self.resources.runtime.spawn_blocking(move || content.commit());
@@ -85,7 +85,7 @@ impl Content {
         self.changed.notify_waiters();
     }
 
-    /// Lets go of what the cache had and has removed. What came in its place is taken up.
+    /// Drops the removed file, and opens the one that replaced it, if any.
     pub(crate) fn reopen(&self) {
         self.resources.recent_blocks.forget(&self.blob.key);
         let mut whole = self.whole.write();

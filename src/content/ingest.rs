@@ -43,7 +43,7 @@ impl Content {
         if self.fetches_whole(flight) && wanted.len() as u64 == flight.extent().blocks {
             return self.fetch_proved(flight, (scope, urgency), stall_limit).await;
         }
-        // Others come for what this node fetches directly: about now.
+        // Other nodes ask for what this one fetches directly at about this time.
         let keep_for_peers = scope == FetchScope::Direct && self.is_shared();
         let accept = |arrival: Arrival| {
             // Begun at once, so that it is under way while the flight waits for what comes next.

@@ -31,7 +31,7 @@ const ATTEMPTS: u32 = 2;
 /// few enough to leave memory to the readers of others.
 const FLIGHTS: usize = 8;
 
-/// What a reader was waiting for in vain.
+/// The error of a reader that waited in vain.
 pub(super) const WHOLE_FIRST: &str = "the server tells no version, so the file is read when it is whole and checked, which it was \
                                       not";
 

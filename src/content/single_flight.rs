@@ -24,7 +24,7 @@ impl Content {
         self.join_or_start_in(self.ladder().scope(&self.blob, index), index, most, urgency)
     }
 
-    /// The same for a flight of this scope. A direct one serves both scopes.
+    /// The same, for a flight of `scope`. A direct one serves both scopes.
     pub(super) fn join_or_start_in(
         self: &Arc<Self>,
         scope: FetchScope,
@@ -47,7 +47,7 @@ impl Content {
             let (first, most) = match whole {
                 true => (0, count),
                 false if self.is_sequential() => {
-                    // From where it lacks something to the end, however far that is: no request can begin anywhere else.
+                    // A request can only begin where something is missing, and goes to the end.
                     let lacks = |i: &u64| absent(*i) && flights.find(*i).is_none();
                     ((0..=index).rev().take_while(lacks).last().unwrap_or(index), count)
                 }

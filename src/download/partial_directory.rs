@@ -33,7 +33,7 @@ impl PartialDirectory {
         let partial = PathBuf::from(name);
         let failed = |e| Error::disk(format!("cannot create {}", partial.display()), e);
         if let Err(error) = DirBuilder::new().mode(0o700).create(&partial) {
-            // Nobody else may have put links into it.
+            // No other user may have put links into it.
             let found = partial.symlink_metadata().map_err(failed)?;
             let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
             if error.kind() != ErrorKind::AlreadyExists || !is_own || found.mode() & 0o077 != 0 {

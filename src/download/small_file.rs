@@ -1,4 +1,4 @@
-//! Single small files of a mirrored snapshot, for who asks what it is.
+//! Reads single small files of a mirrored snapshot, to find out what it is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

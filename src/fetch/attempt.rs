@@ -45,7 +45,7 @@ impl FetchAttempt<'_> {
         Some(Extent { first, blocks: blocks as u64 })
     }
 
-    /// Takes note of what became of a block that `tier` sent.
+    /// Records what became of a block that `tier` sent.
     pub(super) fn accepted(
         &mut self,
         step: FetchStep<'_>,

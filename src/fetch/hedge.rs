@@ -37,7 +37,7 @@ pub(super) struct Hedged<'a> {
     second: Option<(TierRequest<'a>, Option<RequestSlot<'a>>)>,
 }
 
-/// What is asked, and for whom.
+/// The blob, the tier to ask, and how urgently.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     pub step: FetchStep<'a>,

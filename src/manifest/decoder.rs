@@ -28,14 +28,14 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Opens the manifest that lies in `file`, which nobody may write to any more.
+    /// Opens the manifest that lies in `file`, which must not be written to any more.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] when it is none, [`Kind::Unsupported`] when its version is newer, [`Kind::Disk`].
     pub fn open(file: &File) -> Result<Self> {
-        // SAFETY: a mapping is sound as long as nobody changes or truncates the file beneath it. A manifest is
-        // written under another name, then renamed to its digest and never opened for writing again; it goes away
-        // by unlink only, which leaves the mapping whole.
+        // SAFETY: a mapping is sound as long as no process changes or truncates the file beneath it. A
+        // manifest is written under another name, then renamed to its digest and never opened for writing
+        // again; it goes away by unlink only, which leaves the mapping whole.
         let map = unsafe { Mmap::map(file) }.map_err(|e| Error::disk("cannot map the manifest", e))?;
         Ok(Self { mapped: true, ..Self::parse(Bytes::from_owner(map))? })
     }
@@ -86,8 +86,8 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Lets go of the memory that reading it has mapped; what is read again comes from the page cache. A walk over a
-    /// million entries maps a hundred megabytes, which nobody needs once it is over.
+    /// Lets go of the memory that reading it has mapped; what is read again comes from the page cache. A walk
+    /// over a million entries maps a hundred megabytes, which are not needed afterwards.
     pub fn release_pages(&self) {
         if let Some(base) = &self.base {
             base.release_pages();

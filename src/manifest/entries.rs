@@ -25,7 +25,7 @@ impl ManifestContents for SortedEntries<'_> {
         let mut here = self.run.open();
         let (mut above, mut below) = (NumberedCursor::new(&self.run), NumberedCursor::new(&self.run));
         above.step()?;
-        // The root is nobody's child.
+        // The root has no parent.
         below.step()?;
         below.step()?;
         let (mut index, mut blobs) = (0, BlobNumbers::default());

@@ -22,8 +22,8 @@ use crate::source::{HUB_DEFAULT_REVISION, TreeLayout, Uri};
 /// Git's id of the empty file, of which a manifest keeps no version.
 const EMPTY_GIT_ID: &str = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391";
 
-/// The most that a view may have: it is built in memory, and how large it gets is up to whoever made the repository. The Hub
-/// advises against more than 100,000 files in one, each of which is two entries here.
+/// The most that a view may have: it is built in memory, and the author of the repository decides how large
+/// it gets. The Hub advises against more than 100,000 files in one, each of which is two entries here.
 const VIEW_LIMITS: ViewLimits = ViewLimits { entries: 1_000_000, path_bytes: 256 << 20 };
 
 /// The limits of a view.

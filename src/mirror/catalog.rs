@@ -171,7 +171,7 @@ impl Mirror {
         }
     }
 
-    /// Makes `next` the generation after `generation`; false when somebody else has made another.
+    /// Makes `next` the generation after `generation`; false when another process was first.
     ///
     /// # Errors
     /// Those of the store and, in an exclusive mirror, of [`MirrorLease::now`].

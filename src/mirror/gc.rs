@@ -40,7 +40,7 @@ pub struct GcReport {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Objects that nothing reaches, kept because they are young, or somebody at work may need them.
+    /// Objects that nothing reaches, kept because they are young, or a running process may need them.
     pub kept: u64,
     /// Their bytes.
     pub kept_bytes: u64,
@@ -62,8 +62,8 @@ impl Mirror {
     /// removed or replaced reaches what it did until `grace` is over.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] when a ref or a manifest is damaged or missing, for then nobody
-    /// can tell what they reach; those of the store.
+    /// [`Kind::Corrupt`] when a ref or a manifest is damaged or missing, for then what they reach is unknown;
+    /// those of the store.
     pub async fn collect(&self, grace: Duration, dry: bool) -> Result<GcReport> {
         let lease = self.lease(Purpose::Sweep).await?;
         let outcome = self.sweep(&lease, grace, dry).await;
@@ -92,7 +92,7 @@ impl Mirror {
             self.mark(&manifest, &mut reachable).await?;
         }
         for manifest in serving {
-            // Somebody may serve from its cache what is gone already.
+            // A node may serve from its cache what is gone already.
             self.mark(&manifest, &mut reachable).await.or_else(|e| match e.kind() {
                 Kind::Corrupt => Ok(()),
                 _ => Err(e),
@@ -182,7 +182,7 @@ impl Collector<'_> {
             if self.count(meta.last_modified, meta.size) {
                 dead.push(meta.location);
             } else {
-                // Its content may be old, but somebody has dated its record anew.
+                // Its content may be old, but its record was dated anew.
                 spared.insert(digest);
             }
         }

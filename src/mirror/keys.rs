@@ -118,8 +118,8 @@ impl Mirror {
     /// Creates the mirror if there is none yet.
     ///
     /// # Errors
-    /// As [`exists`](Self::exists); [`Kind::Unsupported`] for a store that creates no object on condition that it is not
-    /// there: of two who add at once, one would undo what the other did.
+    /// As [`exists`](Self::exists); [`Kind::Unsupported`] for a store that creates no object on condition
+    /// that it is not there: of two that add at once, one would undo what the other did.
     pub async fn init(&self) -> Result<()> {
         if self.exists().await? {
             return Ok(());

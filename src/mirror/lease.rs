@@ -21,7 +21,7 @@ use crate::error::{Error, Kind, Result};
 
 /// How often a lease is renewed.
 const RENEW_INTERVAL: Duration = Duration::from_secs(60);
-/// When one that isn't renewed has lapsed: a store that is out of order for a few minutes ends nobody's work.
+/// How long an unrenewed lease lasts: work goes on while a store is out of order for a few minutes.
 const LEASE_TTL: Duration = Duration::from_secs(300);
 
 /// How long a release waits for the lease's object to be deleted.
@@ -39,7 +39,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// Whether who holds it writes what is mirrored.
+    /// Whether its holder writes what is mirrored.
     fn writes(self) -> bool {
         matches!(self, Self::Add | Self::Sweep)
     }
@@ -127,8 +127,8 @@ impl Mirror {
         Ok(MirrorLease { mirror: self.clone(), key, began, term, held: Some(held), beating })
     }
 
-    /// Makes sure that nobody but who has the lease `own` writes to an exclusive mirror. Of two who begin at once, each may be
-    /// refused: the store's clock does not tell who was first.
+    /// Makes sure that only the holder of the lease `own` writes to an exclusive mirror. Of two that begin at
+    /// once, each may be refused: the store's clock does not tell which was first.
     async fn ensure_sole_writer(&self, own: &Path, now: DateTime<Utc>) -> Result<()> {
         let others = self.leases().await?;
         let is_other =

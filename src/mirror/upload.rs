@@ -142,7 +142,7 @@ impl Upload {
     pub(super) async fn complete(&mut self, len: u64) -> Result<()> {
         let parts = self.uploaded.values().cloned().collect();
         let Err(error) = self.mirror.store.parts.complete(&self.id, parts).await else { return Ok(()) };
-        // It may have ended before, with nobody to hear of it.
+        // It may have ended before, unheard.
         if self.mirror.head(&self.id.key).await?.is_some_and(|meta| meta.size == len) {
             return Ok(());
         }

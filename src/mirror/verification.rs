@@ -125,7 +125,7 @@ impl Mirror {
             Some(meta) => return Err(damaged(self.url_of(&key), format!("{} bytes, not {len}", meta.size))),
             None => return Err(damaged(self.url_of(&key), "it is missing")),
         }
-        // Without its record, it was found damaged before, and nobody has repaired it since.
+        // Without its record, it was found damaged before, and not repaired since.
         let record = self.key(ObjectKind::Records, &digest);
         match self.head(&record).await? {
             Some(_) => Ok(()),

@@ -39,14 +39,14 @@ const FILES_IN_FLIGHT: usize = 64;
 /// What a larger blob holds in memory meanwhile: extents as they came and compressed, and parts on their way.
 const STREAM_MEMORY_BYTES: u64 = 2 * READS_IN_FLIGHT as u64 * MAX_EXTENT_BLOCKS * BLOCK + 5 * MIN_PART_BYTES;
 
-/// Builds the blobs of one publication.
+/// Builds the blobs of one mirroring run.
 pub(super) struct BlobBuilder<'a> {
     mirror: &'a Mirror,
     listing: &'a Manifest,
     origin: Ladder,
     previous: Option<PreviousSnapshot>,
     hash_first: bool,
-    /// Nothing that is relied on may be dated before it began.
+    /// When it began: nothing that it relies on may be older.
     lease: &'a MirrorLease,
     /// In MiB.
     memory: Semaphore,
@@ -97,7 +97,7 @@ impl<'a> BlobBuilder<'a> {
         if let [file] = recipe.files[..] {
             self.check_ranges(&self.listing.blob(file)?)?;
         }
-        // Content as it comes, put together, and compressed.
+        // Content as it comes, assembled, and compressed.
         let held = if streamed { STREAM_MEMORY_BYTES } else { 3 * recipe.size };
         let held = (held.div_ceil(BLOCK) as u32).min(self.memory_mib);
         let _held = self
@@ -164,7 +164,7 @@ impl<'a> BlobBuilder<'a> {
         Ok((0..block::count(size)).map(cut).collect())
     }
 
-    /// Puts content that lies in memory, that of `file` where it is of one.
+    /// Stores content that lies in memory, that of `file` where it is of one.
     async fn put_in_memory(
         &self,
         recipe: &Recipe,
@@ -185,8 +185,8 @@ impl<'a> BlobBuilder<'a> {
         self.mirror.put_blob(&recipe.name, record, content, self.lease.began()).await
     }
 
-    /// Copies a file that is too large for memory: its digest is known when all of it has passed. Goes on where another run
-    /// broke off.
+    /// Copies a file that is too large for memory: its digest is known when all of it has passed. Resumes
+    /// where another run broke off.
     async fn copy_large(
         &self,
         recipe: &Recipe,
@@ -234,7 +234,7 @@ impl<'a> BlobBuilder<'a> {
                     draft.discard().await;
                 }
                 Err(error) => {
-                    // What the origin no longer has, or has wrong, nobody will go on with.
+                    // A draft is useless if the origin lacks its content, or has it wrong.
                     match error.kind() {
                         Kind::Changed | Kind::Corrupt | Kind::NotFound => draft.discard().await,
                         _ => draft.suspend().await,
@@ -278,7 +278,7 @@ impl<'a> BlobBuilder<'a> {
         Ok((draft, blob.sha256.map(|_| Sha256::new()), Some(sample)))
     }
 
-    /// Passes on what lacks of a file, of which `sample` was read already. Answers with the SHA-256 of all of it, proved,
+    /// Copies the missing rest of a file, of which `sample` was read already. Returns its verified SHA-256,
     /// where its origin publishes one.
     async fn copy_rest(
         &self,
@@ -334,7 +334,7 @@ fn first_extent(size: u64) -> Extent {
     extents(0, size).next().unwrap_or(Extent { first: 0, blocks: 1 })
 }
 
-/// Holds the content of a file against the SHA-256 that its origin publishes, where it does.
+/// Verifies the content of a file by the SHA-256 that its origin publishes, if any.
 fn check_sha256(file: &Blob, blocks: &[Bytes]) -> Result<()> {
     let Some(expected) = &file.sha256 else { return Ok(()) };
     let found = blocks.iter().fold(Sha256::new(), |hasher, block| hasher.chain_update(block)).finalize();

@@ -27,7 +27,7 @@ pub(super) struct EncodedBlocks {
 }
 
 impl EncodedBlocks {
-    /// The blocks from `first` on of a blob of `size` bytes. Keeps a processor busy.
+    /// The blocks from `first` on of a blob of `size` bytes. CPU-bound.
     pub(super) fn new(size: u64, first: u64, blocks: Vec<Bytes>, form: BlobEncoding) -> Result<Self> {
         let checks = (first..).zip(&blocks).map(|(index, bytes)| Check::of(size, index, bytes)).collect();
         let content = match form {

@@ -4,13 +4,13 @@
 //! pack ends depends on the names of the files around that place and on nothing before it: when files come, go or grow,
 //! the packs some way off stay what they were, and are known by their recipes.
 //!
-//! What is the same is stored once by the blob: a large file, or a pack whose files are all the same. So a data set that is
-//! mirrored again under another name stores nothing, and one file more or less among 2,000 of 64 KiB stores a pack or two
-//! anew, 7 to 10 of 131 MB at a median, though it reads no more than that file. A small file whose neighbours differ is stored
-//! again with them. To refer to the old pack instead would save those bytes, and cost what packs are for: a stage would read
-//! other snapshots' files along with its own, in as many pieces as there were changes, until somebody packs anew; and a damaged
-//! block could no longer be restored from an origin that has some of its files no more. Smaller packs cost less: below 16 MiB
-//! they are a request each, however large they are.
+//! What is the same is stored once by the blob: a large file, or a pack whose files are all the same. So a data set
+//! that is mirrored again under another name stores nothing, and one file more or less among 2,000 of 64 KiB stores a
+//! pack or two anew, 7 to 10 of 131 MB at a median, though it reads no more than that file. A small file whose
+//! neighbours differ is stored again with them. To refer to the old pack instead would save those bytes, and cost
+//! what packs are for: a stage would read other snapshots' files along with its own, in as many pieces as there were
+//! changes, until they are packed anew; and a damaged block could no longer be restored from an origin that has some
+//! of its files no more. Smaller packs cost less: below 16 MiB they are a request each, however large they are.
 
 use crate::blob::{Blob, Key};
 use crate::block::BLOCK;

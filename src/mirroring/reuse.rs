@@ -18,7 +18,7 @@ use crate::tier::Urgency;
 /// How long the mirror is asked again while nothing arrives; then the origin is.
 const OLD_PACK_STALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// The snapshot that there was, and the mirror that has it.
+/// The previous snapshot, and the mirror that has it.
 pub(super) struct PreviousSnapshot {
     manifest: Manifest,
     mirror: Ladder,
@@ -66,7 +66,7 @@ impl PreviousSnapshot {
         Ok(packs)
     }
 
-    /// Where the file of `blob` lay: its blob and its place there.
+    /// The place where the file of `blob` was: its old blob, and the slice of that.
     fn lookup(&self, blob: &Blob) -> Result<Option<(u32, u64)>> {
         let mut entry = 0;
         for name in blob.path.split(|b| *b == b'/') {

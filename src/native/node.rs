@@ -47,7 +47,7 @@ impl Xattrs {
 /// The permission bits of `entry`, as a mount for everybody or for one user shows them.
 pub(super) fn mode(entry: &Entry<'_>, allow_other: bool) -> u16 {
     let (kind, permissions) = match entry.node {
-        // Nobody's bits count on a symbolic link.
+        // The kernel ignores the bits of a symbolic link.
         Node::Symlink(_) => return (libc::S_IFLNK | 0o777) as u16,
         Node::Directory(_) => (libc::S_IFDIR, 0o555),
         Node::File(_) => (libc::S_IFREG, if entry.executable { 0o555 } else { 0o444 }),

@@ -1,10 +1,10 @@
 //! The Hugging Face Hub as an origin: a repository, or a directory or file of it, at one commit.
 //!
-//! It speaks the Hub's own API, as the `huggingface_hub` library speaks it (version 2.4). A revision is resolved to a
-//! commit once, when the origin is opened. Its tree is listed page by page ([`tree_listing`]). A file is asked of `resolve`
-//! ([`hub_content`]), which sends a small one itself, and for a large one answers with a signed URL in the storage behind
-//! the Hub; that is used for all ranges until it expires ([`signed_url`]). The token is sent to the Hub and to nobody else
-//! ([`hub_api`]).
+//! It speaks the Hub's own API, as the `huggingface_hub` library speaks it (version 2.4). A revision is
+//! resolved to a commit once, when the origin is opened. Its tree is listed page by page ([`tree_listing`]).
+//! A file is asked of `resolve` ([`hub_content`]), which sends a small one itself, and for a large one
+//! answers with a signed URL in the storage behind the Hub; that is used for all ranges until it expires
+//! ([`signed_url`]). The token is sent to the Hub and to no other host ([`hub_api`]).
 //!
 //! What the Hub keeps in Xet is read by plain ranges as well, from the bridge that `resolve` leads to and that puts files
 //! together from their chunks. The crate `hf-xet`, which fetches the chunks itself, is left out on purpose. It gains by

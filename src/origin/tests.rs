@@ -2,6 +2,7 @@
 
 mod cloud_buckets;
 mod local_files;
+mod object_store_paths;
 mod s3_buckets;
 mod s3_regions;
 mod test_server;

@@ -1,9 +1,9 @@
 //! Node identity: certificates in files, for mutual TLS.
 //!
-//! A node's certificate names it twice: as `DNS:<id>.node.bdnfs`, which clients check as with any web server, and as
-//! `URI:bdnfs://node/<id>`, which servers check. `URI:bdnfs://tenant/<name>` names a tenant that it may host, one entry for each.
-//! Every node has `DNS:*.member.bdnfs`, too: of a seed nobody knows more than that it must be a member. Both ends trust one
-//! authority, the cluster's own.
+//! A node's certificate names it twice: as `DNS:<id>.node.bdnfs`, which clients check as with any web server,
+//! and as `URI:bdnfs://node/<id>`, which servers check. `URI:bdnfs://tenant/<name>` names a tenant that it
+//! may host, one entry for each. Every node has `DNS:*.member.bdnfs`, too: of a seed only the membership is
+//! known. Both ends trust one authority, the cluster's own.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ pub(super) fn any_member_name(address: IpAddr) -> String {
     format!("{}.{MEMBER_DNS_SUFFIX}", address.to_canonical().to_string().replace(['.', ':'], "-"))
 }
 
-/// The address of the member for whom the host name `host` stands, whichever it is.
+/// The address in `host`, a host name that stands for whichever member is there.
 pub(super) fn address(host: &str) -> Option<IpAddr> {
     let name = host.strip_suffix(MEMBER_DNS_SUFFIX)?.strip_suffix('.')?;
     let parsed = [".", ":"].map(|separator| name.replace('-', separator).parse().ok());

@@ -25,7 +25,7 @@ impl Snapshot {
         }
     }
 
-    /// The manifest that is shown, for who outlives the snapshot.
+    /// The manifest that is shown, shared.
     pub(crate) fn shared_manifest(&self) -> Arc<Manifest> {
         self.view.get().map_or(&self.manifest, |view| &view.manifest).clone()
     }

@@ -10,9 +10,9 @@ use crate::snapshot::Snapshot;
 
 use super::abandoned;
 
-/// Verifies the blobs of `snapshot` that are whole in the cache and were not verified within `period`, in seconds since 1970. What
-/// is not right is removed, as [`scrub::verify`] does. Ends early when `pace` says so, or nobody has the snapshot any more.
-/// Blocks on the local disk.
+/// Verifies the blobs of `snapshot` that are whole in the cache and were not verified within `period`, in
+/// seconds since 1970. What is not right is removed, as [`scrub::verify`] does. Ends early when `pace` says
+/// so, or the snapshot is dropped. Blocks on the local disk.
 ///
 /// # Errors
 /// Those of [`scrub::verify`]; [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.

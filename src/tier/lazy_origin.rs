@@ -21,8 +21,8 @@ const MAX_PARALLEL_PARTS: usize = 16;
 /// How an origin is opened.
 pub type OriginOpener = Box<dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Origin>>> + Send + Sync>;
 
-/// An origin, asked for the blobs of a mirrored snapshot. It is opened when it is first asked: until then nobody needs it
-/// to be there.
+/// An origin, asked for the blobs of a mirrored snapshot. It is opened when it is first asked: until then it
+/// need not be there.
 pub struct LazyOrigin {
     open: OriginOpener,
     origin: OnceCell<Arc<dyn Origin>>,

@@ -9,7 +9,7 @@ use super::{Body, Tier, TierKind, Urgency};
 use crate::blob::Blob;
 use crate::error::Result;
 
-/// Contents that are nowhere but in the versions of their blobs, so that nobody has to be asked for them.
+/// Contents that are nowhere but in the versions of their blobs, so that no request is needed for them.
 #[derive(Debug)]
 pub struct ReferenceTier;
 

@@ -60,9 +60,9 @@ impl<'de> Deserialize<'de> for EncodedPath {
 pub enum SealOutcome {
     /// It is.
     Sealed(SealedUnit),
-    /// Somebody writes to it, or did since it was looked at.
+    /// It has a writer, or had one since it was looked at.
     Busy,
-    /// The file system can't say who writes to it.
+    /// The file system can't tell whether it has a writer.
     WritersUnknown,
 }
 
@@ -114,8 +114,8 @@ impl Seal {
         EncodedPath(path)
     }
 
-    /// Makes the unit durable if nobody writes to it, and it is as it was found. What comes back holds its files open. Touches the
-    /// local disk; the process must ignore SIGIO.
+    /// Makes the unit durable if it has no writer and is as it was found. What comes back holds its files
+    /// open. Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
@@ -161,8 +161,8 @@ impl Seal {
         Ok(SealOutcome::Sealed(SealedUnit { seal: self, directory: Arc::clone(directory), held }))
     }
 
-    /// What of the unit is as it was sealed, where `found` is what a walk after a power cut found of it, and the paths of all other
-    /// files of that: torn, as far as anybody can tell.
+    /// The files of the unit that are as they were sealed, by `found`, a walk after a power cut; and the
+    /// paths of its other files, which may be torn.
     pub fn survivors(&self, mut found: Self) -> (Self, Vec<Vec<u8>>) {
         // Numbers of devices may be others after a boot.
         let content = |file: &ScannedFile| file.version.split_once('-').map(|(_, rest)| rest.to_owned());

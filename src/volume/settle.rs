@@ -1,4 +1,4 @@
-//! Settling: which units of a directory nobody has changed for a while. Pure: the time is handed in.
+//! Settling: which units of a directory were not changed for a while. Pure: the time is handed in.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::digest::Digest;
 const QUIET_OF_FILES: Duration = Duration::from_secs(2);
 /// How long before it is saved, unless there is a hint that it is complete.
 const QUIET: Duration = Duration::from_secs(10);
-/// How long where the file system can't say who writes.
+/// How long where the file system can't tell whether there is a writer.
 const QUIET_WITHOUT_LEASES: Duration = Duration::from_secs(60);
 /// How long nothing may have come to a unit without a hint before it counts as complete.
 const QUIET_OF_COMPLETE: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ pub struct UnitState {
     marked: bool,
     /// Whether the next one has begun.
     followed: bool,
-    /// Whether the file system can't say who writes to it.
+    /// Whether the file system can't tell whether it has a writer.
     without_leases: bool,
 }
 
@@ -65,7 +65,7 @@ impl UnitState {
         self.is_quiet(now) && (is_hinted || now.saturating_sub(self.changed) >= QUIET)
     }
 
-    /// Whether its job has done with it, as far as anybody can tell. `completed`: the job has, in good order.
+    /// Whether its job has finished it, as far as can be told. `completed`: the job has ended well.
     pub fn is_complete(&self, now: Duration, ended: bool, completed: bool) -> bool {
         let quiet = now.saturating_sub(self.changed) >= QUIET_OF_COMPLETE;
         self.hinted() || completed || (quiet && !ended)

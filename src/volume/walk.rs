@@ -1,4 +1,4 @@
-//! Walking a directory that somebody writes to.
+//! Walking a directory that is being written to.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -188,7 +188,7 @@ impl VolumeDirectory {
                 todo.push(path);
                 return Ok(());
             }
-            // Somebody else's file that was linked here is nobody's to give away.
+            // Another user's file that was linked here must not be given away.
             FileType::RegularFile if stat.st_nlink > 1 && stat.st_uid != above.st_uid => {
                 "it is a hard link to a file of another user"
             }

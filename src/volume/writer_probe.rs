@@ -4,20 +4,20 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// Who has a file open for writing.
+/// Whether a file is open for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
-    /// Nobody: no descriptor and no shared mapping.
+    /// No writer: no descriptor and no shared mapping.
     None,
-    /// Somebody.
+    /// There is a writer.
     Some,
     /// The file system can't say, as NFS.
     Unknown,
 }
 
-/// Asks whether anybody can write to the open `file`, by a lease that is given back at once: the kernel refuses it exactly
-/// while there is a writer or a shared writable mapping (fcntl(2), F_SETLEASE). Whoever opens it for writing in between has the
-/// kernel send SIGIO to this process, which must ignore that.
+/// Tests whether a process can write to the open `file`, by a lease that is given back at once: the kernel
+/// refuses it exactly while there is a writer or a shared writable mapping (fcntl(2), F_SETLEASE). An open
+/// for writing in between makes the kernel send SIGIO to this process, which must ignore it.
 pub fn probe_writers(file: &OwnedFd) -> Writers {
     // SAFETY: the call takes numbers, and the descriptor is open.
     let set = |lease: libc::c_int| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, lease) };
@@ -71,7 +71,7 @@ mod tests {
         let map = map.expect("a mapping");
         let _path = writer.into_temp_path();
         assert_eq!(probe_writers(&reader), Writers::Some);
-        // SAFETY: it was mapped above, and nobody holds a pointer into it.
+        // SAFETY: it was mapped above, and no pointer into it is held.
         unsafe { munmap(map, 4096) }.expect("unmapped");
         assert_eq!(probe_writers(&reader), Writers::None);
     }

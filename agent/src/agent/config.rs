@@ -13,7 +13,7 @@ use crate::hooks::docker::DockerConfig;
 use crate::publications::PublicationConfig;
 use crate::volumes::VolumeConfig;
 
-/// What an agent is to be.
+/// The configuration of an agent.
 #[derive(Debug)]
 pub struct AgentConfig {
     /// The cache that it owns.
@@ -26,15 +26,15 @@ pub struct AgentConfig {
     pub socket_required: bool,
     /// The mirror of mounts that name none.
     pub mirror: Option<MirrorRequest>,
-    /// How mounts are served that don't say it, once they are staged.
+    /// How staged mounts are served whose requests don't say.
     pub via: MountBackend,
-    /// Where secrets are looked for that a mount's own stores don't have.
+    /// The secret stores that are searched after a mount's own.
     pub secrets: Vec<SecretStore>,
     /// The TCP address that metrics are served on, if any.
     pub metrics_listen: Option<SocketAddr>,
-    /// How it is part of a cluster.
+    /// The node's part in a cluster, if any.
     pub cluster: Option<ClusterConfig>,
-    /// How long the fd store holds its mounts when it has ended.
+    /// How long the fd store holds its mounts after the agent's end.
     pub hold: Duration,
     /// The socket of an fd store that runs as a service; without one the agent starts its own.
     pub fdstore: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub struct AgentConfig {
 }
 
 impl AgentConfig {
-    /// An agent that ends with its last mount or job.
+    /// The configuration of an agent that ends with its last mount or job.
     pub fn on_demand(cache: CacheConfig) -> Self {
         Self {
             cache,

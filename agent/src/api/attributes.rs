@@ -15,7 +15,7 @@ use super::{DEFAULT_TENANT, MirrorRequest};
 /// Attributes that are no part of this version.
 const FUTURE_KEYS: [&str; 2] = ["checkpoints", "cache"];
 
-/// An attribute that can't be taken. No value is told, since it may be a secret.
+/// The error of an invalid attribute. It shows no value, since that may be a secret.
 #[derive(Debug, Error)]
 #[error("{key}: {why}")]
 pub struct InvalidAttribute {
@@ -24,7 +24,7 @@ pub struct InvalidAttribute {
 }
 
 impl InvalidAttribute {
-    /// Says of the attribute `key` why it can't be taken.
+    /// Adds to the error of the attribute `key` why it is invalid.
     pub fn new(key: &str, why: impl ToString) -> Self {
         Self { key: key.to_owned(), why: why.to_string() }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use bdnfs::engine::Usage;
 use serde::{Deserialize, Serialize};
 
-/// What a cache holds.
+/// The content of a cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CacheSummary {
     /// Its directory.
@@ -21,7 +21,7 @@ pub struct CacheSummary {
     pub last_scrub: Option<ScrubPass>,
 }
 
-/// One pass of a scrubber over a cache: what was due was verified.
+/// One pass of a scrubber over a cache, which verified the files that were due.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubPass {
     /// When it ended, in seconds since 1970.
@@ -34,7 +34,7 @@ pub struct ScrubPass {
     pub damaged: Vec<String>,
 }
 
-/// What a tenant has in a cache.
+/// A tenant's content of a cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantUsage {
     /// Its name.
@@ -47,7 +47,7 @@ pub struct TenantUsage {
     pub others: u64,
 }
 
-/// What a cache has of a snapshot.
+/// A snapshot's content of a cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotUsage {
     /// The tenant that it belongs to.
@@ -80,11 +80,11 @@ pub struct SnapshotSelection {
     pub which: Vec<String>,
     /// All of them.
     pub all: bool,
-    /// Those of this tenant only.
+    /// The snapshots of this tenant only.
     pub tenant: Option<String>,
 }
 
-/// What an eviction by hand did.
+/// The result of an eviction by hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictReport {
     /// Snapshots that the cache has forgotten.
@@ -108,7 +108,7 @@ pub struct PinReport {
     pub bytes_local: u64,
 }
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyReport {
     /// Blobs that were read.

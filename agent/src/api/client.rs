@@ -42,7 +42,7 @@ pub enum ClientError {
     /// The agent ended, or hung up, before it answered.
     #[error("the agent at {} ended before it answered", .0.display())]
     Disconnected(PathBuf),
-    /// It answered that it can't.
+    /// The agent refused or failed.
     #[error("{0}")]
     Failed(Failure),
     /// The socket can't be used.
@@ -115,7 +115,7 @@ impl Client {
         self.ask(Method::GET, "/v1/cluster").await
     }
 
-    /// Has the agent take everything down and end. It ends after it has answered.
+    /// Asks the agent to unmount everything and to end. It ends after it has answered.
     pub async fn stop_agent(&self) -> Result<(), ClientError> {
         self.ask(Method::POST, "/v1/stop").await
     }

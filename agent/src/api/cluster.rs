@@ -29,9 +29,9 @@ pub struct MemberStatus {
     pub id: String,
     /// The address that it serves peers on.
     pub address: SocketAddr,
-    /// What fails together with it.
+    /// Its failure domain.
     pub zone: String,
-    /// How much of the data it is to own beside others, in bytes.
+    /// Its share of the data, in bytes.
     pub capacity: u64,
     /// The version of the protocol that it speaks. One that speaks another is not asked.
     pub protocol: u32,
@@ -46,12 +46,12 @@ pub struct MemberStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberState {
-    /// It is asked, and answers.
+    /// It responds.
     Alive,
-    /// It is about to leave.
+    /// It is draining.
     Draining,
-    /// It did not answer, and is left alone for a while.
+    /// It did not respond, and is not asked for a while.
     Suspected,
-    /// It sent wrong bytes, and is left alone for longer.
+    /// It sent wrong bytes, and is banned for longer.
     Banned,
 }

@@ -30,7 +30,7 @@ pub struct JobRequest {
     /// Their environment.
     #[serde(default)]
     pub environment: BTreeMap<String, Variable>,
-    /// Where the secrets of the environment are looked for, before the agent's own places.
+    /// The secret stores for the environment, searched before the agent's own.
     #[serde(default)]
     pub secrets: Vec<SecretStore>,
     /// The directory that the commands run in.
@@ -65,7 +65,7 @@ pub struct JobRequest {
     /// The training cache that it gets; default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<TrainingCache>,
-    /// That what it writes into its checkpoint directory is saved.
+    /// Whether its checkpoint directory is saved, and how.
     #[serde(default)]
     pub checkpoints: Option<CheckpointRequest>,
     /// Notes of the client that submits it, such as the keys of its specification without effect: its first events.
@@ -77,7 +77,7 @@ fn default_umask() -> u32 {
     0o022
 }
 
-/// What a job's processes get to end, in seconds, as of container runtimes.
+/// The default grace period of a job's processes, in seconds, as of container runtimes.
 pub fn default_grace() -> u64 {
     30
 }
@@ -103,13 +103,13 @@ impl JobRequest {
     }
 }
 
-/// Where a job is on its way.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum JobState {
     /// Its sources are being mirrored.
     #[serde(rename = "TRAINING_JOB_CREATED")]
     Created,
-    /// They are being mounted and staged.
+    /// Its sources are being mounted and staged.
     #[serde(rename = "TRAINING_JOB_DEPLOYING")]
     Deploying,
     /// Its commands run: all that it reads is local, verified and leased.
@@ -121,7 +121,7 @@ pub enum JobState {
     /// Something failed.
     #[serde(rename = "TRAINING_JOB_FAILED")]
     Failed,
-    /// It was stopped.
+    /// The job was stopped.
     #[serde(rename = "TRAINING_JOB_STOPPED")]
     Stopped,
 }
@@ -169,7 +169,7 @@ impl JobExit {
 
 /// The exit code of a command that runs a job which did not complete, where the job's own commands do not say another.
 pub const NOT_COMPLETED_CODE: u8 = 125;
-/// What a shell adds to a signal's number for the exit code of the command that it ended.
+/// The number that a shell adds to a signal's for the exit code of the command that it ended.
 const SIGNAL_CODE_BASE: i32 = 128;
 
 /// A job and all that is known of it.
@@ -190,12 +190,12 @@ pub struct JobStatus {
     /// When its commands ended; checkpoints may still be saved then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exited: Option<DateTime<Utc>>,
-    /// What became of its checkpoints so far.
+    /// The state of its checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<SaveReport>,
     /// How its commands ended.
     pub exit: Option<JobExit>,
-    /// What `bdnfs job run` exits with, once it ended: see [`exit_code`](Self::exit_code).
+    /// The exit code of `bdnfs job run`, once the job has ended: see [`exit_code`](Self::exit_code).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<u8>,
     /// Why it failed.
@@ -214,7 +214,7 @@ pub struct JobStatus {
     /// Progress of staging, while it is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staging: Option<Progress>,
-    /// What happened so far.
+    /// The events so far.
     #[serde(default)]
     pub events: Vec<JobEvent>,
 }
@@ -237,7 +237,7 @@ impl JobStatus {
 pub struct JobSource {
     /// Its source, as its origin names it.
     pub source: String,
-    /// Where the job sees it.
+    /// The path at which the job sees it.
     pub mount_location: PathBuf,
 }
 
@@ -246,13 +246,13 @@ pub struct JobSource {
 pub struct JobEvent {
     /// When.
     pub at: DateTime<Utc>,
-    /// Where the job was on its way then.
+    /// The state of the job at that time.
     pub state: JobState,
     /// What, in one line.
     pub text: String,
 }
 
-/// What a deployment came to.
+/// The report of a deployment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeployReport {
     /// Source by source.
@@ -265,16 +265,16 @@ pub struct DeployReport {
     pub seconds: PhaseSeconds,
 }
 
-/// What became of one source.
+/// The report on one source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SourceReport {
     /// The source.
     pub source: String,
-    /// Where the job sees it.
+    /// The path at which the job sees it.
     pub mount_location: PathBuf,
     /// The snapshot's id, in hexadecimal.
     pub snapshot: String,
-    /// What came from where.
+    /// Bytes by tier.
     #[serde(flatten)]
     pub by_tier: BytesByTier,
     /// The furthest tier that any of it came from.
@@ -300,7 +300,7 @@ pub struct BytesByTier {
     pub shared: u64,
 }
 
-/// Where a deployment came from.
+/// The tier that a deployment came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// All was in the node's cache.

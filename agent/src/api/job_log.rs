@@ -1,4 +1,4 @@
-//! What a job prints, as it travels over the control socket.
+//! The output of a job, as it travels over the control socket.
 
 /// The header that says with which byte of all that a job printed an answer begins.
 pub const LOG_OFFSET: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");

@@ -65,7 +65,7 @@ pub struct PublicationRequest {
     /// the credentials of the node.
     #[serde(default)]
     pub trusted: bool,
-    /// Whether it stays although nobody asks for it any more. Else a pending one is dropped after five minutes.
+    /// Whether it stays without further requests. Else a pending one is dropped after five minutes.
     #[serde(default)]
     pub keep: bool,
 }
@@ -107,7 +107,7 @@ pub struct PublicationStatus {
     /// The container, pod or task that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
-    /// Where it is seen, once it is published: its target, else its base.
+    /// Its path, once it is published: its target, else its base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// The target that was asked for.
@@ -119,7 +119,7 @@ pub struct PublicationStatus {
     /// How much of it is local, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<PublicationProgress>,
-    /// What happens, or happened last, in one line.
+    /// The last event, in one line.
     pub message: String,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,15 +129,15 @@ pub struct PublicationStatus {
     pub abnormal: bool,
 }
 
-/// Where a publication is on its way.
+/// The state of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PublicationState {
-    /// It is mirrored, mounted, admitted or staged.
+    /// It is being mirrored, mounted, admitted or staged.
     Staging,
-    /// It is at its path.
+    /// It is mounted at its path.
     Published,
-    /// It came to nothing and left nothing behind.
+    /// It failed and left nothing behind.
     Failed,
 }
 
@@ -181,7 +181,7 @@ pub struct NamedSource {
     pub name: String,
     /// Its source, without a signature.
     pub source: String,
-    /// Where containers see it.
+    /// The path at which containers see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_location: Option<PathBuf>,
     /// Its publication, of which the path is the base.

@@ -1,4 +1,4 @@
-//! What became of a job's checkpoints, as it travels over the control socket.
+//! The state of a job's checkpoints, as it travels over the control socket.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-/// That a job's checkpoints are to be saved.
+/// How a job's checkpoints are to be saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {
-    /// Where the job sees the directory; default: `/mnt/ckpts`.
+    /// The path at which the job sees the directory; default: `/mnt/ckpts`.
     #[serde(default)]
     pub path: Option<PathBuf>,
     /// The most that the directory may occupy, in bytes.
@@ -22,7 +22,7 @@ pub struct CheckpointRequest {
     pub keep: Option<NonZeroU32>,
 }
 
-/// What became of the checkpoints of a job so far.
+/// The state of a job's checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaveReport {
     /// The directory on this node.
@@ -64,7 +64,7 @@ impl SaveReport {
     }
 }
 
-/// What became of one checkpoint.
+/// The state of one checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UnitReport {
     /// Its name.
@@ -73,7 +73,7 @@ pub struct UnitReport {
     pub state: CheckpointState,
     /// Its bytes.
     pub bytes: u64,
-    /// Whether the job had done with it, as far as anybody can tell.
+    /// Whether the job had finished it, as far as can be told.
     pub complete: bool,
     /// How often it was saved.
     pub generation: u64,
@@ -97,14 +97,14 @@ impl fmt::Display for CheckpointState {
     }
 }
 
-/// Where a checkpoint is on its way.
+/// Where one checkpoint is: with the job, on the disk, in the mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckpointState {
     #[default]
     /// The job writes it, or did a moment ago.
     Writing,
-    /// It is on the node's disk for good, and waits for its turn.
+    /// It is durable on the node's disk, and waits for its upload.
     Sealed,
     /// It is in the mirror.
     Saved,

@@ -1,4 +1,4 @@
-//! Where an agent listens, and whom it and its clients trust.
+//! The control socket: its path, and which users it and its clients trust.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ const SOCKET_PATH_VARIABLE: &str = "BDNFS_SOCKET";
 /// Its usual name, below the directory of what lasts until the next boot.
 const WELL_KNOWN_SOCKET_PATH: &str = "bdnfs/agent.sock";
 
-/// Where the agent of the cache in `dir` listens.
+/// The control socket of the agent of the cache in `dir`.
 pub fn of_cache(dir: &Path) -> PathBuf {
     dir.join("control.sock")
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The team of a job that names none.
 pub const DEFAULT_TEAM: &str = "default";
-/// The length of an id that nobody chose: as many letters and digits as tell a trillion jobs apart.
+/// The length of a generated id: as many letters and digits as tell a trillion jobs apart.
 const ID_LENGTH: usize = 8;
 
 /// Which part of which training job a job on this node is.

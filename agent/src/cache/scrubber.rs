@@ -1,6 +1,6 @@
 //! The scrubber: verifies what lies in the cache again and again, on a thread that gives way to all others.
 //!
-//! Each file tells when it was last verified ([`verification_time`]), so the next agent goes on where this one ends.
+//! Each file has the time of its last verification ([`verification_time`]), so the next agent goes on where this one ends.
 
 use std::io::Write;
 use std::ops::RangeInclusive;
@@ -41,7 +41,7 @@ pub struct Scrubber {
     stop: Mutex<Option<Sender<()>>>,
 }
 
-/// What a scrubber has done since it was started.
+/// The counts of a scrubber since it was started.
 #[derive(Debug)]
 struct ScrubStats {
     directory: CacheDirectory,
@@ -88,12 +88,12 @@ impl Scrubber {
         Ok(Self { stats, stop: Mutex::new(Some(stop)) })
     }
 
-    /// Has it end after the block that it reads.
+    /// Stops it after the block that it reads.
     pub fn stop(&self) {
         self.stop.lock().take();
     }
 
-    /// What it has done.
+    /// Its counts.
     pub fn counts(&self) -> ScrubCounts {
         let ScrubStats { blobs, bytes, damaged, last, .. } = &*self.stats;
         let (blobs, bytes, damaged) = (blobs.load(Relaxed), bytes.load(Relaxed), damaged.load(Relaxed));
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(scrub(&|_| true), (2, None));
         assert_eq!(scrub(&|_| true), (0, None));
         assert_eq!(last_pass(home.path()).map(|pass| (pass.blobs, pass.damaged)), Some((2, Vec::new())));
-        // What somebody writes is due, whenever it was verified.
+        // A file that was written to is due, whenever it was verified.
         files[0].set_modified(SystemTime::now() + Duration::from_nanos(1)).expect("a time");
         assert_eq!(scrub(&|_| true), (1, None));
     }

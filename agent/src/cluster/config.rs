@@ -6,26 +6,26 @@ use bdnfs::peer::identity::CertificateFiles;
 
 use crate::api::MirrorRequest;
 
-/// How a node is part of a cluster.
+/// A node's part in a cluster.
 #[derive(Debug)]
 pub struct ClusterConfig {
     /// The cluster's name.
     pub name: String,
-    /// The node's; where none is named, that of its certificate.
+    /// The node's name; by default that of its certificate.
     pub id: Option<String>,
     /// The address that the peer server listens on.
     pub listen: SocketAddr,
-    /// Where the others reach it.
+    /// The address at which other nodes reach it.
     pub advertise: SocketAddr,
-    /// What fails together with it.
+    /// Its failure domain.
     pub zone: String,
-    /// How much it should own, in bytes; where that isn't said, as much as its cache holds.
+    /// Its share of the blocks, in bytes; by default the size of its cache's disk.
     pub capacity: Option<u64>,
-    /// Where others may be.
+    /// Addresses of other members.
     pub seeds: Vec<String>,
     /// Its certificate; without one any client is trusted.
     pub files: Option<CertificateFiles>,
-    /// What the nodes share: each tenant's part of this mirror.
+    /// The mirror that the nodes share, a part for each tenant.
     pub mirror: MirrorRequest,
     /// The tenants that it hosts, where no certificate names them.
     pub tenants: Vec<String>,

@@ -27,7 +27,7 @@ pub struct HostedTenants {
 }
 
 impl HostedTenants {
-    /// None yet. `server` serves what `engine` has, and can get from each tenant's part of `mirror`.
+    /// No tenants yet. `server` serves what `engine` has, and can get from each tenant's part of `mirror`.
     pub fn new(
         engine: &Engine,
         mirror: &MirrorRequest,
@@ -56,7 +56,7 @@ impl HostedTenants {
     /// `gossip`. Never ends.
     pub async fn follow(mut self, identity: Arc<Identity>, gossip: Arc<Gossip>) {
         let mut changes = identity.changes();
-        // It lives as long as the identity.
+        // The channel lives as long as the identity.
         while changes.changed().await.is_ok() {
             let named: BTreeSet<String> = identity.own().tenants.unwrap_or_default().into_iter().collect();
             if named == self.tenants {

@@ -1,4 +1,4 @@
-//! Admission: all that a job reads is leased at once, or it waits for its turn.
+//! Admission: all that a job reads is leased at once, or the job waits for its turn.
 //!
 //! Jobs are admitted in the order in which they come to the queue. The first waits as long as other jobs hold
 //! anything, for what they hold comes back by itself; those behind it wait for it, so that a large one is not passed over for
@@ -22,7 +22,7 @@ use crate::api::{ApiResult, Failure};
 
 /// How often the first in the queue tries again: leases end a moment after their mounts.
 const ADMISSION_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How long that moment may be.
+/// How long that may take.
 const SPACE_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The queue of what waits for space in the cache.
@@ -36,7 +36,7 @@ pub struct AdmissionQueue {
     admitted: AtomicUsize,
 }
 
-/// Says that something is admitted. To be dropped when its mounts are gone.
+/// The permit of what was admitted. Drop it when its mounts are gone.
 #[derive(Debug)]
 pub struct AdmissionPermit(Arc<AdmissionQueue>);
 
@@ -97,7 +97,7 @@ pub async fn lease_all(snapshots: Vec<Arc<Snapshot>>) -> Result<()> {
     blocking(move || snapshots.iter().try_for_each(|snapshot| snapshot.hold())).await
 }
 
-/// Tries it once: `None`, or why there is no space now.
+/// Tries once to lease all: `None`, or why there is no space now.
 async fn attempt(snapshots: Vec<Arc<Snapshot>>) -> Result<Option<Failure>> {
     blocking(move || {
         let snapshots: Vec<&Snapshot> = snapshots.iter().map(|snapshot| &**snapshot).collect();

@@ -53,7 +53,7 @@ impl MirrorQueue {
         let uri: Uri = request.weights.source.expose().parse()?;
         let Some(at) = &request.mirror else { return Ok(()) };
         if let Uri::Bt(_) = uri {
-            // It is nowhere else.
+            // A checkpoint lies in the mirror alone.
             return Ok(());
         }
         let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;

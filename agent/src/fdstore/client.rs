@@ -49,12 +49,12 @@ const LISTEN_BACKLOG: i32 = 4;
 #[derive(Debug)]
 pub struct FdStore {
     cache: PathBuf,
-    /// Where an fd store listens that runs as a service of its own, and is not this agent's to start.
+    /// The socket of an fd store that runs as a service, which this agent does not start.
     service: Option<PathBuf>,
     hold: Duration,
     /// The connection to it, while there is one.
     link: watch::Sender<Option<Arc<OwnedFd>>>,
-    /// One message at a time, and one process.
+    /// The connection: one message at a time, and one process.
     child: Mutex<Option<Child>>,
 }
 
@@ -203,7 +203,7 @@ impl FdStore {
         tokio::time::sleep(RESTART_PAUSE).await;
     }
 
-    /// The lock, if nobody has it; else the process id that its owner wrote there.
+    /// The lock, if it is free; else the process id that its owner wrote there.
     fn lock(&self) -> Result<std::result::Result<File, String>> {
         let directory = CacheDirectory::open(&self.cache)?;
         let open = || {
@@ -221,7 +221,7 @@ impl FdStore {
         open().with_context(|| format!("cannot lock {}", self.cache.join(FDSTORE_LOCK_FILE).display()))
     }
 
-    /// Waits until nobody has the lock any more.
+    /// Waits until the lock is free.
     fn await_lock(&self) -> Result<File> {
         let begin = Instant::now();
         loop {
@@ -251,7 +251,7 @@ impl FdStore {
         Ok(socket)
     }
 
-    /// Takes all that the fd store has; it keeps it all the same.
+    /// Receives all that the fd store has, which keeps it too.
     fn take_all(&self) -> io::Result<(OwnedFd, Vec<StoredMount>)> {
         let socket = self.connect()?;
         wire::send(socket.as_fd(), &Message::Give, &[])?;
@@ -304,8 +304,8 @@ impl FdStore {
         Ok((listener, self.connect()?))
     }
 
-    /// Kills an fd store that does not answer, so that nobody waits for the mounts that it has. `owner` is the process id that it
-    /// has where it runs: in another container that is another process here, which is left alone.
+    /// Kills an fd store that does not answer, so that no process waits for its mounts. `owner` is the process id
+    /// that it has where it runs: in another container that is another process here, which is left alone.
     fn kill(&self, owner: &str) -> Result<()> {
         if let Some(process) = self.find_process(owner) {
             let _ = pidfd_send_signal(&process, Signal::KILL);
@@ -336,7 +336,7 @@ impl DentryInvalidator for FdStore {
     }
 }
 
-/// Listens at `path`, where nobody listens: what is there was left behind.
+/// Listens at `path`, in the place of a socket that was left behind.
 pub(super) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),

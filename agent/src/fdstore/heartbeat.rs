@@ -22,12 +22,12 @@ pub struct Heartbeats {
 }
 
 impl Heartbeats {
-    /// Those of an agent that has connected at `now`.
+    /// The heartbeat of an agent that has connected at `now`.
     pub fn new(now: Instant) -> Self {
         Self { greetings: 0, missed: 0, since: now }
     }
 
-    /// It has greeted at `now`.
+    /// Records a greeting at `now`.
     pub fn greeted(&mut self, now: Instant) {
         self.greetings += 1;
         (self.missed, self.since) = (0, now);
@@ -53,7 +53,7 @@ impl Heartbeats {
 pub fn kill_peer(link: &OwnedFd) -> bool {
     let Some(pid) = peer(link.as_fd()).ok().and_then(|peer| Pid::from_raw(peer.pid)) else { return false };
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
-    // As long as it has not hung up it is the one that connected: nobody else has got its number.
+    // Until it hangs up it is the one that connected: no other process has its id.
     let mut polled = [PollFd::new(link, PollFlags::empty())];
     let connected = poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready == 0);
     connected && pidfd_send_signal(&process, Signal::KILL).is_ok()

@@ -108,7 +108,7 @@ struct HeldMount {
     descriptors: MountDescriptors,
 }
 
-/// What `poll` reported.
+/// The events that `poll` reported.
 #[derive(Default)]
 struct Events {
     /// The agent sent a message, or has ended.
@@ -176,7 +176,7 @@ impl Process {
                 self.heartbeats.next_look()
             }
             None => {
-                // Only without an agent: each request wakes those who wait for a mount's end.
+                // Only without an agent: each request wakes the waiters for a mount's end.
                 let devices = self.store.mounts.values().map(|entry| entry.descriptors.device());
                 polled.extend(devices.map(|device| PollFd::from_borrowed_fd(device, PollFlags::empty())));
                 Some(left)
@@ -220,7 +220,7 @@ impl Process {
             tracing::info!("{} mounts wait for the next agent: {error}", self.store.mounts.len());
             self.agent = None;
             self.alone_since = Instant::now();
-            // Requests that it read and will not answer: their callers must not be stuck with nobody there.
+            // Requests that it read and will not answer: their callers must not be stuck.
             for entry in self.store.mounts.values() {
                 let _ = entry.descriptors.requeue_requests();
             }

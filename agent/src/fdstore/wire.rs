@@ -85,8 +85,8 @@ pub fn is_trusted(socket: BorrowedFd<'_>) -> bool {
     peer(socket).is_ok_and(|peer| peer.uid == 0 || peer.uid == own)
 }
 
-/// Who is at the other end. In another PID namespace, as in another container, its process id is 0, which rustix's type can't
-/// hold.
+/// The process at the other end. In another PID namespace, as in another container, its process id is 0,
+/// which rustix's type can't hold.
 pub fn peer(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;

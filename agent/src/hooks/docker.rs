@@ -31,7 +31,7 @@ use crate::context::Context;
 use crate::publications::{Milestone, Publications};
 use crate::records::Records;
 
-/// What the keys of their publications begin with.
+/// The prefix of the keys of their publications.
 const KEY_RUNTIME: &str = "docker";
 /// How long dockerd waits for an answer to create or mount; no configuration of it says another time.
 const DOCKER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -84,7 +84,7 @@ pub struct DockerVolumes {
 }
 
 impl DockerVolumes {
-    /// Those of the cache in `cache`, whose lock the caller holds. Touches the local disk.
+    /// The volumes of the cache in `cache`, whose lock the caller holds. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -103,8 +103,8 @@ impl DockerVolumes {
         Ok(Self { config, publications, records, table, writing, boot })
     }
 
-    /// Publishes all volumes, and ends publications without a volume, now and then again. To be called when what was published
-    /// before is restored and nobody was answered yet. Never ends.
+    /// Publishes all volumes, and ends publications without a volume, now and then again. Call it when
+    /// earlier publications are restored, before the first answer. Never ends.
     pub async fn watch(self: Arc<Self>, restored: Vec<PublicationStatus>) {
         let is_ours = |status: &&PublicationStatus| status.key.starts_with(&format!("{KEY_RUNTIME}-"));
         for status in restored.iter().filter(is_ours) {
@@ -153,7 +153,7 @@ impl DockerVolumes {
         Ok(())
     }
 
-    /// Waits until all of a volume is there, for the mount `id`; answers with its path.
+    /// Waits until all of a volume is local, for the mount `id`, and returns its path.
     ///
     /// # Errors
     /// [`Kind::NotFound`]; [`Kind::Busy`] with the progress when it is not there in time: it goes on; and why it failed.
@@ -176,8 +176,8 @@ impl DockerVolumes {
         self.note_mounts(name).await;
     }
 
-    /// Forgets the mounts of a dockerd that has ended, when the next one introduces itself: no other word comes from it. What it
-    /// goes on to run it does not remove.
+    /// Forgets the mounts of a dockerd that has ended, when the next one introduces itself: dockerd announces
+    /// that by nothing else. It removes no volumes of containers that it goes on to run.
     async fn forget_mounts_of_docker(self: &Arc<Self>) {
         for volume in self.all() {
             if let Some(volume) = self.table.lock().get_mut(&volume.name) {
@@ -187,7 +187,7 @@ impl DockerVolumes {
         }
     }
 
-    /// Removes a volume that nobody has mounted, and ends its publication. It is no error where there is none.
+    /// Removes a volume that is not mounted, and ends its publication. It is no error where there is none.
     ///
     /// # Errors
     /// [`Kind::Busy`].
@@ -245,7 +245,7 @@ impl DockerVolumes {
     /// Writes which runtimes have a volume mounted. A failed write costs nothing until the agent restarts.
     async fn note_mounts(self: &Arc<Self>, name: &str) {
         if let Err(failure) = self.write(name).await {
-            tracing::warn!("{failure}; after a restart nobody knows who has the volume {name} mounted");
+            tracing::warn!("{failure}; after a restart the mounts of the volume {name} are unknown");
         }
     }
 

@@ -31,7 +31,7 @@ const MOUNTS_DIRECTORY: &str = "mnt";
 /// Whether and how a job is to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StopRequest {
-    /// It is not.
+    /// The job is not to stop.
     None,
     /// Its processes are asked to end, and have a grace period for it.
     Graceful,
@@ -106,7 +106,7 @@ impl Job {
         Ok(job)
     }
 
-    /// A job of an earlier run; if it was admitted, it is still. Touches the local disk.
+    /// A job of an earlier run; an admitted one stays admitted. Touches the local disk.
     pub fn restore(record: JobRecord, jobs: &Path, admission: &Arc<AdmissionQueue>) -> Self {
         let JobRecord { job: mut status, request, stop, admitted, saver_events } = record;
         let admitted = admitted && !status.state.is_last();
@@ -237,8 +237,8 @@ impl Job {
         self.events.send_replace(events);
     }
 
-    /// Changes the status for the last time: first in the record, which `write` writes, then for clients. Whoever hears of
-    /// the end finds it written down.
+    /// Changes the status for the last time: first in the record, which `write` writes, then for clients. The
+    /// end that a client sees is durable.
     pub fn finish(
         &self,
         text: String,
@@ -289,7 +289,7 @@ impl Job {
         status.exited.is_some() || status.state.is_last()
     }
 
-    /// Asks it to stop, with `now` without grace. True where that is new.
+    /// Asks it to stop, with `now` without grace. True where such a stop was not requested before.
     pub fn stop(&self, now: bool) -> bool {
         let request = if now { StopRequest::Now } else { StopRequest::Graceful };
         self.stop.send_if_modified(|stop| {
@@ -321,7 +321,7 @@ impl Job {
         let _ = self.events.subscribe().wait_for(|_| is_over()).await;
     }
 
-    /// Admits it.
+    /// Marks the job as admitted.
     pub fn set_permit(&self, permit: AdmissionPermit) {
         *self.permit.lock() = Some(permit);
     }
@@ -331,7 +331,7 @@ impl Job {
         self.permit.lock().is_some()
     }
 
-    /// Gives its permit back. To be called when its mounts are gone.
+    /// Gives its permit back. Call it when its mounts are gone.
     pub fn drop_permit(&self) {
         let permit = self.permit.lock().take();
         drop(permit);
@@ -356,7 +356,7 @@ impl Job {
     }
 }
 
-/// The time.
+/// The current time.
 pub fn now() -> DateTime<Utc> {
     SystemTime::now().into()
 }

@@ -47,7 +47,7 @@ impl JobAudit {
             let all =
                 snapshots.iter().map(|snapshot| audit(snapshot, &period, &|_| !cancelled.load(Relaxed)));
             let damaged = all.map(|totals| totals.map(|totals| totals.damaged));
-            // Nobody waits where it was given up.
+            // The receiver is gone if the audit was given up.
             let _ = sender.send(damaged.collect::<Result<Vec<_>>>().map(|damaged| damaged.concat()));
         };
         thread::Builder::new()

@@ -25,7 +25,7 @@ pub struct JobCaches {
 }
 
 impl JobCaches {
-    /// Those of `job`, if it asks for them.
+    /// The caches of `job`, if it asks for any.
     pub fn of(queue: &JobQueue, job: &Job) -> Option<Self> {
         let (cache, training) = (job.request().cache.clone()?, &job.request().training);
         let home = |scope, name| queue.volumes.cache_home(queue.tenant_of(job), scope, name);
@@ -33,20 +33,20 @@ impl JobCaches {
         Some(Self { cache, project, team: home(CacheScope::Team, training.team()) })
     }
 
-    /// Their homes.
+    /// The homes of the caches.
     pub fn homes(&self) -> impl Iterator<Item = &CacheHome> {
         [&self.project, &self.team].into_iter()
     }
 
-    /// What is bound where.
+    /// The bind mounts: what is bound, and where.
     pub fn binds(&self) -> Vec<(PathBuf, PathBuf)> {
         let hub = self.cache.hub_place().map(|place| (self.hub_directory(), place));
         let project = (self.project.tree(), self.cache.project_place());
         [project, (self.team.tree(), self.cache.team_place())].into_iter().chain(hub).collect()
     }
 
-    /// Makes what is missing of the homes. An event tells of one that begins empty. The files keep them from being removed. Touches
-    /// the local disk.
+    /// Creates missing homes, with an event for each that begins empty. The files that it returns keep them
+    /// from being removed. Touches the local disk.
     ///
     /// # Errors
     /// Those of [`CacheHome::create`].
@@ -67,7 +67,7 @@ impl JobCaches {
         if self.cache.enable_legacy_hf_mount {
             let directory = self.hub_directory();
             let failed = || format!("cannot create {}", directory.display());
-            // One that a job has put elsewhere by a link is none that could be bound.
+            // A home that a job replaced by a link can't be bound.
             if !fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir()) {
                 DirBuilder::new().mode(0o700).create(&directory).with_context(failed)?;
             }

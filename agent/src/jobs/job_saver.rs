@@ -19,10 +19,10 @@ use crate::saver::{self, SaveOrder, SaverEnd};
 
 /// How often the saver's record is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a saver that died stays so: one that dies at once is not started all the time.
+/// The wait before a saver that died is started again, as it may die at once.
 const RESTART_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The saver of a job that has one. Dropped, the saver goes on, and nobody looks after it.
+/// The saver of a job that has one. Dropped, the saver goes on unwatched.
 #[derive(Debug)]
 pub struct JobSaver {
     run: JobRun,
@@ -94,7 +94,7 @@ async fn attend(run: JobRun) -> SaveReport {
         job.set_saving(report.clone(), record.events.max(job.saver_events()));
         if is_new {
             let (queue, job) = (Arc::clone(queue), Arc::clone(job));
-            // At worst its events are told again after a crash.
+            // At worst its events are repeated after a crash.
             let _ = blocking(move || queue.write_record(&job)).await;
         }
         if is_over {
@@ -136,7 +136,7 @@ async fn start(run: &JobRun) -> Result<()> {
     saver::start(&blocking(prepare).await?).await
 }
 
-/// What the saver of a job is told. Reads secrets.
+/// The order for a job's saver. Reads secrets.
 fn order(run: &JobRun) -> Result<SaveOrder> {
     let (queue, job) = (&run.queue, &run.job);
     let (request, mounter) = (job.request(), queue.mounts.mounter());

@@ -21,9 +21,9 @@ use crate::saver;
 use crate::text;
 use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE, occupied};
 
-/// How often what a volume occupies is counted: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
+/// How often the size of a volume is measured: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
-/// How much longer than a count the pause after it is, at least: a cache may have millions of files.
+/// How many times as long as a measurement the pause after it is: a cache may have millions of files.
 const COUNT_PAUSE_FACTOR: u32 = 20;
 /// The part of its limit, in percent, at which an event tells that a volume is nearly full, and the one at which its job fails.
 const WARN_PERCENT: u64 = 80;
@@ -41,8 +41,8 @@ impl JobQueue {
     }
 }
 
-/// Makes the volumes of a job, and says where the job is to see what of them. The files keep others from clearing them. Touches the
-/// local disk.
+/// Creates the volumes of a job, and returns what the job sees of them, and where. The files keep others from
+/// clearing them. Touches the local disk.
 ///
 /// # Errors
 /// Those of [`JobVolume::create`] and [`CacheHome::create`](crate::volumes::cache_home::CacheHome::create).
@@ -81,7 +81,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     Ok((VolumeBinds { root, own, shared, binds }, locks))
 }
 
-/// The variables that tell a job's commands who they are and where they may write.
+/// The variables with a job's identity and the directories that it may write to.
 pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
     let (request, training) = (job.request(), &job.request().training);
     let name = request.name.clone().unwrap_or_else(|| training.id().to_owned());
@@ -132,19 +132,19 @@ fn begin_checkpoints(volume: &JobVolume) -> Result<()> {
 
 /// A volume with a limit.
 struct LimitedVolume {
-    /// What people call it.
+    /// Its name in messages.
     name: String,
     directory: PathBuf,
-    /// In bytes.
+    /// The limit, in bytes.
     limit: u64,
-    /// What raises it.
+    /// The setting that raises the limit.
     key: &'static str,
     /// Whether an event has told that it is nearly full.
     is_told: bool,
 }
 
 impl LimitedVolume {
-    /// Those of a job.
+    /// The volumes of a job that have limits.
     fn of(queue: &JobQueue, job: &Job) -> Vec<Self> {
         let scratch = queue.volumes.config().scratch_limit.map(|limit| {
             let (name, directory) = (SCRATCH_PLACE.to_owned(), queue.volume_of(job).scratch());
@@ -169,7 +169,7 @@ impl LimitedVolume {
         scratch.into_iter().chain(checkpoints).chain(homes).collect()
     }
 
-    /// Compares what it occupies with its limit. An event tells where it is nearly full.
+    /// Compares its size with its limit. An event tells where it is nearly full.
     fn judge(&mut self, bytes: u64, job: &Job) -> Option<Failure> {
         let (name, limit, key) = (&self.name, self.limit, self.key);
         let (used, most) = (text::size(bytes), text::size(limit));
@@ -187,7 +187,7 @@ impl LimitedVolume {
     }
 }
 
-/// Counts what a job's volumes occupy, until one of them is larger than it may be. An event tells when one is nearly full.
+/// Measures a job's volumes until one is larger than it may be. An event tells when one is nearly full.
 pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
     let mut volumes = LimitedVolume::of(queue, job);
     if volumes.is_empty() {

@@ -48,7 +48,7 @@ impl JobQueue {
         Ok(())
     }
 
-    /// The checkpoints that `request` asks for, each once, and what is to be said of those that are not there.
+    /// The checkpoints that `request` asks for, each once, and a note on those that do not exist.
     async fn find_checkpoints(&self, request: &JobRequest) -> ApiResult<(Vec<CheckpointGroup>, Vec<String>)> {
         let (mut groups, mut notes) = (Vec::<CheckpointGroup>::new(), Vec::new());
         let references = request.load.iter().flat_map(|load| &load.checkpoints);

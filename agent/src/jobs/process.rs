@@ -46,7 +46,7 @@ impl IdleSupervisor {
         Ok(idle)
     }
 
-    /// Waits until it has ended, which it should not.
+    /// Waits until the supervisor has ended, which it should not.
     pub async fn ended(&mut self) -> Error {
         let _ = self.child.wait().await;
         failed("its supervisor was killed".to_owned())

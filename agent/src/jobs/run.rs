@@ -20,7 +20,7 @@ use crate::lifecycle::KeepAlive;
 
 /// How long a supervisor that another process started may take until its commands run.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often it is looked at.
+/// How often such a supervisor is checked.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Carries one job to its end.
@@ -199,7 +199,7 @@ impl JobRun {
         Ok(exit)
     }
 
-    /// Enters a state, for good.
+    /// Enters a state and writes the record.
     pub(super) async fn enter(&self, state: JobState, text: String) -> Result<()> {
         let (queue, job) = (Arc::clone(&self.queue), Arc::clone(&self.job));
         let enter = move || {
@@ -214,7 +214,7 @@ impl JobRun {
         blocking(enter).await
     }
 
-    /// Lets its volume go.
+    /// Releases the job's volume.
     async fn retire_volume(&self) {
         let volume = self.queue.volume_of(&self.job);
         let is_saved = self.job.status().saving.is_some_and(|saving| !saving.has_unsaved());

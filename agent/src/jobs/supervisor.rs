@@ -55,11 +55,11 @@ const KILL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub struct SupervisorOrder {
     /// The job's own directory.
     pub directory: PathBuf,
-    /// The directory of all jobs. What is mounted in it is no concern of this job's processes.
+    /// The directory of all jobs, whose other mounts this job's processes don't see.
     pub jobs: PathBuf,
     /// Bind mounts of the job: a mounted source, and the absolute path where the job sees it.
     pub sources: Vec<(PathBuf, PathBuf)>,
-    /// Where it writes.
+    /// The volumes.
     pub volume: VolumeBinds,
     /// The commands, one after the other, each for a shell of its own.
     pub commands: Vec<String>,
@@ -75,7 +75,7 @@ pub struct SupervisorOrder {
     pub attached: bool,
 }
 
-/// What a job sees of all volumes.
+/// The part of all volumes that a job sees.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct VolumeBinds {
     /// The directory of all volumes, which the job doesn't see.
@@ -101,13 +101,13 @@ pub struct SupervisorInfo {
     pub covered: Vec<PathBuf>,
 }
 
-/// What the supervisor answers to its order.
+/// The supervisor's answer to its order.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SupervisorReply {
     /// The commands run.
     Started(SupervisorInfo),
-    /// They don't, and why.
+    /// They could not be started, and why.
     Failed(String),
 }
 
@@ -273,7 +273,7 @@ pub fn kill_rest(supervisor: &SupervisorInfo) {
         for pid in members {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
-        // Some may have been born meanwhile.
+        // Others may have been started meanwhile.
         std::thread::sleep(KILL_POLL_INTERVAL);
     }
 }

@@ -53,7 +53,7 @@ impl Attachment {
         }
     }
 
-    /// Waits until it has ended, however that came about.
+    /// Waits until it has ended, for whatever reason.
     pub async fn ended(&self) {
         match self {
             Self::Fuse(mount) => mount.ended().await,
@@ -75,7 +75,7 @@ impl Attachment {
         }
     }
 
-    /// Leaves it to the next process.
+    /// Hands it over to the next process.
     pub fn hand_over(&self) {
         match self {
             Self::Fuse(mount) => mount.hand_over(),
@@ -91,7 +91,7 @@ impl Attachment {
         }
     }
 
-    /// Whether it needs another process to outlive this one, and an earlier one has made it.
+    /// Whether an earlier process made it, and it ends without one that serves it.
     pub fn is_resumed(&self) -> bool {
         matches!(self, Self::Fuse(mount) if mount.is_resumed())
     }
@@ -104,7 +104,7 @@ impl Attachment {
         }
     }
 
-    /// Whether that is wanted, but the kernel or the privileges don't allow it.
+    /// Whether passthrough is wanted, but not allowed by the kernel or the privileges.
     pub fn lacks_passthrough(&self) -> bool {
         matches!(self, Self::Fuse(mount) if mount.lacks_passthrough())
     }

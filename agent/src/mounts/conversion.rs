@@ -1,4 +1,4 @@
-//! Conversion: a staged mount becomes [native](bdnfs_fs::native_mount) at its gate, if that is wanted and nobody uses it yet; or never.
+//! Conversion: a staged mount becomes [native](bdnfs_fs::native_mount) at its gate if it wants that and is unused, or never.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl Mounter {
         }
     }
 
-    /// Takes up the native mount that `request` has had of an earlier process; `None` where it has none.
+    /// Takes over the native mount that an earlier process made for `request`, if any.
     pub(super) async fn resume_native(
         &self,
         snapshot: &Arc<Snapshot>,
@@ -50,7 +50,7 @@ impl Mounter {
 }
 
 impl MountManager {
-    /// Has a mount become native as soon as all of it is local, if its request wants that.
+    /// Converts a mount as soon as all of it is local, if its request wants that.
     pub(super) fn convert_when_staged(self: &Arc<Self>, managed: &Arc<ManagedMount>) {
         let is_lazy = matches!(&*managed.attachment(), Attachment::Fuse(mount) if !mount.is_resumed());
         if !is_lazy || !self.mounter.wants_native(managed.snapshot(), managed.request()) {

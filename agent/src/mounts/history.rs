@@ -1,4 +1,4 @@
-//! Source history: which snapshots a source was mounted as, so that one which the cache has whole can be mounted while nobody answers.
+//! Source history: the snapshots that a source was mounted as. One that is whole in the cache can be mounted without a network.
 //!
 //! A record for each source, tenant and set of patterns, in `state/sources`. It holds no secret, and outlives its agent: a machine that
 //! comes up without a network finds there what it had.
@@ -32,7 +32,7 @@ pub struct PastSnapshot {
 pub struct SourceHistory(Arc<Records<Vec<PastSnapshot>>>);
 
 impl SourceHistory {
-    /// That in the cache directory `cache`, whose lock the caller holds. Touches the local disk.
+    /// The history in the cache directory `cache`, whose lock the caller holds. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
@@ -40,7 +40,7 @@ impl SourceHistory {
         Ok(Self(Arc::new(Records::open(cache, "sources")?)))
     }
 
-    /// Makes sure that the disk takes changes.
+    /// Makes sure that the disk accepts writes.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk). It waits with a disk that is frozen.

@@ -63,14 +63,14 @@ async fn arrange(
     let (engine, snapshot) = (engine.clone(), Arc::clone(snapshot));
     let permit = VIEW_BUILD.acquire().await;
     blocking(move || {
-        // Held until it is built, even when nobody waits any more.
+        // Held until it is built, even when the caller is gone.
         let _permit = permit;
         engine.show_as_hub_cache(&snapshot, &cache)
     })
     .await
 }
 
-/// The same, as its origin has it.
+/// The same, in the layout of the origin.
 async fn resolve_listed(
     engine: &Engine,
     scratch: &Path,
@@ -111,7 +111,7 @@ async fn resolve_listed(
     Ok(found)
 }
 
-/// The newest snapshot of a source that the cache has whole, held there, and when that was what the source had.
+/// The newest snapshot of a source that the cache has whole, held there, and when the source had it.
 async fn cached(
     engine: &Engine,
     scratch: &Path,
@@ -138,7 +138,7 @@ async fn cached(
     Ok(None)
 }
 
-/// Asks the mirror, else the origin, for the snapshot, and when that was what the source had.
+/// Asks the mirror, else the origin, for the snapshot, and when the source had it.
 async fn ask(
     engine: &Engine,
     scratch: &Path,
@@ -178,7 +178,7 @@ async fn ask(
     }
 }
 
-/// What `uri` is mirrored as, in what is a mirror of this version.
+/// The snapshot that `uri` is mirrored as. Refuses a mirror of another version.
 async fn find(mirror: &Mirror, uri: &Uri, access: &Access, patterns: &Patterns) -> Result<Option<Ref>> {
     let (exists, found) = tokio::join!(mirror.exists(), mirror::find(mirror, uri, access, patterns));
     match exists {
@@ -188,7 +188,7 @@ async fn find(mirror: &Mirror, uri: &Uri, access: &Access, patterns: &Patterns) 
     }
 }
 
-/// Lists the origin for a snapshot of what it has now.
+/// Lists the origin for a snapshot of its present state.
 async fn list_origin(
     engine: &Engine,
     uri: &Uri,
@@ -203,7 +203,7 @@ async fn list_origin(
 /// Lists the origin instead of a mirror that is damaged, in the state that was mirrored where the origin still has that.
 ///
 /// # Errors
-/// `damage`, where it is none: the mirror could not be read.
+/// `damage` itself where it is another error: the mirror could not be read.
 async fn fall_back_to_origin(
     engine: &Engine,
     uri: &Uri,
@@ -235,8 +235,8 @@ async fn fall_back_to_origin(
     })
 }
 
-/// Opens the snapshot of a record from the cache, without asking anybody. `request` is the record's, with its secrets where
-/// they are known, and with the agent's defaults.
+/// Opens the snapshot of a record from the cache, without a network. `request` is the record's, with its
+/// secrets where they are known, and with the agent's defaults.
 pub async fn reopen(
     engine: &Engine,
     scratch: &Path,

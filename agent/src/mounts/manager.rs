@@ -23,7 +23,7 @@ use crate::lifecycle::{KeepAlive, Lifecycle};
 
 /// How long the progress of a stage is held back: its end is answered at once, and progress as often as is smooth to the eye.
 const STAGE_POLL_TIMEOUT: Duration = Duration::from_millis(200);
-/// An unmounted mount ends at once, but for one that somebody detached (`umount -l`) and others still use.
+/// How long an unmount waits: a mount ends at once unless it was detached (`umount -l`) in use.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a mount waits for a disk that does not answer: as long as any operation may take. An overloaded one does by then.
@@ -64,7 +64,7 @@ impl Drop for MountpointReservation<'_> {
 }
 
 impl MountManager {
-    /// One without mounts. Touches the local disk.
+    /// A manager without mounts. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -73,7 +73,7 @@ impl MountManager {
         Ok(Self { mounter, records, handover, lifecycle, table: Mutex::default() })
     }
 
-    /// What makes its mounts.
+    /// The mounter, which makes its mounts.
     pub fn mounter(&self) -> &Mounter {
         &self.mounter
     }
@@ -98,7 +98,7 @@ impl MountManager {
 
     fn reserve<'a>(&'a self, mountpoint: &'a Path) -> ApiResult<MountpointReservation<'a>> {
         let alive = self.lifecycle.begin()?;
-        // What is mounted there already, the mount itself finds out.
+        // The mount itself fails where something is mounted already.
         if !self.table().reserved.insert(mountpoint.to_owned()) {
             let text = format!("another mount is being made at {}", mountpoint.display());
             return Err(Failure::new(Kind::Busy, text));

@@ -27,7 +27,7 @@ pub struct ManagedMount {
     snapshot: Arc<Snapshot>,
     mountpoint: PathBuf,
     attachment: RwLock<Arc<Attachment>>,
-    /// Held while it is unmounted, or something else comes to serve it: else what came could not be ended any more.
+    /// Held while it is unmounted or its attachment replaced: an attachment made meanwhile would stay.
     changing: Mutex<()>,
     record: MountRecord,
     /// The request that made the mount, with its secrets.
@@ -87,7 +87,7 @@ impl ManagedMount {
         &self.request
     }
 
-    /// Says whether the fd store has its descriptors.
+    /// Sets whether the fd store has its descriptors.
     pub fn set_stored(&self, stored: bool) {
         self.stored.store(stored, Ordering::Relaxed);
     }
@@ -107,8 +107,8 @@ impl ManagedMount {
         self.attachment.read().clone()
     }
 
-    /// Has what `replace` makes of its attachment serve it from now on, and says whether there is such. Not where it is detached. Blocks
-    /// on the kernel.
+    /// Replaces its attachment by what `replace` makes of it, and returns whether it made any. Not where it
+    /// is detached. Blocks on the kernel.
     ///
     /// # Errors
     /// Those of `replace`.
@@ -123,8 +123,8 @@ impl ManagedMount {
         Ok(is_replaced)
     }
 
-    /// Says that it is about to become native: until that is [known](Self::end_conversion), its stage is not told to be done. False
-    /// where that was said before.
+    /// Marks it as about to become native: until that is [known](Self::end_conversion), its stage is not
+    /// reported as done. False where it was marked before.
     pub(super) fn begin_conversion(&self) -> bool {
         !self.converting.send_replace(true)
     }
@@ -135,7 +135,7 @@ impl ManagedMount {
         let _ = self.converting.subscribe().wait_for(|converting| !converting).await;
     }
 
-    /// Says that it is native, or why it is not.
+    /// Ends the conversion: it is native, or why it is not.
     pub(super) fn end_conversion(&self, note: Option<String>) {
         *self.note.lock() = note;
         self.converting.send_replace(false);
@@ -157,7 +157,7 @@ impl ManagedMount {
         Ok(())
     }
 
-    /// Unmounts it. From then on it is nobody's mount, though it takes a moment until it has ended. Blocks on the kernel.
+    /// Unmounts it. From then on it counts as detached, though it may end a moment later. Blocks on the kernel.
     ///
     /// # Errors
     /// Those of [`Attachment::unmount`].
@@ -178,7 +178,7 @@ impl ManagedMount {
         self.mountpoint() == mountpoint && !self.is_detached()
     }
 
-    /// Says that it is unmounted, and that its leases and records are gone.
+    /// Notes that it is unmounted, and that its leases and records are gone.
     pub fn set_gone(&self) {
         self.gone.send_replace(true);
     }
@@ -189,7 +189,7 @@ impl ManagedMount {
         let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
     }
 
-    /// What a client is told of it.
+    /// Its description for clients.
     pub fn info(&self) -> MountInfo {
         let manifest = self.snapshot.manifest();
         MountInfo {
@@ -206,7 +206,7 @@ impl ManagedMount {
         }
     }
 
-    /// How it is doing. Touches the local disk.
+    /// Its status. Touches the local disk.
     pub fn status(&self) -> MountStatus {
         let local = self.local().unwrap_or_else(|error| {
             tracing::warn!("cannot tell how much of {} is local: {error}", self.mountpoint().display());
@@ -283,6 +283,6 @@ fn stage_status(stage: &Stage) -> StageStatus {
         Some(Ok(())) => StageState::Done,
         Some(Err(error)) => StageState::Failed(error.into()),
     };
-    // After the outcome: done is then told with figures that say so.
+    // After the outcome: the figures of a stage that is done say so.
     StageStatus { progress: stage.progress(), state }
 }

@@ -24,7 +24,7 @@ use crate::{runtime, text};
 /// file is opened and read whose pages are not in memory. On two processors eight of them read a quarter more of such files than two,
 /// sixteen no more than eight. What is in memory already, but new to the mount, is answered a tenth slower; a large file is all the same.
 const DEVICE_THREADS: usize = 8;
-/// From so many files on, the memory that their listing took is worth giving back at once.
+/// The number of files from which on the memory of a listing is given back at once.
 const LARGE_LISTING_FILES: u64 = 100_000;
 
 /// What an agent adds to requests.
@@ -32,9 +32,9 @@ const LARGE_LISTING_FILES: u64 = 100_000;
 pub struct MountDefaults {
     /// The mirror of requests that name none.
     pub mirror: Option<MirrorRequest>,
-    /// Where secrets are looked for that a request's own stores don't have.
+    /// The secret stores that are searched after a request's own.
     pub secrets: Vec<SecretStore>,
-    /// How staged mounts are served that don't say it.
+    /// How staged mounts are served whose requests don't say.
     pub via: MountBackend,
 }
 
@@ -76,17 +76,17 @@ fn complete(mut request: MountRequest) -> Result<MountRequest> {
 /// Makes mounts that serve.
 #[derive(Debug)]
 pub struct Mounter {
-    /// What fetches.
+    /// The engine, which fetches.
     pub engine: Engine,
-    /// What sources were when they were last mounted.
+    /// The source history.
     pub history: SourceHistory,
     /// The directory of the cache.
     pub cache: PathBuf,
     /// The control socket that the root of each mount names.
     pub socket: PathBuf,
-    /// What native mounts show.
+    /// The superblocks of native mounts.
     pub superblocks: Arc<Superblocks>,
-    /// What requests lack.
+    /// The defaults of requests.
     pub defaults: MountDefaults,
     /// Counts the requests of all mounts.
     pub metrics: Arc<RequestMetrics>,
@@ -129,7 +129,7 @@ impl Mounter {
         Ok(Some(mirror))
     }
 
-    /// The same, at once.
+    /// Fails where `request` names a missing secret. Reads secrets.
     pub fn check(&self, request: &MountRequest) -> Result<()> {
         complete(self.defaults.add_to(request)).map(drop)
     }
@@ -145,8 +145,8 @@ impl Mounter {
         Ok(resolved)
     }
 
-    /// Opens the snapshot of `record` from the cache, without asking anybody. `request` is the record's, with its secrets
-    /// where they are known.
+    /// Opens the snapshot of `record` from the cache, without a network. `request` is the record's, with its
+    /// secrets where they are known.
     pub async fn reopen(&self, record: &MountRecord, request: &MountRequest) -> ApiResult<Arc<Snapshot>> {
         let engine = self.engine_of(request).await?;
         // What is local needs no secret.

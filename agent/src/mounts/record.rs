@@ -36,7 +36,7 @@ pub struct MountRecord {
 pub struct MountRecords(Option<Arc<Records<MountRecord>>>);
 
 impl MountRecords {
-    /// Those in the cache directory `cache`, whose lock the caller holds.
+    /// The records in the cache directory `cache`, whose lock the caller holds.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).

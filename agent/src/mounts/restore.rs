@@ -3,8 +3,8 @@
 //! A mount whose descriptors the [fd store](crate::fdstore) has was never gone, and is served on.
 //!
 //! First all leases, from what the cache itself has: until then nothing is evicted. Then the mounts, each in the place of
-//! the dead one. Nobody outside this machine is asked. A mount that can't be restored keeps its lease and its record, and is
-//! listed in the status. The mount of a job or publication that has ended is unmounted: its agent died while it did that.
+//! the dead one. No network is needed. A mount that can't be restored keeps its lease and its record, and is listed in
+//! the status. The mount of a job or publication that has ended is unmounted: its agent died while it did that.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ pub(super) struct FailedMount {
 }
 
 impl FailedMount {
-    /// What a client is told of it.
+    /// Its description for clients.
     pub fn info(&self) -> LostMount {
         let weights = &self.record.request.weights;
         let (source, mountpoint) = (weights.source.expose().to_owned(), weights.mountpoint.clone());
@@ -78,7 +78,7 @@ struct LastMount {
 }
 
 /// Restores the mounts of the last run: those of the records, of which the fd store has `stored`. `purpose` tells what the
-/// mount at a mount point is for. Drops `eviction_pause` as soon as all leases are there. The answer is those that are to be staged.
+/// mount at a mount point is for. Drops `eviction_pause` as soon as all leases are there. Returns the mounts to stage.
 pub async fn restore(
     manager: &Arc<MountManager>,
     eviction_pause: EvictionPause,
@@ -159,7 +159,7 @@ async fn reopen(
 
 /// Unmounts what is not used any more.
 async fn remove(manager: &MountManager, id: u64, mountpoint: PathBuf) {
-    tracing::info!("unmounting {}, which nobody uses any more", mountpoint.display());
+    tracing::info!("unmounting {}, which is no longer in use", mountpoint.display());
     manager.handover.remove(id).await;
     let records = manager.records.clone();
     let removed = blocking(move || {
@@ -172,7 +172,7 @@ async fn remove(manager: &MountManager, id: u64, mountpoint: PathBuf) {
     let _ = removed.await;
 }
 
-/// Restores one mount; answers with it if it is to be staged.
+/// Restores one mount; returns it if it is to be staged.
 async fn restore_one(manager: &Arc<MountManager>, last: LastMount) -> Option<Arc<ManagedMount>> {
     let LastMount { record, request, descriptors, snapshot } = last;
     let (staged, id) = (record.staged, record.id);

@@ -1,4 +1,4 @@
-//! Bases: a node's one mount of a tenant's snapshot with an owner, for all who publish it.
+//! Bases: a node's one mount of a tenant's snapshot with an owner, for all its publications.
 
 use std::collections::HashMap;
 use std::fs::DirBuilder;
@@ -20,7 +20,7 @@ use crate::context::Context;
 use crate::deploy::{AdmissionQueue, stage_all};
 use crate::mounts::{ManagedMount, MountManager, ResolvedSnapshot};
 
-/// What one base shows, and to whom its files belong.
+/// The key of a base: the snapshot that it shows, and the owner of its files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BaseKey {
     /// The tenant.
@@ -54,7 +54,7 @@ pub struct Bases {
 }
 
 impl Base {
-    /// Where it is mounted.
+    /// The path at which it is mounted.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -74,7 +74,7 @@ impl Base {
         self.staged.initialized()
     }
 
-    /// Whether its mount has ended, or lacks what was staged.
+    /// Whether its mount has ended, or lost staged blocks.
     pub fn is_abnormal(&self) -> bool {
         let failed = |mount: &Arc<ManagedMount>| {
             mount.is_detached() || matches!(mount.stage_state(), Some(StageState::Failed(_)))
@@ -101,7 +101,7 @@ impl Base {
 }
 
 impl Bases {
-    /// None yet; each will be a directory in `directory`, which is made. Touches the local disk.
+    /// No bases yet; each will be a directory in `directory`, which is made. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
@@ -131,7 +131,7 @@ impl Bases {
         let (base, users) = table.entry(key.clone()).or_insert_with(|| (Base::new(key, path.clone()), 0));
         *users += 1;
         if base.path != path {
-            // Somebody else was faster.
+            // Another call was faster.
             let _ = std::fs::remove_dir(path);
         }
         Ok(Arc::clone(base))
@@ -175,12 +175,12 @@ impl Bases {
         base.mount.get_or_try_init(|| mount).await.map(drop)
     }
 
-    /// Admits it to the cache for `name`, and stages it. `note` is told what it waits for.
+    /// Admits it to the cache for `name`, and stages it. `note` hears what it waits for.
     pub async fn stage(&self, base: &Base, name: &str, note: impl Fn(String)) -> ApiResult<()> {
         let Some(mount) = base.mount() else { return Err(Failure::closing()) };
         let stage = async {
             let snapshot = Arc::clone(mount.snapshot());
-            // What containers hold does not come back by itself, so nobody is to wait for it.
+            // No job is to wait for space that containers hold: they don't free it soon.
             drop(self.admission.admit(name, &[snapshot], note).await?);
             base.staging_since.get_or_init(Instant::now);
             stage_all(&self.mounts, std::slice::from_ref(mount), |_| ()).await
@@ -188,7 +188,7 @@ impl Bases {
         base.staged.get_or_try_init(|| stage).await.map(drop)
     }
 
-    /// Gives a base back. The last user ends it: with `wait` it is gone when this returns, unless somebody still uses it.
+    /// Gives a base back. The last user ends it: with `wait` it is gone when this returns, unless it is in use.
     pub async fn release(&self, base: &Arc<Base>, wait: bool) {
         {
             let mut table = self.table.lock();

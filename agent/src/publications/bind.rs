@@ -67,7 +67,7 @@ impl BindTarget {
         self.root.join(&self.below).join(&self.name)
     }
 
-    /// What is mounted there.
+    /// The mount at the path.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -105,7 +105,7 @@ impl BindTarget {
         copy.attach(&target).map_err(|e| self.failed("cannot bind to it", e))
     }
 
-    /// Takes what is bound there away, in use or not, and removes the directory. It is no error where nothing is.
+    /// Unmounts what is bound there, in use or not, and removes the directory. It is no error where nothing is.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -121,7 +121,7 @@ impl BindTarget {
         while self.mounted()?.is_some_and(|mounted| mounted.ours()) {
             match unmount(&name, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
                 Ok(()) => {}
-                // Somebody else was faster, or moved it.
+                // Another process was faster, or moved it.
                 Err(Errno::INVAL | Errno::NOENT) => break,
                 Err(error) => return Err(self.failed("cannot unmount it", error)),
             }

@@ -1,4 +1,4 @@
-//! One publication: what was asked for, and how far it is.
+//! One publication: its request and its state.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::api::publication::{PublicationRequest, PublicationState, PublicationS
 use crate::api::{ApiResult, Failure};
 use crate::text;
 
-/// How long a publication that nobody waits for may be pending, and why one failed be remembered: kubelets ask again at the
-/// latest after two minutes.
+/// How long a publication may be pending without a request, and a failure be remembered: kubelets ask again
+/// at the latest after two minutes.
 const ABANDONED_AFTER: Duration = Duration::from_secs(5 * 60);
 
 /// A publication.
@@ -30,7 +30,7 @@ pub struct Publication {
     pub request: PublicationRequest,
     /// The request with its secrets, as it came last; `None` where it had some that ended with the agent that knew them.
     complete: watch::Sender<Option<PublicationRequest>>,
-    /// What is to be seen where, which another request under the key must ask for as well.
+    /// The sources and the target, which another request under the key must share.
     identity: PublicationRequest,
     /// Its source, as it may be shown.
     pub source: String,
@@ -39,14 +39,14 @@ pub struct Publication {
     state: watch::Sender<State>,
     end: watch::Sender<Option<End>>,
     interest: Mutex<Interest>,
-    /// Whether its target was bound to: what is mounted there is ours.
+    /// Whether its target was bound to: the mount there is ours.
     bound: AtomicBool,
 }
 
 /// How a publication was asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// For now: the next agent goes on with it.
+    /// For now: the next agent resumes it.
     Suspended,
     /// For good.
     Cancelled,
@@ -66,7 +66,7 @@ enum Step {
     Staging,
     Published,
     Failed(Failure),
-    /// It is not in the table any more.
+    /// It was removed from the table.
     Gone,
 }
 
@@ -89,7 +89,7 @@ impl Drop for PublicationWaiter<'_> {
 }
 
 impl Publication {
-    /// One that is pending.
+    /// A pending publication.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for a source that is none.
@@ -104,7 +104,7 @@ impl Publication {
         Ok(Self::with_identity(key, bare, Some(request), identity, target))
     }
 
-    /// One of an earlier run.
+    /// A publication of an earlier run.
     pub fn restore(key: String, record: PublicationRecord, target: Option<BindTarget>) -> Self {
         let PublicationRecord { request, pending, .. } = record;
         let identity = PublicationRequest { holder: None, keep: false, ..request.clone() };
@@ -146,7 +146,7 @@ impl Publication {
         identity(other).is_ok_and(|(other, _)| other == self.identity)
     }
 
-    /// Takes the secrets of `request`, which asks for the same. Whether they are others than before.
+    /// Takes over the secrets of `request`, which asks for the same. True if they are new.
     pub fn renew(&self, request: &PublicationRequest) -> bool {
         self.complete.send_if_modified(|complete| {
             let is_new = complete.as_ref().is_none_or(|known| {
@@ -185,7 +185,7 @@ impl Publication {
         self.state.send_modify(|state| state.base = base);
     }
 
-    /// Says what happens, in one line.
+    /// Sets the last event, one line.
     pub fn note(&self, text: String) {
         tracing::info!("publication {}: {text}", self.key);
         self.state.send_modify(|state| state.message = text);
@@ -198,24 +198,24 @@ impl Publication {
         });
     }
 
-    /// Says that it is published.
+    /// Marks it as published.
     pub fn set_published(&self, message: String) {
         tracing::info!("published {} ({}): {message}", self.source, self.key);
         self.enter(Step::Published, Some(message));
     }
 
-    /// Says that it has failed, and left nothing behind.
+    /// Marks it as failed, with nothing left behind.
     pub fn set_failed(&self, failure: Failure) {
         tracing::warn!("publication {} failed: {failure}", self.key);
         self.enter(Step::Failed(failure.clone()), Some(failure.message));
     }
 
-    /// Says that it is not in the table any more.
+    /// Marks it as removed from the table.
     pub fn set_gone(&self) {
         self.enter(Step::Gone, None);
     }
 
-    /// Says that its target was bound to.
+    /// Marks its target as bound to.
     pub fn set_bound(&self) {
         self.bound.store(true, Ordering::Release);
     }
@@ -260,12 +260,12 @@ impl Publication {
         self.end.send_replace(Some(End::Cancelled));
     }
 
-    /// Asks it to end for now, unless it is to end for good: the next agent goes on with it.
+    /// Asks it to end for now, unless it is to end for good: the next agent resumes it.
     pub fn suspend(&self) {
         self.end.send_modify(|end| *end = end.or(Some(End::Suspended)));
     }
 
-    /// Whether the next agent goes on with it.
+    /// Whether the next agent resumes it.
     pub fn is_suspended(&self) -> bool {
         *self.end.borrow() == Some(End::Suspended)
     }
@@ -305,7 +305,7 @@ impl Publication {
         }
     }
 
-    /// What `work` comes to, unless it is asked to end, or nobody wants it any more.
+    /// The outcome of `work`, unless the publication is asked to end or is abandoned.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = ApiResult<T>>) -> ApiResult<T> {
         let abandoned =
             async { if self.request.keep { std::future::pending().await } else { self.abandoned().await } };
@@ -318,7 +318,7 @@ impl Publication {
         }
     }
 
-    /// How it is doing. It is told from memory.
+    /// Its state for clients. Needs no disk.
     pub fn status(&self) -> PublicationStatus {
         let state = self.state.borrow().clone();
         let failure = self.failure();

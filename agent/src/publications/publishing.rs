@@ -17,11 +17,11 @@ use crate::mounts::ResolvedSnapshot;
 use crate::{deploy, text};
 
 impl Publications {
-    /// Mirrors, mounts, admits, stages and binds; answers with what came of it, in one line.
+    /// Mirrors, mounts, admits, stages and binds; returns the outcome in one line.
     pub(super) async fn deploy(self: &Arc<Self>, publication: &Arc<Publication>) -> ApiResult<String> {
         let begin = Instant::now();
         let (publications, pending) = (Arc::clone(self), Arc::clone(publication));
-        // The next agent goes on with it.
+        // The next agent resumes it.
         blocking(move || publications.records.put(&pending.key, &pending.record(None, &publications.boot)))
             .await?;
         let (request, found) = publication.unless_cancelled(self.resolve(publication)).await?;
@@ -67,7 +67,7 @@ impl Publications {
         Ok((request, found))
     }
 
-    /// What a publication came to, in one line.
+    /// The outcome of a publication, in one line.
     async fn outcome(
         &self,
         publication: &Publication,
@@ -85,8 +85,8 @@ impl Publications {
         Ok(format!("staged {bytes} in {seconds:.1} s, {verdict}"))
     }
 
-    /// Unbinds a publication, and gives its record and its base back; with `wait`, nothing is left when this returns. The
-    /// record of one that the next agent goes on with stays.
+    /// Unbinds a publication, and gives its record and its base back; with `wait`, nothing is left when this
+    /// returns. The record of one that the next agent resumes stays.
     pub(super) async fn take_down(self: &Arc<Self>, publication: &Arc<Publication>, wait: bool) {
         let (publications, unbound) = (Arc::clone(self), Arc::clone(publication));
         let removed = blocking(move || {

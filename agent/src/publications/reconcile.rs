@@ -1,6 +1,6 @@
 //! Reconciliation: records against the mount table, after a restart and every few minutes.
 //!
-//! A bind that somebody unmounted behind our back (a pod's directory that was removed by hand, a container's crash) ends its
+//! A bind that was unmounted from outside (a pod's directory that was removed by hand, a container's crash) ends its
 //! publication; a bind of ours that no publication has is removed. Nothing is asked of the file systems themselves.
 
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::mounts::MountPurpose;
 /// How often. What is left over costs space in the cache, and nothing else.
 const INTERVAL: Duration = Duration::from_secs(5 * 60);
 impl Publications {
-    /// What the mount at `mountpoint` of an earlier run is for, if it is a base.
+    /// The purpose of the mount at `mountpoint` of an earlier run, if it is a base.
     pub fn purpose_of(&self, mountpoint: &Path) -> Option<MountPurpose> {
         if !self.bases.has(mountpoint) {
             return None;
@@ -62,7 +62,7 @@ impl Publications {
         }
     }
 
-    /// Goes on with a publication that was pending when the agent ended.
+    /// Resumes a publication that was pending when the agent ended.
     async fn begin_again(self: &Arc<Self>, key: String, record: PublicationRecord) {
         // Its target, or what may be asked for, may be others by now.
         match self.check(&key, &record.request).await {
@@ -136,7 +136,7 @@ impl Publications {
         Ok(())
     }
 
-    /// Unbinds what is bound below the target directories, of our bases, for nobody. Blocks on the local disk.
+    /// Unbinds those binds of our bases below the target directories that have no publication. Blocks on the local disk.
     fn remove_orphans(&self, mounted: &[mounts::MountEntry]) {
         let bases = mounted.iter().filter(|entry| self.bases.has(&entry.mountpoint));
         let devices: Vec<_> = bases.map(|entry| entry.device).collect();

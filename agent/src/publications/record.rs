@@ -1,4 +1,4 @@
-//! Records of publications: what the next agent goes on with.
+//! Records of publications: what the next agent resumes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::api::publication::PublicationRequest;
 pub struct PublicationRecord {
     /// The request without its secrets.
     pub request: PublicationRequest,
-    /// Where its base is mounted; empty while it is pending.
+    /// The mount point of its base; empty while it is pending.
     pub base: PathBuf,
     /// The boot in which it was asked for: binds and containers do not outlive it.
     pub boot: String,
@@ -30,8 +30,8 @@ pub struct PendingRecord {
     pub lacks_secrets: bool,
 }
 
-/// What of `request` tells it from another one under the same key: all but its secrets and who asks. And whether it had
-/// secrets.
+/// What distinguishes `request` from another under the same key: all but its secrets and its requester. And
+/// whether it had secrets.
 ///
 /// # Errors
 /// [`Kind::Invalid`](bdnfs::error::Kind::Invalid) for a source or mirror that is none.

@@ -10,7 +10,7 @@ use super::{Milestone, Publications};
 use crate::api::publication::{NamedSource, PublicationRequest, PublicationStatus};
 use crate::api::{ApiResult, Failure};
 
-/// What the keys of their publications begin with.
+/// The prefix of the keys of their publications.
 const KEY_PREFIX: &str = "source-";
 
 /// A source that has a name.
@@ -20,7 +20,7 @@ pub struct SourceConfig {
     pub name: String,
     /// What is published: without a target, trusted, and kept.
     pub request: PublicationRequest,
-    /// Where containers see it.
+    /// The path at which containers see it.
     pub mount_location: Option<PathBuf>,
 }
 
@@ -31,7 +31,7 @@ impl SourceConfig {
 }
 
 impl Publications {
-    /// All that have a name, and how their publications are doing.
+    /// All named sources, with the states of their publications.
     pub fn sources(&self) -> Vec<NamedSource> {
         let named = |source: &SourceConfig| NamedSource {
             name: source.name.clone(),

@@ -1,4 +1,4 @@
-//! What a request may ask for, and whose credentials it gets.
+//! Trust: which sources a request may name, and which credentials it gets.
 //!
 //! The author of a pod, an annotation or a Slurm script may name a source and their own secret, and nothing that leads
 //! elsewhere or uses the identity of the node. The table stands in `docs/containers.md`.
@@ -11,11 +11,11 @@ use crate::api::publication::PublicationRequest;
 /// The sources that authors who are not administrators may name where the configuration says nothing: services whose hosts the
 /// author does not choose.
 pub const DEFAULT_INLINE_SOURCES: [&str; 6] = ["hf", "s3", "gs", "r2", "azure", "cw"];
-/// What the secrets of a request are called in messages.
+/// The name of a request's secrets in messages.
 const REQUEST_SECRETS: &str = "the secrets of the request";
 
-/// Makes sure that the author of `request` may ask for it. `inline_sources` are the schemes and prefixes of sources that
-/// everybody may name.
+/// Makes sure that the author of `request` may ask for it. `inline_sources` are the schemes and prefixes of
+/// sources that any author may name.
 ///
 /// # Errors
 /// [`Kind::Refused`] with the key that only an administrator may set.

@@ -1,4 +1,4 @@
-//! What came of it: a saver's report, its events, its record.
+//! Outcomes: a saver's report, its events, its record.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const REPORTS_MAX: usize = 1000;
 const BACKLOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Saver {
-    /// Takes the outcome of sealing or saving a unit.
+    /// Records the outcome of sealing or saving a unit.
     pub(super) fn finish(&mut self, unit: &SettledUnit, outcome: Result<UploadOutcome>) {
         match outcome {
             Ok(UploadOutcome::Saved(saved, removed)) => {
@@ -111,7 +111,7 @@ impl Saver {
         self.record.note(text);
     }
 
-    /// Has what failed tried again later.
+    /// Schedules failed units for another try.
     pub(super) fn fail(&mut self, what: &str, error: &Error) {
         let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
         self.retry = Some((Instant::now() + wait, wait));
@@ -132,8 +132,8 @@ impl Saver {
         }
     }
 
-    /// Takes note of the units that the job has deleted, all but the one under way: that is read to its end. Returns those that were
-    /// sealed.
+    /// Records the units that the job has deleted, all but the one under way: that is read to its end.
+    /// Returns those that were sealed.
     pub(super) fn forget_deleted(&mut self, under_way: Option<&str>) -> Vec<String> {
         let units = self.settling.units();
         let is_there = |name: &String| units.contains_key(name) || under_way == Some(&**name);

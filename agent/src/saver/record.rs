@@ -22,10 +22,10 @@ pub(super) const SEALS_DIRECTORY: &str = "seals";
 /// How many events are kept: those before are told already, or too many to be of use.
 const EVENTS_MAX: usize = 200;
 
-/// What a saver did.
+/// The record of a saver.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaverRecord {
-    /// What became of the checkpoints.
+    /// The states of the checkpoints.
     pub report: SaveReport,
     /// The state in which each that is there was last saved.
     pub saved: BTreeMap<String, SavedState>,
@@ -51,9 +51,9 @@ pub struct SavedState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SaverEnd {
-    /// What is not saved is dropped.
+    /// Unsaved units are dropped.
     Discard,
-    /// What is not saved stays in its directory.
+    /// Unsaved units stay in their directory.
     Keep,
 }
 
@@ -101,7 +101,7 @@ pub fn read(volume: &Path) -> Option<SaverRecord> {
     serde_json::from_slice(&fs::read(volume.join(RECORD_FILE)).ok()?).ok()
 }
 
-/// Has the saver of a volume end before all is saved. Touches the local disk.
+/// Tells the saver of a volume to end before all is saved. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).

@@ -61,7 +61,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
 pub struct Saver {
     pub(super) context: Arc<SaveContext>,
     pub(super) record: SaverRecord,
-    /// What stands in the file, and since when.
+    /// The content of the file, and since when it has that.
     pub(super) written: Option<(SaverRecord, Instant)>,
     pub(super) settling: Settling,
     begin: Instant,
@@ -72,7 +72,7 @@ pub struct Saver {
     /// The states in which units are sealed, and in which they can never be saved.
     pub(super) sealed: BTreeMap<String, Digest>,
     pub(super) refused: BTreeMap<String, Digest>,
-    /// What was told to be left out.
+    /// The entries that were reported as left out.
     pub(super) skipped: BTreeSet<Vec<u8>>,
     /// When to try again what failed, and how long it waits then.
     pub(super) retry: Option<(Instant, Duration)>,
@@ -98,7 +98,7 @@ impl SaveTask {
     }
 }
 
-/// What a look at the directory found.
+/// The result of a scan of the directory.
 struct Found {
     seals: Seals,
     /// The units that trackers name.
@@ -107,7 +107,7 @@ struct Found {
 }
 
 impl Found {
-    /// Looks. Touches the local disk.
+    /// Scans the directory. Touches the local disk.
     fn look(directory: &VolumeDirectory) -> Result<Self> {
         let scan = directory.walk()?;
         let trackers = scan.files.keys().filter(|path| is_tracker(path));
@@ -169,7 +169,7 @@ impl Saver {
         self.begin.elapsed()
     }
 
-    /// Looks at the directory, and tells what is left out of it and what is gone.
+    /// Scans the directory, and reports what is left out of it and what is gone.
     async fn look(&mut self, under_way: Option<&str>) -> Result<Seals> {
         let (context, has_ended) = (Arc::clone(&self.context), self.ended.is_some());
         let look = blocking(move || {

@@ -24,39 +24,39 @@ use crate::mirror;
 /// The memory that content on its way may hold, in bytes: the job has the rest of the machine.
 const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
 
-/// What every upload of a saver needs.
+/// The parts that every upload of a saver needs.
 #[derive(Debug)]
 pub struct SaveContext {
     /// The order.
     pub order: SaveOrder,
-    /// What is saved.
+    /// The unit that is saved.
     pub directory: Arc<VolumeDirectory>,
-    /// Where to, once that could be opened.
+    /// The mirror, once it could be opened.
     mirror: OnceCell<Mirror>,
 }
 
 /// A unit as it is to be saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SettledUnit {
-    /// All that it consists of.
+    /// All its files.
     pub seal: Seal,
     /// The digest of that.
     #[serde(with = "hex")]
     pub fingerprint: Digest,
-    /// Whether the job has done with it, as far as anybody can tell.
+    /// Whether the job has finished it, as far as can be told.
     pub complete: bool,
     /// When one of its files was last written: seconds and nanoseconds since 1970.
     pub written: (i64, u32),
 }
 
-/// What an upload came to.
+/// The outcome of an upload.
 #[derive(Debug)]
 pub enum UploadOutcome {
     /// It is in the mirror; and which older ones were removed from there, or why they could not be.
     Saved(Box<SavedCheckpoint>, Result<Vec<CheckpointId>>),
     /// It was not settled, or changed meanwhile.
     Busy,
-    /// The file system can't say who writes to it.
+    /// The file system can't tell whether it has a writer.
     WritersUnknown,
 }
 

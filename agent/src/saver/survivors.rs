@@ -45,7 +45,7 @@ impl Saver {
         Ok(())
     }
 
-    /// What a power cut has left of units as it was sealed, the newest last.
+    /// The units that a power cut left as they were sealed, the newest last.
     async fn find_survivors(&mut self) -> Result<Vec<SettledUnit>> {
         let context = Arc::clone(&self.context);
         let look = blocking(move || {

@@ -36,22 +36,22 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Has `handler` answer GET of `path`.
+    /// Routes GET of `path` to `handler`.
     pub fn get<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.on((MethodFilter::GET, Method::GET), path, handler)
     }
 
-    /// Has `handler` answer POST to `path`.
+    /// Routes POST to `path` to `handler`.
     pub fn post<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.on((MethodFilter::POST, Method::POST), path, handler)
     }
 
-    /// Has `handler` answer PUT of `path`.
+    /// Routes PUT of `path` to `handler`.
     pub fn put<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.on((MethodFilter::PUT, Method::PUT), path, handler)
     }
 
-    /// Has `handler` answer DELETE of `path`.
+    /// Routes DELETE of `path` to `handler`.
     pub fn delete<H: Handler<T, Arc<Agent>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.on((MethodFilter::DELETE, Method::DELETE), path, handler)
     }
@@ -88,7 +88,7 @@ pub fn control(agent: &Arc<Agent>) -> Router {
     finish(control_routes(), agent)
 }
 
-/// Health and metrics, which are served over TCP to everybody on this machine.
+/// Health and metrics, which are served over TCP to all of this machine.
 pub fn health_and_metrics(agent: &Arc<Agent>) -> Router {
     finish(health::routes(), agent)
 }

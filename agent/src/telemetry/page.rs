@@ -9,7 +9,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
-/// What tells samples of one metric apart.
+/// The labels, which distinguish samples of one metric.
 pub type Labels<'a> = Vec<(&'static str, &'a str)>;
 
 /// A page that is being written.
@@ -22,7 +22,7 @@ pub fn sample<'a, V, const N: usize>(labels: [(&'static str, &'a str); N], value
 }
 
 impl Page<'_> {
-    /// What only ever grows. `_total` is put behind its name.
+    /// A counter. `_total` is appended to its name.
     pub fn counter<'s, V: EncodeCounterValue>(
         &mut self,
         name: &str,
@@ -34,7 +34,7 @@ impl Page<'_> {
         each(&mut metric, samples, |metric, value| metric.encode_counter::<NoLabelSet, _, u64>(value, None))
     }
 
-    /// What goes up and down.
+    /// A gauge.
     pub fn gauge<'s, V: EncodeGaugeValue>(
         &mut self,
         name: &str,

@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::page::{Page, sample};
 
-/// Where the fields of interest stand in `/proc/self/stat` behind the name: see proc_pid_stat(5), less 3.
+/// The places of fields in `/proc/self/stat` behind the name: see proc_pid_stat(5), less 3.
 const UTIME: usize = 11;
 const STIME: usize = 12;
 const THREADS: usize = 17;

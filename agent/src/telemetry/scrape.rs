@@ -26,7 +26,7 @@ pub struct Scrape {
     pub memory: [BudgetUsage; 3],
     /// How full the cache is.
     pub usage: Usage,
-    /// What the scrubber did.
+    /// The scrubber's counters.
     pub scrubbed: ScrubCounts,
     /// Blobs leased by themselves.
     pub leased_blobs: u64,
@@ -51,13 +51,13 @@ pub struct Scrape {
 /// The figures of peers.
 #[derive(Debug)]
 pub struct ClusterScrape {
-    /// What peers sent and received.
+    /// The counters of peers.
     pub figures: PeerStats,
     /// Peers that are banned for corruption.
     pub banned: u64,
 }
 
-/// What became of the checkpoints of a job.
+/// The checkpoints of a job.
 #[derive(Debug)]
 pub struct SavingScrape {
     /// The id of the training job.
@@ -66,7 +66,7 @@ pub struct SavingScrape {
     pub project: String,
     /// When its commands began to run, in seconds since 1970: nothing can have been saved before.
     pub began: f64,
-    /// What became of them.
+    /// Their counts by state.
     pub report: SaveReport,
 }
 

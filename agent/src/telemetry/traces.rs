@@ -1,9 +1,9 @@
 //! Traces: the way of each request that had to wait, from the kernel to the tier that was asked, sent to a collector that
 //! speaks OTLP over HTTP.
 //!
-//! Nothing of this exists where no collector is named. Where one is, ended spans go into a queue that drops what it has no
-//! room for, and a thread of its own sends them: no request ever waits for a collector. Only the engine's and the file
-//! system's own spans are sent, and no events, for those may hold what somebody else wrote.
+//! Nothing of this exists where no collector is named. Where one is, ended spans go into a queue that drops what it
+//! has no room for, and a thread of its own sends them: no request ever waits for a collector. Only the engine's and
+//! the file system's own spans are sent, and no events, for those may hold what other services wrote.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use tracing::{Level, Metadata};
 use crate::context::Context;
 use crate::text;
 
-/// Where traces are taken, below a collector's URL.
+/// The path of traces below a collector's URL.
 const TRACES_PATH: &str = "v1/traces";
 /// How long a collector may take to answer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ const ENDPOINT_VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OT
 /// The environment's name for what this program is called.
 const SERVICE_VARIABLE: &str = "OTEL_SERVICE_NAME";
 
-/// What takes traces.
+/// The collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpEndpoint(Url);
 
@@ -171,7 +171,7 @@ impl HttpSender {
         let http = reqwest::Client::builder()
             .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
             .timeout(SEND_TIMEOUT)
-            // Nobody looks after a connection between two requests.
+            // Nothing reads a connection between two requests.
             .pool_max_idle_per_host(0)
             .no_proxy();
         let http =
@@ -192,7 +192,7 @@ impl HttpClient for HttpSender {
             let answer = sent.map_err(|error| text::line(&error.without_url()))?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, ANSWER_MAX_BYTES).collect().await;
-            // Its own words may name the URL, which is nobody else's business.
+            // Its message may name the URL, which may be secret.
             let body = body.map_err(|_| "the answer broke off, or is too long")?;
             Ok(Response::from_parts(head, body.to_bytes()))
         })

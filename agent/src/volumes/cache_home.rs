@@ -25,9 +25,9 @@ const CACHES_DIRECTORY: &str = "caches";
 /// Whose a cache is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheScope {
-    /// That of all jobs of a project.
+    /// The cache of all jobs of a project.
     Project,
-    /// That of all jobs of a team.
+    /// The cache of all jobs of a team.
     Team,
 }
 
@@ -91,12 +91,12 @@ impl CacheHome {
         self.path.join("tree")
     }
 
-    /// Whether it is there. Touches the local disk.
+    /// Whether it exists. Touches the local disk.
     pub fn exists(&self) -> bool {
         self.tree().is_dir()
     }
 
-    /// Whether somebody uses it. Touches the local disk.
+    /// Whether a job uses it. Touches the local disk.
     pub fn is_in_use(&self) -> bool {
         lock(&self.path, FlockOperation::NonBlockingLockExclusive)
             .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)

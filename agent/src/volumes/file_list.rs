@@ -1,4 +1,4 @@
-//! What lies in a cache home, a row for each entry, in the words of the platform.
+//! The entries of a cache home, a row for each, in the words of the platform.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -14,7 +14,7 @@ pub struct CacheEntry {
     pub size: u64,
     /// When it was last changed, in seconds since 1970.
     pub modified: i64,
-    /// What it is: `file`, `directory` or `symlink`.
+    /// The type of the entry: `file`, `directory` or `symlink`.
     pub kind: &'static str,
     /// Its permissions, as `ls -l` shows them.
     pub permissions: String,

@@ -1,4 +1,4 @@
-//! What a volume occupies, by counting.
+//! The disk usage of a volume, counted.
 
 use std::collections::HashSet;
 use std::fs;

@@ -158,7 +158,7 @@ fn check_places(accepted: &[Accepted], findings: &mut Diagnostics) {
         match alone.and_then(|()| supervisor::check_places(&places)) {
             Ok(()) => continue,
             Err(error) if error.kind() == Kind::Invalid => findings.reject(&place, error.to_string()),
-            // Somebody else may look at it.
+            // Another process may look at it.
             Err(error) => findings.warn(&place, error.to_string()),
         }
         places.pop();

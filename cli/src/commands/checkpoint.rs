@@ -48,7 +48,7 @@ const EXAMPLES: &str = "Examples:
   bdnfs checkpoint push ./out/checkpoint-500 --project llama --name checkpoint-500
   bdnfs mount bt://llama /mnt/latest --mirror s3://mirror";
 
-/// Where checkpoints are looked for.
+/// The mirror with the checkpoints.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 struct CheckpointMirrorArgs {
@@ -88,7 +88,7 @@ impl CheckpointMirrorArgs {
         self.project.as_deref().unwrap_or(DEFAULT_PROJECT)
     }
 
-    /// What `name` means, a checkpoint's name or `bt://`.
+    /// The checkpoint that `name` refers to, by its name or `bt://`.
     fn selector(&self, name: &str) -> Result<CheckpointSelector> {
         if name.contains("://") {
             if self.project.is_some() || self.job.is_some() {

@@ -48,7 +48,7 @@ struct HelperArgs {
     /// Say more
     #[arg(short, action = ArgAction::Count)]
     verbose: u8,
-    /// Write no /etc/mtab, which nobody does any more
+    /// Write no /etc/mtab (it is never written)
     #[arg(short)]
     no_mtab: bool,
     /// Type of the file system, which the name of the helper says too

@@ -75,7 +75,7 @@ pub fn run(args: &OciHookArgs) -> Result<()> {
     mounted
 }
 
-/// Publishes all, and answers with the paths of their bases.
+/// Publishes all, and returns the paths of their bases.
 async fn publish(
     client: &Client,
     requests: &[(String, PublicationRequest)],

@@ -35,7 +35,7 @@ const EXAMPLES: &str = "Examples:
   bdnfs project summarize llama --sort size --order desc
   bdnfs project rm llama";
 
-/// Where caches are looked for.
+/// The cache directory with the caches.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 struct CacheHomeArgs {

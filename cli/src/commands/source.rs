@@ -1,4 +1,4 @@
-//! `bdnfs source`: how a source is known in a cluster. Nobody is asked.
+//! `bdnfs source`: the identity of a source in a cluster. Needs no network.
 
 use anyhow::{Result, anyhow};
 use bdnfs::source::tenant;

@@ -27,7 +27,7 @@ pub struct StatusArgs {
     cache_dir: Option<PathBuf>,
 }
 
-/// What the process of the fd store is called.
+/// The name of the fd store's process.
 const FDSTORE: &str = "bdnfs-holder";
 
 const EXAMPLES: &str = "Examples:
@@ -38,7 +38,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Serialize)]
 struct StatusReport {
     mounts: Vec<MountReport>,
-    /// What containers see.
+    /// The publications.
     publications: Vec<PublicationStatus>,
     #[serde(rename = "daemons")]
     agents: Vec<AgentInfo>,
@@ -124,7 +124,7 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     Ok(StatusReport { mounts, publications, agents, unresponsive })
 }
 
-/// Says that a mount does not respond, and which process should.
+/// The error that a mount does not respond, and which process should.
 fn format_unresponsive(mounted: &MountEntry) -> String {
     let servers = mounts::servers(mounted);
     // Without its agent, the fd store has it alone.
@@ -168,7 +168,7 @@ fn format_report(report: &StatusReport) -> String {
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(report.mounts.iter().map(row));
     let mut out = match rows.len() {
-        // What a silent agent has nobody knows.
+        // What a silent agent has is unknown.
         1 if !report.unresponsive.is_empty() => String::new(),
         1 => "no mounts\n".to_owned(),
         _ => text::table(&rows, &[2, 3, 4, 5]),

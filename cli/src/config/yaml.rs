@@ -47,7 +47,7 @@ pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
 
 struct YamlReader<'a> {
     events: Parser<'a, StrInput<'a>>,
-    /// What aliases repeat, by the parser's numbers.
+    /// The nodes that aliases repeat, by the parser's numbers.
     anchors: HashMap<usize, Value>,
     /// How many values aliases repeated: a few lines could ask for billions.
     repeated: usize,

@@ -126,7 +126,7 @@ impl FileHandles {
         self.handles.lock().get(&fh).map(|handle| handle.reader.clone())
     }
 
-    /// The node that a lookup of file `index` answers with.
+    /// The node that a lookup of file `index` returns.
     pub(crate) fn lookup_node(&self, index: u32) -> u64 {
         self.table.lock().lookup_node(index)
     }
@@ -136,7 +136,7 @@ impl FileHandles {
         self.passthrough.load(Ordering::Relaxed)
     }
 
-    /// Lets go of backing files that have been idle for too long at `now`.
+    /// Closes backing files that were idle for too long at `now`.
     pub(crate) fn expire(&self, now: Instant) {
         // Bound first and dropped at the end, so that files are closed without the lock.
         let _expired = self.table.lock().expire(now);
@@ -194,8 +194,8 @@ impl FileHandles {
         Arc::new(RegisteredFile { backing, _slot, reader: reader.clone(), file: reader.backing() })
     }
 
-    /// Lets go of the backing file that the previous process registered and had no time to record. There is one at the most,
-    /// and the kernel numbers them in order: it is the one before the next.
+    /// Closes the backing file that the previous process registered and had no time to record. There is one
+    /// at the most, and the kernel numbers them in order: it is the one before the next.
     fn drop_unrecorded(self: &Arc<Self>, registered: &HashMap<u32, u64>) {
         if self.passthrough()
             && let Ok(next) = self.device.register(self.ledger.memory())
@@ -235,8 +235,8 @@ impl FileHandles {
         self.insert(unique, node, reader, mode)
     }
 
-    /// Has no more handles read the backing file of `node`, which was reopened a moment ago. True where others have it open: then
-    /// lookups of the file `index` lead to another node from now on.
+    /// Stops further handles from reading the backing file of `node`, which was reopened a moment ago. True
+    /// where others have it open: then lookups of the file `index` lead to another node from now on.
     fn close_idle_backing(&self, node: u64, index: u32) -> bool {
         let mut table = self.table.lock();
         // Bound, and dropped without the lock.
@@ -322,7 +322,7 @@ impl FileHandles {
         Some(CompletionWatch(task.abort_handle()))
     }
 
-    /// Has lookups of the file `index`, which has become whole at its node `node`, lead to its other node from now on.
+    /// Makes lookups of the file `index`, which has become whole at its node `node`, lead to its other node from now on.
     async fn switch_to_twin(&self, node: u64, index: u32) {
         if !self.table.lock().mark_whole(node) {
             return;
@@ -330,14 +330,14 @@ impl FileHandles {
         self.forget_name(index).await;
     }
 
-    /// Has the name of the file `index` looked up anew.
+    /// Makes the kernel look up the name of the file `index` anew.
     async fn forget_name(&self, index: u32) {
         if let Ok(entry) = self.snapshot.manifest().entry(index) {
             self.kernel.forget_name(tree::base(entry.parent), entry.name.to_vec()).await;
         }
     }
 
-    /// Has the file `index` read anew: what was read of it was not right.
+    /// Makes the kernel read the file `index` anew: the pages that it has are wrong.
     pub(crate) async fn renew(&self, index: u32) {
         // Bound first, so that files are closed without the lock.
         let renewed = self.table.lock().renew(index);

@@ -68,7 +68,7 @@ impl StatelessFiles {
         let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::WillNeed);
     }
 
-    /// Has the file `index` read anew: what was read of it was not right.
+    /// Makes the kernel read the file `index` anew: the pages that it has are wrong.
     pub(crate) async fn renew(&self, index: u32) {
         self.kernel.forget_pages(tree::base(index)).await;
     }

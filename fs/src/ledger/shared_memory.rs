@@ -15,7 +15,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// So many `words`, all 0. Those never written take no memory.
+    /// Shared memory of `words` zeros. Those never written take no memory.
     pub(super) fn new(words: usize) -> std::io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create("bdnfs-ledger", flags)?);

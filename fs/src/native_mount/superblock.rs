@@ -196,8 +196,8 @@ impl NativeSuperblock {
         })
     }
 
-    /// Says that it is no longer mounted at `mountpoint`. False where it was the last of its mounts, and copies of it are still seen
-    /// somewhere: who made it last has to wait for them.
+    /// Removes `mountpoint` from its mounts. False where it was the last, and copies of it are still seen
+    /// somewhere: the caller has to wait for them.
     pub(super) fn leave(&self, mountpoint: &Path) -> Result<bool> {
         let mut mountpoints = self.mountpoints.lock();
         if mountpoints.len() < 2 && mounts::is_shown_anywhere(&self.image)? {

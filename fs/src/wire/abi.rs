@@ -4,7 +4,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// What every request begins with.
+/// The header of every request.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct InHeader {
@@ -19,7 +19,7 @@ pub(crate) struct InHeader {
     pub(crate) _unused: [u32; 4],
 }
 
-/// What every reply begins with.
+/// The header of every reply.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct OutHeader {
@@ -71,7 +71,7 @@ pub(crate) struct InitOut {
 #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Attr {
-    /// What `stat` shows as its number.
+    /// The inode number in `stat`.
     pub(crate) ino: u64,
     pub(crate) size: u64,
     /// In units of 512 bytes.
@@ -195,7 +195,7 @@ pub(crate) struct InterruptIn {
 #[repr(C)]
 pub(crate) struct Dirent {
     pub(crate) ino: u64,
-    /// Where to go on after this entry.
+    /// The offset after this entry.
     pub(crate) next: u64,
     pub(crate) namelen: u32,
     /// The file type: the upper bits of its mode, shifted down by 12.

@@ -21,7 +21,7 @@ impl DirentBuffer {
         Self { bytes: Vec::with_capacity(size), size, plus }
     }
 
-    /// Adds an entry, after which a listing goes on at `next`. `false`: it doesn't fit, so the reply is full.
+    /// Adds an entry, after which a listing continues at `next`. `false`: the reply is full.
     pub(crate) fn push(&mut self, name: &[u8], next: u64, entry: &EntryOut) -> bool {
         let head = if self.plus { size_of::<EntryOut>() } else { 0 };
         let record = (head + size_of::<Dirent>() + name.len()).next_multiple_of(ALIGN);
@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel makes of a listing: names with where to go on after each.
+    /// The names of a listing as the kernel decodes them, each with the next offset.
     fn parse(mut bytes: &[u8], plus: bool) -> Vec<(Vec<u8>, u64)> {
         let mut found = Vec::new();
         while !bytes.is_empty() {

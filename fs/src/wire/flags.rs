@@ -26,7 +26,7 @@ pub(crate) mod init {
     pub(crate) const EXT: u64 = 1 << 30;
     /// OpenTable may be answered with a backing file.
     pub(crate) const PASSTHROUGH: u64 = 1 << 37;
-    /// Requests that nobody answered can be had again.
+    /// Unanswered requests can be received again.
     pub(crate) const HAS_RESEND: u64 = 1 << 39;
     /// The mount may be bound with other ids (Linux 6.12). The kernel takes it only beside the mount option
     /// `default_permissions`; else the handshake fails.

@@ -54,8 +54,7 @@ pub(crate) enum Operation<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Decodes what one read of the device gave. `None`: there is not even a whole header, so nobody to
-    /// answer.
+    /// Decodes what one read of the device gave. `None`: not even a whole header, so no reply is possible.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (header, body) = InHeader::read_from_prefix(bytes).ok()?;
         if header.len as usize != bytes.len() {
@@ -66,7 +65,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Decodes a request, for fuzzers. Whether there is anybody to answer.
+/// Decodes a request, for fuzzers. True if it can be answered.
 #[cfg(feature = "fuzz")]
 pub fn decode_request(bytes: &[u8]) -> bool {
     Request::decode(bytes).is_some()

@@ -18,7 +18,7 @@ pub(in crate::auth) async fn probe(client: &HttpClient, address: &str) -> Result
     let url = Url::parse(address).map_err(|_| format!("{address} is not a URL"))?;
     let mut request = Request::new(Method::GET, url);
     *request.timeout_mut() = Some(METADATA_TIMEOUT);
-    // Google's answers nobody without it; the others ignore it.
+    // Google's server requires it; the others ignore it.
     request.headers_mut().insert("metadata-flavor", HeaderValue::from_static("Google"));
     match client.execute(request).await {
         // AWS's would be 401 without a token, Azure's 400: a firewall forbids it.

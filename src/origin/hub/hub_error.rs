@@ -147,7 +147,7 @@ impl RefusedHubRequest<'_> {
     }
 
     fn disabled(&self) -> String {
-        format!("the Hub has disabled {}: nobody can read it there any more; see {}", self.id, self.page)
+        format!("the Hub has disabled {}: it can no longer be read there; see {}", self.id, self.page)
     }
 
     /// The Hub's own words, if they are short, plain and hold no part of a secret.
@@ -247,7 +247,7 @@ mod tests {
                 DISABLED_MESSAGE,
                 false,
                 Kind::Refused,
-                "the Hub has disabled o/d: nobody can read it there any more; see https://h/datasets/o/d",
+                "the Hub has disabled o/d: it can no longer be read there; see https://h/datasets/o/d",
             ),
             (
                 403,

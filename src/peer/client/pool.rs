@@ -40,7 +40,7 @@ impl ConnectionPool {
         (since.elapsed() < CONNECTION_IDLE_TIMEOUT).then_some(stream)
     }
 
-    /// Keeps a connection for `to`, unless it has unread bytes. MembershipState on a runtime.
+    /// Keeps a connection for `to`, unless it has unread bytes. Needs a runtime.
     pub(super) fn keep(self: &Arc<Self>, to: PoolKey, stream: PeerConnection) {
         if !stream.is_clear() {
             return;

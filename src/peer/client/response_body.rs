@@ -21,9 +21,9 @@ const PEER_SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many bytes count as progress. A hundred streams that share 100 Mbit/s still send that in a second.
 const MIN_PROGRESS: u64 = MAX_PART_BYTES as u64;
 
-/// How long the next bytes may take although the peer sends heartbeats: for a reader, and for a stage. A reader has turned to
-/// other tiers by then. A stage has more time, because all nodes wait for the mirror when they stage at once. A holder waits
-/// for nobody.
+/// How long the next bytes may take although the peer sends heartbeats: for a reader, and for a stage. A
+/// reader has turned to other tiers by then. A stage has more time, because all nodes wait for the mirror
+/// when they stage at once. A holder waits for no other node.
 const HEARTBEAT_LIMITS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 
 fn heartbeat_limit(request: &BlockRequest) -> Duration {
@@ -111,7 +111,7 @@ impl ResponseBody {
         Ok(bytes)
     }
 
-    /// Waits for the next frame. Only that time counts: while nobody asks for more, the peer can't send any.
+    /// Waits for the next frame. Only that time counts: while no more is asked for, the peer can't send any.
     async fn receive(&mut self) -> Result<Frame> {
         let next = match &mut self.frames {
             Some(frames) => within(&mut self.left, frames.next()).await,

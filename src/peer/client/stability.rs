@@ -15,7 +15,7 @@ use super::Peers;
 const STABLE_CHANGES: usize = 3;
 const STABLE_FRACTION: usize = 32;
 
-/// How long to wait for a stable membership, and for how long nobody waits again when that was in vain.
+/// How long to wait for a stable membership, and how long not to wait again when that was in vain.
 const STABILITY_TIMEOUT: Duration = Duration::from_secs(15);
 const STABILITY_PAUSE: Duration = Duration::from_secs(60);
 

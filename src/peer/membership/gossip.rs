@@ -1,7 +1,7 @@
 //! Gossip: members discover each other (the crate `chitchat`: scuttlebutt with a failure detector).
 //!
-//! Gossip messages go over HTTP on the peers' own port, with mutual TLS where there is any. So nobody without a certificate of
-//! the cluster can become a member, and a firewall opens one port. docs/decisions/chitchat.md says why it is version 0.11.
+//! Gossip messages go over HTTP on the peers' own port, with mutual TLS where there is any. So no node without a certificate
+//! of the cluster can become a member, and a firewall opens one port. docs/decisions/chitchat.md says why it is version 0.11.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -47,7 +47,7 @@ type HttpBody = UnsyncBoxBody<Bytes, Error>;
 pub async fn serve(listener: TcpListener, server: Arc<PeerServer>, identity: Option<Arc<Identity>>) {
     if identity.is_none() {
         tracing::warn!(
-            "PEERS ARE SERVED WITHOUT TLS: whoever can connect reads every tenant's data; use this only for tests on one machine"
+            "PEERS ARE SERVED WITHOUT TLS: any client that connects reads every tenant's data; use this only for tests on one machine"
         );
     }
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));

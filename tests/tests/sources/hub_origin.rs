@@ -221,7 +221,7 @@ async fn hub_refusal_of_each_kind_says_what_to_do() {
         ("hf://org/look", Some(TOKEN), Kind::Refused, format!("the model org/look is gated: accept its terms at {url}/org/look with the account of the token (HF_TOKEN), which must be allowed to read gated repositories (it says: Access to it is restricted.)")),
         ("hf://org/m@nope", None, Kind::NotFound, format!("the model org/m has no such revision; see its branches, tags and commits at {url}/org/m")),
         ("hf://org/m", Some("hf_bad"), Kind::Refused, format!("the Hub does not accept the token: it is wrong, expired or revoked; create one at {url}/settings/tokens and set HF_TOKEN to it")),
-        ("hf://org/gone", None, Kind::Refused, format!("the Hub has disabled org/gone: nobody can read it there any more; see {url}/org/gone")),
+        ("hf://org/gone", None, Kind::Refused, format!("the Hub has disabled org/gone: it can no longer be read there; see {url}/org/gone")),
     ] {
         let refused = async { listed(&*open(&hub, uri, token).await?).await };
         let error = refused.await.unwrap_err();

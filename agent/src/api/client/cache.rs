@@ -1,4 +1,4 @@
-//! What the commands ask of a cache's owner.
+//! Requests about the cache.
 
 use hyper::Method;
 
@@ -6,7 +6,7 @@ use super::{Client, ClientError};
 use crate::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
 
 impl Client {
-    /// What the cache holds.
+    /// The content of the cache.
     pub async fn cache(&self) -> Result<CacheSummary, ClientError> {
         self.ask(Method::GET, "/v1/cache").await
     }

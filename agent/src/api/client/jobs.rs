@@ -1,4 +1,4 @@
-//! What the commands ask of jobs.
+//! Requests about jobs.
 
 use hyper::Method;
 
@@ -6,7 +6,7 @@ use super::{Client, ClientError};
 use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET, LOG_STREAM, LogChunk, OutputStream};
 
 impl Client {
-    /// Has a job run.
+    /// Submits a job.
     pub async fn submit(&self, request: &JobRequest) -> Result<JobStatus, ClientError> {
         self.call(Method::POST, "/v1/jobs", Some(request)).await
     }
@@ -33,7 +33,7 @@ impl Client {
         self.ask(Method::POST, &format!("/v1/jobs/{id}/stop?now={now}{discard}")).await
     }
 
-    /// What a job printed, from byte `from` on. With `wait` it may take a moment until there is something.
+    /// A job's output, from byte `from` on. With `wait` it may take a moment until there is something.
     pub async fn log(&self, id: u64, from: u64, wait: bool) -> Result<LogChunk, ClientError> {
         let path = format!("/v1/jobs/{id}/log?from={from}&wait={wait}");
         let (head, body) = self.exchange(Method::GET, &path, None::<&()>).await?;

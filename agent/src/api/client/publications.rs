@@ -1,4 +1,4 @@
-//! What container runtimes ask of publications.
+//! Requests of container runtimes about publications.
 
 use std::time::Duration;
 

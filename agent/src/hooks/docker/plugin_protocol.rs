@@ -50,7 +50,7 @@ async fn answer(
     (code, [(CONTENT_TYPE, MEDIA_TYPE)], answer.to_string()).into_response()
 }
 
-/// Who asks: podman says nothing of the answers that it takes.
+/// The client: podman does not say which answers it takes.
 fn runtime(headers: &HeaderMap) -> VolumeRuntime {
     let accepts = headers.get(ACCEPT).is_some_and(|types| types.as_bytes() == MEDIA_TYPE.as_bytes());
     if accepts { VolumeRuntime::Docker } else { VolumeRuntime::Podman }

@@ -134,7 +134,7 @@ impl<'a> CommandRunner<'a> {
                 _ = self.quit.recv() => self.stop(Duration::ZERO),
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     processes::signal(Signal::KILL);
-                    // Until they are gone: some may have been born meanwhile.
+                    // Until they are gone: others may have been started meanwhile.
                     self.deadline = Some(Instant::now() + KILL_POLL_INTERVAL);
                 }
             }

@@ -98,12 +98,12 @@ pub fn enter(
     Ok(places.covered)
 }
 
-/// Has nothing be in `directory`, and nothing come there.
+/// Hides `directory` under an empty file system that takes no entries.
 fn hide(directory: &Path) -> rustix::io::Result<()> {
     mount("bdnfs-job", directory, "tmpfs", MountFlags::RDONLY, c"mode=0700,nr_inodes=1")
 }
 
-/// A copy of a directory or of a mount that lies nowhere yet. A link is not followed: another job may have put it there.
+/// A detached copy of a directory or of a mount. A link is not followed: another job may have put it there.
 fn take(mount: &Path) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -252,7 +252,7 @@ impl Places<'_> {
     }
 }
 
-/// Has `to` be what `entry` is on the host.
+/// Shows the host's `entry` at `to`: a link as a copy, all else as a bind.
 fn bind(entry: &DirEntry, to: &Path) -> io::Result<()> {
     let (from, kind) = (entry.path(), entry.file_type()?);
     if kind.is_symlink() {
@@ -272,7 +272,7 @@ fn bind(entry: &DirEntry, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes the mount at `path` the root, and lets the old one go.
+/// Makes the mount at `path` the root, and unmounts the old one.
 fn become_root(path: &Path) -> io::Result<()> {
     std::env::set_current_dir(path)?;
     // pivot_root(2), "pivot_root(".", ".")": the old root comes to lie on the new one.

@@ -38,7 +38,7 @@ struct WaitQuery {
     wait: u64,
 }
 
-/// 200 for what is published, 202 for what goes on.
+/// 200 for a published one, 202 for a pending one.
 fn answer(status: PublicationStatus) -> (StatusCode, Json<PublicationStatus>) {
     let is_published = status.state == PublicationState::Published;
     (if is_published { StatusCode::OK } else { StatusCode::ACCEPTED }, Json(status))

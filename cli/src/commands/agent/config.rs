@@ -44,7 +44,7 @@ pub struct ConfigFile {
     socket: Option<PathBuf>,
     /// Secret stores: directories and TOML files.
     secrets: Vec<PathBuf>,
-    /// What serves staged mounts whose requests don't say it.
+    /// How staged mounts are served whose requests don't say.
     via: Option<MountBackend>,
     /// How long mounts wait for the next agent (`hold`).
     hold: Option<String>,
@@ -60,7 +60,7 @@ pub struct ConfigFile {
     publications: PublicationSection,
     /// Sources that have a name.
     sources: BTreeMap<String, SourceSection>,
-    /// Where jobs write, and how much.
+    /// The places and the limits of jobs' volumes.
     volumes: VolumeSection,
     /// Volumes of Docker and podman.
     docker: Option<DockerSection>,
@@ -209,7 +209,7 @@ impl MirrorSection {
         };
         let access = AccessArgs::default().with_secrets(secrets).with_allow_http(self.allow_http);
         let request = mirror::request(&url, tenant, &access.for_mirror(own, url.uri(), None));
-        // A secret that is nowhere fails here: nobody else could have it.
+        // A missing secret fails here: no other store could have it.
         let complete = |request: MirrorRequest| {
             let access = complete_access(url.uri(), request.access)?;
             Ok(MirrorRequest { access, ..request })

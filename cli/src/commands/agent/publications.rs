@@ -18,7 +18,7 @@ use crate::text;
 /// The schemes of sources.
 const SCHEMES: [&str; 8] = ["hf", "s3", "gs", "r2", "azure", "cw", "https", "file"];
 
-/// Where Docker looks for plugins; the file's name is that of the plugin.
+/// The directory of Docker's plugins; the file's name is that of the plugin.
 const DOCKER_SOCKET: &str = "/run/docker/plugins/bdnfs.sock";
 /// podman's own default.
 const PODMAN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ pub struct PublicationSection {
     targets: Option<Vec<PathBuf>>,
     /// The directory with the bases.
     bases: Option<PathBuf>,
-    /// The sources that everybody may name.
+    /// The sources that any author may name.
     inline_sources: Option<Vec<String>>,
     /// The file that lists the sources as CDI devices.
     cdi_file: Option<PathBuf>,

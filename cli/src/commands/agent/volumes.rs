@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::config::duration;
 
-/// Where jobs write, and how much.
+/// The places and the limits of jobs' volumes.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VolumeSection {

@@ -42,14 +42,14 @@ const EXAMPLES: &str = "Examples:
   bdnfs checkpoint get bt://llama@a1b2c3d4/step-9 ./step-9 --all-ranks --json
 DIR appears when all of it is there and verified; DIR.*.partial until then. The same command resumes an interrupted run.";
 
-/// What one rank saved.
+/// The part of one rank.
 #[derive(Debug)]
 struct RankSnapshot {
     id: CheckpointId,
     manifest: Digest,
 }
 
-/// What was downloaded.
+/// The result of a download.
 #[derive(Debug, Serialize)]
 struct DownloadedCheckpoint<'a> {
     source: String,

@@ -1,4 +1,4 @@
-//! What kind of model a checkpoint holds, as truss tells them apart.
+//! The kind of model that a checkpoint holds, as truss distinguishes them.
 
 use bdnfs::checkpoint::SavedCheckpoint;
 use bdnfs::download::read_small_file;
@@ -24,7 +24,7 @@ impl CheckpointModel {
     /// A model of which nothing is known.
     pub const UNKNOWN: Self = Self { kind: "full", base: String::new() };
 
-    /// That of a checkpoint, by the configurations in it.
+    /// The kind of a checkpoint, by the configurations in it.
     pub async fn of(mirror: &Mirror, saved: &SavedCheckpoint) -> Result<Self> {
         let Some(manifest) = mirror.manifest(&saved.manifest).await? else { return Ok(Self::UNKNOWN) };
         let config = async |name| {

@@ -27,7 +27,7 @@ const EXAMPLES: &str = "Examples:
   bdnfs checkpoint rm checkpoint-500 --project llama --yes
 All ranks of it are removed; what is mounted stays readable. `bdnfs mirror gc` frees the space.";
 
-/// What was removed.
+/// The result of a removal.
 #[derive(Debug, Serialize)]
 struct RemovedCheckpoint {
     removed: Vec<CheckpointId>,

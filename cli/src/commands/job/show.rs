@@ -51,7 +51,7 @@ pub fn format_state(job: &JobStatus) -> String {
     format!("{}{}", job.state, if is_saving { " (saving)" } else { "" })
 }
 
-/// What became of the checkpoints of a job, as a table and a line below; empty where it has none.
+/// The states of a job's checkpoints, as a table and a line below; empty where it has none.
 fn format_saving(job: &JobStatus) -> String {
     let Some(saving) = &job.saving else { return String::new() };
     let columns = ["CHECKPOINT", "STATE", "COMPLETE", "BYTES", "GENERATION", "SAVED", "SECONDS"];

@@ -45,7 +45,7 @@ pub fn attach(mounts: Vec<(DetachedMount, PathBuf)>, pid: i32, root: &Path) -> R
     entered.unwrap_or_else(|_| Err(anyhow!("cannot mount in the container")))
 }
 
-/// Takes this thread into a mount namespace.
+/// Moves this thread into a mount namespace.
 fn enter(namespace: &File) -> rustix::io::Result<()> {
     // SAFETY: only the working directory, root and umask of this thread are no longer those of the process. No descriptor is
     // unshared.

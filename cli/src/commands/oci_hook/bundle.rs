@@ -45,7 +45,7 @@ impl ContainerState {
         self.status == STOPPED
     }
 
-    /// What the keys of its publications begin with. Runtimes may give the same id to different bundles.
+    /// The prefix of the keys of its publications. Runtimes may give the same id to different bundles.
     pub fn key_prefix(&self) -> String {
         format!("{}-", publication_key("oci", &self.id, Some(&self.bundle)))
     }

@@ -25,7 +25,7 @@ struct ListedCache {
     name: String,
     /// `project` or `team`.
     scope: &'static str,
-    /// What it occupies on the disk.
+    /// Its size on the disk.
     bytes: u64,
     in_use: bool,
 }

@@ -33,7 +33,7 @@ const EXAMPLES: &str = "Examples:
   bdnfs project rm --team research --yes
 What is removed can't be brought back. Checkpoints in the mirror stay: see `bdnfs checkpoint rm`.";
 
-/// What was removed.
+/// The result of a removal.
 #[derive(Debug, Serialize)]
 struct RemovedCache {
     name: String,

@@ -1,4 +1,4 @@
-//! What a job asks for in its comment: `bdnfs:NAME=SOURCE NAME=SOURCE`.
+//! The sources in a job's comment: `bdnfs:NAME=SOURCE NAME=SOURCE`.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::source::Source;
 
-/// What the sources of a comment begin with; what stands before is for people.
+/// The prefix of the sources in a comment; text before it is for people.
 const COMMENT_PREFIX: &str = "bdnfs:";
 /// Set by Slurm where the job has a comment.
 pub const VARIABLE: &str = "SLURM_JOB_COMMENT";

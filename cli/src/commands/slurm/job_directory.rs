@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// The file that says how far the sources are.
 const STATE_FILE: &str = "state";
-/// What it is written as first. No source has a dot in its name.
+/// The name under which it is written at first. No source has a dot in its name.
 const NEW_STATE_FILE: &str = "state.new";
 /// The file that the watcher has locked while it runs.
 const WATCHER_LOCK: &str = "watcher.lock";
@@ -30,19 +30,19 @@ pub struct SlurmJobDirectory {
 pub struct JobSources {
     /// Published when all are.
     pub state: PublicationState,
-    /// What happens, or why it failed.
+    /// The last event, or why it failed.
     pub message: String,
-    /// Where they appear, by their names.
+    /// The paths at which they appear, by their names.
     pub sources: BTreeMap<String, PathBuf>,
 }
 
 impl SlurmJobDirectory {
-    /// That of the job `id` in `directory`.
+    /// The directory of the job `id` in `directory`.
     pub fn new(directory: &Path, id: u32) -> Self {
         Self { path: directory.join(id.to_string()), id }
     }
 
-    /// What the keys of the job's publications begin with.
+    /// The prefix of the keys of the job's publications.
     pub fn key_prefix(&self) -> String {
         format!("{}-", publication_key("slurm", &self.id.to_string(), Some(&self.path)))
     }
@@ -52,7 +52,7 @@ impl SlurmJobDirectory {
         format!("Slurm job {}", self.id)
     }
 
-    /// Where the source `name` appears.
+    /// The path at which the source `name` appears.
     pub fn target(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }

@@ -15,7 +15,7 @@ use super::{ProvisionArgs, comment, report};
 use crate::publications::{publish_until, unpublish_all};
 use crate::{runtime, text};
 
-/// How often a waiting task is told how far staging is.
+/// How often a waiting task shows the progress of staging.
 const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Begins. What goes wrong is written down for the task, which then fails.

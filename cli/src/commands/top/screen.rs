@@ -89,7 +89,7 @@ fn agent_lines(seen: &AgentView) -> Vec<String> {
     ]
 }
 
-/// What a container waits for.
+/// The line of a pending publication: its requester and its progress.
 fn publication(pending: &PublicationStatus) -> String {
     let holder = pending.holder.as_deref().unwrap_or(&pending.key);
     let message = if pending.message.is_empty() { &pending.source } else { &pending.message };
