@@ -31,7 +31,7 @@ pub(crate) use self::key_cache::{IssuedKey, KeyCache};
 use crate::error::{Error, Kind, Result};
 use crate::source::Secret;
 
-/// What a request is authorised with.
+/// The credentials of a request.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum AuthKey {
     /// Nothing: the request is anonymous.

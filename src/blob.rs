@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::block::{self, BLOCK, Check};
 use crate::digest::Digest;
 
-/// What names a blob, and its place in a cache.
+/// The name of a blob, and of its file in a cache.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// Its content's digest.
@@ -47,8 +47,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// All that is known of a blob before a byte of it is read: what a tier needs to find it, and what its bytes
-/// will be held against.
+/// A blob as it is known before it is read: how a tier finds it, and how its bytes are verified.
 #[derive(Clone, Debug)]
 pub struct Blob {
     /// Its name.
@@ -78,12 +77,12 @@ impl fmt::Display for Blob {
     }
 }
 
-/// Where and in which form a mirror keeps a blob.
+/// The place and the form of a blob in a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     /// The key of its object below its tenant's, UTF-8; empty for the one that follows from its digest.
     pub place: Bytes,
-    /// Where the zstd frame of each block ends in the object, as little-endian `u64`; `None` for content as it is.
+    /// The end of each block's zstd frame in the object, as little-endian `u64`; `None` for content as it is.
     pub ends: Option<Bytes>,
 }
 

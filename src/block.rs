@@ -36,7 +36,7 @@ pub fn len(size: u64, index: u64) -> u64 {
     size.saturating_sub(index * BLOCK).min(BLOCK)
 }
 
-/// What a block must hash to: its chaining value, or the digest itself for a blob of a single block.
+/// The check of a block: its chaining value, or the digest itself for a blob of a single block.
 #[derive(
     Clone,
     Copy,
@@ -152,7 +152,7 @@ impl Verified {
         self.index
     }
 
-    /// What the bytes hash to.
+    /// The check of the bytes.
     pub fn check(&self) -> &Check {
         &self.check
     }

@@ -47,7 +47,7 @@ pub struct Permit {
 /// How a budget is used at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BudgetUsage {
-    /// All that it has, in bytes.
+    /// Its size, in bytes.
     pub total: u64,
     /// Bytes that are given out.
     pub used: u64,
@@ -102,7 +102,7 @@ impl Budget {
         BudgetUsage { total: self.total, used: self.total - state.free, waiting }
     }
 
-    /// What `urgency` must leave alone.
+    /// The bytes that `urgency` must not take.
     fn reserved(&self, urgency: Urgency) -> u64 {
         match urgency {
             Urgency::Read => 0,
@@ -134,7 +134,7 @@ impl Budget {
 }
 
 impl Ticket {
-    /// What [`Budget::promote`] knows it by.
+    /// The handle for [`Budget::promote`].
     pub fn number(&self) -> u64 {
         self.number
     }

@@ -35,8 +35,8 @@ const MAX_JOB_BYTES: usize = 64;
 /// How much of a name that is too long is shown, in characters: enough to find it.
 const SHOWN_CHARS: usize = 32;
 
-/// What tells a saved checkpoint from all others of its tenant: a rank of a checkpoint of a job of a project.
-/// As text, and in JSON, it is the source that it is published as.
+/// The identity of a saved checkpoint within its tenant: a rank of a checkpoint of a job of a project. As
+/// text, and in JSON, it is the source that it is published as.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct CheckpointId {

@@ -51,7 +51,7 @@ pub struct DownloadProgress {
 }
 
 impl DownloadProgress {
-    /// What there is now.
+    /// The current progress.
     pub fn read(&self) -> Progress {
         Progress {
             files: self.files.load(Relaxed),

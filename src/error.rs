@@ -6,8 +6,8 @@ use std::path::Path;
 /// A result of the engine.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What the caller of a failed operation should do differently. Kinds are few on purpose: two failures
-/// that deserve the same reaction share a kind, and the message tells them apart.
+/// The kind of an error: what the caller should do differently. Kinds are few on purpose: two failures that
+/// deserve the same reaction share a kind, and the message tells them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The input is wrong; the same call fails again. Change the input.
@@ -28,7 +28,7 @@ pub enum Kind {
     Disk,
     /// The local disk, or the limit set on the cache, has no room.
     NoSpace,
-    /// What was asked for is in use by another process or mount.
+    /// The resource is in use by another process or mount.
     Busy,
     /// The operation was given up by its caller.
     Interrupted,
@@ -82,7 +82,7 @@ impl Error {
         Self::with(if full { Kind::NoSpace } else { Kind::Disk }, context, source)
     }
 
-    /// What the caller should do differently.
+    /// The kind of the error.
     pub fn kind(&self) -> Kind {
         self.kind
     }

@@ -43,15 +43,15 @@ pub struct Pace {
 }
 
 impl Default for Pace {
-    /// What a near object store does: the first requests are half as long as the longest.
+    /// The estimate for a near object store: the first requests are half as long as the longest.
     fn default() -> Self {
         Self { latency: 0.02, rate: 52e6 }
     }
 }
 
 impl Pace {
-    /// Takes in one request's `latency` to the first byte, and the `bytes` that arrived within `flow` from there on.
-    /// The newest counts one fifth, so that one odd answer does not turn the wheel.
+    /// Records one request's `latency` to the first byte, and the `bytes` that arrived within `flow` from
+    /// there on. The newest counts one fifth, so that one odd answer does not turn the wheel.
     pub fn observe(&mut self, latency: Duration, bytes: u64, flow: Duration) {
         let blend = |old: f64, new: f64| old * 0.8 + new * 0.2;
         self.latency = blend(self.latency, latency.as_secs_f64());

@@ -38,12 +38,12 @@ const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The longest `Retry-After` that a request waits for. After a longer one it fails: its caller may know another tier.
 const MAX_RETRY_AFTER_WAIT: Duration = Duration::from_secs(2);
-/// The same for a page of a listing, of which there may be thousands: as long as any operation may take.
+/// The timeout of a page of a listing, of which there may be thousands: as long as any operation may take.
 const MAX_LISTING_RETRY_AFTER_WAIT: Duration = Duration::from_secs(30);
 /// The longest `Retry-After` that is obeyed: the longest window of a known rate limit, the Hugging Face Hub's.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
-/// All that is percent-encoded in a part of a URL's path (RFC 3986, section 2.3).
+/// The characters that are percent-encoded in a part of a URL's path (RFC 3986, section 2.3).
 pub(crate) const UNRESERVED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
@@ -68,7 +68,7 @@ impl HttpClient {
         Self::with_resolver(redirects, None, authorities)
     }
 
-    /// The same, which resolves names with `resolver` instead of as this machine does.
+    /// The same client, which resolves names with `resolver` instead of as this machine does.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -174,7 +174,7 @@ pub(crate) fn mirror_client(authorities: Option<&str>, limit: Duration) -> Resul
     builder(authorities)?.timeout(limit).build().map_err(no_client)
 }
 
-/// What every client has.
+/// The settings of every client.
 fn builder(authorities: Option<&str>) -> Result<reqwest::ClientBuilder> {
     // Parallel connections are faster for bulk than the streams of one.
     let client = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).http1_only();

@@ -101,13 +101,13 @@ pub use pack::PackedFile;
 pub struct Slice {
     /// The blob's number in the manifest.
     pub blob: u32,
-    /// Where the slice begins in the blob, in bytes.
+    /// The offset of the slice in the blob, in bytes.
     pub offset: u64,
     /// How long it is, in bytes.
     pub len: u64,
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Node<'a> {
     /// A directory; its children are the entries of this range, sorted by name.

@@ -103,7 +103,7 @@ impl SnapshotMetrics {
         self.damaged.lock().iter().map(|(key, fault)| (*key, fault.clone())).collect()
     }
 
-    /// What was counted up to now.
+    /// The counts up to now.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             cache: self.cache.load(Relaxed),
@@ -115,5 +115,5 @@ impl SnapshotMetrics {
     }
 }
 
-/// One number for each kind of error.
+/// A count for each kind of error.
 pub type CountsByKind = [u64; Kind::ALL.len()];

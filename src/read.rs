@@ -80,7 +80,7 @@ impl Reader {
         self.content.read(range, run).await
     }
 
-    /// Starts what a sequential reader will want next, and answers with how much that is, in bytes.
+    /// Starts the read-ahead of a sequential reader, and returns how many bytes that is.
     fn start_read_ahead(&self, range: &Range<u64>) -> u64 {
         let end = self.slice.offset + self.slice.len;
         let ahead = self.read_ahead.lock().advance(range, end, self.content.extent());
@@ -91,7 +91,7 @@ impl Reader {
         wanted
     }
 
-    /// Where `len` bytes at `offset` of the file lie in the blob.
+    /// The range of the blob with `len` bytes at `offset` of the file.
     fn range(&self, offset: u64, len: usize) -> Range<u64> {
         let start = offset.min(self.slice.len);
         let end = start.saturating_add(len as u64).min(self.slice.len);

@@ -61,7 +61,7 @@ pub type Body = BoxStream<'static, Result<Bytes>>;
 ///
 /// Cancellation: dropping the future or the body gives the request up.
 pub trait Tier: Send + Sync + fmt::Debug + 'static {
-    /// What kind of tier this is.
+    /// The kind of this tier.
     fn kind(&self) -> TierKind;
 
     /// Asks for `range` of `blob`, in bytes; never empty, never past its end. `None`: this tier does not have it (a
@@ -90,8 +90,8 @@ pub trait Origin: Tier {
     /// The canonical URI without credentials, for messages.
     fn name(&self) -> &str;
 
-    /// What a listing is made for and the keys of blobs are derived from: the name, and whatever else tells this origin
-    /// from others of the same name (an endpoint, a hash of a secret query). Holds no secret.
+    /// The identity of the origin, for listings and for the keys of blobs: the name, and whatever else tells
+    /// this origin from others of the same name (an endpoint, a hash of a secret query). Holds no secret.
     fn identity(&self) -> String {
         self.name().into()
     }

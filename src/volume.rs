@@ -1,4 +1,4 @@
-//! What a job writes into a directory while it is saved: found, settled, sealed, and read as an origin.
+//! A directory that a job writes while it is saved: scanned, settled, sealed, and read as an origin.
 //!
 //! ```text
 //!   walk ──> Scan ──> settle: which units nobody writes ──> seal: on the disk, for good ──> SealedUnit: an origin

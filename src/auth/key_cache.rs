@@ -33,7 +33,7 @@ const MIN_REPLACEABLE_AGE: Duration = Duration::from_secs(1);
 pub(crate) struct IssuedKey {
     /// The key.
     pub(crate) key: AuthKey,
-    /// What a configuration names it by, `the secret "x"`; `None` where it names none.
+    /// The name of its secret in a configuration, `the secret "x"`; `None` where it has none.
     pub(crate) name: Option<String>,
     /// The end of its validity, where that is known.
     pub(super) expires_at: Option<SystemTime>,
@@ -52,14 +52,14 @@ impl IssuedKey {
         }
     }
 
-    /// Says when its validity ends or ended: `it expired at 2026-01-02T03:04:05Z`.
+    /// Formats when its validity ends or ended: `it expired at 2026-01-02T03:04:05Z`.
     pub(crate) fn describe_expiry(&self) -> Option<String> {
         let end = self.expires_at?;
         let verb = if self.is_valid(SystemTime::now()) { "is valid until" } else { "expired at" };
         Some(format!("it {verb} {}", format_time(end)))
     }
 
-    /// What to do when it is refused.
+    /// The advice for when it is refused.
     fn advice(&self, now: SystemTime) -> String {
         if self.key == AuthKey::Anonymous && self.name.is_none() {
             return "no credentials were sent".to_owned();

@@ -1,7 +1,7 @@
 //! Loading credentials: secrets by name from the stores that an [`Access`] lists, a file of credentials, or the profiles
 //! of AWS's tools ([`aws_profile`]).
 //!
-//! They are read anew each time, so that a rotated secret is found without opening its source again.
+//! Credentials are read anew each time, so that a rotated secret is found without opening its source again.
 
 pub mod aws_profile;
 

@@ -28,10 +28,10 @@ pub(super) struct ResolvedKey {
     pub origin: KeyOrigin,
 }
 
-/// Where a key came from, which decides when it is renewed.
+/// The origin of a key, which decides when it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyOrigin {
-    /// It was configured, and stays until it expires or is refused.
+    /// A configured key, which stays until it expires or is refused.
     Configured,
     /// A token service issued it.
     Issued,

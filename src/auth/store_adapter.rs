@@ -76,7 +76,7 @@ pub(super) fn http_error(error: Error) -> HttpError {
     HttpError::new(if retried { HttpErrorKind::Interrupted } else { HttpErrorKind::Unknown }, error)
 }
 
-/// Takes the engine's error out of the layers that `object_store` put around it.
+/// Extracts the engine's error from the layers that `object_store` put around it.
 pub(crate) fn engine_error(error: object_store::Error) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(layer) = cause {

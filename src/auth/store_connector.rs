@@ -23,7 +23,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{ERROR_BODY_LIMIT, UnreachableRetry, named_region};
 
-/// Where `object_store` says what it signed of the content: its SHA-256, or that it did not.
+/// The header with what `object_store` signed of the content: its SHA-256, or that it did not.
 const CONTENT_HASH: &str = "x-amz-content-sha256";
 
 /// Makes the HTTP client of an `object_store`.

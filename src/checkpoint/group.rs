@@ -17,12 +17,12 @@ pub struct CheckpointGroup {
 }
 
 impl CheckpointGroup {
-    /// What each rank saved of it, by rank; never empty.
+    /// The part of each rank, by rank; never empty.
     pub fn ranks(&self) -> &[SavedCheckpoint] {
         &self.ranks
     }
 
-    /// What `rank` saved of it.
+    /// The part of `rank`.
     pub fn rank(&self, rank: u32) -> Option<&SavedCheckpoint> {
         self.ranks.iter().find(|saved| saved.id.rank() == rank)
     }
@@ -79,9 +79,9 @@ impl CheckpointGroup {
     }
 }
 
-/// Puts the ranks of each checkpoint together, oldest first. All that their jobs saved must be among them, or what is whole is
-/// not known. What lies loose beside the checkpoints, as a tracker does, comes before them however new it is: no job resumes
-/// from it while there is anything else.
+/// Groups the ranks of each checkpoint, oldest first. All that their jobs saved must be among them, or what
+/// is whole is not known. What lies loose beside the checkpoints, as a tracker does, comes before them
+/// however new it is: no job resumes from it while there is anything else.
 pub fn group(saved: impl IntoIterator<Item = SavedCheckpoint>) -> Vec<CheckpointGroup> {
     let mut named: BTreeMap<_, BTreeMap<u32, SavedCheckpoint>> = BTreeMap::new();
     let mut saving: BTreeMap<_, BTreeSet<u32>> = BTreeMap::new();

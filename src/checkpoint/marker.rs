@@ -1,7 +1,7 @@
 //! Markers: files that libraries write last. Each is a hint that a checkpoint is complete, none a proof: subclasses of
 //! the Trainer write after its `trainer_state.json`.
 
-/// What libraries write into a checkpoint when all else is in it: torch's DCP, by renaming it, and Hugging Face's Trainer.
+/// The files that libraries write last into a checkpoint: torch's DCP, by renaming it, and Hugging Face's Trainer.
 const MARKERS: [&[u8]; 2] = [b".metadata", b"trainer_state.json"];
 /// DeepSpeed's file beside its checkpoints, which holds the name of the newest.
 const DEEPSPEED_TRACKER: &[u8] = b"latest";

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// What follows a checkpoint where another rank's than that of rank 0 is meant.
+/// The suffix that selects another rank than 0.
 const RANK: &str = "?rank=";
 
 /// Which checkpoint is meant: of a project, and where they are named of a job and by name; else of the newest.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::LOOSE;
 
-/// What the Trainer's names contain, before their numbers.
+/// The prefix of the Trainer's names, before their numbers.
 const NUMBERED: &[u8] = b"checkpoint-";
 
 /// How a checkpoint directory is divided.

@@ -14,15 +14,15 @@ const NAME_DIGITS: usize = 16;
 /// A directory that is not whole yet.
 #[derive(Debug)]
 pub struct PartialDirectory {
-    /// Where it is to be.
+    /// The final path.
     directory: PathBuf,
-    /// Where it is meanwhile.
+    /// The path until then.
     partial: PathBuf,
 }
 
 impl PartialDirectory {
-    /// Makes the directory that becomes `directory`, or goes on with what another run has left of the same content, whose digest
-    /// is `content`: its name meanwhile is `directory.DIGEST.partial`.
+    /// Makes the directory that becomes `directory`, or resumes what another run has left of the same
+    /// content, whose digest is `content`: its name meanwhile is `directory.DIGEST.partial`.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for a `directory` that is not empty; [`Kind::Disk`].
@@ -43,7 +43,7 @@ impl PartialDirectory {
         Ok(Self { directory: directory.to_owned(), partial })
     }
 
-    /// Where it is meanwhile.
+    /// The path until the directory is complete.
     pub fn path(&self) -> &Path {
         &self.partial
     }

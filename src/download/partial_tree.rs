@@ -29,8 +29,8 @@ pub(super) struct PartialTree {
 }
 
 impl PartialTree {
-    /// Makes the directories of the tree of the snapshot `id`, whose manifest it is, that becomes `directory`; or goes on with those
-    /// that another run has left of it.
+    /// Makes the directories of the tree of the snapshot `id`, whose manifest it is, that becomes
+    /// `directory`; or resumes those that another run has left of it.
     pub(super) fn create(manifest: Arc<Manifest>, id: &Digest, directory: &Path) -> Result<Self> {
         let place = PartialDirectory::create(directory, id)?;
         let mut tree = Self { manifest, place, files: HashMap::new() };
@@ -143,7 +143,7 @@ impl PartialTree {
         self.place.finish()
     }
 
-    /// Where entry `index` lies meanwhile. Names in a manifest hold no slash and are no dots.
+    /// The path of entry `index` meanwhile. Names in a manifest hold no slash and are no dots.
     fn path(&self, index: u32) -> Result<PathBuf> {
         let below = self.manifest.path(index)?;
         let root = self.place.path();
@@ -154,9 +154,9 @@ impl PartialTree {
 /// A part of a file.
 struct FilePart {
     entry: u32,
-    /// Where the file begins in its blob.
+    /// The file's offset in its blob.
     offset: u64,
-    /// Where the part lies in the blob.
+    /// The part's offset in the blob.
     range: std::ops::Range<u64>,
 }
 

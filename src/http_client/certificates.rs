@@ -11,7 +11,7 @@ use rustls_platform_verifier::Verifier;
 
 use crate::error::{Error, Kind, Result};
 
-/// Has `client` trust the certificates in `pem` beside those of this machine: as authorities, and as the certificates of servers.
+/// Makes `client` trust the certificates in `pem` beside this machine's: as authorities, and as servers' certificates.
 ///
 /// # Errors
 /// [`Kind::Invalid`] where `pem` holds no certificate.

@@ -16,7 +16,7 @@ pub(crate) const ERROR_BODY_LIMIT: usize = 64 << 10;
 /// The region of a bucket, which S3 tells when it was asked in another.
 const BUCKET_REGION: HeaderName = HeaderName::from_static("x-amz-bucket-region");
 
-/// What the TLS library says of an answer that is no TLS.
+/// The TLS library's message on an answer that is no TLS.
 const NO_TLS: &str = "corrupt message of type InvalidContentType";
 
 /// Accepts an answer of success, and makes an error of any other.

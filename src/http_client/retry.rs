@@ -19,7 +19,7 @@ const RETRY_DEADLINE: Duration = Duration::from_secs(30);
 /// The longest wait before the first retry, and before the last.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(800));
 
-/// How much is left of a service's limit of requests, and when it is reset.
+/// The rest of a service's limit of requests, and when it is reset.
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// Retries what a listing asks for after every passing failure, so that a long listing survives it.

@@ -87,7 +87,7 @@ const _: () = assert!(size_of::<Header>() == 64);
 const _: () = assert!(size_of::<EntryRecord>() == 48);
 const _: () = assert!(size_of::<BlobRecord>() == 48);
 
-/// Where the sections of a manifest lie in its bytes.
+/// The places of a manifest's sections in its bytes.
 pub(super) struct Sections {
     pub entries: Range<usize>,
     pub blobs: Range<usize>,

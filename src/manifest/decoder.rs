@@ -23,7 +23,7 @@ pub struct Manifest {
     header: Header,
     sections: Sections,
     mapped: bool,
-    /// What it is a view of: another tree of the same blobs, which come before its own.
+    /// The base of a view: another tree of the same blobs, which come before its own.
     base: Option<Arc<Manifest>>,
 }
 
@@ -48,12 +48,12 @@ impl Manifest {
         Self::parse(bytes.into())
     }
 
-    /// The same as a view of `base`.
+    /// The same, as a view of `base`.
     pub(super) fn view_of(self, base: Arc<Self>) -> Self {
         Self { base: Some(base), ..self }
     }
 
-    /// What it is a view of, where blob `index` is of that one.
+    /// The base of this view, where blob `index` is of that.
     pub(super) fn base_of(&self, index: u32) -> Option<&Self> {
         self.base.as_deref().filter(|base| index < base.blobs())
     }
@@ -86,7 +86,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Lets go of the memory that reading it has mapped; what is read again comes from the page cache. A walk
+    /// Unmaps the memory that reading it has mapped; what is read again comes from the page cache. A walk
     /// over a million entries maps a hundred megabytes, which are not needed afterwards.
     pub fn release_pages(&self) {
         if let Some(base) = &self.base {
@@ -250,7 +250,7 @@ impl Manifest {
         Ok(parts.join(&b'/'))
     }
 
-    /// Where entry `index` comes from: the source, and the path below it; of a view, the source.
+    /// The origin of entry `index`: the source, and the path below it; of a view, the source.
     ///
     /// # Errors
     /// Those of [`path`](Self::path).
@@ -326,7 +326,7 @@ impl Manifest {
         Ok(&self.bytes[self.range(offset, len)?])
     }
 
-    /// Where the string at `offset` of the strings lies in the file.
+    /// The place in the file of the string at `offset` of the strings.
     pub(super) fn range(&self, offset: u64, len: u64) -> Result<Range<usize>> {
         within(&self.sections.strings, offset, len, 1).ok_or_else(|| corrupt("a text lies past its end"))
     }

@@ -12,8 +12,8 @@ use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 
-/// What a manifest is written from. It is gone through several times, so that nothing is kept meanwhile; what it answers
-/// must be right and the same each time, for nothing is checked here.
+/// The contents of a manifest to be written. They are read several times, so that nothing is kept meanwhile;
+/// what they return must be right and the same each time, for nothing is checked here.
 pub(super) trait ManifestContents {
     /// The source's name.
     fn source(&self) -> &str;
@@ -23,9 +23,9 @@ pub(super) trait ManifestContents {
     fn blobs(&self, each: &mut dyn FnMut(BlobEntry<'_>) -> Result<()>) -> Result<()>;
 }
 
-/// What a manifest says of a blob.
+/// A blob in a manifest.
 pub(super) struct BlobEntry<'a> {
-    /// What names it.
+    /// Its name.
     pub name: BlobName<'a>,
     /// Its length in bytes.
     pub size: u64,
@@ -41,7 +41,7 @@ pub(super) struct BlobEntry<'a> {
     pub stored: Stored,
 }
 
-/// What names a blob: a [`Key`](crate::blob::Key) before it is made.
+/// The name of a blob: a [`Key`](crate::blob::Key) before it is made.
 pub(super) enum BlobName<'a> {
     /// Its origin, its path there and its version.
     Origin,
@@ -72,7 +72,7 @@ impl BlobEntry<'_> {
     }
 }
 
-/// Writes the manifest of `contents` to `out`, and answers with its digest.
+/// Writes the manifest of `contents` to `out`, and returns its digest.
 ///
 /// # Errors
 /// Those of `contents`; [`Kind::Disk`](crate::error::Kind::Disk) and [`Kind::NoSpace`](crate::error::Kind::NoSpace) from

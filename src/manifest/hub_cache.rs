@@ -154,7 +154,7 @@ impl FileIds<'_> {
     }
 }
 
-/// What is at a path.
+/// The entry at a path.
 enum Leaf {
     Directory,
     /// A file, and whether it may be executed.
@@ -173,7 +173,7 @@ struct Tree {
 }
 
 impl Tree {
-    /// Puts what is at `path`, and the directories above it.
+    /// Adds the entry at `path`, and the directories above it.
     fn put(&mut self, path: &[u8], leaf: Leaf) -> Result<()> {
         if !path.is_empty() {
             let bad = |why| invalid(format!("{} can't be shown: {why}", name::QuotedName(path)));
@@ -236,7 +236,7 @@ struct ViewEntry {
     leaf: Leaf,
 }
 
-/// What the view's manifest is written from.
+/// The contents of the view's manifest.
 struct HubCacheContents<'a> {
     source: &'a str,
     commit: &'a str,

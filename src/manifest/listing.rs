@@ -43,7 +43,7 @@ pub struct ListedFile<'a> {
 /// Gathers what an origin lists, in any order, and becomes a manifest. The memory that it needs does not grow with what is
 /// listed: what is too much goes to files without a name.
 ///
-/// What can't be an entry is not told at once: all of it is told together when the listing is finished.
+/// Invalid entries are not reported at once: all of them are reported together when the listing is finished.
 #[derive(Debug)]
 pub struct Listing {
     origin: String,
@@ -53,7 +53,7 @@ pub struct Listing {
     scratch: PathBuf,
     rejected: RejectedEntries,
     notes: ListingNotes,
-    /// Files and links that the origin told of.
+    /// Files and links that the origin listed.
     listed: u64,
     /// Those of them that were selected.
     selected: u64,
@@ -81,7 +81,7 @@ impl Listing {
         }
     }
 
-    /// Has `callback` told of everything that can't be an entry, as it is found: an error holds the first ones.
+    /// Calls `callback` with each invalid entry, as it is found: an error holds the first ones.
     pub fn on_rejected(&mut self, callback: impl FnMut(&[u8], &str) + Send + 'static) {
         self.rejected.callback = Some(Box::new(callback));
     }
@@ -94,19 +94,19 @@ impl Listing {
         self.sorter.check_spill()
     }
 
-    /// Has what can't be a name percent-encoded from now on, and not refused. Every `%` is encoded then, so decoding a
+    /// Percent-encodes invalid names from now on, in place of refusing them. Every `%` is encoded then, so decoding a
     /// path has back what the origin calls it, once `%/` is taken out of it, where a name that is too long goes on
     /// below itself. A file at the path of a directory has its first letter encoded. Patterns are for encoded paths.
     pub fn escape(&mut self) {
         self.escape = true;
     }
 
-    /// Has the files that `patterns` select be executable from now on, beside those of which the origin says so.
+    /// Makes the files that `patterns` select executable from now on, beside those that the origin says are.
     pub fn mark_executable(&mut self, patterns: Patterns) {
         self.executable = Some(patterns);
     }
 
-    /// Has less room in memory.
+    /// Uses less memory.
     #[cfg(test)]
     pub(super) fn limit_memory(&mut self, room: usize) {
         self.sorter.limit_memory(room);
@@ -122,7 +122,7 @@ impl Listing {
         if self.escape && !path.is_empty() { escape::encode(path).into() } else { path.into() }
     }
 
-    /// Takes a file.
+    /// Adds a file.
     pub fn file(&mut self, found: ListedFile<'_>) {
         let path = self.named(found.path);
         let found = ListedFile { path: &path, ..found };
@@ -141,8 +141,8 @@ impl Listing {
         self.take(path, what, size, found.mtime, sha256.as_ref(), version);
     }
 
-    /// Takes a directory, which may be empty; the root where `path` is. It is kept if there are no patterns, or
-    /// something selected is below it.
+    /// Adds a directory, which may be empty; the root where `path` is. It is kept if there are no patterns,
+    /// or something selected is below it.
     pub fn directory(&mut self, path: &[u8], mtime: (i64, u32)) {
         let path = &*self.named(path);
         let all = self.selection.patterns().all();
@@ -163,7 +163,7 @@ impl Listing {
         }
     }
 
-    /// Takes a symbolic link.
+    /// Adds a symbolic link.
     pub fn symlink(&mut self, path: &[u8], target: &[u8], mtime: (i64, u32)) {
         let path = &*self.named(path);
         if !self.wants(path) {
@@ -175,7 +175,7 @@ impl Listing {
         }
     }
 
-    /// Takes what is at `path`, a good one.
+    /// Adds the entry at `path`, which is valid.
     fn take(
         &mut self,
         path: &[u8],
@@ -203,8 +203,8 @@ impl Listing {
         }
     }
 
-    /// Notes that what is at `path` can't be an entry, and why: an object whose key is no path. Like a bad name, it is told
-    /// when the listing is finished, if it is selected.
+    /// Records an object at `path` that can't be an entry, and why: its key is no path. Like a bad name, it
+    /// is reported when the listing is finished, if it is selected.
     pub fn refuse(&mut self, path: &[u8], why: &str) {
         let path = &*self.named(path);
         self.listed += 1;
@@ -220,7 +220,7 @@ impl Listing {
         self.selection.patterns().select(path)
     }
 
-    /// What a person should know of it so far.
+    /// The notes for users so far.
     pub fn notes(&self) -> ListingNotes {
         let unmatched = self.selection.unmatched().into_iter().map(String::from).collect();
         ListingNotes { unmatched, ..self.notes.clone() }
@@ -240,7 +240,7 @@ impl Listing {
         true
     }
 
-    /// Writes the manifest and answers with its digest.
+    /// Writes the manifest and returns its digest.
     ///
     /// # Errors
     /// [`Kind::Invalid`] that names what can't be an entry, [`Kind::NotFound`] when there is no file or none is
@@ -272,8 +272,8 @@ impl Listing {
     }
 }
 
-/// The records of `sorter` that become entries, in their order. Where two have one path, the second is told to be bad, or
-/// gets another name.
+/// The records of `sorter` that become entries, in their order. Where two have one path, the second is
+/// reported as invalid, or gets another name.
 fn order(
     sorter: ExternalSorter,
     scratch: &Path,

@@ -68,7 +68,7 @@ impl<'a> MirroredListing<'a> {
         Ok(this)
     }
 
-    /// Writes the manifest to `out`, and answers with its digest.
+    /// Writes the manifest to `out`, and returns its digest.
     ///
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when the listing is, or a file is in no blob;

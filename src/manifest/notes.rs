@@ -1,11 +1,11 @@
-//! What a person should know of a listing that is good.
+//! Notes for users on a listing that is valid.
 
 use super::name::QuotedName;
 
-/// How many skipped entries are told one by one.
+/// How many skipped entries are listed one by one.
 const MAX_LISTED_SKIPPED: usize = 10;
 
-/// What a person should know of a listing that is good.
+/// Notes for users on a listing that is valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListingNotes {
     /// Patterns that matched nothing: most likely a slip.

@@ -39,7 +39,7 @@ pub(super) struct ListingRow<'a> {
     pub tail: &'a [u8],
 }
 
-/// What a record begins with; its path, SHA-256 and tail follow.
+/// The header of a record; its path, SHA-256 and tail follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RowHeader {
@@ -86,7 +86,7 @@ impl<'a> ListingRow<'a> {
         (self.depth, self.path)
     }
 
-    /// Puts it at the end of `out`.
+    /// Appends it to `out`.
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         let flag = |flag: u8, set: bool| if set { flag } else { 0 };
         let head = RowHeader {

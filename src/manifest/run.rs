@@ -111,7 +111,7 @@ impl RunWriter {
         Ok(Self { out, last: Vec::new(), record: Vec::new() })
     }
 
-    /// Takes the next record. `wanted` is asked of each, once it is known whole, whether it is to be written.
+    /// Appends the next record. `wanted` is asked of each, once it is known whole, whether it is to be written.
     pub(super) fn take(&mut self, record: &ListingRow<'_>, wanted: &mut RowFilter<'_>) -> Result<()> {
         if record.what == RowKind::Directory
             && let Some(last) = ListingRow::get(&self.last).filter(|last| last.path == record.path)
@@ -136,7 +136,7 @@ impl RunWriter {
         self.write(record, wanted)
     }
 
-    /// Lets go of the directory that came last.
+    /// Writes the directory that came last, if wanted.
     fn release(&mut self, wanted: &mut RowFilter<'_>) -> Result<()> {
         let last = std::mem::take(&mut self.last);
         if let Some(record) = ListingRow::get(&last) {
@@ -183,7 +183,7 @@ fn unkept(scratch: &Path, error: io::Error) -> Error {
     Error::disk(text, error)
 }
 
-/// Puts all records of `runs` into `out`, in their order.
+/// Merges all records of `runs` into `out`, in their order.
 pub(super) fn merge(runs: &[SortedRun], out: &mut RunWriter, wanted: &mut RowFilter<'_>) -> Result<()> {
     let mut heap = BinaryHeap::with_capacity(runs.len());
     for run in runs {

@@ -31,7 +31,7 @@ pub(super) struct ExternalSorter {
 #[derive(Debug, Default)]
 struct RowBatch {
     bytes: Vec<u8>,
-    /// Where each begins.
+    /// The offset of each.
     places: Vec<u32>,
 }
 
@@ -48,7 +48,7 @@ impl ExternalSorter {
         self.batch_bytes = batch_bytes;
     }
 
-    /// Takes a record. Waits for the disk only when it is slower than what comes.
+    /// Adds a record. Waits for the disk only when it is slower than what comes.
     pub(super) fn take(&mut self, record: &ListingRow<'_>) {
         if self.batch.bytes.len() >= self.batch_bytes {
             self.spill();
@@ -57,7 +57,7 @@ impl ExternalSorter {
         record.put(&mut self.batch.bytes);
     }
 
-    /// Takes a whole run.
+    /// Adds a whole run.
     pub(super) fn take_run(&mut self, run: SortedRun) {
         self.runs.push(run);
     }
@@ -78,7 +78,7 @@ impl ExternalSorter {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Has the batch sorted and written elsewhere: what calls may be held up by no disk.
+    /// Sorts and writes the batch on another thread: a slow disk must not hold up callers.
     fn spill(&mut self) {
         self.await_run();
         let (batch, mut runs) = (std::mem::take(&mut self.batch), std::mem::take(&mut self.runs));

@@ -16,7 +16,7 @@ pub struct Histogram {
     nanos: AtomicU64,
 }
 
-/// What [`Histogram`] had counted at one moment.
+/// The counts of a [`Histogram`] at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HistogramCounts {
     /// How many fell into each bucket, the last being those beyond all [`BUCKET_BOUNDS`].

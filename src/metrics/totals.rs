@@ -8,7 +8,7 @@ use super::{CountsByKind, Histogram, HistogramCounts, Traffic};
 use crate::error::Kind;
 use crate::tier::TierKind;
 
-/// What an engine counts. Numbers only ever grow, but for those that are said to be of now.
+/// The counters of an engine. They only ever grow, but for those that are said to be of now.
 #[derive(Debug, Default)]
 pub struct EngineMetrics {
     cached: AtomicU64,
@@ -39,7 +39,7 @@ impl Drop for FlightGauge {
     }
 }
 
-/// What an [`EngineMetrics`] had counted at one moment.
+/// The counts of an [`EngineMetrics`] at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct EngineTotals {
     /// Bytes read out of the node's cache by this process.
@@ -52,16 +52,16 @@ pub struct EngineTotals {
     pub flying: u64,
 }
 
-/// What became of the requests to one kind of tier.
+/// The outcomes of the requests to one kind of tier.
 #[derive(Clone, Debug, Default)]
 pub struct TierRequests {
     /// Bytes that arrived.
     pub bytes: u64,
     /// Requests that were answered with all of what was asked for.
     pub answered: u64,
-    /// Those that were answered with what isn't there.
+    /// Requests for blocks that the tier does not have.
     pub missed: u64,
-    /// Those that failed, by [`Kind::ALL`].
+    /// Failed requests, by [`Kind::ALL`].
     pub failed: CountsByKind,
     /// Blocks that arrived and were not right.
     pub wrong_blocks: u64,
@@ -141,7 +141,7 @@ impl EngineTotals {
 }
 
 impl TierRequests {
-    /// All that have ended.
+    /// All requests that have ended.
     pub fn all(&self) -> u64 {
         self.answered + self.missed + self.failed.iter().sum::<u64>()
     }

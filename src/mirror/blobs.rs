@@ -56,8 +56,8 @@ impl Mirror {
         Ok(record)
     }
 
-    /// Puts a blob that lies in memory, unless it is there already, and notes that it was made from `recipe`. Answers
-    /// with how it is kept, and whether it was written.
+    /// Puts a blob that lies in memory, unless it is there already, and records that it was made from
+    /// `recipe`. Returns how it is kept, and whether it was written.
     ///
     /// # Errors
     /// Those of the store.

@@ -1,9 +1,9 @@
 //! The catalog: the ref of each mirrored source, in numbered generations.
 //!
-//! What a source is mirrored as, its ref, is replaced by making its next generation, an object of its own. Only one of
-//! several can make it, on every store: each can create an object on condition that it is not there, while replacing one
-//! conditionally is something that local directories can't. Generations that were replaced stay until they are collected
-//! ([`super::gc`]), so a run that reads one has time to finish.
+//! The ref of a source, the state that is mirrored, is replaced by making its next generation, an object of its
+//! own. Only one of several can make it, on every store: each can create an object on condition that it is not
+//! there, while replacing one conditionally is something that local directories can't. Generations that were
+//! replaced stay until they are collected ([`super::gc`]), so a run that reads one has time to finish.
 
 use std::collections::BTreeMap;
 
@@ -24,12 +24,12 @@ const TOOL_PREFIX: &str = "\n  \"tool\": \"";
 /// How often a ref is read or replaced again when another writer or a collector was faster.
 const MAX_ATTEMPTS: u32 = 8;
 
-/// What a source is mirrored as.
+/// The ref of a source: the snapshot that it is mirrored as.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ref {
     /// The source as it was named, without secrets.
     pub source: String,
-    /// What tells it from all others.
+    /// The identity of the source.
     pub identity: String,
     /// The resolved source when it was listed: a branch, for one, is resolved to a commit.
     pub resolved: String,
@@ -37,7 +37,7 @@ pub struct Ref {
     pub allow: Option<Vec<String>>,
     /// The patterns of those that were not.
     pub ignore: Vec<String>,
-    /// Whether it was removed since. All else is what was true before.
+    /// Whether it was removed since. All other fields are of the state before.
     #[serde(default)]
     pub removed: bool,
     /// The snapshot: its manifest's digest.
@@ -69,8 +69,8 @@ impl Ref {
     }
 }
 
-/// What the ref of a source is found by: a hash of what tells it from others
-/// ([`Uri::identity`](crate::source::Uri::identity)), and of its patterns in whatever order.
+/// The key of a source's ref: a hash of its [identity](crate::source::Uri::identity) and of its patterns in
+/// whatever order.
 pub fn source_key(identity: &str, patterns: &Patterns) -> Digest {
     let (allow, ignore) = patterns.texts();
     key(identity, allow.as_deref(), &ignore)
@@ -111,7 +111,7 @@ pub struct LatestRef {
 pub(super) type Generations = BTreeMap<Digest, BTreeMap<u64, DateTime<Utc>>>;
 
 impl Mirror {
-    /// What the source with `key` is mirrored as; `None` where it isn't.
+    /// The ref of the source with `key`; `None` where it isn't mirrored.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] when the ref is damaged; those of the store.
@@ -119,7 +119,7 @@ impl Mirror {
         Ok(self.latest(key).await?.found?.filter(|found| !found.removed))
     }
 
-    /// All that is mirrored, by source, damaged refs as the errors that they are.
+    /// All refs, by source, damaged ones as the errors that they are.
     ///
     /// # Errors
     /// Those of the store.

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::digest::Digest;
 
-/// What stands before the check, and behind it.
+/// The text before the check, and behind it.
 const CHECK_PREFIX: &str = ",\n  \"check\": \"";
 const CHECK_SUFFIX: &str = "\"\n}\n";
 

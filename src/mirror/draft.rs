@@ -48,7 +48,7 @@ pub struct Draft {
     boundaries: VecDeque<PartBoundary>,
     journaled: usize,
     journaling: Option<JoinHandle<()>>,
-    /// What another run had done.
+    /// The state that another run left.
     found: u64,
     continued: bool,
 }

@@ -9,8 +9,8 @@ use crate::error::{Error, Kind, Result};
 /// 430 MB/s and CSV 2.7 times at 230 MB/s; level 3 makes them 6.8 and 2.5 times smaller at about half the speed. Either is
 /// restored at about 1 GB/s.
 const ZSTD_LEVEL: i32 = 1;
-/// What a sample may be compressed to for it to pay, in percent. Text comes to 15-40 %. Weights in bf16 come to 78 %, in
-/// fp16 and fp32 to 92 %: too little for a core that restores slower than a good network sends.
+/// The ratio up to which compression pays, in percent. Text comes to 15-40 %. Weights in bf16 come to 78 %,
+/// in fp16 and fp32 to 92 %: too little for a core that restores slower than a good network sends.
 const MAX_COMPRESSED_PERCENT: usize = 66;
 /// How much of a blob is tried, in bytes and in pieces: pieces so that one odd stretch does not decide.
 const SAMPLE_BYTES: usize = 256 << 10;

@@ -33,7 +33,7 @@ use crate::task::blocking;
 /// How many objects are looked into or deleted at once.
 const GC_REQUESTS_IN_FLIGHT: usize = 32;
 
-/// What a collection deleted, or would delete.
+/// The objects that a collection deleted, or would delete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct GcReport {
     /// Objects deleted.
@@ -46,7 +46,7 @@ pub struct GcReport {
     pub kept_bytes: u64,
 }
 
-/// What refs and leases reach.
+/// The objects that refs and leases reach.
 #[derive(Debug, Default)]
 struct Reachable {
     /// The keys of the sources that are mirrored.
@@ -106,7 +106,7 @@ impl Mirror {
         Ok(collector.collected)
     }
 
-    /// Gathers the manifests of all generations that count, and answers with those that do no more.
+    /// Gathers the manifests of all current generations, and returns the superseded ones.
     async fn roots(
         &self,
         generations: &Generations,
@@ -289,7 +289,7 @@ impl Collector<'_> {
         self.delete(gone).await
     }
 
-    /// Where the blobs of young records lie, if not under their digests.
+    /// The paths of the blobs of young records, if not under their digests.
     async fn places_of(&self, spared: &HashSet<Digest>) -> Result<HashSet<Path>> {
         let mirror = self.mirror;
         let places = stream::iter(spared.iter().copied()).map(|digest| async move {

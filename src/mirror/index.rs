@@ -26,7 +26,7 @@ const ENTRY_VERSION: u32 = 1;
 /// How many entries are read at once.
 const ENTRY_READS_IN_FLIGHT: usize = 32;
 
-/// What an entry's object holds.
+/// The content of an entry's object.
 #[derive(Serialize, Deserialize)]
 struct IndexEntry {
     version: u32,
@@ -89,7 +89,7 @@ impl Mirror {
         Ok(Some(entry.saved))
     }
 
-    /// What a saved checkpoint is mirrored as now: its entry may be of an earlier generation.
+    /// The ref of a saved checkpoint: its entry may be of an earlier generation.
     ///
     /// # Errors
     /// [`Kind::NotFound`] when it was removed; those of [`find`](Self::find).
@@ -169,8 +169,8 @@ impl Mirror {
         Ok(removed || listed)
     }
 
-    /// Verifies the index: that each entry is what was written, and that its checkpoint is mirrored. Each fault is told to
-    /// `report`. What refs reach, [`verify`](Self::verify) looks at.
+    /// Verifies the index: that each entry is what was written, and that its checkpoint is mirrored. Each
+    /// fault goes to `report`. [`verify`](Self::verify) covers what refs reach.
     ///
     /// # Errors
     /// Those of the store.

@@ -24,9 +24,9 @@ pub(super) enum ObjectKind {
     Recipes,
     /// Manifests by their digests.
     Manifests,
-    /// What each source is mirrored as.
+    /// The refs of the sources.
     Refs,
-    /// What jobs have saved.
+    /// The index of saved checkpoints.
     Checkpoints,
     /// Content whose digest is not known yet.
     Uploads,
@@ -53,7 +53,7 @@ impl ObjectKind {
     }
 }
 
-/// What `format.json` says.
+/// The content of `format.json`.
 #[derive(Serialize, Deserialize)]
 struct FormatFile {
     format: String,

@@ -27,7 +27,7 @@ const LEASE_TTL: Duration = Duration::from_secs(300);
 /// How long a release waits for the lease's object to be deleted.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a lease is held for.
+/// The purpose of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Adding a source.
@@ -148,7 +148,7 @@ impl Mirror {
         }
     }
 
-    /// Writes a lease, and answers with the store's time.
+    /// Writes a lease, and returns the store's time.
     async fn renew(&self, key: &Path, began: Option<DateTime<Utc>>) -> Result<DateTime<Utc>> {
         let text =
             began.map_or(String::new(), |began| format!("{} {}", began.to_rfc3339(), process_id::current()));
@@ -197,7 +197,7 @@ impl MirrorLease {
         &self.key
     }
 
-    /// Renews it, and answers with the store's time.
+    /// Renews it, and returns the store's time.
     ///
     /// # Errors
     /// [`Kind::Unavailable`] when it has lapsed meanwhile; those of the store.

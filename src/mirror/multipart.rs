@@ -18,14 +18,14 @@ use crate::task;
 
 use super::keys::random_id;
 
-/// What a mirror lies in: its objects, and its uploads.
+/// The store of a mirror: its objects, and its uploads.
 #[derive(Clone)]
 pub struct MirrorStore {
     pub(super) objects: Arc<dyn ObjectStore>,
     pub(super) parts: PartStore,
 }
 
-/// Where uploads go.
+/// The destination of uploads.
 #[derive(Clone)]
 pub(super) enum PartStore {
     /// To a service, below a key.
@@ -72,7 +72,7 @@ impl PartStore {
         Ok(UploadId { key, upload })
     }
 
-    /// Puts part `index`, which begins at `offset`. Answers with what the store calls its content.
+    /// Uploads part `index`, which begins at `offset`. Returns the store's identifier of its content.
     pub(super) async fn put(
         &self,
         id: &UploadId,

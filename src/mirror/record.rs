@@ -35,7 +35,7 @@ pub struct MirrorRecord {
     pub size: u64,
     /// The checks of its blocks.
     pub checks: Arc<[Check]>,
-    /// Where and how it lies there.
+    /// Its place and form in the mirror.
     pub stored: Stored,
 }
 
@@ -92,8 +92,8 @@ pub fn recipe(files: impl IntoIterator<Item = ([u8; 32], u64)>) -> Digest {
     Digest(*hasher.finalize().as_bytes())
 }
 
-/// What stands in the mirror for a known recipe: the digest of what was made from it, the recipe itself, and the digest
-/// of both as text, so that neither a flipped bit nor an exchange of two of them is believed.
+/// The object of a known recipe: the digest of what was made from it, the recipe itself, and the digest of
+/// both as text, so that neither a flipped bit nor an exchange of two of them is believed.
 pub(super) fn encode_recipe(recipe: &Digest, made: &Digest) -> String {
     let text = format!("{made} {recipe}");
     format!("{text} {}\n", Digest::of(text.as_bytes()))

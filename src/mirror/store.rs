@@ -94,7 +94,7 @@ impl Mirror {
         }
     }
 
-    /// What the store knows of the object at `key`; `None` when there is none.
+    /// The store's metadata of the object at `key`; `None` when there is none.
     pub(super) async fn head(&self, key: &Path) -> Result<Option<ObjectMeta>> {
         match self.store.objects.head(key).await {
             Ok(meta) => Ok(Some(meta)),
@@ -152,7 +152,7 @@ fn cause_kind(error: &object_store::Error) -> Option<Kind> {
     None
 }
 
-/// What the service did, as the engine's own requests tell it: without the page or the XML that it answered with.
+/// The service's answer, as the engine's own requests report it: without the page or the XML that came with it.
 fn reason(error: &object_store::Error) -> String {
     let first: &(dyn std::error::Error + 'static) = error;
     let mut causes = std::iter::successors(Some(first), |layer| layer.source());
@@ -166,7 +166,7 @@ fn reason(error: &object_store::Error) -> String {
     format!("the server answers {status}{code}")
 }
 
-/// What `object_store` says before the status and the body of an answer that is no success.
+/// The text that `object_store` puts before the status and the body of a failed answer.
 const UNSUCCESSFUL: &str = "Server returned non-2xx status code: ";
 
 /// The text of the innermost cause of an error, without the layers that passed it on.

@@ -36,7 +36,7 @@ pub(super) struct Upload {
     pending_len: u64,
     /// The parts that were cut off.
     sent: usize,
-    /// What the store calls the contents of those that it has.
+    /// The store's identifiers of the parts that it has.
     uploaded: BTreeMap<usize, String>,
     in_flight: JoinSet<PartUpload>,
     /// How many parts it took from us.
@@ -44,12 +44,12 @@ pub(super) struct Upload {
     rejected: bool,
 }
 
-/// Where a part ended.
+/// The end of a part.
 #[derive(Debug)]
 pub(super) struct PartEnd {
     /// How many parts there are before it.
     pub parts: usize,
-    /// What of the bytes just written comes behind it.
+    /// The bytes just written that follow it.
     pub rest: Bytes,
 }
 
@@ -66,7 +66,7 @@ impl Upload {
         Ok(Self::resume(mirror, id, part(size), Vec::new(), Bytes::new()))
     }
 
-    /// Goes on with one that has these parts; `rest` comes behind them.
+    /// Resumes one that has these parts; `rest` follows them.
     pub(super) fn resume(mirror: &Mirror, id: UploadId, part: u64, parts: Vec<String>, rest: Bytes) -> Self {
         Self {
             mirror: mirror.clone(),
@@ -96,7 +96,7 @@ impl Upload {
         (0..).zip(self.uploaded.keys()).take_while(|(index, uploaded)| index == *uploaded).count()
     }
 
-    /// What the store calls the first `count` parts.
+    /// The store's identifiers of the first `count` parts.
     pub(super) fn parts(&self, count: usize) -> impl Iterator<Item = &str> {
         self.uploaded.values().take(count).map(String::as_str)
     }

@@ -34,8 +34,8 @@ pub struct VerifyProgress {
 }
 
 impl Mirror {
-    /// Verifies what `refs` reach: that it is there and as long as it should be; when `deep`, every byte of it. Each
-    /// fault is told to `report`, and a blob at fault is forgotten, so that adding its source repairs it.
+    /// Verifies what `refs` reach: that it is there and as long as it should be; when `deep`, every byte of it.
+    /// Each fault goes to `report`, and a blob at fault is forgotten, so that adding its source repairs it.
     ///
     /// # Errors
     /// Those of the store, which leave open what else is wrong.
@@ -169,7 +169,7 @@ impl Mirror {
     }
 }
 
-/// Holds the blocks of `extent` against their checks.
+/// Verifies the blocks of `extent` by their checks.
 fn check(blob: &Blob, extent: Extent, bytes: &Bytes) -> Result<()> {
     let missing = || Error::new(Kind::Corrupt, "the manifest has no checks for it");
     let checks = blob.checks.as_ref().ok_or_else(missing)?;

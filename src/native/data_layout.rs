@@ -9,7 +9,7 @@ use crate::manifest::{Manifest, Node, Slice};
 /// The size of a block of the image and of its pack, in bits: 512 bytes, the smallest that the kernel takes, so that small files
 /// waste little.
 pub const SMALL_BLOCK_BITS: u8 = 9;
-/// The same where the cache's disk can't be read in smaller pieces past the page cache.
+/// The block size where the cache's disk can't be read in smaller pieces past the page cache.
 pub const PAGE_BLOCK_BITS: u8 = 12;
 /// The most devices that an image can have beside itself.
 pub const MAX_DEVICES: usize = u16::MAX as usize;
@@ -22,14 +22,14 @@ const MAX_CHUNKS: u64 = 1 << 12;
 /// Not in the pack: neither the file nor, so far, its blob.
 const NOT_PACKED: u32 = u32::MAX;
 
-/// Where the content of each file lies.
+/// The places of all files' contents.
 #[derive(Debug)]
 pub struct DataLayout {
     /// The size of a block in bits.
     pub(super) block_bits: u8,
     /// For each entry, the block of the pack where what it has there begins.
     starts: Vec<u32>,
-    /// What lies in the pack, in its order.
+    /// The files in the pack, in its order.
     packed: Vec<PackedPart>,
     pack_blocks: u64,
     /// The blobs that are devices, after the pack.
@@ -41,11 +41,11 @@ pub struct DataLayout {
 /// The part of a file that lies in the pack.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PackedPart {
-    /// Where it begins in the pack, in blocks.
+    /// Its place in the pack, in blocks.
     block: u32,
     /// The file.
     pub entry: u32,
-    /// Where it begins in the file, in bytes; it goes on to the file's end.
+    /// Its first byte in the file; it reaches to the file's end.
     pub from: u64,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct ChunkPlace {
 pub(super) struct Chunks {
     /// The size of a chunk, in bits.
     pub bits: u32,
-    /// Where each begins.
+    /// The offset of each.
     pub places: Vec<ChunkPlace>,
 }
 
@@ -103,7 +103,7 @@ impl DataLayout {
         Ok(layout)
     }
 
-    /// Makes blob `blob` a device, and answers with where the part of it begins that can't be read there.
+    /// Makes blob `blob` a device, and returns the offset from which on it can't be read there.
     fn add_device(&mut self, blob: u32, size: u64) -> Result<u64> {
         if size.div_ceil(1 << self.block_bits) >= u64::from(u32::MAX) {
             return Err(too_large());
@@ -126,7 +126,7 @@ impl DataLayout {
         })
     }
 
-    /// Puts file `entry` of `len` bytes into the pack, from byte `from` on, and answers with its block there.
+    /// Adds file `entry` of `len` bytes to the pack, from byte `from` on, and returns its block there.
     fn pack(&mut self, entry: u32, from: u64, len: u64) -> Result<u32> {
         let block = u32::try_from(self.pack_blocks).map_err(|_| too_large())?;
         self.packed.push(PackedPart { block, entry, from });
@@ -187,7 +187,7 @@ impl DataLayout {
         (0..).zip(&self.starts).filter(|(_, block)| lies_there(block)).map(|(entry, _)| entry).collect()
     }
 
-    /// What lies in the pack from byte `start` on, in order, each with the byte where it begins there.
+    /// The files in the pack from byte `start` on, in order, each with its offset there.
     pub(super) fn packed_from(&self, start: u64) -> impl Iterator<Item = (u64, PackedPart)> + '_ {
         let begin = |part: &PackedPart| u64::from(part.block) << self.block_bits;
         let first = self.packed.partition_point(|part| begin(part) <= start).saturating_sub(1);

@@ -18,7 +18,7 @@ pub(super) struct DirectoryBlocks {
 }
 
 impl DirectoryBlocks {
-    /// None yet, of `block` bytes each.
+    /// No entries yet, in blocks of `block` bytes.
     pub(super) fn new(block: usize) -> Self {
         Self { block, entries: Vec::new(), names: Vec::new(), filled: Vec::new() }
     }

@@ -3,13 +3,13 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
-/// Where the superblock lies in the image, in bytes; it is 128 bytes long.
+/// The superblock's offset in the image, in bytes; it is 128 bytes long.
 pub(super) const SUPERBLOCK_OFFSET: u64 = 1024;
 pub(super) const MAGIC: u32 = 0xE0F5_E1E2;
 /// Features without which a kernel can't read the image: files in chunks, and other devices.
 pub(super) const CHUNKED_FILE: u32 = 0x4;
 pub(super) const DEVICE_TABLE: u32 = 0x8;
-/// The size of a device's slot, and the unit in which the beginning of their table is told.
+/// The size of a device's slot, and the unit of the table's offset.
 pub(super) const DEVICE_SLOT_BYTES: u64 = 128;
 /// The unit of inode numbers, in bytes.
 pub(super) const INODE_SLOT_BYTES: u64 = 32;
@@ -17,7 +17,7 @@ pub(super) const INODE_SLOT_BYTES: u64 = 32;
 pub(super) const FLAT_PLAIN: u16 = 1;
 pub(super) const FLAT_INLINE: u16 = 1 | 2 << 1;
 pub(super) const CHUNK_BASED: u16 = 1 | 4 << 1;
-/// Says that chunks tell their device. The lower five bits are the chunk's size: so many times a block is doubled.
+/// The flag of chunks that name their device. The lower five bits are the chunk's size: so many times a block is doubled.
 pub(super) const CHUNK_INDEXES: u16 = 0x20;
 /// The index of the name prefix `user.` of extended attributes.
 pub(super) const XATTR_USER: u8 = 1;
@@ -82,7 +82,7 @@ pub(super) struct Inode {
     pub reserved_end: [u8; 16],
 }
 
-/// What follows a chunked inode, for each of its chunks.
+/// The entry of each chunk, behind a chunked inode.
 #[derive(IntoBytes, Immutable, Unaligned, Default)]
 #[repr(C)]
 pub(super) struct ChunkIndex {
@@ -100,7 +100,7 @@ pub(super) struct DirectoryEntry {
     pub reserved: u8,
 }
 
-/// What the extended attributes of an inode begin with.
+/// The header of an inode's extended attributes.
 #[derive(IntoBytes, Immutable, Unaligned, Default)]
 #[repr(C)]
 pub(super) struct XattrHeader {

@@ -20,12 +20,12 @@ use crate::snapshot::Snapshot;
 
 /// The entry of the root.
 const ROOT: u32 = 0;
-/// Where the root's inode begins among the inodes, in bytes: 0 is no inode number.
+/// The offset of the root's inode among the inodes, in bytes: 0 is no inode number.
 const FIRST_INODE: u64 = 2 * INODE_SLOT_BYTES;
-/// Says that the inodes' times are those of the last change of content.
+/// The flag that the inodes' times are those of the last change of content.
 const COMPAT_MTIME: u32 = 0x2;
 
-/// What an image shows beside the snapshot.
+/// The owner, permissions and names that an image shows beside the snapshot.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
     /// The owner of all files.
@@ -77,7 +77,7 @@ struct Image<'a> {
     digests: Vec<Option<Option<Digest>>>,
 }
 
-/// Where the sections of the image begin, and where it ends, in bytes.
+/// The offsets of the image's sections and of its end, in bytes.
 struct ImageSections {
     inodes: u64,
     contents: u64,
@@ -85,7 +85,7 @@ struct ImageSections {
 }
 
 impl Image<'_> {
-    /// Numbers the inodes, and answers with where all lies.
+    /// Numbers the inodes, and returns their places.
     fn measure(&mut self) -> Result<ImageSections> {
         let table = (self.layout.device_blobs().len() as u64 + 1) * DEVICE_SLOT_BYTES;
         let inodes = (device_table() + table).next_multiple_of(self.block);
@@ -123,8 +123,8 @@ impl Image<'_> {
         Ok(ImageSections { inodes, contents, end })
     }
 
-    /// Where an inode begins that may begin at `at` and has `len` bytes with the content behind it: they do not cross two blocks, since
-    /// the kernel reads such content from the inode's block only.
+    /// The offset of an inode that may begin at `at` and has `len` bytes with the content behind it: they do
+    /// not cross two blocks, since the kernel reads such content from the inode's block only.
     fn inline_start(&self, at: u64, len: u64) -> u64 {
         if at % self.block + len > self.block { at.next_multiple_of(self.block) } else { at }
     }
@@ -246,7 +246,7 @@ impl Image<'_> {
         Ok(blocks.finish())
     }
 
-    /// What a FUSE mount answers for the attributes of an entry that is all local.
+    /// The attributes that a FUSE mount returns for a local entry.
     fn xattrs(&mut self, index: u32, entry: &Entry<'_>) -> Result<Xattrs> {
         let (mut xattrs, manifest) = (Xattrs::default(), self.snapshot.manifest());
         let local = match entry.node {
@@ -288,7 +288,7 @@ impl Image<'_> {
     }
 }
 
-/// Where the device table begins: behind the superblock.
+/// The offset of the device table: behind the superblock.
 fn device_table() -> u64 {
     erofs::SUPERBLOCK_OFFSET + size_of::<Superblock>() as u64
 }

@@ -1,4 +1,4 @@
-//! One entry of a snapshot as an inode: its mode, its extended attributes, and where the rest of it lies.
+//! Inodes: one entry of a snapshot with its mode, its extended attributes, and the place of the rest of it.
 
 use zerocopy::IntoBytes;
 
@@ -55,7 +55,7 @@ pub(super) fn mode(entry: &Entry<'_>, allow_other: bool) -> u16 {
     (kind | permissions & if allow_other { 0o777 } else { 0o700 }) as u16
 }
 
-/// What lies behind an inode and its attributes.
+/// The data behind an inode and its attributes.
 pub(super) enum Tail {
     /// Nothing: the file is empty, or its content, of so many bytes, begins with a block of the image.
     Blocks { len: u64, first: u32 },
@@ -86,7 +86,7 @@ pub(super) fn chunk_bytes(len: u64, count: usize) -> u64 {
     len.next_multiple_of(size) - len + count as u64 * size
 }
 
-/// The inode `number` of `entry` with all that lies behind it.
+/// The inode `number` of `entry` with the data behind it.
 pub(super) fn encode(
     entry: &Entry<'_>,
     number: u32,

@@ -159,7 +159,7 @@ impl NativeSnapshot {
         Ok(self.layout.packed_files(ranges))
     }
 
-    /// Says that neither it nor its pack are used any more.
+    /// Notes that it and its pack are no longer used.
     pub async fn release(&self) {
         if let Some(pack) = &self.pack {
             pack.release().await;

@@ -33,7 +33,7 @@ use crate::manifest::{Listing, escape};
 use crate::source::{Access, BucketService, Uri};
 use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
-/// What lies below a prefix of a bucket.
+/// The objects below a prefix of a bucket.
 #[derive(Debug)]
 pub(super) struct BucketOrigin {
     name: String,

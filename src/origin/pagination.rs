@@ -13,7 +13,7 @@ const EMPTY_PAGE_LIMIT: u32 = 1000;
 /// three times the pages that differ. A listing may have no key twice, so none is refused that would be valid.
 #[derive(Debug)]
 pub(super) struct Pagination {
-    /// What messages call the service.
+    /// The name of the service in messages.
     service: &'static str,
     remembered: Option<Vec<u8>>,
     /// How many pages were not empty.

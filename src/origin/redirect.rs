@@ -86,7 +86,7 @@ impl RedirectGuard {
         }
     }
 
-    /// Says why a redirect may not be followed, as far as its URL tells: names are checked when they are resolved.
+    /// The reason not to follow a redirect, as far as its URL tells: names are checked when they are resolved.
     pub(super) fn check(&self, from: &Url, to: &Url) -> std::result::Result<(), UnfollowedRedirect> {
         let refuse = |why: &str| Err(UnfollowedRedirect(why.to_owned()));
         if !matches!(to.scheme(), "http" | "https") {
@@ -100,7 +100,7 @@ impl RedirectGuard {
         literal(to).map_or(Ok(()), |address| self.admit(host, vec![address]).map(drop))
     }
 
-    /// Those of the `addresses` of `host` that may be connected to.
+    /// The `addresses` of `host` that may be connected to.
     fn admit(
         &self,
         host: &str,

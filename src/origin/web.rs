@@ -43,7 +43,7 @@ pub(super) struct WebOrigin {
     unpinned: bool,
 }
 
-/// What a URL names.
+/// The kind of a URL.
 #[derive(Debug, PartialEq, Eq)]
 enum UrlLayout {
     /// One file, of this name.

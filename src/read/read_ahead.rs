@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Where the window opens, and how far it may: a small part of the budget.
+/// The first and the largest window: a small part of the budget.
 const INITIAL_WINDOW: u64 = 4 << 20;
 const MAX_WINDOW: u64 = 64 << 20;
 
@@ -17,7 +17,7 @@ const REORDER_SLACK: u64 = 8 << 20;
 /// The read-ahead window of one reader.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
-    /// Where the next read is expected.
+    /// The offset at which the next read is expected.
     next: u64,
     size: u64,
     /// Up to where was asked for already.
@@ -25,8 +25,8 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Takes note of a read of `range` from a file of `len` bytes, and answers with what to fetch ahead of it, in requests
-    /// of `extent` bytes.
+    /// Records a read of `range` from a file of `len` bytes, and returns what to fetch ahead of it, in
+    /// requests of `extent` bytes.
     pub fn advance(&mut self, range: &Range<u64>, len: u64, extent: u64) -> Range<u64> {
         let near = self.next > 0
             && range.start <= self.next + REORDER_SLACK

@@ -12,7 +12,7 @@ use crate::manifest::Manifest;
 pub(crate) struct SnapshotView {
     /// The view of the snapshot's manifest.
     pub(crate) manifest: Arc<Manifest>,
-    /// Where the blobs come from that the view has beside those of the manifest.
+    /// The origin of the blobs that the view has beside those of the manifest.
     pub(crate) ladder: Arc<Ladder>,
 }
 
@@ -35,12 +35,12 @@ impl Snapshot {
         &self.manifest
     }
 
-    /// Has `view` shown from now on. To be called once, before it is mounted.
+    /// Shows `view` from now on. Call it once, before it is mounted.
     pub(crate) fn show(&self, view: SnapshotView) {
         self.view.set(view).ok();
     }
 
-    /// Where blob `blob` comes from.
+    /// The origin of blob `blob`.
     pub(super) fn ladder_of(&self, blob: u32) -> &Arc<Ladder> {
         let own = self.view.get().filter(|_| blob >= self.manifest.blobs());
         own.map_or(&self.ladder, |view| &view.ladder)

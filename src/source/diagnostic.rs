@@ -69,9 +69,9 @@ impl Serialize for DocumentPath {
 pub enum Severity {
     /// The configuration can't be used like this.
     Reject,
-    /// It is accepted, but likely not what was meant.
+    /// The text is accepted, but likely not what was meant.
     Warning,
-    /// It is accepted, and this is good to know.
+    /// The text is accepted, with a remark.
     Note,
 }
 

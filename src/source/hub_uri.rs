@@ -17,7 +17,7 @@ const HUB_NAME_LENGTH_LIMIT: usize = 96;
 /// The parts of the address of a page that come between a repository and a revision.
 const VIEWS: [&str; 5] = ["blob", "tree", "resolve", "raw", "blame"];
 
-/// What a repository of the Hub holds.
+/// The kind of a Hub repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HubKind {
     /// A model; what a URI without a kind means.
@@ -42,7 +42,7 @@ pub(super) struct HubRepository {
 impl HubKind {
     const ALL: [Self; 4] = [Self::Model, Self::Dataset, Self::Space, Self::Kernel];
 
-    /// What stands in a URI: `datasets`.
+    /// The name of the kind in a URI: `datasets`.
     pub fn plural(self) -> &'static str {
         match self {
             Self::Model => "models",
@@ -178,7 +178,7 @@ pub(super) fn page(url: &Url) -> Result<HubRepository> {
     parse(&format!("{repository}{separator}{}", place.join("/")))
 }
 
-/// One part of a page's address as it stands in a URI, where only a revision's slashes are encoded.
+/// One part of a page's address in the form of a URI, where only a revision's slashes are encoded.
 fn decode(part: &str) -> String {
     percent_decode_str(part).decode_utf8_lossy().replace('/', "%2F")
 }

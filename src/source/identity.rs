@@ -29,7 +29,7 @@ impl Uri {
         tree_identity(self.identity(access), &access.executable)
     }
 
-    /// The same source as it may be named as well: the Hub's default branch is named or left out.
+    /// The other name of the same source: the Hub's default branch is named or left out.
     pub fn synonym(&self) -> Option<Self> {
         let Self::Hf { kind, id, revision, path } = self else { return None };
         let revision = match revision.as_deref() {

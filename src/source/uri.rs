@@ -1,4 +1,4 @@
-//! Where a source lives.
+//! URIs of sources.
 //!
 //! A URI holds no secret: a user name or password in one is refused, and no message repeats such a text. Only the
 //! part of a URI that is at fault is ever quoted.
@@ -15,7 +15,7 @@ use super::uri_format::{below, invalid, is_scheme, parts, schemes, wrong};
 use crate::checkpoint::{self, CheckpointSelector};
 use crate::error::{Error, Kind, Result};
 
-/// Where a source lives.
+/// The URI of a source.
 ///
 /// Prefixes and paths have no slash at either end, no empty part, no `.` and no `..`; they may be empty.
 #[derive(Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub enum Uri {
     },
     /// `hf://[datasets/]owner/name[@revision][/path]`, or the address of a page of the Hugging Face Hub.
     Hf {
-        /// What kind of repository it is.
+        /// The kind of the repository.
         kind: HubKind,
         /// `owner/name`, or for a few old models and datasets just `name`.
         id: String,

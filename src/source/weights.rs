@@ -45,7 +45,7 @@ const EXECUTABLE: &str = "executable_patterns";
 const LAYOUT: &str = "layout";
 /// The keys of one of the weights.
 const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
-/// The same in a configuration of bdnfs itself.
+/// The same, in a configuration of bdnfs itself.
 const OWN_KEYS: [&str; 8] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE, EXECUTABLE, LAYOUT];
 
 /// Which rules weights are read by.
@@ -60,7 +60,7 @@ pub struct Rules {
 /// A source, and where it is to appear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightsSource {
-    /// Where it lives.
+    /// Its URI.
     pub source: Uri,
     /// The directory where it is to appear: absolute, without `.`, `..`, doubled slashes or one at its end.
     pub mount_location: PathBuf,
@@ -86,12 +86,12 @@ impl WeightsSource {
     }
 }
 
-/// One of the weights that is accepted.
+/// One of the weights, valid.
 #[derive(Clone, Debug)]
 pub struct Accepted {
     /// Its place in the document.
     pub place: DocumentPath,
-    /// What it says.
+    /// Its fields.
     pub weights: WeightsSource,
     /// Every key of the model with what was written for it or null, as Truss dumps it. The URI is not shortened, so it
     /// may hold what [`Uri`] doesn't show.

@@ -1,4 +1,4 @@
-//! What every tier does, whatever it is: one suite that all of them pass.
+//! The conformance suite, which every tier passes.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,8 +19,8 @@ pub trait Subject: Sync {
     /// The tier.
     fn tier(&self) -> &dyn Tier;
 
-    /// Puts a file of this content at `path`, in place of the one that may be there, and answers with the blob that a
-    /// snapshot taken now pins.
+    /// Puts a file of this content at `path`, in place of the one that may be there, and returns the blob
+    /// that a snapshot taken now pins.
     fn put<'a>(&'a self, path: &'a str, content: Bytes) -> BoxFuture<'a, Blob>;
 
     /// Whether blobs are known by their content: then another version is another blob, and the former is merely not there.

@@ -1,4 +1,4 @@
-//! Seals: a unit that is on the disk for good, and in which versions.
+//! Seals: the units that are durable on the disk, and in which versions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -37,10 +37,10 @@ pub struct Seal {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EncodedPath(pub Vec<u8>);
 
-/// What stands for itself.
+/// The characters that are encoded in a path.
 const PLAIN: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-').remove(b'/');
 
-/// What does in the name of a file.
+/// The characters that are encoded in the name of a file.
 const PLAIN_NAME: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-');
 
 impl Serialize for EncodedPath {
@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for EncodedPath {
 /// Whether a unit could be sealed.
 #[derive(Debug)]
 pub enum SealOutcome {
-    /// It is.
+    /// The unit is sealed.
     Sealed(SealedUnit),
     /// It has a writer, or had one since it was looked at.
     Busy,
@@ -69,7 +69,7 @@ pub enum SealOutcome {
 /// A sealed unit, ready to be read.
 #[derive(Debug)]
 pub struct SealedUnit {
-    /// What it consists of.
+    /// Its files.
     pub seal: Seal,
     pub(super) directory: Arc<VolumeDirectory>,
     /// Files of it that are open.
@@ -102,7 +102,7 @@ impl Seal {
         self.files.keys().any(|path| is_marker(&path.0))
     }
 
-    /// What `path`, one of the unit, is called in it.
+    /// The name in the unit of `path`, one of its files.
     pub(super) fn below<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         if self.unit == LOOSE { path } else { path.get(self.unit.len() + 1..).unwrap_or_default() }
     }

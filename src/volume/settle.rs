@@ -73,7 +73,7 @@ impl UnitState {
 }
 
 impl Settling {
-    /// Takes a look: what a walk found of each unit at the time `now`, counted from any moment, and which units trackers name.
+    /// Records what a walk found of each unit at the time `now`, counted from any moment, and which units trackers name.
     pub fn observe(&mut self, found: &Seals, tracked: &[String], now: Duration) {
         self.units.retain(|name, _| found.contains_key(name));
         let known = self.begun;

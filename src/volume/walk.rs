@@ -25,9 +25,9 @@ const UNITS_MAX: usize = 10_000;
 
 /// A time of a file: seconds and nanoseconds since 1970.
 pub type FileTime = (i64, u32);
-/// What each unit of a directory consists of, by the names of the units.
+/// The files of each unit of a directory, by the names of the units.
 pub type Seals = BTreeMap<String, Seal>;
-/// What is left out of a directory, and why.
+/// The entries that are left out of a directory, and why.
 pub type SkippedEntries = BTreeMap<Vec<u8>, &'static str>;
 
 /// A directory that is walked, held open.
@@ -41,17 +41,17 @@ pub struct VolumeDirectory {
 /// A regular file as a walk found it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScannedFile {
-    /// What changes with its content: device, inode, size and times.
+    /// The version of its content: device, inode, size and times.
     pub version: String,
     /// Its size in bytes.
     pub size: u64,
     /// When it was last written: seconds and nanoseconds since 1970.
     pub mtime: FileTime,
-    /// Whether it may be executed.
+    /// Whether it is executable.
     pub executable: bool,
 }
 
-/// What a walk found, by paths below the directory.
+/// The result of a walk, by paths below the directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     /// The regular files.
@@ -60,7 +60,7 @@ pub struct Scan {
     pub directories: BTreeMap<Vec<u8>, FileTime>,
     /// The symbolic links: what each holds, and when it was made.
     pub links: BTreeMap<Vec<u8>, (Vec<u8>, FileTime)>,
-    /// What is left out, and why.
+    /// The entries that are left out, and why.
     pub skipped: SkippedEntries,
 }
 
@@ -125,7 +125,7 @@ impl VolumeDirectory {
         Ok(Some(content))
     }
 
-    /// What lies at `path` below it, for messages.
+    /// The full path of `path` below it, for messages.
     pub(super) fn name(&self, path: &[u8]) -> String {
         self.path.join(OsStr::from_bytes(path)).display().to_string()
     }
@@ -168,7 +168,7 @@ impl VolumeDirectory {
         Ok(scan)
     }
 
-    /// Takes what is called `name` in the directory `parent`; its path below the root is `path`.
+    /// Adds the entry `name` of the directory `parent`; its path below the root is `path`.
     fn entry(
         &self,
         parent: &OwnedFd,
@@ -218,7 +218,7 @@ impl VolumeDirectory {
 }
 
 impl Scan {
-    /// What each unit consists of, by the names of the units, and what is left out.
+    /// The files of each unit, by the names of the units, and the entries that are left out.
     ///
     /// # Errors
     /// [`Kind::Invalid`] where there are more than ten thousand units.

@@ -12,7 +12,7 @@ const DEFAULT_PROFILE: &str = "default";
 /// How many profiles may name each other as `source_profile`: a loop has to end.
 const PROFILE_CHAIN_LIMIT: usize = 5;
 
-/// Where the keys of a profile come from.
+/// The origin of a profile's keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileKeys {
     /// The profile names none.
@@ -36,7 +36,7 @@ pub struct ProfileRole {
     pub with: ProfileRoleWith,
 }
 
-/// What a role of a profile is assumed with.
+/// The credentials with which a profile's role is assumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileRoleWith {
     /// A web identity token in a file.
@@ -108,7 +108,7 @@ impl ProfileFiles {
         Some(both.map(|(key, value)| (key.clone(), value.clone())).collect())
     }
 
-    /// Where the keys of the profile `name` come from; at most `depth` profiles may be involved.
+    /// The origin of the keys of the profile `name`; at most `depth` profiles may be involved.
     fn keys(&self, name: &str, depth: usize) -> Result<ProfileKeys> {
         let refuse = |what: String| Error::new(Kind::Refused, format!("the AWS profile {name:?} {what}"));
         let depth = depth.checked_sub(1).ok_or_else(|| {

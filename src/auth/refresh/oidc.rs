@@ -22,7 +22,7 @@ use crate::task::blocking;
 
 /// Gives tokens to users who signed in (<https://developers.google.com/identity/protocols/oauth2>).
 const USER_TOKEN_URL: &str = "https://oauth2.googleapis.com/token";
-/// What a token may be used for. The storage decides by the account's rights, as it does for Google's own tools.
+/// The scope of a token. The storage decides by the account's rights, as it does for Google's own tools.
 const CLOUD_SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
 /// The longest that a token is taken to be valid, in seconds: whatever a service claims, it is renewed daily.
 const MAX_TOKEN_LIFETIME_SECONDS: u64 = 86_400;

@@ -42,7 +42,7 @@ pub(in crate::auth) struct AssumeRole {
     pub client: HttpClient,
 }
 
-/// What a role is assumed with.
+/// The credentials with which a role is assumed.
 pub(in crate::auth) enum AssumeRoleWith {
     /// The web identity token in a file.
     WebIdentity(PathBuf),

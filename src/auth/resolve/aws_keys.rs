@@ -17,7 +17,7 @@ use crate::task::blocking;
 
 /// The region where none is given.
 const DEFAULT_REGION: &str = "us-east-1";
-/// What to do where there is no key.
+/// The advice for when there is no key.
 const NO_KEY_ADVICE: &str = "give an access key ID and a secret access key, or ask for anonymous access";
 
 /// The provider of an access key that was given.

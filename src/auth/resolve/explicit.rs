@@ -1,5 +1,5 @@
-//! What credentials may be where the machine's own are not to be used: nothing that reads its files, asks its metadata service,
-//! assumes its roles or leads to another service.
+//! Explicit credentials: those allowed where the machine's own are not to be used: nothing that reads its
+//! files, asks its metadata service, assumes its roles or leads to another service.
 
 use serde_json::Value;
 

@@ -36,15 +36,15 @@ pub(super) struct DraftState {
     pub size: u64,
     /// The checks of the blocks that are done.
     pub checks: Vec<Check>,
-    /// Where their frames end, where they are compressed, as in [`Stored`](crate::blob::Stored).
+    /// The ends of their frames, where they are compressed, as in [`Stored`](crate::blob::Stored).
     pub ends: Option<Vec<u8>>,
     /// The SHA-256 of them, so far, where their origin publishes one.
     pub sha256: Option<Sha256>,
     /// The size of a part.
     pub part: u64,
-    /// What the store calls the contents of the parts that it has.
+    /// The store's identifiers of the parts that it has.
     pub parts: Vec<String>,
-    /// What of these blocks comes behind those.
+    /// The bytes of these blocks that follow those.
     pub rest: Bytes,
     /// The key of the object below its tenant's, and what the store calls the upload.
     pub place: String,

@@ -18,7 +18,7 @@ pub struct ChosenCheckpoint {
     pub saved: SavedCheckpoint,
     /// All ranks of it.
     pub group: CheckpointGroup,
-    /// What it is mirrored as.
+    /// Its ref.
     pub found: Ref,
 }
 

@@ -9,7 +9,7 @@ const COMMIT_HEADER: HeaderName = HeaderName::from_static("x-repo-commit");
 const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
 const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
 
-/// What the headers of the answers to one request say; the first answer that says a thing counts.
+/// The headers of the answers to one request; the first answer that has one counts.
 #[derive(Debug, Default)]
 pub(super) struct FileHeaders {
     /// The commit that it is the file of.

@@ -36,7 +36,7 @@ pub(super) struct HubApi {
     id: String,
 }
 
-/// Where the Hub says that something is.
+/// The Hub's answer: where a file is.
 pub(super) enum HubAnswer {
     /// The Hub sends it itself.
     Here(Response),
@@ -58,7 +58,7 @@ impl HubApi {
         Ok(Self { client, endpoint, base, keys, guard, kind, id: id.into() })
     }
 
-    /// What decides where the Hub may redirect to.
+    /// The policy for the Hub's redirects.
     pub(super) fn guard(&self) -> &Arc<RedirectGuard> {
         &self.guard
     }
@@ -165,7 +165,7 @@ impl HubApi {
         Err(unsupported(format!("there are more than {HUB_REDIRECT_LIMIT} redirects within the Hub")))
     }
 
-    /// What an error says of a request.
+    /// The name of a request in errors.
     fn describe<'a>(&'a self, issued: &'a IssuedKey) -> RefusedHubRequest<'a> {
         RefusedHubRequest {
             kind: self.kind,

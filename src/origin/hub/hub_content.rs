@@ -1,6 +1,6 @@
 //! Reading content: located by the Hub, and read from wherever that is.
 //!
-//! What a small file is, its git id says (the tree has it): it is read whole and held against that, so its ETag may be anything.
+//! A small file's git id, which the tree has, identifies it: it is read whole and verified by that, so its ETag may be anything.
 
 use std::ops::Range;
 

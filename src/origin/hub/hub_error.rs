@@ -13,7 +13,7 @@ const ERROR_MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
 
 /// The longest message of the Hub that is repeated, in bytes.
 const QUOTED_MESSAGE_LIMIT: usize = 300;
-/// What the Hub says of a token that it doesn't know. There is no code for it.
+/// The Hub's message on a token that it doesn't know. There is no code for it.
 const BAD_TOKEN_MESSAGE: &str = "Invalid credentials";
 /// The Hub's message for a repository that it has closed.
 const DISABLED_MESSAGE: &str = "Access to this resource is disabled.";
@@ -26,7 +26,7 @@ pub(super) struct RefusedHubRequest<'a> {
     pub endpoint: &'a str,
     /// The URL of the repository's page.
     pub page: String,
-    /// What the request was authorised with.
+    /// The credentials of the request.
     pub issued: &'a IssuedKey,
 }
 
@@ -46,7 +46,7 @@ pub(super) async fn accept(response: Response, about: &RefusedHubRequest<'_>) ->
 }
 
 impl RefusedHubRequest<'_> {
-    /// What the Hub means; `None` where it says no more than the status does.
+    /// The meaning of the Hub's error; `None` where it says no more than the status does.
     fn refusal(&self, status: StatusCode, code: &str, message: &str) -> Option<(Kind, String)> {
         let (what, page) = (self.what(), &self.page);
         // Without a right token, all that is not public looks to the Hub's visitors as if it were not there.
@@ -101,7 +101,7 @@ impl RefusedHubRequest<'_> {
         self.issued.key != AuthKey::Anonymous
     }
 
-    /// What the token is called.
+    /// The name of the token.
     fn token(&self) -> &str {
         self.issued.name.as_deref().unwrap_or("the token (HF_TOKEN)")
     }

@@ -1,4 +1,4 @@
-//! What a snapshot pins of a file of the Hub.
+//! The version of a file that a snapshot of the Hub pins.
 
 use aws_lc_rs::digest;
 

@@ -1,4 +1,4 @@
-//! Where the content of files is, kept until it expires, so that a file is located once and not once for each range.
+//! Signed URLs, kept until they expire, so that a file is located once and not once for each range.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const MAX_LIFETIME: Duration = Duration::from_secs(3600);
 /// little.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(30);
 
-/// Where the content of a file is.
+/// The place of a file's content.
 #[derive(Clone)]
 pub(super) enum ContentLocation {
     /// The Hub sends it itself.

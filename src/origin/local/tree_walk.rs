@@ -110,7 +110,7 @@ impl TreeWalk {
         Ok(())
     }
 
-    /// Takes what is called `name` in `parent`; its path below the root is `path`.
+    /// Adds the entry `name` of `parent`; its path below the root is `path`.
     fn entry(&mut self, parent: &OwnedFd, path: Vec<u8>, name: &[u8]) -> Result<()> {
         let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(()),

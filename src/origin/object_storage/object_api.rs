@@ -1,4 +1,4 @@
-//! What differs between the services: their URLs, the format of their listings, how requests are authorized.
+//! The differences between the services: their URLs, the format of their listings, how requests are authorized.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::http_client::{UNRESERVED, header};
 /// The most keys that a page is asked to have. S3 sends no more.
 pub(super) const KEYS_PER_PAGE: &str = "1000";
 
-/// All that is percent-encoded in a key in a path: its slashes stay.
+/// The characters that are percent-encoded in a key in a path: its slashes stay.
 const ENCODED_IN_KEY: &AsciiSet = &UNRESERVED.remove(b'/');
 
 /// The API of one bucket, or whatever a service calls it.

@@ -1,11 +1,11 @@
-//! What a snapshot pins of an object.
+//! The version of an object that a snapshot pins.
 
 use crate::origin::SINGLE_FILE_MARK;
 
 /// The identity of an object's content, and how its key follows from its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectVersion {
-    /// What tells this content of the key from any other.
+    /// The identifier of this content of the key.
     pub tag: VersionTag,
     /// Whether the object is the whole source: its key is the prefix itself.
     pub alone: bool,
@@ -13,7 +13,7 @@ pub(super) struct ObjectVersion {
     pub escaped: bool,
 }
 
-/// What tells one content of a key from another.
+/// The kind of identifier of a key's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum VersionTag {
     /// A strong ETag, with quotes.
@@ -24,7 +24,7 @@ pub(super) enum VersionTag {
 
 /// The word that marks a path with escapes.
 const ESCAPED_MARK: &str = "escaped";
-/// What comes before a generation.
+/// The prefix of a generation.
 const GENERATION_PREFIX: &str = "generation:";
 
 impl ObjectVersion {

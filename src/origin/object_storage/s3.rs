@@ -22,7 +22,7 @@ pub(super) struct S3Bucket {
     requester_pays: bool,
 }
 
-/// Where a bucket is.
+/// The address of a bucket.
 #[derive(Clone, Debug)]
 struct BucketPlace {
     /// Its URL.

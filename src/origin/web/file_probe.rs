@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::http_client::{accept, header};
 use crate::origin::range_request::{IDENTITY, content_range, set_range};
 
-/// What the headers of a server say of a file.
+/// The metadata of a file in a server's headers.
 #[derive(Debug)]
 pub(super) struct FileProbe {
     pub size: u64,

@@ -1,10 +1,10 @@
-//! What identifies a version of a file on a web server.
+//! Validators: what identifies a version of a file on a web server.
 
 use reqwest::header::{ETAG, HeaderMap, HeaderName, IF_MATCH, IF_UNMODIFIED_SINCE, LAST_MODIFIED};
 
 use crate::http_client::header;
 
-/// What comes before the version of a file whose server ignores Range.
+/// The prefix of the version of a file whose server ignores Range.
 pub(super) const WHOLE_MARK: &[u8] = b"whole ";
 
 /// The best identity of a file's content that its server sends.

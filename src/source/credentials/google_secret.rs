@@ -42,13 +42,13 @@ pub struct ExternalAccount {
     pub token_url: String,
     /// The URL that issues a token of a service account, where one is to be impersonated.
     pub impersonation: Option<String>,
-    /// Where the machine's own token is.
+    /// The path of the machine's own token.
     pub subject: SubjectToken,
     /// The key that the token is under, where it comes as JSON.
     pub field: Option<String>,
 }
 
-/// Where the machine's own token is.
+/// The path of the machine's own token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubjectToken {
     /// In a file, which is read anew each time.

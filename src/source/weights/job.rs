@@ -32,19 +32,19 @@ pub struct JobCommands {
     pub environment: BTreeMap<String, Variable>,
     /// The checkpoints that they resume from, if its `load_checkpoint_config` is enabled.
     pub load: Option<CheckpointLoading>,
-    /// Where that stands in the document.
+    /// Its place in the document.
     pub environment_place: DocumentPath,
-    /// What its `checkpointing_config` asks for, if that is enabled.
+    /// The values of its `checkpointing_config`, if that is enabled.
     pub checkpoints: Option<CheckpointingConfig>,
 }
 
-/// That what a job writes into its checkpoint directory is saved.
+/// How the checkpoint directory of a job is saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct CheckpointingConfig {
-    /// Whether it is.
+    /// Whether it is saved.
     enabled: bool,
-    /// Where the job sees the directory.
+    /// The path at which the job sees the directory.
     pub checkpoint_path: Option<PathBuf>,
     /// How large that may be, in GiB.
     pub volume_size_gib: Option<u64>,
@@ -63,22 +63,22 @@ pub enum Variable {
     },
 }
 
-/// What a job can't do of what its specification asks for.
+/// The parts of a job's specification that bdnfs can't fulfil.
 #[derive(Clone, Debug, Default)]
 pub struct Unsupported {
-    /// What has no effect, each a line.
+    /// The keys without effect, each a line.
     pub ignored: Vec<String>,
-    /// What is refused.
+    /// The keys that are refused.
     pub refused: Diagnostics,
     /// Whether it is a specification of a job alone, and not one of weights that may be mounted without any job.
     pub is_job: bool,
 }
 
-/// What describes the weights and perhaps a job, out of whatever it comes in.
+/// The weights, and perhaps a job, taken out of the file's envelope.
 pub(super) struct Specification<'a> {
     pub(super) fields: Fields<'a>,
     keys: &'static [JobKey],
-    /// What it comes in.
+    /// The envelope.
     around: Vec<(Fields<'a>, &'static [JobKey])>,
 }
 
@@ -188,7 +188,7 @@ pub fn runs(document: &Value) -> JobCommands {
     }
 }
 
-/// What a job can't do of what a document asks for. Whether the document is valid, [`read`](super::read) says.
+/// The parts of a document that a job can't fulfil. [`read`](super::read) tells whether the document is valid.
 pub fn unsupported(document: &Value) -> Unsupported {
     let mut all = Unsupported::default();
     let Some(job) = Specification::find(document, &mut Diagnostics::default()) else { return all };

@@ -17,7 +17,7 @@ const CACHE_BASE_REASON: &str = "must be an absolute path without '..'";
 const SERVING_REASON: &str = "they are for the service that builds and serves the model";
 const UNMOUNTED_REASON: &str = "names data that is not mounted here; name it in weights";
 
-/// What posts a job.
+/// The keys of a request that posts a job.
 pub(super) const PUSH_REQUEST_KEYS: &[JobKey] = &[JobKey::required("training_job", Any).done()];
 /// A project with its job.
 pub(super) static PROJECT: &[JobKey] = &[

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Where a job finds them if it does not say where.
+/// The default path of loaded checkpoints in a job.
 const DEFAULT_FOLDER: &str = "/tmp/loaded_checkpoints";
 
 /// The checkpoints that a job is given.

@@ -26,7 +26,7 @@ pub(super) enum Shape {
     Texts,
     /// A mapping of texts, and of names of secrets.
     Variables,
-    /// The same, also of what [`scalar`] makes a text of.
+    /// The same, also for what [`scalar`] makes a text of.
     Scalars,
     /// A mapping with these keys.
     Keys(&'static [JobKey]),
@@ -46,14 +46,14 @@ enum KeyPresence {
     Nullable,
 }
 
-/// What a job does with a key.
+/// The effect of a key on a job.
 #[derive(Clone, Copy)]
 pub(super) enum Handling {
-    /// What the key says.
+    /// The key has an effect.
     Done,
     /// Nothing, for this reason, of which `bdnfs check` and the job warn.
     Ignored(&'static str),
-    /// It is refused with this reason, unless the value asks for nothing.
+    /// The key is refused with this reason, unless the value asks for nothing.
     Refused { asks: fn(&Value) -> bool, reason: &'static str },
 }
 

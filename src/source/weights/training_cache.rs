@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::job::Specification;
 use crate::source::diagnostic::Diagnostics;
 
-/// Where the caches appear in a job that names no place.
+/// The default paths of the caches in a job.
 const DEFAULT_BASE_PATH: &str = "/root/.cache";
 
 /// The training cache of a job, by the keys of Truss.
