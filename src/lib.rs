@@ -92,8 +92,9 @@
 //! ## Invariants
 //!
 //! - Imports point one way. Pure modules do no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`] (except that a
-//!   listing too large for memory is sorted on the disk), [`source`], [`checkpoint`], [`error`]. Tiers are siblings and do not know each other:
-//!   [`cache`], [`peer`], [`mirror`], [`origin`]; [`auth`] loads, resolves and refreshes the credentials that they use.
+//!   listing too large for memory is sorted on the disk), [`source`], [`weights`], [`checkpoint`], [`error`]. Tiers are
+//!   siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`auth`] loads, resolves and refreshes
+//!   their credentials.
 //! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. Content
 //!   without a published digest is pinned to the origin's own version of it ([`blob::Key::Origin`]); every request is
 //!   conditional on that version.
@@ -140,4 +141,5 @@ pub mod task;
 pub mod tier;
 mod timeout;
 pub mod volume;
+pub mod weights;
 mod xml;

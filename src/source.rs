@@ -1,17 +1,17 @@
 //! Sources: what a user names - where it lives ([`Uri`]), which of its files are wanted ([`Patterns`]), and what its
-//! origin is opened with ([`Access`], [`Credentials`]); and the [`weights`] of a configuration, which name several.
+//! origin is opened with ([`Access`], [`Credentials`]). The [`weights`](crate::weights) of a configuration name several.
 //!
 //! All of this is what a configuration says. [`crate::auth`] loads secrets and gets keys by it.
 
 mod access;
 mod access_point;
-mod auth_method;
+pub(crate) mod auth_method;
 mod bucket_service;
 mod cloud_access;
 mod credentials;
 mod diagnostic;
 mod endpoint;
-mod fields;
+pub(crate) mod fields;
 mod glob;
 mod hub_uri;
 mod identity;
@@ -21,7 +21,6 @@ pub mod tenant;
 mod tree_layout;
 mod uri;
 mod uri_format;
-pub mod weights;
 
 pub use access::{Access, HubAccess, S3Access};
 pub use auth_method::AuthMethod;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use bdnfs::source::weights::{self, Rules, WeightsSource};
 use bdnfs::source::{Access, Diagnostic, Diagnostics, Severity, TreeLayout};
+use bdnfs::weights::{self, Rules, WeightsSource};
 use bdnfs_agent::api::Weights;
 use serde_json::Value;
 

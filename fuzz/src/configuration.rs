@@ -1,6 +1,6 @@
 //! What people write: configurations in three languages, and jobs.
 
-use bdnfs::source::weights::{self, Rules};
+use bdnfs::weights::{self, Rules};
 use bdnfs_agent::api::job::JobRequest;
 use bdnfs_cli::config::{self, Format};
 

@@ -43,9 +43,9 @@ pub enum AuthMethod {
 }
 
 /// The key of the method.
-pub(super) const METHOD: &str = "auth_method";
+pub(crate) const METHOD: &str = "auth_method";
 /// The key of a secret's name, in `auth` and beside it.
-pub(super) const SECRET: &str = "auth_secret_name";
+pub(crate) const SECRET: &str = "auth_secret_name";
 
 /// All methods, each with its keys, all of which are required.
 const METHODS: [(&str, &[&str]); 4] = [
@@ -56,7 +56,7 @@ const METHODS: [(&str, &[&str]); 4] = [
 ];
 
 /// All keys that an `auth` may have, but that of the method.
-pub(super) fn keys() -> impl Iterator<Item = &'static str> {
+pub(crate) fn keys() -> impl Iterator<Item = &'static str> {
     METHODS.iter().flat_map(|(_, keys)| *keys).copied()
 }
 
@@ -89,7 +89,7 @@ impl AuthMethod {
     }
 
     /// Reads an `auth`. `None` where it is rejected.
-    pub(super) fn read(fields: &Fields<'_>, strict: bool, found: &mut Diagnostics) -> Option<Self> {
+    pub(crate) fn read(fields: &Fields<'_>, strict: bool, found: &mut Diagnostics) -> Option<Self> {
         let before = found.rejects();
         fields.unknown(&keys().chain([METHOD]).collect::<Vec<_>>(), strict, found);
         let mut given = Map::new();

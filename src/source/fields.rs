@@ -5,14 +5,14 @@ use serde_json::{Map, Value};
 use super::diagnostic::{Diagnostics, DocumentPath};
 
 /// A mapping and where it stands.
-pub(super) struct Fields<'a> {
-    pub(super) map: &'a Map<String, Value>,
-    pub(super) place: DocumentPath,
+pub(crate) struct Fields<'a> {
+    pub(crate) map: &'a Map<String, Value>,
+    pub(crate) place: DocumentPath,
 }
 
 impl<'a> Fields<'a> {
     /// Reads `value` as a mapping.
-    pub(super) fn of(value: &'a Value, place: DocumentPath, found: &mut Diagnostics) -> Option<Self> {
+    pub(crate) fn of(value: &'a Value, place: DocumentPath, found: &mut Diagnostics) -> Option<Self> {
         match value {
             Value::Object(map) => Some(Self { map, place }),
             other => {
@@ -23,7 +23,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The required string at `key`.
-    pub(super) fn required(&self, key: &str, found: &mut Diagnostics) -> Option<&'a str> {
+    pub(crate) fn required(&self, key: &str, found: &mut Diagnostics) -> Option<&'a str> {
         match self.map.get(key) {
             Some(value) => text(value, &self.place.key(key), found),
             None => {
@@ -34,12 +34,12 @@ impl<'a> Fields<'a> {
     }
 
     /// The optional string at `key`.
-    pub(super) fn optional(&self, key: &str, found: &mut Diagnostics) -> Option<&'a str> {
+    pub(crate) fn optional(&self, key: &str, found: &mut Diagnostics) -> Option<&'a str> {
         self.present(key).and_then(|value| text(value, &self.place.key(key), found))
     }
 
     /// The optional list of strings at `key`.
-    pub(super) fn strings(&self, key: &str, found: &mut Diagnostics) -> Option<Vec<String>> {
+    pub(crate) fn strings(&self, key: &str, found: &mut Diagnostics) -> Option<Vec<String>> {
         let place = self.place.key(key);
         let items = list(self.present(key)?, &place, found)?;
         let text = |(i, item)| text(item, &place.index(i), found).map(str::to_owned);
@@ -48,12 +48,12 @@ impl<'a> Fields<'a> {
     }
 
     /// The value at `key`, unless it is null.
-    pub(super) fn present(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn present(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
     /// Reports each key that is not in `known`.
-    pub(super) fn unknown(&self, known: &[&str], strict: bool, found: &mut Diagnostics) {
+    pub(crate) fn unknown(&self, known: &[&str], strict: bool, found: &mut Diagnostics) {
         for key in self.map.keys().filter(|key| !known.contains(&key.as_str())) {
             let place = self.place.key(key);
             let text = format!("is not a known key; known keys are {}", known.join(", "));
@@ -67,7 +67,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Reads `value` as a list.
-pub(super) fn list<'a>(
+pub(crate) fn list<'a>(
     value: &'a Value,
     place: &DocumentPath,
     found: &mut Diagnostics,
@@ -103,7 +103,7 @@ fn text<'a>(value: &'a Value, place: &DocumentPath, found: &mut Diagnostics) -> 
 }
 
 /// The type of a value, for messages.
-pub(super) fn kind(value: &Value) -> &'static str {
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

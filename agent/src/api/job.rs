@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use bdnfs::source::SecretStore;
-pub use bdnfs::source::weights::{CheckpointLoading, TrainingCache, Variable};
 use bdnfs::stage::Progress;
+pub use bdnfs::weights::{CheckpointLoading, TrainingCache, Variable};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::source::weights::is_cache_base;
+use bdnfs::weights::is_cache_base;
 
 use super::job::Job;
 use super::queue::JobQueue;

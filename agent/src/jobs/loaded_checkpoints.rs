@@ -8,8 +8,8 @@ use bdnfs::checkpoint::group::CheckpointGroup;
 use bdnfs::checkpoint::{CheckpointSelector, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::source::weights::CheckpointReference;
 use bdnfs::source::{Access, Secret};
+use bdnfs::weights::CheckpointReference;
 
 use super::deployment::requests;
 use super::queue::JobQueue;

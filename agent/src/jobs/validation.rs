@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use bdnfs::auth::load;
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::source::weights::{check_label, check_locations};
 use bdnfs::source::{SecretStore, Uri};
+use bdnfs::weights::{check_label, check_locations};
 
 use super::deployment::requests;
 use super::job_caches;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use bdnfs::error::Kind;
-use bdnfs::source::weights::{self, Accepted, Rules, Variable};
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
+use bdnfs::weights::{self, Accepted, Rules, Variable};
 use bdnfs_agent::jobs::supervisor;
 use serde::Serialize;
 use serde_json::Value;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use bdnfs::source::Severity;
-use bdnfs::source::weights::{self, Rules};
+use bdnfs::weights::{self, Rules};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{run, target};
@@ -45,7 +45,7 @@ fn comparable(mut said: Value) -> Value {
 #[test]
 fn truss_installed_says_what_was_recorded() {
     let recorded =
-        serde_json::from_str(include_str!("../../../src/source/testdata/truss_push.json")).unwrap();
+        serde_json::from_str(include_str!("../../../src/weights/testdata/truss_push.json")).unwrap();
     let (said, recorded) = (comparable(pushed()), comparable(recorded));
     assert_eq!(said["fields"], recorded["fields"], "the keys of its models: see docs/jobs.md");
     assert_eq!(said, recorded, "scripts/vectors records it anew");

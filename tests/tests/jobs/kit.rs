@@ -57,7 +57,7 @@ pub fn toml(sources: &[(&str, &str)], commands: &[&str]) -> String {
 /// A training job just as truss_train dumps it, in one of its shapes, with other sources and another command.
 pub fn truss(shape: &str, sources: &[&str], command: &str) -> String {
     let recorded: Value =
-        serde_json::from_str(include_str!("../../../src/source/testdata/truss_train_job.json"))
+        serde_json::from_str(include_str!("../../../src/weights/testdata/truss_train_job.json"))
             .expect("JSON");
     let mut job = recorded[shape].clone();
     // One shape was recorded as text.

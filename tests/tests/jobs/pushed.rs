@@ -7,7 +7,7 @@ use crate::kit::{events, job, spec, text};
 
 fn bodies(kind: &str) -> Vec<(String, Value)> {
     let recorded: Value =
-        serde_json::from_str(include_str!("../../../src/source/testdata/truss_push.json")).unwrap();
+        serde_json::from_str(include_str!("../../../src/weights/testdata/truss_push.json")).unwrap();
     recorded[kind].as_object().unwrap().clone().into_iter().collect()
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::source::weights::{Variable, runs, training_cache, unsupported};
+use bdnfs::weights::{Variable, runs, training_cache, unsupported};
 use bdnfs_agent::api::job::{CheckpointRequest, JobRequest, default_grace};
 use rustix::fs::Mode;
 

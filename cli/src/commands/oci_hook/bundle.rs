@@ -6,8 +6,8 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::source::weights::{self, Rules, WeightsSource};
 use bdnfs::source::{AuthMethod, Severity, TreeLayout};
+use bdnfs::weights::{self, Rules, WeightsSource};
 use bdnfs_agent::api::publication::publication_key;
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::job::Specification;
-use crate::source::diagnostic::Diagnostics;
+use crate::source::Diagnostics;
 
 /// The default paths of the caches in a job.
 const DEFAULT_BASE_PATH: &str = "/root/.cache";

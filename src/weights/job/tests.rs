@@ -1,13 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::source::Severity;
 use crate::source::auth_method;
-use crate::source::diagnostic::Severity;
-use crate::source::weights::{KEYS, read};
+use crate::weights::{KEYS, read};
 
 /// What Truss says of its models and sends for jobs: printed by `tests/tests/compatibility/truss_push.py`.
 fn recorded() -> Value {
-    serde_json::from_str(include_str!("../../testdata/truss_push.json")).expect("JSON")
+    serde_json::from_str(include_str!("../testdata/truss_push.json")).expect("JSON")
 }
 
 fn bodies(kind: &str) -> BTreeMap<String, Value> {
@@ -291,7 +291,7 @@ fn keys_known_are_the_fields_of_truss() {
 
 #[test]
 fn keys_documented_are_those_handled() {
-    let manual = include_str!("../../../../docs/jobs.md");
+    let manual = include_str!("../../../docs/jobs.md");
     for (heading, keys) in
         [("### A training job", JOB), ("### A project", PROJECT), ("### A config.yaml", CONFIG)]
     {

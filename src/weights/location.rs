@@ -2,8 +2,8 @@
 
 use super::Rules;
 use crate::error::Error;
-use crate::source::diagnostic::{Diagnostics, DocumentPath};
-use crate::source::uri::Uri;
+use crate::source::Uri;
+use crate::source::{Diagnostics, DocumentPath};
 
 /// The format of each scheme's sources, the most common first.
 const LOCATION_FORMATS: [(&str, &str); 9] = [

@@ -12,8 +12,8 @@ use super::config_keys;
 use super::job_keys::{BDNFS_JOB_KEYS, CONFIG, JOB, PROJECT, PUSH_REQUEST_KEYS};
 use super::loading::{CheckpointLoading, loading};
 use super::schema::{Handling, JobKey, Shape, check_keys, scalar};
-use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::fields::Fields;
+use crate::source::{Diagnostics, DocumentPath};
 
 /// The commands of a job and their environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

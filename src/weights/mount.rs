@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::MOUNT;
 use crate::error::{Error, Kind, Result};
-use crate::source::diagnostic::{Diagnostic, Diagnostics, DocumentPath, Severity};
+use crate::source::{Diagnostic, Diagnostics, DocumentPath, Severity};
 
 /// The longest path that Linux takes, in bytes (`PATH_MAX` without its NUL).
 const PATH_LENGTH_LIMIT: usize = 4095;

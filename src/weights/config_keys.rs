@@ -4,8 +4,8 @@
 use serde_json::Value;
 
 use super::Rules;
-use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::fields::Fields;
+use crate::source::{Diagnostics, DocumentPath};
 
 /// Each place that Truss names, but for the weights, sorted; `scripts/vectors` asks it. A mapping at a place that nothing is below
 /// may have any keys.

@@ -20,13 +20,10 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use super::auth_method::{self, AuthMethod};
-use super::diagnostic::{Diagnostics, DocumentPath};
-use super::fields::{self, Fields};
-use super::patterns::Patterns;
-use super::tree_layout::TreeLayout;
-use super::uri::Uri;
 use crate::error::Result;
+use crate::source::auth_method;
+use crate::source::fields::{self, Fields};
+use crate::source::{AuthMethod, Diagnostics, DocumentPath, Patterns, TreeLayout, Uri};
 use job::Specification;
 use job_keys::is_filled;
 

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::Rules;
 use crate::checkpoint::check_text;
 use crate::error::{Error, Kind, Result};
-use crate::source::diagnostic::{Diagnostics, DocumentPath};
 use crate::source::fields::{Fields, kind};
+use crate::source::{Diagnostics, DocumentPath};
 
 /// The longest name of a job, in bytes: a line or two, where Linux takes 128 KiB in a variable.
 const MAX_LABEL_BYTES: usize = 4096;

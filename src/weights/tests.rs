@@ -1,9 +1,9 @@
 use super::*;
-use crate::source::diagnostic::{Diagnostic, Severity};
+use crate::source::{Diagnostic, Severity};
 
 /// What Truss says, recorded by running it.
 const TRUSS: [&str; 2] =
-    [include_str!("../testdata/truss_weights.json"), include_str!("../testdata/truss_weights_more.json")];
+    [include_str!("testdata/truss_weights.json"), include_str!("testdata/truss_weights_more.json")];
 
 /// What Truss accepts and we don't; `docs/weights.md` has the reasons.
 const STRICTER: [&str; 27] = [
@@ -77,7 +77,7 @@ fn weights_findings_are_those_recorded() {
             said.push_str(&format!("{name}\n    {verdict}: {place}: {text}\n"));
         }
     }
-    let expected = include_str!("../testdata/weights_findings.txt");
+    let expected = include_str!("testdata/weights_findings.txt");
     for (said, expected) in said.lines().zip(expected.lines()) {
         assert_eq!(said, expected);
     }
@@ -86,7 +86,7 @@ fn weights_findings_are_those_recorded() {
 
 #[test]
 fn training_job_of_each_shape_is_read() {
-    let jobs: Value = serde_json::from_str(include_str!("../testdata/truss_train_job.json")).expect("JSON");
+    let jobs: Value = serde_json::from_str(include_str!("testdata/truss_train_job.json")).expect("JSON");
     for shape in ["job_model_dump", "job_model_dump_json_mode", "job_model_dump_json"] {
         let (accepted, found) = read(&jobs[shape], Rules::default());
         assert_eq!(found, Diagnostics::default(), "{shape}");
@@ -106,7 +106,7 @@ fn training_job_of_each_shape_is_read() {
 /// Those that `truss_train` rejects, by the names in its recording; and more of them, all told.
 #[test]
 fn training_job_is_rejected_as_by_truss_train() {
-    let jobs: Value = serde_json::from_str(include_str!("../testdata/truss_train_job.json")).expect("JSON");
+    let jobs: Value = serde_json::from_str(include_str!("testdata/truss_train_job.json")).expect("JSON");
     let with = |pointer: &str, key: &str, value: Value| {
         let mut job = jobs["job_model_dump_json"].clone();
         let at = job.pointer_mut(pointer).and_then(Value::as_object_mut).expect(pointer);
