@@ -226,14 +226,26 @@ impl Cache {
     /// [`Kind::Disk`].
     pub(crate) fn withdraw(&self, key: &Key, file: &File, bytes: u64) -> Result<()> {
         if self.removal_listeners().need_file(key, file) {
-            self.layout().demote(key)?;
-            self.partition.forget_part(key);
+            self.partition.demote(key)?;
         } else {
             self.layout().remove(key, BlobFile::Whole)?;
             self.partition.subtract(bytes);
         }
         self.notify_removed(key, Some(file));
         Ok(())
+    }
+
+    /// Forgets the blocks of `part`, which are not what the origin publishes. Its file is removed, too, unless the kernel reads it by
+    /// itself.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub(crate) fn discard(&self, part: &PartialBlob) -> Result<()> {
+        if self.removal_listeners().need_file(part.key(), part.file()) {
+            self.partition.forget_blocks(part.key())
+        } else {
+            part.discard()
+        }
     }
 
     /// Tells the listeners of this tenant that damaged content of `key` was removed, and with it `file` where

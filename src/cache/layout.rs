@@ -239,11 +239,14 @@ impl Layout {
     /// [`Kind::Disk`].
     pub fn demote(&self, key: &Key) -> Result<()> {
         let (from, to) = (Self::name(key, BlobFile::Whole), Self::name(key, BlobFile::Part));
+        // One that a crash left beside the whole blob must not be believed, if another crash comes before the end.
         self.remove(key, BlobFile::Map)?;
         // A part is written to.
         rustix::fs::chmodat(self.blobs(), &from, Mode::RUSR | Mode::WUSR, AtFlags::empty())
             .and_then(|()| rustix::fs::renameat(self.blobs(), from, self.blobs(), to))
-            .map_err(|e| self.fault("name", key, e))
+            .map_err(|e| self.fault("name", key, e))?;
+        // Nor that of a part that somebody began meanwhile: its file has just lost its name.
+        self.remove(key, BlobFile::Map)
     }
 
     /// Removes one of a blob's files, if it is there.

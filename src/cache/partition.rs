@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, RawDir, Stat};
 
 use crate::blob::Key;
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 use super::layout::{BlobFile, Layout};
 use super::leases::{LeaseSet, LeaseTable, ManifestLease};
@@ -98,8 +98,8 @@ impl Partition {
 
     /// The part of `key` that is in use, if its file is still there.
     pub(super) fn part(&self, key: &Key) -> Option<Arc<PartialBlob>> {
-        let part = self.parts.lock().get(key).and_then(Weak::upgrade);
-        part.filter(|part| part.is_current())
+        let parts = self.parts.lock();
+        parts.get(key).and_then(Weak::upgrade).filter(|part| part.is_current())
     }
 
     /// Shares `part` with all its users from now on, and returns it, or the one that is in use already.
@@ -117,9 +117,29 @@ impl Partition {
         part
     }
 
-    /// Forgets the part of `key`, which became whole: its file belongs to another part from now on.
-    pub(super) fn forget_part(&self, key: &Key) {
-        self.parts.lock().remove(key);
+    /// Makes the whole blob `key` a part again, in the same file, of which no block is said to be here.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub(super) fn demote(&self, key: &Key) -> Result<()> {
+        self.forget_part_after(key, || self.layout.demote(key))
+    }
+
+    /// Forgets which blocks of the part of `key` are here, and keeps its file.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub(super) fn forget_blocks(&self, key: &Key) -> Result<()> {
+        self.forget_part_after(key, || self.layout.remove(key, BlobFile::Map))
+    }
+
+    /// Forgets the part of `key` after `change`: its file belongs to another part from now on. Under the lock, so that nobody takes the
+    /// old part, which says that blocks are here, for the new one.
+    fn forget_part_after(&self, key: &Key, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut parts = self.parts.lock();
+        change()?;
+        parts.remove(key);
+        Ok(())
     }
 
     /// Keeps the lease of a pin.

@@ -285,3 +285,45 @@ fn open_of_another_format_is_refused() {
     let error = Cache::open(home.path(), "default", FREE, SystemTime::now).expect_err("newer");
     assert_eq!(error.kind(), Kind::Unsupported);
 }
+
+/// The kernel, which reads the files of all blobs.
+#[derive(Debug)]
+struct KernelReader;
+
+impl removal::RemovalListener for KernelReader {
+    fn blob_removed(&self, _: &Key, _: Option<&File>) {}
+
+    fn needs_file(&self, _: &Key, _: &File) -> bool {
+        true
+    }
+}
+
+#[test]
+fn blob_that_the_kernel_reads_is_fetched_again_into_the_same_file() {
+    let home = tempfile::tempdir().expect("a directory");
+    let (cache, size) = (open(home.path(), FREE), 2 * BLOCK + 9);
+    let inode = |form| cache.layout().stat(&key(1), form).map(|stat| stat.st_ino);
+    let kernel: Arc<dyn removal::RemovalListener> = Arc::new(KernelReader);
+    cache.removal_listeners().add(Arc::downgrade(&kernel));
+    // Somebody keeps the part that became whole.
+    let part = cache.begin(&key(1), size).expect("a part");
+    let whole = fill(&cache, 1, size).expect("committed");
+    let first = inode(BlobFile::Whole).expect("whole");
+    cache.withdraw(&key(1), &whole, size).expect("a part again");
+    assert_eq!((inode(BlobFile::Whole), inode(BlobFile::Part)), (None, Some(first)));
+    // That of before says that all is here.
+    assert_eq!(part.presence().missing(), 0);
+    let again = cache.begin(&key(1), size).expect("a part");
+    assert_eq!(again.presence().missing(), 3);
+    again.put(&block(&content(size, 1), 0)).expect("room");
+    cache.discard(&again).expect("forgotten");
+    assert_eq!(inode(BlobFile::Part), Some(first));
+    assert_eq!(cache.begin(&key(1), size).expect("a part").presence().missing(), 3);
+    drop(again);
+    fill(&cache, 1, size).expect("committed");
+    assert_eq!(inode(BlobFile::Whole), Some(first));
+    drop(kernel);
+    let part = cache.begin(&key(2), size).expect("a part");
+    cache.discard(&part).expect("removed");
+    assert!(cache.layout().stat(&key(2), BlobFile::Part).is_none());
+}

@@ -76,7 +76,7 @@ impl Content {
     fn discard_wrong(&self, partial: &PartialBlob, error: Error) {
         tracing::warn!(%error, "a blob was refuted");
         self.refutation.record(error);
-        if let Err(error) = partial.discard() {
+        if let Err(error) = self.resources.cache.discard(partial) {
             tracing::warn!(%error, "cannot discard what is not right");
         }
         *self.slot() = None;
