@@ -84,7 +84,8 @@ impl Agent {
         let publications = Arc::new(Publications::open(publications, of, life, queue, room)?);
         let docker = docker.map(|docker| DockerVolumes::open(docker, &cache.dir, Arc::clone(&publications)));
         let docker = docker.transpose()?.map(Arc::new);
-        let scrubber = Scrubber::start(&engine, cache.scrub_interval)?;
+        let starting = Arc::clone(&lifecycle);
+        let scrubber = Scrubber::start(&engine, move || starting.is_ready(), cache.scrub_interval)?;
         Ok(Self {
             engine,
             lifecycle,

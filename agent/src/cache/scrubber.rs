@@ -65,11 +65,16 @@ pub struct ScrubCounts {
 }
 
 impl Scrubber {
-    /// Starts to verify everything in the cache of `engine` once in each `interval`; never where that is 0.
+    /// Starts to verify everything in the cache of `engine` once in each `interval`, as soon as it `is_ready`: a native mount of the
+    /// last run can be repaired only when it is taken up. Never where the interval is 0.
     ///
     /// # Errors
     /// Those of [`CacheDirectory::open`]; [`Kind::Disk`] where there is no thread for it.
-    pub fn start(engine: &Engine, interval: Duration) -> Result<Self> {
+    pub fn start(
+        engine: &Engine,
+        is_ready: impl Fn() -> bool + Send + 'static,
+        interval: Duration,
+    ) -> Result<Self> {
         let (stop, stopped) = channel::bounded(0);
         let root = engine.cache().root();
         let stats = Arc::new(ScrubStats {
@@ -81,7 +86,7 @@ impl Scrubber {
         });
         if !interval.is_zero() {
             let (engine, counted) = (engine.clone(), Arc::clone(&stats));
-            let serve = move || serve(&engine, interval, &counted, &stopped);
+            let serve = move || serve(&engine, is_ready, interval, &counted, &stopped);
             let thread = thread::Builder::new().name("bdnfs-scrub".to_owned());
             thread.spawn(serve).context("cannot start a thread")?;
         }
@@ -117,12 +122,22 @@ pub fn recent(interval: Duration) -> RangeInclusive<i64> {
     now.saturating_sub(seconds)..=now.saturating_add(seconds)
 }
 
-fn serve(engine: &Engine, interval: Duration, stats: &ScrubStats, stopped: &Receiver<()>) {
+fn serve(
+    engine: &Engine,
+    is_ready: impl Fn() -> bool,
+    interval: Duration,
+    stats: &ScrubStats,
+    stopped: &Receiver<()>,
+) {
     runtime::lower_priority();
     // True when it was not stopped meanwhile.
     let wait = |time| stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
     let pause = interval / PASSES_PER_INTERVAL;
-    let mut goes_on = wait(pause.min(START_DELAY));
+    let delay = pause.min(START_DELAY);
+    let mut goes_on = wait(delay);
+    while goes_on && !is_ready() {
+        goes_on = wait(delay);
+    }
     while goes_on {
         let (start, read) = (Instant::now(), AtomicU64::new(0));
         let pace = |bytes| {
@@ -212,7 +227,7 @@ mod tests {
         };
         let engine = Engine::open(&config, runtime.handle().clone()).expect("an engine");
         let cache = engine.cache().tenant("test").expect("a tenant");
-        let scrubber = Scrubber::start(&engine, Duration::ZERO).expect("it is off");
+        let scrubber = Scrubber::start(&engine, || true, Duration::ZERO).expect("it is off");
         let scrub = |pace: ScrubPace<'_>| {
             let read = scrubber.counts().blobs;
             let outcome = scrub_due(&engine, DEFAULT_SCRUB_INTERVAL, &scrubber.stats, pace);

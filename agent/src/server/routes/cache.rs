@@ -63,6 +63,8 @@ async fn unpin(
 async fn verify(State(agent): State<Arc<Agent>>) -> Answer<VerifyReport> {
     let cancelled = Arc::new(AtomicBool::new(false));
     let _cancel = CancelOnDrop(Arc::clone(&cancelled));
+    // A native mount of the last run can be repaired only when it is taken up.
+    agent.lifecycle().ready().await;
     Ok(Json(blocking(move || inventory::verify(agent.engine().cache(), &cancelled)).await?))
 }
 
