@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use bdnfs::error::{Error, Result};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::path::Arg;
 
 pub use crate::mount::{detach, unmount};
 
@@ -212,10 +213,10 @@ fn serves(process: &Path, connection: &str) -> bool {
     })
 }
 
-/// Whether what `link` leads to lies on `device`. It is asked for without a word to the file system's server,
+/// Whether what `link` leads to, or `at` where it is empty, lies on `device`. It is asked for without a word to the file system's server,
 /// which may be dead or stuck.
-fn lies_on(at: BorrowedFd<'_>, link: &Path, device: (u32, u32)) -> bool {
-    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+pub(crate) fn lies_on(at: impl AsFd, link: impl Arg, device: (u32, u32)) -> bool {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
     rustix::fs::statx(at, link, flags, StatxFlags::empty())
         .is_ok_and(|found| (found.stx_dev_major, found.stx_dev_minor) == device)
 }

@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::native::NativeSnapshot;
+use bdnfs::task::blocking;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use rustix::path::Arg;
 
-use crate::mounts::{self, MountEntry};
+use crate::mounts;
 use crate::{Mount, Options, mountpoint};
 
 use superblock::NativeSuperblock;
@@ -40,7 +41,7 @@ pub struct NativeMount {
     id: u64,
     superblock: Arc<NativeSuperblock>,
     kept: AtomicBool,
-    left: AtomicBool,
+    left: Arc<AtomicBool>,
 }
 
 impl NativeMount {
@@ -133,7 +134,7 @@ impl NativeMount {
     }
 
     fn with(superblock: Arc<NativeSuperblock>, mountpoint: &Path, id: u64) -> Self {
-        let (kept, left) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (kept, left) = Default::default();
         Self { mountpoint: mountpoint.to_owned(), id, superblock, kept, left }
     }
 
@@ -176,7 +177,7 @@ impl NativeMount {
     fn end_with(&self, end: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         if self.is_on_top() {
             end(&self.mountpoint)
-        } else if self.is_mounted()? {
+        } else if self.superblock.is_mounted_at(&self.mountpoint)? {
             let text = format!(
                 "another mount covers the mount at {}; unmount that one first",
                 self.mountpoint.display()
@@ -191,7 +192,7 @@ impl NativeMount {
     /// are read as long.
     pub async fn ended(&self) {
         while !self.left.load(Relaxed) {
-            let pause = if self.is_on_top() { Ok(POLL_INTERVAL) } else { self.leave_if_unmounted() };
+            let pause = if self.is_on_top() { Ok(POLL_INTERVAL) } else { self.leave_if_unmounted().await };
             let pause = pause.unwrap_or_else(|error| {
                 tracing::warn!(%error, "cannot tell whether a mount has ended");
                 POLL_INTERVAL
@@ -201,30 +202,23 @@ impl NativeMount {
     }
 
     /// Leaves the superblock, if it is unmounted; answers with the time until the next look.
-    fn leave_if_unmounted(&self) -> Result<Duration> {
-        if self.is_mounted()? {
-            return Ok(POLL_INTERVAL);
-        }
-        Ok(if self.leave()? { Duration::ZERO } else { COPIES_POLL_INTERVAL })
-    }
-
-    fn leave(&self) -> Result<bool> {
-        let left = self.superblock.leave(&self.mountpoint)?;
-        self.left.store(left, Relaxed);
-        Ok(left)
+    async fn leave_if_unmounted(&self) -> Result<Duration> {
+        let (superblock, mountpoint) = (Arc::clone(&self.superblock), self.mountpoint.clone());
+        let left = Arc::clone(&self.left);
+        let look = move || {
+            if superblock.is_mounted_at(&mountpoint)? {
+                return Ok(POLL_INTERVAL);
+            }
+            left.store(superblock.leave(&mountpoint)?, Relaxed);
+            Ok(if left.load(Relaxed) { Duration::ZERO } else { COPIES_POLL_INTERVAL })
+        };
+        // The tables of all mount namespaces may be long.
+        blocking(look).await
     }
 
     /// Whether the mount point shows it.
     fn is_on_top(&self) -> bool {
         mount_id(CWD, &self.mountpoint, AtFlags::NO_AUTOMOUNT) == Ok(self.id)
-    }
-
-    /// Whether it lies at its mount point, if with something else over it.
-    fn is_mounted(&self) -> Result<bool> {
-        let is_it = |mounted: &MountEntry| {
-            mounted.mountpoint == self.mountpoint && self.superblock.is_shown_by(mounted)
-        };
-        Ok(mounts::all()?.iter().any(is_it))
     }
 }
 
@@ -234,7 +228,7 @@ impl Drop for NativeMount {
             return;
         }
         let detached = if self.is_on_top() { mounts::detach(&self.mountpoint) } else { Ok(()) };
-        if let Err(error) = detached.and_then(|()| self.leave()) {
+        if let Err(error) = detached.and_then(|()| self.superblock.leave(&self.mountpoint)) {
             tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "cannot unmount");
         }
     }

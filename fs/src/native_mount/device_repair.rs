@@ -7,7 +7,6 @@ use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use rustix::fs::{Advice, fadvise};
 
-use crate::mounts;
+use crate::mounts::{self, MountEntry};
 
 use super::superblock::NativeSuperblock;
 
@@ -39,19 +38,19 @@ impl NativeSuperblock {
     /// # Errors
     /// [`Kind::Corrupt`] when the manifest is.
     pub(super) fn repair_all(&self) -> Result<()> {
-        self.native.missing_devices()?.into_iter().for_each(|key| self.repair(key, None));
+        self.native.missing_devices()?.into_iter().for_each(|key| self.repair(key));
         Ok(())
     }
 
-    /// Has the device `key` made right again, of which the blocks held what `before` says; unknown after a restart.
-    fn repair(&self, key: Key, before: Option<BlockDigests>) {
+    /// Has the device `key` made right again.
+    fn repair(&self, key: Key) {
         if !self.repairing.lock().insert(key) {
             return;
         }
-        let (superblock, before) = (self.own.clone(), Arc::new(before));
+        let (superblock, inode) = (self.own.clone(), self.native.device_inode(&key));
         self.native.snapshot().runtime().spawn(async move {
             while let Some(superblock) = superblock.upgrade() {
-                match superblock.try_repair(key, Arc::clone(&before)).await {
+                match superblock.try_repair(key, inode).await {
                     Ok(()) => return,
                     Err(error) => tracing::error!(%key, %error, "a native mount reads damaged data"),
                 }
@@ -61,15 +60,23 @@ impl NativeSuperblock {
         });
     }
 
-    async fn try_repair(self: &Arc<Self>, key: Key, before: Arc<Option<BlockDigests>>) -> Result<()> {
+    /// `inode` is that of the file which the kernel reads, if there was one when the damage was found.
+    async fn try_repair(self: &Arc<Self>, key: Key, inode: Option<u64>) -> Result<()> {
         let Some((owner, blob)) = self.native.device_of(&key)? else { return Ok(()) };
         owner.stage_again();
         owner.stage().done().await?;
+        let looking = Arc::clone(self);
+        let now = blocking(move || Ok(looking.native.device_inode(&key))).await?;
+        if inode.is_some() && now != inode {
+            let text = "its file in the cache was replaced, and the kernel reads the old one: unmount it and mount it again";
+            return Err(Error::new(Kind::Corrupt, text));
+        }
         // What is found from now on is to be repaired again.
         self.repairing.lock().remove(&key);
+        let before = self.damaged.lock().remove(&key);
         let file = whole(&owner, blob).await?;
         let superblock = Arc::clone(self);
-        let dropped = blocking(move || superblock.drop_pages(&key, (*before).as_ref(), &file));
+        let dropped = blocking(move || superblock.drop_pages(&key, before.as_ref(), &file));
         let (files, programs) = dropped.await?;
         tracing::warn!(%key, files, programs,
             "a native mount was repaired; programs that have these files mapped may still see wrong bytes");
@@ -77,8 +84,13 @@ impl NativeSuperblock {
     }
 
     /// Drops from the page cache what of `file` is another than `before`, or all of it; answers with the files that it belongs to, and
-    /// the programs that have them mapped.
-    fn drop_pages(&self, key: &Key, before: Option<&BlockDigests>, file: &File) -> Result<(String, String)> {
+    /// the programs that have them mapped. Fails where no mount shows one of these files.
+    pub(super) fn drop_pages(
+        &self,
+        key: &Key,
+        before: Option<&BlockDigests>,
+        file: &File,
+    ) -> Result<(String, String)> {
         let size = file.metadata().map_err(|e| fault(key, e))?.len();
         let ranges = match before {
             None => vec![(0, size)],
@@ -91,18 +103,31 @@ impl NativeSuperblock {
         };
         let entries = self.native.files_at(key, &ranges)?;
         let roots = self.roots()?;
-        let (mut names, mut inodes) = (Vec::new(), BTreeSet::new());
+        let (mut names, mut inodes, mut hidden) = (Vec::new(), BTreeSet::new(), None);
         for entry in &entries {
             let path = self.native.snapshot().manifest().path(*entry)?;
-            let seen = |root: &PathBuf| File::open(root.join(OsStr::from_bytes(&path))).ok();
+            // Not that of another mount, which covers it.
+            let seen = |root: &MountEntry| {
+                let file = File::open(root.mountpoint.join(OsStr::from_bytes(&path))).ok()?;
+                mounts::lies_on(&file, "", root.device).then_some(file)
+            };
             // The kernel's own copy of it, which is another than that of the blob.
             if let Some(seen) = roots.iter().find_map(seen) {
                 let _ = fadvise(&seen, 0, None, Advice::DontNeed);
                 inodes.extend(mounts::inode(&seen));
+            } else {
+                hidden.get_or_insert(path.clone());
             }
             if names.len() < NAMED_FILES {
                 names.push(String::from_utf8_lossy(&path).escape_debug().to_string());
             }
+        }
+        if let Some(hidden) = hidden {
+            let hidden = String::from_utf8_lossy(&hidden).escape_debug().to_string();
+            let text = format!(
+                "blob {key} is right again, but {hidden} can't be reached to drop its pages: unmount what covers it"
+            );
+            return Err(Error::new(Kind::Disk, text));
         }
         if entries.len() > names.len() {
             names.push(format!("and {} more", entries.len() - names.len()));
@@ -119,15 +144,17 @@ impl RemovalListener for NativeSuperblock {
         let is_device = self.native.device_of(key).is_ok_and(|found| found.is_some());
         if is_device {
             let size = file.metadata().map_or(0, |metadata| metadata.len());
-            self.damaged.lock().insert(*key, digests(file, size));
+            // What came for a repair that is under way the kernel may have read, too: then nothing is known of any block.
+            let is_known = !self.repairing.lock().contains(key);
+            let before = if is_known { digests(file, size) } else { Vec::new() };
+            self.damaged.lock().insert(*key, before);
         }
         is_device
     }
 
     fn blob_removed(&self, key: &Key, _: Option<&File>) {
-        let before = self.damaged.lock().remove(key);
         match self.native.device_of(key) {
-            Ok(Some(_)) => self.repair(*key, before),
+            Ok(Some(_)) => self.repair(*key),
             // It is staged, so what was removed of it comes again.
             Ok(None) if self.native.snapshot().files_of(key).is_ok_and(|files| files.is_empty()) => {}
             Ok(None) => self.native.snapshot().stage_again(),

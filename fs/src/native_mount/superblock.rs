@@ -41,7 +41,7 @@ pub(super) struct NativeSuperblock {
     pub(super) native: Arc<NativeSnapshot>,
     /// Where it is mounted.
     mountpoints: Mutex<Vec<PathBuf>>,
-    /// What devices that are not right hold, from when that is found until it is told.
+    /// What devices that are not right hold, from when that is found until they are repaired.
     pub(super) damaged: Mutex<HashMap<Key, BlockDigests>>,
     /// The devices that are being repaired.
     pub(super) repairing: Mutex<HashSet<Key>>,
@@ -82,15 +82,15 @@ impl Superblocks {
         let (superblock, mount) = match shared.find_map(|found| Some((found.copy(&prefix)?, found))) {
             Some((mount, found)) => (found, mount),
             None => {
-                let (image, mount) = self.make(native, &prefix, mountpoint, options)?;
-                (NativeSuperblock::new(image, native), mount)
+                let (superblock, mount) = self.make(native, &prefix, mountpoint, options)?;
+                live.push(Arc::downgrade(&superblock));
+                (superblock, mount)
             }
         };
         if !attach(mount.as_fd())? {
             return Ok(None);
         }
         superblock.mountpoints.lock().push(mountpoint.to_owned());
-        live.push(Arc::downgrade(&superblock));
         Ok(Some(superblock))
     }
 
@@ -114,22 +114,22 @@ impl Superblocks {
             None => {
                 let superblock = NativeSuperblock::new(image.to_owned(), native);
                 superblock.repair_all()?;
+                live.push(Arc::downgrade(&superblock));
                 superblock
             }
         };
         superblock.mountpoints.lock().push(mounted.mountpoint.clone());
-        live.push(Arc::downgrade(&superblock));
         Ok(Some(superblock))
     }
 
-    /// A new superblock, mounted nowhere yet, and the path of its image.
+    /// A new superblock, and a mount of it that is seen nowhere yet.
     fn make(
         &self,
-        native: &NativeSnapshot,
+        native: &Arc<NativeSnapshot>,
         prefix: &str,
         mountpoint: &Path,
         options: &Options,
-    ) -> Result<(PathBuf, OwnedFd)> {
+    ) -> Result<(Arc<NativeSuperblock>, OwnedFd)> {
         let (uid, gid) = owner(options);
         let image_options =
             ImageOptions { uid, gid, allow_other: options.allow_other, control: options.control.clone() };
@@ -140,13 +140,15 @@ impl Superblocks {
             .tempfile_in(&self.images)
             .map_err(|e| Error::disk(format!("cannot make an image in {}", self.images.display()), e))?;
         native.write_image(&image_options, BufWriter::with_capacity(1 << 20, image.as_file()))?;
+        // It is told of what is found damaged from before the kernel opens the devices.
+        let superblock = NativeSuperblock::new(image.path().to_owned(), native);
         let devices = native.devices()?;
         let made = match create(image.path(), &devices, true) {
             // Kernels before 6.14, and disks that can't be read past the page cache.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => create(image.path(), &devices, false),
             made => made,
         };
-        Ok((image.path().to_owned(), made.map_err(|e| failed(e, mountpoint))?))
+        Ok((superblock, made.map_err(|e| failed(e, mountpoint))?))
     }
 }
 
@@ -168,9 +170,13 @@ impl NativeSuperblock {
     }
 
     /// Where it can be seen.
-    pub(super) fn roots(&self) -> Result<Vec<PathBuf>> {
-        let shown = mounts::all()?.into_iter().filter(|mounted| self.is_shown_by(mounted));
-        Ok(shown.map(|mounted| mounted.mountpoint).collect())
+    pub(super) fn roots(&self) -> Result<Vec<MountEntry>> {
+        Ok(mounts::all()?.into_iter().filter(|mounted| self.is_shown_by(mounted)).collect())
+    }
+
+    /// Whether it lies at `mountpoint`, if with something else over it.
+    pub(super) fn is_mounted_at(&self, mountpoint: &Path) -> Result<bool> {
+        Ok(self.roots()?.iter().any(|mounted| mounted.mountpoint == mountpoint))
     }
 
     /// Where it is mounted.

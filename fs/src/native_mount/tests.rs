@@ -173,6 +173,26 @@ fn native_mount_that_another_mount_covers_is_neither_unmounted_nor_forgotten() {
 }
 
 #[test]
+fn pages_of_a_native_mount_that_another_mount_covers_are_not_said_to_be_dropped() {
+    let bench = NativeBench::new();
+    fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
+    let native = bench.native(&bench.staged());
+    let mounted = bench.mount(&native, &Options::default());
+    let device = fs::File::open(native.devices().expect("whole").pop().expect("a device")).expect("open");
+    let manifest = native.snapshot().manifest();
+    let key = (0..manifest.blobs()).map(|blob| manifest.key(blob).expect("a key")).next().expect("a blob");
+    let drop_pages = || mounted.superblock.drop_pages(&key, None, &device);
+    assert_eq!(drop_pages().expect("dropped").0, "file");
+    let at = bench.path("native");
+    rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), c"").expect("covered");
+    fs::write(at.join("file"), "another").expect("written");
+    let error = drop_pages().expect_err("it is covered").to_string();
+    assert!(error.contains("file can't be reached"), "{error}");
+    mounts::unmount(&at).expect("uncovered");
+    assert_eq!(drop_pages().expect("dropped").0, "file");
+}
+
+#[test]
 fn native_mount_of_a_blob_that_was_truncated_is_refused() {
     let bench = NativeBench::new();
     fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
