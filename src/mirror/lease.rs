@@ -317,6 +317,10 @@ mod tests {
         }
         assert_eq!(mirror.refs().await.expect("listed").len(), 1);
         assert_eq!(mirror.find(&theirs.key()).await.expect("found"), Some(theirs));
+        let key = object_store::path::Path::from("x");
+        mirror.create(&key, "x".into(), Some(&first)).await.expect_err("lapsed");
+        assert!(mirror.head(&key).await.expect("looked at").is_none());
+        assert!(mirror.create(&key, "x".into(), Some(&second)).await.expect("held"));
         // It stays so, however often it is renewed.
         first.now().await.expect_err("lapsed");
         second.now().await.expect("held");
