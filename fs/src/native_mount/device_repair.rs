@@ -62,9 +62,7 @@ impl NativeSuperblock {
 
     /// `inode` is that of the file which the kernel reads, if there was one when the damage was found.
     async fn try_repair(self: &Arc<Self>, key: Key, inode: Option<u64>) -> Result<()> {
-        let Some((owner, blob)) = self.native.device_of(&key)? else { return Ok(()) };
-        owner.stage_again();
-        owner.stage().done().await?;
+        let Some((owner, blob)) = self.fetch(&key).await? else { return Ok(()) };
         let looking = Arc::clone(self);
         let now = blocking(move || Ok(looking.native.device_inode(&key))).await?;
         if inode.is_some() && now != inode {
@@ -81,6 +79,21 @@ impl NativeSuperblock {
         tracing::warn!(%key, files, programs,
             "a native mount was repaired; programs that have these files mapped may still see wrong bytes");
         Ok(())
+    }
+
+    /// Has the device `key` fetched with the credentials of one mount after another, until those of one will do; answers with the
+    /// snapshot of that, and the blob's number there.
+    async fn fetch(&self, key: &Key) -> Result<Option<(Arc<Snapshot>, u32)>> {
+        let mut failed = None;
+        for native in self.snapshots() {
+            let Some((owner, blob)) = native.device_of(key)? else { return Ok(None) };
+            owner.stage_again();
+            match owner.stage().done().await {
+                Ok(()) => return Ok(Some((owner, blob))),
+                Err(error) => _ = failed.get_or_insert(error),
+            }
+        }
+        failed.map_or(Ok(None), Err)
     }
 
     /// Drops from the page cache what of `file` is another than `before`, or all of it; answers with the files that it belongs to, and

@@ -39,8 +39,8 @@ pub(super) struct NativeSuperblock {
     image: PathBuf,
     /// What it shows.
     pub(super) native: Arc<NativeSnapshot>,
-    /// Where it is mounted.
-    mountpoints: Mutex<Vec<PathBuf>>,
+    /// Where it is mounted, each with the snapshot of that mount.
+    mounted: Mutex<Vec<(PathBuf, Arc<NativeSnapshot>)>>,
     /// What devices that are not right hold, from when that is found until they are repaired.
     pub(super) damaged: Mutex<HashMap<Key, BlockDigests>>,
     /// The devices that are being repaired.
@@ -90,7 +90,7 @@ impl Superblocks {
         if !attach(mount.as_fd())? {
             return Ok(None);
         }
-        superblock.mountpoints.lock().push(mountpoint.to_owned());
+        superblock.mounted.lock().push((mountpoint.to_owned(), Arc::clone(native)));
         Ok(Some(superblock))
     }
 
@@ -118,7 +118,7 @@ impl Superblocks {
                 superblock
             }
         };
-        superblock.mountpoints.lock().push(mounted.mountpoint.clone());
+        superblock.mounted.lock().push((mounted.mountpoint.clone(), Arc::clone(native)));
         Ok(Some(superblock))
     }
 
@@ -154,16 +154,10 @@ impl Superblocks {
 
 impl NativeSuperblock {
     fn new(image: PathBuf, native: &Arc<NativeSnapshot>) -> Arc<Self> {
-        let (native, mountpoints) = (Arc::clone(native), Mutex::default());
+        let (native, mounted) = (Arc::clone(native), Mutex::default());
         let (damaged, repairing) = Default::default();
-        let superblock = Arc::new_cyclic(|own| Self {
-            image,
-            native,
-            mountpoints,
-            damaged,
-            repairing,
-            own: Weak::clone(own),
-        });
+        let superblock =
+            Arc::new_cyclic(|own| Self { image, native, mounted, damaged, repairing, own: Weak::clone(own) });
         let listener: Weak<Self> = Arc::downgrade(&superblock);
         superblock.native.snapshot().on_removal(listener);
         superblock
@@ -181,7 +175,15 @@ impl NativeSuperblock {
 
     /// Where it is mounted.
     fn mountpoints(&self) -> Vec<PathBuf> {
-        self.mountpoints.lock().clone()
+        self.mounted.lock().iter().map(|(mountpoint, _)| mountpoint.clone()).collect()
+    }
+
+    /// What it shows, and the same of its other mounts, which may have other credentials for its source.
+    pub(super) fn snapshots(&self) -> Vec<Arc<NativeSnapshot>> {
+        let mounted = self.mounted.lock();
+        let others = mounted.iter().map(|(_, native)| native);
+        let others = others.filter(|native| !Arc::ptr_eq(native, &self.native));
+        [&self.native].into_iter().chain(others).cloned().collect()
     }
 
     /// Whether `mounted` shows it.
@@ -205,12 +207,12 @@ impl NativeSuperblock {
     /// Removes `mountpoint` from its mounts. False where it was the last, and copies of it are still seen
     /// somewhere: the caller has to wait for them.
     pub(super) fn leave(&self, mountpoint: &Path) -> Result<bool> {
-        let mut mountpoints = self.mountpoints.lock();
-        if mountpoints.len() < 2 && mounts::is_shown_anywhere(&self.image)? {
+        let mut mounted = self.mounted.lock();
+        if mounted.len() < 2 && mounts::is_shown_anywhere(&self.image)? {
             return Ok(false);
         }
-        if let Some(at) = mountpoints.iter().position(|other| other == mountpoint) {
-            mountpoints.remove(at);
+        if let Some(at) = mounted.iter().position(|(other, _)| other == mountpoint) {
+            mounted.remove(at);
         }
         Ok(true)
     }

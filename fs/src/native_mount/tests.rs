@@ -1,5 +1,6 @@
 //! Native mounts beside FUSE mounts of the same snapshots. Needs root, and Linux 6.12 or newer.
 
+mod repair_failures;
 mod trees;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use bdnfs::engine::{Config, Engine};
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns};
+use bdnfs::tier::Origin;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -51,10 +53,17 @@ impl NativeBench {
         self.home.path().join(name)
     }
 
-    fn staged(&self) -> Arc<Snapshot> {
+    fn origin(&self) -> Arc<dyn Origin> {
         let uri = format!("file://{}", self.path("source").display()).parse().expect("a source");
+        self.runtime.block_on(origin::open(&uri, &Access::default())).expect("a directory")
+    }
+
+    fn staged(&self) -> Arc<Snapshot> {
+        self.staged_from(self.origin())
+    }
+
+    fn staged_from(&self, origin: Arc<dyn Origin>) -> Arc<Snapshot> {
         self.runtime.block_on(async {
-            let origin = origin::open(&uri, &Access::default()).await.expect("a directory");
             let snapshot = self.engine.snapshot(origin, Patterns::default()).await.expect("listed");
             snapshot.hold().expect("leased");
             snapshot.stage().done().await.expect("staged");

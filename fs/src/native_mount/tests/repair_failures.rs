@@ -1,0 +1,89 @@
+//! Repair of what the kernel reads, where not every mount may.
+
+use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use bdnfs::blob::Blob;
+use bdnfs::cache::scrub::scrub;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::manifest::Listing;
+use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
+
+use super::{NativeBench, NativeMount};
+use crate::Options;
+
+/// An origin that refuses its credentials from some time on.
+#[derive(Debug)]
+struct RevocableOrigin {
+    inner: Arc<dyn Origin>,
+    revoked: AtomicBool,
+}
+
+impl Tier for RevocableOrigin {
+    fn kind(&self) -> TierKind {
+        self.inner.kind()
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        blob: &'a Blob,
+        range: Range<u64>,
+        urgency: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        if self.revoked.load(Relaxed) {
+            return ready(Err(Error::new(Kind::Refused, "the credentials are revoked"))).boxed();
+        }
+        self.inner.fetch(blob, range, urgency)
+    }
+}
+
+impl Origin for RevocableOrigin {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
+    fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
+        self.inner.list(listing)
+    }
+}
+
+#[test]
+fn native_mount_whose_credentials_are_revoked_is_repaired_with_those_of_another() {
+    let bench = NativeBench::new();
+    let bytes = vec![7; 3 << 20];
+    fs::write(bench.path("source/file"), &bytes).expect("written");
+    let origin = Arc::new(RevocableOrigin { inner: bench.origin(), revoked: AtomicBool::new(false) });
+    let native = bench.native(&bench.staged_from(origin.clone()));
+    let first = bench.mount(&native, &Options::default());
+    let another = bench.native(&bench.staged());
+    let second = NativeMount::new(&bench.superblocks, &another, &bench.path("fuse"), &Options::default())
+        .expect("mounted");
+    let device = |name: &str| fs::metadata(bench.path(name)).expect("mounted").dev();
+    assert_eq!(device("native"), device("fuse"));
+    let blob = native.devices().expect("whole").pop().expect("a device");
+    let blob = fs::File::options().write(true).open(blob).expect("open");
+    blob.write_all_at(&[8], 5).expect("written");
+    origin.revoked.store(true, Relaxed);
+    let is_right = || fs::read(bench.path("native/file")).expect("read") == bytes;
+    assert!(!is_right());
+    let cache = bench.engine.cache().tenant("default").expect("a tenant");
+    assert!(!scrub(&cache, &AtomicBool::new(false)).expect("read").damaged.is_empty());
+    let repaired = async {
+        while !is_right() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
+    bench.runtime.block_on(repaired).expect("repaired");
+    drop((first, second));
+}
