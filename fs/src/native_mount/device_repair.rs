@@ -60,13 +60,13 @@ impl NativeSuperblock {
         });
     }
 
-    /// `inode` is that of the file which the kernel reads, if there was one when the damage was found.
-    async fn try_repair(self: &Arc<Self>, key: Key, inode: Option<u64>) -> Result<()> {
+    /// `inode` is that of the file which the kernel reads; `None` where the cache has lost it.
+    pub(super) async fn try_repair(self: &Arc<Self>, key: Key, inode: Option<u64>) -> Result<()> {
         let Some((owner, blob)) = self.fetch(&key).await? else { return Ok(()) };
         let looking = Arc::clone(self);
         let now = blocking(move || Ok(looking.native.device_inode(&key))).await?;
-        if inode.is_some() && now != inode {
-            let text = "its file in the cache was replaced, and the kernel reads the old one: unmount it and mount it again";
+        if inode.is_none() || now != inode {
+            let text = "its file in the cache was removed or replaced, and the kernel reads the old one: unmount it and mount it again";
             return Err(Error::new(Kind::Corrupt, text));
         }
         // What is found from now on is to be repaired again.

@@ -87,3 +87,21 @@ fn native_mount_whose_credentials_are_revoked_is_repaired_with_those_of_another(
     bench.runtime.block_on(repaired).expect("repaired");
     drop((first, second));
 }
+
+#[test]
+fn native_mount_whose_file_in_the_cache_was_replaced_is_not_said_to_be_repaired() {
+    let bench = NativeBench::new();
+    fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
+    let native = bench.native(&bench.staged());
+    let mounted = bench.mount(&native, &Options::default());
+    let file = native.devices().expect("whole").pop().expect("a device");
+    let read_by_kernel = fs::metadata(&file).expect("there").ino();
+    fs::remove_file(file).expect("removed");
+    let key = native.missing_devices().expect("a manifest").pop().expect("the device");
+    let repair = |inode| bench.runtime.block_on(mounted.superblock.try_repair(key, inode));
+    for inode in [Some(read_by_kernel), native.device_inode(&key)] {
+        let error = repair(inode).expect_err("the kernel reads the old one").to_string();
+        assert!(error.contains("unmount it and mount it again"), "{error}");
+    }
+    repair(native.device_inode(&key)).expect("the same file");
+}
