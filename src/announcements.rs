@@ -100,7 +100,7 @@ impl Announcements {
             let snapshot = WholeSnapshot::new(&line.snapshot, Arc::new(manifest), Arc::clone(partition));
             self.change(|whole| {
                 let is_known = whole.iter().any(|other| other.token == snapshot.token);
-                // Looked for once more: what goes from now on is told, and waits for the lock.
+                // Checked once more: removals from now on wait for the lock, and withdraw it.
                 if !is_known
                     && whole.len() < MAX_ANNOUNCED
                     && snapshot.is_mirrored()

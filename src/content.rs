@@ -274,7 +274,7 @@ impl Content {
         if let Some(error) = self.recent_failures.take(&blocks) {
             return Err(error);
         }
-        // All flights first, so that they fly beside each other.
+        // All flights start first, so that they run in parallel.
         let mut joined = Vec::new();
         for index in blocks.clone() {
             joined.push(self.join_or_start(index, blocks.end - index + run, Urgency::Read));

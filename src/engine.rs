@@ -223,7 +223,7 @@ impl Engine {
                 };
                 let new: TenantState = (Arc::new(resources), Arc::default());
                 let contents: Weak<Contents> = Arc::downgrade(&new.1);
-                // Before all mounts: what they read anew comes from here.
+                // Added before all mounts: what they read anew comes from here.
                 new.0.cache.removal_listeners().add(contents);
                 node.announce(&new.0.cache);
                 tenants.insert(tenant.to_owned(), new.clone());

@@ -331,7 +331,7 @@ impl Ladder {
             FetchContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
         let (target, waiting) = (Target { step, blob, urgency: attempt.urgency }, Instant::now());
         let mut request = Hedged::new(&context, &self.parallelism, target, extent).await;
-        // Nothing could arrive while nothing was asked for.
+        // While no request was under way nothing could arrive.
         attempt.last_arrival += waiting.elapsed();
         let mut accepting = FuturesUnordered::new();
         let mut outcome = Ok(());

@@ -179,7 +179,7 @@ impl Flights {
         {
             return JoinOutcome::Joined(flight.clone());
         }
-        // Under the lock, after the table: a flight leaves the table only after its blocks have come to be present.
+        // Under the lock, after the table: a flight leaves the table only when its blocks are present.
         if !absent(index) {
             return JoinOutcome::Present;
         }

@@ -76,7 +76,7 @@ impl PeerBlockService {
 impl BlockProvider for Arc<PeerBlockService> {
     fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
-            // What is in use is known without the disk, which may be busy: an answer is waited for.
+            // Contents in use are looked up without the disk, which may be busy: the peer waits for an answer.
             let live = self.engine.contents().get(&Key::Content(request.blob));
             let live = live.filter(|content| content.blob().size == request.size);
             if let Some(content) = live.filter(|content| content.has(&request.range)) {

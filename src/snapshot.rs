@@ -153,7 +153,7 @@ impl Snapshot {
         }
         if self.held.get().is_some() {
             let (manifest, cache) = (self.shared_manifest(), self.resources.cache.clone());
-            // What was leased may not have been opened for days, and was in use all the same.
+            // A leased blob may not have been opened for days, and was in use all the same.
             let touched = self.resources.runtime.spawn_blocking(move || {
                 let keys = (0..manifest.blobs()).filter_map(|blob| manifest.key(blob).ok());
                 keys.for_each(|key| cache.mark_key_used(&key));
@@ -313,7 +313,7 @@ impl Snapshot {
     /// Starts a stage that also verifies the blocks that are already local.
     pub fn stage_verified(self: &Arc<Self>) -> Arc<Stage> {
         let stage = Stage::start(self, true);
-        // One that is under way goes on beside it, and both share what they fetch.
+        // A stage that is under way goes on beside it, and both share their flights.
         *self.stage.lock() = Some(stage.clone());
         stage
     }

@@ -166,7 +166,7 @@ impl Stage {
             if self.outdated.swap(false, Relaxed) {
                 continue;
             }
-            // What comes from now on was verified after the second in which this began.
+            // Blocks that come from now on are verified after the second in which this began.
             let (audited, since) = (snapshot.clone(), verification_time::seconds(begin) + 1);
             let audit = move || audit::audit(&audited, &(since..=i64::MAX), &|_| true);
             if !verify || blocking(audit).await?.damaged.is_empty() {
@@ -219,7 +219,7 @@ impl Stage {
         flights: &Arc<Semaphore>,
     ) -> Result<u64> {
         let mut arrived = self.fetch_retrying_disk(snapshot, content, flights).await?;
-        // What is here already, and could not be made durable when it came, may be now.
+        // Blocks that could not be made durable when they came may be now.
         for _ in 1..REFETCH_LIMIT {
             if content.finish() {
                 return Ok(arrived);

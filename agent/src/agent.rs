@@ -138,7 +138,7 @@ impl Agent {
             published.unwrap_or_else(|| self.jobs.purpose_of(mountpoint))
         };
         let to_stage = restore(&self.mounts, eviction_pause, stored, purpose).await;
-        // What is mounted is served at once. What is to be fetched waits for the peers that may have it.
+        // Existing mounts are served at once. New fetches wait until peers are known.
         if let Some(cluster) = &self.cluster {
             cluster.await_members().await;
         }

@@ -1,4 +1,5 @@
-//! Deployment: what jobs read is mirrored, admitted to the cache and staged, before anything runs.
+//! Deployment: the sources of a job or publication are mirrored, admitted to the cache and staged, before anything runs.
+//! The repository's `deploy/` is another thing: how bdnfs itself is installed.
 //!
 //! ```text
 //! MirrorQueue ──> mounts ──> AdmissionQueue ──> stage_all ──> gate open: report

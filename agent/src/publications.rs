@@ -289,7 +289,7 @@ impl Publications {
                 () = self.lifecycle.closed() => return Err(Failure::closing()),
             }
         }
-        // One that was suspended has left its record, with which the next agent would publish it again.
+        // A suspended publication leaves its record, with which the next agent would publish it again.
         let (publications, key) = (Arc::clone(self), key.to_owned());
         let removed = blocking(move || {
             let is_published_again = publications.table.lock().contains_key(&key);

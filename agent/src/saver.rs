@@ -114,8 +114,8 @@ pub fn run() -> Result<()> {
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     runtime::lower_priority_to(NICE);
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).context("cannot read the order")?;
-    let order: SaveOrder = serde_json::from_str(&line).context("the order is invalid")?;
+    std::io::stdin().read_line(&mut line).context("cannot read the saver's order")?;
+    let order: SaveOrder = serde_json::from_str(&line).context("the saver's order is invalid")?;
     drop(line);
     let path = order.volume.join(SAVER_LOCK_FILE);
     let lock = File::options().create(true).truncate(false).write(true).open(&path);

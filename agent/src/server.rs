@@ -53,7 +53,7 @@ impl AgentServer {
     /// # Errors
     /// [`Kind::Busy`] where another agent has the cache, or is to come back to it.
     pub async fn start(mut config: AgentConfig) -> ApiResult<Self> {
-        // What it creates is for its user alone.
+        // New files are for its user alone.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
         raise_open_files_limit();
         let cache = &config.cache.dir;
@@ -78,7 +78,7 @@ impl AgentServer {
         };
         tracing::info!("bdnfs {} serves the cache {}", env!("CARGO_PKG_VERSION"), cache.display());
         let claim = config.persistent.then(|| CacheClaim::make(cache)).transpose()?;
-        // Before the first snapshot.
+        // The cluster is joined before the first snapshot is opened.
         let cluster = match config.cluster.take() {
             Some(cluster) => {
                 Some(ClusterMembership::join(&engine, cluster, &config.cache.dir, &config.secrets).await?)
@@ -114,7 +114,7 @@ impl AgentServer {
     /// # Errors
     /// [`Kind::Disk`] where a control socket failed.
     pub async fn serve(self) -> Result<()> {
-        // Before the first answer: a signal sent after it must not be lost.
+        // Registered before the first answer: a signal sent after it must not be lost.
         let shutdown = shutdown_signal(self.agent.lifecycle().is_persistent());
         self.serve_until(shutdown).await
     }
@@ -148,7 +148,7 @@ impl AgentServer {
         end.send_replace(true);
         let served: io::Result<()> = serving.join_all().await.into_iter().collect();
         agent.close().await;
-        // What is handed over still uses the cache.
+        // Mounts that are handed over still use the cache.
         if let Some(claim) = claim.filter(|_| !agent.is_handed_over()) {
             claim.end();
         }

@@ -213,7 +213,7 @@ impl JobVolume {
                 tracing::warn!("cannot remove {}: {error}", directory.display());
             }
         }
-        // They stay where they hold anything.
+        // Directories that are not empty stay.
         let _ = fs::remove_dir(self.checkpoints());
         let _ = fs::remove_dir(&self.path);
         trash::empty(self.trash.clone());

@@ -15,11 +15,11 @@ use crate::run::{self, RunningProgram};
 use crate::s3::{BUCKET, BucketObject, S3Process};
 
 /// How long reading all of it once may take.
-const WARM: Duration = Duration::from_secs(300);
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(300);
 /// For how long what was read counts as being in memory: kernels that look for pages to give back take them after half a minute.
 const WARM_FOR: Duration = Duration::from_secs(15);
 /// How long adding it to a mirror may take.
-const ADD: Duration = Duration::from_secs(900);
+const MIRROR_ADD_TIMEOUT: Duration = Duration::from_secs(900);
 /// The bucket of the mirror.
 const MIRROR: &str = "mirror";
 
@@ -138,7 +138,7 @@ impl BenchBucket {
     pub fn add(&self, lab: &BenchEnv) -> Result<f64> {
         let mut command = link::command(self.link.as_ref(), &lab.bdnfs);
         command.args(["mirror", "add"]).arg(self.source()).args(self.mirror()).envs(self.server.env());
-        Ok(run::run(&mut command, ADD)?.seconds)
+        Ok(run::run(&mut command, MIRROR_ADD_TIMEOUT)?.seconds)
     }
 
     /// Empties its mirror.
@@ -170,7 +170,7 @@ impl BenchBucket {
             let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
             let mut command = run::command("sh");
             command.args(["-c", "find \"$1\" -type f -print0 | xargs -0 -r cat", "sh"]).arg(self.root.path());
-            RunningProgram::start(&mut command, null)?.wait(WARM)?;
+            RunningProgram::start(&mut command, null)?.wait(WARM_UP_TIMEOUT)?;
             self.warmed.set(Some((lab.drops(), Instant::now())));
         }
         lab::settle();

@@ -13,7 +13,7 @@ use crate::run;
 use crate::s3::{BUCKET, KEY_ID, REGION, S3Process, SECRET};
 
 /// How long a copy may take.
-const COPY: Duration = Duration::from_secs(900);
+const COPY_TIMEOUT: Duration = Duration::from_secs(900);
 /// What makes `aws s3` fast: many requests at once, in parts as large as those of bdnfs, and the client in C where it is
 /// installed (the chapter "AWS CLI S3 Configuration" of its manual).
 const AWS: &str = "[default]\ns3 =\n  max_concurrent_requests = 32\n  max_queue_size = 10000\n  multipart_threshold = 16MB\n  \
@@ -96,7 +96,7 @@ impl CopyClient {
             (Self::Aws, true) => command.args(["s3", "sync", "--only-show-errors"]),
             (Self::Rclone, _) => command.arg("copy").args(RCLONE),
         };
-        Ok(run::run(command.arg(from).arg(to), COPY)?.seconds)
+        Ok(run::run(command.arg(from).arg(to), COPY_TIMEOUT)?.seconds)
     }
 }
 

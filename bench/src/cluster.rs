@@ -18,7 +18,7 @@ const ABOUT: &str = "So many agents make the same large file local at the same t
     1 Gbit/s, from a mirror behind a link of 1 Gbit/s; with peers they share it over mutual TLS. Seconds: until the last has all \
     of it. Bytes fetched: what the mirror's link has carried, with all that the protocols add, beside the file's size. All of it \
     runs on the processors of one machine, and many nodes come to wait for those.";
-const RATE: &str = "1gbit";
+const LINK_RATE: &str = "1gbit";
 const NODES: [usize; 4] = [1, 2, 4, 8];
 /// How often with peers: a turn takes half a minute to be set up, and what is told hangs on a link's rate.
 const ROUNDS_WITH_PEERS: usize = 3;
@@ -96,7 +96,7 @@ fn limits(points: &[Point]) -> Vec<Figure> {
 fn burst(lab: &BenchEnv, count: usize, peers: bool) -> Result<(f64, f64)> {
     let size = size(lab);
     let room = lab.room("cluster-", (count as u64 + 2) * size)?;
-    let Some(cluster) = TestCluster::new(RATE) else { bail!("there can be no networks here") };
+    let Some(cluster) = TestCluster::new(LINK_RATE) else { bail!("there can be no networks here") };
     tried(|| {
         cluster.publish(&[("weights", size as usize)]);
         let nodes: Vec<_> = (1..=count)
@@ -104,9 +104,9 @@ fn burst(lab: &BenchEnv, count: usize, peers: bool) -> Result<(f64, f64)> {
                 let machine = Machine::new().with_cache(&room.path().join(number.to_string()));
                 let id = format!("n{number}");
                 if peers {
-                    cluster.node_on(machine, &id, RATE, "")
+                    cluster.node_on(machine, &id, LINK_RATE, "")
                 } else {
-                    cluster.standalone_node(machine, RATE)
+                    cluster.standalone_node(machine, LINK_RATE)
                 }
             })
             .collect();

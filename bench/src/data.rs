@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::interrupt;
 
 /// How much is written at once.
-const PIECE: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 /// How many files lie in a directory: some, as in a data set that was made to be read from file systems.
 pub const FILES_IN_DIRECTORY: usize = 1000;
 
@@ -41,7 +41,7 @@ impl Noise {
 }
 
 /// How many bytes a tensor takes: as a layer of a model of a few billion parameters.
-const TENSOR: u64 = 8 << 20;
+const TENSOR_BYTES: u64 = 8 << 20;
 
 /// Makes a file of `size` bytes, and waits until it is on the disk.
 ///
@@ -57,13 +57,14 @@ pub fn file(path: &Path, size: u64) -> Result<()> {
 /// The disk fails, and interruption.
 pub fn tensors(path: &Path, size: u64) -> Result<()> {
     let tensor = |index: u64| {
-        let (first, end) = (index * TENSOR, ((index + 1) * TENSOR).min(size));
+        let (first, end) = (index * TENSOR_BYTES, ((index + 1) * TENSOR_BYTES).min(size));
         let shape = (end - first) / 2;
         format!(
             "\"layer.{index}.weight\":{{\"dtype\":\"F16\",\"shape\":[{shape}],\"data_offsets\":[{first},{end}]}}"
         )
     };
-    let header = format!("{{{}}}", (0..size.div_ceil(TENSOR)).map(tensor).collect::<Vec<_>>().join(","));
+    let header =
+        format!("{{{}}}", (0..size.div_ceil(TENSOR_BYTES)).map(tensor).collect::<Vec<_>>().join(","));
     // As its writers do: what follows begins at a multiple of 8.
     let header = format!("{header}{}", " ".repeat(header.len().next_multiple_of(8) - header.len()));
     let head = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
@@ -76,11 +77,11 @@ fn write(path: &Path, head: &[u8], size: u64) -> Result<()> {
     let mut file = File::create_new(path).with_context(at)?;
     file.write_all(head).with_context(at)?;
     let mut noise = Noise::new(size ^ path.as_os_str().len() as u64);
-    let mut piece = vec![0; PIECE];
+    let mut piece = vec![0; CHUNK_BYTES];
     let mut left = size;
     while left > 0 {
         interrupt::check()?;
-        let len = left.min(PIECE as u64);
+        let len = left.min(CHUNK_BYTES as u64);
         let bytes = &mut piece[..len as usize];
         noise.fill(bytes);
         file.write_all(bytes).with_context(at)?;
@@ -102,7 +103,7 @@ pub fn text(path: &Path, size: u64) -> Result<()> {
     while left > 0 {
         interrupt::check()?;
         piece.clear();
-        while piece.len() < PIECE {
+        while piece.len() < CHUNK_BYTES {
             let number = noise.next();
             let [one, other] = [number % 8, number / 8 % 8].map(|index| WORDS[index as usize]);
             piece += &format!("{one},{other},{}.{:06}\n", number % 100, number >> 44);

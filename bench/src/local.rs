@@ -18,7 +18,7 @@ const ABOUT: &str = "A file of the size that is named, all of it in the cache, r
     own file system. \"Hot\": it is in the page cache; \"dropped\": it is not. \"Cold from the mirror\": a quarter as large, and the \
     cache has nothing of it, while the disk's own file system has all of it.";
 /// The part of native speed that every row is to reach.
-const WANTED: f64 = 0.95;
+const WANTED_RATIO: f64 = 0.95;
 const FILE: &str = "file.bin";
 
 /// What is read how.
@@ -119,6 +119,6 @@ impl StagedFile {
             }
             fio::read(&job, &path, lab.sizes.size)
         })?;
-        Ok(Comparison::new(case.name, MeasureUnit::Megabytes, &lab.native, sides).wanting(WANTED))
+        Ok(Comparison::new(case.name, MeasureUnit::Megabytes, &lab.native, sides).wanting(WANTED_RATIO))
     }
 }

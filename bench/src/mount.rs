@@ -12,9 +12,9 @@ use crate::process::ProcessStats;
 use crate::run;
 
 /// How long `bdnfs mount` may take: at the full sizes far above what a slow disk needs.
-const MOUNT: Duration = Duration::from_secs(900);
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(900);
 /// How long an agent may take to end: it makes what it has durable first.
-const END: Duration = Duration::from_secs(60);
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How a source is mounted.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl BenchMount {
         let mut command = link::command(plan.link, &lab.bdnfs);
         command.arg("mount").arg(plan.source).arg(&mount.point).arg("--cache-dir").arg(&mount.cache);
         command.args(plan.wait.then_some("--wait")).args(plan.options).envs(plan.env.iter().cloned());
-        mount.took = run::run(&mut command, MOUNT)?.seconds;
+        mount.took = run::run(&mut command, MOUNT_TIMEOUT)?.seconds;
         Ok(mount)
     }
 
@@ -84,7 +84,7 @@ impl BenchMount {
 impl Drop for BenchMount {
     fn drop(&mut self) {
         if let Some(agent) = ProcessStats::agent(&self.cache) {
-            agent.end(END);
+            agent.end(END_TIMEOUT);
         }
         // The agent has done it, unless it had to be killed.
         let _ = unmount(&self.point, UnmountFlags::DETACH);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::interrupt;
 
 /// How sure it is at the least, where there are five or more, that the median lies in the [`Samples::interval`].
-const SURE: f64 = 0.9;
+const CONFIDENCE: f64 = 0.9;
 
 /// Measurements of one thing, in the order in which they were taken.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -56,7 +56,7 @@ impl Samples {
 
     /// What the median of all that could have been measured lies between, by chance alone and however they are distributed:
     /// each of them is as likely to lie above that median as below, so only once in 16 times do five all lie on one side of it.
-    /// Of so many, as many are left out at both ends as leaves it [`SURE`]: none of five, one of eight, two of eleven. Fewer
+    /// Of so many, as many are left out at both ends as leaves it [`CONFIDENCE`]: none of five, one of eight, two of eleven. Fewer
     /// than five never are; theirs are the least and the greatest.
     pub fn interval(&self) -> [f64; 2] {
         let mut sorted = self.0.clone();
@@ -70,7 +70,7 @@ impl Samples {
             cut += 1;
             exactly *= (sorted.len() - cut + 1) as f64 / cut as f64;
             fewer += exactly;
-            if 1.0 - 2.0 * fewer < SURE {
+            if 1.0 - 2.0 * fewer < CONFIDENCE {
                 break;
             }
             between = [sorted[cut], sorted[sorted.len() - 1 - cut]];

@@ -19,11 +19,11 @@ use crate::unit::MeasureUnit;
 const ABOUT: &str = "Files of 8 KiB in directories of 1,000, all local (open, read), and one directory of many files \
     (stat, list), in files per second.";
 /// How long `ls -f` may take.
-const LIST: Duration = Duration::from_secs(300);
+const LIST_TIMEOUT: Duration = Duration::from_secs(300);
 /// The size of a small file: a tokenizer's, a label's, a thumbnail's.
-const SMALL: usize = 8 << 10;
+const SMALL_FILE_BYTES: usize = 8 << 10;
 /// The size of a file that is never read.
-const TINY: usize = 1;
+const TINY_FILE_BYTES: usize = 1;
 
 /// What the kernel has cached when a probe begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,8 +81,8 @@ const LISTED: [TreeCase; 5] = [
 pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     let (small, listed) = (lab.sizes.small, lab.sizes.listed);
     report.group("small", "Many files", format!("{ABOUT} {small} files; {listed} in the one directory."));
-    with_tree(lab, report, &READ, || SmallFiles::make(lab, small, FILES_IN_DIRECTORY, SMALL))?;
-    with_tree(lab, report, &LISTED, || SmallFiles::make(lab, listed, listed, TINY))
+    with_tree(lab, report, &READ, || SmallFiles::make(lab, small, FILES_IN_DIRECTORY, SMALL_FILE_BYTES))?;
+    with_tree(lab, report, &LISTED, || SmallFiles::make(lab, listed, listed, TINY_FILE_BYTES))
 }
 
 fn with_tree(
@@ -113,7 +113,7 @@ impl SmallFiles {
         let room = lab.room("small", 2 * (files * (size + (8 << 10))) as u64)?;
         let source = room.path().join("source");
         data::tree(&source, files, per_directory, size)?;
-        let (read, hot) = (size == SMALL, lab.sizes.hot);
+        let (read, hot) = (size == SMALL_FILE_BYTES, lab.sizes.hot);
         let tree = Self { room, source, files, per_directory, read, hot };
         tree.mount(lab)?;
         Ok(tree)
@@ -172,5 +172,5 @@ fn list(tree: &Path) -> Result<f64> {
     let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
     let directory = tree.join(data::name(0, 1));
     let directory = directory.parent().unwrap_or(tree);
-    Ok(RunningProgram::start(run::command("ls").arg("-f").arg(directory), null)?.wait(LIST)?.seconds)
+    Ok(RunningProgram::start(run::command("ls").arg("-f").arg(directory), null)?.wait(LIST_TIMEOUT)?.seconds)
 }

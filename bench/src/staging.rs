@@ -18,7 +18,7 @@ const ABOUT: &str = "A bucket is copied to the local disk, from the command's st
     --wait` with an empty cache, from the origin and from its mirror on the same server, and again with what an earlier mount \
     left. The others at the settings that their manuals give for speed, and then a sync.";
 /// The part of a download that bdnfs is to reach.
-const WANTED: f64 = 0.85;
+const WANTED_RATIO: f64 = 0.85;
 const CURL: &str = "8 curls";
 /// The size of a small file: what [`crate::probe`] reads at once.
 pub const SMALL: usize = 64 << 10;
@@ -94,7 +94,7 @@ fn compare(lab: &BenchEnv, name: &str, bucket: &BenchBucket) -> Result<Rows> {
                 &format!("{who}, then sync"),
                 sides,
             )
-            .wanting(WANTED)
+            .wanting(WANTED_RATIO)
         }));
     }
     let others = again.iter().filter(|(who, _)| **who != AGAIN);

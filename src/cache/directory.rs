@@ -76,7 +76,7 @@ impl CacheDirectory {
         }
         let mode = Mode::from_raw_mode(stat.st_mode);
         if mode.intersects(WRITABLE_BY_OTHERS) {
-            // One that an earlier version made with a lax umask.
+            // An earlier version made directories with a lax umask.
             rustix::fs::fchmod(&descriptor, mode.difference(WRITABLE_BY_OTHERS))?;
         }
         Ok(Self { path: self.path.join(relative), descriptor })

@@ -265,7 +265,7 @@ impl Layout {
     /// # Errors
     /// The disk's own. What was to be made durable still is, then.
     pub fn sync_names(&self) -> io::Result<()> {
-        // One at a time: a caller that finds nothing left to do relies on it being done, not under way.
+        // One at a time: a caller that finds nothing to do relies on it being durable.
         let _turn = self.syncing.lock();
         let renamed = self.renamed.each_ref().map(|bits| bits.swap(0, Relaxed));
         self.sync_shards(renamed).inspect_err(|_| {

@@ -83,7 +83,7 @@ pub fn union_bytes<'a>(groups: impl Iterator<Item = &'a LeaseGroup>) -> u64 {
     let mut blobs: Vec<(u64, u64)> = Vec::new();
     let mut seen: Vec<&LeaseGroup> = Vec::new();
     for group in groups {
-        // Most that are held twice are the same snapshot.
+        // Most blobs that are held twice belong to the same snapshot.
         if seen.iter().all(|other| other.blobs != group.blobs) {
             blobs.extend_from_slice(&group.blobs);
             seen.push(group);

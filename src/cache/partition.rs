@@ -109,7 +109,7 @@ impl Partition {
         if let Some(other) = other {
             return other;
         }
-        // Now and then, so that it costs little for each.
+        // Rarely, so that the cost for each part is small.
         if parts.len().is_power_of_two() {
             parts.retain(|_, part| part.strong_count() > 0);
         }

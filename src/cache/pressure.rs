@@ -28,7 +28,7 @@ impl PressureListeners {
     /// Asks all listeners to release what is idle.
     pub fn notify(&self) {
         let listeners = self.listeners.lock().clone();
-        // Without the lock: letting go closes files.
+        // Called without the lock: closing files takes time.
         listeners
             .iter()
             .filter_map(Weak::upgrade)

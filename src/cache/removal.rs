@@ -63,7 +63,7 @@ impl RemovalListeners {
 
     fn for_each(&self, mut tell: impl FnMut(&dyn RemovalListener)) {
         let listeners = self.listeners.lock().clone();
-        // Without the lock: they close files, and open others.
+        // Called without the lock: listeners close and open files.
         listeners.iter().filter_map(Weak::upgrade).for_each(|listener| tell(&*listener));
     }
 }

@@ -132,7 +132,7 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
 
 /// Holds the blocks of a part that are said to be here against their checks.
 fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVerdict> {
-    // The one that is in use, if it is: its readers must see what is found.
+    // The part that is in use, if any, so that its readers see the result.
     let Some(partial) = cache.resume(&found.key, found.size)? else { return Ok(BlobVerdict::Unknown) };
     let started = cache.now();
     let mut bytes = 0;

@@ -108,7 +108,7 @@ impl Content {
         match whole {
             Ok(file) => {
                 *self.whole.write() = Some(Arc::new(file));
-                // Its descriptors are of no more use.
+                // The part's descriptors are no longer needed.
                 *self.slot() = None;
             }
             Err(error) => {

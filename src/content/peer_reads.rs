@@ -62,7 +62,7 @@ impl Content {
     pub(crate) fn serve_range(self: Arc<Self>, range: Range<u64>, urgency: Urgency) -> Body {
         let blocks = block::touched(&range);
         let end = blocks.end;
-        // All flights first, so that they fly beside each other.
+        // All flights start first, so that they run in parallel.
         let joined = blocks
             .map(|index| (index, self.join_or_start_in(FetchScope::Direct, index, end - index, urgency)));
         let joined: Vec<_> = joined.collect();
@@ -72,7 +72,7 @@ impl Content {
                 let start = (index * BLOCK).max(range.start);
                 let end = (index * BLOCK + block::len(content.blob().size, index)).min(range.end);
                 async move {
-                    // The block first: memory that waits for it would be of no use to others.
+                    // Read the block first: budget that waits for it would be of no use to others.
                     if let Some(flight) = &flight {
                         flight.block(index).await?;
                     }

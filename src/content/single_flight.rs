@@ -38,7 +38,7 @@ impl Content {
             if self.is_present(index) {
                 return None;
             }
-            // Looked at only from the other table, whose lock is held meanwhile.
+            // Direct flights are checked for the other table only, whose lock is held meanwhile.
             let direct = |i: u64| if scope == FetchScope::All { self.direct_flights.find(i) } else { None };
             let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
             // A blob that is verified as a whole is fetched in one flight.
@@ -57,7 +57,7 @@ impl Content {
                 Some(flight) => (FetchScope::Direct, JoinOutcome::Joined(flight)),
                 None => (scope, flights.join(first, most, absent)),
             };
-            // Another flight may have begun meanwhile, which ends before the block.
+            // Another flight, which ends before the block, may have started meanwhile.
             let (found, outcome) = match outcome {
                 JoinOutcome::Joined(other) if !other.extent().range().contains(&index) => {
                     (scope, flights.join(index, most, absent))

@@ -55,7 +55,7 @@ impl ServerCertVerifier for NamedCertificates {
         now: UnixTime,
     ) -> std::result::Result<ServerCertVerified, rustls::Error> {
         match self.authorities.verify_server_cert(certificate, intermediates, name, ocsp, now) {
-            // Only after its dates were found right is it refused for that.
+            // A certificate is refused for that only after its dates were valid.
             Err(error) if is_authority(&error) && self.named.contains(certificate) => {
                 let certificate = rustls::server::ParsedCertificate::try_from(certificate)?;
                 rustls::client::verify_server_name(&certificate, name)?;

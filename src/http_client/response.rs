@@ -48,7 +48,7 @@ pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
 pub(crate) fn named_region(status: StatusCode, headers: &HeaderMap, text: &str) -> Option<String> {
     let elsewhere = match code_of(text).as_deref() {
         _ if status.is_redirection() => true,
-        // Of an answer to HEAD there is no body.
+        // An answer to HEAD has no body.
         code => {
             status == StatusCode::BAD_REQUEST && matches!(code, None | Some("AuthorizationHeaderMalformed"))
         }

@@ -210,7 +210,7 @@ impl Ord for HeapRow {
     fn cmp(&self, other: &Self) -> Ordering {
         match (self.0.record(), other.0.record()) {
             (Some(one), Some(other)) => other.order(&one),
-            // Those that have ended are taken out before they are compared.
+            // Exhausted runs are removed before they are compared.
             _ => Ordering::Equal,
         }
     }

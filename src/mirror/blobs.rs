@@ -123,7 +123,7 @@ impl Mirror {
             tracing::info!(%error, "a blob is kept where it was uploaded");
             return Ok(false);
         }
-        // There are stores that take a copy for an empty write.
+        // Some stores take a copy for an empty write.
         let copied = self.head(to).await?.is_some_and(|meta| meta.size == len);
         if !copied {
             self.delete(to).await?;

@@ -193,7 +193,7 @@ impl Mirror {
     /// Those of the store and of [`MirrorLease::now`].
     pub async fn publish(&self, ours: &Ref, lease: Option<&MirrorLease>) -> Result<Ref> {
         if let Some(lease) = lease {
-            // What has lapsed kept no collector from deleting what the ref reaches.
+            // A lapsed lease kept no collector from deleting what the ref reaches.
             lease.now().await?;
         }
         for _ in 0..MAX_ATTEMPTS {

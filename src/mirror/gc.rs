@@ -133,7 +133,7 @@ impl Mirror {
                             reachable.sources.insert(*key);
                         }
                     }
-                    // What was replaced already need not be readable.
+                    // A superseded manifest need not be readable.
                     Err(e) if over.is_none() => return Err(e),
                     _ => {}
                 }

@@ -111,7 +111,7 @@ impl Mirror {
         };
         let key = self.tenant_key(&format!("{}/{name}-{}", ObjectKind::Leases.name(), random_id()));
         let began = self.renew(&key, None).await?;
-        // From now on the lease itself says when it began.
+        // From now on the lease's object has its start.
         let renewed = self.renew(&key, Some(began)).await?;
         if self.is_exclusive()
             && purpose.writes()
@@ -172,7 +172,7 @@ impl Mirror {
             let Some(got) = self.get(&meta.location).await? else { continue };
             let text = str::from_utf8(&got.bytes).unwrap_or_default();
             let (began, holder) = text.split_once(' ').unwrap_or((text, ""));
-            // One that doesn't tell was first written just now.
+            // A lease without its start was first written just now.
             let began = began.parse().unwrap_or(meta.last_modified);
             let holder = holder.to_owned();
             found.push(LeaseEntry { key: meta.location, purpose, began, renewed: got.written, holder });
@@ -217,7 +217,7 @@ impl MirrorLease {
     pub async fn release(mut self) {
         self.held = None;
         if let Some(beating) = self.beating.take() {
-            // One that can't be deleted lapses.
+            // A lease that can't be deleted lapses.
             timeout(RELEASE_TIMEOUT, beating).await.ok();
         }
     }

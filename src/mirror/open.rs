@@ -50,7 +50,7 @@ pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
 
 /// Opens a bucket, where its service is and with the keys that an origin in it would have.
 fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore> {
-    // What is at fault is not quoted where it may be a key.
+    // The fault is not quoted where it may be a key.
     let invalid = |e: object_store::Error| Error::new(Kind::Invalid, root_cause(&e));
     let service = BucketService::of(uri, access)?;
     let client = http_client::mirror_client(access.authorities.as_deref(), REQUEST_TIMEOUT)?;

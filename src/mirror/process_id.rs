@@ -28,7 +28,7 @@ pub(super) fn is_gone(holder: &str) -> bool {
     if machine().as_deref() != Some(there) {
         return false;
     }
-    // Another user's may be hidden in /proc, but not from signals.
+    // Another user's process may be hidden in /proc, but not from signals.
     let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let none = raw.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH));
     none || started(pid).is_some_and(|other| other != start)

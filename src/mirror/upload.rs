@@ -142,7 +142,7 @@ impl Upload {
     pub(super) async fn complete(&mut self, len: u64) -> Result<()> {
         let parts = self.uploaded.values().cloned().collect();
         let Err(error) = self.mirror.store.parts.complete(&self.id, parts).await else { return Ok(()) };
-        // It may have ended before, unheard.
+        // The upload may have been completed before, without an answer.
         if self.mirror.head(&self.id.key).await?.is_some_and(|meta| meta.size == len) {
             return Ok(());
         }

@@ -110,7 +110,7 @@ impl DataLayout {
         }
         if self.devices[blob as usize] == 0 {
             self.blobs.push(blob);
-            // One less than there may be: the pack's.
+            // One device less than the limit: the pack's.
             let number =
                 u16::try_from(self.blobs.len()).ok().filter(|number| usize::from(*number) < MAX_DEVICES);
             self.devices[blob as usize] = number.ok_or_else(|| {

@@ -143,7 +143,7 @@ impl Image<'_> {
             magic: erofs::MAGIC.into(),
             feature_compat: COMPAT_MTIME.into(),
             block_bits: self.layout.block_bits,
-            // One of the first: it may begin with the second block.
+            // The root is one of the first inodes: it begins with the second block at the latest.
             root: (self.inodes[ROOT as usize] as u16).into(),
             inodes: u64::from(self.snapshot.manifest().entries()).into(),
             blocks: ((sections.end / self.block) as u32).into(),

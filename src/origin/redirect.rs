@@ -92,7 +92,7 @@ impl RedirectGuard {
         if !matches!(to.scheme(), "http" | "https") {
             return refuse("it does not lead to a web server");
         }
-        // What was asked for over https is never asked for without it.
+        // A request over https is never repeated without it.
         if to.scheme() == "http" && (from.scheme() == "https" || !(self.allow_http || loopback(to))) {
             return refuse("it leads to plain http");
         }

@@ -64,7 +64,7 @@ impl WebOrigin {
         let authorities = access.authorities.as_deref();
         let client = RedirectGuard::new(url, access).following_client(authorities);
         let client = client.map_err(|e| e.within(&name))?;
-        // Where keys come from is no matter of the server's.
+        // The provider of keys is not the server.
         let issuers = HttpClient::new(Policy::none(), authorities)?;
         let keys = KeyCache::lazy(&Uri::Http(url.clone()), access, &issuers);
         Ok(Self { name, url: url.clone(), layout, client, keys, unpinned: access.unpinned })

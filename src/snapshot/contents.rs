@@ -43,7 +43,7 @@ impl Contents {
             live.by_key.values().filter_map(Weak::upgrade).collect()
         };
         let flying = live.iter().map(|content| content.await_flights());
-        // Those that are not there by then are given up; their blocks that did land stay.
+        // Flights that are late are given up; their blocks that arrived stay.
         tokio::time::timeout(limit, join_all(flying)).await.ok();
         for content in live.iter().filter(|content| content.is_finishing()) {
             // A content that can't become whole has logged why; its blocks stay in its part.
@@ -65,7 +65,7 @@ impl Contents {
     ) -> Arc<Content> {
         let mut live = self.live.lock();
         if let Some(content) = live.by_key.get(&blob.key).and_then(Weak::upgrade) {
-            // It may have been opened for other nodes, whose ladders have no origin.
+            // The content may have been opened for other nodes, whose ladders have no origin.
             content.upgrade_ladder(ladder);
             return content;
         }

@@ -74,7 +74,7 @@ impl From<SharedSecrets> for BTreeMap<String, Secret> {
 
 impl PartialEq for SharedSecrets {
     fn eq(&self, other: &Self) -> bool {
-        // One after the other: they may be the same lock.
+        // One after the other: both may be the same lock.
         let other = other.0.read().clone();
         *self.0.read() == other
     }

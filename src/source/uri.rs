@@ -210,7 +210,7 @@ fn plain(text: &str) -> Result<Uri> {
     if !text.is_empty() && matches!(text.split('/').next(), Some("" | "." | "..")) {
         return Ok(Uri::File(text.into()));
     }
-    // It may be a URI that lacks its scheme and holds a password.
+    // The text may be a URI that lacks its scheme and holds a password.
     let quoted = if text.contains('@') { "the source".into() } else { format!("the source {text:?}") };
     let schemes = schemes();
     Err(invalid(format!("{quoted} has no scheme; write ./directory for a local one, or one of {schemes}")))
@@ -270,7 +270,7 @@ fn prefix(scheme: &str, path: &str) -> Result<String> {
 
 fn unknown(scheme: &str) -> Error {
     let schemes = schemes();
-    // What stands there may be anything, a password among them, unless it looks like a scheme.
+    // The text may be anything, a password among them, unless it looks like a scheme.
     let scheme = if scheme.len() <= 16 && scheme.chars().all(|c| c.is_ascii_alphanumeric()) {
         format!("the scheme {scheme}://")
     } else {

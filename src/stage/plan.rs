@@ -27,7 +27,7 @@ impl Stage {
     pub(super) fn plan(&self, snapshot: &Snapshot) -> Result<Vec<MissingBlob>> {
         let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
         snapshot.admit()?;
-        // Before the look: what is removed after it is looked for once more.
+        // Set before the scan: a removal after it starts another scan.
         self.outdated.store(false, Relaxed);
         let missing = missing(manifest, cache)?;
         let bytes: u64 = missing.iter().map(|missing| missing.size).sum();

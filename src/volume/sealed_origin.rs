@@ -168,7 +168,7 @@ impl OpenFile {
     fn check(&self) -> Result<()> {
         let stat = rustix::fs::fstat(&*self.file).map_err(|e| self.fault(e))?;
         let now = ScannedFile::new(&stat);
-        // Its deletion changes a file's ctime, and nothing else.
+        // The deletion of a file changes its ctime, and nothing else.
         let is_deleted = stat.st_nlink == 0;
         let same_content = (now.size, now.mtime) == (self.sealed.size, self.sealed.mtime);
         if now.version == self.sealed.version || (is_deleted && same_content) {

@@ -113,7 +113,7 @@ impl Settling {
     /// Begins to wait for a unit anew: it was not settled when it was sealed.
     pub fn disturb(&mut self, unit: &str, now: Duration, without_leases: bool) {
         if let Some(state) = self.units.get_mut(unit) {
-            // Where leases are refused for good, only time tells.
+            // Where leases never work, only time tells.
             let first = without_leases && !state.without_leases;
             state.without_leases |= without_leases;
             if !first {

@@ -96,7 +96,7 @@ fn bare(text: &str, rules: Rules) -> String {
     if let Some(form) = text.split_once([':', '/']).and_then(|(scheme, _)| form(scheme, rules)) {
         return format!("has no \"://\" after its scheme; write {form}");
     }
-    // It is quoted only where it can't be but the id of a repository.
+    // The text is quoted only where it must be the id of a repository.
     let hub = format!("hf://{text}");
     if text.contains('/')
         && !text.contains(['@', ':'])
@@ -112,7 +112,7 @@ fn bare(text: &str, rules: Rules) -> String {
 fn foreign(scheme: &str, rules: Rules) -> String {
     let lower = scheme.trim().to_ascii_lowercase();
     let meant = ALIASES.iter().find(|(alias, _)| *alias == lower).map_or(&lower[..], |(_, known)| known);
-    // What stands there may be anything, a password among them, unless it looks like a scheme.
+    // The text may be anything, a password among them, unless it looks like a scheme.
     let plain = scheme.len() <= QUOTED_SCHEME_LIMIT && scheme.chars().all(|c| c.is_ascii_alphanumeric());
     let what =
         if plain && !scheme.is_empty() { format!("the scheme {scheme}://") } else { "its scheme".into() };

@@ -40,7 +40,7 @@ pub async fn report(mounts: Vec<(Arc<ManagedMount>, PathBuf)>) -> Result<DeployR
 fn bytes_by_tier(files: u64, bytes: u64, found: u64, traffic: Traffic) -> BytesByTier {
     let cache = found.min(bytes);
     let mut rest = bytes - cache;
-    // What was fetched twice, for it was wrong at first, counts once.
+    // Blocks that were fetched twice, because they were wrong at first, count once.
     let mut take = |fetched: u64| {
         let taken = fetched.min(rest);
         rest -= taken;

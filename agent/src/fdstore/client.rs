@@ -189,7 +189,7 @@ impl FdStore {
             // SAFETY: what an `OwnedFd` stands for stays the same and open for as long as it lives, and it moves in here.
             let watched = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) };
             if let Ok(watched) = watched {
-                // It sends nothing unless it is asked, and then the answer is waited for elsewhere.
+                // The fd store sends nothing unless it is asked, and the answer is read elsewhere.
                 let _ = watched.readable().await;
             }
         }
@@ -288,7 +288,7 @@ impl FdStore {
             let mut command = Command::new("/proc/self/exe");
             command.arg0("bdnfs").arg("hold").env_clear().current_dir("/");
             command.stdin(Stdio::from(listener)).stdout(Stdio::from(lock.try_clone()?)).stderr(log);
-            // Then it writes its process id there.
+            // The new fd store then writes its process id there.
             lock.set_len(0)?;
             command.spawn()
         };
@@ -322,7 +322,7 @@ impl FdStore {
     /// The process with the id `pid`, if it is the fd store: its standard output is the locked file.
     fn find_process(&self, pid: &str) -> Option<OwnedFd> {
         let id = Pid::from_raw(pid.parse().ok()?)?;
-        // First, so that what is looked at is what will be killed.
+        // Opened first, so that the process that is checked is the one that is killed.
         let process = pidfd_open(id, PidfdFlags::empty()).ok()?;
         let file = |path: PathBuf| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
         let output = file(PathBuf::from(format!("/proc/{id}/fd/1")))?;

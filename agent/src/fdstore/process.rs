@@ -46,7 +46,7 @@ pub fn run() -> Result<()> {
 /// [`Kind::Busy`] where another one listens there; [`Kind::Disk`].
 pub fn run_service(path: &Path) -> Result<()> {
     let cannot = || format!("cannot listen at {}", path.display());
-    // For its user alone.
+    // New files are for its user alone.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).with_context(cannot)?;
@@ -56,7 +56,7 @@ pub fn run_service(path: &Path) -> Result<()> {
     if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Err(Error::new(Kind::Busy, format!("another fd store listens at {}", path.display())));
     }
-    // Where one that an agent starts finds it, too.
+    // The same path as that of an fd store that an agent starts.
     let listener = super::client::listen_at(path).with_context(cannot)?;
     rustix::stdio::dup2_stdin(&listener).with_context(cannot)?;
     rustix::thread::set_name(c"bdnfs-holder").context("cannot name the process")?;
@@ -167,7 +167,7 @@ impl Process {
         let mut polled = vec![PollFd::from_borrowed_fd(listener(), PollFlags::IN)];
         let timeout = match &self.agent {
             Some(agent) if self.store.invalidations.is_full() => {
-                // Its end is reported all the same.
+                // The end of the connection is reported all the same.
                 polled.push(PollFd::new(agent, PollFlags::empty()));
                 Some(FULL_QUEUE_INTERVAL)
             }
@@ -230,7 +230,7 @@ impl Process {
     /// Kills an agent that hangs, so that the next can have its cache. Its end is noticed as any other.
     fn check_agent_heartbeat(&mut self) {
         let Some(agent) = &self.agent else { return };
-        // What it sends is not received while the queue is full.
+        // The agent's messages are not received while the queue is full.
         if self.store.invalidations.is_full() || !self.heartbeats.hangs(Instant::now()) {
             return;
         }
@@ -248,7 +248,7 @@ impl Process {
     fn accept(&mut self) {
         match accept_with(listener(), SocketFlags::CLOEXEC) {
             Ok(agent) if wire::is_trusted(agent.as_fd()) => {
-                // It must not be able to hold up what comes after it.
+                // A slow agent must not hold up others.
                 let _ = set_socket_timeout(&agent, Timeout::Send, Some(FDSTORE_ANSWER_TIMEOUT));
                 self.agent = Some(agent);
                 self.heartbeats = Heartbeats::new(Instant::now());
@@ -285,7 +285,7 @@ impl Store {
             }
             Message::Expire { parent, name } => {
                 let device = descriptors.into_iter().next().ok_or(ErrorKind::InvalidData)?;
-                // Full only where the agent has ended: then its last messages must not keep the next one waiting.
+                // The queue is full only if the agent has ended: its last messages must not keep the next one waiting.
                 let _ = self.invalidations.try_send((device, parent, name));
             }
             Message::Done => {}
@@ -328,7 +328,7 @@ mod tests {
             store.handle(&ours, Message::Hello { version, hold: 9 }, Vec::new()).expect("understood");
             assert_eq!((store.mounts.len(), store.hold), (1, Some(Duration::from_secs(9))), "{version}");
             let answer = wire::receive(theirs.as_fd()).ok().flatten().map(|(message, _)| message);
-            // Only a newer one knows that there is an answer.
+            // Only a newer agent expects an answer.
             let expected = (version > VERSION).then_some(VERSION);
             let told = answer.map(|answer| match answer {
                 Message::Hello { version, .. } => version,

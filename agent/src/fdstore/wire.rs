@@ -126,7 +126,7 @@ mod tests {
         let (message, descriptors) = receive(theirs.as_fd()).expect("received").expect("a message");
         assert!(matches!(message, Message::Keep { id: 7, note: arrived } if arrived == note));
         assert_eq!(descriptors.len(), 3);
-        // One of them is our own end, which would never be closed.
+        // One descriptor is our own end, which would never be closed.
         drop(descriptors);
         let (message, descriptors) = receive(theirs.as_fd()).expect("received").expect("a message");
         assert!(matches!(message, Message::Done) && descriptors.is_empty());

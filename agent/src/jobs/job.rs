@@ -227,7 +227,7 @@ impl Job {
         change(&mut status);
         let event = JobEvent { at: now(), state: status.state, text: text.into() };
         tracing::info!("job {}: {}: {}", self.id, event.state, event.text);
-        // In order, so under the lock: a line each.
+        // Under the lock, so that the lines are in order.
         if let Err(error) = self.append(&event) {
             tracing::warn!("cannot write an event of job {}: {error}", self.id);
         }
@@ -340,7 +340,7 @@ impl Job {
     /// Removes its files, but nothing that is mounted among them.
     pub fn remove_files(&self) {
         let entries = |directory: &Path| {
-            // What a link leads to is not the job's.
+            // The target of a link is not the job's.
             let is_own = !directory.is_symlink();
             is_own.then(|| fs::read_dir(directory)).into_iter().flatten().flatten().flatten()
         };

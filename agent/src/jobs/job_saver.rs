@@ -76,7 +76,7 @@ async fn attend(run: JobRun) -> SaveReport {
     loop {
         let path = volume.clone();
         let look = blocking(move || {
-            // In this order: what a saver writes before its end is seen.
+            // Read in this order: what a saver writes before its end is seen.
             let lives = saver::has_saver(&path);
             Ok((lives, saver::requested_end(&path), saver::read(&path).unwrap_or_default()))
         });

@@ -69,7 +69,7 @@ impl JobQueue {
     /// The mirror of a job.
     async fn mirror_of(&self, request: &JobRequest) -> ApiResult<Mirror> {
         let mounter = self.mounts.mounter();
-        // As that of any of its sources.
+        // The mirror is the same as for any of its sources.
         let any = weights(format!("{}://any", bdnfs::checkpoint::SCHEME), PathBuf::new());
         let asking = JobRequest { weights: vec![any], ..request.clone() };
         let mount = requests(mounter, &asking, |_| PathBuf::new())?.remove(0);

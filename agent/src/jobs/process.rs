@@ -62,7 +62,7 @@ impl IdleSupervisor {
         let Self { mut child, input, .. } = self;
         match reply {
             Ok(SupervisorReply::Started(supervisor)) => {
-                // Only so that it does not stay as a zombie: its end is noticed by all agents alike.
+                // This only reaps the zombie: agents notice the end by other means.
                 tokio::spawn(async move { child.wait().await });
                 Ok((supervisor, order.attached.then_some(input)))
             }
@@ -112,7 +112,7 @@ impl SupervisorProcess {
     pub fn find(directory: &Path, supervisor: &SupervisorInfo) -> Option<Self> {
         let pid = Pid::from_raw(supervisor.pid)?;
         let process = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
-        // After the process: its id was not another's meanwhile, if it still has its lock.
+        // Checked after the process is open: if it still has its lock, its id was not reused.
         if !is_supervised(directory) {
             return None;
         }
@@ -128,7 +128,7 @@ impl SupervisorProcess {
 
     /// Asks it to stop its commands, or with `now` to kill them.
     pub fn stop(&self, now: bool) {
-        // One that has ended needs no signal.
+        // A process that has ended needs no signal.
         let _ = pidfd_send_signal(self.0.get_ref(), if now { Signal::QUIT } else { Signal::TERM });
     }
 }

@@ -194,7 +194,7 @@ impl JobQueue {
             && !job.has_ended()
         {
             let volume = self.volume_of(&job);
-            // There is none before the job runs, and nothing to drop.
+            // Before the job runs there is no volume, and nothing to drop.
             let request =
                 move || if volume.path().exists() { saver::request_end(volume.path(), end) } else { Ok(()) };
             blocking(request).await?;

@@ -228,7 +228,7 @@ impl JobRun {
     /// Unmounts its sources.
     async fn unmount(&self) {
         let (job, mounts) = (&self.job, &self.queue.mounts);
-        // Those that are being mounted are mounted by then.
+        // Mounts that are being made are complete by then.
         let _all = job.mounting.write().await;
         for number in 0..job.request().weights.len() {
             let mountpoint = job.mountpoint(number);
@@ -240,7 +240,7 @@ impl JobRun {
                 }
             }
             let removed = blocking(move || {
-                // What is mounted there stays.
+                // A directory that is still a mount point stays.
                 let _ = std::fs::remove_dir(mountpoint);
                 Ok(())
             });
@@ -258,7 +258,7 @@ fn orphaned() -> Failure {
 fn outcome(job: &Job, result: ApiResult<JobExit>) -> (JobState, Option<JobExit>, Option<Failure>) {
     let failed = |kind: &str, message| Some(Failure { kind: kind.to_owned(), message });
     match result {
-        // Before all others: commands that end in order when they are asked to, with 0, have not completed.
+        // Checked first: commands that end with 0 because they are asked to have not completed.
         Ok(exit) if job.is_to_stop() => (JobState::Stopped, Some(exit), None),
         Ok(exit) if exit.is_success() => (JobState::Completed, Some(exit), None),
         Err(_) if job.is_to_stop() => (JobState::Stopped, None, None),

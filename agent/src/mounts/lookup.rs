@@ -126,7 +126,7 @@ async fn cached(
         let Some(snapshot) = engine.reopen(&snapshot.parse()?, mirror, open).await? else { continue };
         let candidate = Arc::clone(&snapshot);
         let held = blocking(move || {
-            // First, so that nothing of it is evicted once it was seen.
+            // Leased first, so that nothing is evicted after it was checked.
             candidate.hold()?;
             candidate.is_whole()
         });
@@ -251,7 +251,7 @@ pub async fn reopen(
     } else {
         opener(&uri, &record.resolved, &request.weights.access)
     };
-    // Its own credentials for the mirror went with the others.
+    // The record's own credentials for the mirror are lost with the others.
     let at = request.mirror.as_ref().filter(|_| !record.lacks_secrets || record.request.mirror.is_none());
     let mirror = at.and_then(|at| {
         let opened = mirror::open(at, scratch.to_owned());

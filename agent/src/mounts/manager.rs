@@ -145,7 +145,7 @@ impl MountManager {
         request: MountRequest,
     ) -> ApiResult<Arc<ManagedMount>> {
         let manager = Arc::clone(self);
-        // In one piece: dropping the future leaves a mount, or none.
+        // In one task: dropping the future leaves a mount, or none.
         let registered = blocking(move || {
             let is_new = record.id == 0;
             let id = if is_new { manager.next_id() } else { record.id };
@@ -197,7 +197,7 @@ impl MountManager {
         let id = managed.id();
         managed.snapshot().release().await;
         self.handover.remove(id).await;
-        // What ends with the agent is to come back with it.
+        // A mount that ends with the agent is to come back with it.
         if !self.lifecycle.is_closing() {
             let _ = self.remove_record(id).await;
         }
@@ -247,7 +247,7 @@ impl MountManager {
                 let _ = self.remove_record(id).await;
             }
         };
-        // After the timeout it ends with the last of its users, or when the disk answers that keeps its record.
+        // After the timeout the mount ends with its last user, or when the disk that keeps its record answers.
         if tokio::time::timeout(UNMOUNT_TIMEOUT, forgotten).await.is_err() {
             let at = managed.mountpoint().display();
             tracing::warn!("{at} is unmounted, but still in use, or the cache's disk does not answer");

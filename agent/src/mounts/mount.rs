@@ -263,7 +263,7 @@ impl ManagedMount {
     /// The progress of its stage at its end, or after `timeout`; `None` where it was never staged.
     pub async fn staging(&self, timeout: Duration) -> Option<StageStatus> {
         let stage = self.snapshot.staged()?;
-        // Either way the answer is the state at that moment.
+        // At the end or at the timeout, the answer is the state at that moment.
         let settled = async {
             if stage.done().await.is_ok() {
                 self.converted().await;
@@ -283,6 +283,6 @@ fn stage_status(stage: &Stage) -> StageStatus {
         Some(Ok(())) => StageState::Done,
         Some(Err(error)) => StageState::Failed(error.into()),
     };
-    // After the outcome: the figures of a stage that is done say so.
+    // Read after the outcome, so that the figures of a finished stage are final.
     StageStatus { progress: stage.progress(), state }
 }

@@ -149,7 +149,7 @@ impl Mounter {
     /// secrets where they are known.
     pub async fn reopen(&self, record: &MountRecord, request: &MountRequest) -> ApiResult<Arc<Snapshot>> {
         let engine = self.engine_of(request).await?;
-        // What is local needs no secret.
+        // Local content needs no secret.
         let request = match self.with_defaults(request).await {
             Ok(request) => request,
             Err(error) => {

@@ -163,7 +163,7 @@ async fn remove(manager: &MountManager, id: u64, mountpoint: PathBuf) {
     manager.handover.remove(id).await;
     let records = manager.records.clone();
     let removed = blocking(move || {
-        // It may be gone already, and its directory too.
+        // The mount and its directory may be gone already.
         let _ = mounts::detach(&mountpoint);
         let _ = std::fs::remove_dir(&mountpoint);
         records.remove(id);
@@ -214,7 +214,7 @@ async fn resume_or_attach(
             Ok(mount) => return Ok(Attachment::Fuse(mount)),
             Err(error) => {
                 tracing::warn!("{} can't be served on: {error}", request.weights.mountpoint.display());
-                // Then it ends, and gives way to a new one.
+                // The old mount then ends, and a new one replaces it.
                 manager.handover.remove(id).await;
             }
         }

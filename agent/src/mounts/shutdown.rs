@@ -38,7 +38,7 @@ pub fn is_handed_over(manager: &MountManager) -> bool {
 
 /// Refuses mounts from now on, and lists those that there are.
 fn close(manager: &MountManager) -> Vec<Arc<ManagedMount>> {
-    // Under the lock of the table: a mount that is being made sees either that, or is in the list.
+    // Under the table's lock: a mount that is being made sees that the agent closes, or is in the list.
     let table = manager.table();
     manager.lifecycle.close();
     table.mounts.values().cloned().collect()

@@ -86,7 +86,7 @@ impl Base {
     pub fn progress(&self) -> Option<PublicationProgress> {
         let done = self.mount()?.snapshot().staged()?.progress();
         let seconds = self.staging_since.get().map_or(0.0, |since| since.elapsed().as_secs_f64());
-        // What was there before says nothing about what is fetched.
+        // Bytes that were local before say nothing about the pace of fetches.
         let fetched = done.bytes_done.saturating_sub(done.bytes_found);
         let rate = if seconds > 0.0 { (fetched as f64 / seconds) as u64 } else { 0 };
         let seconds_left = done.bytes.saturating_sub(done.bytes_done).div_ceil(rate.max(1));
@@ -209,7 +209,7 @@ impl Bases {
         }
         let path = base.path.clone();
         let removed = blocking(move || {
-            // What is mounted there stays.
+            // A directory that is still a mount point stays.
             let _ = std::fs::remove_dir(path);
             Ok(())
         });

@@ -112,7 +112,7 @@ impl BindTarget {
     pub fn unbind(&self) -> Result<()> {
         let parent = match self.parent() {
             Ok(parent) => parent,
-            // Its parent is gone, and all that was there.
+            // The parent is gone, and with it the target.
             Err(error) if error.kind() == Kind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -126,7 +126,7 @@ impl BindTarget {
                 Err(error) => return Err(self.failed("cannot unmount it", error)),
             }
         }
-        // What is not empty is not ours.
+        // A directory that is not empty is not ours.
         let _ = unlinkat(&parent, &self.name, AtFlags::REMOVEDIR);
         Ok(())
     }

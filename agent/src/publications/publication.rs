@@ -119,7 +119,7 @@ impl Publication {
         identity: PublicationRequest,
         target: Option<BindTarget>,
     ) -> Self {
-        // Without a signature.
+        // The source is shown without a signature.
         let source = identity.source.expose().to_owned();
         let message = match &complete {
             Some(_) => format!("resolving {source}; it goes on"),

@@ -31,9 +31,9 @@ impl Publications {
         let base = blocking(move || publications.bases.join(key)).await?;
         publication.set_base(Some(Arc::clone(&base)));
         let weights = Weights { mountpoint: base.path().to_owned(), ..request.weights };
-        // In one piece: a publication that is given up unmounts what it mounted.
+        // One step: a publication that is given up unmounts what it mounted.
         self.bases.mount(&base, MountRequest { weights, ..request }, found).await?;
-        // With those that came before it was mounted, or where an earlier publication has mounted it.
+        // Secrets may have come since, or another publication may have made the mount.
         self.renew_mount(publication).await;
         let was_staged = base.is_staged();
         if publication.request.staging == Staging::Wait {
@@ -44,7 +44,7 @@ impl Publications {
         publication.unless_cancelled(std::future::ready(Ok(()))).await?;
         let (publications, bound, of) = (Arc::clone(self), Arc::clone(publication), Arc::clone(&base));
         blocking(move || {
-            // First, so that no bind is without a record.
+            // Written first, so that no bind is without a record.
             publications.records.put(&bound.key, &bound.record(Some(&of), &publications.boot))?;
             let Some(target) = &bound.target else { return Ok(()) };
             target.bind(of.path())?;
@@ -61,7 +61,7 @@ impl Publications {
         let request = mount_request(publication.complete().await)?;
         let note = |text| publication.note(text);
         self.mirrors.mirror(&mounter.with_defaults(&request).await?, &mounter.cache, &note).await?;
-        // That may have taken longer than its secrets are good for.
+        // The secrets may have expired meanwhile.
         let request = mount_request(publication.complete().await)?;
         let found = mounter.resolve(&request).await?;
         Ok((request, found))

@@ -64,7 +64,7 @@ impl Publications {
 
     /// Resumes a publication that was pending when the agent ended.
     async fn begin_again(self: &Arc<Self>, key: String, record: PublicationRecord) {
-        // Its target, or what may be asked for, may be others by now.
+        // The configured targets or sources may have changed.
         match self.check(&key, &record.request).await {
             Ok(target) => {
                 tracing::info!("publication {key} was pending when the agent ended, and goes on");
@@ -116,7 +116,7 @@ impl Publications {
 
     /// Ends publications whose target is not mounted any more, and removes binds that belong to none.
     async fn reconcile(self: &Arc<Self>) -> Result<()> {
-        // What is published before the table is read is in it.
+        // A publication that was published before the table is read is in it.
         let published: Vec<_> = self.all().into_iter().filter(|one| one.is_published()).collect();
         let publications = Arc::clone(self);
         let lost = blocking(move || {

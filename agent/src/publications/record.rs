@@ -43,7 +43,7 @@ pub fn identity(request: &PublicationRequest) -> Result<(PublicationRequest, boo
     let signed = matches!(&uri, Uri::Http(url) if url.query().is_some());
     let had = access_had || mirror_had || signed || !request.secrets.is_empty();
     let bare = PublicationRequest {
-        // Without a signature.
+        // The source is recorded without a signature.
         source: Secret::new(uri.to_string()),
         access,
         mirror,

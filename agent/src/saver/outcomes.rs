@@ -49,7 +49,7 @@ impl Saver {
         self.record.saved.insert(unit.name().to_owned(), state);
         let report = self.report(unit.name());
         let is_new = report.generation != saved.generation;
-        // Of one that a power cut has torn, only a part was.
+        // Only a part of a torn checkpoint was saved.
         let is_torn = report.state == CheckpointState::Torn;
         *report = UnitReport {
             name: unit.name().to_owned(),

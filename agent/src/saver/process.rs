@@ -55,7 +55,7 @@ pub async fn start(order: &SaveOrder) -> Result<()> {
         Ok::<_, std::io::Error>(answer)
     };
     let answer = tokio::time::timeout(SAVER_START_TIMEOUT, ask).await;
-    // Only so that it does not stay as a zombie.
+    // This only reaps the zombie.
     tokio::spawn(async move { child.wait().await });
     match answer {
         Ok(Ok(answer)) if answer.starts_with("ready") => Ok(()),

@@ -173,7 +173,7 @@ impl Saver {
     async fn look(&mut self, under_way: Option<&str>) -> Result<Seals> {
         let (context, has_ended) = (Arc::clone(&self.context), self.ended.is_some());
         let look = blocking(move || {
-            // Before the look: what it finds after the end is all that there is.
+            // Checked before the scan: a scan after the end finds everything.
             let ended = if has_ended { None } else { context.order.job_end() };
             Ok((ended, requested_end(&context.order.volume), Found::look(&context.directory)))
         });

@@ -163,7 +163,7 @@ impl SaveContext {
             Err(error) if error.kind() == Kind::Changed => return Ok(UploadOutcome::Busy),
             published => published?,
         };
-        // One that is damaged is written anew.
+        // A damaged entry is written anew.
         let before = mirror.checkpoint(&id).await.ok().flatten();
         let generation = match &before {
             Some(before) if before.manifest == published.found.manifest => before.generation,

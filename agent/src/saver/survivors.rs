@@ -72,7 +72,7 @@ impl Saver {
                     paths.join(", ")
                 ));
             }
-            // What was saved as it was sealed is there already.
+            // A unit that was saved as it was sealed is in the mirror already.
             let is_saved = |unit: &SettledUnit| {
                 self.record.saved.get(&name).is_some_and(|saved| saved.fingerprint == unit.fingerprint)
             };

@@ -100,7 +100,7 @@ pub fn start(collector: &OtlpEndpoint) -> Result<(TraceGuard, SdkTracer)> {
         .with_http()
         .with_http_client(HttpSender::new()?)
         .with_endpoint(collector.0.as_str())
-        // What comes later is worth as much as what is there.
+        // A retry would delay newer spans, which are worth as much.
         .with_retry_policy(RetryPolicy::disabled())
         .build()
         .map_err(|e| Error::with(Kind::Invalid, "cannot send traces", e))?;

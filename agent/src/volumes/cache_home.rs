@@ -118,7 +118,7 @@ impl CacheHome {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 locked => locked.with_context(failed)?,
             };
-            // It may have been moved away between the two.
+            // The directory may have been moved between open and lock.
             if self.is_at(&locked).with_context(failed)? && self.exists() {
                 return Ok(locked);
             }

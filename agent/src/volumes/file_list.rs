@@ -25,7 +25,7 @@ pub fn list(tree: &Path) -> Vec<CacheEntry> {
     let (mut entries, mut todo) = (Vec::new(), vec![tree.to_owned()]);
     while let Some(directory) = todo.pop() {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            // Of the entry itself, not of what a link leads to.
+            // The metadata of the entry itself, not of a link's target.
             let Ok(found) = entry.metadata() else { continue };
             if found.is_dir() {
                 todo.push(entry.path());

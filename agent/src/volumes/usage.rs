@@ -14,7 +14,7 @@ pub fn occupied(directory: &Path) -> u64 {
     let (mut bytes, mut todo, mut linked) = (0, vec![directory.to_owned()], HashSet::new());
     while let Some(directory) = todo.pop() {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            // Of the entry itself, not of what a link leads to.
+            // The metadata of the entry itself, not of a link's target.
             let Ok(found) = entry.metadata() else { continue };
             if found.is_dir() {
                 todo.push(entry.path());

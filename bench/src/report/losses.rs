@@ -5,14 +5,14 @@ use super::markdown::{mark, quantity, table};
 use super::{BenchReport, Comparison, RowGroup};
 
 /// From here on a ratio counts as a loss: ratios closer to 1 are within the noise of any run.
-const EVEN: f64 = 0.95;
+const EVEN_RATIO: f64 = 0.95;
 
 impl BenchReport {
     /// What is slower than what stands beside it, in a table, the worst first; in another what is faster, but less than is wanted;
     /// and the limits that are passed.
     pub fn losses(&self) -> String {
         let pairs = self.groups.iter().flat_map(|group| group.pairs.iter().map(move |pair| (group, pair)));
-        let (slower, others): (Vec<_>, Vec<_>) = pairs.partition(|(_, pair)| pair.ratio() < EVEN);
+        let (slower, others): (Vec<_>, Vec<_>) = pairs.partition(|(_, pair)| pair.ratio() < EVEN_RATIO);
         let short: Vec<_> = others.into_iter().filter(|(_, pair)| Some(pair.ratio()) < pair.wanted).collect();
         let mut text = match slower.len() {
             0 => "In no row was bdnfs worse.\n".to_owned(),

@@ -53,7 +53,7 @@ impl HubApi {
         let base = Url::parse(&endpoint).map_err(invalid)?;
         let (guard, authorities) = (RedirectGuard::new(&base, access), access.authorities.as_deref());
         let client = guard.plain_client(authorities)?;
-        // Where keys come from is no matter of the Hub's.
+        // The provider of keys is not the Hub.
         let keys = KeyCache::lazy(uri, access, &HttpClient::new(Policy::none(), authorities)?);
         Ok(Self { client, endpoint, base, keys, guard, kind, id: id.into() })
     }

@@ -132,7 +132,7 @@ async fn stored(hub: &HubOrigin, url: &Url, wanted: &RangeRequest) -> Result<Opt
     let within = |e: Error| e.within(&wanted.name);
     let response = hub.storage.execute(request).await.map_err(within)?;
     match response.status().as_u16() {
-        // What storages answer to a signature that has expired, and to a URL that was never valid.
+        // Storages answer so to an expired signature, and to a URL that was never valid.
         400 | 401 | 403 | 404 | 410 => Ok(None),
         _ => http_client::accept(response).await.map(Some).map_err(within),
     }

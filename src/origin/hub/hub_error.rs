@@ -49,7 +49,7 @@ impl RefusedHubRequest<'_> {
     /// The meaning of the Hub's error; `None` where it says no more than the status does.
     fn refusal(&self, status: StatusCode, code: &str, message: &str) -> Option<(Kind, String)> {
         let (what, page) = (self.what(), &self.page);
-        // Without a right token, all that is not public looks to the Hub's visitors as if it were not there.
+        // Without a valid token, the Hub hides that a private repository exists.
         Some(match (status.as_u16(), code) {
             (401, _) if message.starts_with(BAD_TOKEN_MESSAGE) => (Kind::Refused, self.bad_token()),
             (_, "GatedRepo") => (Kind::Refused, self.gated(message)),

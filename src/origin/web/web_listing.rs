@@ -88,7 +88,7 @@ async fn complete_item(web: &WebOrigin, mut item: IndexItem) -> Result<IndexItem
     item.mtime = item.mtime.or(probe.mtime);
     let hash =
         || item.sha256.map(|hash| Validator::Sha256(blake3::Hash::from_bytes(hash).to_hex().to_string()));
-    // Of each listing its own: what was read by another may be of another state.
+    // Each listing has its own: blocks of another may be of another state.
     let unpinned = || web.unpinned.then(|| Validator::Unpinned(format!("{:016x}", entropy())));
     item.version = item.version.take().or(probe.validator).or_else(unpinned).or_else(hash);
     if item.version.is_none() {

@@ -63,7 +63,7 @@ impl ConnectionPool {
     }
 
     fn idle(&self) -> MutexGuard<'_, IdleConnections> {
-        // What a panic may leave is a list all the same.
+        // The list is valid even after a panic.
         self.0.lock()
     }
 }

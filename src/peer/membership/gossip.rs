@@ -137,7 +137,7 @@ impl Gossip {
                 .is_ok_and(|live_nodes| live_nodes.is_ok())
             {}
         };
-        // On a timeout, too: there may be no others.
+        // A timeout is no error: there may be no others.
         tokio::time::timeout(limit, stable).await.ok();
     }
 

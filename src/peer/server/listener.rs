@@ -72,7 +72,7 @@ pub async fn serve(listener: TcpListener, server: Arc<PeerServer>, identity: Opt
 }
 
 async fn connection(stream: TcpStream, server: Arc<PeerServer>, identity: Option<Arc<Identity>>) {
-    // Only a matter of speed.
+    // Best effort: it only costs speed.
     let _ = stream.set_nodelay(true);
     let Some(identity) = identity else {
         return requests(stream, server, Caller::ANONYMOUS, || true).await;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::leases::{LeaseGroup, LeaseSet, LeaseTable};
 
-/// The room.
+/// A model of the cache, with room for `bytes`.
 #[derive(Debug)]
 pub struct ModelCache {
     bytes: u64,
@@ -27,7 +27,7 @@ pub struct RoomSnapshot {
 }
 
 impl ModelCache {
-    /// ModelCache for `bytes`.
+    /// A cache for `bytes`.
     pub fn new(bytes: u64) -> Arc<Self> {
         Arc::new(Self { bytes, leases: Arc::default(), admitting: Mutex::default() })
     }

@@ -52,7 +52,7 @@ pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<JobExit>
 
 /// Makes this process stop its commands at once when the other end of its standard input is closed.
 fn quit_with_agent() {
-    // Nothing more comes but the end.
+    // Nothing more is sent, so a read returns at the end.
     let _ = io::stdin().read(&mut [0]);
     let _ = kill_process(getpid(), Signal::QUIT);
 }
@@ -113,7 +113,7 @@ impl<'a> CommandRunner<'a> {
         shell.arg("-c").arg(command).env_clear();
         shell.envs(self.order.environment.iter().map(|(name, value)| (name, value.expose())));
         shell.stdin(Stdio::null()).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?).process_group(0);
-        // It is reaped with all others.
+        // The child is reaped with all others.
         let child = shell.spawn()?;
         Pid::from_raw(child.id() as i32).ok_or_else(|| io::Error::other("a process without an id"))
     }
@@ -144,7 +144,7 @@ impl<'a> CommandRunner<'a> {
     fn stop(&mut self, grace: Duration) {
         if !grace.is_zero() {
             processes::signal(Signal::TERM);
-            // One that is stopped would not hear it.
+            // A stopped process would not handle the signal.
             processes::signal(Signal::CONT);
         }
         let deadline = Instant::now() + grace;

@@ -100,7 +100,7 @@ impl JobLog {
             }
         }
         if stream != self.stream {
-            // Before the bytes, so that a reader of those finds this.
+            // Written before the bytes, so that their reader finds it.
             let change = (self.start + self.len) << 1 | u64::from(stream == OutputStream::Stderr);
             let path = streams_path(&self.directory, self.start);
             File::options().create(true).append(true).open(path)?.write_all(&change.to_le_bytes())?;
@@ -146,7 +146,7 @@ pub fn read(directory: &Path, from: u64, most: usize) -> io::Result<LogChunk> {
         }
         let from = from.max(start);
         let mut file = match File::open(log_path(directory, start)) {
-            // It has become too old just now; the next one is there.
+            // The file was just removed as too old; the next one exists.
             Err(e) if e.kind() == ErrorKind::NotFound => continue,
             file => file?,
         };
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(read(dir.path(), 4, 1).expect("read"), chunk(4, ERR, b"w"));
         assert_eq!(read(dir.path(), 6, 99).expect("read"), chunk(6, OUT, b"three"));
         assert_eq!(read(dir.path(), 11, 99).expect("read"), chunk(11, ERR, b"four"));
-        // One that an older supervisor wrote.
+        // A log that an older supervisor wrote.
         fs::remove_file(streams_path(dir.path(), 0)).expect("removed");
         assert_eq!(read(dir.path(), 0, 99).expect("read"), chunk(0, OUT, b"onetwothreefour"));
     }

@@ -74,11 +74,11 @@ pub fn enter(
     // SAFETY: no descriptors are unshared, which is what can make it unsafe; and this process has one thread.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
         .context("cannot make a mount namespace: run jobs as root")?;
-    // What the host mounts and unmounts later is seen here, and nothing of what is done here there.
+    // The host's later mounts and unmounts propagate here, and none from here to the host.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .context("cannot make the mount namespace private")?;
     let mut all: Vec<_> = sources.iter().chain(&volume.binds).collect();
-    // What lies below another comes after that, which would cover it.
+    // Parents first: a parent that is mounted later would cover its children.
     all.sort_by(|(_, a), (_, b)| a.cmp(b));
     let trees: Vec<OwnedFd> = all.iter().map(|(from, _)| take(from)).collect::<Result<_>>()?;
     leave_to_others(jobs)?;
@@ -159,7 +159,7 @@ impl Place {
         let mut missing = Vec::new();
         let mut above = path;
         while let Err(error) = fs::metadata(above) {
-            // What seems to be below a file is missing as well, and the file is no directory.
+            // A path below a file counts as missing; the file is then refused as no directory.
             if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
                 return Err(error).with_context(|| above.display().to_string());
             }
@@ -266,7 +266,7 @@ fn bind(entry: &DirEntry, to: &Path) -> io::Result<()> {
         mount_bind(&from, to)
     };
     match bound {
-        // It went meanwhile.
+        // The entry was removed meanwhile.
         Err(rustix::io::Errno::NOENT) => Ok(()),
         bound => Ok(bound?),
     }

@@ -29,7 +29,7 @@ pub fn run(socket: PathBuf) -> Result<()> {
     }
     let pid =
         i32::try_from(agent.pid).ok().and_then(Pid::from_raw).context("the agent reports no process id")?;
-    // Before the request: after it the id may be another process's.
+    // Opened before the request: afterwards the id may be another process's.
     let process = pidfd_open(pid, PidfdFlags::empty()).context("cannot wait for the agent")?;
     runtime::block_on(async { Ok(client.stop_agent().await?) })?;
     poll(&mut [PollFd::new(&process, PollFlags::IN)], None).context("cannot wait for the agent")?;

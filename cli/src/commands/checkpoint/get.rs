@@ -76,7 +76,7 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
     let saved = if args.all_ranks { group.ranks() } else { std::slice::from_ref(&chosen.saved) };
     let mut wanted = Vec::new();
     for id in saved.iter().map(|saved| saved.id.clone()) {
-        // Its entry may be of an earlier generation.
+        // The entry may be of an earlier generation than the ref.
         wanted.push(RankSnapshot { manifest: mirror.checkpoint_ref(&id).await?.manifest, id });
     }
     let progress = Arc::new(DownloadProgress::default());
@@ -89,7 +89,7 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
         downloaded = download_ranks(&mirror, &wanted, args.all_ranks, &directory, &progress) => downloaded.map(|()| true),
     };
     display.abort();
-    // Its end clears the bar.
+    // The end of the display clears the bar.
     let _ = display.await;
     if !downloaded? {
         bail!("interrupted; run the same command to resume");

@@ -29,7 +29,7 @@ impl CheckpointModel {
         let Some(manifest) = mirror.manifest(&saved.manifest).await? else { return Ok(Self::UNKNOWN) };
         let config = async |name| {
             let found = read_small_file(mirror, &manifest, name).await?;
-            // What is no JSON tells nothing.
+            // A file that is not JSON tells nothing.
             Ok(found.map(|bytes| serde_json::from_slice(&bytes).unwrap_or(Value::Null)))
         };
         if let Some(adapter) = config(ADAPTER_CONFIG).await? {

@@ -86,7 +86,7 @@ async fn save(
     let display = tokio::spawn(show_mirror_progress("saving", progress.clone()));
     let published = mirror_source(mirror, &source, config, &progress).await;
     display.abort();
-    // Its end clears the bar.
+    // The end of the display clears the bar.
     let _ = display.await;
     let published = published.with_context(|| format!("cannot save {uri}"))?;
     for note in text::notes(&published.notes, &uri.to_string()) {

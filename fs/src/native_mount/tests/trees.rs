@@ -57,7 +57,7 @@ fn blake3_of(bytes: &[u8]) -> String {
 }
 
 #[derive(Debug, Clone)]
-enum What {
+enum ModelEntry {
     File { size: usize, executable: bool },
     Link(String),
     Directory,
@@ -70,23 +70,23 @@ fn name() -> impl Strategy<Value = String> {
     ]
 }
 
-fn entry() -> impl Strategy<Value = (Vec<String>, What)> {
+fn entry() -> impl Strategy<Value = (Vec<String>, ModelEntry)> {
     let sizes = prop_oneof![
         4 => 0usize..3000,
         1 => select(vec![0usize, 1, 511, 512, 513, 4095, 4096, 4097]),
         1 => select(vec![1usize << 20, (1 << 20) + 1, (2 << 20) + 777]),
     ];
     let what = prop_oneof![
-        6 => (sizes, any::<bool>()).prop_map(|(size, executable)| What::File { size, executable }),
-        1 => "[a-z/.]{1,40}".prop_map(What::Link),
-        1 => Just(What::Link("y".repeat(900))),
-        1 => Just(What::Directory),
+        6 => (sizes, any::<bool>()).prop_map(|(size, executable)| ModelEntry::File { size, executable }),
+        1 => "[a-z/.]{1,40}".prop_map(ModelEntry::Link),
+        1 => Just(ModelEntry::Link("y".repeat(900))),
+        1 => Just(ModelEntry::Directory),
     ];
     (prop::collection::vec(name(), 1..4), what)
 }
 
 /// Makes `entries` below `root`; what has no place there is left out.
-fn make(root: &Path, entries: &[(Vec<String>, What)]) {
+fn make(root: &Path, entries: &[(Vec<String>, ModelEntry)]) {
     for (number, (path, what)) in entries.iter().enumerate() {
         let path = path.iter().fold(root.to_owned(), |at, name| at.join(name));
         let Some(parent) = path.parent() else { continue };
@@ -94,9 +94,9 @@ fn make(root: &Path, entries: &[(Vec<String>, What)]) {
             continue;
         }
         match what {
-            What::Directory => fs::create_dir(&path).expect("made"),
-            What::Link(target) => symlink(target, &path).expect("linked"),
-            What::File { size, executable } => {
+            ModelEntry::Directory => fs::create_dir(&path).expect("made"),
+            ModelEntry::Link(target) => symlink(target, &path).expect("linked"),
+            ModelEntry::File { size, executable } => {
                 let bytes: Vec<u8> = (0..*size).map(|at| (at * 31 + number * 7 + at / 251) as u8).collect();
                 fs::write(&path, bytes).expect("written");
                 let mode = if *executable { 0o755 } else { 0o644 };
