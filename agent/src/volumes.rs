@@ -136,9 +136,7 @@ impl Volumes {
             for job in subdirectories(&tenant.join(JOBS_DIRECTORY)) {
                 let id = job.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 let volume = JobVolume { path: job, trash: tenant.join(TRASH_DIRECTORY), id };
-                if !needed.contains(&volume.path)
-                    && let Ok(_lock) = volume.lock(FlockOperation::NonBlockingLockExclusive)
-                {
+                if !needed.contains(&volume.path) {
                     volume.retire(false);
                 }
             }
@@ -205,8 +203,9 @@ impl JobVolume {
     }
 
     /// Moves what a job leaves into the trash at once, however much it is, and removes it in the background.
-    /// Checkpoints stay unless all `is_saved`. Touches the local disk.
+    /// Checkpoints stay unless all `is_saved`, and all of it while somebody holds it. Touches the local disk.
     pub fn retire(&self, is_saved: bool) {
+        let Ok(_lock) = self.lock(FlockOperation::NonBlockingLockExclusive) else { return };
         let all = if is_saved { vec![self.path.clone()] } else { vec![self.scratch(), self.loaded()] };
         for directory in all {
             if let Err(error) = trash::take(&directory, &self.trash, &self.id) {

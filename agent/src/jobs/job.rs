@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use bdnfs::cache::directory::CacheDirectory;
@@ -59,6 +59,8 @@ pub struct Job {
     permit: Mutex<Option<AdmissionPermit>>,
     /// How many events of its saver are events of the job.
     saver_events: AtomicU64,
+    /// Whether this run of the agent has made its volume.
+    volume_created: AtomicBool,
 }
 
 impl Job {
@@ -142,6 +144,7 @@ impl Job {
             mounting: Arc::default(),
             permit: Mutex::default(),
             saver_events: AtomicU64::default(),
+            volume_created: AtomicBool::default(),
         }
     }
 
@@ -281,6 +284,16 @@ impl Job {
     pub fn set_saving(&self, report: SaveReport, events: u64) {
         self.status.lock().saving = Some(report);
         self.saver_events.store(events, Relaxed);
+    }
+
+    /// Notes that it has made its volume.
+    pub fn set_volume_created(&self) {
+        self.volume_created.store(true, Relaxed);
+    }
+
+    /// Whether the volume of its id is its own, and not that of another job which has the id. Touches the local disk.
+    pub fn has_volume(&self) -> bool {
+        self.volume_created.load(Relaxed) || supervisor::started(&self.directory).is_some()
     }
 
     /// Whether its commands have ended.

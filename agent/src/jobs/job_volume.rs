@@ -64,6 +64,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
         directories.extend(below(place).iter().map(|path| directory.join(path)));
     }
     let mut locks = vec![volume.create(&directories)?];
+    job.set_volume_created();
     if checkpoint_place(job.request()).is_some() {
         begin_checkpoints(&volume)?;
     }

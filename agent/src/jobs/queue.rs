@@ -189,21 +189,24 @@ impl JobQueue {
             () if now && is_saving => Some(SaverEnd::Keep),
             () => None,
         };
-        if let Some(end) = end
-            && job.request().checkpoints.is_some()
-            && !job.has_ended()
-        {
-            let volume = self.volume_of(&job);
-            // Before the job runs there is no volume, and nothing to drop.
-            let request =
-                move || if volume.path().exists() { saver::request_end(volume.path(), end) } else { Ok(()) };
-            blocking(request).await?;
-        }
         if is_saving && end.is_none() {
             job.note("its commands have ended, and its checkpoints are being saved; stop it with --now to leave that");
         } else if job.stop(now) {
             let (queue, job) = (Arc::clone(self), Arc::clone(&job));
             blocking(move || queue.write_record(&job)).await?;
+        }
+        // After the stop is recorded: a job that goes on must not lose what it writes.
+        if let Some(end) = end
+            && job.request().checkpoints.is_some()
+            && !job.has_ended()
+        {
+            let (job, volume) = (Arc::clone(&job), self.volume_of(&job));
+            // Before the job runs there is no volume, and nothing to drop; another job of its id may have one.
+            let request = move || {
+                let is_own = job.has_volume() && volume.path().exists();
+                if is_own { saver::request_end(volume.path(), end) } else { Ok(()) }
+            };
+            blocking(request).await?;
         }
         Ok(job.status())
     }

@@ -214,12 +214,14 @@ impl JobRun {
         blocking(enter).await
     }
 
-    /// Releases the job's volume.
+    /// Releases the job's volume, if it has one: a job that was refused because of its id must not touch that of the other.
     async fn retire_volume(&self) {
-        let volume = self.queue.volume_of(&self.job);
-        let is_saved = self.job.status().saving.is_some_and(|saving| !saving.has_unsaved());
+        let (job, volume) = (Arc::clone(&self.job), self.queue.volume_of(&self.job));
+        let is_saved = job.status().saving.is_some_and(|saving| !saving.has_unsaved());
         let retired = blocking(move || {
-            volume.retire(is_saved);
+            if job.has_volume() {
+                volume.retire(is_saved);
+            }
             Ok(())
         });
         let _ = retired.await;

@@ -70,13 +70,18 @@ fn job_id_in_use_is_refused_to_another_job() {
     let machine = Machine::new();
     let _agent = machine.agent("");
     let flag = machine.directory("flag");
-    let wait = format!("touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done", text(&flag));
+    let wait = format!(
+        "echo x > $BT_SCRATCH_DIR/x; touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done",
+        text(&flag)
+    );
     let file = commands(&machine, "wait.toml", &[&wait]);
     let first = submitted(&machine, &["--id", "same", text(&file)]);
     eventually("it runs", || flag.join("runs").exists());
     let second = job(&machine, &["run", "--id", "same", text(&file)]);
     let message = "a job with the id same runs on this node already; choose another --id";
     assert!(second.code == Some(125) && second.err.contains(message), "{}", second.err);
+    let [volume] = &volumes(&machine)[..] else { panic!("one volume") };
+    assert!(volume.join("scratch/x").exists(), "the refused job leaves the volume of the other alone");
     fs::write(flag.join("go"), "").unwrap();
     job(&machine, &["wait", &first]).succeeds();
     assert!(volumes(&machine).is_empty());
