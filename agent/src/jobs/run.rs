@@ -100,7 +100,10 @@ impl JobRun {
         let saver = JobSaver::attend(self);
         let exit = self.supervise(supervisor).await;
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
-            self.note_exit(exit.as_ref().ok().cloned()).await?;
+            // What they wrote is saved even where the cache's disk takes no record.
+            if let Err(error) = self.note_exit(exit.as_ref().ok().cloned()).await {
+                tracing::warn!("cannot write that the commands of job {} have ended: {error}", self.job.id());
+            }
         }
         let saved = saver.finish().await;
         match exit {
