@@ -110,7 +110,7 @@ pub struct SupervisorProcess(AsyncFd<OwnedFd>);
 impl SupervisorProcess {
     /// The supervisor of the job in `directory`; `None` when it has ended. Touches the local disk.
     pub fn find(directory: &Path, supervisor: &SupervisorInfo) -> Option<Self> {
-        let pid = Pid::from_raw(supervisor.pid)?;
+        let pid = Pid::from_raw(supervisor.pid).filter(|_| !supervisor.is_of_earlier_boot())?;
         let process = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
         // Checked after the process is open: if it still has its lock, its id was not reused.
         if !is_supervised(directory) {

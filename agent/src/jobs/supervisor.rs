@@ -99,6 +99,17 @@ pub struct SupervisorInfo {
     /// The directories whose new entries live in memory, for the job alone.
     #[serde(default)]
     pub covered: Vec<PathBuf>,
+    /// The boot in which it ran: in another one its numbers are somebody else's. Unknown for one of an older release.
+    #[serde(default)]
+    pub boot: Option<String>,
+}
+
+impl SupervisorInfo {
+    /// Whether the machine was started anew since it ran.
+    pub fn is_of_earlier_boot(&self) -> bool {
+        let is_other = |boot: &String| bdnfs::boot::id().is_ok_and(|now| now != *boot);
+        self.boot.as_ref().is_some_and(is_other)
+    }
 }
 
 /// The supervisor's answer to its order.
@@ -185,8 +196,8 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
     let workdir = order.workdir.display();
     std::env::set_current_dir(&order.workdir)
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
-    let started =
-        SupervisorInfo { pid: std::process::id() as i32, namespace: namespace::number("self")?, covered };
+    let (namespace, boot) = (namespace::number("self")?, bdnfs::boot::id().ok());
+    let started = SupervisorInfo { pid: std::process::id() as i32, namespace, covered, boot };
     directory.write(STARTED_FILE, &started)?;
     Ok((directory, started))
 }
@@ -264,6 +275,9 @@ fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
 
 /// Kills what is left of a job whose supervisor was killed, all that lives in its mount namespace, and waits until it is gone.
 pub fn kill_rest(supervisor: &SupervisorInfo) {
+    if supervisor.is_of_earlier_boot() {
+        return;
+    }
     let begin = Instant::now();
     while begin.elapsed() < KILL_TIMEOUT {
         let members = namespace::members(supervisor.namespace);
@@ -275,5 +289,34 @@ pub fn kill_rest(supervisor: &SupervisorInfo) {
         }
         // Others may have been started meanwhile.
         std::thread::sleep(KILL_POLL_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn kill_rest_spares_processes_of_another_boot() {
+        let mut unshare = Command::new("unshare");
+        let Ok(mut child) = unshare.args(["--mount", "sleep", "1000"]).spawn() else { return };
+        let pid = child.id().to_string();
+        let own = namespace::number("self").unwrap();
+        let namespace = loop {
+            match namespace::number(&pid) {
+                Ok(number) if number != own => break number,
+                // It may not have one of its own.
+                _ if child.try_wait().unwrap().is_some() => return,
+                _ => std::thread::sleep(KILL_POLL_INTERVAL),
+            }
+        };
+        let of_boot = |boot: Option<String>| SupervisorInfo { pid: 0, namespace, covered: Vec::new(), boot };
+        kill_rest(&of_boot(Some("another".to_owned())));
+        assert!(child.try_wait().unwrap().is_none(), "it is not of the job");
+        // A zombie has no namespace.
+        kill_rest(&of_boot(bdnfs::boot::id().ok()));
+        assert!(!child.wait().unwrap().success());
     }
 }
