@@ -19,10 +19,11 @@ mod survivors;
 use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs::volume::{Scan, VolumeDirectory};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tokio::task::LocalSet;
@@ -78,10 +79,8 @@ pub struct SaveOrder {
 impl SaveOrder {
     /// How the job's commands ended: `None` while they run.
     fn job_end(&self) -> Option<JobEnd> {
-        let lock = File::open(&self.job_lock);
         // Without a lock there was never a supervisor, or the cache was removed.
-        let runs =
-            lock.is_ok_and(|lock| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).is_err());
+        let runs = crate::volumes::is_locked(&self.job_lock);
         let exit = || serde_json::from_slice::<JobExit>(&std::fs::read(&self.job_exit).ok()?).ok();
         (!runs).then(|| match exit() {
             Some(exit) if exit.is_success() => JobEnd::Completed,
@@ -100,6 +99,23 @@ enum JobEnd {
     Failed,
     /// By a signal: what they were writing is torn.
     Killed,
+}
+
+/// Whether all that is in the directory `checkpoints` of a volume is saved as it is now, or is to be dropped. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Disk`]; [`Kind::Invalid`] where there is too much to look at.
+pub fn is_all_saved(volume: &Path, checkpoints: &Path) -> Result<bool> {
+    let is_there =
+        checkpoints.try_exists().with_context(|| format!("cannot look at {}", checkpoints.display()))?;
+    if requested_end(volume) == Some(SaverEnd::Discard) || !is_there {
+        return Ok(true);
+    }
+    let (seals, _) = VolumeDirectory::open(checkpoints)?.walk().and_then(Scan::into_seals)?;
+    let saved = read(volume).unwrap_or_default().saved;
+    Ok(seals.iter().all(|(name, seal)| {
+        seal.files.is_empty() || saved.get(name).is_some_and(|saved| saved.fingerprint == seal.fingerprint())
+    }))
 }
 
 /// Carries out the order on its standard input, and says `ready` when it has begun.

@@ -19,7 +19,7 @@ mod usage;
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -219,14 +219,23 @@ impl JobVolume {
     }
 }
 
-/// Locks the volume in the directory `path`.
+/// Locks the file or the directory of a volume `path`.
 ///
 /// # Errors
 /// The disk's own, or that another process has locked it.
 pub fn lock(path: &Path, how: FlockOperation) -> io::Result<File> {
-    let directory = File::open(path)?;
-    rustix::fs::flock(&directory, how)?;
-    Ok(directory)
+    let locked = File::open(path)?;
+    rustix::fs::flock(&locked, how)?;
+    Ok(locked)
+}
+
+/// Whether somebody holds the file `path` locked. One that can't be looked at counts as held, and one that is not there does not:
+/// who holds it may write.
+pub fn is_locked(path: &Path) -> bool {
+    match lock(path, FlockOperation::NonBlockingLockShared) {
+        Ok(_) => false,
+        Err(error) => error.kind() != ErrorKind::NotFound,
+    }
 }
 
 /// The directories in `path`, no links among them.
@@ -269,6 +278,19 @@ mod tests {
         volumes.clear(&HashSet::from([needed.path().to_owned()]));
         assert!(held.scratch().exists() && needed.scratch().exists());
         assert!(!left.path().exists());
+    }
+
+    #[test]
+    fn lock_counts_as_held_unless_it_is_free_or_not_there() {
+        let home = tempfile::tempdir().unwrap();
+        let path = |name: &str| home.path().join(name);
+        assert!(!is_locked(&path("missing")));
+        let file = File::create(path("file")).unwrap();
+        assert!(!is_locked(&path("file")));
+        rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+        assert!(is_locked(&path("file")));
+        std::os::unix::fs::symlink("loop", path("loop")).unwrap();
+        assert!(is_locked(&path("loop")), "nothing is known of it");
     }
 
     #[test]

@@ -51,7 +51,18 @@ impl JobSaver {
     /// [`Kind::Unavailable`] where something could not be saved; it is kept, and the error says where.
     pub async fn finish(mut self) -> ApiResult<()> {
         let Some(task) = &mut self.task else { return Ok(()) };
-        let report = task.await.map_err(lost)?;
+        let mut report = task.await.map_err(lost)?;
+        if !report.has_unsaved() {
+            // Before all of it is removed: the record says what was saved, and not what there is.
+            let volume = self.run.queue.volume_of(&self.run.job);
+            let judge = move || saver::is_all_saved(volume.path(), &volume.checkpoints());
+            let changed = || Some("something came to them after they were saved".to_owned());
+            let why = blocking(judge)
+                .await
+                .map_or_else(|e| Some(e.to_string()), |all| if all { None } else { changed() });
+            report.given_up = why.is_some();
+            report.why = why.or(report.why);
+        }
         self.run.job.set_saving(report.clone(), self.run.job.saver_events());
         if !report.has_unsaved() {
             return Ok(());
@@ -68,19 +79,19 @@ impl JobSaver {
 /// Keeps the saver of a job alive until it has finished, and its report in the job's status.
 async fn attend(run: JobRun) -> SaveReport {
     let (queue, job) = (&run.queue, &run.job);
-    if let Some(report) = job.status().saving.filter(|report| report.finished) {
+    if let Some(report) = job.status().saving.filter(|report| report.finished && job.has_exited()) {
         return report;
     }
     let volume = queue.volume_of(job).path().to_owned();
     let mut failed: Option<String> = None;
     loop {
-        let path = volume.clone();
+        let (path, directory) = (volume.clone(), job.directory().to_owned());
         let look = blocking(move || {
             // Read in this order: what a saver writes before its end is seen.
-            let lives = saver::has_saver(&path);
-            Ok((lives, saver::requested_end(&path), saver::read(&path).unwrap_or_default()))
+            let (runs, lives) = (supervisor::is_supervised(&directory), saver::has_saver(&path));
+            Ok((runs, lives, saver::requested_end(&path), saver::read(&path).unwrap_or_default()))
         });
-        let Ok((lives, end, mut record)) = look.await else {
+        let Ok((runs, lives, end, mut record)) = look.await else {
             sleep(LOOK_INTERVAL).await;
             continue;
         };
@@ -88,7 +99,8 @@ async fn attend(run: JobRun) -> SaveReport {
             (record.report.finished, record.report.given_up) = (true, end == Some(SaverEnd::Keep));
         }
         record.events_after(job.saver_events()).iter().for_each(|event| job.note(event.as_str()));
-        let is_over = !lives && record.report.finished;
+        // One that ended while the commands run was wrong about them.
+        let is_over = !lives && record.report.finished && (end.is_some() || job.has_exited());
         let is_new = record.events > job.saver_events() || is_over;
         let report = record.report;
         job.set_saving(report.clone(), record.events.max(job.saver_events()));
@@ -100,7 +112,8 @@ async fn attend(run: JobRun) -> SaveReport {
         if is_over {
             return report;
         }
-        if lives {
+        if lives || (report.finished && !runs) {
+            // Until it has finished, or it is noted that the commands have ended.
             sleep(LOOK_INTERVAL).await;
             continue;
         }

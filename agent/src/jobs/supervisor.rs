@@ -255,8 +255,7 @@ pub fn end_files(directory: &Path) -> (PathBuf, PathBuf) {
 
 /// Whether a supervisor of the job in `directory` lives.
 pub fn is_supervised(directory: &Path) -> bool {
-    let Ok(lock) = File::open(directory.join(LOCK_FILE)) else { return false };
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
+    volumes::is_locked(&directory.join(LOCK_FILE))
 }
 
 /// The supervisor of the job in `directory`, which may have ended; `None` where its commands were never started.

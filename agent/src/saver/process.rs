@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
-use rustix::fs::FlockOperation;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 
 use super::{SAVER_LOCK_FILE, SaveOrder};
 use crate::context::Context;
+use crate::volumes;
 
 /// The file in a volume that its saver prints to: it outlives the reader of the agent's output.
 const SAVER_LOG_FILE: &str = "saver.log";
@@ -21,8 +21,7 @@ const SAVER_START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Whether the saver of the `volume` lives, whichever agent started it.
 pub fn has_saver(volume: &Path) -> bool {
-    let Ok(lock) = File::open(volume.join(SAVER_LOCK_FILE)) else { return false };
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).is_err()
+    volumes::is_locked(&volume.join(SAVER_LOCK_FILE))
 }
 
 /// Starts a saver, and waits until it has begun. It outlives this process.
