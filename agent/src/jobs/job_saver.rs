@@ -83,7 +83,7 @@ async fn attend(run: JobRun) -> SaveReport {
         return report;
     }
     let volume = queue.volume_of(job).path().to_owned();
-    let mut failed: Option<String> = None;
+    let (mut failed, mut is_tried) = (None::<String>, false);
     loop {
         let (path, directory) = (volume.clone(), job.directory().to_owned());
         let look = blocking(move || {
@@ -117,25 +117,20 @@ async fn attend(run: JobRun) -> SaveReport {
             sleep(LOOK_INTERVAL).await;
             continue;
         }
-        let Err(error) = start(&run).await else {
-            failed = None;
-            sleep(RESTART_INTERVAL).await;
-            continue;
-        };
-        let text = format!("checkpoints are not being saved: {error}");
-        if failed.as_ref() != Some(&text) {
-            job.note(text.clone());
-        }
+        // A saver that gave up can't say so where the disk is full. One is tried in any case.
         let exited = job.status().exited.and_then(|at| (now() - at).to_std().ok());
-        if exited.is_some_and(|since| since > queue.volumes.config().give_up) {
-            return SaveReport {
-                given_up: true,
-                why: Some(text),
-                directory: queue.volume_of(job).checkpoints(),
-                ..report
-            };
+        if is_tried && exited.is_some_and(|since| since > queue.volumes.config().give_up) {
+            let why = failed.or(report.why).or_else(|| Some("the saver ended before it was done".to_owned()));
+            let directory = queue.volume_of(job).checkpoints();
+            return SaveReport { given_up: true, why, directory, ..report };
         }
-        failed = Some(text);
+        is_tried = true;
+        let error = start(&run).await.err();
+        let text = error.map(|error| format!("checkpoints are not being saved: {error}"));
+        if let Some(text) = text.as_ref().filter(|text| failed.as_ref() != Some(text)) {
+            job.note(text.as_str());
+        }
+        failed = text;
         sleep(RESTART_INTERVAL).await;
     }
 }

@@ -270,6 +270,28 @@ fn job_whose_mirror_stays_away_fails_naming_the_directory() {
 }
 
 #[test]
+fn job_whose_saver_can_record_nothing_fails_naming_the_directory() {
+    let machine = Machine::new();
+    let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"1s\""), machine };
+    saving.take_mirror_away();
+    let number = saving.submit(
+        "mute",
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model; while [ ! -e go ]; do sleep 0.1; done",
+    );
+    let volume = saving.volume("mute");
+    eventually("it has a record, and no file can take its place, as on a full disk", || {
+        fs::remove_file(volume.join("saver.json")).is_ok()
+            && fs::create_dir_all(volume.join("saver.json/below")).is_ok()
+    });
+    fs::write(volume.join("checkpoints/go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_FAILED");
+    let why = status["why"]["message"].as_str().unwrap();
+    assert!(why.ends_with(&format!("they are kept in {}", volume.join("checkpoints").display())), "{why}");
+    assert!(volume.join("checkpoints/a/model").exists());
+}
+
+#[test]
 fn job_run_signaled_while_it_saves_leaves_what_is_not_saved() {
     let machine = Machine::new();
     let mirror = machine.directory("home").join("mirror");
