@@ -1,6 +1,6 @@
 //! The trash: what is removed is renamed first, which takes no time, and then removed when the disk has nothing else to do.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, DirEntry};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -32,15 +32,114 @@ pub fn take(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
 pub fn empty(trash: PathBuf) -> Option<JoinHandle<()>> {
     let remove = move || {
         runtime::lower_priority();
-        for entry in fs::read_dir(&trash).into_iter().flatten().flatten() {
-            // Links are removed and not followed. Another process may be at the same.
-            if let Err(error) = fs::remove_dir_all(entry.path())
-                && error.kind() != ErrorKind::NotFound
-            {
-                tracing::warn!("cannot remove {}: {error}", entry.path().display());
-            }
-        }
+        remove_all(&trash);
     };
     let started = std::thread::Builder::new().name("bdnfs-trash".into()).spawn(remove);
     started.inspect_err(|error| tracing::warn!("cannot start a thread to empty the trash: {error}")).ok()
+}
+
+/// Removes what lies in the directory `trash`.
+fn remove_all(trash: &Path) {
+    let mut round = Round { removed: true, ..Round::default() };
+    while round.removed {
+        round = Round { moved: round.moved, ..Round::default() };
+        for entry in fs::read_dir(trash).into_iter().flatten().flatten() {
+            round.remove(&entry, trash);
+        }
+    }
+    if let Some((path, error)) = round.failed {
+        tracing::warn!("cannot remove {}: {error}", path.display());
+    }
+}
+
+/// One look at all that lies in a trash. What is below a directory in it is moved up into it: a job may have made directories deeper
+/// than any stack and than any path, and so each is removed as one that has files alone.
+#[derive(Default)]
+struct Round {
+    /// Whether there is less than before.
+    removed: bool,
+    /// How many directories were moved up so far, for their names.
+    moved: u64,
+    /// The first that can't be removed, and why.
+    failed: Option<(PathBuf, io::Error)>,
+}
+
+impl Round {
+    /// Removes an entry of the directory `trash`, and what is in it.
+    fn remove(&mut self, entry: &DirEntry, trash: &Path) {
+        if is_directory(entry) {
+            for below in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                let path = below.path();
+                match remove_one(&below) {
+                    Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {
+                        let moved = self.move_up(&path, trash);
+                        self.note(path, moved);
+                    }
+                    removed => self.note(path, removed),
+                }
+            }
+        }
+        let removed = remove_one(entry);
+        self.note(entry.path(), removed);
+    }
+
+    /// Moves a directory into the directory `trash`.
+    fn move_up(&mut self, path: &Path, trash: &Path) -> io::Result<()> {
+        loop {
+            self.moved += 1;
+            match fs::rename(path, trash.join(format!(".{}", self.moved))) {
+                Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {}
+                moved => return moved,
+            }
+        }
+    }
+
+    /// Notes what became of one.
+    fn note(&mut self, path: PathBuf, outcome: io::Result<()>) {
+        match outcome {
+            Ok(()) => self.removed = true,
+            // Another process may be at the same.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => drop(self.failed.get_or_insert((path, error))),
+        }
+    }
+}
+
+/// Removes a file, or a directory that is empty. Links are removed and not followed.
+fn remove_one(entry: &DirEntry) -> io::Result<()> {
+    if is_directory(entry) { fs::remove_dir(entry.path()) } else { fs::remove_file(entry.path()) }
+}
+
+fn is_directory(entry: &DirEntry) -> bool {
+    entry.file_type().is_ok_and(|kind| kind.is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+
+    use super::*;
+
+    /// Deeper than a thread's stack, and than a path is long.
+    const DEPTH: u32 = 15_000;
+
+    #[test]
+    fn remove_all_removes_directories_deeper_than_any_stack_and_no_link_target() {
+        let home = tempfile::tempdir().unwrap();
+        let (trash, taken) = (home.path().join("trash"), home.path().join("taken"));
+        fs::create_dir_all(taken.join("a/b")).unwrap();
+        fs::write(home.path().join("other"), "").unwrap();
+        std::os::unix::fs::symlink(home.path(), taken.join("a/b/link")).unwrap();
+        fs::write(taken.join("a/file"), "").unwrap();
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut deep = openat(CWD, &taken, flags, Mode::empty()).unwrap();
+        for _ in 0..DEPTH {
+            mkdirat(&deep, "deep", Mode::RWXU).unwrap();
+            deep = openat(&deep, "deep", flags, Mode::empty()).unwrap();
+        }
+        take(&taken, &trash, "x").unwrap();
+        remove_all(&trash);
+        assert_eq!(fs::read_dir(&trash).unwrap().count(), 0);
+        assert!(home.path().join("other").exists());
+    }
 }

@@ -1,34 +1,123 @@
 //! The disk usage of a volume, counted.
 
 use std::collections::HashSet;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::path::Arg;
 
 /// The unit of `st_blocks`, whatever the block size of the file system (stat(2)).
 const SECTOR: u64 = 512;
 
 /// The bytes that all below `directory` occupies on the disk; what has several names counts once. What goes meanwhile, or can't be
 /// looked at, counts nothing. Touches the local disk.
+///
+/// One directory is open at a time, and is left by `..`: a job may have made them deeper than a path is long.
 pub fn occupied(directory: &Path) -> u64 {
-    let (mut bytes, mut todo, mut linked) = (0, vec![directory.to_owned()], HashSet::new());
-    while let Some(directory) = todo.pop() {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            // The metadata of the entry itself, not of a link's target.
-            let Ok(found) = entry.metadata() else { continue };
-            if found.is_dir() {
-                todo.push(entry.path());
+    let Ok(root) = open(CWD, directory) else { return 0 };
+    let mut count = Count::default();
+    let mut levels = Vec::from_iter(count.read(&root));
+    let Ok(mut here) = root.try_clone() else { return 0 };
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.todo.pop() {
+            if let Ok(below) = open(&here, &*name)
+                && let Some(level) = count.read(&below)
+            {
+                here = below;
+                levels.push(level);
             }
-            let is_first = found.is_dir() || found.nlink() < 2 || linked.insert(found.ino());
-            bytes += if is_first { found.blocks() * SECTOR } else { 0 };
+            continue;
+        }
+        levels.pop();
+        let Some(above) = levels.last() else { break };
+        match open(&here, c"..") {
+            Ok(parent) if fstat(&parent).is_ok_and(|stat| identity(&stat) == above.identity) => here = parent,
+            // Moved meanwhile: what is left beside it waits for the next count.
+            _ => {
+                let Ok(root) = root.try_clone() else { break };
+                here = root;
+                levels.truncate(1);
+            }
         }
     }
-    bytes
+    count.bytes
+}
+
+/// A directory that is being counted.
+struct Level {
+    identity: (u64, u64),
+    /// The directories in it that are not counted yet.
+    todo: Vec<CString>,
+}
+
+#[derive(Default)]
+struct Count {
+    bytes: u64,
+    /// The files with several names that are counted.
+    linked: HashSet<u64>,
+}
+
+impl Count {
+    /// Counts what is in a directory, but not below; `None` where it can't be read.
+    fn read(&mut self, directory: &OwnedFd) -> Option<Level> {
+        let identity = identity(&fstat(directory).ok()?);
+        let mut todo = Vec::new();
+        for entry in Dir::read_from(directory).ok()?.flatten() {
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            // The metadata of the entry itself, not of a link's target.
+            let Ok(found) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+            if is_directory {
+                todo.push(name.to_owned());
+            }
+            let is_first = is_directory || found.st_nlink < 2 || self.linked.insert(found.st_ino);
+            self.bytes += if is_first { found.st_blocks.unsigned_abs() * SECTOR } else { 0 };
+        }
+        Some(Level { identity, todo })
+    }
+}
+
+/// Opens the directory `path`, which is no link.
+fn open(directory: impl AsFd, path: impl Arg) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(directory, path, flags, Mode::empty())
+}
+
+fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use rustix::fs::mkdirat;
+
     use super::*;
+
+    #[test]
+    fn occupied_counts_what_lies_deeper_than_a_path_is_long() {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir(home.path().join("beside")).unwrap();
+        let mut deep = open(CWD, home.path()).unwrap();
+        for _ in 0..5000 {
+            mkdirat(&deep, "deep", Mode::RWXU).unwrap();
+            deep = open(&deep, c"deep").unwrap();
+        }
+        let before = occupied(home.path());
+        let path = format!("/proc/self/fd/{}/file", std::os::fd::AsRawFd::as_raw_fd(&deep));
+        fs::write(&path, vec![1; 1 << 20]).unwrap();
+        fs::File::open(&path).unwrap().sync_all().unwrap();
+        fs::write(home.path().join("beside/file"), vec![1; 1 << 20]).unwrap();
+        fs::File::open(home.path().join("beside/file")).unwrap().sync_all().unwrap();
+        let grown = occupied(home.path()) - before;
+        assert!(((2 << 20)..(2 << 20) + (64 << 10)).contains(&grown), "{grown}");
+    }
 
     #[test]
     fn occupied_counts_links_once_and_holes_not_at_all() {
