@@ -88,6 +88,14 @@ fn foreign_version(name: &str) -> Error {
     Error::new(Kind::Invalid, format!("{name}: the version in the manifest is not one of this origin"))
 }
 
+/// The error for content that is no longer there. For who reads, it is no longer what the snapshot pinned.
+fn gone(name: &str, how: &str) -> Error {
+    Error::new(
+        Kind::Changed,
+        format!("{name} is gone, though the snapshot has it ({how}); restore it, or take a new snapshot"),
+    )
+}
+
 /// The error for content that is no longer what the snapshot pinned.
 pub(crate) fn changed(name: &str, how: &str) -> Error {
     Error::new(Kind::Changed, format!("{name} changed since the snapshot was taken ({how}); take a new one"))

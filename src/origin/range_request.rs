@@ -8,7 +8,7 @@ use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Response, StatusCode};
 
-use super::changed;
+use super::{changed, gone};
 use crate::blob::Blob;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{body_of_length, header, transport_error};
@@ -49,10 +49,11 @@ impl RangeRequest {
         self.range.end - self.range.start
     }
 
-    /// The error of a request that failed: what is not found any more has changed.
+    /// The error of a request that failed: what is not found any more is no longer what the snapshot pinned.
     pub(super) fn failed(&self, error: Error) -> Error {
         match error.kind() {
-            Kind::NotFound | Kind::Changed => self.changed(&error.to_string()),
+            Kind::NotFound => gone(&self.name, &error.to_string()),
+            Kind::Changed => self.changed(&error.to_string()),
             _ => error.within(&self.name),
         }
     }

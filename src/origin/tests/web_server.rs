@@ -210,8 +210,8 @@ async fn web_refusal_says_what_to_do() {
     for (status, kind, said) in [
         (401, Kind::Refused, "401 Unauthorized; no credentials were sent"),
         (403, Kind::Refused, "403 Forbidden; no credentials were sent"),
-        (404, Kind::Changed, "changed since the snapshot was taken"),
-        (410, Kind::Changed, "410 Gone"),
+        (404, Kind::Changed, "is gone, though the snapshot has it (the server answers 404 Not Found"),
+        (410, Kind::Changed, "is gone, though the snapshot has it (the server answers 410 Gone"),
         (412, Kind::Changed, "412 Precondition Failed"),
         (416, Kind::Changed, "416 Range Not Satisfiable"),
         (500, Kind::Unavailable, "500 Internal Server Error"),

@@ -112,7 +112,7 @@ fn table() -> Vec<FaultCase> {
         let fault = ServerFault::Status(StatusCode::from_u16(status).unwrap(), None);
         (fault, [(Kind::Refused, said), (Kind::Refused, said), ADDRESS])
     };
-    let gone = "changed since the snapshot was taken (the server answers 404 Not Found; check the name); take a new one";
+    let gone = "is gone, though the snapshot has it (the server answers 404 Not Found; check the name); restore it, or take a new snapshot";
     let changed =
         "changed since the snapshot was taken (the server answers 412 Precondition Failed); take a new one";
     let broke = "the connection to the server was lost: end of file before message length reached";
