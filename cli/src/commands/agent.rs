@@ -8,6 +8,7 @@ use bdnfs_agent::{AgentConfig, AgentServer};
 
 mod cluster;
 mod config;
+mod config_error;
 mod notify;
 mod publications;
 mod stop;

@@ -16,6 +16,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 
 use super::cluster::ClusterSection;
+use super::config_error;
 use super::publications::{DockerSection, PublicationSection, SourceSection};
 use super::volumes::VolumeSection;
 use crate::access::{AccessArgs, MirrorAccessArgs};
@@ -115,11 +116,8 @@ impl ConfigFile {
         Self::parse(&text).with_context(|| path.display().to_string())
     }
 
-    fn parse(text: &str) -> Result<Self> {
-        toml::from_str(text).map_err(|e| {
-            let line = e.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-            anyhow::anyhow!("line {line}: {}", e.message())
-        })
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        toml::from_str(text).map_err(|error| anyhow::anyhow!(config_error::explain(text, &error)))
     }
 
     /// The collector for traces, if one is named.
@@ -243,8 +241,7 @@ mod tests {
     #[test]
     fn invalid_configuration_is_refused_with_line_or_key() {
         for (text, message) in [
-            ("\ncache_sise = \"2T\"", "line 2: unknown field `cache_sise`"),
-            ("cache_size = \"many\"", "line 1"),
+            ("\ncache_sise = \"2T\"", "line 2: cache_sise: is not a known key"),
             ("[telemetry]\nlisten = \"0.0.0.0:9464\"", "must be a loopback address"),
             ("socket = \"agent.sock\"", "absolute"),
             ("secrets = [\"/no such place\"]", "/no such place"),
@@ -260,7 +257,7 @@ mod tests {
             ("[sources.llama]\nsource = \"ftp://x\"", "sources.llama"),
             ("[sources.\"a/b\"]\nsource = \"hf://o/m\"", "a/b"),
             ("[sources.llama]\nsource = \"hf://o/m\"\nmount_location = \"models\"", "mount_location"),
-            ("[sources.llama]\nsource = \"hf://o/m\"\nsauce = 1", "unknown field `sauce`"),
+            ("[sources.llama]\nsource = \"hf://o/m\"\nsauce = 1", "sources.llama.sauce: is not a known key"),
             ("[docker]\nsocket = \"bdnfs.sock\"", "docker: socket bdnfs.sock: must be an absolute path"),
             ("[docker]\npodman_timeout = \"1s\"", "docker: podman_timeout: "),
         ] {
