@@ -23,4 +23,5 @@ mod run;
 pub mod supervisor;
 mod validation;
 
+pub use job_caches::check_cache_places;
 pub use queue::JobQueue;

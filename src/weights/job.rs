@@ -32,8 +32,8 @@ pub struct JobCommands {
     pub environment: BTreeMap<String, Variable>,
     /// The checkpoints that they resume from, if its `load_checkpoint_config` is enabled.
     pub load: Option<CheckpointLoading>,
-    /// Its place in the document.
-    pub environment_place: DocumentPath,
+    /// The place of its `runtime` in the document; of a `config.yaml`, which has none for commands, the document itself.
+    pub place: DocumentPath,
     /// The values of its `checkpointing_config`, if that is enabled.
     pub checkpoints: Option<CheckpointingConfig>,
 }
@@ -179,9 +179,7 @@ pub fn runs(document: &Value) -> JobCommands {
         start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
         environment: serde_json::from_value(environment).unwrap_or_default(),
         load: loading(of("load_checkpoint_config")),
-        environment_place: runtime
-            .map_or(place.clone(), |_| place.key("runtime"))
-            .key("environment_variables"),
+        place: runtime.map_or(place.clone(), |_| place.key("runtime")),
         checkpoints: serde_json::from_value(of("checkpointing_config"))
             .ok()
             .filter(|config: &CheckpointingConfig| config.enabled),

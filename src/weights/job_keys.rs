@@ -105,7 +105,8 @@ const RUNTIME: &[JobKey] = &[
 const CHECKPOINTING: &[JobKey] = &[
     JobKey::optional("enabled", Flag),
     JobKey::nullable("checkpoint_path", Text),
-    JobKey::nullable("volume_size_gib", Whole),
+    JobKey::nullable("volume_size_gib", Whole)
+        .refused(|size| size.as_u64().is_none_or(|size| size == 0), "must be at least 1"),
 ];
 const LOADING: &[JobKey] = &[
     JobKey::optional("enabled", Flag),

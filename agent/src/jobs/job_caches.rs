@@ -109,17 +109,24 @@ pub fn check(request: &JobRequest) -> Result<()> {
         ));
     }
     let others = request.weights.iter().map(|weights| weights.mountpoint.clone());
-    let others: Vec<PathBuf> = others
-        .chain(request.load.as_ref().map(|load| load.download_folder.clone()))
-        .chain([PathBuf::from(SCRATCH_PLACE)])
-        .collect();
+    let others = others.chain(request.load.as_ref().map(|load| load.download_folder.clone()));
+    check_cache_places(cache, &others.collect::<Vec<_>>())
+}
+
+/// Refuses caches that lie in a directory of `others`, of which the job has sources or checkpoints, or in the scratch directory, and
+/// those that one of these lies in.
+///
+/// # Errors
+/// [`Kind::Invalid`].
+pub fn check_cache_places(cache: &TrainingCache, others: &[PathBuf]) -> Result<()> {
+    let scratch = PathBuf::from(SCRATCH_PLACE);
+    let others: Vec<_> = others.iter().chain([&scratch]).collect();
     for place in cache.places() {
         if let Some(other) = others.iter().find(|other| other.starts_with(&place) || place.starts_with(other))
         {
             let (other, place) = (other.display(), place.display());
-            return invalid(format!(
-                "{other} and the cache at {place} hide each other; choose another place"
-            ));
+            let text = format!("{other} and the cache at {place} hide each other; choose another place");
+            return Err(Error::new(Kind::Invalid, text));
         }
     }
     Ok(())

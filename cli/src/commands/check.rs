@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use bdnfs::error::Kind;
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
 use bdnfs::weights::{self, Accepted, Rules, Variable};
-use bdnfs_agent::jobs::supervisor;
+use bdnfs_agent::jobs::{self, supervisor};
+use bdnfs_agent::volumes::{CHECKPOINT_PLACE, SCRATCH_PLACE};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -117,7 +118,7 @@ fn check(
     };
     let (accepted, mut findings) = weights::read(&document.value, rules);
     check_job(&document.value, &mut findings);
-    check_places(&accepted, &mut findings);
+    check_places(&document.value, &accepted, &mut findings);
     let secrets = find_secrets(named_secrets(&document.value, &accepted), stores, env, &mut findings);
     let mut findings: Vec<_> = document
         .findings
@@ -148,20 +149,48 @@ fn check_job(document: &Value, findings: &mut Diagnostics) {
     }
 }
 
-/// Checks the mount locations against what is at them on this machine, where the job is to run.
-fn check_places(accepted: &[Accepted], findings: &mut Diagnostics) {
+/// Checks the directories that a job would have against each other and what is at them on this machine, where it is to run.
+fn check_places(document: &Value, accepted: &[Accepted], findings: &mut Diagnostics) {
     let mut places = Vec::new();
     for Accepted { place, weights, .. } in accepted {
-        let (place, path) = (place.key("mount_location"), weights.mount_location.as_path());
-        let alone = supervisor::check_places(&[path]);
-        places.push(path);
-        match alone.and_then(|()| supervisor::check_places(&places)) {
-            Ok(()) => continue,
-            Err(error) if error.kind() == Kind::Invalid => findings.reject(&place, error.to_string()),
-            // Another process may look at it.
-            Err(error) => findings.warn(&place, error.to_string()),
+        check_place(&place.key("mount_location"), &weights.mount_location, &mut places, findings);
+    }
+    let job = weights::runs(document);
+    if !job.start_commands.is_empty() {
+        check_place(&job.place, Path::new(SCRATCH_PLACE), &mut places, findings);
+    }
+    if let Some(load) = &job.load {
+        let place = job.place.key("load_checkpoint_config").key("download_folder");
+        check_place(&place, &load.download_folder, &mut places, findings);
+    }
+    let outside_caches = places.clone();
+    if let Some(config) = &job.checkpoints {
+        let path = config.checkpoint_path.as_deref().unwrap_or(Path::new(CHECKPOINT_PLACE));
+        let place = job.place.key("checkpointing_config").key("checkpoint_path");
+        check_place(&place, path, &mut places, findings);
+    }
+    let cache = weights::training_cache(document);
+    // Another base is refused already.
+    if let Some(cache) = cache.filter(|cache| weights::is_cache_base(&cache.mount_base_path)) {
+        let place = job.place.key("cache_config");
+        match jobs::check_cache_places(&cache, &outside_caches) {
+            Ok(()) => cache.places().iter().for_each(|path| check_place(&place, path, &mut places, findings)),
+            Err(error) => findings.reject(&place, error.to_string()),
         }
-        places.pop();
+    }
+}
+
+/// Checks `path`, which `place` names, beside the other `places` of the job, and adds it to them.
+fn check_place(place: &DocumentPath, path: &Path, places: &mut Vec<PathBuf>, findings: &mut Diagnostics) {
+    if !path.is_absolute() {
+        return findings.reject(place, format!("must be absolute, so begin with a slash: {path:?}"));
+    }
+    let all: Vec<_> = places.iter().map(PathBuf::as_path).chain([path]).collect();
+    match supervisor::check_places(&[path]).and_then(|()| supervisor::check_places(&all)) {
+        Ok(()) => places.push(path.to_owned()),
+        Err(error) if error.kind() == Kind::Invalid => findings.reject(place, error.to_string()),
+        // Another process may look at it.
+        Err(error) => findings.warn(place, error.to_string()),
     }
 }
 
@@ -194,7 +223,7 @@ fn named_secrets(document: &Value, accepted: &[Accepted]) -> Vec<(DocumentPath, 
     });
     let job = weights::runs(document);
     let of_variables = job.environment.into_iter().filter_map(|(variable, value)| match value {
-        Variable::Secret { name } => Some((job.environment_place.key(&variable), name)),
+        Variable::Secret { name } => Some((job.place.key("environment_variables").key(&variable), name)),
         Variable::Text(_) => None,
     });
     of_weights.chain(of_variables).collect()

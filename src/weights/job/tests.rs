@@ -97,12 +97,7 @@ fn config_of_truss_has_variables_and_data_that_is_not_mounted() {
     let environment = BTreeMap::from([("A".to_owned(), Variable::Text("b".to_owned()))]);
     assert_eq!(
         runs(&config),
-        JobCommands {
-            name: Some("m".to_owned()),
-            environment,
-            environment_place: DocumentPath::default().key("environment_variables"),
-            ..JobCommands::default()
-        }
+        JobCommands { name: Some("m".to_owned()), environment, ..JobCommands::default() }
     );
     let unsupported = unsupported(&config);
     assert!(!unsupported.is_job);

@@ -190,6 +190,9 @@ def cannot_load(job):
 def refused(job):
     """What the job asks for that is not here."""
     asked = ["runtime.load_checkpoint_config"] * cannot_load(job)
+    for section, key in [("checkpointing_config", "checkpoint_path"), ("load_checkpoint_config", "download_folder")]:
+        path = is_enabled(job, section) and job["runtime"][section][key]
+        asked += [f"runtime.{section}.{key}"] * bool(path and not path.startswith("/"))
     return asked + ["compute.node_count"] * (job["compute"]["node_count"] != 1)
 
 

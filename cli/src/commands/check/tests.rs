@@ -92,3 +92,61 @@ fn check_warns_of_a_missing_secret_that_only_a_variable_names() {
     let said = format_report(&report(Format::Toml, &long));
     assert!(said.contains("file:1: project: the name \"ppp") && said.contains("is too long"), "{said}");
 }
+
+#[test]
+fn check_rejects_directories_that_a_job_cannot_have() {
+    let said = |runtime: &str, mount: &str| {
+        let toml = format!(
+            "[runtime]\nstart_commands = ['true']\n{runtime}\n[[weights]]\nsource = 's3://b/x'\nmount_location = '{mount}'\n"
+        );
+        format_report(&report(Format::Toml, &toml))
+    };
+    let enabled = |key: &str, more: &str| format!("{key} = {{ enabled = true, {more} }}");
+    for (runtime, mount, wrong) in [
+        (
+            enabled("checkpointing_config", "checkpoint_path = 'ckpts'"),
+            "/models/a",
+            "file:3: runtime.checkpointing_config.checkpoint_path: must be absolute",
+        ),
+        (
+            enabled("checkpointing_config", "volume_size_gib = -1"),
+            "/models/a",
+            "file:3: runtime.checkpointing_config.volume_size_gib: must be at least 1",
+        ),
+        (
+            enabled("load_checkpoint_config", "download_folder = 'loaded'"),
+            "/models/a",
+            "file:3: runtime.load_checkpoint_config.download_folder: must be absolute",
+        ),
+        (
+            enabled("checkpointing_config", "checkpoint_path = '/models/a'"),
+            "/models/a",
+            "file:3: runtime.checkpointing_config.checkpoint_path: the mount locations /models/a and /models/a are one",
+        ),
+        (
+            enabled("checkpointing_config", "checkpoint_path = '/mnt/bt-scratch'"),
+            "/models/a",
+            "are one directory",
+        ),
+        (
+            enabled("cache_config", "mount_base_path = '/c'"),
+            "/c/user_artifacts/m",
+            "file:3: runtime.cache_config: /c/user_artifacts/m and the cache at /c/user_artifacts hide each other",
+        ),
+        (String::new(), "/mnt/bt-scratch", "are one directory"),
+    ] {
+        let said = said(&runtime, mount);
+        assert!(said.contains(wrong), "{said}");
+    }
+    for runtime in [
+        "checkpointing_config = { enabled = false, checkpoint_path = 'ckpts' }".to_owned(),
+        enabled("checkpointing_config", "checkpoint_path = '/out', volume_size_gib = 1"),
+        enabled("cache_config", "mount_base_path = '/c'"),
+    ] {
+        assert_eq!(
+            said(&runtime, "/models/a").lines().filter(|line| !line.contains("accepted")).count(),
+            0,
+            "{runtime}"
+        );
+    }
+}
