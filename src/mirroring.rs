@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
@@ -211,13 +211,22 @@ impl MirrorRun<'_> {
             bytes: listed.manifest.bytes(),
             blobs: blobs.len() as u64,
             stored,
-            listed: listed.at,
+            listed: self.listed_at(listed.at).await?,
             took: listed.began.elapsed().as_secs_f64(),
             tool: env!("CARGO_PKG_VERSION").into(),
         };
         let found = self.mirror.publish(&ours, Some(self.lease)).await?;
         let new = found == ours;
         Ok(self.outcome(found, new, listed.notes, repaired))
+    }
+
+    /// When a listing of `at` counts as made. A checkpoint has one writer: its next state is the newer one, whatever clocks say.
+    async fn listed_at(&self, at: DateTime<Utc>) -> Result<DateTime<Utc>> {
+        if self.source.identity.parse::<CheckpointId>().is_err() {
+            return Ok(at);
+        }
+        let latest = self.mirror.latest(&self.source.key()).await?.found.ok().flatten();
+        Ok(latest.map_or(at, |latest| at.max(latest.listed + TimeDelta::nanoseconds(1))))
     }
 
     fn outcome(&self, found: Ref, new: bool, notes: ListingNotes, repaired: Repairs) -> MirrorOutcome {

@@ -164,7 +164,10 @@ impl SaveContext {
             published => published?,
         };
         // A damaged entry is written anew.
-        let before = mirror.checkpoint(&id).await.ok().flatten();
+        let before = match mirror.checkpoint(&id).await {
+            Err(error) if error.kind() == Kind::Corrupt => None,
+            before => before?,
+        };
         let generation = match &before {
             Some(before) if before.manifest == published.found.manifest => before.generation,
             Some(before) => before.generation + 1,

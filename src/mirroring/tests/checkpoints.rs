@@ -117,3 +117,20 @@ async fn index_entry_that_is_damaged_or_another_ones_is_refused() {
     // What can't be read can be removed.
     assert!(mirror.remove_checkpoint(&id("p", "j", "one", 0)).await.expect("removed"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoint_saved_after_the_clock_was_set_back_replaces_the_last() {
+    let mirror = mirror(Arc::new(InMemory::new()));
+    let id = id("p", "j", "last", 0);
+    let files = |size| FileTree::from([(b"model".to_vec(), noise(size, 3))]);
+    save(&mirror, id.clone(), &files(1)).await;
+    let first = mirror.find(&checkpoint_key(&id)).await.expect("looked").expect("there");
+    save(&mirror, id.clone(), &files(2)).await;
+    let listed = first.listed + Duration::from_secs(86_400);
+    let ahead = mirror.publish(&Ref { listed, ..first }, None).await.expect("published");
+    let saved = save(&mirror, id.clone(), &files(3)).await;
+    let found = mirror.find(&checkpoint_key(&id)).await.expect("looked").expect("there");
+    assert_ne!(saved.manifest, ahead.manifest);
+    assert_eq!(found.manifest, saved.manifest);
+    assert!(found.listed > ahead.listed);
+}
