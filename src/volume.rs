@@ -10,11 +10,13 @@
 mod seal;
 mod sealed_origin;
 mod settle;
+mod skip_reason;
 mod walk;
 mod writer_probe;
 
 pub use seal::{EncodedPath, Seal, SealOutcome, SealedUnit, seal_file_name};
 pub use sealed_origin::SealedOrigin;
 pub use settle::{Settling, UnitState};
+pub use skip_reason::SkipReason;
 pub use walk::{FileTime, Scan, ScannedFile, Seals, SkippedEntries, VolumeDirectory};
 pub use writer_probe::{Writers, probe_writers};

@@ -34,7 +34,7 @@ use crate::context::Context;
 use crate::runtime;
 
 pub use process::{has_saver, start};
-pub use record::{SaverEnd, SaverRecord, forget, read, request_end, requested_end};
+pub use record::{SaverEnd, SaverRecord, begin, read, request_end, requested_end};
 
 /// The file in a volume that its saver holds locked as long as it lives.
 const SAVER_LOCK_FILE: &str = "saver.lock";

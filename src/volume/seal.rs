@@ -97,9 +97,18 @@ impl Seal {
         self.files.values().map(|file| file.mtime).max().unwrap_or_default()
     }
 
-    /// Whether a file in it says that it is complete.
+    /// Whether a file in it says that it is complete, and no other was written after that.
     pub fn is_marked(&self) -> bool {
-        self.files.keys().any(|path| is_marker(&path.0))
+        let written = self.written();
+        self.files.iter().any(|(path, file)| is_marker(&path.0) && file.mtime >= written)
+    }
+
+    /// Whether it is what is left of `whole`: fewer files, each in the version that it has there.
+    pub fn is_remainder_of(&self, whole: &Self) -> bool {
+        let is_there = |(path, file): (&EncodedPath, &ScannedFile)| {
+            whole.files.get(path).is_some_and(|one| one.version == file.version)
+        };
+        self.files.len() < whole.files.len() && self.files.iter().all(is_there)
     }
 
     /// The name in the unit of `path`, one of its files.

@@ -21,8 +21,8 @@ const QUIET_OF_COMPLETE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct Settling {
     units: BTreeMap<String, UnitState>,
-    /// How many units there were so far.
-    begun: u64,
+    /// How many looks there were so far.
+    looks: u64,
 }
 
 /// A unit as the last look found it.
@@ -38,11 +38,13 @@ pub struct UnitState {
     pub written: FileTime,
     /// When a look first found it so.
     changed: Duration,
-    /// The number of its beginning.
+    /// The look that first found it.
     begun: u64,
-    /// Whether a file in it or a tracker says that it is complete.
+    /// The look that first found it so.
+    changed_look: u64,
+    /// Whether a file in it or a tracker says that it is complete, and nothing in it was written after that.
     marked: bool,
-    /// Whether the next one has begun.
+    /// Whether the next one has begun since it changed.
     followed: bool,
     /// Whether the file system can't tell whether it has a writer.
     without_leases: bool,
@@ -73,35 +75,36 @@ impl UnitState {
 }
 
 impl Settling {
-    /// Records what a walk found of each unit at the time `now`, counted from any moment, and which units trackers name.
-    pub fn observe(&mut self, found: &Seals, tracked: &[String], now: Duration) {
+    /// Records what a walk found of each unit at the time `now`, counted from any moment, and which units trackers name,
+    /// with when each tracker was written.
+    pub fn observe(&mut self, found: &Seals, tracked: &[(String, FileTime)], now: Duration) {
         self.units.retain(|name, _| found.contains_key(name));
-        let known = self.begun;
+        self.looks += 1;
         for (name, seal) in found {
             let fingerprint = seal.fingerprint();
-            let state = self.units.entry(name.clone()).or_insert_with(|| {
-                self.begun = known + 1;
-                UnitState {
-                    fingerprint,
-                    files: 0,
-                    bytes: 0,
-                    written: (0, 0),
-                    changed: now,
-                    begun: self.begun,
-                    marked: false,
-                    followed: false,
-                    without_leases: false,
-                }
+            let state = self.units.entry(name.clone()).or_insert_with(|| UnitState {
+                fingerprint,
+                files: 0,
+                bytes: 0,
+                written: (0, 0),
+                changed: now,
+                begun: self.looks,
+                changed_look: self.looks,
+                marked: false,
+                followed: false,
+                without_leases: false,
             });
             if state.fingerprint != fingerprint {
                 (state.fingerprint, state.changed) = (fingerprint, now);
+                (state.changed_look, state.followed) = (self.looks, false);
             }
             (state.files, state.bytes, state.written) = (seal.files.len(), seal.bytes(), seal.written());
-            state.marked = seal.is_marked() || tracked.contains(name);
+            let is_tracked = tracked.iter().any(|(unit, at)| unit == name && *at >= state.written);
+            state.marked = seal.is_marked() || is_tracked;
         }
         let newest = self.units.iter().filter(|(name, _)| *name != LOOSE).map(|(_, unit)| unit.begun).max();
         for (_, state) in self.units.iter_mut().filter(|(name, _)| *name != LOOSE) {
-            state.followed |= newest.is_some_and(|newest| state.begun < newest);
+            state.followed |= newest.is_some_and(|newest| state.changed_look < newest);
         }
     }
 
@@ -157,9 +160,10 @@ mod tests {
         assert!(
             !settling.units()["a"].is_settled(at(1), true) && settling.units()["a"].is_settled(at(2), true)
         );
-        settling.observe(&plain, &["a".to_owned()], at(11));
+        let tracked = [("a".to_owned(), (1, 0))];
+        settling.observe(&plain, &tracked, at(11));
         assert!(settling.units()["a"].is_settled(at(11), false), "a tracker names it, and it is as it was");
-        settling.observe(&scan(&[("a/model", 2)]), &["a".to_owned()], at(12));
+        settling.observe(&scan(&[("a/model", 2)]), &tracked, at(12));
         assert!(
             !settling.units()["a"].is_settled(at(13), false)
                 && settling.units()["a"].is_settled(at(14), false)
@@ -188,6 +192,30 @@ mod tests {
         assert!(settling.units()["a"].is_complete(at(5), false, false));
         assert!(!settling.units()["b"].is_complete(at(5), false, false));
         assert!(!settling.units()["."].is_complete(at(5), false, false), "loose files have no next");
+    }
+
+    #[test]
+    fn unit_that_changes_is_complete_only_by_a_hint_after_that() {
+        let mut settling = Settling::default();
+        let is_complete = |settling: &Settling, now| settling.units()["a"].is_complete(at(now), false, false);
+        settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
+        settling.observe(&scan(&[("a/model", 1), ("b/model", 1)]), &[], at(1));
+        assert!(is_complete(&settling, 1), "the next one has begun");
+        settling.observe(&scan(&[("a/model", 2), ("b/model", 1)]), &[], at(2));
+        assert!(!is_complete(&settling, 2), "it began before the change");
+        settling.observe(&scan(&[("a/model", 2), ("b/model", 1), ("c/model", 1)]), &[], at(3));
+        assert!(is_complete(&settling, 3), "another one has begun since");
+        for (marker, written) in [((1, 0), true), ((0, 999_999_999), false)] {
+            let mut marked = scan(&[("a/model", 3), ("a/.metadata", 1)]);
+            let seal = marked.get_mut("a").expect("the unit");
+            seal.files.get_mut(&seal.path_of(b".metadata")).expect("the marker").mtime = marker;
+            let mut settling = Settling::default();
+            settling.observe(&marked, &[], at(0));
+            assert_eq!(is_complete(&settling, 0), written, "a marker of {marker:?} with a file of (1, 0)");
+            let mut settling = Settling::default();
+            settling.observe(&scan(&[("a/model", 3)]), &[("a".to_owned(), marker)], at(0));
+            assert_eq!(is_complete(&settling, 0), written, "a tracker of {marker:?} with a file of (1, 0)");
+        }
     }
 
     #[test]

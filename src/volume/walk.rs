@@ -13,12 +13,15 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::seal::{EncodedPath, Seal};
+use super::skip_reason::SkipReason;
 use crate::checkpoint::units::CheckpointUnits;
 use crate::error::{Error, Kind, Result};
 use crate::origin::file_version;
 
 /// The most entries that a directory may have. A checkpoint of a million files is none.
 const ENTRIES_MAX: usize = 1 << 20;
+/// The most bytes that their paths and what its links hold may have together, all in memory: 128 for each where there are most.
+const PATH_BYTES_MAX: usize = 128 << 20;
 
 /// The most units that it may have.
 const UNITS_MAX: usize = 10_000;
@@ -28,7 +31,7 @@ pub type FileTime = (i64, u32);
 /// The files of each unit of a directory, by the names of the units.
 pub type Seals = BTreeMap<String, Seal>;
 /// The entries that are left out of a directory, and why.
-pub type SkippedEntries = BTreeMap<Vec<u8>, &'static str>;
+pub type SkippedEntries = BTreeMap<Vec<u8>, SkipReason>;
 
 /// A directory that is walked, held open.
 #[derive(Debug)]
@@ -62,6 +65,31 @@ pub struct Scan {
     pub links: BTreeMap<Vec<u8>, (Vec<u8>, FileTime)>,
     /// The entries that are left out, and why.
     pub skipped: SkippedEntries,
+}
+
+/// A walk under way.
+struct Walk {
+    scan: Scan,
+    /// The directories that are to be read.
+    todo: Vec<Vec<u8>>,
+    /// How many entries it may still find.
+    entries: usize,
+    /// How many bytes their paths may still have, and what links hold.
+    path_bytes: usize,
+}
+
+impl Walk {
+    /// Takes room for bytes of a path or a link; `None` where there is not so much.
+    fn take_bytes(&mut self, bytes: usize) -> Option<()> {
+        self.path_bytes = self.path_bytes.checked_sub(bytes)?;
+        Some(())
+    }
+
+    /// Takes room for an entry.
+    fn take(&mut self, path: &[u8]) -> Option<()> {
+        self.entries = self.entries.checked_sub(1)?;
+        self.take_bytes(path.len())
+    }
 }
 
 impl VolumeDirectory {
@@ -133,16 +161,19 @@ impl VolumeDirectory {
     /// Finds all that is in it. What comes and goes meanwhile may be found or not. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`]; [`Kind::Invalid`] where it has more than a million entries.
+    /// [`Kind::Disk`]; [`Kind::Invalid`] where it has more than a million entries, or their paths more than 128 MiB.
     pub fn walk(&self) -> Result<Scan> {
-        let mut scan = Scan::default();
-        let mut todo = vec![Vec::new()];
-        while let Some(path) = todo.pop() {
+        self.walk_within(ENTRIES_MAX, PATH_BYTES_MAX)
+    }
+
+    fn walk_within(&self, entries: usize, path_bytes: usize) -> Result<Scan> {
+        let mut walk = Walk { scan: Scan::default(), todo: vec![Vec::new()], entries, path_bytes };
+        while let Some(path) = walk.todo.pop() {
             let opened = match self.at(&path, OFlags::DIRECTORY) {
                 // Removed, or replaced by something else, since its parent was read.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) if !path.is_empty() => continue,
                 Err(Errno::NAMETOOLONG) => {
-                    scan.skipped.insert(path, "its path is too long");
+                    walk.scan.skipped.insert(path, SkipReason::LongPath);
                     continue;
                 }
                 opened => opened.map_err(|e| self.fault(&path, e))?,
@@ -154,18 +185,16 @@ impl VolumeDirectory {
                 if !matches!(name, b"." | b"..") {
                     let below =
                         if path.is_empty() { name.to_vec() } else { [&path, &b"/"[..], name].concat() };
-                    self.entry(&opened, &stat, below, name, &mut scan, &mut todo)?;
+                    // As it is read: one directory alone may have more than fits.
+                    walk.take(&below).ok_or_else(|| self.too_large())?;
+                    self.entry(&opened, &stat, below, name, &mut walk)?;
                 }
             }
             if !path.is_empty() {
-                scan.directories.insert(path, mtime(&stat));
-            }
-            if scan.files.len() + scan.directories.len() + scan.links.len() + todo.len() > ENTRIES_MAX {
-                let text = format!("{} has more than {ENTRIES_MAX} entries", self.path.display());
-                return Err(Error::new(Kind::Invalid, text));
+                walk.scan.directories.insert(path, mtime(&stat));
             }
         }
-        Ok(scan)
+        Ok(walk.scan)
     }
 
     /// Adds the entry `name` of the directory `parent`; its path below the root is `path`.
@@ -175,41 +204,46 @@ impl VolumeDirectory {
         above: &Stat,
         path: Vec<u8>,
         name: &[u8],
-        scan: &mut Scan,
-        todo: &mut Vec<Vec<u8>>,
+        walk: &mut Walk,
     ) -> Result<()> {
         let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(()),
             found => found.map_err(|e| self.fault(&path, e))?,
         };
         let why = match FileType::from_raw_mode(stat.st_mode) {
-            _ if stat.st_dev != self.device => "it lies on another file system",
+            _ if stat.st_dev != self.device => SkipReason::OtherFileSystem,
             FileType::Directory => {
-                todo.push(path);
+                walk.todo.push(path);
                 return Ok(());
             }
             // Another user's file that was linked here must not be given away.
             FileType::RegularFile if stat.st_nlink > 1 && stat.st_uid != above.st_uid => {
-                "it is a hard link to a file of another user"
+                SkipReason::LinkedFile
             }
             FileType::RegularFile => {
-                scan.files.insert(path, ScannedFile::new(&stat));
+                walk.scan.files.insert(path, ScannedFile::new(&stat));
                 return Ok(());
             }
             FileType::Symlink => match rustix::fs::readlinkat(parent, name, Vec::new()) {
                 Ok(target) => {
-                    scan.links.insert(path, (target.into_bytes(), mtime(&stat)));
+                    walk.take_bytes(target.as_bytes().len()).ok_or_else(|| self.too_large())?;
+                    walk.scan.links.insert(path, (target.into_bytes(), mtime(&stat)));
                     return Ok(());
                 }
                 Err(Errno::NOENT | Errno::INVAL) => return Ok(()),
                 Err(error) => return Err(self.fault(&path, error)),
             },
-            FileType::Socket => "it is a socket",
-            FileType::Fifo => "it is a fifo",
-            _ => "it is a device",
+            FileType::Socket => SkipReason::Socket,
+            FileType::Fifo => SkipReason::Fifo,
+            _ => SkipReason::Device,
         };
-        scan.skipped.insert(path, why);
+        walk.scan.skipped.insert(path, why);
         Ok(())
+    }
+
+    fn too_large(&self) -> Error {
+        let text = format!("{} has more than {ENTRIES_MAX} entries, or too long paths", self.path.display());
+        Error::new(Kind::Invalid, text)
     }
 
     fn fault(&self, path: &[u8], error: Errno) -> Error {
@@ -229,7 +263,7 @@ impl Scan {
             let name = units.unit(path, is_directory)?;
             let text = str::from_utf8(name).ok();
             if text.is_none() {
-                skipped.insert(name.to_owned(), "its name is not UTF-8");
+                skipped.insert(name.to_owned(), SkipReason::NotUtf8);
             }
             text.map(str::to_owned)
         };
@@ -303,11 +337,28 @@ mod tests {
         assert_eq!(scan.files.keys().collect::<Vec<_>>(), [b"a/b/file"]);
         assert_eq!(scan.links.keys().collect::<Vec<_>>(), [&b"link"[..], b"up"]);
         let skipped: Vec<_> = scan.skipped.iter().map(|(path, why)| (&path[..], *why)).collect();
-        assert_eq!(skipped, [(&b"fifo"[..], "it is a fifo"), (b"socket", "it is a socket")]);
+        assert_eq!(skipped, [(&b"fifo"[..], SkipReason::Fifo), (b"socket", SkipReason::Socket)]);
         for path in [&b"link"[..], b"up/secret", b"fifo", b"socket", b"a", b"gone", b"../secret"] {
             assert!(!matches!(directory.open_file(path), Ok(Some(_))), "{}", path.escape_ascii());
         }
         assert!(directory.open_file(b"a/b/file").expect("opened").is_some());
+    }
+
+    #[test]
+    fn walk_of_more_than_it_may_hold_is_refused() {
+        let home = tempfile::tempdir().expect("a directory");
+        for name in ["one", "two", "six"] {
+            rustix::fs::mkfifoat(CWD, home.path().join(name), Mode::RWXU).expect("a fifo");
+        }
+        symlink("target", home.path().join("out")).expect("a link");
+        let directory = VolumeDirectory::open(home.path()).expect("a directory");
+        for (entries, path_bytes, fits) in [(4, 18, true), (3, 18, false), (4, 17, false)] {
+            let walked = directory.walk_within(entries, path_bytes);
+            assert_eq!(
+                walked.map_err(|error| error.kind()).map(|scan| (scan.skipped.len(), scan.links.len())),
+                if fits { Ok((3, 1)) } else { Err(Kind::Invalid) }
+            );
+        }
     }
 
     #[test]
@@ -323,5 +374,6 @@ mod tests {
         fs::hard_link(home.path().join("theirs"), root.join("link")).expect("a link");
         let scan = VolumeDirectory::open(&root).and_then(|root| root.walk()).expect("a walk");
         assert!(scan.files.is_empty() && scan.skipped.len() == 1, "{scan:?}");
+        assert!(scan.skipped.values().all(|why| why.has_content()));
     }
 }

@@ -127,8 +127,7 @@ fn begin_checkpoints(volume: &JobVolume) -> Result<()> {
         );
         return Err(Error::new(Kind::Busy, text));
     }
-    saver::forget(volume.path());
-    Ok(())
+    saver::begin(volume.path())
 }
 
 /// A volume with a limit.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
-use bdnfs::volume::UnitState;
+use bdnfs::volume::{SkipReason, SkippedEntries, UnitState};
 use tokio::time::Instant;
 
 use super::record::SavedState;
@@ -44,7 +44,8 @@ impl Saver {
     }
 
     fn saved(&mut self, unit: &SettledUnit, saved: &SavedCheckpoint) {
-        (self.retry, self.record.report.why) = (None, None);
+        self.retry.remove(unit.name());
+        self.clear_failure();
         let state = SavedState { fingerprint: unit.fingerprint, complete: saved.complete };
         self.record.saved.insert(unit.name().to_owned(), state);
         let report = self.report(unit.name());
@@ -95,6 +96,7 @@ impl Saver {
     /// Gives a unit up until it changes.
     pub(super) fn refuse(&mut self, unit: &SettledUnit, error: &Error) {
         self.refused.insert(unit.name().to_owned(), unit.fingerprint);
+        self.retry.remove(unit.name());
         self.record.report.failures += 1;
         self.record.note(format!("{:?} can't be saved: {error}", unit.name()));
     }
@@ -111,10 +113,17 @@ impl Saver {
         self.record.note(text);
     }
 
-    /// Schedules failed units for another try.
+    /// Clears the failure when nothing is to be tried again.
+    fn clear_failure(&mut self) {
+        if self.retry.is_empty() {
+            self.record.report.why = None;
+        }
+    }
+
+    /// Schedules what failed, a unit or the look, for another try.
     pub(super) fn fail(&mut self, what: &str, error: &Error) {
-        let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
-        self.retry = Some((Instant::now() + wait, wait));
+        let wait = self.retry.get(what).map_or(RETRY_MIN, |(_, wait)| (*wait * 2).min(RETRY_MAX));
+        self.retry.insert(what.to_owned(), (Instant::now() + wait, wait));
         self.record.report.failures += 1;
         let why = error.to_string();
         if self.record.report.why.as_ref() != Some(&why) {
@@ -123,8 +132,14 @@ impl Saver {
         }
     }
 
+    /// Takes what a look has left out.
+    pub(super) fn skip_all(&mut self, skipped: SkippedEntries) {
+        self.is_partial = skipped.values().any(|why| why.has_content());
+        skipped.into_iter().for_each(|(path, why)| self.skip(path, why));
+    }
+
     /// Tells, once, that what lies at `path` is left out.
-    pub(super) fn skip(&mut self, path: Vec<u8>, why: &str) {
+    fn skip(&mut self, path: Vec<u8>, why: SkipReason) {
         let text =
             format!("{}/{} is not saved: {why}", self.context.order.place.display(), path.escape_ascii());
         if self.skipped.len() < SKIPPED_TOLD_MAX && self.skipped.insert(path) {
@@ -139,6 +154,8 @@ impl Saver {
         let is_there = |name: &String| units.contains_key(name) || under_way == Some(&**name);
         self.refused.retain(|name, _| is_there(name));
         self.record.saved.retain(|name, _| is_there(name));
+        self.remainders.retain(|name, _| is_there(name));
+        self.retry.retain(|name, _| is_there(name));
         let sealed: Vec<_> = self.sealed.keys().filter(|name| !is_there(name)).cloned().collect();
         let mut too_early = Vec::new();
         self.record.report.checkpoints.retain_mut(|one| {
@@ -155,6 +172,7 @@ impl Saver {
             true
         });
         self.trim_reports();
+        self.clear_failure();
         self.sealed.retain(|name, _| !sealed.contains(name));
         for name in too_early {
             self.record.note(format!("{name} was deleted by the job before it was saved"));

@@ -114,12 +114,31 @@ pub fn requested_end(volume: &Path) -> Option<SaverEnd> {
     serde_json::from_slice(&fs::read(volume.join(END_FILE)).ok()?).ok()
 }
 
-/// Forgets what the saver of an earlier job has left in a volume. Touches the local disk.
-pub fn forget(volume: &Path) {
+/// The record from which a saver goes on in the boot `boot`, and whether power was cut since the job began. Touches the local disk.
+pub(super) fn resume(volume: &Path, boot: &str) -> (SaverRecord, bool) {
+    let found = read(volume);
+    // It is written whole, and before the job begins: one that can't be read is a disk's fault.
+    let is_damaged = found.is_none() && volume.join(RECORD_FILE).exists();
+    let mut record = found.unwrap_or_default();
+    let is_cut = is_damaged || (!record.boot.is_empty() && record.boot != boot);
+    if !is_cut {
+        boot.clone_into(&mut record.boot);
+    }
+    (record, is_cut)
+}
+
+/// Forgets what the saver of an earlier job has left in a volume, and writes down in which boot the next one begins, before it does: a
+/// power cut may come before its saver. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
+pub fn begin(volume: &Path) -> Result<()> {
     for name in [RECORD_FILE, END_FILE] {
         let _ = fs::remove_file(volume.join(name));
     }
     let _ = fs::remove_dir_all(volume.join(SEALS_DIRECTORY));
+    let boot = bdnfs::boot::id().context("cannot see which boot this is")?;
+    SaverRecord { boot, ..SaverRecord::default() }.write(volume)
 }
 
 #[cfg(test)]
@@ -133,5 +152,19 @@ mod tests {
         assert_eq!(record.events_after(record.events), &[] as &[String]);
         assert_eq!(record.events_after(record.events - 2), ["201", "202"]);
         assert_eq!(record.events_after(0).len(), EVENTS_MAX);
+    }
+
+    #[test]
+    fn power_cut_is_seen_before_a_saver_has_written_its_record() {
+        let volume = tempfile::tempdir().expect("a directory");
+        let boot = bdnfs::boot::id().expect("a boot");
+        request_end(volume.path(), SaverEnd::Keep).expect("written");
+        begin(volume.path()).expect("begun");
+        assert_eq!(requested_end(volume.path()), None);
+        let (record, is_cut) = resume(volume.path(), &boot);
+        assert_eq!((record, is_cut), (SaverRecord { boot, ..SaverRecord::default() }, false));
+        assert!(resume(volume.path(), "the next one").1);
+        fs::write(volume.path().join(RECORD_FILE), "{").expect("written");
+        assert!(resume(volume.path(), "the next one").1, "damaged");
     }
 }

@@ -9,13 +9,13 @@ use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
-use bdnfs::volume::{Scan, Seals, Settling, SkippedEntries, UnitState, VolumeDirectory};
+use bdnfs::volume::{FileTime, Scan, Seals, Settling, SkippedEntries, UnitState, VolumeDirectory};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::record::{SaverEnd, SaverRecord, requested_end};
+use super::record::{self, SaverEnd, SaverRecord, requested_end};
 use super::save_context::{SaveContext, SettledUnit, UploadOutcome};
-use super::{JobEnd, SaveOrder, read};
+use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
 use crate::context::Context;
 
@@ -31,11 +31,7 @@ const TRACKER_BYTES: u64 = 4096;
 pub async fn save(order: SaveOrder) -> Result<()> {
     let directory = Arc::new(VolumeDirectory::open(&order.directory)?);
     let boot = bdnfs::boot::id().context("cannot see which boot this is")?;
-    let mut record = read(&order.volume).unwrap_or_default();
-    let is_cut = !record.boot.is_empty() && record.boot != boot;
-    if !is_cut {
-        record.boot = boot;
-    }
+    let (mut record, is_cut) = record::resume(&order.volume, &boot);
     let report = &mut record.report;
     (report.finished, report.given_up, report.torn) = (false, false, 0);
     report.directory.clone_from(&order.directory);
@@ -50,8 +46,10 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         ended: None,
         end_request: None,
         refused: BTreeMap::new(),
+        remainders: BTreeMap::new(),
         skipped: BTreeSet::new(),
-        retry: None,
+        is_partial: false,
+        retry: BTreeMap::new(),
     };
     saver.write().await;
     if is_cut { saver.save_survivors().await } else { saver.run().await }
@@ -72,10 +70,14 @@ pub struct Saver {
     /// The states in which units are sealed, and in which they can never be saved.
     pub(super) sealed: BTreeMap<String, Digest>,
     pub(super) refused: BTreeMap<String, Digest>,
+    /// The states in which units that were saved are being deleted.
+    pub(super) remainders: BTreeMap<String, Digest>,
     /// The entries that were reported as left out.
     pub(super) skipped: BTreeSet<Vec<u8>>,
-    /// When to try again what failed, and how long it waits then.
-    pub(super) retry: Option<(Instant, Duration)>,
+    /// Whether content is left out of what the last look found.
+    pub(super) is_partial: bool,
+    /// When to try again what failed, a unit or the look, and how long it waits then.
+    pub(super) retry: BTreeMap<String, (Instant, Duration)>,
 }
 
 /// An upload under way. Dropped, it is given up.
@@ -101,8 +103,8 @@ impl SaveTask {
 /// The result of a scan of the directory.
 struct Found {
     seals: Seals,
-    /// The units that trackers name.
-    tracked: Vec<String>,
+    /// The units that trackers name, and when each of those was written.
+    tracked: Vec<(String, FileTime)>,
     skipped: SkippedEntries,
 }
 
@@ -110,10 +112,11 @@ impl Found {
     /// Scans the directory. Touches the local disk.
     fn look(directory: &VolumeDirectory) -> Result<Self> {
         let scan = directory.walk()?;
-        let trackers = scan.files.keys().filter(|path| is_tracker(path));
-        let named = trackers.flat_map(|path| {
+        let trackers = scan.files.iter().filter(|(path, _)| is_tracker(path));
+        let named = trackers.flat_map(|(path, file)| {
             let content = directory.read_small(path, TRACKER_BYTES).ok().flatten().unwrap_or_default();
-            tracked(path, &String::from_utf8_lossy(&content))
+            let names = tracked(path, &String::from_utf8_lossy(&content));
+            names.into_iter().map(|name| (name, file.mtime))
         });
         let tracked = named.collect();
         let (seals, skipped) = Scan::into_seals(scan)?;
@@ -133,7 +136,7 @@ impl Saver {
             match &looked {
                 Ok(seals) => {
                     let waiting = self.seal_settled(seals, under_way.as_deref()).await;
-                    if upload.is_none() && self.retry.is_none_or(|(at, _)| Instant::now() >= at) {
+                    if upload.is_none() {
                         upload = waiting.map(|unit| self.begin(unit));
                     }
                 }
@@ -181,7 +184,7 @@ impl Saver {
         self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
         self.end_request = end_request;
         let found = found?;
-        found.skipped.into_iter().for_each(|(path, why)| self.skip(path, why));
+        self.skip_all(found.skipped);
         self.settling.observe(&found.seals, &found.tracked, self.begin.elapsed());
         let gone = self.forget_deleted(under_way);
         if !gone.is_empty() {
@@ -212,6 +215,9 @@ impl Saver {
             if self.refused.get(&name) == Some(&state.fingerprint) || under_way == Some(&*name) {
                 continue;
             }
+            if !is_saved && self.is_being_deleted(&name, state.fingerprint, seals).await {
+                continue;
+            }
             let is_sealed = self.sealed.get(&name) == Some(&state.fingerprint);
             if !is_saved {
                 let report = self.report(&name);
@@ -221,6 +227,9 @@ impl Saver {
             let Some(seal) = seals.get(&name).filter(|seal| !seal.files.is_empty()) else { continue };
             if !is_saved && !is_sealed && end == Some(JobEnd::Killed) {
                 self.leave_torn(&name, &state);
+                continue;
+            }
+            if self.retry.get(&name).is_some_and(|(at, _)| Instant::now() < *at) {
                 continue;
             }
             let is_newest = newest.as_ref().is_none_or(|newest| newest.written < state.written);
@@ -233,6 +242,24 @@ impl Saver {
             }
         }
         newest
+    }
+
+    /// Whether a unit is what its job has left so far, deleting it, of what was saved: less than that never replaces it.
+    async fn is_being_deleted(&mut self, name: &str, fingerprint: Digest, seals: &Seals) -> bool {
+        if self.remainders.get(name) == Some(&fingerprint) {
+            return true;
+        }
+        let (Some(saved), Some(seal)) = (self.record.saved.get(name).copied(), seals.get(name)) else {
+            return false;
+        };
+        let (context, unit) = (Arc::clone(&self.context), name.to_owned());
+        let last = blocking(move || Ok(context.last_seal(&unit))).await.ok().flatten();
+        let last = last.filter(|last| last.fingerprint == saved.fingerprint);
+        let is_remainder = last.is_some_and(|last| seal.is_remainder_of(&last.seal));
+        if is_remainder {
+            self.remainders.insert(name.to_owned(), fingerprint);
+        }
+        is_remainder
     }
 
     /// Seals one unit. False where it was not settled, or could not be sealed.
@@ -272,13 +299,15 @@ impl Saver {
         let is_saved = |(name, state): &(&String, &UnitState)| {
             let saved = self.record.saved.get(*name);
             let saved = saved.filter(|saved| saved.fingerprint == state.fingerprint);
-            saved.is_some_and(|saved| {
-                saved.complete || !state.is_complete(now, true, end == JobEnd::Completed)
-            })
+            let is_remainder = self.remainders.get(*name) == Some(&state.fingerprint);
+            is_remainder
+                || saved.is_some_and(|saved| {
+                    saved.complete || !state.is_complete(now, true, end == JobEnd::Completed)
+                })
         };
         let units = || self.settling.units().iter();
         let all = units().all(|unit| unit.1.files == 0 || is_saved(&unit) || is_refused(&unit));
-        let given_up = units().any(|unit| is_refused(&unit));
+        let given_up = self.is_partial || units().any(|unit| is_refused(&unit));
         self.record.report.given_up |= all && given_up;
         all
     }

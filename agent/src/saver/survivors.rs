@@ -28,13 +28,14 @@ impl Saver {
             if self.end_request == Some(SaverEnd::Discard) || self.gives_up(false) {
                 break;
             }
-            if let Some((at, _)) = self.retry {
-                sleep_until(at).await;
+            if let Some((at, _)) = self.retry.get(unit.name()) {
+                sleep_until(*at).await;
             }
             let outcome = self.begin(unit.clone()).outcome().await;
             match &outcome {
                 Ok(UploadOutcome::Saved(..)) => {}
-                Err(error) if !is_lasting(error) => waiting.push(unit.clone()),
+                // The others first: what fails for good must not keep them waiting.
+                Err(error) if !is_lasting(error) => waiting.insert(0, unit.clone()),
                 _ => self.record.report.given_up = true,
             }
             self.finish(&unit, outcome);
@@ -49,11 +50,13 @@ impl Saver {
     async fn find_survivors(&mut self) -> Result<Vec<SettledUnit>> {
         let context = Arc::clone(&self.context);
         let look = blocking(move || {
-            let (seals, _) = context.directory.walk().and_then(Scan::into_seals)?;
+            let (seals, skipped) = context.directory.walk().and_then(Scan::into_seals)?;
             let last = seals.keys().map(|name| context.last_seal(name)).collect::<Vec<_>>();
-            Ok((seals, last))
+            Ok((seals, skipped, last))
         });
-        let (seals, last) = look.await?;
+        let (seals, skipped, last) = look.await?;
+        self.skip_all(skipped);
+        self.record.report.given_up |= self.is_partial;
         self.settling.observe(&seals, &[], self.now());
         let mut found = Vec::new();
         for ((name, found_now), sealed) in seals.into_iter().zip(last) {
@@ -77,6 +80,15 @@ impl Saver {
                 self.record.saved.get(&name).is_some_and(|saved| saved.fingerprint == unit.fingerprint)
             };
             let sealed = sealed.filter(|unit| !survivors.files.is_empty() && !is_saved(unit));
+            // A part never replaces what was saved whole.
+            if sealed.is_some() && !is_whole && self.record.saved.contains_key(&name) {
+                self.record.report.given_up = true;
+                self.record.note(format!(
+                    "a power cut has left only a part of {name}: it is kept in {}, and what was saved before stays",
+                    self.context.order.directory.display(),
+                ));
+                continue;
+            }
             found.extend(sealed.map(|unit| {
                 let complete = unit.complete && is_whole;
                 SettledUnit { seal: survivors, complete, ..unit }

@@ -68,7 +68,8 @@ fn checkpoint_that_changes_is_saved_as_the_next_generation() {
     fs::write(flag.join("go"), "").unwrap();
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_FAILED", "what it wrote is saved all the same");
-    assert_eq!(checkpoints(&status), [saved("step", true, 2)], "{status}");
+    // Its marker is older than what was written since.
+    assert_eq!(checkpoints(&status), [saved("step", false, 2)], "{status}");
     let second = Files::from([file("latest.pt", "two\n"), file("other", "same\n"), file(".metadata", "")]);
     assert_eq!(saving.files("bt://p@twice/step"), Some(second));
 }
@@ -124,13 +125,14 @@ fn checkpoint_with_a_writer_is_not_saved_before_it_is_closed() {
 os.chdir(os.environ['BT_CHECKPOINT_DIR'])
 for name in ('open', 'mapped'):
     os.mkdir(name)
-    open(name + '/.metadata', 'w').close()
 held = open('open/file', 'wb', 0)
 held.write(b'half')
 fd = os.open('mapped/file', os.O_RDWR | os.O_CREAT)
 os.write(fd, b'half')
 mapped = mmap.mmap(fd, 4)
 os.close(fd)
+for name in ('open', 'mapped'):
+    open(name + '/.metadata', 'w').close()
 while not os.path.exists('{0}/go'):
     time.sleep(0.1)
 held.write(b'whole')
@@ -368,18 +370,27 @@ fn checkpoints_after_power_cut_are_saved_as_sealed_or_told_torn() {
         .with_cache(&disk.path().join("cache"))
         .env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"));
     let mut saving = SavingMachine { agent: start(&machine), machine };
-    saving.take_mirror_away();
+    // One of them is saved before, and the mirror is away then.
+    let flag = saving.machine.directory("flag");
     let number = saving.submit(
         "cut",
-        "cd $BT_CHECKPOINT_DIR && for name in kept torn; do mkdir $name && echo $name > $name/model && touch $name/.metadata; done
-         while [ ! -e go ]; do sleep 0.1; done; echo changed > torn/model; mkdir late; echo late > late/model; sync; sleep 1000",
+        &format!(
+            "cd $BT_CHECKPOINT_DIR && write() {{ mkdir -p $1 && echo $1 $2 > $1/model && touch $1/.metadata; }}
+             write whole one; while [ ! -e {0}/away ]; do sleep 0.1; done; write whole two; write kept; write torn
+             while [ ! -e {0}/go ]; do sleep 0.1; done
+             echo changed > torn/model; echo changed > whole/model; mkdir late; echo late > late/model; sync; sleep 1000",
+            text(&flag)
+        ),
     );
-    eventually("both are sealed", || {
+    saving.await_event(&number, "saved whole (generation 1, complete)");
+    saving.take_mirror_away();
+    fs::write(flag.join("away"), "").unwrap();
+    eventually("all are sealed", || {
         let all = checkpoints(&saving.status(&number));
-        all.len() == 2 && all.iter().all(|(_, state, ..)| state == "sealed")
+        all.len() == 3 && all.iter().all(|(_, state, ..)| state == "sealed")
     });
     let volume = disk.path().join("volumes/default/jobs/cut");
-    fs::write(volume.join("checkpoints/go"), "").unwrap();
+    fs::write(flag.join("go"), "").unwrap();
     eventually("it is on the disk", || volume.join("checkpoints/late/model").exists());
     rustix::fs::sync();
     disk.cut();
@@ -403,6 +414,8 @@ fn checkpoints_after_power_cut_are_saved_as_sealed_or_told_torn() {
         saving.files("bt://p@cut/kept"),
         Some(Files::from([file("model", "kept\n"), file(".metadata", "")]))
     );
+    let before = Files::from([file("model", "whole one\n"), file(".metadata", "")]);
+    assert_eq!(saving.files("bt://p@cut/whole"), Some(before), "not replaced by a part");
     let torn = saving.files("bt://p@cut/torn");
     assert!(torn.is_none_or(|files| files == Files::from([file(".metadata", "")])), "only what was sealed");
     assert!(saving.files("bt://p@cut/late").is_none(), "never sealed");

@@ -1,10 +1,12 @@
 //! Jobs that make it hard to save what they write: what is not theirs never gets out, and nothing torn does.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 
 use super::kit::{events, sha256, text};
-use super::saving::{Files, SavingMachine, checkpoints, file, mirror, start_with};
+use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved, start_with};
 use bdnfs_tests::machine::Machine;
 
 #[test]
@@ -32,7 +34,9 @@ while time.time() < end:
     );
     let number = saving.submit("hostile", &script);
     let status = saving.ended(&number);
-    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert_eq!(status["state"], "TRAINING_JOB_FAILED", "not all that it wrote can be saved: {status}");
+    let kept = saving.volume("hostile").join("checkpoints").join(OsStr::from_bytes(b"bad\xff")).join("model");
+    assert_eq!(fs::read_to_string(kept).unwrap(), "x\n");
     let saved = saving.files("bt://p@hostile/a").unwrap();
     assert!(saved.contains(&file("real/model", "mine\n")), "{saved:?}");
     let secrets = ["secret", "secret too"].map(|secret| sha256(secret.as_bytes()));
@@ -82,4 +86,56 @@ fn rotation_faster_than_the_upload_saves_the_newest_and_tells_what_it_skipped() 
         assert!(!mirror(&saving.machine).join("tenants/default/checkpoints/p/fast").join(&name).exists());
     }
     saving.verify();
+}
+
+#[test]
+fn checkpoint_deleted_file_by_file_stays_saved_as_it_was() {
+    let saving = SavingMachine::new();
+    let flag = saving.machine.directory("flag");
+    // Each part of it is quiet, and the next one begins meanwhile.
+    let number = saving.submit(
+        "slow",
+        &format!(
+            "cd $BT_CHECKPOINT_DIR && mkdir one && for f in a b .metadata; do echo $f > one/$f; done
+             while [ ! -e {}/go ]; do sleep 0.1; done
+             rm one/a; sleep 4; mkdir two; echo two > two/model; rm one/b; sleep 4",
+            text(&flag)
+        ),
+    );
+    saving.await_event(&number, "saved one (generation 1, complete)");
+    fs::write(flag.join("go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert_eq!(checkpoints(&status), [saved("one", true, 1), saved("two", true, 1)], "{status}");
+    let whole = Files::from([file("a", "a\n"), file("b", "b\n"), file(".metadata", ".metadata\n")]);
+    assert_eq!(saving.files("bt://p@slow/one"), Some(whole));
+    saving.verify();
+}
+
+#[test]
+fn checkpoint_that_cannot_be_sealed_delays_no_other() {
+    let machine = Machine::new();
+    let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"5s\""), machine };
+    let flag = saving.machine.directory("flag");
+    // A file whose path is longer than one that can be opened.
+    let script = format!(
+        "cd $BT_CHECKPOINT_DIR && python3 -c \"
+import os
+os.mkdir('deep')
+os.chdir('deep')
+for _ in range(16):
+    os.mkdir('d' * 250)
+    os.chdir('d' * 250)
+open('f' * 200, 'w').close()
+\" && sleep 4 && mkdir good && echo good > good/model && touch good/.metadata && while [ ! -e {}/go ]; do sleep 0.1; done",
+        text(&flag)
+    );
+    let number = saving.submit("deep", &script);
+    saving.await_event(&number, "saved good (generation 1, complete)");
+    fs::write(flag.join("go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
+    let told = events(&status);
+    assert!(told.iter().any(|event| event.starts_with("cannot save deep, and tries again: ")), "{told:?}");
+    assert!(saving.volume("deep").join("checkpoints/deep").exists(), "kept");
 }

@@ -1,0 +1,43 @@
+//! Why something that lies in a directory is left out of what is saved of it.
+
+use std::fmt;
+
+/// Why something is left out of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// A directory whose path can't be opened.
+    LongPath,
+    /// Whatever it is, it lies on another file system.
+    OtherFileSystem,
+    /// A regular file that is somebody else's, and linked here.
+    LinkedFile,
+    /// A checkpoint's name.
+    NotUtf8,
+    /// It has no content that outlives its process.
+    Socket,
+    /// As a socket.
+    Fifo,
+    /// As a socket.
+    Device,
+}
+
+impl SkipReason {
+    /// Whether content is left out with it.
+    pub fn has_content(self) -> bool {
+        !matches!(self, Self::Socket | Self::Fifo | Self::Device)
+    }
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LongPath => "its path is too long",
+            Self::OtherFileSystem => "it lies on another file system",
+            Self::LinkedFile => "it is a hard link to a file of another user",
+            Self::NotUtf8 => "its name is not UTF-8",
+            Self::Socket => "it is a socket",
+            Self::Fifo => "it is a fifo",
+            Self::Device => "it is a device",
+        })
+    }
+}
