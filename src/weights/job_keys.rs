@@ -44,7 +44,7 @@ pub(super) static BDNFS_JOB_KEYS: &[JobKey] = &[
     JobKey::nullable("name", Label).done(),
     JobKey::nullable("project", Name).done(),
     JobKey::nullable("team", Name).done(),
-    JobKey::nullable("keep", Whole).refused(|keep| keep.as_u64().is_some_and(|keep| keep == 0), KEEP_REASON),
+    JobKey::nullable("keep", Whole).refused(|keep| keep.as_i64().is_some_and(|keep| keep < 1), KEEP_REASON),
     JobKey::optional("runtime", Keys(RUNTIME)).done(),
     JobKey::optional("weights", Any).done(),
 ];
@@ -106,7 +106,7 @@ const CHECKPOINTING: &[JobKey] = &[
     JobKey::optional("enabled", Flag),
     JobKey::nullable("checkpoint_path", Text),
     JobKey::nullable("volume_size_gib", Whole)
-        .refused(|size| size.as_u64().is_none_or(|size| size == 0), "must be at least 1"),
+        .refused(|size| size.as_i64().is_some_and(|size| size < 1), "must be at least 1"),
 ];
 const LOADING: &[JobKey] = &[
     JobKey::optional("enabled", Flag),

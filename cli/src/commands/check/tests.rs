@@ -150,3 +150,13 @@ fn check_rejects_directories_that_a_job_cannot_have() {
         );
     }
 }
+
+#[test]
+fn check_rejects_a_negative_count_that_the_job_would_not_know() {
+    let said = |keep: &str| {
+        let toml = format!("keep = {keep}\n[runtime]\nstart_commands = ['true']\n");
+        format_report(&report(Format::Toml, &toml))
+    };
+    assert!(said("-1").contains("file:1: keep: must be at least 1"), "{}", said("-1"));
+    assert!(!said("3").contains("keep"), "{}", said("3"));
+}
