@@ -12,16 +12,16 @@ const TOLERANCE: f64 = 0.1;
 /// Instructions hardly move at all: what is left is where memory happens to lie.
 const SLACK_OF_INSTRUCTIONS: f64 = 0.02;
 
-/// What became of the rows that both reports have.
+/// The comparison of the rows that both reports have.
 #[derive(Debug, Default)]
 pub struct ReportComparison {
     /// How many rows were compared.
     compared: usize,
-    /// What is worse, a line each.
+    /// The rows that are worse, a line each.
     worse: Vec<String>,
-    /// What is better.
+    /// The rows that are better.
     better: Vec<String>,
-    /// What could not be compared.
+    /// The rows that could not be compared.
     not: Vec<String>,
 }
 

@@ -29,7 +29,7 @@ const WANTED_DOWNLOAD_RATIO: f64 = 0.85;
 const RESTAGE_LIMIT_SECONDS: f64 = 0.05;
 /// The same for a million, and seconds in which an agent with a million blobs is to be ready.
 const RESTAGE_MILLION_LIMIT_SECONDS: f64 = 2.0;
-/// What a file takes on the disk, in bytes: a block and an inode, with some to spare.
+/// The disk space of a file, in bytes: a block and an inode, with some to spare.
 const FILE: usize = 8 << 10;
 /// How long a command may take.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(900);
@@ -101,7 +101,7 @@ impl AgentMount {
         Ok(place)
     }
 
-    /// Mounts the source until all of it is local, unmounts it, and answers with the seconds that the first took.
+    /// Mounts the source until all of it is local, unmounts it, and returns the seconds that the first took.
     fn mount(&self, lab: &BenchEnv) -> Result<f64> {
         let point = self.room.path().join("mount");
         fs::create_dir_all(&point).context("cannot make a directory")?;
@@ -128,7 +128,7 @@ impl AgentMount {
         ))
     }
 
-    /// Seconds of CPU that the agent takes while nobody asks it for anything.
+    /// Seconds of CPU that the agent takes while it is idle.
     fn idle(&self, files: usize) -> Result<Figure> {
         let agent = self.agent.process();
         let (begin, before) = (Instant::now(), agent.cpu()?);
@@ -192,7 +192,7 @@ impl BenchAgent {
         Ok(Self { cache, socket, running, took: begin.elapsed().as_secs_f64() })
     }
 
-    /// Its process, and not whoever owns its cache: that may be the next one already.
+    /// Its process, and not the present owner of its cache, which may be the next one already.
     fn process(&self) -> ProcessStats {
         self.running.process()
     }

@@ -26,11 +26,11 @@ const MIRROR: &str = "mirror";
 /// A bucket, its server, and beside it an empty one for a mirror.
 #[derive(Debug)]
 pub struct BenchBucket {
-    /// Who serves it. First, so that it ends before its directory goes.
+    /// The server. First, so that it ends before its directory goes.
     pub server: S3Process,
     /// Where its objects lie as files.
     pub directory: PathBuf,
-    /// What lies between it and whoever reads.
+    /// The network between it and its readers.
     link: Option<ShapedLink>,
     root: TempDir,
     /// When all of it was last read, and how often caches had been dropped then.
@@ -66,7 +66,7 @@ impl BenchBucket {
         Ok(Self { server, directory, link, root, warmed: Cell::new(None) })
     }
 
-    /// Has each request wait so long from now on, as if the store were elsewhere.
+    /// Delays each request by so much from now on, as if the store were elsewhere.
     ///
     /// # Errors
     /// The server does not start.
@@ -74,7 +74,7 @@ impl BenchBucket {
         self.server.move_away(lab, self.root.path(), self.link.as_ref(), late)
     }
 
-    /// What bdnfs calls it.
+    /// Its name in bdnfs.
     pub fn source(&self) -> String {
         format!("s3://{BUCKET}")
     }
@@ -84,7 +84,7 @@ impl BenchBucket {
         ["--mirror", "s3://mirror"]
     }
 
-    /// What lies in it.
+    /// Its objects.
     ///
     /// # Errors
     /// The disk fails.
@@ -131,7 +131,7 @@ impl BenchBucket {
         BenchMount::new(lab, &MountPlan { source, room, wait, env: &env, options, link })
     }
 
-    /// Copies it into its mirror, and answers with the seconds that it took.
+    /// Copies it into its mirror, and returns the seconds that it took.
     ///
     /// # Errors
     /// `bdnfs mirror add` fails, with what it said.
@@ -160,7 +160,7 @@ impl BenchBucket {
         Ok(objects.iter().map(|object| object.size).sum())
     }
 
-    /// Has the server have all of it in memory, and leaves the disk at rest.
+    /// Makes the server load all of it into memory, and leaves the disk at rest.
     ///
     /// # Errors
     /// It can't be read.

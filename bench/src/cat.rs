@@ -1,4 +1,4 @@
-//! cat: a file is read once, as anybody would.
+//! cat: a file is read once, as any program would.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::run::{self, RunningProgram};
 /// How long reading a file once may take.
 const ONCE: Duration = Duration::from_secs(300);
 
-/// Reads a file once, and answers with the seconds that it took.
+/// Reads a file once, and returns the seconds that it took.
 ///
 /// # Errors
 /// It can't be read, or takes too long.

@@ -33,7 +33,7 @@ impl CopyClient {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::Aws, Self::Rclone];
 
-    /// What tables call it.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aws => "aws s3 cp",
@@ -41,7 +41,7 @@ impl CopyClient {
         }
     }
 
-    /// What tables call its way to bring what changed.
+    /// The name in tables of its way to bring what changed.
     pub fn again(self) -> &'static str {
         match self {
             Self::Aws => "aws s3 sync",
@@ -61,7 +61,7 @@ impl CopyClient {
         }
     }
 
-    /// Copies the bucket into `directory`, or what it lacks, and answers with the seconds that it took.
+    /// Copies the bucket into `directory`, or what it lacks, and returns the seconds that it took.
     ///
     /// # Errors
     /// It is not installed, or fails.

@@ -33,14 +33,14 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.measure("4 files", || compare(lab, 4, "4 files"))
 }
 
-/// What one mount took.
+/// The measurements of one mount.
 struct ColdMount {
     seconds: f64,
     cpu: f64,
     peak: f64,
 }
 
-/// What all rounds gave.
+/// The measurements of all rounds.
 #[derive(Default)]
 struct Rounds {
     curl: Vec<Download>,
@@ -59,7 +59,7 @@ pub fn bucket(lab: &BenchEnv, files: u64, bytes: u64) -> Result<BenchBucket> {
     })
 }
 
-/// What its file `index` is called.
+/// The name of its file `index`.
 pub fn name(index: u64) -> String {
     format!("file-{index}.bin")
 }

@@ -41,7 +41,7 @@ fn size(lab: &BenchEnv) -> u64 {
     lab.sizes.size / 4
 }
 
-/// What one mount took.
+/// The cost of one mount.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     cpu: f64,

@@ -66,7 +66,7 @@ struct FioReads {
     bw_bytes: f64,
 }
 
-/// What a job did, and what it took.
+/// The result of a job, and its cost.
 #[derive(Clone, Copy, Debug)]
 pub struct FioResult {
     /// MB/s.
@@ -77,7 +77,7 @@ pub struct FioResult {
     pub peak: f64,
 }
 
-/// Reads the file `path` of `size` bytes, and answers with MB/s.
+/// Reads the file `path` of `size` bytes, and returns MB/s.
 ///
 /// # Errors
 /// fio is not installed, fails, or takes too long.

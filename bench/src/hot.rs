@@ -16,9 +16,9 @@ use bdnfs::peer::rendezvous::{self, BlockGroup};
 use bdnfs::source::Patterns;
 use bytes::Bytes;
 
-/// One piece of work, ready to be done again and again; what it answers with keeps it from being left out.
+/// One piece of work, ready to be repeated; its result keeps it from being optimized away.
 pub type HotFunction = Box<dyn FnMut() -> u64>;
-/// What makes a piece of work.
+/// The maker of a piece of work.
 type MakeHotFunction = fn() -> Result<HotFunction>;
 
 /// All of them, by name.

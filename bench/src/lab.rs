@@ -164,7 +164,7 @@ impl BenchEnv {
     }
 }
 
-/// Drops the pages of all files below `path`, as anybody may.
+/// Drops the pages of all files below `path`, as any user may.
 fn advise(path: &Path) -> Result<()> {
     let at = || format!("cannot drop the pages of {}", path.display());
     let kind = fs::symlink_metadata(path).with_context(at)?.file_type();

@@ -57,7 +57,7 @@ pub fn command(link: Option<&ShapedLink>, program: impl AsRef<OsStr>) -> Command
 
 impl Drop for ShapedLink {
     fn drop(&mut self) {
-        // Not by `run`, which does nothing any more once the run was interrupted. Whoever is still in it keeps it.
+        // Not by `run`, which does nothing any more once the run was interrupted. A link in use stays.
         let _ = run::command("ip").args(["netns", "delete", &self.name]).status();
     }
 }

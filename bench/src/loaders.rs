@@ -33,7 +33,7 @@ const SMALL: usize = 8 << 10;
 const WORKERS: &str = "8";
 const DOWNLOADED: &str = "8 curls first";
 
-/// What is loaded, and by what.
+/// The loader, and its data.
 #[derive(Clone, Copy)]
 struct LoaderCase {
     name: &'static str,
@@ -99,7 +99,7 @@ fn with(
     Ok(())
 }
 
-/// What is loaded, in a directory and in a mount of it.
+/// The data, in a directory and in a mount of it.
 struct LoaderFiles {
     room: TempDir,
     source: PathBuf,
@@ -181,7 +181,7 @@ fn tar(lab: &BenchEnv, directory: &Path) -> Result<f64> {
     Ok(lab.sizes.small as f64 / ran.seconds)
 }
 
-/// Runs a loader, and answers with the two numbers that it prints.
+/// Runs a loader, and returns the two numbers that it prints.
 fn python(lab: &BenchEnv, script: &str, path: &Path, arguments: &[&str]) -> Result<[f64; 2]> {
     let program = lab.venv("python3").unwrap_or_else(|| PathBuf::from("python3"));
     let ran = run::run(run::command(program).args(["-c", script]).arg(path).args(arguments), LOAD)?;

@@ -44,7 +44,7 @@ impl Ticks {
     }
 }
 
-/// What a run ran on. What can't be found out is empty or 0.
+/// The machine of a run. Unknown values are empty or 0.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct HostInfo {
     date: String,

@@ -20,7 +20,7 @@ const BUFFER: usize = 64 << 10;
 /// A loop over a tree that [`data::tree`] made.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TreeProbe {
-    /// What is done with each file.
+    /// The operation on each file.
     pub what: ProbeKind,
     /// The tree.
     pub directory: PathBuf,
@@ -38,7 +38,7 @@ pub struct TreeProbe {
     pub hot: Option<u64>,
 }
 
-/// What is done with each file.
+/// The operation on each file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ProbeKind {
     /// Opened and closed.
@@ -52,7 +52,7 @@ pub enum ProbeKind {
 }
 
 impl TreeProbe {
-    /// Does it in another process, and answers with files per second.
+    /// Runs it in another process, and returns files per second.
     ///
     /// # Errors
     /// A file can't be read, or it takes too long.
@@ -74,7 +74,7 @@ impl TreeProbe {
         Ok(self.files as f64 / seconds)
     }
 
-    /// Does it here, and answers with the seconds that a pass took.
+    /// Runs it here, and returns the seconds that a pass took.
     ///
     /// # Errors
     /// A file can't be read.

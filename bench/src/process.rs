@@ -73,7 +73,7 @@ impl ProcessStats {
     }
 }
 
-/// Who holds an flock on the file `inode`, by a line of /proc/locks (proc_locks(5)).
+/// The process that holds an flock on the file `inode`, by a line of /proc/locks (proc_locks(5)).
 fn holder(line: &str, inode: u64) -> Option<i32> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (kind, pid) = (fields.next()?, fields.nth(2)?);

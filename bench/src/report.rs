@@ -37,7 +37,7 @@ const STOLEN: f64 = 0.02;
 pub struct BenchReport {
     format: u32,
     machine: HostInfo,
-    /// What is measured now.
+    /// The present measurement.
     #[serde(skip, default = "Sizes::default")]
     sizes: Sizes,
     /// In the order in which they were measured.
@@ -50,9 +50,9 @@ pub struct BenchReport {
 /// Rows that belong together.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct RowGroup {
-    /// What `--only` calls it.
+    /// Its name for `--only`.
     pub key: String,
-    /// What people call it.
+    /// Its title.
     pub name: String,
     about: String,
     /// How much was measured.
@@ -67,13 +67,13 @@ pub struct RowGroup {
     /// The part of the processors' time meanwhile that the machine below this one took away.
     #[serde(default)]
     stolen: Option<f64>,
-    /// What each step took, what it needs to be prepared, too.
+    /// The time of each step, with its preparation.
     #[serde(default)]
     steps: Vec<GroupStep>,
     /// Comparisons.
     #[serde(serialize_with = "rows::with_ratios")]
     pub pairs: Vec<Comparison>,
-    /// What bdnfs did alone.
+    /// The measurements of bdnfs alone.
     pub figures: Vec<Figure>,
     /// How figures grow.
     pub growths: Vec<Growth>,
@@ -179,7 +179,7 @@ impl BenchReport {
 
     /// Tells what was not measured, and why.
     pub fn miss(&mut self, name: &str, why: impl Into<String>) {
-        // Where somebody keeps the sources is nobody else's business.
+        // The path of the sources is left out.
         let here = std::env::current_dir().unwrap_or_default().display().to_string();
         let why = why.into().replace(&here, ".");
         eprintln!("  {name}: not measured: {why}");
@@ -212,7 +212,7 @@ impl BenchReport {
         Ok(())
     }
 
-    /// What `make` makes for the rows that follow; `None` where that failed, which the report then says.
+    /// The result of `make` for the rows that follow; `None` where that failed, which the report then says.
     ///
     /// # Errors
     /// Interruption only.
@@ -249,7 +249,7 @@ impl BenchReport {
         group.growths.extend(rows.growths);
     }
 
-    /// Writes `name.json` and `name.md` into `directory`, and answers with the paths.
+    /// Writes `name.json` and `name.md` into `directory`, and returns their paths.
     ///
     /// # Errors
     /// They can't be written.

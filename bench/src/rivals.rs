@@ -89,7 +89,7 @@ fn compare(
             let mount = bucket.mount(lab, room, false, &[])?;
             tasks(lab, mount.took, mount.point())
         })?);
-        // Whoever fails is out; the others go on.
+        // A rival that fails is out; the others go on.
         others.retain_mut(|(rival, results)| {
             let done = interrupt::check().and_then(|()| {
                 bucket.in_room(lab, |room| {

@@ -17,7 +17,7 @@ use crate::process::ProcessStats;
 /// How soon a signal is noticed while a command runs. The command's own end is noticed at once.
 const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub struct ProgramOutput {
     /// Seconds from its start to its end.
@@ -26,7 +26,7 @@ pub struct ProgramOutput {
     pub cpu: f64,
     /// MiB of memory that the largest of them had at the most.
     pub peak: f64,
-    /// What it wrote to its standard output, where that was kept.
+    /// Its standard output, where that was kept.
     pub out: String,
 }
 
@@ -189,7 +189,7 @@ mod tests {
         );
         let failure = hanging.unwrap().wait(Duration::from_millis(300)).unwrap_err().to_string();
         assert_eq!(failure, "sh took longer than 0 s");
-        // The pipe ends when nobody can write to it any more.
+        // The pipe ends when no process can write to it any more.
         assert_eq!(read.read(&mut [0]).unwrap(), 0);
     }
 }

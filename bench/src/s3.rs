@@ -1,4 +1,4 @@
-//! S3 on loopback: the test kit's server in a process of its own, and curl as somebody else's client of it.
+//! S3 on loopback: the test kit's server in a process of its own, and curl as an independent client of it.
 
 use std::fs::File;
 use std::io::{PipeWriter, Seek, SeekFrom, Write};
@@ -36,7 +36,7 @@ pub struct S3Process {
     process: Option<RunningProgram>,
 }
 
-/// What the server has served.
+/// The requests that the server has served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServedBytes {
     /// Requests.
@@ -62,7 +62,7 @@ pub struct BucketObject {
     pub size: u64,
 }
 
-/// What a download took.
+/// The measurements of a download.
 #[derive(Clone, Copy, Debug)]
 pub struct Download {
     /// Seconds until curl had written all.
@@ -123,7 +123,7 @@ impl S3Process {
         Ok(server)
     }
 
-    /// What it has served so far.
+    /// The requests that it has served so far.
     ///
     /// # Errors
     /// It is gone.
@@ -207,13 +207,13 @@ impl S3Process {
         Ok(Download { written, durable, cpu: ran.iter().map(|ran| ran.cpu).sum() })
     }
 
-    /// What one curl is to do: a range of an object.
+    /// The work of one curl: a range of an object.
     fn config(&self, key: &str, first: u64, end: u64) -> Result<File> {
         let url = self.object(key);
         told(&format!("url = \"{url}\"\nrange = {first}-{}\n", end - 1))
     }
 
-    /// What one curl is to do that brings `objects` one after the other.
+    /// The work of one curl that brings `objects` one after the other.
     ///
     /// # Errors
     /// The disk fails.

@@ -25,7 +25,7 @@ const SMALL_FILE_BYTES: usize = 8 << 10;
 /// The size of a file that is never read.
 const TINY_FILE_BYTES: usize = 1;
 
-/// What the kernel has cached when a probe begins.
+/// The state of the kernel's caches when a probe begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CacheState {
     /// All that the probe touches.
@@ -167,7 +167,7 @@ impl SmallFiles {
     }
 }
 
-/// Lists the one directory in `tree`, and answers with the seconds that it took.
+/// Lists the one directory in `tree`, and returns the seconds that it took.
 fn list(tree: &Path) -> Result<f64> {
     let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
     let directory = tree.join(data::name(0, 1));

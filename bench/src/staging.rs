@@ -60,7 +60,7 @@ fn compare(lab: &BenchEnv, name: &str, bucket: &BenchBucket) -> Result<Rows> {
     let clients: Vec<_> =
         CopyClient::ALL.into_iter().filter(|client| client.installed(lab).is_ok()).collect();
     let (mut first, mut again) = (TimesByClient::new(), TimesByClient::new());
-    // Many files by one curl each is not what anybody does.
+    // No user would run one curl for each of many files.
     let curl = bucket.objects()?.len() <= 8;
     for _ in 0..lab.sizes.more() {
         interrupt::check()?;

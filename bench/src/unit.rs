@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a figure is in. In JSON it stands by its name.
+/// The unit of a figure. In JSON it stands by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "&'static str")]
 pub enum MeasureUnit {
@@ -35,7 +35,7 @@ use MeasureUnit::{
     SecondsPerGib, Times,
 };
 
-/// What stands behind a number, in the order of [`MeasureUnit`].
+/// The suffix of a number, in the order of [`MeasureUnit`].
 const NAMES: [(MeasureUnit, &str); 11] = [
     (Megabytes, "MB/s"),
     (Files, "files/s"),
@@ -51,7 +51,7 @@ const NAMES: [(MeasureUnit, &str); 11] = [
 ];
 
 impl MeasureUnit {
-    /// What stands behind a number.
+    /// The suffix of a number.
     pub fn name(self) -> &'static str {
         NAMES[self as usize].1
     }

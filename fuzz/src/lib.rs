@@ -1,4 +1,4 @@
-//! Every decoder of bytes that somebody else wrote: what came over a network, lies on a disk that may rot, or was typed.
+//! Every decoder of foreign bytes: from a network, from a disk that may rot, or typed by a user.
 //!
 //! A decoder here takes any bytes and panics where the real one breaks its promise: by a panic of its own, or by handing
 //! out what it must not. `scripts/fuzz` searches for such bytes with libFuzzer. What it found lies in `inputs/<decoder>/`,

@@ -11,7 +11,7 @@ pub struct AnswerServer {
     /// Where it listens.
     pub address: SocketAddr,
     answer: Arc<Mutex<Vec<u8>>>,
-    /// Held by who tries an answer, so that nobody else changes it meanwhile.
+    /// Held while an answer is tried, so that no other changes it meanwhile.
     turn: Mutex<()>,
 }
 

@@ -173,7 +173,7 @@ fn eviction_obeys_the_limit_and_each_quota() {
         let here = |cache: &Cache| [1, 2, 3].map(|seed| cache.has(&key(seed), 2 * BLOCK));
         assert_eq!((here(&alice), here(&bob)), ([true, true, false], [false, true, true]));
     }
-    // A tenant that nobody has asked for yet gives way like all others.
+    // A tenant without requests so far gives way like all others.
     let node = node(home.path(), limits, &quotas);
     let carol = node.tenant("carol").expect("a tenant");
     fill(&carol, 1, 2 * BLOCK).expect("room was made");
@@ -305,7 +305,7 @@ fn blob_that_the_kernel_reads_is_fetched_again_into_the_same_file() {
     let inode = |form| cache.layout().stat(&key(1), form).map(|stat| stat.st_ino);
     let kernel: Arc<dyn removal::RemovalListener> = Arc::new(KernelReader);
     cache.removal_listeners().add(Arc::downgrade(&kernel));
-    // Somebody keeps the part that became whole.
+    // The part that became whole is still in use.
     let part = cache.begin(&key(1), size).expect("a part");
     let whole = fill(&cache, 1, size).expect("committed");
     let first = inode(BlobFile::Whole).expect("whole");

@@ -29,7 +29,7 @@ pub struct AgentProcess {
 pub struct ApiResponse {
     /// The status code.
     pub code: u16,
-    /// What the body is said to be: its Content-Type.
+    /// The Content-Type of the body.
     pub kind: String,
     /// The body.
     pub body: String,
@@ -90,7 +90,7 @@ impl AgentProcess {
         &self.socket
     }
 
-    /// What it and those before it logged.
+    /// The log of it and of those before it.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

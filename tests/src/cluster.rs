@@ -26,9 +26,9 @@ const MIRROR: &str = "[mirror]\nurl = \"s3://mirror\"\nallow_http = true\n";
 pub struct TestCluster {
     // In this order they are dropped.
     publisher: Machine,
-    /// What serves bucket and mirror.
+    /// The server of bucket and mirror.
     pub s3: S3Server,
-    /// What signs for nodes of the tenant `default`.
+    /// The authority for nodes of the tenant `default`.
     pub ca: TestCa,
     store: NetworkHost,
     /// Where nodes are.
@@ -193,7 +193,7 @@ impl ClusterHost {
         self.machine.mount_with("s3://bucket", "mnt", &["--allow-http"])
     }
 
-    /// How `id` is doing in its eyes; `None`: it knows of nobody of that name.
+    /// The state of `id` in its eyes; `None`: it knows no node of that name.
     ///
     /// # Panics
     /// When its agent does not answer.
@@ -216,7 +216,7 @@ impl ClusterHost {
         });
     }
 
-    /// What its first mount has fetched, and from where.
+    /// The bytes that its first mount has fetched, by tier.
     ///
     /// # Panics
     /// When it has none.

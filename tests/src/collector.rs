@@ -25,7 +25,7 @@ pub struct TraceCollector {
     taken: Arc<Mutex<CollectorState>>,
 }
 
-/// What was sent to it.
+/// The spans that it received.
 #[derive(Debug, Default)]
 struct CollectorState {
     spans: Vec<CollectedSpan>,
@@ -44,9 +44,9 @@ pub struct CollectedSpan {
     pub id: Vec<u8>,
     /// The span that it is a part of; nothing for one that begins a trace.
     pub parent: Vec<u8>,
-    /// What is known of it.
+    /// Its attributes.
     pub attributes: BTreeMap<String, String>,
-    /// What is known of the process that it comes from.
+    /// The attributes of the process that it comes from.
     pub resource: BTreeMap<String, String>,
     /// How many events lie within it.
     pub events: usize,

@@ -1,18 +1,18 @@
-//! What a command of `bdnfs` printed, and the assertions about it.
+//! The output of a command of `bdnfs`, and the assertions about it.
 
-/// What a command printed, and how it ended.
+/// The output of a command, and how it ended.
 #[derive(Debug)]
 pub struct CommandOutput {
     /// Its exit code; `None` when a signal ended it.
     pub code: Option<i32>,
-    /// What it wrote to its standard output.
+    /// Its standard output.
     pub out: String,
-    /// What it wrote to its standard error.
+    /// Its standard error.
     pub err: String,
 }
 
 impl CommandOutput {
-    /// Asserts that the command succeeded, and answers with what it printed.
+    /// Asserts that the command succeeded, and returns its output.
     ///
     /// # Panics
     /// When it did not.
@@ -21,8 +21,8 @@ impl CommandOutput {
         self.out
     }
 
-    /// Asserts that the command failed, and said so in one line that has all of `words` in it, after nothing but notes
-    /// and progress. Answers with the line.
+    /// Asserts that the command failed, and said so in one line that has all of `words` in it, after nothing
+    /// but notes and progress. Returns the line.
     ///
     /// # Panics
     /// When it did not.

@@ -68,7 +68,7 @@ impl LoopDisk {
         assert_eq!(done, 0, "cannot cut the power: {}", std::io::Error::last_os_error());
     }
 
-    /// Has it hold whoever writes to it, until it [thaws](Self::thaw).
+    /// Freezes it: writers wait until it [thaws](Self::thaw).
     ///
     /// # Panics
     /// When that fails.
@@ -84,10 +84,10 @@ impl LoopDisk {
         run(program("fsfreeze").arg("-u").arg(self.path()));
     }
 
-    /// Brings it back as it was left, when nobody holds anything of it any more.
+    /// Brings it back as it was left, when it is no longer in use.
     ///
     /// # Panics
-    /// When somebody holds it for ever, or it can't be mounted.
+    /// When it stays in use, or can't be mounted.
     pub fn restore(&self) {
         eventually("the disk is let go", || unmount(self.path(), UnmountFlags::empty()).is_ok());
         self.mount();

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, future, stream};
 use parking_lot::Mutex;
 
-/// What a server can do wrong in answer to a GET, or with [latency](ServerFault::Latency) to any request.
+/// The faults of a server's answers to GET, or with [latency](ServerFault::Latency) to any request.
 #[derive(Clone, Debug)]
 pub enum ServerFault {
     /// It answers a request for a range with the whole file and 200.
@@ -116,7 +116,7 @@ async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -
         Some(ServerFault::Drip(rate)) => with_body(next.run(request).await, |body| dripping(body, rate)),
         Some(ServerFault::Garble) => with_body(next.run(request).await, flipped),
         Some(ServerFault::Gzip) => {
-            // Nobody knows how long it will be, so it has neither a length nor parts.
+            // The length is unknown beforehand, so it has neither a length nor parts.
             request.headers_mut().remove(RANGE);
             let mut response = with_body(next.run(request).await, flipped);
             response.headers_mut().remove(CONTENT_LENGTH);

@@ -1,8 +1,9 @@
 //! A Hugging Face Hub, and the storage behind it on another port, which is another host.
 //!
-//! It speaks the part of the protocol that `snapshot_download` of `huggingface_hub` needs: revisions, trees page by page, `resolve` with its
-//! redirects, error codes and limits. A small file is sent through a cache within the Hub, a large one by a signed
-//! address in the storage. Whoever sends the storage an `Authorization` header has leaked a token, and fails the test.
+//! It speaks the part of the protocol that `snapshot_download` of `huggingface_hub` needs: revisions, trees page by page,
+//! `resolve` with its redirects, error codes and limits. A small file is sent through a cache within the Hub, a large one by a
+//! signed address in the storage. A client that sends the storage an `Authorization` header has leaked a token, and fails the
+//! test.
 
 mod api;
 mod content;
@@ -24,9 +25,9 @@ use crate::serve::HttpServer;
 pub struct HubServer {
     /// The Hub, to stop and start it.
     pub server: HttpServer,
-    /// What the Hub served.
+    /// The requests that the Hub served.
     pub requests: RequestCounter,
-    /// What the Hub does wrong.
+    /// The faults of the Hub.
     pub faults: Faults,
     /// The storage behind it.
     pub storage: HubStorage,
@@ -39,9 +40,9 @@ pub struct HubServer {
 pub struct HubStorage {
     /// To stop and start it.
     pub server: HttpServer,
-    /// What it served.
+    /// The requests that it served.
     pub requests: RequestCounter,
-    /// What it does wrong.
+    /// Its faults.
     pub faults: Faults,
 }
 
@@ -63,7 +64,7 @@ impl HubServer {
         self.server.url()
     }
 
-    /// Makes a commit that holds `files` and nothing else, has `revision` lead to it, and answers with its id.
+    /// Makes a commit that holds `files` and nothing else, has `revision` lead to it, and returns its id.
     pub fn publish(&self, repository: &str, revision: &str, files: &[(&str, &[u8])]) -> String {
         let files: Vec<_> = files.iter().map(|(path, bytes)| (*path, self.state.store(bytes))).collect();
         self.state.change(|hub| hub.repository(repository).publish(repository, revision, &files))
@@ -82,7 +83,7 @@ impl HubServer {
         });
     }
 
-    /// Has all small files come with this ETag, which is not their git id, as from servers that are no Hub but speak like one.
+    /// Sends all small files with this ETag, which is not their git id, as from servers that are no Hub but speak like one.
     pub fn etag(&self, etag: &str) {
         self.state.change(|hub| hub.etag = Some(etag.to_owned()));
     }
@@ -103,7 +104,7 @@ impl HubServer {
         self.state.change(|hub| hub.tokens.remove(token));
     }
 
-    /// Has `old` lead to `new`, as after a rename.
+    /// Redirects `old` to `new`, as after a rename.
     pub fn rename(&self, old: &str, new: &str) {
         self.state.change(|hub| hub.renamed.insert(old.to_owned(), new.to_owned()));
     }

@@ -42,7 +42,7 @@ pub struct PodVolume {
     pub id: String,
     /// The pod's id.
     pub pod: String,
-    /// What the driver is told, with the pod's own data.
+    /// The attributes that the driver gets, with the pod's own.
     pub context: HashMap<String, String>,
     /// The content of the publish secret.
     pub secrets: HashMap<String, String>,
@@ -206,7 +206,7 @@ impl Kubelet {
         })
     }
 
-    /// Publishes a volume, again after each error that is not final, and answers with the errors on the way.
+    /// Publishes a volume, again after each error that is not final, and returns the errors on the way.
     ///
     /// # Panics
     /// When an error is final.
@@ -241,7 +241,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// What the driver says of a volume: bytes, files, and whether it is abnormal.
+    /// The driver's statistics of a volume: bytes, files, and whether it is abnormal.
     pub fn stats(&self, volume: &PodVolume) -> Result<(i64, i64, bool), Status> {
         let mut request = Request::new(csi::NodeGetVolumeStatsRequest {
             volume_id: volume.id.clone(),
@@ -260,7 +260,7 @@ impl Kubelet {
         Ok((total(csi::volume_usage::Unit::Bytes), total(csi::volume_usage::Unit::Inodes), abnormal))
     }
 
-    /// What a driver's node can do.
+    /// The capabilities of a driver's node.
     ///
     /// # Panics
     /// When it does not answer.

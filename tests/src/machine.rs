@@ -30,7 +30,7 @@ pub struct Machine {
     network: Option<PathBuf>,
     /// The mount namespace that it is in, if it is not this process's.
     mounts: Option<PathBuf>,
-    /// What stands in its `/etc/resolv.conf`, if that is not this machine's.
+    /// Its `/etc/resolv.conf`, if that is not this machine's.
     resolver: Option<PathBuf>,
 }
 
@@ -48,7 +48,7 @@ impl Machine {
         self
     }
 
-    /// Has the commands that follow run another build of the program; `None`: the one that was built beside the test.
+    /// Makes the commands that follow run another build of the program; `None`: the one that was built beside the test.
     pub fn use_build(&mut self, program: Option<&Path>) {
         self.build = program.map(Path::to_owned);
     }
@@ -170,7 +170,7 @@ impl Machine {
         CommandOutput { code: status.code(), out: text(&out), err: text(&err) }
     }
 
-    /// Mounts `source` on a new directory called `name`, and answers with the directory.
+    /// Mounts `source` on a new directory called `name`, and returns the directory.
     ///
     /// # Panics
     /// When `bdnfs mount` fails.

@@ -1,4 +1,4 @@
-//! A mount namespace: a machine's directories that a test may change, and mounts that nobody else sees.
+//! A mount namespace: a machine's directories that a test may change, and mounts that no other process sees.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ impl MountNamespace {
         namespace
     }
 
-    /// What nsenter(1) takes.
+    /// The arguments of nsenter(1).
     pub fn handle(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/ns/mnt", self.holder.id()))
     }
@@ -82,7 +82,7 @@ impl MountNamespace {
         path
     }
 
-    /// What is mounted in it with the type `fuse.bdnfs`: the mount points, oldest first.
+    /// The mount points in it of the type `fuse.bdnfs`, oldest first.
     ///
     /// # Panics
     /// When /proc can't be read.

@@ -1,4 +1,4 @@
-//! What the kernel says of mounts and of the files in them.
+//! Mounts, and the files in them, as the kernel reports them.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -16,7 +16,7 @@ use crate::tools::{cannot_run, program, run};
 
 /// Where `ip` keeps the namespaces that have a name.
 const NAMES: &str = "/run/netns";
-/// What the names of ours begin with; then comes the process that made them.
+/// The prefix of our names; the process that made them follows.
 const PREFIX: &str = "bdnfs-test-";
 
 /// Tells the networks of one process apart.
@@ -45,7 +45,7 @@ pub struct NetworkHost {
 struct NetworkNamespace(String);
 
 impl TestNetwork {
-    /// A switch that nobody is at yet; `None` where the kernel or a sandbox around this does not have what it takes.
+    /// A switch without machines; `None` where the kernel or a sandbox around this does not have what it takes.
     ///
     /// # Panics
     /// When it can't be made, and in CI also where the kernel lacks something.
@@ -85,7 +85,7 @@ impl TestNetwork {
         for device in ["eth0", "lo"] {
             ip(&["-n", name, "link", "set", device, "up"]);
         }
-        // As Linux has it unless somebody chose otherwise for the machine: BBR, for one, would time the packets of all hosts.
+        // Linux's default, whatever is configured for the machine: BBR, for one, would time the packets of all hosts.
         let _ = inside(&namespace.path(), || fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "cubic"));
         // What waits at a link that is full may wait for 50 ms, as in a switch with deep buffers.
         for (namespace, device) in [(name, "eth0"), (&switch, &port)] {
@@ -196,7 +196,7 @@ pub fn inside<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Has this thread be in the namespace at `path`, for good.
+/// Moves this thread to the namespace at `path`, for good.
 fn enter(path: &Path) {
     let file = File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network))

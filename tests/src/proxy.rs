@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::serve::{ReservedPort, threads};
 
-/// What happens to the bytes that pass. The default is no fault.
+/// The faults of the bytes that pass. The default is no fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NetworkFault {
     /// Each piece waits so long.

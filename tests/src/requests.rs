@@ -12,7 +12,7 @@ use axum::{Router, http::Method};
 use futures_util::TryStreamExt;
 use parking_lot::Mutex;
 
-/// What one server served, by method and path. Clones are handles to one and the same.
+/// The requests that one server served, by method and path. Clones are handles to the same list.
 #[derive(Clone, Debug, Default)]
 pub struct RequestCounter(Arc<Mutex<BTreeMap<(Method, String), RequestCount>>>);
 

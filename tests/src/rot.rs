@@ -1,4 +1,4 @@
-//! Rot: a byte of a file that changes on the disk, without anybody having written it.
+//! Rot: a byte of a file that changes on the disk without a write.
 
 use std::fs::{self, File, FileTimes, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};

@@ -36,9 +36,9 @@ pub(crate) use sign::{hex, verify_for};
 pub struct S3Server {
     /// To stop and start it.
     pub server: HttpServer,
-    /// What it served.
+    /// The requests that it served.
     pub requests: RequestCounter,
-    /// What it does wrong.
+    /// Its faults.
     pub faults: Faults,
     store: Arc<BucketStore>,
 }
@@ -109,7 +109,7 @@ struct BucketStore {
     root: PathBuf,
     /// Whether everybody is let in.
     open: bool,
-    /// Who is let in, and until when.
+    /// The keys that are accepted, and until when.
     admitted: Mutex<Vec<(Keys, Option<SystemTime>)>>,
     odd: Mutex<BTreeMap<(String, String), PathBuf>>,
     /// Whether the conditions of writes are ignored.
@@ -122,7 +122,7 @@ struct BucketStore {
 }
 
 impl BucketStore {
-    /// Whether a request is signed by somebody who is let in.
+    /// Whether a request is signed with an accepted key.
     fn verify(&self, request: &Parts) -> Result<(), S3Error> {
         let admitted = self.admitted.lock();
         let mut refusal = S3Error(StatusCode::FORBIDDEN, "InvalidAccessKeyId");

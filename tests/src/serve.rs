@@ -31,7 +31,7 @@ impl HttpServer {
     /// Serves `app` on `port`.
     ///
     /// # Panics
-    /// When somebody listens there.
+    /// When the address is in use.
     pub fn at(app: Router, port: ReservedPort) -> Self {
         let mut server = Self { app, port, runtime: None };
         server.resume();
@@ -77,8 +77,8 @@ impl Drop for HttpServer {
     }
 }
 
-/// A port of loopback that is ours even while nobody listens: a bound socket that never listens keeps the kernel
-/// from giving it to anybody else, and `connect` to it is refused.
+/// A port of loopback that is reserved while no server listens: a bound socket that never listens keeps the
+/// kernel from giving it away, and `connect` to it is refused.
 #[derive(Debug)]
 pub struct ReservedPort {
     _holder: TcpSocket,
@@ -92,7 +92,7 @@ impl ReservedPort {
     /// Takes this one; 0: any that is free.
     ///
     /// # Panics
-    /// When somebody has it.
+    /// When the port is in use.
     pub fn take(port: u16) -> Self {
         Self::bind(SocketAddr::from(([127, 0, 0, 1], port)), None)
     }
@@ -100,7 +100,7 @@ impl ReservedPort {
     /// The port `port` of `host`.
     ///
     /// # Panics
-    /// When somebody has it.
+    /// When the port is in use.
     pub fn on(host: &NetworkHost, port: u16) -> Self {
         Self::bind(host.at(port), Some(host.path()))
     }

@@ -22,14 +22,14 @@ use crate::serve::HttpServer;
 pub struct StsServer {
     /// To stop and start it.
     pub server: HttpServer,
-    /// What it served.
+    /// The requests that it served.
     pub requests: RequestCounter,
-    /// What it does wrong.
+    /// Its faults.
     pub faults: Faults,
     state: Arc<StsState>,
 }
 
-/// What it goes by.
+/// Its settings.
 #[derive(Debug)]
 struct StsState {
     allowed: AllowedKeys,
@@ -43,7 +43,7 @@ struct StsState {
     given: Mutex<u64>,
 }
 
-/// What is part of each secret key that it gives, so that a test can look for it where no secret may be.
+/// A part of each secret key that it gives, so that a test can look for it where no secret may be.
 pub const STS_SECRET: &str = "tellNobodyOfThisEither";
 
 impl StsServer {

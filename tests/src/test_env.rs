@@ -16,7 +16,7 @@ pub struct TestEnv {
     // First, so that it goes first: what is mounted ends before what it reads from.
     /// The machine; its environment has the keys and leads to the server.
     pub machine: Machine,
-    /// What lies between the machine and the server; without a fault at first.
+    /// The proxy between the machine and the server; without a fault at first.
     pub proxy: TcpProxy,
     /// The server.
     pub s3: S3Server,
@@ -54,18 +54,18 @@ impl TestEnv {
         self.machine.run(&["mirror", "add", "s3://bucket", "--mirror", "s3://mirror"]).succeeds();
     }
 
-    /// What was fetched of the mirror's blobs.
+    /// The requests for the mirror's blobs.
     pub fn mirrored(&self) -> RequestCount {
         let is_blob = |path: &str| path.starts_with("/mirror/") && path.contains("/blobs/");
         self.s3.requests.of(axum::http::Method::GET, is_blob)
     }
 
-    /// Puts an object of `len` bytes that its key determines, and answers with the bytes.
+    /// Puts an object of `len` bytes that its key determines, and returns the bytes.
     pub fn put(&self, key: &str, len: usize) -> Vec<u8> {
         tree::write_file(&self.bucket(), key, len)
     }
 
-    /// What was fetched of objects whose keys end in `suffix`; listings don't count.
+    /// The requests for objects whose keys end in `suffix`; listings don't count.
     pub fn fetched(&self, suffix: &str) -> RequestCount {
         self.s3
             .requests

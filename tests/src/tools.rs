@@ -1,4 +1,4 @@
-//! Programs that nobody here wrote, which read through a mount as users' programs do.
+//! Third-party programs, which read through a mount as users' programs do.
 
 use std::env;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub fn python(script: &str) -> Command {
     command
 }
 
-/// Runs `command` to its end and answers with what it printed.
+/// Runs `command` to its end and returns its output.
 ///
 /// # Panics
 /// When it fails, with what it said.
@@ -60,7 +60,7 @@ pub fn target() -> PathBuf {
     if deps.ends_with("deps") { deps.parent().expect("a directory").to_owned() } else { deps.to_owned() }
 }
 
-/// Runs `work` on another thread and answers with its result. It is a guard against waiting for ever, not a
+/// Runs `work` on another thread and returns its result. It is a guard against waiting for ever, not a
 /// measurement: `limit` is far above what the work takes.
 ///
 /// # Panics
@@ -78,7 +78,7 @@ pub fn with_timeout<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T
     }
 }
 
-/// Says that this machine lacks `what`, so that a test can't run here.
+/// Reports that this machine lacks `what`, so that a test can't run here.
 ///
 /// # Panics
 /// Where the variable CI is set: there, a test that tries nothing must not pass.

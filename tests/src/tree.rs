@@ -41,7 +41,7 @@ pub fn content(seed: &str, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Writes a file of `len` bytes that its path determines, with the directories above it, and answers with the bytes.
+/// Writes a file of `len` bytes that its path determines, with the directories above it, and returns the bytes.
 pub fn write_file(root: &Path, path: impl AsRef<OsStr>, len: usize) -> Vec<u8> {
     let path = root.join(path.as_ref());
     let bytes = content(&path.file_name().expect("a name").to_string_lossy(), len);
@@ -92,7 +92,7 @@ pub fn total_bytes(root: &Path) -> u64 {
     regular_files(root).iter().map(|(_, meta)| meta.len()).sum()
 }
 
-/// What is at a path of a tree.
+/// The entry at a path of a tree.
 #[derive(Debug, PartialEq, Eq)]
 enum TreeEntry {
     Directory,

@@ -28,14 +28,14 @@ use crate::serve::HttpServer;
 pub struct WebServer {
     /// To stop and start it.
     pub server: HttpServer,
-    /// What it served.
+    /// The requests that it served.
     pub requests: RequestCounter,
-    /// What it does wrong.
+    /// Its faults.
     pub faults: Faults,
     guard: Arc<Mutex<WebAccess>>,
 }
 
-/// What a server that nobody here wrote leaves out, as recorded from it.
+/// The features that a third-party server lacks, as recorded from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WebDialect {
     /// Nothing.
@@ -48,7 +48,7 @@ pub enum WebDialect {
     PythonHttpServer,
 }
 
-/// Who is let in: nobody has to say so, or with one of these values of `Authorization`, until then.
+/// The values of `Authorization` that are accepted, and until when; or none is needed.
 #[derive(Debug, Default)]
 struct WebAccess {
     admitted: Option<Vec<(String, Option<SystemTime>)>>,

@@ -1,13 +1,13 @@
-//! Contest: the same tasks, done by several. Who reads it wants to know whom to pick for what, and not to hold rows against each
-//! other.
+//! Contest: the same tasks, done by several. Its reader wants to choose one for a task, and not to compare
+//! rows.
 
 use super::markdown::{mark, quantity, table};
 use super::{Comparison, RowGroup};
 use crate::samples::Samples;
 
 impl RowGroup {
-    /// Who did what how well: a row for each who took part, bdnfs first, a column for each task; and how bdnfs did beside the best
-    /// of the others. The best is bold, and whoever can't be told from it.
+    /// The results: a row for each competitor, bdnfs first, a column for each task; and how bdnfs did beside
+    /// the best of the others. The best is bold, and whoever can't be told from it.
     pub(super) fn matrix(&self) -> String {
         let mut tasks: Vec<&Comparison> = Vec::new();
         let mut others: Vec<&str> = Vec::new();

@@ -8,11 +8,11 @@ use crate::unit::MeasureUnit;
 /// bdnfs beside something else.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Comparison {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: String,
     /// The unit of both sides.
     pub unit: MeasureUnit,
-    /// What bdnfs is compared with.
+    /// The competitor that bdnfs is compared with.
     pub against: String,
     /// How that did.
     pub baseline: Samples,
@@ -25,7 +25,7 @@ pub struct Comparison {
 /// A figure of bdnfs alone.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Figure {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: String,
     /// Its unit.
     pub unit: MeasureUnit,
@@ -38,17 +38,17 @@ pub struct Figure {
 /// How a figure of bdnfs grows along with something.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Growth {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: String,
     /// Its unit.
     pub unit: MeasureUnit,
-    /// What grows, for example `files`.
+    /// The variable, for example `files`.
     pub along: String,
     /// The measurements, by how much of it there was.
     pub points: Vec<(f64, Samples)>,
 }
 
-/// What one measurement adds to the report.
+/// The rows that one measurement adds to the report.
 #[derive(Debug, Default)]
 pub struct Rows {
     /// Comparisons.

@@ -34,7 +34,7 @@ enum CacheStep {
     PowerCut(usize, u64),
 }
 
-/// What the cache should have of one blob.
+/// The expected state of one blob.
 #[derive(Clone, Debug, Default)]
 struct BlobModel {
     whole: bool,
@@ -50,7 +50,7 @@ impl CacheModel {
     fn restart(&mut self, doubt: bool) {
         for (blob, model) in self.0.iter_mut().enumerate() {
             if SIZES[blob] <= BLOCK {
-                // Without a map nobody knows of it.
+                // A part without a map is unknown.
                 model.blocks.clear();
             }
             if doubt {

@@ -20,7 +20,7 @@ use crate::http_client::UNRESERVED;
 /// How many keys a page of a listing has: few, so that there are several.
 const PAGE: usize = 3;
 
-/// What a test has the server answer instead.
+/// A rule of a test: the answer in place of the server's.
 pub type Rule = Box<dyn Fn(&Request) -> Option<Response> + Send>;
 
 #[derive(Default)]
@@ -67,7 +67,7 @@ impl OriginServer {
         self.files.lock().remove(path);
     }
 
-    /// Has `rule` look at every request first.
+    /// Lets `rule` answer every request first.
     pub fn rule(&self, rule: impl Fn(&Request) -> Option<Response> + Send + 'static) {
         *self.rule.lock() = Some(Box::new(rule));
     }

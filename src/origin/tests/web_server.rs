@@ -224,14 +224,14 @@ async fn web_refusal_says_what_to_do() {
         let text = error.to_string();
         assert!(text.contains(said) && text.contains("/x?***") && !text.contains("hush"), "{text}");
     }
-    // The kernel takes the connection, and nobody ever answers.
+    // The kernel accepts the connection, and no server ever answers.
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/x", port.local_addr().expect("bound"));
     let silent = WebOrigin::open(&Url::parse(&url).expect("URL"), &Access::default()).expect("open");
     let error = failed(&silent).await;
     assert_eq!(error.kind(), Kind::Timeout);
     assert_eq!(error.to_string(), format!("{url}: the server did not answer within 5 s"));
-    // Nobody listens there.
+    // No server listens there.
     let gone =
         WebOrigin::open(&Url::parse("http://127.0.0.1:1/x?sig=hush").expect("URL"), &Access::default())
             .expect("open");

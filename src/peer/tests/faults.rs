@@ -130,7 +130,7 @@ async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
             begin.elapsed()
         };
         let took = fetch().await;
-        // Whether more comes behind the last byte is looked at when nobody waits any more.
+        // Bytes behind the last one are noticed only when no reader waits any more.
         tokio::time::sleep(Duration::from_millis(1)).await;
         assert!(took <= Duration::from_secs(seconds) + Duration::from_millis(1), "{fault:?} cost {took:?}");
         assert_eq!(peers.banned().is_empty(), !banned, "{fault:?}");

@@ -14,7 +14,7 @@ pub mod budget;
 #[path = "../../../src/flight.rs"]
 pub mod flight;
 
-/// What keeps blobs from being evicted.
+/// Leases, which keep blobs from being evicted.
 pub mod leases {
     include!(concat!(env!("OUT_DIR"), "/leases.rs"));
 }

@@ -50,7 +50,7 @@ impl RoomSnapshot {
         LeaseGroup::new(self.name.clone(), [(key, self.bytes)].into_iter())
     }
 
-    /// Whether `snapshots` would have room if nobody held anything.
+    /// Whether `snapshots` would have room if there were no leases.
     pub fn could_be_admitted(snapshots: &[&Self]) -> Result<()> {
         let bytes: u64 = snapshots.iter().map(|snapshot| snapshot.bytes).sum();
         let fits = snapshots.iter().all(|snapshot| bytes <= snapshot.room.bytes);
@@ -61,7 +61,7 @@ impl RoomSnapshot {
     pub fn admit_all(snapshots: &[&Self]) -> Result<()> {
         let Some(first) = snapshots.first() else { return Ok(()) };
         let room = &first.room;
-        // Who comes second sees the lease of who comes first.
+        // Serialized, so that the second caller sees the first one's leases.
         let _one = room.admitting.lock();
         let groups: Vec<_> = snapshots.iter().map(|snapshot| snapshot.group()).collect();
         if room.leases.bytes_with(&groups) > room.bytes {

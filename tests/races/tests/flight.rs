@@ -1,4 +1,4 @@
-//! Races for flights: one fetch for all who want a block, and nobody who waits for ever.
+//! Races for flights: one fetch for all that want a block, and no waiter that waits for ever.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a Hub answers.
+//! The answers of a Hub.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ const BAD_TOKEN: HubError =
     HubError::Error(StatusCode::UNAUTHORIZED, "", "Invalid credentials in Authorization header");
 const DISABLED: HubError = HubError::Error(StatusCode::FORBIDDEN, "", "Access to this resource is disabled.");
 
-/// What a request is about.
+/// The subject of a request.
 #[derive(Debug)]
 pub(super) struct HubRequest {
     /// `models/owner/name`.

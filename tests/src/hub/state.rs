@@ -1,4 +1,4 @@
-//! What a Hub holds.
+//! The state of a Hub.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +16,7 @@ const DATE: &str = "2026-01-02T03:04:05.000Z";
 /// When signed addresses expire if a test says nothing else: in the year 2096.
 const FAR: u64 = 4_000_000_000;
 
-/// Who may see a repository.
+/// The users that may see a repository.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RepositoryAccess {
     /// Everybody.
@@ -28,14 +28,14 @@ pub enum RepositoryAccess {
     Gated,
     /// Everybody sees what it holds; content is for tokens that may read it.
     GatedContent,
-    /// Nobody.
+    /// No user.
     Disabled,
 }
 
 /// A file of a commit.
 #[derive(Clone, Debug)]
 pub(super) struct HubFile {
-    /// What git calls it.
+    /// Its git id.
     pub oid: String,
     /// The SHA-256 of a large one.
     pub sha256: Option<String>,
@@ -92,7 +92,7 @@ impl ServedRepository {
     }
 }
 
-/// What changes while a Hub runs.
+/// The state that changes while a Hub runs.
 #[derive(Debug)]
 pub(super) struct HubContents {
     /// The storage's URL.

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::S3Error;
 
-/// What clients sign with.
+/// The credentials that clients sign with.
 #[derive(Clone)]
 pub struct Keys {
     /// The access key id.
@@ -75,7 +75,7 @@ pub(super) fn is_for(region: &str, request: &Parts) -> bool {
     SignatureFields::of(request, "s3").is_some_and(|claim| claim.region == region)
 }
 
-/// What the `Authorization` header says.
+/// The parts of the `Authorization` header.
 struct SignatureFields<'a> {
     access: &'a str,
     date: &'a str,

@@ -1,4 +1,4 @@
-//! What changes a bucket: PUT, multipart uploads, DELETE.
+//! The requests that change a bucket: PUT, multipart uploads, DELETE.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! Killed processes: whoever has files of a mount open can be killed while its agent is gone or stopped.
+//! Killed processes: one that has files of a mount open can be killed while its agent is gone or stopped.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -165,7 +165,7 @@ fn get(address: SocketAddr, path: &str) -> Option<String> {
 
 #[test]
 fn metrics_port_serves_health_and_metrics_only() {
-    // Nobody else takes it before the agent does: ports are given out in turn.
+    // No other process takes it before the agent does: ports are given out in turn.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let machine = Machine::new();
     let agent = machine.agent(&format!("[telemetry]\nlisten = \"{address}\""));

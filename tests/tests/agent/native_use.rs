@@ -13,7 +13,7 @@ use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file, write_tree};
 
 const MIB: usize = 1 << 20;
 
-/// What `command` prints when it succeeds.
+/// The output of `command`, which succeeds.
 fn prints(command: &mut Command) -> String {
     let ended = command.output().unwrap();
     assert!(ended.status.success(), "{command:?}: {}", String::from_utf8_lossy(&ended.stderr));
@@ -61,7 +61,7 @@ fn native_mount_serves_git_rsync_mappings_and_programs() {
     assert_eq!(prints(rsync.arg("--delete").arg(source.join("")).arg(&point)), "");
     prints(&mut Command::new(point.join("program")));
     prints(&mut Command::new(point.join("script")));
-    // SAFETY: nobody writes to a file of the mount.
+    // SAFETY: no process writes to a file of the mount.
     let mapped = unsafe { memmap2::Mmap::map(&File::open(point.join("large")).unwrap()) }.unwrap();
     assert_same(&fs::read(source.join("large")).unwrap(), &mapped, "what is mapped");
 }

@@ -84,7 +84,7 @@ fn mounts(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     api.fails(agent, ("POST", "/v1/mounts", ""), &nothing.to_string(), 404);
 }
 
-/// Mounts what `request` asks for, waits for the end of the mount, and ends it. False: it had ended before anybody waited.
+/// Mounts as `request` says, waits for the end of the mount, and ends it. False: it ended before the wait.
 fn ended(api: &mut OpenApi, agent: &AgentProcess, request: &str) -> bool {
     let id = api.ask(agent, "POST", "/v1/mounts", "", request).json()["id"].to_string();
     let waited = std::thread::scope(|scope| {

@@ -59,7 +59,7 @@ fn read_under_way_when_its_agent_is_killed_fails_with_econnaborted() {
     let mut reader = program("dd");
     reader.args(["iflag=direct", "bs=4096", "of=/dev/null"]).arg(format!("if={}", text(&file)));
     let reader = reader.env("LC_ALL", "C").stderr(Stdio::piped()).spawn().unwrap();
-    // That it waits, nobody can see from outside.
+    // That it waits can't be seen from outside.
     sleep(Duration::from_millis(500));
     env.machine.crash();
     let read = with_timeout(Duration::from_secs(100), move || reader.wait_with_output().unwrap());

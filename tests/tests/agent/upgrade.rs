@@ -1,6 +1,6 @@
 //! Upgrade and downgrade: this build and an earlier one take over from each other, in either order, under readers.
 //!
-//! `scripts/before` builds the earlier one. A version that nobody can go back from is an outage, so both directions count.
+//! `scripts/before` builds the earlier one. A version without a way back is an outage, so both directions count.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! A cache disk that holds whoever writes to it, or that is gone: files are read past it.
+//! A cache disk on which writers hang, or that is gone: files are read past it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! What a cache holds, and what becomes of it: summarize, evict, verify, pin; quotas, and room that is promised once.
+//! The cache commands: summarize, evict, verify, pin; quotas, and admission.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};

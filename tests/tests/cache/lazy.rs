@@ -1,4 +1,4 @@
-//! Nothing is fetched that nobody reads, and nothing twice.
+//! Lazy reads: what no process reads is not fetched, and nothing is fetched twice.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,4 +1,4 @@
-//! What somebody put into a cache directory before it was the agent's: nothing is written or removed behind a link.
+//! Files that another user put into a cache directory before it was the agent's: nothing is written or removed behind a link.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -7,7 +7,7 @@ use std::path::Path;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::tree::{assert_same_tree, write_file};
 
-/// An unprivileged user, whoever that is.
+/// An unprivileged user.
 const ANOTHER_USER: u32 = 12_345;
 
 /// All files and directories below `directory`, with their content.
@@ -24,7 +24,7 @@ fn content(directory: &Path) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// A machine whose cache has a link at `name` that leads to `target` in a directory of somebody else.
+/// A machine whose cache has a link at `name` that leads to `target` in another user's directory.
 fn planted(name: &str, target: &str) -> (Machine, std::path::PathBuf) {
     let machine = Machine::new();
     let victim = machine.directory("victim");

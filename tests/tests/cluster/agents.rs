@@ -164,7 +164,7 @@ fn agent_whose_job_has_ended_serves_the_snapshot_to_others() {
     let a = AgentNode { agent, machine, _port };
     [&a, &b, &c].iter().for_each(|node| node.sees(&all));
     hits(&b, "what a had before its restart");
-    // What is evicted is announced no more: nobody is asked in vain.
+    // An evicted snapshot is announced no more: its node is not asked in vain.
     evict(&a);
     let missed = || c.cluster()["asked"]["missed"].as_u64().expect("a number");
     eventually("what b has alone", || {

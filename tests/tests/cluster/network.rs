@@ -60,8 +60,8 @@ fn cluster_staging_at_once_reads_mirror_about_once() {
     assert_eq!(late.traffic()["origin"], 0);
 }
 
-/// A member, as good as any by what it says of itself, that gives wrong bytes to whoever asks. In turn: zeros; what another blob
-/// has there; and what is right, of the one blob that it has, without an end.
+/// A member, as good as any by what it says of itself, that gives wrong bytes to all others. In turn: zeros;
+/// what another blob has there; and what is right, of the one blob that it has, without an end.
 #[derive(Debug, Default)]
 struct LyingPeer {
     blob: Bytes,
@@ -134,7 +134,7 @@ impl ForeignPeer {
                 id: id.into(),
                 address,
                 zone: String::new(),
-                // As much as all others together, so that nobody gets by it.
+                // As much as all others together, so that each of them asks it.
                 capacity: 1 << 50,
                 protocol,
                 draining: false,

@@ -36,7 +36,7 @@ const DEATH_NOTICE_MS: (u64, u64) = (4000, 9000);
 pub struct Sim {
     rng: Mutex<Rng>,
     nodes: Mutex<BTreeMap<String, Arc<SimNode>>>,
-    /// Who is on the other side of a partition.
+    /// The nodes on the other side of a partition.
     partitioned: Mutex<HashSet<String>>,
     published: Mutex<Vec<Blob>>,
     /// Blocks that were read of the mirror, and those that had to be, of each blob in the order of their names.
@@ -58,9 +58,9 @@ impl std::fmt::Debug for Sim {
 pub struct SimStats {
     /// Reads, by whomever.
     pub read: u64,
-    /// Those that nobody can do without. A block is due once when it is published. While the network is cut in two, what
-    /// comes to a side that had none of it can have come from the mirror alone: so a block is due once for each side that
-    /// comes to have it during the cut. What dies with the nodes that had it, and has to be read again, is not due.
+    /// The reads of the mirror that are necessary. A block is due once when it is published. While the network is cut in two,
+    /// what comes to a side that had none of it can have come from the mirror alone: so a block is due once for each side
+    /// that comes to have it during the cut. What dies with the nodes that had it, and has to be read again, is not due.
     pub due: u64,
 }
 
@@ -156,8 +156,8 @@ impl Sim {
         self.spread(&node.id, DEATH_NOTICE_MS, MemberEvent::Silence);
     }
 
-    /// A node takes its leave, as `bdnfs agent` does on SIGTERM: it says so, and ends when nobody has asked anything of it for
-    /// a second, or after ten.
+    /// A node takes its leave, as `bdnfs agent` does on SIGTERM: it says so, and ends when it got no request
+    /// for a second, or after ten.
     pub async fn retire(self: &Arc<Self>, node: &SimNode) {
         if let Some(own) = node.view.of(&node.id) {
             node.view.learn(Member { draining: true, holds: Vec::new(), ..(*own).clone() });
@@ -192,7 +192,7 @@ impl Sim {
         }
     }
 
-    /// Which blocks of each blob somebody has, on either side of the cut.
+    /// The blocks of each blob that any node has, on either side of the cut.
     fn providers(&self) -> Vec<[Vec<bool>; 2]> {
         let (nodes, beyond) = (self.nodes(), self.partitioned.lock());
         let mut providers = vec![[(); 2].map(|()| vec![false; ALL as usize]); self.published.lock().len()];
@@ -277,7 +277,7 @@ impl Sim {
         self.published.lock().iter().find(|blob| blob.key == Key::Content(digest)).cloned()
     }
 
-    /// Has every node stage `blob` at once.
+    /// Makes every node stage `blob` at once.
     pub async fn burst(&self, blob: &Blob) {
         join_all(self.nodes().iter().map(|node| node.stage(blob))).await;
     }

@@ -1,5 +1,5 @@
-//! Origins on the clouds' emulators, which nobody here wrote: moto for S3, Azurite, an emulator of Google's storage.
-//! `scripts/emulators` installs them and runs this.
+//! Origins on the clouds' emulators, third-party servers: moto for S3, Azurite, an emulator of Google's
+//! storage.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -191,7 +191,7 @@ fn emulator(program: &str) -> Command {
     Command::new(target().parent().expect("a directory above the profile's").join("emulators").join(program))
 }
 
-/// A port that nobody has now.
+/// A free port.
 fn port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("bound").port()

@@ -1,4 +1,4 @@
-//! Programs and servers that nobody here wrote: what reads a mount, and what a mount reads from.
+//! Third-party programs and servers: those that read a mount, and those that a mount reads from.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 

@@ -1,5 +1,5 @@
-//! Credentials of AWS against moto, which nobody here wrote: it checks signatures and rights, and has a token service.
-//! `scripts/emulators` installs it and runs this.
+//! Credentials of AWS against moto, a third-party server: it checks signatures and rights, and has a token
+//! service. `scripts/emulators` installs it and runs this.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};

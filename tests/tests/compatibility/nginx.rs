@@ -1,4 +1,4 @@
-//! A web server that nobody here wrote: nginx, with ranges, certificates of its own, basic authentication and redirects.
+//! A third-party web server: nginx, with ranges, certificates of its own, basic authentication and redirects.
 //! `scripts/emulators` installs it and runs this.
 
 use std::fs;
@@ -28,7 +28,7 @@ impl Drop for Nginx {
     }
 }
 
-/// A port that nobody has now.
+/// A free port.
 fn port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -1,5 +1,5 @@
-//! A Hub that nobody here wrote: olah, which serves the Hub's API by a cache of its own in front of another Hub, the kit's.
-//! `scripts/emulators` installs it and runs this.
+//! A third-party Hub: olah, which serves the Hub's API by a cache of its own in front of another Hub, the
+//! kit's. `scripts/emulators` installs it and runs this.
 
 use std::process::{Child, Command, Stdio};
 

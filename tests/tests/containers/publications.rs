@@ -1,4 +1,4 @@
-//! Publications: one base for all, staged before anybody sees it, bound read-only, ended without a trace.
+//! Publications: one base for all, staged before it is visible, bound read-only, ended without a trace.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -68,7 +68,7 @@ fn published_one_asked_for_again_makes_no_request_even_with_other_secrets() {
     request["holder"] = json!("pod default/b");
     assert_eq!(publish(&agent, "pod", &request)["path"], first["path"]);
     assert_eq!(env.s3.requests.all().requests, 0);
-    // Somebody unmounted it: it is bound again, and still nobody is asked.
+    // It was unmounted from outside: it is bound again, still without any request.
     rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH).unwrap();
     publish(&agent, "pod", &request);
     assert!(is_mounted(&target) && env.s3.requests.all().requests == 0);

@@ -85,7 +85,7 @@ fn pending_publication_is_gone_on_with_by_the_next_agent() {
         assert!(!is_mounted(&target));
         env.proxy.set(NetworkFault::default());
         let agent = env.machine.agent(&config);
-        // Nobody asks for it again.
+        // It gets no further requests.
         let status = || agent.get("/v1/publications/pod");
         eventually("it is published", || status().code == 200 && status().json()["state"] == "published");
         assert_same(&bytes, &fs::read(target.join("file")).unwrap(), "what is published");
@@ -177,7 +177,7 @@ fn pending_publication_with_secrets_waits_for_them_after_a_crash() {
     assert_eq!((status["state"].as_str(), is_mounted(&target)), (Some("staging"), false));
     publish(&agent, "pod", &request);
     assert_same(&bytes, &fs::read(target.join("file")).unwrap(), "what is published");
-    // And one that nobody wants any more goes.
+    // One without requests is dropped.
     agent.crash();
     let agent = env.machine.agent(&config(&env.machine));
     unpublish(&agent, "pod");

@@ -12,7 +12,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::oci::{ContainerNode, blocks};
 
-/// A user who is nobody in particular.
+/// An ordinary user.
 const USER: &str = "65534";
 
 /// A cluster of one node. Its daemons end when it is dropped.

@@ -62,7 +62,7 @@ fn volume_published_again_makes_no_request_and_never_fails() {
     node.kubelet.publish(&rotated).unwrap();
     node.env.proxy.set(NetworkFault { refuse: true, ..NetworkFault::default() });
     node.kubelet.publish(&volume).unwrap();
-    // Another driver, which trusts nobody: rules that changed take nothing away.
+    // Another driver, which trusts no volume: rules that changed take nothing away.
     let mut inline = volume.clone();
     inline.context.insert("csi.storage.k8s.io/ephemeral".into(), "true".into());
     node.driver.end();

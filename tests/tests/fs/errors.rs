@@ -66,7 +66,7 @@ fn frozen_server_delays_neither_other_files_nor_unmount() {
         assert_same_file(&bucket.join("local"), &local.join("local"));
         run(program("ls").arg("-l").arg(&local));
     });
-    // SIGTERM ends the agent and its mounts, whoever waits for them.
+    // SIGTERM ends the agent and its mounts, even if requests wait for them.
     for pid in env.machine.agent_pids() {
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
     }

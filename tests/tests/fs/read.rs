@@ -22,7 +22,7 @@ fn cold(len: usize) -> (TestEnv, Vec<u8>, std::path::PathBuf) {
 }
 
 fn map(file: &File) -> Mmap {
-    // SAFETY: nobody can write to a file in a read-only file system.
+    // SAFETY: no process can write to a file in a read-only file system.
     unsafe { Mmap::map(file).unwrap() }
 }
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::kit::{MIB, job, mounts_of, secrets, spec, submitted, text, toml};
 
-/// How long the job takes at the most, in milliseconds, when nobody kills it.
+/// How long the job takes at the most, in milliseconds, when it is not killed.
 const JOB_MILLISECONDS: u64 = 2000;
 /// How often each process is killed in all runs of the suite, and how often at night.
 const ROUNDS: usize = 3;

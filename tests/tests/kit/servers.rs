@@ -1,4 +1,4 @@
-//! The kit's own servers, asked by clients that nobody here wrote.
+//! The kit's own servers, tested with third-party clients.
 
 use std::fs;
 use std::io::{Read, Write};

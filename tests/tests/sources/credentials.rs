@@ -1,4 +1,4 @@
-//! Credentials by name, of roles, rotated and expired; and that nobody ever sees them.
+//! Credentials by name, of roles, rotated and expired; and that they are never shown.
 
 mod by_name;
 mod leaks;

@@ -28,7 +28,7 @@ fn name_server_that_is_silent_is_passed_over() {
     let resolver = resolver(&machine, &[&first, &second]);
     let machine = machine.in_network(&own).with_resolver(&resolver);
     let _silent = silent(&first);
-    // The name leads to where nobody listens: to hear that, it has to be resolved.
+    // The name leads to an address without a listener: to notice that, it has to be resolved.
     let _dns = Dns::start(second, &[own.address]);
     let listed = machine.run(&["ls", "http://files.test:1/x", "--allow-http"]);
     listed.fails(&["cannot connect to the server: Connection refused"]);

@@ -228,7 +228,7 @@ async fn hub_rate_limit_is_waited_for_or_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dns_seed_unknown_is_logged() {
-    // No name has a part so long, so this asks nobody.
+    // No name has a part so long, so this sends no request.
     let endpoint = format!("http://{}.invalid", "a".repeat(64));
     let s3 = S3Access { anonymous: true, endpoint: Some(endpoint.clone()), ..S3Access::default() };
     let hub = HubAccess { endpoint: Some(endpoint.clone()), token: None };

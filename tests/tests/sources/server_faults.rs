@@ -111,7 +111,7 @@ fn never_wrong(faults: &Faults, fault: ServerFault, bytes: &[u8], path: &Path) {
         let result = reader.read_exact_at(&mut read, 1_500_000);
         (read, result)
     });
-    // Some of it may come through in spite of the fault, if anybody is so patient; then it must be right.
+    // Some of it may come through in spite of the fault, if the client waits long enough; then it must be right.
     match result {
         Ok(()) => assert_same(&bytes[1_500_000..1_600_000], &read, &format!("{fault:?}")),
         Err(error) => {

@@ -51,7 +51,7 @@ pub struct SimLoad {
     pub tracked_peers: usize,
 }
 
-/// What a node has of a blob.
+/// The part of a blob that a node has.
 struct SimContent {
     blob: Blob,
     present: Mutex<Vec<bool>>,
@@ -76,7 +76,7 @@ pub fn named(digest: Digest) -> Blob {
 }
 
 impl SimNode {
-    /// A node that announces itself as `member`, and knows of nobody yet.
+    /// A node that announces itself as `member`, and knows no others yet.
     pub fn new(sim: &Arc<Sim>, member: Member) -> Arc<Self> {
         let view = Arc::new(SimView::default());
         view.learn(member.clone());

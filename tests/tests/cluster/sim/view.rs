@@ -1,4 +1,4 @@
-//! What a node knows of the others: by and by, as gossip has it.
+//! A node's view of the others: delayed, as gossip is.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -7,7 +7,7 @@ use bdnfs::peer::membership::{Membership, MembershipView};
 
 use super::{GOSSIP_DELAY_MS, MemberEvent, Sim};
 
-/// What a node knows of the others.
+/// A node's view of the others.
 #[derive(Default)]
 pub struct SimView {
     membership: MembershipView,

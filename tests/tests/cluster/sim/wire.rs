@@ -1,4 +1,4 @@
-//! What nodes are connected by: a network, which can be cut, and the mirror.
+//! The network between the nodes, which can be cut, and the mirror.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
