@@ -51,7 +51,7 @@ impl CheckpointId {
     /// checkpoint directory, or [`LOOSE`].
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for what is empty, too long for a key or no path, which it names.
+    /// [`Kind::Invalid`] for what is empty, too long for a key or not a path, and names it.
     pub fn new(project: &str, job: &str, name: &str, rank: u32) -> Result<Self> {
         check_project(project)?;
         check_job(job)?;
@@ -180,7 +180,7 @@ fn check_job(job: &str) -> Result<()> {
 fn check_name(name: &str) -> Result<()> {
     check_text("the name of a checkpoint", name)?;
     if name != LOOSE && name.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        return Err(invalid(format!("bad name of a checkpoint {name:?}: it is no path of a directory")));
+        return Err(invalid(format!("bad name of a checkpoint {name:?}: it is not the path of a directory")));
     }
     Ok(())
 }
@@ -226,10 +226,10 @@ mod tests {
             ("p", "a/b", "n", "bad job ID \"a/b\""),
             ("p", "latest", "n", "newest job"),
             ("p", "j", "", "the name of a checkpoint is empty"),
-            ("p", "j", "a//b", "no path"),
-            ("p", "j", "a/../b", "no path"),
-            ("p", "j", "..", "no path"),
-            ("p", "j", "/a", "no path"),
+            ("p", "j", "a//b", "not the path"),
+            ("p", "j", "a/../b", "not the path"),
+            ("p", "j", "..", "not the path"),
+            ("p", "j", "/a", "not the path"),
             ("p", "j", "a\nb", "control character"),
             ("p", "j", &long, "too long"),
         ] {

@@ -128,7 +128,7 @@ impl NodeState {
         let (announcements, partition) = (announcements.clone(), cache.partition().clone());
         self.runtime.spawn_blocking(move || {
             if let Err(error) = announcements.announce_found(&partition) {
-                tracing::warn!(%error, "peers are not told of what the cache has");
+                tracing::warn!(%error, "cannot announce the snapshots of the cache to peers");
             }
         });
     }

@@ -174,7 +174,7 @@ fn serve(filesystem: &Filesystem, device: &Arc<Device>) {
 fn serve_request(filesystem: &Filesystem, device: &Arc<Device>, bytes: &[u8]) {
     let since = Instant::now();
     let Some(request) = Request::decode(bytes) else {
-        tracing::error!("the kernel sent {} bytes that are no request", bytes.len());
+        tracing::error!("the kernel sent {} bytes that are not a request", bytes.len());
         return;
     };
     let operation = metrics::operation_number(request.operation.as_ref());

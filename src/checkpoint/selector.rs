@@ -66,7 +66,7 @@ impl FromStr for CheckpointSelector {
         let rest = text.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(text);
         let (rest, rank) = match rest.rsplit_once(RANK) {
             Some((rest, rank)) => {
-                (rest, rank.parse().map_err(|_| invalid(format!("{rank:?} is no rank of a node")))?)
+                (rest, rank.parse().map_err(|_| invalid(format!("{rank:?} is not a rank of a node")))?)
             }
             None => (rest, 0),
         };
@@ -75,7 +75,7 @@ impl FromStr for CheckpointSelector {
         }
         let decode = |text: &str| {
             encoded_name::decode(text)
-                .ok_or_else(|| invalid(format!("{text:?} is no UTF-8 when it is decoded")))
+                .ok_or_else(|| invalid(format!("{text:?} is not UTF-8 when it is decoded")))
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (project, job) = match authority.split_once('@') {
@@ -136,9 +136,9 @@ mod tests {
             ("bt://@j", "project is empty"),
             ("bt://p@", "bad job ID"),
             ("bt://p@a.b", "bad job ID"),
-            ("bt://p/a//b", "no path"),
-            ("bt://p/../b", "no path"),
-            ("bt://p/x?rank=x", "no rank"),
+            ("bt://p/a//b", "not the path"),
+            ("bt://p/../b", "not the path"),
+            ("bt://p/x?rank=x", "not a rank"),
             ("bt://p/x?r=1", "%3F"),
             ("bt://p/x#y", "%23"),
             ("bt://p/%FF", "UTF-8"),

@@ -77,7 +77,7 @@ impl Content {
         tracing::warn!(%error, "a blob was refuted");
         self.refutation.record(error);
         if let Err(error) = self.resources.cache.discard(partial) {
-            tracing::warn!(%error, "cannot discard what is not right");
+            tracing::warn!(%error, "cannot discard damaged content");
         }
         *self.slot() = None;
         self.committing.store(false, Ordering::Relaxed);

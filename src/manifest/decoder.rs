@@ -166,7 +166,7 @@ impl Manifest {
             binary::DIRECTORY => Node::Directory(self.children_of(index, record)?),
             binary::FILE => Node::File(self.slice(index, record)?),
             binary::SYMLINK => Node::Symlink(self.target(index, record)?),
-            _ => return Err(corrupt(format!("entry {index} is of no known kind"))),
+            _ => return Err(corrupt(format!("entry {index} has an unknown kind"))),
         };
         let mtime = (record.seconds.get(), record.nanoseconds.get());
         if mtime.1 >= 1_000_000_000 || index == 0 && (parent, record.kind) != (0, binary::DIRECTORY) {
@@ -287,7 +287,7 @@ impl Manifest {
             Some(end) if record.kind == binary::DIRECTORY && first > u64::from(index) => {
                 Ok(first as u32..end as u32)
             }
-            _ => Err(corrupt(format!("entry {index} is no right directory"))),
+            _ => Err(corrupt(format!("entry {index} is not a valid directory"))),
         }
     }
 
