@@ -13,6 +13,7 @@ mod killed;
 mod killed_savers;
 mod kit;
 mod posted;
+mod power_cut;
 mod pushed;
 mod resume;
 mod run;
