@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Secret;
 use bdnfs::task::blocking;
+use bdnfs::volume::VolumeDirectory;
 
 use super::job::Job;
 use super::job_caches::{self, JobCaches};
@@ -16,7 +17,6 @@ use super::queue::JobQueue;
 use super::supervisor::VolumeBinds;
 use crate::api::Failure;
 use crate::api::job::{CheckpointLoading, JobRequest};
-use crate::context::Context;
 use crate::saver;
 use crate::text;
 use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE, occupied};
@@ -53,10 +53,15 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     binds.extend(load.map(|load| (volume.loaded(), load.download_folder.clone())));
     binds.extend(checkpoint_place(job.request()).map(|place| (volume.checkpoints(), place)));
     let mut directories: Vec<_> = binds.iter().map(|(directory, _)| directory.clone()).collect();
-    // Sources that lie in it are mounted there, without a cover in memory.
+    let caches = JobCaches::of(queue, job);
+    let cache_binds: Vec<_> = caches.iter().flat_map(JobCaches::binds).collect();
+    // Sources, volumes and caches below it are mounted there without a cover in memory: what the job writes beside them is on the disk.
+    let places = || {
+        let sources = job.request().weights.iter().map(|weights| &weights.mountpoint);
+        sources.chain(binds.iter().chain(&cache_binds).map(|(_, place)| place))
+    };
     let below = |place: &Path| {
-        let sources = job.request().weights.iter();
-        let below = sources.filter_map(|weights| weights.mountpoint.strip_prefix(place).ok());
+        let below = places().filter_map(|below| below.strip_prefix(place).ok());
         let is_below = |path: &&Path| path.components().all(|part| matches!(part, Component::Normal(_)));
         below.filter(is_below).map(Path::to_owned).collect::<Vec<_>>()
     };
@@ -69,11 +74,11 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
         begin_checkpoints(&volume)?;
     }
     let mut shared = Vec::new();
-    if let Some(caches) = JobCaches::of(queue, job) {
+    if let Some(caches) = caches {
         locks.extend(caches.create(job)?);
         shared.extend(caches.homes().map(|home| home.path().to_owned()));
-        binds.extend(caches.binds());
     }
+    binds.extend(cache_binds);
     for (_, place) in &binds {
         // On the host, where that can be: a directory that is covered instead forgets what the job writes beside the volume.
         let _ = fs::create_dir_all(place);
@@ -115,11 +120,15 @@ pub fn checkpoint_place(request: &JobRequest) -> Option<PathBuf> {
 }
 
 /// Makes sure that there is nothing in a checkpoint directory that an earlier job of this id left, and forgets what became of its own.
+/// Directories alone are nothing: what is mounted there has made them.
 fn begin_checkpoints(volume: &JobVolume) -> Result<()> {
     let directory = volume.checkpoints();
-    let mut entries =
-        fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
-    if entries.next().is_some() {
+    let holds_some = match VolumeDirectory::open(&directory)?.walk() {
+        Ok(scan) => !(scan.files.is_empty() && scan.links.is_empty() && scan.skipped.is_empty()),
+        Err(error) if error.kind() == Kind::Invalid => true,
+        Err(error) => return Err(error),
+    };
+    if holds_some {
         let text = format!(
             "{} holds checkpoints of an earlier job of this id that are not saved; save them with `bdnfs checkpoint push` and \
              remove them, or choose another --id",

@@ -7,6 +7,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 
 use super::kit::{events, job, spec, submitted, text, toml};
+use super::saving::{SavingMachine, checkpoints, saved};
 
 /// The directories of what jobs of this machine write, by the ids of the jobs.
 fn volumes(machine: &Machine) -> Vec<PathBuf> {
@@ -128,4 +129,28 @@ fn scratch_over_its_limit_fails_the_job() {
     eventually("it fails", || status()["state"] == "TRAINING_JOB_FAILED");
     let why = status()["why"]["message"].as_str().unwrap().to_owned();
     assert!(why.starts_with("/mnt/bt-scratch occupies 18") && why.contains("raise scratch_limit"), "{why}");
+}
+
+#[test]
+fn job_with_mounts_below_its_checkpoints_saves_what_it_writes_beside_them() {
+    let saving = SavingMachine::new();
+    let machine = &saving.machine;
+    let base = machine.directory("base");
+    fs::write(base.join("model"), "base\n").unwrap();
+    let out = machine.directory("out").join("checkpoints");
+    let source = format!("file://{}", text(&base));
+    let command = "cd $BT_CHECKPOINT_DIR && cat base/model && ls $BT_LOAD_CHECKPOINT_DIR $BT_PROJECT_CACHE_DIR && mkdir step && echo x > step/model";
+    let content = toml(&[(&source, text(&out.join("base")))], &[command])
+        + &format!("[runtime.checkpointing_config]\nenabled = true\ncheckpoint_path = {out:?}\n")
+        + &format!("[runtime.cache_config]\nenabled = true\nmount_base_path = {:?}\n", out.join("caches"))
+        + &format!(
+            "[runtime.load_checkpoint_config]\nenabled = true\ndownload_folder = {:?}\n",
+            out.join("loaded")
+        );
+    let file = spec(machine, "nested.toml", &content);
+    let number = submitted(machine, &["--id", "nested", "--project", "p", text(&file)]);
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert!(checkpoints(&status).contains(&saved("step", true, 1)), "{status}");
+    assert!(!events(&status).iter().any(|event| event.contains("kept in memory")), "{status}");
 }
