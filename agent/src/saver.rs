@@ -147,3 +147,34 @@ pub fn run() -> Result<()> {
     let save = uploads.run_until(round::save(order));
     runtime::block_on(async { Ok::<_, std::io::Error>(save.await) }).context("cannot start a runtime")?
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::record::SavedState;
+    use super::*;
+
+    #[test]
+    fn all_is_saved_only_while_it_is_as_it_was_saved() {
+        let volume = tempfile::tempdir().unwrap();
+        let checkpoints = volume.path().join("checkpoints");
+        let is_all_saved = || is_all_saved(volume.path(), &checkpoints).unwrap();
+        assert!(is_all_saved(), "there is nothing");
+        fs::create_dir_all(checkpoints.join("a")).unwrap();
+        assert!(is_all_saved(), "there is no file");
+        fs::write(checkpoints.join("a/model"), "a").unwrap();
+        assert!(!is_all_saved(), "nothing was saved");
+        let (seals, _) =
+            VolumeDirectory::open(&checkpoints).unwrap().walk().and_then(Scan::into_seals).unwrap();
+        let saved = seals.iter().map(|(name, seal)| {
+            (name.clone(), SavedState { fingerprint: seal.fingerprint(), complete: true })
+        });
+        SaverRecord { saved: saved.collect(), ..SaverRecord::default() }.write(volume.path()).unwrap();
+        assert!(is_all_saved());
+        fs::write(checkpoints.join("a/late"), "").unwrap();
+        assert!(!is_all_saved(), "a file came to it");
+        request_end(volume.path(), SaverEnd::Discard).unwrap();
+        assert!(is_all_saved(), "it is to be dropped");
+    }
+}

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use bdnfs_tests::process::{eventually, kill_and_wait};
 use bdnfs_tests::tree::Rng;
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
 
 use super::kit::text;
 use super::saving::{SavingMachine, checkpoints, mirror, saved_files, start};
@@ -158,4 +160,29 @@ fn job_killed_while_it_writes_saves_only_whole_files() {
         assert!(!witness.seen.is_empty());
     }
     saving.verify();
+}
+
+#[test]
+fn saver_that_finished_while_the_job_runs_is_started_again() {
+    let saving = SavingMachine::new();
+    let flag = saving.machine.directory("flag");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && touch a/.metadata
+         while [ ! -e {}/go ]; do sleep 0.1; done; mkdir b && echo b > b/model",
+        text(&flag)
+    );
+    let number = saving.submit("early", &command);
+    saving.await_event(&number, "saved a ");
+    let savers = saving.machine.savers();
+    savers.iter().for_each(|pid| kill_process(*pid, Signal::STOP).unwrap());
+    let path = saving.volume("early").join("saver.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    record["report"]["finished"] = json!(true);
+    fs::write(&path, record.to_string()).unwrap();
+    kill_and_wait(&savers);
+    eventually("there is another one", || !saving.machine.savers().is_empty());
+    fs::write(flag.join("go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert!(saving.files("bt://p@early/b").is_some(), "{status}");
 }

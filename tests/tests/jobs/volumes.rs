@@ -7,7 +7,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 
 use super::kit::{events, job, spec, submitted, text, toml};
-use super::saving::{SavingMachine, checkpoints, saved};
+use super::saving::{Files, SavingMachine, checkpoints, file, saved};
 
 /// The directories of what jobs of this machine write, by the ids of the jobs.
 fn volumes(machine: &Machine) -> Vec<PathBuf> {
@@ -153,4 +153,23 @@ fn job_with_mounts_below_its_checkpoints_saves_what_it_writes_beside_them() {
     assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
     assert!(checkpoints(&status).contains(&saved("step", true, 1)), "{status}");
     assert!(!events(&status).iter().any(|event| event.contains("kept in memory")), "{status}");
+}
+
+#[test]
+fn job_whose_record_cannot_be_written_has_its_checkpoints_saved() {
+    let saving = SavingMachine::new();
+    let number = saving.submit(
+        "full",
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && touch a/.metadata
+         while [ ! -e go ]; do sleep 0.1; done; rm go; mkdir b && echo b > b/model",
+    );
+    saving.await_event(&number, "saved a ");
+    let record = saving.machine.cache().join(format!("state/jobs/{number}.json"));
+    eventually("no file can take the place of its record, as on a full disk", || {
+        fs::remove_file(&record).is_ok() && fs::create_dir_all(record.join("below")).is_ok()
+    });
+    fs::write(saving.volume("full").join("checkpoints/go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert_eq!(saving.files("bt://p@full/b"), Some(Files::from([file("model", "b\n")])));
 }
