@@ -8,6 +8,7 @@ mod partial_directory;
 mod partial_tree;
 mod small_file;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -74,13 +75,39 @@ pub async fn download(
     directory: &Path,
     progress: &DownloadProgress,
 ) -> Result<()> {
+    download_tree(mirror, id, directory, None, progress).await
+}
+
+/// Copies the entries at `paths` of the snapshot `id` of `mirror`, and the directories that they lie in, into `directory`, which must
+/// be missing or empty.
+///
+/// # Errors
+/// Those of [`download`].
+pub async fn download_some(
+    mirror: &Mirror,
+    id: &Digest,
+    directory: &Path,
+    paths: BTreeSet<Vec<u8>>,
+    progress: &DownloadProgress,
+) -> Result<()> {
+    download_tree(mirror, id, directory, Some(paths), progress).await
+}
+
+async fn download_tree(
+    mirror: &Mirror,
+    id: &Digest,
+    directory: &Path,
+    paths: Option<BTreeSet<Vec<u8>>>,
+    progress: &DownloadProgress,
+) -> Result<()> {
     // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
     let lease = mirror.lease(Purpose::Serve(*id)).await.ok();
     let manifest = Arc::new(find_manifest(mirror, id).await?);
     let (listed, id, place) = (Arc::clone(&manifest), *id, directory.to_owned());
-    let tree = Arc::new(blocking(move || PartialTree::create(listed, &id, &place)).await?);
-    progress.files.fetch_add(manifest.files(), Relaxed);
-    progress.bytes.fetch_add(manifest.bytes(), Relaxed);
+    let tree = Arc::new(blocking(move || PartialTree::create(listed, &id, &place, paths.as_ref())).await?);
+    let (files, bytes) = tree.totals();
+    progress.files.fetch_add(files, Relaxed);
+    progress.bytes.fetch_add(bytes, Relaxed);
     let ladder = Ladder::new(vec![Arc::new(mirror.clone())], Arc::default(), Arc::default());
     let requests = stream::iter((0..manifest.blobs()).map(Ok)).and_then(|blob| plan(&tree, blob, progress));
     let requests = requests.map_ok(|requests| stream::iter(requests.into_iter().map(Ok))).try_flatten();

@@ -140,6 +140,7 @@ pub mod stage;
 pub mod task;
 pub mod tier;
 mod timeout;
+pub mod tree_merge;
 pub mod volume;
 pub mod weights;
 mod xml;

@@ -82,6 +82,8 @@ pub struct MirrorSource {
     /// Whether a large file that the mirror may have under another name is read once more to find out, which is cheap for
     /// files of this machine.
     pub hash_first: bool,
+    /// The generation of its ref that it is made from, which must still be the newest; `None`: whichever that is.
+    pub follows: Option<u64>,
 }
 
 /// The outcome of a mirroring run.
@@ -135,8 +137,15 @@ pub async fn mirror_uri(
     let origin = origin::open(uri, access).await?;
     let hash_first = matches!(uri, Uri::File(_));
     let (name, identity) = (uri.to_string(), uri.identity(access));
-    let source =
-        MirrorSource { name, identity, executable: access.executable.clone(), patterns, origin, hash_first };
+    let source = MirrorSource {
+        name,
+        identity,
+        executable: access.executable.clone(),
+        patterns,
+        origin,
+        hash_first,
+        follows: None,
+    };
     mirror_source(mirror, &source, config, progress).await
 }
 
@@ -215,7 +224,13 @@ impl MirrorRun<'_> {
             took: listed.began.elapsed().as_secs_f64(),
             tool: env!("CARGO_PKG_VERSION").into(),
         };
-        let found = self.mirror.publish(&ours, Some(self.lease)).await?;
+        let found = match self.source.follows {
+            None => self.mirror.publish(&ours, Some(self.lease)).await?,
+            Some(generation) => {
+                self.mirror.publish_after(generation, &ours, self.lease).await?;
+                ours.clone()
+            }
+        };
         let new = found == ours;
         Ok(self.outcome(found, new, listed.notes, repaired))
     }
@@ -363,6 +378,7 @@ impl MirrorSource {
             patterns,
             origin,
             hash_first: true,
+            follows: None,
         }
     }
 

@@ -1,5 +1,7 @@
 //! Tasks that block: kept off the threads that all asynchronous work shares.
 
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::JoinError;
 
 use crate::error::{Error, Kind, Result};
@@ -10,6 +12,31 @@ use crate::error::{Error, Kind, Result};
 /// Those of `work`, and those of [`lost`].
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(lost(e)))
+}
+
+/// Runs a future on a blocking thread of the current runtime: for one that moves between no threads, as far as the compiler can see.
+/// Dropping what comes back drops it.
+///
+/// # Errors
+/// Those of the future, and those of [`lost`].
+pub async fn on_own_thread<T, W>(work: impl FnOnce() -> W + Send + 'static) -> Result<T>
+where
+    T: Send + 'static,
+    W: Future<Output = Result<T>>,
+{
+    let (stay, gone) = oneshot::channel::<()>();
+    let runtime = Handle::current();
+    let done = blocking(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                done = work() => done,
+                _ = gone => Err(Error::new(Kind::Interrupted, "it was cancelled")),
+            }
+        })
+    });
+    let done = done.await;
+    drop(stay);
+    done
 }
 
 /// The error for a task that did not end by itself: [`Kind::Interrupted`] where the process is about to end,
@@ -25,6 +52,20 @@ pub fn lost(error: JoinError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn work_on_its_own_thread_ends_when_its_caller_gives_it_up() {
+        assert_eq!(on_own_thread(|| async { Ok(5) }).await.expect("no error"), 5);
+        let (held, dropped) = oneshot::channel::<()>();
+        let work = on_own_thread(|| async move {
+            let _held = held;
+            std::future::pending::<Result<()>>().await
+        });
+        let begun = tokio::spawn(work);
+        tokio::task::yield_now().await;
+        begun.abort();
+        dropped.await.expect_err("it was dropped");
+    }
 
     #[tokio::test]
     async fn blocking_work_that_panics_is_an_error() {

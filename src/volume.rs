@@ -7,6 +7,7 @@
 //! The directory is a hostile job's: nothing in it is reached through a link or another mount, and what is no regular file is
 //! never opened. A walk is made again and again, for a watch of the kernel loses events when there are many.
 
+mod home_tree;
 mod seal;
 mod sealed_origin;
 mod settle;
@@ -14,6 +15,7 @@ mod skip_reason;
 mod walk;
 mod writer_probe;
 
+pub use home_tree::{FormerFile, FormerFiles, QuietTree, apply_merge, former_files};
 pub use seal::{EncodedPath, Seal, SealOutcome, SealedUnit, seal_file_name};
 pub use sealed_origin::SealedOrigin;
 pub use settle::{Settling, UnitState};

@@ -9,6 +9,7 @@
 //! [`supervisor`] of their own, so they outlive this process: the next agent finds them by what lies in the directory, and
 //! goes on where this one ended.
 
+mod cache_turns;
 mod deployment;
 mod job;
 mod job_audit;

@@ -13,6 +13,7 @@
 //! locked, shared: one that is neither locked nor needed by a job of this agent was left by a crash.
 
 pub mod cache_home;
+pub mod cache_sync;
 pub mod file_list;
 mod trash;
 mod usage;

@@ -122,7 +122,7 @@ impl Cli {
             Command::Check(args) => check::run(&args),
             Command::Mirror(args) => mirror::run(args),
             Command::Checkpoint(args) => checkpoint::run(args),
-            Command::Project(args) => project::run(&args),
+            Command::Project(args) => project::run(args),
             Command::Cluster(args) => cluster::run(&args),
             Command::Cache(args) => cache::run(&args),
             Command::Agent(args) => agent::run(&args, config),

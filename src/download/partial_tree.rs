@@ -1,6 +1,6 @@
 //! The directory that a download writes, before it has its name.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::ErrorKind;
@@ -24,17 +24,28 @@ use crate::manifest::{Manifest, Node, Slice};
 pub(super) struct PartialTree {
     manifest: Arc<Manifest>,
     place: PartialDirectory,
+    /// The entries that are wanted, the root first.
+    entries: Vec<u32>,
     /// The files that are slices of each blob.
     files: HashMap<u32, Vec<(u32, Slice)>>,
 }
 
 impl PartialTree {
     /// Makes the directories of the tree of the snapshot `id`, whose manifest it is, that becomes
-    /// `directory`; or resumes those that another run has left of it.
-    pub(super) fn create(manifest: Arc<Manifest>, id: &Digest, directory: &Path) -> Result<Self> {
+    /// `directory`; or resumes those that another run has left of it. Only the entries at `paths` are in it, where they are given.
+    pub(super) fn create(
+        manifest: Arc<Manifest>,
+        id: &Digest,
+        directory: &Path,
+        paths: Option<&BTreeSet<Vec<u8>>>,
+    ) -> Result<Self> {
         let place = PartialDirectory::create(directory, id)?;
-        let mut tree = Self { manifest, place, files: HashMap::new() };
-        for index in 0..tree.manifest.entries() {
+        let entries = match paths {
+            None => (0..manifest.entries()).collect(),
+            Some(paths) => entries_at(&manifest, paths)?,
+        };
+        let mut tree = Self { manifest, place, entries, files: HashMap::new() };
+        for index in tree.entries.clone() {
             match tree.manifest.entry(index)?.node {
                 Node::File(slice) => {
                     let (path, len) = (tree.path(index)?, slice.len);
@@ -62,6 +73,12 @@ impl PartialTree {
         &self.manifest
     }
 
+    /// How many files are wanted, and how many bytes they have.
+    pub(super) fn totals(&self) -> (u64, u64) {
+        let files = self.files.values().flatten();
+        files.fold((0, 0), |(files, bytes), (_, slice)| (files + 1, bytes + slice.len))
+    }
+
     /// How many files blob `number` has.
     pub(super) fn files(&self, number: u32) -> u64 {
         self.files.get(&number).map_or(0, |files| files.len() as u64)
@@ -78,7 +95,9 @@ impl PartialTree {
         let single = match self.files.get(&number).map(Vec::as_slice) {
             None => return Ok(Vec::new()),
             Some([(index, slice)]) if slice.offset == 0 && slice.len == blob.size => *index,
-            Some(_) => return Ok(all.collect()),
+            Some(_) => {
+                return Ok(all.filter(|index| self.parts(number, blob, *index).next().is_some()).collect());
+            }
         };
         let path = self.path(single)?;
         let file = File::open(&path).map_err(|e| Error::disk(path.display().to_string(), e))?;
@@ -121,7 +140,7 @@ impl PartialTree {
     /// that copy files.
     pub(super) fn finish(&self) -> Result<()> {
         // Children come after their directory, whose time they change.
-        for index in (0..self.manifest.entries()).rev() {
+        for &index in self.entries.iter().rev() {
             let path = self.path(index)?;
             let entry = self.manifest.entry(index)?;
             let failed = |e| Error::disk(format!("cannot finish {}", path.display()), e);
@@ -149,6 +168,22 @@ impl PartialTree {
         let root = self.place.path();
         Ok(if below.is_empty() { root.to_owned() } else { root.join(OsStr::from_bytes(&below)) })
     }
+}
+
+/// The entries at `paths`, and the directories that they lie in; those that are not there are left out.
+fn entries_at(manifest: &Manifest, paths: &BTreeSet<Vec<u8>>) -> Result<Vec<u32>> {
+    let mut entries = BTreeSet::from([0]);
+    for path in paths {
+        let mut above = vec![0];
+        for name in path.split(|byte| *byte == b'/') {
+            let Some(child) = manifest.lookup(above[above.len() - 1], name)? else { break };
+            above.push(child);
+        }
+        if manifest.path(above[above.len() - 1])? == *path {
+            entries.extend(above);
+        }
+    }
+    Ok(entries.into_iter().collect())
 }
 
 /// A part of a file.

@@ -214,6 +214,20 @@ impl Mirror {
         ))
     }
 
+    /// Makes `ours` the generation after `generation` of its ref. The `lease` must still be held.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] where there is another one already; those of the store and of [`MirrorLease::now`].
+    pub async fn publish_after(&self, generation: u64, ours: &Ref, lease: &MirrorLease) -> Result<()> {
+        lease.now().await?;
+        if self.latest(&ours.key()).await?.generation == generation
+            && self.create_generation(generation, ours, Some(lease)).await?
+        {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Busy, format!("{} was saved by another node meanwhile; try again", ours.source)))
+    }
+
     /// Removes a ref: from now on its source is not mirrored any more. What it alone reaches is collected later.
     ///
     /// # Errors

@@ -121,6 +121,7 @@ fn source_of(name: &str, origin: Arc<dyn Origin>) -> MirrorSource {
         patterns,
         origin,
         hash_first: false,
+        follows: None,
     }
 }
 

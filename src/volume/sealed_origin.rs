@@ -13,6 +13,7 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep_until};
 
+use super::home_tree::{FormerFile, FormerFiles, QuietTree};
 use super::seal::{EncodedPath, SealedUnit};
 use super::walk::ScannedFile;
 use crate::blob::Blob;
@@ -31,6 +32,8 @@ const PIECES_AHEAD: usize = 2;
 pub struct SealedOrigin {
     name: String,
     unit: Arc<SealedUnit>,
+    /// The files that are listed as an earlier snapshot has them.
+    former: FormerFiles,
     pace: Option<Arc<ReadPace>>,
 }
 
@@ -59,7 +62,12 @@ impl SealedOrigin {
     /// The `unit`, to be published as `name`, of which so many bytes a second are read at most.
     pub fn new(name: String, unit: Arc<SealedUnit>, bytes_per_second: Option<u64>) -> Self {
         let pace = |rate: u64| ReadPace { bytes_per_second: rate.max(1), next: Mutex::new(Instant::now()) };
-        Self { name, unit, pace: bytes_per_second.map(pace).map(Arc::new) }
+        Self { name, unit, former: FormerFiles::new(), pace: bytes_per_second.map(pace).map(Arc::new) }
+    }
+
+    /// The tree `quiet`, to be published as `name` after the snapshot that its former files are of.
+    pub fn after(name: String, quiet: QuietTree) -> Self {
+        Self { name, unit: quiet.unit, former: quiet.former, pace: None }
     }
 }
 
@@ -108,7 +116,14 @@ impl Origin for SealedOrigin {
         for (EncodedPath(path), (target, at)) in &seal.links {
             listing.symlink(seal.below(path), &target.0, *at);
         }
+        for (path, FormerFile { size, mtime, executable, version }) in &self.former {
+            let (size, mtime, executable) = (*size, *mtime, *executable);
+            listing.file(ListedFile { path, size, mtime, executable, version, sha256: None });
+        }
         for (EncodedPath(path), file) in &seal.files {
+            if self.former.contains_key(path) {
+                continue;
+            }
             listing.file(ListedFile {
                 path: seal.below(path),
                 size: file.size,

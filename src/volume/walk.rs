@@ -304,6 +304,11 @@ impl ScannedFile {
         }
     }
 
+    /// When anything was last done to it, in nanoseconds since 1970: its version ends with that.
+    pub(super) fn touched(&self) -> Option<i128> {
+        self.version.rsplit('-').next()?.parse().ok()
+    }
+
     /// The file behind a descriptor, as it is now.
     pub(super) fn of(file: impl AsFd) -> rustix::io::Result<Self> {
         rustix::fs::fstat(file).map(|stat| Self::new(&stat))

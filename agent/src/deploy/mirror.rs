@@ -5,15 +5,14 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use bdnfs::blob::Key;
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::{Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::{MirrorConfig, MirrorOutcome, MirrorProgress, mirror_uri};
 use bdnfs::source::{Patterns, Uri};
-use bdnfs::task::blocking;
+use bdnfs::task::on_own_thread;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore, oneshot};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use crate::api::MountRequest;
 use crate::{mirror, text};
@@ -129,19 +128,10 @@ async fn add(
     patterns: Patterns,
     request: &MountRequest,
 ) -> Result<MirrorOutcome> {
-    let (stay, gone) = oneshot::channel::<()>();
-    let (mirror, uri, request, runtime) = (mirror.clone(), uri.clone(), request.clone(), Handle::current());
-    // On a thread of its own: the compiler can't see that it may move between threads.
-    let added = blocking(move || {
+    let (mirror, uri, request) = (mirror.clone(), uri.clone(), request.clone());
+    on_own_thread(move || async move {
         let progress = MirrorProgress::default();
-        runtime.block_on(async {
-            tokio::select! {
-                published = mirror_uri(&mirror, &uri, &request.weights.access, patterns, MIRROR_CONFIG, &progress) => published,
-                _ = gone => Err(Error::new(Kind::Interrupted, "the job was cancelled")),
-            }
-        })
-    });
-    let added = added.await;
-    drop(stay);
-    added
+        mirror_uri(&mirror, &uri, &request.weights.access, patterns, MIRROR_CONFIG, &progress).await
+    })
+    .await
 }

@@ -13,6 +13,7 @@ use bdnfs::task::{blocking, lost};
 use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
 
+use super::cache_turns;
 use super::job_volume;
 use super::process::IdleSupervisor;
 use super::run::JobRun;
@@ -39,20 +40,21 @@ pub struct Deployed {
 pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     let job = &run.job;
     let mountpoints: Vec<_> = (0..job.request().weights.len()).map(|number| job.mountpoint(number)).collect();
-    let (idle, mut report) = if job.request().attached {
+    let ((mut report, caches), idle) = if job.request().attached {
         // Before the first mount: an attached job ends with this process, however that ends.
         let mut idle = IdleSupervisor::start(job.directory(), &mountpoints).await?;
         let report = tokio::select! {
             report = prepare(run) => report?,
             error = idle.ended() => return Err(error.into()),
         };
-        (idle, report)
+        (report, idle)
     } else {
         let report = prepare(run).await?;
-        (IdleSupervisor::start(job.directory(), &[]).await?, report)
+        (report, IdleSupervisor::start(job.directory(), &[]).await?)
     };
     let begin = Instant::now();
     let (order, _volumes) = order(run).await?;
+    drop(caches);
     let (supervisor, attached) = idle.launch(&order).await?;
     for directory in &supervisor.covered {
         let (directory, most) = (directory.display(), text::size(TMPFS_OVERLAY_BYTES));
@@ -66,7 +68,9 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
 }
 
 /// Mirrors, mounts, admits and stages a job.
-async fn prepare(run: &JobRun) -> ApiResult<DeployReport> {
+///
+/// The files keep the homes of its caches for it.
+async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
     let (queue, job) = (&run.queue, &run.job);
     let mut seconds = PhaseSeconds::default();
     let mut lap = Lap(Instant::now());
@@ -84,6 +88,7 @@ async fn prepare(run: &JobRun) -> ApiResult<DeployReport> {
     seconds.mirror = lap.seconds();
     let text = if job.is_restored() { "goes on with mounting and staging" } else { "mounts and stages" };
     run.enter(JobState::Deploying, text.to_owned()).await?;
+    let caches = cache_turns::begin(run).await?;
     let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
     seconds.mount = lap.seconds();
     let numbers = (0..mounts.len()).filter(|number| !job.is_lazy(*number));
@@ -104,7 +109,7 @@ async fn prepare(run: &JobRun) -> ApiResult<DeployReport> {
     let text = format!("all local and verified: {files}, {bytes} in {stage:.1} s, {}", report.verdict);
     job.update(text, |status| status.staging = None);
     report.seconds = seconds;
-    Ok(report)
+    Ok((report, caches))
 }
 
 /// The mount requests of a job, one for each source, each with its mount point by its number.

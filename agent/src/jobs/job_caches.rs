@@ -38,6 +38,11 @@ impl JobCaches {
         [&self.project, &self.team].into_iter()
     }
 
+    /// Whether the job must begin with their newest state.
+    pub fn needs_newest(&self) -> bool {
+        self.cache.require_cache_affinity
+    }
+
     /// The bind mounts: what is bound, and where.
     pub fn binds(&self) -> Vec<(PathBuf, PathBuf)> {
         let hub = self.cache.hub_place().map(|place| (self.hub_directory(), place));
@@ -45,24 +50,11 @@ impl JobCaches {
         [project, (self.team.tree(), self.cache.team_place())].into_iter().chain(hub).collect()
     }
 
-    /// Creates missing homes, with an event for each that begins empty. The files that it returns keep them
-    /// from being removed. Touches the local disk.
+    /// Creates missing homes. The files that it returns keep them from being removed. Touches the local disk.
     ///
     /// # Errors
     /// Those of [`CacheHome::create`].
-    pub fn create(&self, job: &Job) -> Result<Vec<File>> {
-        let training = &job.request().training;
-        if training.project.is_none() {
-            job.note(format!(
-                "the job names no project, so its cache is that of the project {}",
-                training.project()
-            ));
-        }
-        for home in self.homes().filter(|home| !home.exists()) {
-            job.note(format!(
-                "{home} begins empty on this node; what other nodes have of it is not brought here"
-            ));
-        }
+    pub fn create(&self) -> Result<Vec<File>> {
         let locks = self.homes().map(CacheHome::create).collect::<Result<_>>()?;
         if self.cache.enable_legacy_hf_mount {
             let directory = self.hub_directory();

@@ -75,7 +75,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     }
     let mut shared = Vec::new();
     if let Some(caches) = caches {
-        locks.extend(caches.create(job)?);
+        locks.extend(caches.create()?);
         shared.extend(caches.homes().map(|home| home.path().to_owned()));
     }
     binds.extend(cache_binds);

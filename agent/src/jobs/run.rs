@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 
+use super::cache_turns;
 use super::deployment::{self, Deployed};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
@@ -106,6 +107,7 @@ impl JobRun {
             }
         }
         let saved = saver.finish().await;
+        cache_turns::save(self).await;
         match exit {
             Ok(exit) if exit.is_success() => saved.map(|()| exit),
             failed => failed,

@@ -9,7 +9,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bdnfs::checkpoint::encoded_name::{decode, encode};
@@ -21,6 +21,8 @@ use crate::context::Context;
 
 /// The directory of a tenant's homes, in that of the tenant.
 const CACHES_DIRECTORY: &str = "caches";
+/// The file in a home that is locked by the one whose turn it is.
+const TURN_FILE: &str = "turn.lock";
 
 /// Whose a cache is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +39,14 @@ impl CacheScope {
         match self {
             Self::Project => "project",
             Self::Team => "team",
+        }
+    }
+
+    /// What commands that take a name need before that of such a one.
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::Project => "",
+            Self::Team => "--team ",
         }
     }
 }
@@ -81,6 +91,11 @@ impl CacheHome {
         &self.name
     }
 
+    /// What it is saved as in a mirror.
+    pub fn source(&self) -> String {
+        format!("cache://{}/{}", self.scope.word(), encode(&self.name))
+    }
+
     /// Its directory, which is locked.
     pub fn path(&self) -> &Path {
         &self.path
@@ -110,7 +125,7 @@ impl CacheHome {
     pub fn create(&self) -> Result<File> {
         let failed = || format!("cannot create {}", self.path.display());
         loop {
-            DirBuilder::new().recursive(true).mode(0o700).create(self.tree()).with_context(failed)?;
+            self.create_tree().with_context(failed)?;
             let locked = match lock(&self.path, FlockOperation::NonBlockingLockShared) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     return Err(self.busy("is being removed", error));
@@ -123,6 +138,39 @@ impl CacheHome {
                 return Ok(locked);
             }
         }
+    }
+
+    /// Takes the turn to bring it to another state, to save it or to begin to use it; `None` while another process has it. It ends when
+    /// the file is closed. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn try_turn(&self) -> Result<Option<File>> {
+        let failed = || format!("cannot lock {}", self.path.display());
+        self.create_tree().with_context(failed)?;
+        let path = self.path.join(TURN_FILE);
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
+        let file = file.with_context(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
+            Err(error) => Err(error).with_context(failed),
+        }
+    }
+
+    /// Makes the directory that jobs see, for its owner alone.
+    pub(super) fn create_tree(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(self.tree())
+    }
+
+    /// The trash of its tenant.
+    pub(super) fn trash(&self) -> &Path {
+        &self.trash
+    }
+
+    /// Moves `path`, which lies in it, into the trash.
+    pub(super) fn throw_away(&self, path: &Path) -> io::Result<()> {
+        trash::take(path, &self.trash, &format!("{}-cache", self.scope.word()))
     }
 
     /// Moves it into the trash. Touches the local disk. [`empty_trash`](Self::empty_trash) frees the space.
@@ -141,7 +189,7 @@ impl CacheHome {
                     _ => Error::disk(failed(), error),
                 }
             })?;
-        trash::take(&self.path, &self.trash, &format!("{}-cache", self.scope.word())).with_context(failed)
+        self.throw_away(&self.path).with_context(failed)
     }
 
     /// Removes what lies in the trash of its tenant, and waits until that is done. Touches the local disk.

@@ -3,13 +3,19 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use bdnfs::mirror::Mirror;
 use bdnfs_agent::VolumeConfig;
 use bdnfs_agent::api::DEFAULT_TENANT;
 use bdnfs_agent::volumes::cache_home::{CacheHome, CacheScope};
 use clap::Subcommand;
 
+use crate::access::AccessArgs;
+use crate::mirror::MirrorArgs;
+use crate::runtime;
+
 mod ls;
 mod rm;
+mod save;
 mod summarize;
 
 /// The arguments of `bdnfs project`.
@@ -26,14 +32,17 @@ enum ProjectCommand {
     Ls(ls::ProjectListArgs),
     /// Show what a cache holds
     Summarize(summarize::ProjectSummarizeArgs),
-    /// Remove a cache from this node
+    /// Save a cache in a mirror
+    Save(save::ProjectSaveArgs),
+    /// Remove a cache from this node, and what a mirror has of it
     Rm(rm::ProjectRemoveArgs),
 }
 
 const EXAMPLES: &str = "Examples:
   bdnfs project ls
   bdnfs project summarize llama --sort size --order desc
-  bdnfs project rm llama";
+  bdnfs project save llama --mirror s3://mirror
+  bdnfs project rm llama --mirror s3://mirror";
 
 /// The cache directory with the caches.
 #[derive(Debug, clap::Args)]
@@ -66,11 +75,40 @@ impl CacheHomeArgs {
     }
 }
 
+/// The directory with the caches, and the mirror that they are saved in.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+struct CacheMirrorArgs {
+    /// Directory of all volumes: [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
+    #[arg(long, value_name = "DIR")]
+    volumes_dir: Option<PathBuf>,
+    #[command(flatten)]
+    mirror: MirrorArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+impl CacheMirrorArgs {
+    /// The cache of a project, or of a team.
+    fn of(&self, name: &str, is_team: bool) -> Result<CacheHome> {
+        let tenant = self.mirror.tenant().unwrap_or(DEFAULT_TENANT).to_owned();
+        CacheHomeArgs { tenant, volumes_dir: self.volumes_dir.clone() }.of(name, is_team)
+    }
+
+    /// Opens the mirror that is named, if any.
+    fn open(&self, home: &CacheHome) -> Result<Option<Mirror>> {
+        let request = self.mirror.request(&self.access, None)?;
+        let scratch = if home.exists() { home.path().to_owned() } else { std::env::temp_dir() };
+        Ok(request.map(|request| bdnfs_agent::mirror::open(&request, scratch)).transpose()?)
+    }
+}
+
 /// Runs the subcommand.
-pub fn run(args: &ProjectCommandArgs) -> Result<()> {
-    match &args.command {
-        ProjectCommand::Ls(args) => ls::run(args),
-        ProjectCommand::Summarize(args) => summarize::run(args),
-        ProjectCommand::Rm(args) => rm::run(args),
+pub fn run(args: ProjectCommandArgs) -> Result<()> {
+    match args.command {
+        ProjectCommand::Ls(args) => ls::run(&args),
+        ProjectCommand::Summarize(args) => summarize::run(&args),
+        ProjectCommand::Save(args) => runtime::block_on_threads(save::run(args)),
+        ProjectCommand::Rm(args) => runtime::block_on_threads(rm::run(args)),
     }
 }

@@ -157,6 +157,7 @@ impl InProcessCluster {
             patterns: Patterns::default(),
             origin,
             hash_first: false,
+            follows: None,
         };
         let config = MirrorConfig { memory: 64 << 20 };
         mirror_source(&mirror, &source, config, &MirrorProgress::default()).await.expect("published");

@@ -98,7 +98,7 @@ fn checkpoint_deleted_file_by_file_stays_saved_as_it_was() {
         &format!(
             "cd $BT_CHECKPOINT_DIR && mkdir one && for f in a b .metadata; do echo $f > one/$f; done
              while [ ! -e {}/go ]; do sleep 0.1; done
-             rm one/a; sleep 4; mkdir two; echo two > two/model; rm one/b; sleep 4; rm -r one",
+             rm one/a; sleep 4; mkdir two; echo two > two/model; rm one/b; sleep 4",
             text(&flag)
         ),
     );

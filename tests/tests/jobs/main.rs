@@ -17,6 +17,7 @@ mod power_cut;
 mod pushed;
 mod resume;
 mod run;
+mod saved_caches;
 mod saving;
 mod stop;
 mod volumes;

@@ -19,6 +19,9 @@ pub struct ProjectListArgs {
     json: bool,
 }
 
+/// The nanoseconds of a second.
+const NANOSECONDS: i64 = 1_000_000_000;
+
 /// A cache on this node.
 #[derive(Debug, Serialize)]
 struct ListedCache {
@@ -28,6 +31,8 @@ struct ListedCache {
     /// Its size on the disk.
     bytes: u64,
     in_use: bool,
+    /// When it was last the same as what is saved, in seconds since 1970.
+    saved: Option<i64>,
 }
 
 /// Lists the caches.
@@ -37,12 +42,17 @@ pub fn run(args: &ProjectListArgs) -> Result<()> {
         scope: home.scope().word(),
         bytes: occupied(&home.tree()),
         in_use: home.is_in_use(),
+        saved: home
+            .sync_state()
+            .ok()
+            .filter(|state| state.manifest.is_some())
+            .map(|state| state.since / NANOSECONDS),
     };
     let caches: Vec<_> = args.target.all()?.iter().map(listed).collect();
     if args.json {
         return print_json(&caches);
     }
-    let head = ["CACHE", "OF", "SIZE", "IN USE"].map(str::to_owned).to_vec();
+    let head = ["CACHE", "OF", "SIZE", "IN USE", "SAVED"].map(str::to_owned).to_vec();
     let rows = caches.iter().map(|cache| {
         let in_use = if cache.in_use { "yes" } else { "no" };
         vec![
@@ -50,6 +60,7 @@ pub fn run(args: &ProjectListArgs) -> Result<()> {
             cache.scope.to_owned(),
             text::size(cache.bytes),
             in_use.to_owned(),
+            cache.saved.map_or_else(|| "never".to_owned(), text::minute),
         ]
     });
     print(&text::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), &[2]))

@@ -1,10 +1,10 @@
-//! `bdnfs project rm`: removes a cache from this node, after asking.
+//! `bdnfs project rm`: removes a cache from this node and from a mirror, after asking.
 
 use anyhow::{Result, bail};
 use bdnfs_agent::volumes::occupied;
 use serde::Serialize;
 
-use super::CacheHomeArgs;
+use super::CacheMirrorArgs;
 use crate::output::{confirm_removal, print_value};
 use crate::text;
 
@@ -19,7 +19,7 @@ pub struct ProjectRemoveArgs {
     #[arg(long)]
     team: bool,
     #[command(flatten)]
-    target: CacheHomeArgs,
+    target: CacheMirrorArgs,
     /// Do not ask
     #[arg(short, long)]
     yes: bool,
@@ -29,9 +29,10 @@ pub struct ProjectRemoveArgs {
 }
 
 const EXAMPLES: &str = "Examples:
-  bdnfs project rm llama
+  bdnfs project rm llama --mirror s3://mirror
   bdnfs project rm --team research --yes
-What is removed can't be brought back. Checkpoints in the mirror stay: see `bdnfs checkpoint rm`.";
+What is removed can't be brought back. Without --mirror it is removed from this node alone, and what is saved is brought here for the
+next job; with it, the next job on any node finds the cache empty. Checkpoints in the mirror stay: see `bdnfs checkpoint rm`.";
 
 /// The result of a removal.
 #[derive(Debug, Serialize)]
@@ -39,20 +40,35 @@ struct RemovedCache {
     name: String,
     scope: &'static str,
     bytes: u64,
+    /// Whether it was removed from a mirror, too.
+    saved: bool,
 }
 
 /// Removes the cache.
-pub fn run(args: &ProjectRemoveArgs) -> Result<()> {
+pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
     let home = args.target.of(&args.name, args.team)?;
-    if !home.exists() {
-        bail!("{home} is not on this node; `bdnfs project ls` lists those that are");
+    let mirror = args.target.open(&home)?;
+    let is_saved = match &mirror {
+        Some(mirror) => mirror.find(&home.key()).await?.is_some(),
+        None => false,
+    };
+    if !home.exists() && !is_saved {
+        let or_saved = if mirror.is_some() { ", and not saved in this mirror" } else { "" };
+        bail!("{home} is not on this node{or_saved}; `bdnfs project ls` lists those that are");
     }
     let bytes = occupied(&home.tree());
-    if !args.yes && !confirm_removal(&format!("{home} ({})", text::size(bytes)))? {
+    let and_saved = if is_saved { ", and what is saved of it" } else { "" };
+    if !args.yes && !confirm_removal(&format!("{home} ({}){and_saved}", text::size(bytes)))? {
         bail!("nothing was removed");
     }
-    home.remove()?;
+    if home.exists() {
+        home.remove()?;
+    }
+    if let Some(mirror) = mirror.filter(|_| is_saved) {
+        mirror.remove(&home.key()).await?;
+    }
     home.empty_trash();
-    let removed = RemovedCache { name: args.name.clone(), scope: home.scope().word(), bytes };
-    print_value(args.json, &removed, || format!("removed {home}, {}", text::size(bytes)))
+    let (name, scope) = (args.name.clone(), home.scope().word());
+    let removed = RemovedCache { name, scope, bytes, saved: is_saved };
+    print_value(args.json, &removed, || format!("removed {home}{and_saved}, {}", text::size(bytes)))
 }

@@ -1,0 +1,234 @@
+//! A job and the homes of its caches: they are brought to the newest state before its commands run, and saved after the last job of
+//! this node that uses them.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdnfs::boot;
+use bdnfs::download::DownloadProgress;
+use bdnfs::error::Result;
+use bdnfs::mirror::Mirror;
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress};
+use bdnfs::task::{blocking, on_own_thread};
+use tokio::time::sleep;
+
+use super::job::{Job, StopRequest};
+use super::job_caches::JobCaches;
+use super::run::JobRun;
+use crate::api::ApiResult;
+use crate::volumes::cache_home::CacheHome;
+use crate::volumes::cache_sync::{BroughtCache, CacheSync, SavedCache, SyncState};
+use crate::{mirror, text};
+
+/// The memory that content on its way to the mirror may hold, in bytes: jobs have the rest of the machine.
+const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
+/// How often the turn of a home is tried.
+const TURN_INTERVAL: Duration = Duration::from_millis(200);
+/// How many names an event lists.
+const SHOWN_PATHS_MAX: usize = 5;
+
+/// Brings the homes of a job's caches to the newest state that is saved, unless another job on this node uses them. The files that it
+/// returns keep the homes for the job.
+///
+/// # Errors
+/// Where a job with `require_cache_affinity` can't have the newest state, why.
+pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
+    let job = &run.job;
+    let Some(caches) = JobCaches::of(&run.queue, job) else { return Ok(Vec::new()) };
+    let training = &job.request().training;
+    if training.project.is_none() {
+        let project = training.project();
+        job.note(format!("the job names no project, so its cache is that of the project {project}"));
+    }
+    let mut held = Vec::new();
+    for home in caches.homes() {
+        let is_new = !home.exists();
+        let turn = turn(home, job).await?;
+        let brought = match bring(run, home, &turn).await {
+            Err(error) if caches.needs_newest() => {
+                return Err(error.within(format!("cannot bring the newest state of {home}")).into());
+            }
+            Err(error) => {
+                job.note(format!("{home} is as this node has it: {error}"));
+                None
+            }
+            Ok(brought) => brought,
+        };
+        if is_new && brought.is_none_or(|brought| brought.latest.is_none()) {
+            job.note(format!("{home} begins empty"));
+        }
+        let own = home.clone();
+        held.push(blocking(move || own.create()).await?);
+        drop(turn);
+    }
+    Ok(held)
+}
+
+/// Brings what other nodes saved into a home, and notes that a job of this boot writes to it. `None` where another job uses it, or
+/// there is no mirror.
+async fn bring(run: &JobRun, home: &CacheHome, turn: &Arc<File>) -> Result<Option<BroughtCache>> {
+    let Some(mirror) = open_mirror(run, home).await? else { return Ok(None) };
+    let (job, own) = (&run.job, home.clone());
+    if blocking(move || Ok(own.is_in_use())).await? {
+        return Ok(None);
+    }
+    let begin = Instant::now();
+    let sync = CacheSync::new(home.clone(), mirror, Arc::clone(turn));
+    let brought =
+        on_own_thread(move || async move { sync.bring(&DownloadProgress::default()).await }).await?;
+    tell_brought(job, home, &brought, begin.elapsed());
+    let (own, now) = (home.clone(), boot_id());
+    let is_torn = blocking(move || {
+        let state = own.sync_state()?;
+        let is_torn = state.is_torn(&now);
+        if !is_torn {
+            own.write_sync_state(&SyncState { boot: Some(now), ..state })?;
+        }
+        Ok(is_torn)
+    });
+    if is_torn.await? {
+        job.note(format!("{home} will not be saved: {}", torn_hint(home)));
+    }
+    Ok(Some(brought))
+}
+
+/// Saves the homes of a job's caches that no other job on this node uses. What can't be saved stays here, and an event says so.
+pub async fn save(run: &JobRun) {
+    let job = &run.job;
+    let Some(caches) = JobCaches::of(&run.queue, job) else { return };
+    // Each rank has a home of its own; that of the first one lasts.
+    if job.request().training.rank > 0 {
+        return;
+    }
+    for home in caches.homes() {
+        tokio::select! {
+            biased;
+            () = job.stop_requested(StopRequest::Now) => {
+                job.note(format!("{home} is not saved, since the job is killed"));
+            }
+            saved = save_home(run, home) => {
+                if let Err(error) = saved {
+                    job.note(format!("cannot save {home}, which stays on this node: {error}"));
+                }
+            }
+        }
+    }
+}
+
+async fn save_home(run: &JobRun, home: &CacheHome) -> Result<()> {
+    let Some(mirror) = open_mirror(run, home).await? else { return Ok(()) };
+    let (job, own) = (&run.job, home.clone());
+    let turn = turn(home, job).await?;
+    let (is_in_use, state) = blocking(move || Ok((own.is_in_use(), own.sync_state()?))).await?;
+    if is_in_use {
+        job.note(format!("{home} is saved when the other jobs on this node have ended"));
+        return Ok(());
+    }
+    if state.is_torn(&boot_id()) {
+        job.note(format!("{home} is not saved: {}", torn_hint(home)));
+        return Ok(());
+    }
+    let begin = Instant::now();
+    let sync = CacheSync::new(home.clone(), mirror, Arc::clone(&turn));
+    let saved =
+        on_own_thread(move || async move { sync.save(MIRROR_CONFIG, &MirrorProgress::default()).await });
+    let saved = saved.await?;
+    tell_brought(job, home, &saved.brought, begin.elapsed());
+    tell_saved(job, home, &saved, begin.elapsed());
+    let own = home.clone();
+    // No job writes to it from here on: a power cut does no harm.
+    blocking(move || {
+        let _turn = turn;
+        own.write_sync_state(&SyncState { boot: None, ..own.sync_state()? })
+    })
+    .await
+}
+
+/// The mirror that a job's caches are saved in. This machine's own one is none: it would keep them twice on one disk.
+async fn open_mirror(run: &JobRun, home: &CacheHome) -> Result<Option<Mirror>> {
+    let (run, scratch) = (run.clone(), home.path().to_owned());
+    blocking(move || {
+        let (request, mounter) = (run.job.request(), run.queue.mounts.mounter());
+        if request.direct {
+            return Ok(None);
+        }
+        let at = mounter.mirror(request.mirror.clone(), request.tenant.as_deref())?;
+        at.map(|at| mirror::open(&at, scratch)).transpose()
+    })
+    .await
+}
+
+/// Waits for the turn of a home; an event tells of it.
+async fn turn(home: &CacheHome, job: &Job) -> Result<Arc<File>> {
+    let mut is_told = false;
+    loop {
+        let own = home.clone();
+        if let Some(turn) = blocking(move || own.try_turn()).await? {
+            return Ok(Arc::new(turn));
+        }
+        if !is_told {
+            job.note(format!("waits while {home} is saved, or brought here for another job"));
+            is_told = true;
+        }
+        sleep(TURN_INTERVAL).await;
+    }
+}
+
+fn tell_brought(job: &Job, home: &CacheHome, brought: &BroughtCache, took: Duration) {
+    if brought.is_emptied {
+        job.note(format!("{home} was removed elsewhere, and is emptied here"));
+    }
+    if brought.taken + brought.removed > 0 {
+        let (taken, removed, bytes) = (brought.taken, brought.removed, text::size(brought.bytes));
+        job.note(format!(
+            "brought {home} to the state that is saved: {taken} entries new or changed, {removed} removed, {bytes} in {:.1} s",
+            took.as_secs_f64()
+        ));
+    }
+    if !brought.conflicts.is_empty() {
+        let names = names(&brought.conflicts);
+        job.note(format!(
+            "{home} was changed here and on another node, and the later change is kept, at {names}"
+        ));
+    }
+}
+
+fn tell_saved(job: &Job, home: &CacheHome, saved: &SavedCache, took: Duration) {
+    if let Some(published) = &saved.published {
+        let (files, bytes) = (text::files(published.found.files), text::size(published.found.bytes));
+        let (written, took) = (text::size(published.written), took.as_secs_f64());
+        job.note(format!("saved {home}: {files}, {bytes}, of which {written} were new, in {took:.1} s"));
+    }
+    if !saved.busy.is_empty() {
+        job.note(format!("{home} is saved without what is being written: {}", names(&saved.busy)));
+    }
+    if saved.skipped > 0 {
+        let skipped = saved.skipped;
+        job.note(format!(
+            "{home} is saved without {skipped} entries that are no files, directories or links"
+        ));
+    }
+}
+
+/// Paths for an event, the first ones.
+fn names(paths: &[Vec<u8>]) -> String {
+    let shown: Vec<_> =
+        paths.iter().take(SHOWN_PATHS_MAX).map(|path| path.escape_ascii().to_string()).collect();
+    let more = paths.len().saturating_sub(SHOWN_PATHS_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    shown.join(", ") + &more
+}
+
+fn torn_hint(home: &CacheHome) -> String {
+    let (name, team) = (home.name().escape_debug(), home.scope().option());
+    format!(
+        "the node restarted while a job wrote to it, so some of it may be torn; save it as it is with `bdnfs project save {team}{name}`, \
+         or remove it with `bdnfs project rm {team}{name}`"
+    )
+}
+
+/// The id of this boot; empty where there is no /proc.
+fn boot_id() -> String {
+    boot::id().unwrap_or_default()
+}

@@ -1,0 +1,343 @@
+//! A cache home and what is saved of it in a mirror: each is brought to the state of the other.
+//!
+//! ```text
+//!   bring:  what other nodes saved since this one last did ──> merge ──> the home
+//!   save:   bring, then what was changed here ──> a snapshot in the mirror, the next generation of the cache's ref
+//! ```
+//!
+//! Either is done in the home's turn ([`CacheHome::try_turn`]). The file `sync.json` beside the tree says with which snapshot it
+//! was last the same, and since when what was done to a file counts as a change.
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::digest::Digest;
+use bdnfs::download::{DownloadProgress, download_some};
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::manifest::Manifest;
+use bdnfs::mirror::Mirror;
+use bdnfs::mirror::catalog::{Ref, source_key};
+use bdnfs::mirroring::{MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, mirror_source};
+use bdnfs::source::Patterns;
+use bdnfs::task::blocking;
+use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, merge, tree_of};
+use bdnfs::volume::{FormerFiles, SealedOrigin, VolumeDirectory, apply_merge, former_files};
+use serde::{Deserialize, Serialize};
+
+use super::cache_home::CacheHome;
+use super::trash;
+use crate::context::Context;
+
+/// The file beside the tree with its state.
+const STATE_FILE: &str = "sync.json";
+/// The directory beside the tree with what is brought, and the beginning of its name until it is whole.
+const INCOMING_DIRECTORY: &str = "incoming";
+/// The longest time in which a kernel dates all changes of files the same.
+const CLOCK_TICK: Duration = Duration::from_millis(10);
+/// How often a save begins anew when another node was faster.
+const SAVE_ATTEMPTS: u32 = 5;
+
+/// The state of a home.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncState {
+    /// The snapshot that it was last the same as: its manifest's digest, in hexadecimal digits.
+    #[serde(default)]
+    pub manifest: Option<String>,
+    /// What was done to a file then or later, in nanoseconds since 1970 by the clock of its disk, is a change.
+    #[serde(default)]
+    pub since: i64,
+    /// The boot in which jobs write to it.
+    #[serde(default)]
+    pub boot: Option<String>,
+}
+
+impl SyncState {
+    /// Whether jobs wrote to the home in another boot than `now`, which ended under them.
+    pub fn is_torn(&self, now: &str) -> bool {
+        self.boot.as_deref().is_some_and(|boot| boot != now)
+    }
+}
+
+/// A home whose turn it is, and its mirror.
+#[derive(Debug)]
+pub struct CacheSync {
+    home: CacheHome,
+    mirror: Mirror,
+    /// Work on the disk holds it to its end, also when it is given up.
+    turn: Arc<File>,
+}
+
+/// What came of bringing a home to the state that is saved.
+#[derive(Clone, Debug, Default)]
+pub struct BroughtCache {
+    /// What is saved; `None` where nothing is.
+    pub latest: Option<Ref>,
+    /// How many entries came, and how many went.
+    pub taken: usize,
+    /// How many entries went.
+    pub removed: usize,
+    /// The bytes that came.
+    pub bytes: u64,
+    /// The paths that were changed here and elsewhere, of which the later change was kept.
+    pub conflicts: Vec<Vec<u8>>,
+    /// Whether it was removed elsewhere, and therefore emptied here.
+    pub is_emptied: bool,
+    generation: u64,
+}
+
+/// What came of saving a home.
+#[derive(Debug)]
+pub struct SavedCache {
+    /// What was brought before.
+    pub brought: BroughtCache,
+    /// What was published; `None` where nothing was changed.
+    pub published: Option<MirrorOutcome>,
+    /// The files that are being written: they are saved as they were before, or not at all.
+    pub busy: Vec<Vec<u8>>,
+    /// How many entries can't be saved: fifos, sockets, devices, other mounts.
+    pub skipped: usize,
+}
+
+/// A home with changes, ready to be published.
+struct ChangedHome {
+    origin: SealedOrigin,
+    since: i64,
+    busy: Vec<Vec<u8>>,
+    skipped: usize,
+}
+
+impl CacheSync {
+    /// The `home`, whose `turn` it is, and the `mirror` that it is saved in.
+    pub fn new(home: CacheHome, mirror: Mirror, turn: Arc<File>) -> Self {
+        Self { home, mirror, turn }
+    }
+
+    /// Does what touches the home on a blocking thread.
+    async fn at_home<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&CacheHome) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (home, turn) = (self.home.clone(), Arc::clone(&self.turn));
+        blocking(move || {
+            let _turn = turn;
+            work(&home)
+        })
+        .await
+    }
+
+    /// Brings what other nodes saved into the home, unless it is there. No job may use the home meanwhile.
+    ///
+    /// # Errors
+    /// Those of the mirror; [`Kind::Corrupt`] for content that is not what was saved, [`Kind::Disk`], [`Kind::NoSpace`].
+    pub async fn bring(&self, progress: &DownloadProgress) -> Result<BroughtCache> {
+        let latest = self.mirror.latest(&self.home.key()).await?;
+        let nothing = BroughtCache { generation: latest.generation, ..BroughtCache::default() };
+        let state = self.at_home(CacheHome::sync_state).await?;
+        let Some(found) = latest.found? else { return Ok(nothing) };
+        if found.removed {
+            if state.manifest.is_none() {
+                return Ok(nothing);
+            }
+            self.at_home(CacheHome::discard).await?;
+            return Ok(BroughtCache { is_emptied: true, ..nothing });
+        }
+        let id = found.manifest;
+        let brought = BroughtCache { latest: Some(found), ..nothing };
+        if state.manifest == Some(id.to_string()) {
+            return Ok(brought);
+        }
+        let base = match state.manifest.as_deref().map(str::parse) {
+            // One that was collected meanwhile: all that is here counts as changed.
+            Some(Ok(base)) => self.mirror.manifest(&base).await?,
+            _ => None,
+        };
+        let theirs = self.manifest(&id).await?;
+        let (home, since) = (self.home.clone(), base.as_ref().map_or(0, |_| state.since));
+        let (plan, theirs) = blocking(move || {
+            home.begin_bringing()?;
+            let base = base.as_ref().map_or(Ok(MergeTree::new()), tree_of)?;
+            let (ours, theirs) =
+                (VolumeDirectory::open(&home.tree())?.walk()?.tree(since), tree_of(&theirs)?);
+            Ok((merge(&base, &ours, &theirs), theirs))
+        })
+        .await?;
+        let incoming = self.home.path().join(INCOMING_DIRECTORY);
+        if !plan.take.is_empty() {
+            download_some(&self.mirror, &id, &incoming, plan.take.clone(), progress).await?;
+        }
+        let MergePlan { take, remove, conflicts } = &plan;
+        let brought = BroughtCache {
+            taken: take.len(),
+            removed: remove.len(),
+            bytes: progress.read().bytes,
+            conflicts: conflicts.iter().cloned().collect(),
+            ..brought
+        };
+        self.at_home(move |home| home.finish_bringing(&plan, &theirs, &id)).await?;
+        Ok(brought)
+    }
+
+    /// Saves the home, after what other nodes saved was brought into it. No job may use it meanwhile. The process ignores SIGIO from
+    /// now on.
+    ///
+    /// # Errors
+    /// Those of [`bring`](Self::bring) and [`mirror_source`]; [`Kind::Busy`] where other nodes save all the time.
+    pub async fn save(&self, config: MirrorConfig, progress: &MirrorProgress) -> Result<SavedCache> {
+        // SAFETY: a signal that is ignored calls nothing. The kernel sends it to a process that holds a lease on a file which another
+        // one opens for writing.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        let mut attempt = 1;
+        loop {
+            let brought = self.bring(&DownloadProgress::default()).await?;
+            match self.publish(brought, config, progress).await {
+                Err(error) if error.kind() == Kind::Busy && attempt < SAVE_ATTEMPTS => attempt += 1,
+                saved => return saved,
+            }
+        }
+    }
+
+    async fn publish(
+        &self,
+        brought: BroughtCache,
+        config: MirrorConfig,
+        progress: &MirrorProgress,
+    ) -> Result<SavedCache> {
+        let former = match &brought.latest {
+            Some(found) => Some(self.manifest(&found.manifest).await?),
+            None => None,
+        };
+        let Some(changed) = self.at_home(move |home| home.changes(former.as_ref())).await? else {
+            return Ok(SavedCache { brought, published: None, busy: Vec::new(), skipped: 0 });
+        };
+        let name = self.home.source();
+        let source = MirrorSource {
+            name: name.clone(),
+            identity: name,
+            executable: Vec::new(),
+            patterns: Patterns::default(),
+            origin: Arc::new(changed.origin),
+            hash_first: true,
+            follows: Some(brought.generation),
+        };
+        let published = mirror_source(&self.mirror, &source, config, progress).await?;
+        let (manifest, since) = (Some(published.found.manifest.to_string()), changed.since);
+        self.at_home(move |home| home.write_sync_state(&SyncState { manifest, since, ..home.sync_state()? }))
+            .await?;
+        let published = Some(published).filter(|published| published.new);
+        Ok(SavedCache { brought, published, busy: changed.busy, skipped: changed.skipped })
+    }
+
+    async fn manifest(&self, id: &Digest) -> Result<Manifest> {
+        let missing = || {
+            let text = format!("the mirror {} lacks the manifest {id} of {}", self.mirror.name(), self.home);
+            Error::new(Kind::Corrupt, text)
+        };
+        self.mirror.manifest(id).await?.ok_or_else(missing)
+    }
+}
+
+impl CacheHome {
+    /// The key of its ref in a mirror.
+    pub fn key(&self) -> Digest {
+        source_key(&self.source(), &Patterns::default())
+    }
+
+    /// Its state. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn sync_state(&self) -> Result<SyncState> {
+        let path = self.path().join(STATE_FILE);
+        match fs::read(&path) {
+            // A damaged one says nothing: all that is there counts as changed.
+            Ok(text) => Ok(serde_json::from_slice(&text).unwrap_or_default()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(SyncState::default()),
+            Err(error) => Err(Error::disk(format!("cannot read {}", path.display()), error)),
+        }
+    }
+
+    /// Writes its state, for good. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    pub fn write_sync_state(&self, state: &SyncState) -> Result<()> {
+        let failed = || format!("cannot write {}", self.path().join(STATE_FILE).display());
+        let text = serde_json::to_vec(state).map_err(std::io::Error::from).with_context(failed)?;
+        let draft = tempfile::NamedTempFile::new_in(self.path()).with_context(failed)?;
+        fs::write(draft.path(), text).and_then(|()| draft.as_file().sync_all()).with_context(failed)?;
+        draft.persist(self.path().join(STATE_FILE)).map_err(|e| e.error).with_context(failed)?;
+        File::open(self.path()).and_then(|directory| directory.sync_all()).with_context(failed)
+    }
+
+    /// The time now, by the clock that files in it are dated by, in nanoseconds since 1970. What was done before is dated earlier.
+    fn time(&self) -> Result<i64> {
+        std::thread::sleep(CLOCK_TICK);
+        let failed = || format!("cannot write to {}", self.path().display());
+        let draft = tempfile::NamedTempFile::new_in(self.path()).with_context(failed)?;
+        let stat = draft.as_file().metadata().with_context(failed)?;
+        Ok(stat.ctime().saturating_mul(1_000_000_000).saturating_add(stat.ctime_nsec()))
+    }
+
+    /// Empties it: it was removed elsewhere.
+    fn discard(&self) -> Result<()> {
+        let failed = || format!("cannot empty {}", self.path().display());
+        self.throw_away(&self.tree()).and_then(|()| self.create_tree()).with_context(failed)?;
+        self.write_sync_state(&SyncState { manifest: None, since: 0, ..self.sync_state()? })?;
+        trash::empty(self.trash().to_owned());
+        Ok(())
+    }
+
+    /// Makes the tree, if it is not there, and removes what an interrupted run has left.
+    fn begin_bringing(&self) -> Result<()> {
+        let failed = || format!("cannot write to {}", self.path().display());
+        self.create_tree().with_context(failed)?;
+        let incoming = self.path().join(INCOMING_DIRECTORY);
+        if incoming.exists() {
+            self.throw_away(&incoming).with_context(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Moves what was brought to its place, and notes that the home is now what `manifest` says.
+    fn finish_bringing(&self, plan: &MergePlan, theirs: &MergeTree, manifest: &Digest) -> Result<()> {
+        let incoming = self.path().join(INCOMING_DIRECTORY);
+        let directory = VolumeDirectory::open(&self.tree())?;
+        let from = if plan.take.is_empty() { self.tree() } else { incoming.clone() };
+        apply_merge(&directory, &VolumeDirectory::open(&from)?, theirs, plan)?;
+        if incoming.exists() {
+            let failed = || format!("cannot remove {}", incoming.display());
+            self.throw_away(&incoming).with_context(failed)?;
+        }
+        trash::empty(self.trash().to_owned());
+        let (manifest, since) = (Some(manifest.to_string()), self.time()?);
+        self.write_sync_state(&SyncState { manifest, since, ..self.sync_state()? })
+    }
+
+    /// What was changed in it since the snapshot of the manifest `former`; `None` where nothing was.
+    fn changes(&self, former: Option<&Manifest>) -> Result<Option<ChangedHome>> {
+        let (state, since) = (self.sync_state()?, self.time()?);
+        let directory = Arc::new(VolumeDirectory::open(&self.tree())?);
+        let scan = directory.walk()?;
+        let base = former.map_or(Ok(MergeTree::new()), tree_of)?;
+        let tree = scan.tree(if former.is_some() { state.since } else { 0 });
+        let mut paths = base.keys().chain(tree.keys());
+        if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
+            return Ok(None);
+        }
+        if former.is_none() && tree.is_empty() {
+            return Ok(None);
+        }
+        let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
+        let skipped = scan.skipped.len();
+        let mut quiet = scan.quiet(&directory, &tree, (&base, files))?;
+        let busy = std::mem::take(&mut quiet.busy);
+        let origin = SealedOrigin::after(self.source(), quiet);
+        Ok(Some(ChangedHome { origin, since, busy, skipped }))
+    }
+}

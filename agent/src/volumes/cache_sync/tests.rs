@@ -1,0 +1,300 @@
+//! Homes of two nodes and one mirror.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use bdnfs::source::{Access, Uri};
+use tempfile::TempDir;
+
+use super::*;
+use crate::volumes::cache_home::CacheScope;
+
+const CONFIG: MirrorConfig = MirrorConfig { memory: 16 << 20 };
+
+/// What lies in a directory: by path the kind, the mode and the content.
+type HomeContent = BTreeMap<PathBuf, String>;
+
+/// A node with a home.
+struct CachingNode {
+    home: CacheHome,
+    mirror: Mirror,
+    _directory: TempDir,
+}
+
+impl CachingNode {
+    fn new(mirror: &Path) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let home = CacheHome::new(directory.path(), "t", CacheScope::Project, "p");
+        let mirror =
+            Mirror::open(&Uri::File(mirror.to_owned()), &Access::default(), "t", directory.path().to_owned());
+        Self { home, mirror: mirror.unwrap(), _directory: directory }
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.home.tree()
+    }
+
+    /// Takes its turn, as soon as work that was given up has ended.
+    async fn sync(&self) -> CacheSync {
+        loop {
+            if let Some(turn) = self.home.try_turn().unwrap() {
+                return CacheSync::new(self.home.clone(), self.mirror.clone(), Arc::new(turn));
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn bring(&self) -> BroughtCache {
+        self.sync().await.bring(&DownloadProgress::default()).await.unwrap()
+    }
+
+    async fn save(&self) -> SavedCache {
+        self.sync().await.save(CONFIG, &MirrorProgress::default()).await.unwrap()
+    }
+
+    fn write(&self, path: &str, content: &str) {
+        let path = self.tree().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.tree().join(path)).ok()
+    }
+
+    fn found(&self) -> HomeContent {
+        let (root, mut found, mut todo) = (self.tree(), HomeContent::new(), vec![self.tree()]);
+        while let Some(directory) = todo.pop() {
+            for entry in fs::read_dir(&directory).unwrap() {
+                let path = entry.unwrap().path();
+                let stat = path.symlink_metadata().unwrap();
+                let what = if stat.is_dir() {
+                    todo.push(path.clone());
+                    "directory".to_owned()
+                } else if stat.is_symlink() {
+                    format!("link {}", fs::read_link(&path).unwrap().display())
+                } else {
+                    let executable = stat.permissions().mode() & 0o111 != 0;
+                    format!(
+                        "{executable} {:?} {}",
+                        stat.modified().unwrap(),
+                        bdnfs::digest::Digest::of(&fs::read(&path).unwrap())
+                    )
+                };
+                found.insert(path.strip_prefix(&root).unwrap().to_owned(), what);
+            }
+        }
+        found
+    }
+}
+
+/// Two nodes with one mirror.
+fn nodes() -> (TempDir, CachingNode, CachingNode) {
+    let mirror = tempfile::tempdir().unwrap();
+    let (one, other) = (CachingNode::new(mirror.path()), CachingNode::new(mirror.path()));
+    (mirror, one, other)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn home_begins_on_another_node_as_it_was_saved_and_what_is_unchanged_is_not_read_again() {
+    let (_mirror, one, other) = nodes();
+    assert!(one.bring().await.latest.is_none());
+    for number in 0..300 {
+        one.write(&format!("packages/{}/{number}", number % 7), &"x".repeat(number));
+    }
+    one.write("large", &"y".repeat(3 << 20));
+    // The same content once more, which the mirror keeps once.
+    one.write("copy", &"y".repeat(3 << 20));
+    one.write("bin/tool", "#!/bin/sh");
+    fs::set_permissions(one.tree().join("bin/tool"), fs::Permissions::from_mode(0o755)).unwrap();
+    symlink("/usr/bin/python3", one.tree().join("bin/python")).unwrap();
+    fs::create_dir(one.tree().join("empty")).unwrap();
+    let saved = one.save().await.published.expect("published");
+    assert_eq!((saved.found.files, saved.found.source.as_str()), (303, "cache://project/p"));
+    assert!(one.save().await.published.is_none(), "nothing was changed");
+
+    let brought = other.bring().await;
+    assert_eq!((brought.removed, brought.conflicts.len()), (0, 0));
+    assert_eq!(other.found(), one.found());
+    assert!(other.save().await.published.is_none(), "nothing was changed");
+    other.write("new", "new");
+    let saved = other.save().await.published.expect("published");
+    // The copy has no version of its own in the mirror.
+    assert!(saved.read <= 4 << 20, "{}", saved.read);
+    assert!(saved.written < 1 << 20, "{}", saved.written);
+    fs::remove_file(other.tree().join("large")).unwrap();
+    fs::remove_dir_all(other.tree().join("packages/3")).unwrap();
+    other.save().await;
+    let brought = one.bring().await;
+    assert_eq!((brought.taken, brought.removed), (1, 1 + 1 + 43), "{brought:?}");
+    assert_eq!(other.found(), one.found());
+    assert!(one.save().await.published.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn homes_that_both_changed_are_merged_and_a_conflict_is_told() {
+    let (_mirror, one, other) = nodes();
+    for path in ["same", "mine", "theirs", "both", "gone"] {
+        one.write(path, "first");
+    }
+    one.save().await;
+    other.bring().await;
+    one.write("mine", "one");
+    one.write("both", "one");
+    one.write("d/one", "one");
+    fs::remove_file(one.tree().join("gone")).unwrap();
+    one.save().await;
+    other.write("theirs", "other");
+    other.write("both", "other, later");
+    other.write("d/other", "other");
+    let saved = other.save().await;
+    assert_eq!(saved.brought.conflicts, [b"both"]);
+    one.bring().await;
+    assert_eq!(one.found(), other.found());
+    let expected = [
+        ("same", Some("first")),
+        ("mine", Some("one")),
+        ("theirs", Some("other")),
+        ("both", Some("other, later")),
+        ("gone", None),
+        ("d/one", Some("one")),
+        ("d/other", Some("other")),
+    ];
+    for (path, content) in expected {
+        assert_eq!(one.read(path).as_deref(), content, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn home_is_saved_without_what_is_being_written() {
+    let (_mirror, one, other) = nodes();
+    one.write("log", "first");
+    one.write("other", "first");
+    one.save().await;
+    let mut log = fs::File::options().append(true).open(one.tree().join("log")).unwrap();
+    std::io::Write::write_all(&mut log, b" and half").unwrap();
+    let _new = fs::File::create(one.tree().join("new")).unwrap();
+    one.write("other", "second");
+    let saved = one.save().await;
+    assert_eq!(saved.busy, [&b"log"[..], b"new"]);
+    other.bring().await;
+    let read = |path| other.read(path);
+    assert_eq!(
+        (read("log").as_deref(), read("other").as_deref(), read("new")),
+        (Some("first"), Some("second"), None)
+    );
+    drop(log);
+    one.save().await;
+    other.bring().await;
+    assert_eq!(other.read("log").as_deref(), Some("first and half"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn home_that_was_removed_elsewhere_is_emptied() {
+    let (_mirror, one, other) = nodes();
+    one.write("file", "first");
+    one.save().await;
+    other.bring().await;
+    one.mirror.remove(&one.home.key()).await.unwrap();
+    assert!(other.bring().await.is_emptied);
+    assert_eq!(other.found(), HomeContent::new());
+    // It begins anew.
+    other.write("file", "second");
+    assert!(other.save().await.published.is_some());
+    assert!(one.bring().await.conflicts.is_empty());
+    assert_eq!(one.read("file").as_deref(), Some("second"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn home_that_is_brought_is_whole_after_any_interruption() {
+    let (_mirror, one, other) = nodes();
+    for number in 0..40 {
+        one.write(&format!("d{}/{number}", number % 5), &number.to_string().repeat(3000));
+    }
+    one.save().await;
+    let mut micros = 100;
+    loop {
+        let (sync, progress) = (other.sync().await, DownloadProgress::default());
+        let bringing = tokio::time::timeout(std::time::Duration::from_micros(micros), sync.bring(&progress));
+        match bringing.await {
+            Ok(brought) => break drop(brought.unwrap()),
+            Err(_) => micros = micros * 3 / 2,
+        }
+    }
+    assert_eq!(other.found(), one.found());
+    assert!(other.save().await.published.is_none());
+    let left: Vec<_> =
+        fs::read_dir(other.home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("incoming")), "{left:?}");
+}
+
+/// The next number of a sequence that depends on nothing else (splitmix64).
+fn next(seed: &mut u64) -> u64 {
+    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = *seed;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// Changes a home as jobs do: files written, replaced, renamed and removed.
+fn change(node: &CachingNode, seed: &mut u64) {
+    for _ in 0..next(seed) % 8 {
+        let path = format!("{}/{}", next(seed) % 4, next(seed) % 6);
+        let full = node.tree().join(&path);
+        match next(seed) % 6 {
+            0 => drop(fs::remove_file(&full)),
+            1 => drop(fs::remove_dir_all(full.parent().unwrap())),
+            2 => drop(fs::rename(&full, full.with_extension("renamed"))),
+            3 => {
+                let _ = fs::remove_file(&full);
+                let _ = fs::create_dir_all(full.parent().unwrap());
+                let _ = symlink(format!("to-{}", next(seed) % 9), full);
+            }
+            size => {
+                let _ = fs::create_dir_all(full.parent().unwrap());
+                // A link is not written through.
+                let _ = fs::remove_file(&full);
+                let content = char::from(b'a' + (next(seed) % 26) as u8).to_string();
+                let _ = fs::write(full, content.repeat(if size == 4 { 700_000 } else { 20 }));
+            }
+        }
+    }
+}
+
+async fn random_turns(rounds: u64) {
+    let (_mirror, one, other) = nodes();
+    let mut seed = 7;
+    for round in 0..rounds {
+        let (first, second) = if next(&mut seed).is_multiple_of(2) { (&one, &other) } else { (&other, &one) };
+        first.bring().await;
+        second.bring().await;
+        assert_eq!(first.found(), second.found(), "round {round}");
+        change(first, &mut seed);
+        let changed = first.found();
+        let is_both = next(&mut seed).is_multiple_of(3);
+        if is_both {
+            change(second, &mut seed);
+        }
+        first.save().await;
+        assert_eq!(first.found(), changed, "round {round}");
+        second.save().await;
+        if !is_both {
+            assert_eq!(second.found(), changed, "round {round}");
+        }
+        first.bring().await;
+        assert_eq!(first.found(), second.found(), "round {round}, both: {is_both}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn homes_under_random_change_are_the_same_in_the_end() {
+    random_turns(12).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes"]
+async fn homes_under_random_change_are_the_same_a_hundred_times() {
+    random_turns(150).await;
+}

@@ -1,0 +1,152 @@
+//! `bdnfs project save`: saves a cache of this node in a mirror.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress};
+use bdnfs_agent::signals;
+use bdnfs_agent::volumes::cache_home::CacheHome;
+use bdnfs_agent::volumes::cache_sync::{CacheSync, SavedCache, SyncState};
+use bytesize::ByteSize;
+use serde::Serialize;
+
+use super::CacheMirrorArgs;
+use crate::output::print_value;
+use crate::progress::show_mirror_progress;
+use crate::text;
+
+/// The arguments of `bdnfs project save`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ProjectSaveArgs {
+    /// Name of the project, or with --team of the team
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// The cache of a team
+    #[arg(long)]
+    team: bool,
+    #[command(flatten)]
+    target: CacheMirrorArgs,
+    /// Memory limit for data in transfer
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory: ByteSize,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "Examples:
+  bdnfs project save llama --mirror s3://mirror
+  bdnfs project save --team research --mirror s3://mirror
+What other nodes saved is brought into the cache first. The same command resumes an interrupted run.";
+
+/// The result of saving.
+#[derive(Debug, Serialize)]
+struct SaveResult {
+    name: String,
+    scope: &'static str,
+    /// Whether anything was new.
+    changed: bool,
+    /// Entries that were brought from what other nodes saved, and that were removed for it.
+    brought: usize,
+    removed: usize,
+    /// Paths that were changed here and elsewhere: the later change was kept.
+    conflicts: Vec<String>,
+    /// Files that are being written: saved as they were before, or not at all.
+    busy: Vec<String>,
+    /// Entries that are no files, directories or links.
+    skipped: usize,
+    files: u64,
+    bytes: u64,
+    /// Bytes that the mirror did not have.
+    written: u64,
+    seconds: f64,
+}
+
+/// Saves the cache.
+pub async fn run(args: ProjectSaveArgs) -> Result<()> {
+    let (home, began) = (args.target.of(&args.name, args.team)?, Instant::now());
+    if !home.exists() {
+        bail!("{home} is not on this node; `bdnfs project ls` lists those that are");
+    }
+    let Some(mirror) = args.target.open(&home)? else {
+        bail!("name the mirror that {home} is saved in with --mirror");
+    };
+    let Some(turn) = home.try_turn()? else {
+        bail!("{home} is being saved, or brought here for a job; try again later");
+    };
+    if home.is_in_use() {
+        bail!("{home} is in use by a job on this node, and is saved when that ends");
+    }
+    let sync = CacheSync::new(home.clone(), mirror, Arc::new(turn));
+    let saved = tokio::select! {
+        biased;
+        signal = signals::termination() => {
+            signal?;
+            bail!("interrupted; run the same command to resume");
+        }
+        saved = save(&sync, args.memory) => saved.with_context(|| format!("cannot save {home}"))?,
+    };
+    home.write_sync_state(&SyncState { boot: None, ..home.sync_state()? })?;
+    let result = SaveResult { seconds: began.elapsed().as_secs_f64(), ..result(&home, &saved) };
+    print_value(args.json, &result, || summary(&home, &result))
+}
+
+async fn save(sync: &CacheSync, memory: ByteSize) -> bdnfs::error::Result<SavedCache> {
+    let config = MirrorConfig { memory: memory.as_u64() };
+    let progress = Arc::new(MirrorProgress::default());
+    let display = tokio::spawn(show_mirror_progress("saving", progress.clone()));
+    let saved = sync.save(config, &progress).await;
+    display.abort();
+    // Its end clears the bar.
+    let _ = display.await;
+    saved
+}
+
+fn result(home: &CacheHome, saved: &SavedCache) -> SaveResult {
+    let published = saved.published.as_ref();
+    let found = published.map(|published| &published.found).or(saved.brought.latest.as_ref());
+    let names = |paths: &[Vec<u8>]| paths.iter().map(|path| text::json_name(path)).collect();
+    SaveResult {
+        name: home.name().to_owned(),
+        scope: home.scope().word(),
+        changed: published.is_some(),
+        brought: saved.brought.taken,
+        removed: saved.brought.removed,
+        conflicts: names(&saved.brought.conflicts),
+        busy: names(&saved.busy),
+        skipped: saved.skipped,
+        files: found.map_or(0, |found| found.files),
+        bytes: found.map_or(0, |found| found.bytes),
+        written: published.map_or(0, |published| published.written),
+        seconds: 0.0,
+    }
+}
+
+fn summary(home: &CacheHome, result: &SaveResult) -> String {
+    let (files, bytes, seconds) = (text::files(result.files), text::size(result.bytes), result.seconds);
+    let mut lines = match result.changed {
+        true => {
+            let written = text::size(result.written);
+            format!("saved {home}: {files}, {bytes}, of which {written} were new, in {seconds:.1} s")
+        }
+        false => format!("{home} is saved as it is: {files}, {bytes}"),
+    };
+    if result.brought + result.removed > 0 {
+        let (brought, removed) = (result.brought, result.removed);
+        lines += &format!("\nfrom other nodes: {brought} entries new or changed, {removed} removed");
+    }
+    for (names, what) in [
+        (&result.conflicts, "changed here and on another node, the later change is kept"),
+        (&result.busy, "not saved as it is, for it is being written"),
+    ] {
+        for name in names {
+            lines += &format!("\n{}: {what}", text::printable(name.as_bytes()));
+        }
+    }
+    if result.skipped > 0 {
+        lines += &format!("\nleft out: {} entries that are no files, directories or links", result.skipped);
+    }
+    lines
+}

@@ -1,0 +1,329 @@
+//! Merging: which changes of two directory trees, both begun as the same one, go into each other.
+//!
+//! Only paths, kinds, sizes and times are compared, no content. What was changed in one of the trees wins over what was not; of what
+//! was changed in both, what was changed later; and what was changed over what was deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::error::Result;
+use crate::manifest::{Manifest, Node};
+
+/// A directory tree: what lies at each path below it. The directories above a path are in it, too.
+pub type MergeTree = BTreeMap<Vec<u8>, MergeEntry>;
+
+/// An entry of a tree.
+#[derive(Clone, Debug)]
+pub enum MergeEntry {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    File {
+        /// Its size in bytes.
+        size: u64,
+        /// When it was last written: seconds and nanoseconds since 1970.
+        mtime: (i64, u32),
+        /// Whether it may be executed.
+        executable: bool,
+        /// Whether anything was done to it since the trees were the same, though it may look as it did.
+        touched: bool,
+    },
+    /// A symbolic link.
+    Link {
+        /// Its target.
+        target: Vec<u8>,
+        /// When it was made: seconds and nanoseconds since 1970.
+        mtime: (i64, u32),
+    },
+}
+
+/// The changes that make a tree the merged one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MergePlan {
+    /// The paths whose entries the other tree gives.
+    pub take: BTreeSet<Vec<u8>>,
+    /// The paths whose entries go.
+    pub remove: BTreeSet<Vec<u8>>,
+    /// The paths that were changed in both trees, whose change in one of them is lost.
+    pub conflicts: BTreeSet<Vec<u8>>,
+}
+
+impl MergeEntry {
+    /// Whether `other` looks the same.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Directory, Self::Directory) => true,
+            (Self::Link { target, .. }, Self::Link { target: other, .. }) => target == other,
+            (
+                Self::File { size, mtime, executable, .. },
+                Self::File { size: other_size, mtime: other_mtime, executable: other_executable, .. },
+            ) => (size, mtime, executable) == (other_size, other_mtime, other_executable),
+            _ => false,
+        }
+    }
+
+    fn is_directory(&self) -> bool {
+        matches!(self, Self::Directory)
+    }
+
+    fn is_touched(&self) -> bool {
+        matches!(self, Self::File { touched: true, .. })
+    }
+
+    fn mtime(&self) -> (i64, u32) {
+        match self {
+            Self::Directory => (0, 0),
+            Self::File { mtime, .. } | Self::Link { mtime, .. } => *mtime,
+        }
+    }
+}
+
+/// Whether the entry at a path is another one than that of the `base`.
+pub fn is_changed(base: Option<&MergeEntry>, now: Option<&MergeEntry>) -> bool {
+    match (base, now) {
+        (None, None) => false,
+        (Some(base), Some(now)) => !base.is_same(now) || now.is_touched(),
+        _ => true,
+    }
+}
+
+/// The tree of a snapshot.
+///
+/// # Errors
+/// [`Kind::Corrupt`](crate::error::Kind::Corrupt) where the manifest is damaged.
+pub fn tree_of(manifest: &Manifest) -> Result<MergeTree> {
+    let mut tree = MergeTree::new();
+    for index in 1..manifest.entries() {
+        let entry = manifest.entry(index)?;
+        let (mtime, executable) = (entry.mtime, entry.executable);
+        let found = match entry.node {
+            Node::Directory(_) => MergeEntry::Directory,
+            Node::File(slice) => MergeEntry::File { size: slice.len, mtime, executable, touched: false },
+            Node::Symlink(target) => MergeEntry::Link { target: target.to_vec(), mtime },
+        };
+        tree.insert(manifest.path(index)?, found);
+    }
+    Ok(tree)
+}
+
+/// Which changes bring into `ours` what was done to `theirs` since both were `base`.
+pub fn merge(base: &MergeTree, ours: &MergeTree, theirs: &MergeTree) -> MergePlan {
+    let mut plan = MergePlan::default();
+    let paths: BTreeSet<_> = base.keys().chain(ours.keys()).chain(theirs.keys()).collect();
+    for path in paths {
+        let (base, ours, theirs) = (base.get(path), ours.get(path), theirs.get(path));
+        // What was touched may look the same and have another content.
+        let (looks_same, may_differ) = (is_same(ours, theirs), ours.is_some_and(MergeEntry::is_touched));
+        if !is_changed(base, theirs) || (looks_same && !may_differ) {
+            continue;
+        }
+        let is_conflict = is_changed(base, ours) && !looks_same;
+        let is_theirs = !is_conflict
+            || match (ours, theirs) {
+                (None, _) => true,
+                (_, None) => false,
+                (Some(ours), Some(theirs)) => {
+                    (theirs.is_directory(), theirs.mtime()) > (ours.is_directory(), ours.mtime())
+                }
+            };
+        if is_theirs {
+            let goes = if theirs.is_some() { &mut plan.take } else { &mut plan.remove };
+            goes.insert(path.clone());
+        }
+        if is_conflict && ours.is_some() && theirs.is_some() {
+            plan.conflicts.insert(path.clone());
+        }
+    }
+    plan.keep_a_tree(ours, theirs);
+    plan
+}
+
+fn is_same(one: Option<&MergeEntry>, other: Option<&MergeEntry>) -> bool {
+    match (one, other) {
+        (None, None) => true,
+        (Some(one), Some(other)) => one.is_same(other),
+        _ => false,
+    }
+}
+
+impl MergePlan {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.take.is_empty() && self.remove.is_empty()
+    }
+
+    /// Sees to it that all that stays or comes lies in directories: a file in the place of one goes, and one that is missing comes.
+    fn keep_a_tree(&mut self, ours: &MergeTree, theirs: &MergeTree) {
+        let stays = |plan: &Self, path: &Vec<u8>| !plan.take.contains(path) && !plan.remove.contains(path);
+        let kept: Vec<_> = ours.keys().filter(|path| stays(self, path)).cloned().collect();
+        let all: BTreeSet<_> = kept.into_iter().chain(self.take.iter().cloned()).collect();
+        for directory in all.iter().flat_map(|path| directories_above(path)) {
+            let entry = match self.take.contains(directory) {
+                true => theirs.get(directory),
+                false => ours.get(directory).filter(|_| !self.remove.contains(directory)),
+            };
+            if entry.is_some_and(MergeEntry::is_directory) {
+                continue;
+            }
+            if entry.is_some() {
+                self.conflicts.insert(directory.to_owned());
+            }
+            self.take.remove(directory);
+            self.remove.remove(directory);
+            if !ours.get(directory).is_some_and(MergeEntry::is_directory) {
+                self.take.insert(directory.to_owned());
+            }
+        }
+    }
+
+    /// The tree that `ours` becomes.
+    #[cfg(test)]
+    fn apply(&self, ours: &MergeTree, theirs: &MergeTree) -> MergeTree {
+        let mut tree = ours.clone();
+        self.remove.iter().for_each(|path| drop(tree.remove(path)));
+        self.take.iter().for_each(|path| drop(tree.insert(path.clone(), theirs[path].clone())));
+        tree
+    }
+}
+
+/// The paths of the directories that `path` lies in.
+fn directories_above(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..at])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::btree_map;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(time: i64) -> MergeEntry {
+        MergeEntry::File { size: 1, mtime: (time, 0), executable: false, touched: false }
+    }
+
+    fn tree(entries: &[(&str, Option<i64>)]) -> MergeTree {
+        let entry = |time: &Option<i64>| time.map_or(MergeEntry::Directory, file);
+        entries.iter().map(|(path, time)| (path.as_bytes().to_vec(), entry(time))).collect()
+    }
+
+    fn merged(base: &MergeTree, ours: &MergeTree, theirs: &MergeTree) -> (MergeTree, Vec<String>) {
+        let plan = merge(base, ours, theirs);
+        let conflicts = plan.conflicts.iter().map(|path| String::from_utf8(path.clone()).expect("text"));
+        (plan.apply(ours, theirs), conflicts.collect())
+    }
+
+    fn is_equal(one: &MergeTree, other: &MergeTree) -> bool {
+        let key = |tree: &MergeTree| tree.keys().cloned().collect::<Vec<_>>();
+        key(one) == key(other) && one.iter().all(|(path, entry)| entry.is_same(&other[path]))
+    }
+
+    #[test]
+    fn merge_takes_what_one_side_changed_and_the_later_of_two() {
+        let base = tree(&[
+            ("same", Some(1)),
+            ("ours", Some(1)),
+            ("theirs", Some(1)),
+            ("both", Some(1)),
+            ("gone", Some(1)),
+        ]);
+        let ours = tree(&[
+            ("same", Some(1)),
+            ("ours", Some(2)),
+            ("theirs", Some(1)),
+            ("both", Some(4)),
+            ("mine", Some(2)),
+        ]);
+        let theirs = tree(&[
+            ("same", Some(1)),
+            ("ours", Some(1)),
+            ("theirs", Some(3)),
+            ("both", Some(3)),
+            ("gone", Some(1)),
+        ]);
+        let (found, conflicts) = merged(&base, &ours, &theirs);
+        let expected =
+            [("same", Some(1)), ("ours", Some(2)), ("theirs", Some(3)), ("both", Some(4)), ("mine", Some(2))];
+        assert!(is_equal(&found, &tree(&expected)), "{found:?}");
+        assert_eq!(conflicts, ["both"]);
+    }
+
+    #[test]
+    fn merge_keeps_what_was_changed_over_what_was_deleted() {
+        let base = tree(&[("d", None), ("d/a", Some(1)), ("d/b", Some(1))]);
+        let changed = tree(&[("d", None), ("d/a", Some(2)), ("d/b", Some(1))]);
+        for (ours, theirs) in [(&changed, &MergeTree::new()), (&MergeTree::new(), &changed)] {
+            let (found, conflicts) = merged(&base, ours, theirs);
+            assert!(is_equal(&found, &tree(&[("d", None), ("d/a", Some(2))])), "{found:?}");
+            assert_eq!(conflicts, [""; 0]);
+        }
+    }
+
+    #[test]
+    fn merge_of_a_file_and_a_directory_keeps_the_directory() {
+        let (directory, only) = (tree(&[("d", None), ("d/a", Some(1))]), tree(&[("d", Some(9))]));
+        for (ours, theirs) in [(&directory, &only), (&only, &directory)] {
+            let (found, conflicts) = merged(&MergeTree::new(), ours, theirs);
+            assert!(is_equal(&found, &directory), "{found:?}");
+            assert_eq!(conflicts, ["d"]);
+        }
+    }
+
+    #[test]
+    fn merge_does_not_replace_what_was_touched_and_looks_the_same() {
+        let base = tree(&[("a", Some(1))]);
+        let mut ours = base.clone();
+        ours.insert(
+            b"a".to_vec(),
+            MergeEntry::File { size: 1, mtime: (1, 0), executable: false, touched: true },
+        );
+        let plan = merge(&base, &ours, &MergeTree::new());
+        assert_eq!(plan, MergePlan::default(), "it may have another content");
+        let plan = merge(&MergeTree::new(), &ours, &base);
+        assert_eq!(plan.take, [b"a".to_vec()].into(), "one of the two has to be everywhere");
+    }
+
+    /// Trees of few names, so that they meet.
+    fn trees() -> impl Strategy<Value = MergeTree> {
+        let path = proptest::collection::vec(prop_oneof!["a", "b"], 1..4).prop_map(|parts| parts.join("/"));
+        btree_map(path, 0..3_i64, 0..6).prop_map(|files| {
+            let mut tree = MergeTree::new();
+            for (path, time) in files {
+                let path = path.into_bytes();
+                let above: Vec<_> = directories_above(&path).map(<[u8]>::to_vec).collect();
+                let fits = above.iter().all(|path| tree.get(path).is_none_or(MergeEntry::is_directory));
+                if fits && !tree.contains_key(&path) {
+                    tree.extend(above.into_iter().map(|path| (path, MergeEntry::Directory)));
+                    tree.insert(path, if time == 0 { MergeEntry::Directory } else { file(time) });
+                }
+            }
+            tree
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn merge_of_any_trees_is_a_tree_and_loses_no_change_untold(base in trees(), ours in trees(), theirs in trees()) {
+            let plan = merge(&base, &ours, &theirs);
+            let found = plan.apply(&ours, &theirs);
+            for path in found.keys() {
+                for directory in directories_above(path) {
+                    prop_assert!(found.get(directory).is_some_and(MergeEntry::is_directory), "{found:?}");
+                }
+            }
+            for side in [&ours, &theirs] {
+                for (path, entry) in side.iter().filter(|(path, entry)| is_changed(base.get(*path), Some(entry))) {
+                    let is_there = found.get(path).is_some_and(|found| found.is_same(entry));
+                    prop_assert!(is_there || plan.conflicts.contains(path), "{path:?} of {side:?} in {found:?}");
+                }
+            }
+        }
+
+        #[test]
+        fn merge_with_an_unchanged_side_is_the_other(base in trees(), changed in trees()) {
+            prop_assert!(merge(&base, &changed, &base).is_empty());
+            let plan = merge(&base, &base, &changed);
+            prop_assert!(is_equal(&plan.apply(&base, &changed), &changed), "{plan:?}");
+            prop_assert!(plan.conflicts.is_empty(), "{plan:?}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! A directory that outlives those who write to it, such as a training cache: compared with a snapshot of it, brought to the state of
+//! another, and read as an origin without what is being written.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::seal::{EncodedPath, Seal, SealedUnit};
+use super::walk::{FileTime, Scan, ScannedFile, VolumeDirectory};
+use super::writer_probe::{Writers, probe_writers};
+use crate::checkpoint::LOOSE;
+use crate::error::{Error, Result};
+use crate::manifest::Manifest;
+use crate::tree_merge::{MergeEntry, MergePlan, MergeTree, is_changed};
+
+/// The mode of a directory that is brought: as of one that a command copies.
+const BROUGHT_DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
+
+/// A file as a snapshot has it.
+#[derive(Clone, Debug)]
+pub struct FormerFile {
+    /// Its size in bytes.
+    pub size: u64,
+    /// When it was last written.
+    pub mtime: FileTime,
+    /// Whether it may be executed.
+    pub executable: bool,
+    /// The version that it was published as.
+    pub version: Bytes,
+}
+
+/// The files of a snapshot by their paths, but for those of which it doesn't know the version.
+pub type FormerFiles = BTreeMap<Vec<u8>, FormerFile>;
+
+/// A directory ready to be published.
+#[derive(Debug)]
+pub struct QuietTree {
+    /// All but what is being written.
+    pub unit: Arc<SealedUnit>,
+    /// The files that are published as in the snapshot before: those that are unchanged, and those that are being written.
+    pub former: FormerFiles,
+    /// The files that are being written.
+    pub busy: Vec<Vec<u8>>,
+}
+
+/// The files of the snapshot `manifest`, and its tree.
+///
+/// # Errors
+/// [`Kind::Corrupt`](crate::error::Kind::Corrupt) where it is damaged.
+pub fn former_files(manifest: &Manifest, tree: &MergeTree) -> Result<FormerFiles> {
+    let mut versions = HashMap::new();
+    for number in 0..manifest.blobs() {
+        if manifest.is_pack(number)? {
+            versions.extend(manifest.parts(number)?.into_iter().map(|part| (part.path, part.version)));
+        } else {
+            let blob = manifest.blob(number)?;
+            versions.insert(blob.path, blob.version);
+        }
+    }
+    let former = tree.iter().filter_map(|(path, entry)| match entry {
+        MergeEntry::File { size, mtime, executable, .. } if *size > 0 => {
+            let version = versions.get(&path[..])?.clone();
+            Some((path.clone(), FormerFile { size: *size, mtime: *mtime, executable: *executable, version }))
+        }
+        _ => None,
+    });
+    Ok(former.collect())
+}
+
+impl Scan {
+    /// What was found, as a tree. Files to which anything was done at `since` or later, in nanoseconds since 1970, are touched.
+    pub fn tree(&self, since: i64) -> MergeTree {
+        let files = self.files.iter().map(|(path, file)| {
+            let ScannedFile { size, mtime, executable, .. } = *file;
+            let touched = file.touched().is_none_or(|at| at >= since.into());
+            (path.clone(), MergeEntry::File { size, mtime, executable, touched })
+        });
+        let directories = self.directories.keys().map(|path| (path.clone(), MergeEntry::Directory));
+        let links = self.links.iter().map(|(path, (target, mtime))| {
+            (path.clone(), MergeEntry::Link { target: target.clone(), mtime: *mtime })
+        });
+        files.chain(directories).chain(links).collect()
+    }
+
+    /// Makes what was found in `directory` durable, and ready to be published after the snapshot of the files `former`, whose tree is
+    /// `base`; `tree` is that of what was found. What is being written stays as it was there, or is left out where it is new. Touches
+    /// the local disk; the process must ignore SIGIO.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub fn quiet(
+        self,
+        directory: &Arc<VolumeDirectory>,
+        tree: &MergeTree,
+        (base, mut former): (&MergeTree, FormerFiles),
+    ) -> Result<QuietTree> {
+        let fault = |e: Errno| Error::disk(format!("cannot make {} durable", directory.name(b"")), e.into());
+        rustix::fs::syncfs(directory.descriptor()).map_err(fault)?;
+        let changed: HashSet<_> =
+            self.files.keys().filter(|path| is_changed(base.get(*path), tree.get(*path))).cloned().collect();
+        let (mut seal, mut busy) = (Seal { unit: LOOSE.into(), ..Seal::default() }, Vec::new());
+        for (path, file) in self.files {
+            if !changed.contains(&path) {
+                seal.files.insert(EncodedPath(path), file);
+            } else if is_quiet(directory, &path, &file)? {
+                former.remove(&path);
+                seal.files.insert(EncodedPath(path), file);
+            } else {
+                busy.push(path);
+            }
+        }
+        former.retain(|path, _| matches!(tree.get(path), Some(MergeEntry::File { .. })));
+        seal.directories = self.directories.into_iter().map(|(path, at)| (EncodedPath(path), at)).collect();
+        let links =
+            self.links.into_iter().map(|(path, (target, at))| (EncodedPath(path), (EncodedPath(target), at)));
+        seal.links = links.collect();
+        let unit = SealedUnit { seal, directory: Arc::clone(directory), held: HashMap::new() };
+        Ok(QuietTree { unit: Arc::new(unit), former, busy })
+    }
+}
+
+/// Whether the file at `path` is as it was found, and not being written.
+fn is_quiet(directory: &VolumeDirectory, path: &[u8], found: &ScannedFile) -> Result<bool> {
+    let Some(opened) = directory.open_file(path)? else { return Ok(false) };
+    let is_same = || ScannedFile::of(&opened).is_ok_and(|now| now == *found);
+    // Where the file system can't say who writes, the version that is compared while the file is read has to do.
+    Ok(is_same() && probe_writers(&opened) != Writers::Some)
+}
+
+/// Makes the changes of `plan` in `directory`; what it takes of the tree `theirs` lies in `incoming`, and is moved from there. Nothing
+/// is reached through a link. It may be interrupted and repeated. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Disk`](crate::error::Kind::Disk), [`Kind::NoSpace`](crate::error::Kind::NoSpace).
+pub fn apply_merge(
+    directory: &VolumeDirectory,
+    incoming: &VolumeDirectory,
+    theirs: &MergeTree,
+    plan: &MergePlan,
+) -> Result<()> {
+    let fault =
+        |path: &[u8], e: Errno| Error::disk(format!("cannot change {}", directory.name(path)), e.into());
+    // What lies in a directory comes after it.
+    for path in plan.remove.iter().rev() {
+        let (above, name) = split(path);
+        match directory.at(above, OFlags::DIRECTORY).and_then(|above| remove(&above, name)) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(error) => return Err(fault(path, error)),
+        }
+    }
+    for path in &plan.take {
+        let (above, name) = split(path);
+        let take = |above: &OwnedFd| match theirs.get(path) {
+            Some(MergeEntry::Directory) => make_directory(above, name),
+            _ => {
+                let from = incoming.at(split(path).0, OFlags::DIRECTORY)?;
+                match rustix::fs::renameat(&from, name, above, name) {
+                    Err(Errno::ISDIR) => {
+                        remove(above, name)?;
+                        rustix::fs::renameat(&from, name, above, name)
+                    }
+                    renamed => renamed,
+                }
+            }
+        };
+        directory.at(above, OFlags::DIRECTORY).and_then(|above| take(&above)).map_err(|e| fault(path, e))?;
+    }
+    rustix::fs::syncfs(directory.descriptor()).map_err(|e| fault(b"", e))
+}
+
+fn make_directory(above: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
+    let made = rustix::fs::mkdirat(above, name, BROUGHT_DIRECTORY_MODE);
+    let is_directory = || {
+        let found = rustix::fs::statat(above, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok::<_, Errno>(FileType::from_raw_mode(found.st_mode) == FileType::Directory)
+    };
+    if made != Err(Errno::EXIST) || is_directory()? {
+        return made.or_else(|error| if error == Errno::EXIST { Ok(()) } else { Err(error) });
+    }
+    remove(above, name)?;
+    rustix::fs::mkdirat(above, name, BROUGHT_DIRECTORY_MODE)
+}
+
+/// Removes a file, a link, or a directory that is empty.
+fn remove(above: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
+    match rustix::fs::unlinkat(above, name, AtFlags::empty()) {
+        Err(Errno::ISDIR) => rustix::fs::unlinkat(above, name, AtFlags::REMOVEDIR),
+        removed => removed,
+    }
+}
+
+/// The directory that a path lies in, and its name there.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b"", path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use super::*;
+    use crate::tree_merge::merge;
+
+    fn open(path: &Path) -> Arc<VolumeDirectory> {
+        Arc::new(VolumeDirectory::open(path).expect("a directory"))
+    }
+
+    fn tree(directory: &VolumeDirectory) -> MergeTree {
+        directory.walk().expect("a walk").tree(i64::MAX)
+    }
+
+    #[test]
+    fn apply_merge_makes_one_directory_like_another_and_follows_no_link() {
+        let home = tempfile::tempdir().expect("a directory");
+        let (ours, incoming, outside) =
+            (home.path().join("ours"), home.path().join("in"), home.path().join("out"));
+        for path in [
+            &ours,
+            &incoming,
+            &outside,
+            &ours.join("old"),
+            &ours.join("was"),
+            &incoming.join("new"),
+            &incoming.join("link"),
+        ] {
+            fs::create_dir(path).expect("a directory");
+        }
+        for (path, content) in [
+            (ours.join("old/a"), "1"),
+            (ours.join("file"), "1"),
+            (incoming.join("new/b"), "2"),
+            (incoming.join("file"), "2"),
+            (incoming.join("was"), "2"),
+        ] {
+            fs::write(path, content).expect("a file");
+        }
+        symlink("new/b", incoming.join("to")).expect("a link");
+        let (ours, incoming) = (open(&ours), open(&incoming));
+        let (base, theirs) = (tree(&ours), tree(&incoming));
+        let plan = merge(&base, &base, &theirs);
+        apply_merge(&ours, &incoming, &theirs, &plan).expect("applied");
+        assert_eq!(tree(&ours).keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+        assert_eq!(fs::read_to_string(home.path().join("ours/to")).expect("a file"), "2");
+        // A job may have put a link where a directory was.
+        fs::remove_dir(home.path().join("ours/link")).expect("removed");
+        symlink(&outside, home.path().join("ours/link")).expect("a link");
+        fs::create_dir_all(home.path().join("in/link")).expect("a directory");
+        fs::write(home.path().join("in/link/escaped"), "3").expect("a file");
+        let theirs = tree(&incoming);
+        let plan = MergePlan { take: [b"link/escaped".to_vec()].into(), ..MergePlan::default() };
+        apply_merge(&ours, &incoming, &theirs, &plan).expect_err("a link is in the way");
+        assert_eq!(fs::read_dir(&outside).expect("a directory").count(), 0);
+    }
+
+    #[test]
+    fn quiet_tree_leaves_out_what_is_being_written() {
+        // SAFETY: a signal that is ignored calls nothing.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        let home = tempfile::tempdir().expect("a directory");
+        fs::write(home.path().join("closed"), "1").expect("a file");
+        fs::write(home.path().join("former"), "1").expect("a file");
+        let _writers = ["open", "former"].map(|name| {
+            fs::File::options().append(true).create(true).open(home.path().join(name)).expect("a file")
+        });
+        let directory = open(home.path());
+        let scan = directory.walk().expect("a walk");
+        let (tree, version) = (scan.tree(0), Bytes::from_static(b"before"));
+        let former = FormerFile { size: 9, mtime: (1, 0), executable: false, version };
+        let former = FormerFiles::from([(b"former".to_vec(), former.clone()), (b"gone".to_vec(), former)]);
+        let quiet = scan.quiet(&directory, &tree, (&MergeTree::new(), former)).expect("sealed");
+        assert_eq!(quiet.busy, [&b"former"[..], b"open"]);
+        assert_eq!(quiet.former.keys().collect::<Vec<_>>(), [b"former"]);
+        assert_eq!(quiet.unit.seal.files.keys().collect::<Vec<_>>(), [&EncodedPath(b"closed".to_vec())]);
+    }
+}
