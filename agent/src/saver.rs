@@ -33,6 +33,9 @@ use crate::api::job::JobExit;
 use crate::context::Context;
 use crate::runtime;
 
+use record::SavedState;
+use save_context::is_remainder;
+
 pub use process::{has_saver, start};
 pub use record::{SaverEnd, SaverRecord, begin, read, request_end, requested_end};
 
@@ -101,7 +104,7 @@ enum JobEnd {
     Killed,
 }
 
-/// Whether all that is in the directory `checkpoints` of a volume is saved as it is now, or is to be dropped. Touches the local disk.
+/// Whether all that is in the directory `checkpoints` of a volume is saved as it is now, or is to be dropped, or was being deleted. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Disk`]; [`Kind::Invalid`] where there is too much to look at.
@@ -114,7 +117,9 @@ pub fn is_all_saved(volume: &Path, checkpoints: &Path) -> Result<bool> {
     let (seals, _) = VolumeDirectory::open(checkpoints)?.walk().and_then(Scan::into_seals)?;
     let saved = read(volume).unwrap_or_default().saved;
     Ok(seals.iter().all(|(name, seal)| {
-        seal.files.is_empty() || saved.get(name).is_some_and(|saved| saved.fingerprint == seal.fingerprint())
+        let is_saved =
+            |saved: &SavedState| saved.fingerprint == seal.fingerprint() || is_remainder(volume, seal, saved);
+        seal.files.is_empty() || saved.get(name).is_some_and(is_saved)
     }))
 }
 

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::record::{self, SaverEnd, SaverRecord, requested_end};
-use super::save_context::{SaveContext, SettledUnit, UploadOutcome};
+use super::save_context::{SaveContext, SettledUnit, UploadOutcome, is_remainder};
 use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
 use crate::context::Context;
@@ -252,10 +252,9 @@ impl Saver {
         let (Some(saved), Some(seal)) = (self.record.saved.get(name).copied(), seals.get(name)) else {
             return false;
         };
-        let (context, unit) = (Arc::clone(&self.context), name.to_owned());
-        let last = blocking(move || Ok(context.last_seal(&unit))).await.ok().flatten();
-        let last = last.filter(|last| last.fingerprint == saved.fingerprint);
-        let is_remainder = last.is_some_and(|last| seal.is_remainder_of(&last.seal));
+        let (volume, seal) = (self.context.order.volume.clone(), seal.clone());
+        let is_remainder =
+            blocking(move || Ok(is_remainder(&volume, &seal, &saved))).await.is_ok_and(|it| it);
         if is_remainder {
             self.remainders.insert(name.to_owned(), fingerprint);
         }

@@ -1,7 +1,7 @@
 //! One upload: a settled unit is sealed, published as a snapshot, and written into the mirror's index.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::SaveOrder;
-use super::record::{self, SEALS_DIRECTORY};
+use super::record::{self, SEALS_DIRECTORY, SavedState};
 use crate::mirror;
 
 /// The memory that content on its way may hold, in bytes: the job has the rest of the machine.
@@ -122,8 +122,7 @@ impl SaveContext {
 
     /// The last seal of a unit, if it was ever sealed. Touches the local disk.
     pub fn last_seal(&self, unit: &str) -> Option<SettledUnit> {
-        let text = std::fs::read(self.seals().join(seal_file_name(unit))).ok()?;
-        serde_json::from_slice(&text).ok()
+        last_seal(&self.order.volume, unit)
     }
 
     /// The states in which units are sealed, by their names. Touches the local disk.
@@ -191,6 +190,17 @@ impl SaveContext {
         };
         Ok(UploadOutcome::Saved(Box::new(saved), removed))
     }
+}
+
+fn last_seal(volume: &Path, unit: &str) -> Option<SettledUnit> {
+    let text = std::fs::read(volume.join(SEALS_DIRECTORY).join(seal_file_name(unit))).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// Whether a unit is what its job has left so far, deleting it, of what was `saved` of it. Touches the local disk.
+pub fn is_remainder(volume: &Path, seal: &Seal, saved: &SavedState) -> bool {
+    let last = last_seal(volume, &seal.unit).filter(|last| last.fingerprint == saved.fingerprint);
+    last.is_some_and(|last| seal.is_remainder_of(&last.seal))
 }
 
 fn time((seconds, nanoseconds): (i64, u32)) -> DateTime<Utc> {
