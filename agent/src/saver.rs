@@ -104,7 +104,8 @@ enum JobEnd {
     Killed,
 }
 
-/// Whether all that is in the directory `checkpoints` of a volume is saved as it is now, or is to be dropped, or was being deleted. Touches the local disk.
+/// Whether all that is in the directory `checkpoints` of a volume is saved as it is now, is to be dropped, or was being deleted.
+/// Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Disk`]; [`Kind::Invalid`] where there is too much to look at.
