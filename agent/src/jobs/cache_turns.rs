@@ -18,7 +18,7 @@ use super::job_caches::JobCaches;
 use super::run::JobRun;
 use crate::api::ApiResult;
 use crate::volumes::cache_home::CacheHome;
-use crate::volumes::cache_sync::{BroughtCache, CacheSync, SavedCache, SyncState};
+use crate::volumes::cache_sync::{BroughtCache, CacheSync, SavedCache};
 use crate::{mirror, text};
 
 /// The memory that content on its way to the mirror may hold, in bytes: jobs have the rest of the machine.
@@ -79,15 +79,7 @@ async fn bring(run: &JobRun, home: &CacheHome, turn: &Arc<File>) -> Result<Optio
         on_own_thread(move || async move { sync.bring(&DownloadProgress::default()).await }).await?;
     tell_brought(job, home, &brought, begin.elapsed());
     let (own, now) = (home.clone(), boot_id());
-    let is_torn = blocking(move || {
-        let state = own.sync_state()?;
-        let is_torn = state.is_torn(&now);
-        if !is_torn {
-            own.write_sync_state(&SyncState { boot: Some(now), ..state })?;
-        }
-        Ok(is_torn)
-    });
-    if is_torn.await? {
+    if !blocking(move || own.begin_use(now)).await? {
         job.note(format!("{home} will not be saved: {}", torn_hint(home)));
     }
     Ok(Some(brought))
@@ -97,10 +89,6 @@ async fn bring(run: &JobRun, home: &CacheHome, turn: &Arc<File>) -> Result<Optio
 pub async fn save(run: &JobRun) {
     let job = &run.job;
     let Some(caches) = JobCaches::of(&run.queue, job) else { return };
-    // Each rank has a home of its own; that of the first one lasts.
-    if job.request().training.rank > 0 {
-        return;
-    }
     for home in caches.homes() {
         tokio::select! {
             biased;
@@ -129,20 +117,20 @@ async fn save_home(run: &JobRun, home: &CacheHome) -> Result<()> {
         job.note(format!("{home} is not saved: {}", torn_hint(home)));
         return Ok(());
     }
+    let own = home.clone();
+    blocking(move || own.end_use()).await?;
+    // Each rank has a home of its own; that of the first one lasts.
+    if job.request().training.rank > 0 {
+        return Ok(());
+    }
     let begin = Instant::now();
-    let sync = CacheSync::new(home.clone(), mirror, Arc::clone(&turn));
+    let sync = CacheSync::new(home.clone(), mirror, turn);
     let saved =
         on_own_thread(move || async move { sync.save(MIRROR_CONFIG, &MirrorProgress::default()).await });
     let saved = saved.await?;
     tell_brought(job, home, &saved.brought, begin.elapsed());
     tell_saved(job, home, &saved, begin.elapsed());
-    let own = home.clone();
-    // No job writes to it from here on: a power cut does no harm.
-    blocking(move || {
-        let _turn = turn;
-        own.write_sync_state(&SyncState { boot: None, ..own.sync_state()? })
-    })
-    .await
+    Ok(())
 }
 
 /// The mirror that a job's caches are saved in. This machine's own one is none: it would keep them twice on one disk.

@@ -262,17 +262,44 @@ impl CacheHome {
         }
     }
 
-    /// Writes its state, for good. Touches the local disk.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`], [`Kind::NoSpace`].
-    pub fn write_sync_state(&self, state: &SyncState) -> Result<()> {
+    /// Writes its state, for good.
+    fn write_sync_state(&self, state: &SyncState) -> Result<()> {
         let failed = || format!("cannot write {}", self.path().join(STATE_FILE).display());
         let text = serde_json::to_vec(state).map_err(std::io::Error::from).with_context(failed)?;
         let draft = tempfile::NamedTempFile::new_in(self.path()).with_context(failed)?;
         fs::write(draft.path(), text).and_then(|()| draft.as_file().sync_all()).with_context(failed)?;
         draft.persist(self.path().join(STATE_FILE)).map_err(|e| e.error).with_context(failed)?;
         File::open(self.path()).and_then(|directory| directory.sync_all()).with_context(failed)
+    }
+
+    /// Notes that a job of the boot `now` is about to write to it; false where one of another boot did, which ended under it. Touches the
+    /// local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    pub fn begin_use(&self, now: String) -> Result<bool> {
+        let state = self.sync_state()?;
+        if state.is_torn(&now) {
+            return Ok(false);
+        }
+        self.write_sync_state(&SyncState { boot: Some(now), ..state })?;
+        Ok(true)
+    }
+
+    /// Notes that no job writes to it, when all that they wrote is on the disk: a power cut does no harm from then on. Touches the local
+    /// disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    pub fn end_use(&self) -> Result<()> {
+        let state = self.sync_state()?;
+        if state.boot.is_none() {
+            return Ok(());
+        }
+        let failed = || format!("cannot make {} durable", self.tree().display());
+        let tree = File::open(self.tree()).with_context(failed)?;
+        rustix::fs::syncfs(&tree).with_context(failed)?;
+        self.write_sync_state(&SyncState { boot: None, ..state })
     }
 
     /// The time now, by the clock that files in it are dated by, in nanoseconds since 1970. What was done before is dated earlier.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use bdnfs::mirroring::{MirrorConfig, MirrorProgress};
 use bdnfs_agent::signals;
 use bdnfs_agent::volumes::cache_home::CacheHome;
-use bdnfs_agent::volumes::cache_sync::{CacheSync, SavedCache, SyncState};
+use bdnfs_agent::volumes::cache_sync::{CacheSync, SavedCache};
 use bytesize::ByteSize;
 use serde::Serialize;
 
@@ -88,7 +88,7 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
         }
         saved = save(&sync, args.memory) => saved.with_context(|| format!("cannot save {home}"))?,
     };
-    home.write_sync_state(&SyncState { boot: None, ..home.sync_state()? })?;
+    home.end_use()?;
     let result = SaveResult { seconds: began.elapsed().as_secs_f64(), ..result(&home, &saved) };
     print_value(args.json, &result, || summary(&home, &result))
 }
