@@ -150,7 +150,10 @@ impl JobRun {
         let process = SupervisorProcess::find(job.directory(), supervisor);
         if job.state() != JobState::Running {
             let text = format!("its commands run below process {}", supervisor.pid);
-            self.enter(JobState::Running, text).await?;
+            // They run whether or not that can be written down: they are not let go of.
+            if let Err(error) = self.enter(JobState::Running, text).await {
+                tracing::warn!("cannot write that the commands of job {} run: {error}", job.id());
+            }
         }
         let is_orphan = job.is_restored() && !self.queue.lifecycle.is_persistent() && process.is_some();
         if let Some(process) = process {
