@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdnfs_tests::process::{eventually, kill_and_wait};
 use bdnfs_tests::tree::Rng;
@@ -19,6 +19,9 @@ const ROUNDS: usize = 4;
 const NIGHTLY_ROUNDS: usize = 200;
 /// The longest pause between two of them, in milliseconds: what a checkpoint needs to settle and to be saved, twice.
 const PAUSE_MILLISECONDS: u64 = 6000;
+
+/// The longest time until a first checkpoint is saved.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// A job that writes checkpoints in each way that libraries have, over and over, and logs the hash of every state that it closes
 /// before it writes it: rewritten in place, mapped, renamed when it is whole, and the oldest deleted.
@@ -150,7 +153,12 @@ fn job_killed_while_it_writes_saves_only_whole_files() {
         let path = saving.machine.directory("specs").join("restless.py");
         fs::write(&path, restless(&log, &logs.join("stop"))).unwrap();
         let number = saving.submit(id, &format!("exec python3 {}", text(&path)));
-        eventually("one is saved", || saving.status(&number)["saving"]["saved"].as_u64() > Some(0));
+        let begin = Instant::now();
+        eventually("one is saved", || {
+            let status = saving.status(&number);
+            assert!(status["ended"].is_null() && begin.elapsed() < SAVE_TIMEOUT, "{status:#}");
+            status["saving"]["saved"].as_u64() > Some(0)
+        });
         sleep(Duration::from_millis(rng.below(3000)));
         kill_and_wait(&saving.machine.supervisors());
         let status = saving.ended(&number);
