@@ -357,13 +357,17 @@ impl CacheHome {
         if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
             return Ok(None);
         }
-        if former.is_none() && tree.is_empty() {
+        // A snapshot has files: of a home that was emptied, the last one stays until there is one again.
+        if scan.files.is_empty() {
             return Ok(None);
         }
         let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
         let skipped = scan.skipped.len();
         let mut quiet = scan.quiet(&directory, &tree, (&base, files))?;
         let busy = std::mem::take(&mut quiet.busy);
+        if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() {
+            return Ok(None);
+        }
         let origin = SealedOrigin::after(self.source(), quiet);
         Ok(Some(ChangedHome { origin, since, busy, skipped }))
     }

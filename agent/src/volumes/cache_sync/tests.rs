@@ -191,6 +191,23 @@ async fn home_is_saved_without_what_is_being_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn home_that_was_emptied_is_saved_when_it_has_a_file_again() {
+    let (_mirror, one, other) = nodes();
+    assert!(one.save().await.published.is_none());
+    one.write("file", "first");
+    one.save().await;
+    other.bring().await;
+    fs::remove_file(one.tree().join("file")).unwrap();
+    assert!(one.save().await.published.is_none());
+    one.bring().await;
+    assert_eq!(one.read("file"), None, "it does not come back");
+    one.write("new", "second");
+    assert!(one.save().await.published.is_some());
+    other.bring().await;
+    assert_eq!(other.found(), one.found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn home_that_was_removed_elsewhere_is_emptied() {
     let (_mirror, one, other) = nodes();
     one.write("file", "first");
@@ -266,6 +283,8 @@ fn change(node: &CachingNode, seed: &mut u64) {
 async fn random_turns(rounds: u64) {
     let (_mirror, one, other) = nodes();
     let mut seed = 7;
+    one.write("kept", "");
+    one.save().await;
     for round in 0..rounds {
         let (first, second) = if next(&mut seed).is_multiple_of(2) { (&one, &other) } else { (&other, &one) };
         first.bring().await;
