@@ -19,6 +19,7 @@ mod origin_reader;
 mod packing;
 mod progress;
 mod reuse;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -30,27 +31,26 @@ use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
-use crate::checkpoint::CheckpointId;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
 use crate::manifest::{ListingNotes, Manifest, MirroredBlob, MirroredListing};
 use crate::mirror::Mirror;
-use crate::mirror::catalog::{Ref, source_key};
+use crate::mirror::catalog::Ref;
 use crate::mirror::lease::{MirrorLease, Purpose};
 use crate::mirror::record::MirrorRecord;
 use crate::mirror::verification::VerifyProgress;
 use crate::origin;
-use crate::source::{Access, Patterns, Uri, tree_identity};
+use crate::source::{Access, Patterns, Uri};
 use crate::task::blocking;
-use crate::tier::named_origin::NamedOrigin;
-use crate::tier::{Origin, Tier};
+use crate::tier::Tier;
 
 use builder::BlobBuilder;
 use packing::Recipe;
 use reuse::PreviousSnapshot;
 
 pub use progress::{MirrorPhase, MirrorProgress};
+pub use source::{MirrorSource, Succession};
 
 /// How many blobs are looked up or built at once. Their memory is bounded separately.
 const BLOBS_IN_FLIGHT: usize = 32;
@@ -64,26 +64,6 @@ const MAX_ROUNDS: u32 = 3;
 pub struct MirrorConfig {
     /// The most memory for content on its way, in bytes.
     pub memory: u64,
-}
-
-/// A source to mirror.
-#[derive(Clone, Debug)]
-pub struct MirrorSource {
-    /// Its name for a person, without secrets.
-    pub name: String,
-    /// Its [identity](crate::source::Uri::identity), which distinguishes it from all others.
-    pub identity: String,
-    /// The patterns of its files that may be executed, beside those of which it says so.
-    pub executable: Vec<String>,
-    /// Which of its files are wanted.
-    pub patterns: Patterns,
-    /// Where they are.
-    pub origin: Arc<dyn Origin>,
-    /// Whether a large file that the mirror may have under another name is read once more to find out, which is cheap for
-    /// files of this machine.
-    pub hash_first: bool,
-    /// The generation of its ref that it is made from, which must still be the newest; `None`: whichever that is.
-    pub follows: Option<u64>,
 }
 
 /// The outcome of a mirroring run.
@@ -144,7 +124,7 @@ pub async fn mirror_uri(
         patterns,
         origin,
         hash_first,
-        follows: None,
+        succession: Succession::default(),
     };
     mirror_source(mirror, &source, config, progress).await
 }
@@ -224,9 +204,11 @@ impl MirrorRun<'_> {
             took: listed.began.elapsed().as_secs_f64(),
             tool: env!("CARGO_PKG_VERSION").into(),
         };
-        let found = match self.source.follows {
-            None => self.mirror.publish(&ours, Some(self.lease)).await?,
-            Some(generation) => {
+        let found = match self.source.succession {
+            Succession::LatestListing | Succession::OneWriter => {
+                self.mirror.publish(&ours, Some(self.lease)).await?
+            }
+            Succession::After(generation) => {
                 self.mirror.publish_after(generation, &ours, self.lease).await?;
                 ours.clone()
             }
@@ -235,9 +217,9 @@ impl MirrorRun<'_> {
         Ok(self.outcome(found, new, listed.notes, repaired))
     }
 
-    /// When a listing of `at` counts as made. A checkpoint has one writer: its next state is the newer one, whatever clocks say.
+    /// When a listing of `at` counts as made: with one writer after the last one, whatever clocks say.
     async fn listed_at(&self, at: DateTime<Utc>) -> Result<DateTime<Utc>> {
-        if self.source.identity.parse::<CheckpointId>().is_err() {
+        if self.source.succession != Succession::OneWriter {
             return Ok(at);
         }
         let latest = self.mirror.latest(&self.source.key()).await?.found.ok().flatten();
@@ -361,35 +343,6 @@ impl MirrorRun<'_> {
         let (digest, file) = written.await?;
         self.mirror.put_manifest(&digest, file, self.lease).await?;
         Ok(digest)
-    }
-}
-
-impl MirrorSource {
-    /// Lists `origin`, a local directory, as the checkpoint `id`.
-    pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
-        let text = id.to_string();
-        // The local path is not recorded in the mirror.
-        let origin = Arc::new(NamedOrigin::new(text.clone(), origin));
-        let patterns = Patterns::default();
-        Self {
-            name: text.clone(),
-            identity: text,
-            executable: Vec::new(),
-            patterns,
-            origin,
-            hash_first: true,
-            follows: None,
-        }
-    }
-
-    /// The identity of the checkpoint.
-    fn tree_identity(&self) -> String {
-        tree_identity(self.identity.clone(), &self.executable)
-    }
-
-    /// The key of the source's ref.
-    fn key(&self) -> Digest {
-        source_key(&self.tree_identity(), &self.patterns)
     }
 }
 

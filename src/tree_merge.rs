@@ -146,11 +146,6 @@ fn is_same(one: Option<&MergeEntry>, other: Option<&MergeEntry>) -> bool {
 }
 
 impl MergePlan {
-    /// Whether there is nothing to do.
-    pub fn is_empty(&self) -> bool {
-        self.take.is_empty() && self.remove.is_empty()
-    }
-
     /// Sees to it that all that stays or comes lies in directories: a file in the place of one goes, and one that is missing comes.
     fn keep_a_tree(&mut self, ours: &MergeTree, theirs: &MergeTree) {
         let stays = |plan: &Self, path: &Vec<u8>| !plan.take.contains(path) && !plan.remove.contains(path);
@@ -173,6 +168,12 @@ impl MergePlan {
                 self.take.insert(directory.to_owned());
             }
         }
+    }
+
+    /// Whether there is nothing to do.
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.take.is_empty() && self.remove.is_empty()
     }
 
     /// The tree that `ours` becomes.

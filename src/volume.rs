@@ -21,4 +21,4 @@ pub use sealed_origin::SealedOrigin;
 pub use settle::{Settling, UnitState};
 pub use skip_reason::SkipReason;
 pub use walk::{FileTime, Scan, ScannedFile, Seals, SkippedEntries, VolumeDirectory};
-pub use writer_probe::{Writers, probe_writers};
+pub use writer_probe::{Writers, ignore_lease_signal, probe_writers};

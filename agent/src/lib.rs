@@ -66,6 +66,7 @@ pub mod cache;
 mod cluster;
 mod context;
 mod deploy;
+mod durable;
 pub mod fdstore;
 mod hooks;
 pub mod jobs;

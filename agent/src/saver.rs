@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::volume::{Scan, VolumeDirectory};
+use bdnfs::volume::{Scan, VolumeDirectory, ignore_lease_signal};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tokio::task::LocalSet;
@@ -132,8 +132,7 @@ pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-save").context("cannot name the process")?;
-    // SAFETY: an ignored signal calls nothing. The kernel sends it when a file is opened for writing whose lease is held.
-    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    ignore_lease_signal();
     runtime::lower_priority_to(NICE);
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("cannot read the saver's order")?;

@@ -30,12 +30,13 @@ use crate::block::BLOCK;
 use crate::cache::Limits;
 use crate::engine::{self, Engine};
 use crate::manifest::{Listing, Node};
+use crate::mirror::catalog::source_key;
 use crate::mirror::multipart::MirrorStore;
 use crate::snapshot::Snapshot;
 use crate::source::{Access, Uri};
 use crate::tier::lazy_origin::OriginOpener;
 use crate::tier::memory::MemoryTier;
-use crate::tier::{Body, Tier, TierKind, Urgency};
+use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
 const NO_GRACE: Duration = Duration::ZERO;
 /// So little memory that a file of 2 MiB and more is streamed.
@@ -121,7 +122,7 @@ fn source_of(name: &str, origin: Arc<dyn Origin>) -> MirrorSource {
         patterns,
         origin,
         hash_first: false,
-        follows: None,
+        succession: Default::default(),
     }
 }
 

@@ -209,6 +209,7 @@ mod tests {
 
     use super::*;
     use crate::tree_merge::merge;
+    use crate::volume::ignore_lease_signal;
 
     fn open(path: &Path) -> Arc<VolumeDirectory> {
         Arc::new(VolumeDirectory::open(path).expect("a directory"))
@@ -263,8 +264,7 @@ mod tests {
 
     #[test]
     fn quiet_tree_leaves_out_what_is_being_written() {
-        // SAFETY: a signal that is ignored calls nothing.
-        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        ignore_lease_signal();
         let home = tempfile::tempdir().expect("a directory");
         fs::write(home.path().join("closed"), "1").expect("a file");
         fs::write(home.path().join("former"), "1").expect("a file");

@@ -202,12 +202,11 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::volume::{Scan, Seal, SealOutcome, VolumeDirectory};
+    use crate::volume::{Scan, Seal, SealOutcome, VolumeDirectory, ignore_lease_signal};
 
     /// A sealed unit of one file, and the directory around it.
     fn sealed() -> (tempfile::TempDir, Arc<SealedUnit>) {
-        // SAFETY: a signal that is ignored calls nothing.
-        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        ignore_lease_signal();
         let home = tempfile::tempdir().expect("a directory");
         fs::create_dir(home.path().join("unit")).expect("a directory");
         fs::write(home.path().join("unit/file"), vec![7; 3 * BLOCK as usize / 2]).expect("a file");

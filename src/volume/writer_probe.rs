@@ -31,6 +31,12 @@ pub fn probe_writers(file: &OwnedFd) -> Writers {
     }
 }
 
+/// Has this process ignore the signal that a probe may bring upon it.
+pub fn ignore_lease_signal() {
+    // SAFETY: a signal that is ignored calls nothing.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -39,8 +45,7 @@ mod tests {
 
     /// A file, opened for reading and writing.
     fn file() -> (tempfile::NamedTempFile, OwnedFd) {
-        // SAFETY: a signal that is ignored calls nothing.
-        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        ignore_lease_signal();
         let writer = tempfile::NamedTempFile::new().expect("a file");
         writer.as_file().set_len(4096).expect("a length");
         let reader = File::open(writer.path()).expect("a file").into();

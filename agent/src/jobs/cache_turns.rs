@@ -43,7 +43,8 @@ pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     }
     let mut held = Vec::new();
     for home in caches.homes() {
-        let is_new = !home.exists();
+        let own = home.clone();
+        let is_new = blocking(move || Ok(!own.exists())).await?;
         let turn = turn(home, job).await?;
         let brought = match bring(run, home, &turn).await {
             Err(error) if caches.needs_newest() => {

@@ -40,7 +40,7 @@ pub struct Deployed {
 pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     let job = &run.job;
     let mountpoints: Vec<_> = (0..job.request().weights.len()).map(|number| job.mountpoint(number)).collect();
-    let ((mut report, caches), idle) = if job.request().attached {
+    let ((mut report, _caches), idle) = if job.request().attached {
         // Before the first mount: an attached job ends with this process, however that ends.
         let mut idle = IdleSupervisor::start(job.directory(), &mountpoints).await?;
         let report = tokio::select! {
@@ -54,7 +54,6 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     };
     let begin = Instant::now();
     let (order, _volumes) = order(run).await?;
-    drop(caches);
     let (supervisor, attached) = idle.launch(&order).await?;
     for directory in &supervisor.covered {
         let (directory, most) = (directory.display(), text::size(TMPFS_OVERLAY_BYTES));

@@ -1,6 +1,6 @@
 //! The training caches of a job: which homes they are, where the job sees them, and when it can't have them.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
@@ -50,21 +50,20 @@ impl JobCaches {
         [project, (self.team.tree(), self.cache.team_place())].into_iter().chain(hub).collect()
     }
 
-    /// Creates missing homes. The files that it returns keep them from being removed. Touches the local disk.
+    /// Creates the directory of the Hub's library in the home of the project, which is there, if it is to be bound. Touches the local
+    /// disk.
     ///
     /// # Errors
-    /// Those of [`CacheHome::create`].
-    pub fn create(&self) -> Result<Vec<File>> {
-        let locks = self.homes().map(CacheHome::create).collect::<Result<_>>()?;
-        if self.cache.enable_legacy_hf_mount {
-            let directory = self.hub_directory();
-            let failed = || format!("cannot create {}", directory.display());
-            // A home that a job replaced by a link can't be bound.
-            if !fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir()) {
-                DirBuilder::new().mode(0o700).create(&directory).with_context(failed)?;
-            }
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn create_hub_directory(&self) -> Result<()> {
+        let directory = self.hub_directory();
+        // A home that a job replaced by a link can't be bound.
+        let is_there = || fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir());
+        if !self.cache.enable_legacy_hf_mount || is_there() {
+            return Ok(());
         }
-        Ok(locks)
+        let failed = || format!("cannot create {}", directory.display());
+        DirBuilder::new().mode(0o700).create(&directory).with_context(failed)
     }
 
     fn hub_directory(&self) -> PathBuf {

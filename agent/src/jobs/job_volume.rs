@@ -68,14 +68,14 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     for (directory, place) in &binds {
         directories.extend(below(place).iter().map(|path| directory.join(path)));
     }
-    let mut locks = vec![volume.create(&directories)?];
+    let locks = vec![volume.create(&directories)?];
     job.set_volume_created();
     if checkpoint_place(job.request()).is_some() {
         begin_checkpoints(&volume)?;
     }
     let mut shared = Vec::new();
     if let Some(caches) = caches {
-        locks.extend(caches.create()?);
+        caches.create_hub_directory()?;
         shared.extend(caches.homes().map(|home| home.path().to_owned()));
     }
     binds.extend(cache_binds);

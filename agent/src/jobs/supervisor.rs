@@ -23,10 +23,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use crate::api::job::JobExit;
 use crate::context::Context;
+use crate::durable::write_json;
 use crate::volumes;
 
 mod commands;
@@ -223,14 +223,7 @@ impl JobDirectory {
 
     /// Writes a file that is there whole, and durably, or not at all.
     fn write(&self, name: &str, what: &impl Serialize) -> Result<()> {
-        let write = || {
-            let mut draft = NamedTempFile::new_in(self.path())?;
-            serde_json::to_writer(&mut draft, what)?;
-            draft.as_file().sync_all()?;
-            draft.persist(self.path().join(name)).map_err(|e| e.error)?;
-            self.directory.sync_all()
-        };
-        write().with_context(|| format!("cannot write {name}"))
+        write_json(&self.path(), name, what).with_context(|| format!("cannot write {name}"))
     }
 }
 

@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use bdnfs::digest::{Digest, hex};
 use bdnfs::error::Result;
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use crate::api::saving::SaveReport;
 use crate::context::Context;
+use crate::durable::write_json;
 
 /// The file in a volume with its [`SaverRecord`].
 const RECORD_FILE: &str = "saver.json";
@@ -85,15 +84,7 @@ impl SaverRecord {
 
 /// Writes a file in the directory of a volume, which is there whole, and durably, or not at all.
 pub(super) fn write(volume: &Path, name: &str, what: &impl Serialize) -> Result<()> {
-    let write = || {
-        let mut draft = NamedTempFile::new_in(volume)?;
-        serde_json::to_writer(&mut draft, what)?;
-        draft.flush()?;
-        draft.as_file().sync_all()?;
-        draft.persist(volume.join(name)).map_err(|e| e.error)?;
-        fs::File::open(volume)?.sync_all()
-    };
-    write().with_context(|| format!("cannot write {}", volume.join(name).display()))
+    write_json(volume, name, what).with_context(|| format!("cannot write {}", volume.join(name).display()))
 }
 
 /// The record of the saver in the directory of a volume; `None` where there was none.

@@ -11,9 +11,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,20 +24,25 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::manifest::Manifest;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
-use bdnfs::mirroring::{MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, mirror_source};
+use bdnfs::mirroring::{
+    MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, Succession, mirror_source,
+};
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
 use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, merge, tree_of};
-use bdnfs::volume::{FormerFiles, SealedOrigin, VolumeDirectory, apply_merge, former_files};
+use bdnfs::volume::{
+    FormerFiles, SealedOrigin, VolumeDirectory, apply_merge, former_files, ignore_lease_signal,
+};
 use serde::{Deserialize, Serialize};
 
 use super::cache_home::CacheHome;
 use super::trash;
 use crate::context::Context;
+use crate::durable::write_json;
 
 /// The file beside the tree with its state.
 const STATE_FILE: &str = "sync.json";
-/// The directory beside the tree with what is brought, and the beginning of its name until it is whole.
+/// The directory beside the tree with what is brought.
 const INCOMING_DIRECTORY: &str = "incoming";
 /// The longest time in which a kernel dates all changes of files the same.
 const CLOCK_TICK: Duration = Duration::from_millis(10);
@@ -78,7 +84,7 @@ pub struct CacheSync {
 pub struct BroughtCache {
     /// What is saved; `None` where nothing is.
     pub latest: Option<Ref>,
-    /// How many entries came, and how many went.
+    /// How many entries came, new or changed.
     pub taken: usize,
     /// How many entries went.
     pub removed: usize,
@@ -167,7 +173,7 @@ impl CacheSync {
             Ok((merge(&base, &ours, &theirs), theirs))
         })
         .await?;
-        let incoming = self.home.path().join(INCOMING_DIRECTORY);
+        let incoming = self.home.incoming();
         if !plan.take.is_empty() {
             download_some(&self.mirror, &id, &incoming, plan.take.clone(), progress).await?;
         }
@@ -189,9 +195,7 @@ impl CacheSync {
     /// # Errors
     /// Those of [`bring`](Self::bring) and [`mirror_source`]; [`Kind::Busy`] where other nodes save all the time.
     pub async fn save(&self, config: MirrorConfig, progress: &MirrorProgress) -> Result<SavedCache> {
-        // SAFETY: a signal that is ignored calls nothing. The kernel sends it to a process that holds a lease on a file which another
-        // one opens for writing.
-        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        ignore_lease_signal();
         let mut attempt = 1;
         loop {
             let brought = self.bring(&DownloadProgress::default()).await?;
@@ -215,16 +219,8 @@ impl CacheSync {
         let Some(changed) = self.at_home(move |home| home.changes(former.as_ref())).await? else {
             return Ok(SavedCache { brought, published: None, busy: Vec::new(), skipped: 0 });
         };
-        let name = self.home.source();
-        let source = MirrorSource {
-            name: name.clone(),
-            identity: name,
-            executable: Vec::new(),
-            patterns: Patterns::default(),
-            origin: Arc::new(changed.origin),
-            hash_first: true,
-            follows: Some(brought.generation),
-        };
+        let follows = Succession::After(brought.generation);
+        let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
         let (manifest, since) = (Some(published.found.manifest.to_string()), changed.since);
         self.at_home(move |home| home.write_sync_state(&SyncState { manifest, since, ..home.sync_state()? }))
@@ -265,11 +261,7 @@ impl CacheHome {
     /// Writes its state, for good.
     fn write_sync_state(&self, state: &SyncState) -> Result<()> {
         let failed = || format!("cannot write {}", self.path().join(STATE_FILE).display());
-        let text = serde_json::to_vec(state).map_err(std::io::Error::from).with_context(failed)?;
-        let draft = tempfile::NamedTempFile::new_in(self.path()).with_context(failed)?;
-        fs::write(draft.path(), text).and_then(|()| draft.as_file().sync_all()).with_context(failed)?;
-        draft.persist(self.path().join(STATE_FILE)).map_err(|e| e.error).with_context(failed)?;
-        File::open(self.path()).and_then(|directory| directory.sync_all()).with_context(failed)
+        write_json(self.path(), STATE_FILE, state).with_context(failed)
     }
 
     /// Notes that a job of the boot `now` is about to write to it; false where one of another boot did, which ended under it. Touches the
@@ -320,27 +312,24 @@ impl CacheHome {
         Ok(())
     }
 
-    /// Makes the tree, if it is not there, and removes what an interrupted run has left.
+    /// The directory with what is brought, until it is in its place.
+    fn incoming(&self) -> PathBuf {
+        self.path().join(INCOMING_DIRECTORY)
+    }
+
+    /// Makes the tree, if it is not there, and an empty directory for what is brought, without what an interrupted run has left.
     fn begin_bringing(&self) -> Result<()> {
-        let failed = || format!("cannot write to {}", self.path().display());
-        self.create_tree().with_context(failed)?;
-        let incoming = self.path().join(INCOMING_DIRECTORY);
-        if incoming.exists() {
-            self.throw_away(&incoming).with_context(failed)?;
-        }
-        Ok(())
+        let (failed, incoming) = (|| format!("cannot write to {}", self.path().display()), self.incoming());
+        self.create_tree().and_then(|()| self.throw_away(&incoming)).with_context(failed)?;
+        DirBuilder::new().mode(0o700).create(&incoming).with_context(failed)
     }
 
     /// Moves what was brought to its place, and notes that the home is now what `manifest` says.
     fn finish_bringing(&self, plan: &MergePlan, theirs: &MergeTree, manifest: &Digest) -> Result<()> {
-        let incoming = self.path().join(INCOMING_DIRECTORY);
-        let directory = VolumeDirectory::open(&self.tree())?;
-        let from = if plan.take.is_empty() { self.tree() } else { incoming.clone() };
-        apply_merge(&directory, &VolumeDirectory::open(&from)?, theirs, plan)?;
-        if incoming.exists() {
-            let failed = || format!("cannot remove {}", incoming.display());
-            self.throw_away(&incoming).with_context(failed)?;
-        }
+        let (tree, incoming) = (self.tree(), self.incoming());
+        apply_merge(&VolumeDirectory::open(&tree)?, &VolumeDirectory::open(&incoming)?, theirs, plan)?;
+        let failed = || format!("cannot remove {}", incoming.display());
+        self.throw_away(&incoming).with_context(failed)?;
         trash::empty(self.trash().to_owned());
         let (manifest, since) = (Some(manifest.to_string()), self.time()?);
         self.write_sync_state(&SyncState { manifest, since, ..self.sync_state()? })

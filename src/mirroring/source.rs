@@ -1,0 +1,67 @@
+//! Sources to mirror.
+
+use std::sync::Arc;
+
+use crate::checkpoint::CheckpointId;
+use crate::digest::Digest;
+use crate::mirror::catalog::source_key;
+use crate::source::{Patterns, tree_identity};
+use crate::tier::Origin;
+use crate::tier::named_origin::NamedOrigin;
+
+/// A source to mirror.
+#[derive(Clone, Debug)]
+pub struct MirrorSource {
+    /// Its name for a person, without secrets.
+    pub name: String,
+    /// Its [identity](crate::source::Uri::identity), which distinguishes it from all others.
+    pub identity: String,
+    /// The patterns of its files that may be executed, beside those of which it says so.
+    pub executable: Vec<String>,
+    /// Which of its files are wanted.
+    pub patterns: Patterns,
+    /// Where they are.
+    pub origin: Arc<dyn Origin>,
+    /// Whether a large file that the mirror may have under another name is read once more to find out, which is cheap for
+    /// files of this machine.
+    pub hash_first: bool,
+    /// Which earlier state of the source it takes the place of.
+    pub succession: Succession,
+}
+
+/// Which earlier state of a source a mirrored one takes the place of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Succession {
+    /// One that was listed earlier: anybody may mirror the source.
+    #[default]
+    LatestListing,
+    /// The last one, whatever clocks say: the source has one writer.
+    OneWriter,
+    /// The generation of the ref with this number, which must still be the newest.
+    After(u64),
+}
+
+impl MirrorSource {
+    /// All that `origin`, a local directory, lists, as the source `name`.
+    pub fn local(name: String, origin: Arc<dyn Origin>, succession: Succession) -> Self {
+        // The local path is not recorded in the mirror.
+        let origin = Arc::new(NamedOrigin::new(name.clone(), origin));
+        let (executable, patterns, identity) = (Vec::new(), Patterns::default(), name.clone());
+        Self { name, identity, executable, patterns, origin, hash_first: true, succession }
+    }
+
+    /// What `origin`, a local directory, lists, as the checkpoint `id`.
+    pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
+        Self::local(id.to_string(), origin, Succession::OneWriter)
+    }
+
+    /// The identity of the tree that it becomes.
+    pub(super) fn tree_identity(&self) -> String {
+        tree_identity(self.identity.clone(), &self.executable)
+    }
+
+    /// The key of the source's ref.
+    pub(super) fn key(&self) -> Digest {
+        source_key(&self.tree_identity(), &self.patterns)
+    }
+}
