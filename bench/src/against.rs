@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_worse_lies_beyond_both_intervals() {
+    fn verdict_worse_needs_a_median_beyond_both_intervals() {
         let old = report(Sizes::QUICK, &[0.9, 1.0, 1.1], 1000.0);
         let worse = |bdnfs: &[f64], instructions| {
             let verdict = ReportComparison::new(&old, &report(Sizes::QUICK, bdnfs, instructions));

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_in_time_share_the_whole_limit() {
+    fn time_limit_is_shared_by_all_groups() {
         let (begin, limit) = (Instant::now(), Duration::from_secs(1000));
         let groups: Vec<_> = GroupName::all().collect();
         let times = in_time(&groups, begin, limit);

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hot_functions_do_their_work() {
+    fn hot_functions_return_the_expected_counts() {
         let done: BTreeMap<_, _> = all().into_iter().map(|(name, make)| (name, make().unwrap()())).collect();
         assert_eq!(
             done,

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_stolen_are_a_part_of_all() {
+    fn stolen_ticks_are_a_share_of_all_ticks() {
         let at = |text| Ticks::parse(text);
         let took = at("cpu 50 0 20 130 0 0 0 10 7 0\n").since(at("cpu 10 0 10 80 0 0 0 0 0 0\n"));
         assert_eq!(took.stolen(), 10.0 / 110.0);

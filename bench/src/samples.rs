@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn reach_of_interval_is_the_further_side() {
+    fn interval_reach_is_its_further_side() {
         let reach = |samples: &[f64]| samples.iter().copied().collect::<Samples>().reach();
         assert_eq!(reach(&[10.0, 11.0, 8.0, 10.0, 10.0]), 0.25);
         assert_eq!(reach(&[10.0, 15.0, 8.0, 10.0, 10.0]), 0.5);

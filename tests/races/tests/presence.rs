@@ -15,7 +15,7 @@ fn missing(presence: &Presence) -> u64 {
 }
 
 #[test]
-fn blocks_settled_by_racing_threads_are_news_once_each() {
+fn blocks_settled_by_racing_threads_are_reported_once_each() {
     let race = || {
         let (presence, news) = (Arc::new(Presence::none(BLOCKS)), Arc::new(AtomicU64::new(0)));
         let threads = [[0, 1], [1, 2], [2, 0]].map(|indexes| {

@@ -74,7 +74,7 @@ impl MetricsPage {
 }
 
 #[test]
-fn metrics_after_reads_tell_traffic() {
+fn metrics_after_reads_count_traffic() {
     let env = TestEnv::new();
     let large = env.put("large", 20 * MIB);
     env.put("small", 5);

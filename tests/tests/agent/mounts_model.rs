@@ -215,5 +215,5 @@ prop_state_machine! {
 
     #[test]
     #[ignore = "takes a minute or two"]
-    fn mounts_after_any_steps_and_crashes_are_those_of_their_model(sequential 1..20 => RealMounts);
+    fn mounts_after_any_steps_and_crashes_equal_their_model(sequential 1..20 => RealMounts);
 }

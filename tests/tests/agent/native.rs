@@ -47,7 +47,7 @@ fn source(machine: &Machine) -> std::path::PathBuf {
 }
 
 #[test]
-fn native_mount_of_staged_source_is_the_original_and_is_told() {
+fn native_mount_of_staged_source_equals_the_original_and_status_says_so() {
     let machine = Machine::new();
     let source = source(&machine);
     let point = machine.mount_with(&source, "model", &["--wait", "--via", "native"]);
@@ -64,7 +64,7 @@ fn native_mount_of_staged_source_is_the_original_and_is_told() {
 }
 
 #[test]
-fn native_mount_of_what_is_in_use_at_its_gate_stays_with_the_agent_and_says_so() {
+fn native_mount_in_use_at_its_gate_stays_with_the_agent_and_says_so() {
     let env = TestEnv::new();
     env.put("file", 8 * MIB);
     env.proxy.set(NetworkFault { rate: Some(4 * MIB as u64), ..NetworkFault::default() });
@@ -120,7 +120,7 @@ fn native_mount_whose_agent_and_fdstore_are_killed_serves_every_read() {
 }
 
 #[test]
-fn native_mount_left_by_an_agent_that_ended_is_unmounted_by_anybody() {
+fn native_mount_left_by_a_killed_agent_can_be_unmounted() {
     let machine = Machine::new();
     let source = source(&machine);
     let agent = machine.agent("");

@@ -67,7 +67,7 @@ fn native_mount_serves_git_rsync_mappings_and_programs() {
 }
 
 #[test]
-fn native_mount_read_by_sixteen_processes_is_the_original() {
+fn native_mount_read_by_sixteen_processes_equals_the_original() {
     let machine = Machine::new();
     let source = repository(&machine);
     let points = ["one", "two"].map(|name| machine.mount_with(&source, name, &["--wait", "--via", "native"]));

@@ -37,7 +37,7 @@ fn stage(env: &TestEnv, options: &[&str]) {
 }
 
 #[test]
-fn staged_snapshot_while_nobody_answers_is_mounted_with_its_time() {
+fn staged_snapshot_while_mirror_and_origin_are_away_is_mounted_with_its_time() {
     for options in [&[][..], &MIRRORED] {
         let env = env();
         env.mirror();
@@ -63,7 +63,7 @@ fn staged_snapshot_while_nobody_answers_is_mounted_with_its_time() {
 }
 
 #[test]
-fn offline_mount_asks_nobody_and_is_refused_unless_whole() {
+fn offline_mount_sends_no_request_and_is_refused_unless_complete() {
     let env = env();
     let refused = ["s3://bucket", "was never mounted, or the cache no longer has all of it"];
     mount(&env, "mnt", &["--offline"]).1.fails(&refused);

@@ -57,7 +57,7 @@ fn cache_verify_on_rotten_blob_repairs_a_native_mount() {
 }
 
 #[test]
-fn native_mount_that_was_repaired_reads_a_file_that_is_scrubbed_again() {
+fn native_mount_damaged_again_after_a_repair_is_repaired_again() {
     let env = TestEnv::new();
     let bytes = env.put("model", 3 * MIB + 9);
     let agent = env.machine.agent("scrub_interval = \"0s\"");

@@ -41,7 +41,7 @@ async fn node_reading_lazily_uses_owner_without_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_lost_lying_or_full_spoil_no_stage() {
+async fn stage_beside_lost_lying_or_full_nodes_succeeds() {
     let mut cluster = InProcessCluster::empty(&[("large", 60 * MIB), ("other", 17 * MIB + 5)]).await;
     for number in 0..6 {
         let room = (number == 2).then_some(20 * MIB as u64);

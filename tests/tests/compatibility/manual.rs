@@ -57,7 +57,7 @@ fn read(page: &str) -> String {
 }
 
 #[test]
-fn pages_of_promises_name_tests_that_exist() {
+fn docs_pages_name_tests_that_exist() {
     let tests = tests();
     let volumes = read("docs/volumes.md");
     let promise = volumes.split("### The promise").nth(1).and_then(|rest| rest.split("\n### ").next());
@@ -110,7 +110,7 @@ fn troubleshooting_page_messages_are_those_of_the_program() {
 }
 
 #[test]
-fn pages_link_to_files_that_exist() {
+fn docs_pages_link_to_files_that_exist() {
     for page in files(&repository(), "md") {
         let text = fs::read_to_string(&page).unwrap();
         let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link);

@@ -43,7 +43,7 @@ fn comparable(mut said: Value) -> Value {
 }
 
 #[test]
-fn truss_installed_says_what_was_recorded() {
+fn truss_installed_gives_the_recorded_verdicts() {
     let recorded =
         serde_json::from_str(include_str!("../../../src/weights/testdata/truss_push.json")).unwrap();
     let (said, recorded) = (comparable(pushed()), comparable(recorded));

@@ -8,7 +8,7 @@ use bdnfs_tests::test_env::TestEnv;
 use crate::kit::{bound, config, publish, put};
 
 #[test]
-fn status_and_top_tell_publications_and_not_their_binds() {
+fn status_and_top_list_publications_and_not_their_binds() {
     let env = TestEnv::new();
     env.put("file", 5);
     let agent = env.machine.agent(&config(&env.machine));

@@ -254,7 +254,7 @@ impl Plugin {
 }
 
 #[test]
-fn mount_that_is_not_staged_before_podmans_deadline_fails_with_the_progress_and_goes_on() {
+fn volume_mount_beyond_podmans_timeout_fails_with_progress_and_staging_goes_on() {
     let plugin = Plugin::new();
     let slow = NetworkFault { rate: Some(200 << 10), ..NetworkFault::default() };
     plugin.env.proxy.set(slow);
@@ -316,7 +316,7 @@ fn volume_and_its_mounts_outlive_the_agent_and_mounts_of_docker_end_with_dockerd
 }
 
 #[test]
-fn volume_is_published_again_after_a_boot_and_nobody_has_it_mounted() {
+fn volume_after_a_reboot_is_published_again_and_mounted_by_no_container() {
     let plugin = Plugin::new();
     plugin.succeed("Create", DOCKER, "");
     plugin.succeed("Mount", DOCKER, "one");

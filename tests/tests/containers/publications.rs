@@ -55,7 +55,7 @@ fn hundred_publications_of_a_snapshot_share_one_base_and_one_stage() {
 }
 
 #[test]
-fn published_one_asked_for_again_makes_no_request_even_with_other_secrets() {
+fn publication_repeated_makes_no_request_even_with_other_secrets() {
     let env = TestEnv::new();
     env.put("file", 5);
     let agent = env.machine.agent(&config(&env.machine));
@@ -81,7 +81,7 @@ fn published_one_asked_for_again_makes_no_request_even_with_other_secrets() {
 }
 
 #[test]
-fn bases_of_other_owners_tenants_and_snapshots_are_apart() {
+fn bases_of_different_owners_tenants_and_snapshots_are_separate() {
     let env = TestEnv::new();
     env.put("file", 5);
     let agent = env.machine.agent(&config(&env.machine));
@@ -121,7 +121,7 @@ fn publication_outlives_its_caller_and_is_joined() {
 }
 
 #[test]
-fn lazy_publication_is_there_before_it_is_staged() {
+fn lazy_publication_is_bound_before_it_is_staged() {
     let env = TestEnv::new();
     env.put("file", 2 * MIB);
     let agent = env.machine.agent(&config(&env.machine));
@@ -135,7 +135,7 @@ fn lazy_publication_is_there_before_it_is_staged() {
 }
 
 #[test]
-fn unpublish_of_unknown_pending_busy_and_dead_ends() {
+fn unpublish_of_unknown_pending_busy_or_dead_publication_ends() {
     let env = TestEnv::new();
     env.put("file", 2 * MIB);
     let agent = env.machine.agent(&config(&env.machine));
@@ -169,7 +169,7 @@ fn unpublish_of_unknown_pending_busy_and_dead_ends() {
 }
 
 #[test]
-fn failed_publication_leaves_nothing_and_is_tried_again() {
+fn failed_publication_leaves_nothing_and_is_retried() {
     let env = TestEnv::new();
     env.put("file", 5);
     let agent = env.machine.agent(&config(&env.machine));
@@ -204,7 +204,7 @@ fn failed_publication_leaves_nothing_and_is_tried_again() {
 }
 
 #[test]
-fn hostile_targets_are_refused() {
+fn publication_with_hostile_target_is_refused() {
     let env = TestEnv::new();
     env.put("file", 5);
     let agent = env.machine.agent(&config(&env.machine));
@@ -230,7 +230,7 @@ fn hostile_targets_are_refused() {
 }
 
 #[test]
-fn untrusted_request_is_held_to_its_own_secret_and_the_public_services() {
+fn untrusted_request_is_limited_to_its_own_secret_and_public_services() {
     let env = TestEnv::new();
     env.put("file", 5);
     // The node's own credentials would do.

@@ -26,7 +26,7 @@ fn device(path: &std::path::Path) -> u64 {
 }
 
 #[test]
-fn agent_killed_under_live_binds_goes_on_with_them() {
+fn agent_killed_under_binds_leaves_them_to_the_next() {
     let env = TestEnv::new();
     let bytes = env.put("file", 2 * MIB);
     let agent = env.machine.agent(&config(&env.machine));
@@ -66,7 +66,7 @@ fn secret(keys: &Keys) -> String {
 }
 
 #[test]
-fn pending_publication_is_gone_on_with_by_the_next_agent() {
+fn pending_publication_is_resumed_by_the_next_agent() {
     for end in [AgentProcess::crash, AgentProcess::end] {
         let env = TestEnv::new();
         let bytes = env.put("file", 2 * MIB);
@@ -110,7 +110,7 @@ fn publish_on_frozen(env: &TestEnv, agent: &AgentProcess, disk: &LoopDisk) -> Pa
 }
 
 #[test]
-fn publication_that_is_bound_while_the_agent_ends_stays_for_the_next() {
+fn publication_bound_while_the_agent_exits_is_kept_for_the_next() {
     let Some(disk) = LoopDisk::new(64 << 20) else { return };
     let env = TestEnv::new();
     let bytes = env.put("file", 2 * MIB);
@@ -135,7 +135,7 @@ fn publication_that_is_bound_while_the_agent_ends_stays_for_the_next() {
 }
 
 #[test]
-fn publication_unpublished_while_the_agent_ends_is_not_gone_on_with() {
+fn publication_unpublished_while_the_agent_exits_is_not_resumed() {
     let Some(disk) = LoopDisk::new(64 << 20) else { return };
     let env = TestEnv::new();
     env.put("file", 2 * MIB);
@@ -210,7 +210,7 @@ fn secret_of_a_repeated_request_is_used_by_this_agent_and_the_next() {
 }
 
 #[test]
-fn secret_that_came_before_the_mount_or_with_a_second_publication_is_used() {
+fn secret_sent_before_the_mount_or_with_a_second_publication_is_used() {
     let env = TestEnv::new();
     let bytes = ["a", "b"].map(|name| env.put(name, 2 * MIB));
     let agent = env.machine.agent(&config(&env.machine));
@@ -244,7 +244,7 @@ fn secret_that_came_before_the_mount_or_with_a_second_publication_is_used() {
 }
 
 #[test]
-fn agent_that_lost_its_fdstore_binds_again() {
+fn agent_without_its_fdstore_binds_publications_again() {
     let env = TestEnv::new();
     let bytes = env.put("file", 2 * MIB);
     let agent = env.machine.agent(&config(&env.machine));
@@ -260,7 +260,7 @@ fn agent_that_lost_its_fdstore_binds_again() {
 }
 
 #[test]
-fn publication_whose_target_was_unmounted_meanwhile_ends_at_the_start() {
+fn publication_with_unmounted_target_ends_when_the_next_agent_starts() {
     let env = TestEnv::new();
     env.put("file", 5);
     let agent = env.machine.agent(&config(&env.machine));
@@ -276,7 +276,7 @@ fn publication_whose_target_was_unmounted_meanwhile_ends_at_the_start() {
 }
 
 #[test]
-fn bind_without_a_record_is_removed_at_the_start() {
+fn bind_without_a_record_is_removed_when_the_next_agent_starts() {
     let env = TestEnv::new();
     env.put("file", 5);
     let agent = env.machine.agent(&config(&env.machine));
@@ -291,7 +291,7 @@ fn bind_without_a_record_is_removed_at_the_start() {
 }
 
 #[test]
-fn machine_started_again_has_no_publication_and_keeps_the_lease() {
+fn publication_after_a_reboot_is_gone_and_its_lease_is_kept() {
     let env = TestEnv::new();
     env.put("file", 2 * MIB);
     let agent = env.machine.agent(&config(&env.machine));

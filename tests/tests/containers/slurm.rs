@@ -131,7 +131,7 @@ fn slurm_page_blocks_run_from_nothing_to_a_job() {
 }
 
 #[test]
-fn job_that_no_prolog_can_write_for_does_not_run() {
+fn slurm_job_whose_prolog_cannot_write_does_not_run() {
     let (cluster, _) = cluster();
     // A file where the directory of all jobs belongs.
     fs::write(cluster.node.namespace.path("/run/bdnfs/jobs"), "").unwrap();
@@ -147,7 +147,7 @@ fn job_that_no_prolog_can_write_for_does_not_run() {
 }
 
 #[test]
-fn job_whose_watcher_is_killed_fails_with_that() {
+fn slurm_job_whose_watcher_is_killed_fails_with_the_reason() {
     let (cluster, _) = cluster();
     let space = |of: &Path| fs::read_link(of).ok();
     let own = space(&cluster.node.namespace.handle());
@@ -173,7 +173,7 @@ fn job_whose_watcher_is_killed_fails_with_that() {
 }
 
 #[test]
-fn job_whose_source_is_refused_fails_with_the_reason_and_drains_nothing() {
+fn slurm_job_with_refused_source_fails_with_the_reason_and_drains_no_node() {
     let (cluster, _) = cluster();
     for (comment, words) in [
         ("bdnfs:m=https://169.254.169.254/x", "source: "),

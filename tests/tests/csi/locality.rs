@@ -80,7 +80,7 @@ fn api_server(nodes: &Nodes, account: &FilePath, interval: &str) -> (HttpServer,
 }
 
 #[test]
-fn node_is_labelled_with_what_it_has_whole_until_that_is_evicted() {
+fn node_label_of_a_complete_source_stays_until_it_is_evicted() {
     let other = json!({"zone": "a", "bdnfs.io/has-0123456789abcdef": "true"});
     let nodes: Nodes = Arc::new(Mutex::new([
         json!({"metadata": {"name": "node-1", "resourceVersion": "1", "labels": other}, "spec": {}}),
@@ -112,7 +112,7 @@ fn node_is_labelled_with_what_it_has_whole_until_that_is_evicted() {
 }
 
 #[test]
-fn taint_of_a_node_goes_when_agent_and_driver_are_there_and_others_stay() {
+fn startup_taint_is_removed_when_agent_and_driver_are_ready_and_others_stay() {
     let [ours, other] =
         ["bdnfs.io/agent-not-ready", "gpu"].map(|key| json!({"key": key, "effect": "NoSchedule"}));
     let node_object = json!({
@@ -139,7 +139,7 @@ fn taint_of_a_node_goes_when_agent_and_driver_are_there_and_others_stay() {
 }
 
 #[test]
-fn affinity_of_the_page_is_what_the_command_prints() {
+fn kubernetes_page_affinity_equals_output_of_source_key() {
     let page = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kubernetes.md");
     let page = fs::read_to_string(page).unwrap();
     let line = page.lines().find(|line| line.starts_with("bdnfs source key ")).unwrap();

@@ -75,7 +75,7 @@ fn volume_published_again_makes_no_request_and_never_fails() {
 }
 
 #[test]
-fn stage_longer_than_the_deadline_is_held_aborted_with_progress_and_joined() {
+fn publish_beyond_its_deadline_aborts_with_progress_and_is_joined_by_the_next() {
     let node = KubernetesNode::new(SHORT);
     let size = 8 * MIB;
     node.env.put("weights", size);
@@ -121,7 +121,7 @@ fn pod_deleted_while_a_call_is_held_ends_the_call_and_leaves_nothing() {
 }
 
 #[test]
-fn volume_that_fails_for_good_leaves_nothing_and_says_why() {
+fn volume_with_a_permanent_failure_leaves_nothing_and_says_why() {
     let node = KubernetesNode::new(DEADLINE);
     node.env.put("weights", MIB);
     let with = |key: &str, value: &str| {
@@ -181,7 +181,7 @@ fn target_that_shows_another_source_is_refused() {
 }
 
 #[test]
-fn agent_and_driver_killed_under_a_volume_break_nothing() {
+fn volume_outlives_a_killed_agent_and_driver() {
     let mut node = KubernetesNode::new(DEADLINE);
     let bytes = node.env.put("weights", 3 * MIB);
     let volume = node.volume("pod");
@@ -207,7 +207,7 @@ fn agent_and_driver_killed_under_a_volume_break_nothing() {
 }
 
 #[test]
-fn unpublish_without_an_agent_is_uncertain_and_not_done() {
+fn unpublish_without_an_agent_is_unavailable_and_leaves_the_mount() {
     let mut node = KubernetesNode::new(SHORT);
     node.env.put("weights", MIB);
     let volume = node.volume("pod");

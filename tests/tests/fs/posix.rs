@@ -149,7 +149,7 @@ fn readdir_of_large_directory_from_any_position_is_whole() {
 }
 
 #[test]
-fn xattrs_of_file_tell_digest_source_and_local_bytes() {
+fn xattrs_of_file_have_digest_source_and_local_bytes() {
     let machine = Machine::new();
     let source = machine.directory("source");
     let bytes = write_file(&source, "file", (3 << 20) + 17);
@@ -168,7 +168,7 @@ fn xattrs_of_file_tell_digest_source_and_local_bytes() {
 }
 
 #[test]
-fn statfs_of_mount_tells_the_size_of_the_tree() {
+fn statfs_of_mount_has_the_size_of_the_tree() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_tree(&source);

@@ -58,7 +58,7 @@ impl UserMachine {
 }
 
 #[test]
-fn user_who_may_open_the_device_mounts_and_unmounts() {
+fn unprivileged_user_with_access_to_the_device_mounts_and_unmounts() {
     let user = UserMachine::new("666");
     let point = user.point();
     user.mount(&point, &["--wait"]).succeeds();
@@ -80,7 +80,7 @@ fn user_who_may_open_the_device_mounts_and_unmounts() {
 }
 
 #[test]
-fn user_who_may_not_mount_is_told_why() {
+fn mount_without_permission_says_why() {
     let user = UserMachine::new("666");
     let point = user.namespace.directory("/mnt/of-root");
     user.mount(point, &[]).fails(&["cannot mount at /mnt/of-root", "fusermount3", "no write access"]);

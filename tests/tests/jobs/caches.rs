@@ -29,7 +29,7 @@ fn run(machine: &Machine, more: &[&str], spec: &Path) -> (Option<i32>, String) {
 }
 
 #[test]
-fn cache_of_a_project_and_team_is_found_by_their_next_jobs_and_by_nobody_else() {
+fn training_cache_is_found_by_later_jobs_of_its_project_or_team_and_no_others() {
     let machine = Machine::new();
     let seen = machine.directory("seen");
     let first = format!(
@@ -66,7 +66,7 @@ fn cache_of_a_project_and_team_is_found_by_their_next_jobs_and_by_nobody_else() 
 }
 
 #[test]
-fn cache_is_one_directory_for_jobs_that_run_at_once_and_holds_the_old_place_of_the_hub() {
+fn training_cache_is_shared_by_concurrent_jobs_and_has_the_legacy_hub_mount() {
     let machine = Machine::new();
     let _agent = machine.agent("");
     let legacy = json!({"enable_legacy_hf_mount": true});
@@ -83,7 +83,7 @@ fn cache_is_one_directory_for_jobs_that_run_at_once_and_holds_the_old_place_of_t
 }
 
 #[test]
-fn cache_that_a_job_can_not_have_is_refused_with_the_reason() {
+fn training_cache_that_a_job_cannot_have_is_refused_with_the_reason() {
     let machine = Machine::new();
     let flag = machine.directory("flag").join("ran");
     let command = format!("touch {}", text(&flag));
@@ -101,7 +101,7 @@ fn cache_that_a_job_can_not_have_is_refused_with_the_reason() {
 }
 
 #[test]
-fn cache_over_its_limit_fails_the_job() {
+fn training_cache_over_its_limit_fails_the_job() {
     let machine = Machine::new();
     let agent = machine.agent("[volumes]\ncache_limit = \"10MB\"\n");
     let command = "head -c 19000000 /dev/zero > $BT_PROJECT_CACHE_DIR/x; sleep 1000";
@@ -118,7 +118,7 @@ fn cache_over_its_limit_fails_the_job() {
 }
 
 #[test]
-fn project_commands_show_a_cache_as_truss_does_and_remove_it_when_no_job_uses_it() {
+fn project_commands_show_a_training_cache_as_truss_does_and_remove_it_when_unused() {
     let machine = Machine::new();
     let agent = machine.agent("");
     let flag = machine.directory("flag");

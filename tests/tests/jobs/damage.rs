@@ -71,7 +71,7 @@ fn job_with_damaged_mirror_and_healthy_origin_runs_and_repairs_it() {
 }
 
 #[test]
-fn job_with_rotten_cache_is_told_before_it_completes() {
+fn job_with_damaged_cache_reports_it_before_it_completes() {
     let env = TestEnv::new();
     env.put("weights", 17 * MIB);
     let agent = env.machine.agent("");

@@ -55,7 +55,7 @@ while time.time() < end:
 }
 
 #[test]
-fn rotation_faster_than_the_upload_saves_the_newest_and_tells_what_it_skipped() {
+fn rotation_faster_than_the_upload_saves_the_newest_and_reports_what_it_skipped() {
     let machine = Machine::new();
     let saving = SavingMachine { agent: start_with(&machine, "[volumes]\nupload_rate = \"1MB\""), machine };
     // Six of 8 MB, of which it keeps one: an upload takes as long as two of them.

@@ -10,7 +10,7 @@ use super::kit::{events, text};
 use super::saving::{Files, SavingMachine, checkpoints, file, start};
 
 #[test]
-fn checkpoints_after_power_cut_are_saved_as_sealed_or_told_torn() {
+fn checkpoints_after_power_cut_are_saved_as_sealed_or_listed_torn() {
     let Some(disk) = LoopDisk::new(1 << 30) else { return };
     let machine = Machine::new()
         .with_cache(&disk.path().join("cache"))

@@ -12,7 +12,7 @@ fn bodies(kind: &str) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn pushed_job_in_each_form_runs_and_tells_what_has_no_effect() {
+fn pushed_job_in_each_form_runs_and_lists_ignored_keys() {
     let env = TestEnv::new();
     env.put("model/config.json", 700);
     let machine = &env.machine;

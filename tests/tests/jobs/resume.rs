@@ -160,7 +160,7 @@ fn job_loads_named_checkpoints_of_other_jobs_and_projects_side_by_side() {
 }
 
 #[test]
-fn job_run_asked_to_end_while_the_mirror_does_not_answer_ends() {
+fn job_run_signaled_while_the_mirror_does_not_answer_ends() {
     let env = TestEnv::new();
     let machine = &env.machine;
     let specification =

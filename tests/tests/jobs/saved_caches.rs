@@ -66,7 +66,7 @@ fn has_event(status: &Value, begin: &str) -> bool {
 }
 
 #[test]
-fn cache_begins_on_another_node_as_the_last_job_left_it() {
+fn training_cache_on_another_node_begins_as_the_last_job_left_it() {
     let nodes = SavingNodes::new();
     let write = "cd $BT_PROJECT_CACHE_DIR && mkdir -p bin lib/empty && head -c 5000000 /dev/urandom > lib/large && \
                  for n in $(seq 200); do echo $n > lib/$n; done && printf '#!/bin/sh\necho tool' > bin/tool && chmod 755 bin/tool && \
@@ -100,7 +100,7 @@ fn cache_begins_on_another_node_as_the_last_job_left_it() {
 }
 
 #[test]
-fn caches_that_two_nodes_changed_are_merged_and_a_conflict_is_told() {
+fn training_cache_changed_on_two_nodes_is_merged_and_conflicts_are_reported() {
     let nodes = SavingNodes::new();
     nodes.run(
         &nodes.one,
@@ -136,7 +136,7 @@ fn caches_that_two_nodes_changed_are_merged_and_a_conflict_is_told() {
 }
 
 #[test]
-fn cache_is_saved_when_the_last_job_of_its_node_ends() {
+fn training_cache_is_saved_when_the_last_job_of_its_node_ends() {
     let nodes = SavingNodes::new();
     let (machine, flag) = (&nodes.one, nodes.one.directory("flag"));
     let agent = machine.agent(&format!("[mirror]\nurl = \"file://{}\"\n", nodes.mirror().display()));
@@ -168,7 +168,7 @@ fn cache_is_saved_when_the_last_job_of_its_node_ends() {
 }
 
 #[test]
-fn cache_removed_from_node_and_mirror_is_empty_for_the_next_job_of_every_node() {
+fn training_cache_removed_from_node_and_mirror_is_empty_on_every_node() {
     let nodes = SavingNodes::new();
     nodes.run(&nodes.one, "echo first > $BT_PROJECT_CACHE_DIR/file");
     nodes.run(&nodes.other, "cat $BT_PROJECT_CACHE_DIR/file");
@@ -195,7 +195,7 @@ fn cache_removed_from_node_and_mirror_is_empty_for_the_next_job_of_every_node() 
 }
 
 #[test]
-fn job_with_cache_affinity_fails_where_the_newest_state_cannot_be_brought() {
+fn job_with_cache_affinity_fails_where_the_newest_training_cache_cannot_be_fetched() {
     let nodes = SavingNodes::new();
     nodes.run(&nodes.one, "echo first > $BT_PROJECT_CACHE_DIR/file");
     let found = manifests(&nodes.mirror());
@@ -224,7 +224,7 @@ fn manifests(mirror: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn cache_of_a_node_that_restarted_under_a_job_is_not_saved_before_its_user_says_so() {
+fn training_cache_after_a_reboot_under_a_job_is_saved_only_by_project_save() {
     let nodes = SavingNodes::new();
     nodes.run(&nodes.one, "echo first > $BT_PROJECT_CACHE_DIR/file");
     // As a job of another boot left it.

@@ -25,7 +25,7 @@ fn commands(machine: &Machine, name: &str, commands: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn job_has_scratch_of_its_own_that_is_gone_when_it_ended() {
+fn scratch_is_private_to_its_job_and_removed_at_its_end() {
     let machine = Machine::new();
     let seen = machine.directory("seen");
     let command = format!(

@@ -63,7 +63,7 @@ fn checkpoint_pushed_is_mounted_by_project_job_and_name() {
 }
 
 #[test]
-fn checkpoint_that_is_not_there_is_answered_with_what_is() {
+fn checkpoint_not_found_lists_those_that_exist() {
     let env = env();
     let directory = env.machine.directory("step-1");
     write_file(&directory, "a", 9);
@@ -167,7 +167,7 @@ fn damage_blob(env: &TestEnv, len: u64) -> impl FnOnce() + use<> {
 }
 
 #[test]
-fn checkpoint_get_of_a_checkpoint_saved_anew_has_nothing_of_the_earlier_attempt() {
+fn checkpoint_get_after_a_new_save_keeps_nothing_of_the_earlier_attempt() {
     let env = env();
     let tree = env.machine.directory("tree");
     write_file(&tree, "earlier.bin", 7 << 20);
@@ -216,7 +216,7 @@ fn checkpoint_get_of_all_ranks_resumes_where_a_rank_failed() {
 }
 
 #[test]
-fn checkpoint_get_makes_the_directory_that_was_saved() {
+fn checkpoint_get_restores_the_directory_that_was_saved() {
     let env = env();
     let tree = env.machine.directory("tree");
     write_tree(&tree);
@@ -278,7 +278,7 @@ fn checkpoint_get_of_damaged_content_fails_and_then_resumes() {
 }
 
 #[test]
-fn checkpoint_wait_ends_when_it_is_saved_and_tells_when_its_time_is_over() {
+fn checkpoint_wait_returns_when_saved_and_exits_with_124_on_timeout() {
     let env = env();
     let tree = env.machine.directory("step-7");
     write_file(&tree, "model.bin", 3 << 20);
@@ -326,7 +326,7 @@ fn checkpoint_wait_for_a_damaged_entry_fails_and_names_it() {
 }
 
 #[test]
-fn checkpoint_list_tells_adapters_and_their_base_model_as_truss_does() {
+fn checkpoint_ls_lists_adapters_with_their_base_model_as_truss_does() {
     let env = env();
     let [full, lora, whisper] = ["full", "lora", "whisper"].map(|name| env.machine.directory(name));
     for tree in [&full, &lora, &whisper] {

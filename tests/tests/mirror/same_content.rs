@@ -43,7 +43,7 @@ fn mirror_add_of_the_same_file_under_another_name_uploads_none_of_it() {
 }
 
 #[test]
-fn source_with_fifo_and_socket_is_taken_without_them_and_says_so() {
+fn source_with_fifo_and_socket_is_mirrored_without_them_and_says_so() {
     let env = TestEnv::new();
     let (source, mirror) = (env.machine.directory("source"), env.machine.directory("mirror"));
     write_file(&source, "model.bin", 99);

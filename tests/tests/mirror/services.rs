@@ -25,7 +25,7 @@ fn unconditional(env: &TestEnv) -> PathBuf {
 const ADD: &str = "mirror add s3://bucket --mirror s3://mirror";
 
 #[test]
-fn mirror_without_conditional_writes_wants_one_writer_at_a_time() {
+fn mirror_without_conditional_writes_allows_one_writer_at_a_time() {
     let env = TestEnv::new();
     env.put("weights", 20 * MIB);
     env.put("small", 100);

@@ -91,7 +91,7 @@ async fn hub_origin_passes_the_tier_conformance() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hub_file_of_git_is_held_against_its_git_id_whatever_its_etag() {
+async fn hub_git_file_is_verified_by_its_git_id_whatever_its_etag() {
     for direct in [false, true] {
         let hub = HubServer::start();
         hub.publish("models/org/m", "main", &[("config.json", b"{\"a\": 1}")]);

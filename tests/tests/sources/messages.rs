@@ -20,7 +20,7 @@ const BUCKETS: [(&str, &str); 3] =
     [("s3://b/p", "/b"), ("gs://b/p", "/storage/v1/b/b/o"), ("azure://acc/c/p", "/c")];
 
 #[test]
-fn listing_of_what_is_no_bucket_says_what_was_asked() {
+fn listing_of_an_endpoint_without_buckets_names_its_url() {
     let machine = Machine::new();
     for (status, body, words) in [
         (200, "{\"ok\": true}", "is not a listing of "),
@@ -41,7 +41,7 @@ fn listing_of_what_is_no_bucket_says_what_was_asked() {
 }
 
 #[test]
-fn hub_that_is_none_is_told_with_its_url() {
+fn hub_endpoint_that_is_no_hub_is_named_in_the_error() {
     let machine = Machine::new();
     for (status, body, words) in [
         (405, "no", "the server answers 405 Method Not Allowed"),
@@ -60,7 +60,7 @@ fn hub_that_is_none_is_told_with_its_url() {
 }
 
 #[test]
-fn server_that_is_down_is_told_with_its_url() {
+fn server_that_is_down_is_named_in_the_error() {
     let machine = Machine::new();
     let mut server = server(200, "");
     let url = server.url();
@@ -72,7 +72,7 @@ fn server_that_is_down_is_told_with_its_url() {
 }
 
 #[test]
-fn mirror_that_is_none_is_told_with_its_endpoint() {
+fn mirror_endpoint_without_a_bucket_is_named_in_the_error() {
     let machine = Machine::new();
     let source = machine.directory("source");
     fs::write(source.join("x"), "x").unwrap();
@@ -86,7 +86,7 @@ fn mirror_that_is_none_is_told_with_its_endpoint() {
 }
 
 #[test]
-fn read_while_mirror_and_origin_are_down_says_so() {
+fn read_while_mirror_and_origin_are_down_logs_connection_refused() {
     let mut env = TestEnv::new();
     env.put("weights", 8 << 20);
     env.mirror();

@@ -21,7 +21,7 @@ fn resolver(machine: &Machine, servers: &[&NetworkHost]) -> PathBuf {
 }
 
 #[test]
-fn name_server_that_is_silent_is_passed_over() {
+fn name_server_that_is_silent_is_skipped() {
     let Some(network) = TestNetwork::new() else { return };
     let [own, first, second] = [(); 3].map(|()| network.host("1gbit"));
     let machine = Machine::new();
@@ -35,7 +35,7 @@ fn name_server_that_is_silent_is_passed_over() {
 }
 
 #[test]
-fn mirror_whose_name_server_is_silent_is_given_up_soon() {
+fn mirror_whose_name_server_is_silent_is_given_up_in_seconds() {
     let Some(network) = TestNetwork::new() else { return };
     let [own, only] = [(); 2].map(|()| network.host("1gbit"));
     let machine = Machine::new();
@@ -53,7 +53,7 @@ fn mirror_whose_name_server_is_silent_is_given_up_soon() {
 }
 
 #[test]
-fn name_servers_that_are_all_silent_are_told() {
+fn name_servers_that_are_all_silent_are_named_in_the_error() {
     let Some(network) = TestNetwork::new() else { return };
     let [own, only] = [(); 2].map(|()| network.host("1gbit"));
     let machine = Machine::new();

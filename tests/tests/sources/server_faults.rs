@@ -148,7 +148,7 @@ fn connections_cut_again_and_again_deliver_all_bytes() {
 }
 
 #[test]
-fn one_dripping_connection_is_replaced() {
+fn connection_that_drips_is_replaced() {
     at_once([ServerFault::Drip(5), ServerFault::Drip(20_000)], |fault| {
         let env = TestEnv::new();
         let bytes = env.put("file", 40 * MIB);
@@ -183,7 +183,7 @@ fn server_late_with_every_answer_is_read_and_staged() {
 }
 
 #[test]
-fn one_bad_answer_is_asked_again() {
+fn bad_response_is_retried() {
     let faults = [
         ServerFault::Status(StatusCode::NO_CONTENT, None),
         ServerFault::Status(StatusCode::NOT_MODIFIED, None),

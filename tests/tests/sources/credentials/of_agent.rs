@@ -38,7 +38,7 @@ fn spec(machine: &Machine, name: &str) -> String {
 }
 
 #[test]
-fn secret_of_agent_serves_mounts_and_jobs_of_all_who_ask_it() {
+fn secret_of_the_agent_serves_mounts_and_jobs_of_all_clients() {
     let bucket = GuardedBucket::new();
     let bytes = bucket.put("w", 3 * MIB);
     let (machine, agent) = machine_with_agent(&bucket);
@@ -78,7 +78,7 @@ fn secret_of_agent_serves_mounts_and_jobs_of_all_who_ask_it() {
 }
 
 #[test]
-fn secret_that_nobody_has_is_refused_by_the_agent_with_its_name() {
+fn secret_not_found_is_named_by_the_agent() {
     let bucket = GuardedBucket::new();
     bucket.put("w", MIB);
     let (machine, agent) = machine_with_agent(&bucket);
