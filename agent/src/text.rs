@@ -19,9 +19,13 @@ pub fn files(count: u64) -> String {
     if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
 }
 
-/// A number of things, each of them a `one`: `12 blobs`.
+/// A number of things, each of them a `one`: `12 blobs`, `3 entries`.
 pub fn count(number: u64, one: &str) -> String {
-    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+    match (number, one.strip_suffix('y')) {
+        (1, _) => format!("1 {one}"),
+        (_, Some(stem)) => format!("{number} {stem}ies"),
+        _ => format!("{number} {one}s"),
+    }
 }
 
 /// A time in seconds since 1970, to the minute, in UTC.
@@ -38,7 +42,7 @@ pub fn notes(notes: &ListingNotes, source: &str) -> Vec<String> {
         notes.unmatched.iter().map(|pattern| format!("the pattern {pattern:?} matches nothing in {source}"));
     let skipped = notes.first_skipped.iter().map(|entry| format!("skipped {entry}"));
     let more = notes.skipped - notes.first_skipped.len() as u64;
-    let more = (more > 0).then(|| format!("skipped {more} more that are no files, in {source}"));
+    let more = (more > 0).then(|| format!("skipped {} of {source}", count(more, "other entry")));
     unmatched.chain(skipped).chain(more).collect()
 }
 

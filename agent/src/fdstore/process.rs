@@ -20,6 +20,7 @@ use super::FDSTORE_ANSWER_TIMEOUT;
 use super::heartbeat::{Heartbeats, kill_peer};
 use super::wire::{self, Message, VERSION};
 use crate::context::Context;
+use crate::text;
 
 /// How long the agent that started it may take to connect.
 const FIRST_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -132,8 +133,9 @@ impl Process {
             let is_idle = self.stays && self.store.mounts.is_empty();
             let left = if is_idle { Duration::MAX } else { hold.saturating_sub(self.alone_since.elapsed()) };
             if self.agent.is_none() && left.is_zero() {
-                let (seconds, mounts) = (hold.as_secs(), self.store.mounts.len());
-                tracing::warn!("no agent connected for {seconds} s; ending {mounts} mounts");
+                let (seconds, mounts) =
+                    (hold.as_secs(), text::count(self.store.mounts.len() as u64, "mount"));
+                tracing::warn!("no agent connected for {seconds} s; ending {mounts}");
                 if !self.stays {
                     return Ok(());
                 }
@@ -217,7 +219,8 @@ impl Process {
             Err(error) => Err(error),
         };
         if let Err(error) = done {
-            tracing::info!("{} mounts wait for the next agent: {error}", self.store.mounts.len());
+            let mounts = text::count(self.store.mounts.len() as u64, "mount");
+            tracing::info!("keeping {mounts} for the next agent: {error}");
             self.agent = None;
             self.alone_since = Instant::now();
             // Requests that it read and will not answer: their callers must not be stuck.

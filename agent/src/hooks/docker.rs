@@ -30,6 +30,7 @@ use crate::api::{ApiResult, Failure};
 use crate::context::Context;
 use crate::publications::{Milestone, Publications};
 use crate::records::Records;
+use crate::text;
 
 /// The prefix of the keys of their publications.
 const KEY_RUNTIME: &str = "docker";
@@ -196,7 +197,8 @@ impl DockerVolumes {
             let mut table = self.table.lock();
             let Some(volume) = table.get(name) else { return Ok(()) };
             if !volume.mounts.is_empty() {
-                let text = format!("the volume {name} is mounted by {} containers", volume.mounts.len());
+                let containers = text::count(volume.mounts.len() as u64, "container");
+                let text = format!("the volume {name} is mounted by {containers}");
                 return Err(Failure::new(Kind::Busy, text));
             }
             table.remove(name);

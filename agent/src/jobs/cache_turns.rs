@@ -169,9 +169,10 @@ fn tell_brought(job: &Job, home: &CacheHome, brought: &BroughtCache, took: Durat
         job.note(format!("{home} was removed elsewhere, and is emptied here"));
     }
     if brought.taken + brought.removed > 0 {
-        let (taken, removed, bytes) = (brought.taken, brought.removed, text::size(brought.bytes));
+        let (taken, bytes) = (text::count(brought.taken as u64, "entry"), text::size(brought.bytes));
         job.note(format!(
-            "brought {home} to the state that is saved: {taken} entries new or changed, {removed} removed, {bytes} in {:.1} s",
+            "brought {home} to the state that is saved: {taken} new or changed, {} removed, {bytes} in {:.1} s",
+            brought.removed,
             took.as_secs_f64()
         ));
     }
@@ -193,10 +194,8 @@ fn tell_saved(job: &Job, home: &CacheHome, saved: &SavedCache, took: Duration) {
         job.note(format!("{home} is saved without what is being written: {}", names(&saved.busy)));
     }
     if saved.skipped > 0 {
-        let skipped = saved.skipped;
-        job.note(format!(
-            "{home} is saved without {skipped} entries that are no files, directories or links"
-        ));
+        let skipped = text::count(saved.skipped as u64, "entry");
+        job.note(format!("{home} is saved without {skipped} other than files, directories and links"));
     }
 }
 

@@ -286,7 +286,7 @@ fn volume_mounted_twice_with_one_id_is_unmounted_by_one_call() {
     assert_eq!(plugin.succeed("List", DOCKER, "")["Volumes"], json!([volume]));
     assert_eq!(plugin.succeed("Path", DOCKER, "")["Mountpoint"], volume["Mountpoint"]);
     assert_eq!(plugin.env.s3.requests.all().requests, requests, "they are answered from memory");
-    assert_eq!(plugin.refused("Remove", "Accept:"), "the volume volume is mounted by 1 containers");
+    assert_eq!(plugin.refused("Remove", "Accept:"), "the volume volume is mounted by 1 container");
     plugin.succeed("Unmount", DOCKER, "another");
     plugin.succeed("Unmount", DOCKER, "one");
     plugin.succeed("Remove", DOCKER, "");
@@ -305,7 +305,7 @@ fn volume_and_its_mounts_outlive_the_agent_and_mounts_of_docker_end_with_dockerd
     let plugin = plugin.restart();
     assert_eq!(plugin.refused("Remove", DOCKER), "the volume volume is mounted by 2 containers");
     plugin.call("Plugin.Activate", DOCKER, &json!({}));
-    assert_eq!(plugin.refused("Remove", DOCKER), "the volume volume is mounted by 1 containers");
+    assert_eq!(plugin.refused("Remove", DOCKER), "the volume volume is mounted by 1 container");
     plugin.call("Plugin.Activate", "Accept:", &json!({}));
     plugin.succeed("Unmount", "Accept:", "of podman");
     assert_eq!(plugin.env.s3.requests.all().requests, 0, "what is published is resumed");

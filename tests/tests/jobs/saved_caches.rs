@@ -76,7 +76,7 @@ fn training_cache_on_another_node_begins_as_the_last_job_left_it() {
     assert!(has_event(&status, "the cache of the project p begins empty"), "{status}");
     assert!(has_event(&status, "saved the cache of the project p: 202 files"), "{status}");
     assert!(has_event(&status, "saved the cache of the team default: 1 file"), "{status}");
-    assert!(has_event(&status, "the cache of the project p is saved without 1 entries"), "{status}");
+    assert!(has_event(&status, "the cache of the project p is saved without 1 entry"), "{status}");
 
     let look = "cd $BT_PROJECT_CACHE_DIR && [ $(bin/tool) = tool ] && [ $(readlink bin/env) = /usr/bin/env ] && [ -d lib/empty ] && \
                 [ $(stat -c %Y lib/7) = 60 ] && cat lib/7 $BT_TEAM_CACHE_DIR/file && cmp lib/large bin/large && echo new > lib/new";
@@ -91,7 +91,7 @@ fn training_cache_on_another_node_begins_as_the_last_job_left_it() {
 
     let status = nodes.run(&nodes.one, "[ $(cat $BT_PROJECT_CACHE_DIR/lib/new) = new ]");
     assert!(
-        has_event(&status, "brought the cache of the project p to the state that is saved: 1 entries"),
+        has_event(&status, "brought the cache of the project p to the state that is saved: 1 entry"),
         "{status}"
     );
     assert!(!has_event(&status, "saved"), "nothing was changed: {status}");

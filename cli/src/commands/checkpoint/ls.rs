@@ -111,7 +111,7 @@ pub async fn run(args: CheckpointListArgs) -> Result<()> {
     if damaged.is_empty() {
         return Ok(());
     }
-    bail!("{} damaged", text::count(damaged.len() as u64, "entry of the index"))
+    bail!("{} damaged", text::count(damaged.len() as u64, "index entry"))
 }
 
 fn sort(groups: &mut [CheckpointGroup], key: SortKey, order: SortOrder) {

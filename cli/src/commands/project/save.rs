@@ -134,8 +134,8 @@ fn summary(home: &CacheHome, result: &SaveResult) -> String {
         false => format!("{home} is saved as it is: {files}, {bytes}"),
     };
     if result.brought + result.removed > 0 {
-        let (brought, removed) = (result.brought, result.removed);
-        lines += &format!("\nfrom other nodes: {brought} entries new or changed, {removed} removed");
+        let (brought, removed) = (text::count(result.brought as u64, "entry"), result.removed);
+        lines += &format!("\nfrom other nodes: {brought} new or changed, {removed} removed");
     }
     for (names, what) in [
         (&result.conflicts, "changed here and on another node, the later change is kept"),
@@ -146,7 +146,8 @@ fn summary(home: &CacheHome, result: &SaveResult) -> String {
         }
     }
     if result.skipped > 0 {
-        lines += &format!("\nleft out: {} entries that are no files, directories or links", result.skipped);
+        let skipped = text::count(result.skipped as u64, "entry");
+        lines += &format!("\nleft out: {skipped} other than files, directories and links");
     }
     lines
 }

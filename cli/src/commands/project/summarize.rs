@@ -100,10 +100,8 @@ pub fn run(args: &ProjectSummarizeArgs) -> Result<()> {
         ListFormat::Json => print_line(&serde_json::to_string_pretty(&summary)?),
         ListFormat::Csv => print(&truss_format::csv(CSV_HEADER, summary.files.iter().map(cells))),
         ListFormat::CliTable => {
-            print_line(&format!(
-                "{home}: {} entries, {}",
-                summary.total_files, summary.total_size_human_readable
-            ))?;
+            let entries = text::count(summary.total_files as u64, "entry");
+            print_line(&format!("{home}: {entries}, {}", summary.total_size_human_readable))?;
             print(&table(&summary))
         }
     }
