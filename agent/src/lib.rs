@@ -8,16 +8,16 @@
 //!                                            v
 //!   server      sockets, routes; start and end of the agent
 //!   agent       its parts, and what concerns all of them: status, restore, shutdown
-//!   jobs        queue, record, run ──> supervisor process ──> commands
 //!   hooks       volumes of Docker and podman
+//!   jobs        queue, record, run ──> supervisor process ──> commands
 //!   publications  sources that containers see: base, stage, bind
 //!   deploy      what comes before the first read: mirror, admission, staging, report
 //!   mounts      manager, records, restore, shutdown ──> bdnfs_fs::Mount, which serves reads
 //!   cluster     membership, and what peers are served        fdstore    keeps mounts alive between two agents
-//!   cache       its configuration, claim and inventory       telemetry  metrics, traces
-//!   saver       saver process of a job ──> checkpoints in the mirror
-//!   mirror      opens mirrors                                lifecycle, records, volumes (what jobs write to)
-//!   api         the types of the API, and its client         context, runtime, signals, text
+//!   saver       saver process of a job ──> mirror            telemetry  metrics, traces
+//!   cache       its configuration, claim and inventory       volumes    directories that jobs write to
+//!   mirror      opens mirrors                                lifecycle, records
+//!   api         the types of the API, and its client         context, durable, runtime, signals, text
 //! ```
 //!
 //! Follow a mount: [`api::MountRequest`] arrives in `server/routes/mounts.rs`, `mounts/manager.rs` takes it, `mounts/mounter.rs`

@@ -4,7 +4,7 @@
 //!   kubelet ── GetInfo ──────────────> registration    which driver this is, and where it listens
 //!           ── Probe ────────────────> identity        ready when the agent is
 //!           ── NodePublishVolume ────> node ──────────> the agent: PUT /v1/publications/{key}
-//!                                      │ attributes     what the author of a volume may ask for
+//!                                      │ volume_context what the author of a volume may ask for
 //!                                      │ status_code    what a failure means to the kubelet
 //!                                      └ events         what people are told meanwhile
 //!   the API server <── PATCH node ─── locality        what the scheduler is told of the agent's cache
