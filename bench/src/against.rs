@@ -8,9 +8,9 @@ use crate::samples::Samples;
 use crate::unit::MeasureUnit;
 
 /// Less than this is not worth telling, however sure it is: from one day to the next the other side moves as well.
-const TOLERANCE: f64 = 0.1;
+const RATIO_TOLERANCE: f64 = 0.1;
 /// Instructions hardly move at all: what is left is where memory happens to lie.
-const SLACK_OF_INSTRUCTIONS: f64 = 0.02;
+const INSTRUCTION_TOLERANCE: f64 = 0.02;
 
 /// The comparison of the rows that both reports have.
 #[derive(Debug, Default)]
@@ -54,13 +54,14 @@ impl ReportComparison {
             let same = |new: &&Comparison| new.name == old.name && new.against == old.against;
             let name = format!("{}: {}, beside {}", after.name, old.name, old.against);
             match after.pairs.iter().find(same) {
-                Some(new) => self.hold(&name, None, TOLERANCE, [&old.ratios(), &new.ratios()]),
+                Some(new) => self.hold(&name, None, RATIO_TOLERANCE, [&old.ratios(), &new.ratios()]),
                 None => self.not.push(format!("{name}: not measured now")),
             }
         }
         for old in before.figures.iter().filter(|figure| figure.unit.is_steady()) {
             let name = format!("{}: {}", after.name, old.name);
-            let slack = if old.unit == MeasureUnit::Instructions { SLACK_OF_INSTRUCTIONS } else { TOLERANCE };
+            let slack =
+                if old.unit == MeasureUnit::Instructions { INSTRUCTION_TOLERANCE } else { RATIO_TOLERANCE };
             let same = |new: &&Figure| new.name == old.name;
             match after.figures.iter().find(same) {
                 Some(new) => self.hold(&name, Some(old.unit), slack, [&old.value, &new.value]),

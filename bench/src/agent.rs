@@ -30,7 +30,7 @@ const RESTAGE_LIMIT_SECONDS: f64 = 0.05;
 /// The same for a million, and seconds in which an agent with a million blobs is to be ready.
 const RESTAGE_MILLION_LIMIT_SECONDS: f64 = 2.0;
 /// The disk space of a file, in bytes: a block and an inode, with some to spare.
-const FILE: usize = 8 << 10;
+const DISK_BYTES_PER_FILE: usize = 8 << 10;
 /// How long a command may take.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(900);
 /// How long the agent may take to be ready.
@@ -85,7 +85,7 @@ impl AgentMount {
     /// With a source of so many files, each of which is a blob, or part of one in a mirror if they are `packed`.
     fn stage(lab: &BenchEnv, files: usize, packed: bool) -> Result<Self> {
         let blobs = if packed { 0 } else { files };
-        let room = lab.room("agent", ((files + blobs) * FILE) as u64)?;
+        let room = lab.room("agent", ((files + blobs) * DISK_BYTES_PER_FILE) as u64)?;
         let url = |name: &str| format!("file://{}", room.path().join(name).display());
         let (source, mirror) = (url("source"), packed.then(|| url("mirror")));
         data::tree(&room.path().join("source"), files, FILES_IN_DIRECTORY, 1)?;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::run::{self, RunningProgram};
 
 /// How long reading a file once may take.
-const ONCE: Duration = Duration::from_secs(300);
+const CAT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Reads a file once, and returns the seconds that it took.
 ///
@@ -17,5 +17,5 @@ const ONCE: Duration = Duration::from_secs(300);
 /// It can't be read, or takes too long.
 pub fn cat(path: &Path) -> Result<f64> {
     let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
-    Ok(RunningProgram::start(run::command("cat").arg(path), null)?.wait(ONCE)?.seconds)
+    Ok(RunningProgram::start(run::command("cat").arg(path), null)?.wait(CAT_TIMEOUT)?.seconds)
 }

@@ -17,9 +17,9 @@ use crate::{data, interrupt};
 const ABOUT: &str = "Bytes that lie nowhere near yet, from an S3 server on loopback that has them in memory and checks \
     signatures. Against 8 curls, each of which downloads a range of the same bytes to the same disk.";
 /// The part of a durable download that `--wait` is to reach: it ends when all is durable, too.
-const WANTED_WAIT: f64 = 0.85;
+const WANTED_WAIT_RATIO: f64 = 0.85;
 /// The part of a download that a reader is to reach, who waits for no disk.
-const WANTED_CAT: f64 = 0.7;
+const WANTED_CAT_RATIO: f64 = 0.7;
 const CURL: &str = "curl";
 const CURL_SYNCED: &str = "curl, then fsync";
 
@@ -114,10 +114,10 @@ impl Rounds {
             );
             rows.pairs.push(Comparison { wanted, ..pair });
         };
-        pair("mount --wait", CURL_SYNCED, durable(), of(&self.wait), Some(WANTED_WAIT));
+        pair("mount --wait", CURL_SYNCED, durable(), of(&self.wait), Some(WANTED_WAIT_RATIO));
         pair("mount --wait", CURL, written(), of(&self.wait), None);
         if !self.cat.is_empty() {
-            pair("lazy cat", CURL, written(), of(&self.cat), Some(WANTED_CAT));
+            pair("lazy cat", CURL, written(), of(&self.cat), Some(WANTED_CAT_RATIO));
             pair("lazy cat", CURL_SYNCED, durable(), of(&self.cat), None);
         }
         let mut figure = |what: &str, unit, value| {

@@ -23,7 +23,7 @@ const ABOUT: &str = "What bdnfs takes, from S3 on loopback with an empty cache, 
 const GIB: f64 = (1u64 << 30) as f64;
 const FILE: &str = "file-0.bin";
 /// What is read of a file of any size.
-const LAST: u64 = 4 << 10;
+const TAIL_BYTES: u64 = 4 << 10;
 
 /// Measures all of it.
 ///
@@ -163,7 +163,7 @@ fn same(file: &Path, readers: u64) -> Result<()> {
         RunningProgram::start(run::command("cat").arg(file), null)
     };
     let cats: Vec<_> = (0..readers).map(cat).collect::<Result<_>>()?;
-    cats.into_iter().try_for_each(|cat| cat.wait(fio::JOB).map(drop))
+    cats.into_iter().try_for_each(|cat| cat.wait(fio::FIO_TIMEOUT).map(drop))
 }
 
 fn sizes(lab: &BenchEnv) -> Result<Rows> {
@@ -182,9 +182,14 @@ fn sizes(lab: &BenchEnv) -> Result<Rows> {
             let begin = Instant::now();
             let cost = Cost::of(lab, &bucket, room.path(), false, |mount| {
                 let mut tail = run::command("tail");
-                let ran =
-                    run::run(tail.arg("-c").arg(LAST.to_string()).arg(mount.point().join(FILE)), fio::JOB)?;
-                anyhow::ensure!(ran.out.len() as u64 == LAST, "the last {LAST} bytes were not read");
+                let ran = run::run(
+                    tail.arg("-c").arg(TAIL_BYTES.to_string()).arg(mount.point().join(FILE)),
+                    fio::FIO_TIMEOUT,
+                )?;
+                anyhow::ensure!(
+                    ran.out.len() as u64 == TAIL_BYTES,
+                    "the last {TAIL_BYTES} bytes were not read"
+                );
                 Ok(())
             })?;
             time.push(begin.elapsed().as_secs_f64());

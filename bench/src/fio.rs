@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use crate::run;
 
 /// How long one job may take.
-pub const JOB: Duration = Duration::from_secs(300);
+pub const FIO_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A job file of bench/fio, and the figures that it takes from its environment.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +96,7 @@ pub fn measure(job: &FioJob, path: &Path, size: u64) -> Result<FioResult> {
     command.args(["--output-format=json", "--readonly"]).arg(file.path());
     command.env("FILE", path).env("PART", (size / job.jobs).to_string()).env("JOBS", job.jobs.to_string());
     command.env("SECONDS", job.seconds.to_string()).env("IO", job.random.to_string());
-    let ran = run::run(&mut command, JOB)?;
+    let ran = run::run(&mut command, FIO_TIMEOUT)?;
     Ok(FioResult { rate: parse(&ran.out)?, cpu: ran.cpu, peak: ran.peak })
 }
 

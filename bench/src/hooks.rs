@@ -27,19 +27,19 @@ const PODS: usize = 100;
 /// What is said of many calls: that so many of a hundred are no slower.
 const PERCENTILE: usize = 95;
 /// Seconds that a publication may take which stages nothing. The bind itself is a hundredth of a millisecond of it.
-const PUBLISH: f64 = 0.020;
+const MAX_PUBLISH_SECONDS: f64 = 0.020;
 /// Seconds from the last byte to the answer.
-const GATE: f64 = 0.250;
+const MAX_GATE_SECONDS: f64 = 0.250;
 /// Seconds until nothing of a publication is left.
-const UNPUBLISH: f64 = 0.100;
+const MAX_UNPUBLISH_SECONDS: f64 = 0.100;
 /// Seconds of what is published already.
-const REPUBLISH: f64 = 0.005;
+const MAX_REPUBLISH_SECONDS: f64 = 0.005;
 /// MiB of the driver.
-const DRIVER: f64 = 30.0;
+const MAX_DRIVER_MIB: f64 = 30.0;
 /// The part of the base's speed that a bind of it is to have.
-const WANTED: f64 = 0.98;
+const WANTED_RATIO: f64 = 0.98;
 /// How long an agent may take to take everything down.
-const STOP: Duration = Duration::from_secs(60);
+const DRIVER_STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Measures all of it.
 ///
@@ -129,7 +129,7 @@ impl Drop for BenchNode<'_> {
         let mut command = run::command(&self.lab.bdnfs);
         command.args(["agent", "--stop"]).env("BDNFS_SOCKET", &self.agent.socket);
         // One that does not is ended by its owner.
-        let _ = run::run(&mut command, STOP);
+        let _ = run::run(&mut command, DRIVER_STOP_TIMEOUT);
     }
 }
 
@@ -185,10 +185,10 @@ fn volumes(lab: &BenchEnv, bucket: &BenchBucket) -> Result<Rows> {
     let calls = |what: &str| format!("{what}, of {PODS} at p{PERCENTILE}");
     let more = PODS - 1;
     let figures = vec![
-        figure("gate to return", MeasureUnit::Seconds, GATE, |costs| costs.gate),
-        figure(&calls("publish"), MeasureUnit::Seconds, PUBLISH, |costs| costs.publish),
-        figure(&calls("republish"), MeasureUnit::Seconds, REPUBLISH, |costs| costs.republish),
-        figure(&calls("unpublish"), MeasureUnit::Seconds, UNPUBLISH, |costs| costs.unpublish),
+        figure("gate to return", MeasureUnit::Seconds, MAX_GATE_SECONDS, |costs| costs.gate),
+        figure(&calls("publish"), MeasureUnit::Seconds, MAX_PUBLISH_SECONDS, |costs| costs.publish),
+        figure(&calls("republish"), MeasureUnit::Seconds, MAX_REPUBLISH_SECONDS, |costs| costs.republish),
+        figure(&calls("unpublish"), MeasureUnit::Seconds, MAX_UNPUBLISH_SECONDS, |costs| costs.unpublish),
         // A listing each at the most.
         figure(&format!("requests of {more} more pods"), MeasureUnit::Requests, more as f64, |costs| {
             costs.publish_requests
@@ -198,7 +198,7 @@ fn volumes(lab: &BenchEnv, bucket: &BenchBucket) -> Result<Rows> {
         }),
         // All of it once, and the listings.
         figure(&format!("bytes of {PODS} pods"), MeasureUnit::Fetched, 1.01, |costs| costs.fetched),
-        figure("memory of `bdnfs csi`", MeasureUnit::Mebibytes, DRIVER, |costs| costs.driver),
+        figure("memory of `bdnfs csi`", MeasureUnit::Mebibytes, MAX_DRIVER_MIB, |costs| costs.driver),
     ];
     Ok(Rows { figures, ..Rows::default() })
 }
@@ -214,7 +214,7 @@ fn reads(lab: &BenchEnv, bucket: &BenchBucket, room: &Path) -> Result<Rows> {
         fio::read(&job, &directory.join(cold::name(0)), size(lab))
     })?;
     let name = "sequential 1 MiB through a bind, hot";
-    Ok(Comparison::new(name, MeasureUnit::Megabytes, "the base", sides).wanting(WANTED).into())
+    Ok(Comparison::new(name, MeasureUnit::Megabytes, "the base", sides).wanting(WANTED_RATIO).into())
 }
 
 /// The value that [`PERCENTILE`] of a hundred do not exceed.

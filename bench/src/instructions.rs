@@ -17,7 +17,7 @@ const ABOUT: &str = "Instructions of the functions that every read passes, by va
     lookup, 100 names in a directory of 10,000; presence, the 4,096 blocks of a blob looked for, noted and doubted; rank, the \
     owners of a group of blocks among 200 nodes; verify, one block of 1 MiB.";
 /// How long one count may take: valgrind is some fifty times as slow as the machine.
-const COUNT: Duration = Duration::from_secs(120);
+const CALLGRIND_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often each is done: what its preparation takes is counted by itself, and taken off.
 const TIMES: u32 = 50;
 /// The same comes out each time, but for where memory happens to lie.
@@ -48,7 +48,7 @@ fn callgrind(out: &Path, name: &str, times: u32) -> Result<f64> {
     let this = std::env::current_exe().context("cannot find this program")?;
     let mut command = run::command("valgrind");
     command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", out.display())).arg(this);
-    run::run(command.args(["hot", name, &times.to_string()]), COUNT)?;
+    run::run(command.args(["hot", name, &times.to_string()]), CALLGRIND_TIMEOUT)?;
     let text = fs::read_to_string(out).context("callgrind wrote nothing")?;
     let total =
         text.lines().find_map(|line| line.strip_prefix("totals: ").or(line.strip_prefix("summary: ")));

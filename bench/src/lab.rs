@@ -13,9 +13,9 @@ use tempfile::TempDir;
 use crate::machine;
 
 /// For how long nothing may happen on a disk that is at rest.
-const REST: Duration = Duration::from_millis(30);
+const DISK_IDLE_TIME: Duration = Duration::from_millis(30);
 /// How long that is waited for: a disk that others use never rests.
-const SETTLE: Duration = Duration::from_secs(1);
+const DISK_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A directory of its own, removed at the end. Whatever is mounted in it must have ended by then.
 #[derive(Debug)]
@@ -193,8 +193,8 @@ pub fn settle() {
     rustix::fs::sync();
     let begin = Instant::now();
     let mut before = machine::disks();
-    while begin.elapsed() < SETTLE {
-        std::thread::sleep(REST);
+    while begin.elapsed() < DISK_IDLE_TIMEOUT {
+        std::thread::sleep(DISK_IDLE_TIME);
         let now = machine::disks();
         if now == before {
             return;

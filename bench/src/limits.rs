@@ -18,9 +18,9 @@ use crate::unit::MeasureUnit;
 const ABOUT: &str = "What this machine can do at the most, with any program: the disk with large requests, one thread that copies \
     memory, one connection over loopback, one thread that hashes with BLAKE3.";
 /// What is moved at once: more than any cache of a processor has.
-const PIECE: usize = 64 << 20;
+const CHUNK_BYTES: usize = 64 << 20;
 /// How many pieces, where nothing but memory is moved.
-const PIECES: usize = 16;
+const CHUNKS: usize = 16;
 
 /// What measures a limit in memory, in MB/s.
 type Limit = fn() -> Result<f64>;
@@ -53,7 +53,7 @@ fn size(lab: &BenchEnv) -> u64 {
 
 fn disk(lab: &BenchEnv) -> Result<Rows> {
     let (mut written, mut read) = (Samples::default(), Samples::default());
-    let mut piece = vec![0; PIECE];
+    let mut piece = vec![0; CHUNK_BYTES];
     Noise::new(1).fill(&mut piece);
     for _ in 0..lab.sizes.more() {
         interrupt::check()?;
@@ -61,11 +61,11 @@ fn disk(lab: &BenchEnv) -> Result<Rows> {
         let path = room.path().join("file");
         let begin = Instant::now();
         let mut file = File::create_new(&path).context("cannot make a file")?;
-        for _ in 0..size(lab).div_ceil(PIECE as u64) {
+        for _ in 0..size(lab).div_ceil(CHUNK_BYTES as u64) {
             file.write_all(&piece).context("cannot write a file")?;
         }
         file.sync_all().context("cannot make a file durable")?;
-        let bytes = size(lab).next_multiple_of(PIECE as u64);
+        let bytes = size(lab).next_multiple_of(CHUNK_BYTES as u64);
         written.push(bytes as f64 / 1e6 / begin.elapsed().as_secs_f64());
         lab.drop_pages(&path)?;
         let job = FioJob { text: jobs::SEQUENTIAL_DROPPED, jobs: 2, seconds: 0, random: 0 };
@@ -77,17 +77,17 @@ fn disk(lab: &BenchEnv) -> Result<Rows> {
 }
 
 fn rate(pieces: usize, begin: Instant) -> f64 {
-    (pieces * PIECE) as f64 / 1e6 / begin.elapsed().as_secs_f64()
+    (pieces * CHUNK_BYTES) as f64 / 1e6 / begin.elapsed().as_secs_f64()
 }
 
 fn copy() -> Result<f64> {
-    let (from, mut to) = (vec![1u8; PIECE], vec![0u8; PIECE]);
+    let (from, mut to) = (vec![1u8; CHUNK_BYTES], vec![0u8; CHUNK_BYTES]);
     let begin = Instant::now();
-    for _ in 0..PIECES {
+    for _ in 0..CHUNKS {
         to.copy_from_slice(std::hint::black_box(&from));
         std::hint::black_box(&mut to);
     }
-    Ok(rate(PIECES, begin))
+    Ok(rate(CHUNKS, begin))
 }
 
 fn loopback() -> Result<f64> {
@@ -95,11 +95,11 @@ fn loopback() -> Result<f64> {
     let address = listener.local_addr().context("cannot listen on loopback")?;
     let sender = std::thread::spawn(move || -> std::io::Result<()> {
         let (mut stream, _) = listener.accept()?;
-        let piece = vec![1; PIECE];
-        (0..PIECES).try_for_each(|_| stream.write_all(&piece))
+        let piece = vec![1; CHUNK_BYTES];
+        (0..CHUNKS).try_for_each(|_| stream.write_all(&piece))
     });
     let mut stream = TcpStream::connect(address).context("cannot connect over loopback")?;
-    let (mut buffer, mut left) = (vec![0; 1 << 20], PIECES * PIECE);
+    let (mut buffer, mut left) = (vec![0; 1 << 20], CHUNKS * CHUNK_BYTES);
     let begin = Instant::now();
     while left > 0 {
         match stream.read(&mut buffer).context("cannot read over loopback")? {
@@ -107,7 +107,7 @@ fn loopback() -> Result<f64> {
             read => left -= read,
         }
     }
-    let rate = rate(PIECES, begin);
+    let rate = rate(CHUNKS, begin);
     match sender.join() {
         Ok(sent) => sent.context("cannot send over loopback").map(|()| rate),
         Err(_) => bail!("a thread failed"),
@@ -116,10 +116,10 @@ fn loopback() -> Result<f64> {
 
 fn hash() -> Result<f64> {
     let mut work = hot::all().get("verify").context("verify is missing")?()?;
-    let blocks = PIECE >> 20;
+    let blocks = CHUNK_BYTES >> 20;
     let begin = Instant::now();
-    (0..PIECES * blocks).for_each(|_| {
+    (0..CHUNKS * blocks).for_each(|_| {
         std::hint::black_box(work());
     });
-    Ok(rate(PIECES, begin))
+    Ok(rate(CHUNKS, begin))
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::run;
 
 /// How long setting it up may take.
-const SET: Duration = Duration::from_secs(10);
+const LINK_SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// What may be sent at once: a few of the largest packets that loopback knows, so that the rate is what limits.
 const BURST: &str = "256kb";
 /// How long a packet may wait for its turn: enough to keep the link full, as a switch does.
@@ -30,7 +30,8 @@ impl ShapedLink {
         let link = Self { name: format!("bdnfs-bench-{}", std::process::id()) };
         let name = link.name.as_str();
         let set = |program: &str, arguments: &[&str]| {
-            run::run(run::command(program).args(arguments), SET).context("cannot make a network namespace")
+            run::run(run::command(program).args(arguments), LINK_SETUP_TIMEOUT)
+                .context("cannot make a network namespace")
         };
         set("ip", &["netns", "add", name])?;
         set("ip", &["-n", name, "link", "set", "lo", "up"])?;

@@ -23,13 +23,13 @@ const ABOUT: &str = "Programs that load models and data sets, all of it local, t
     Then the same model with nothing local, from S3 on loopback: seconds since `bdnfs mount` began, beside 8 curls that \
     download all of it before anything can begin.";
 /// The part of native speed that what is local is to reach.
-const WANTED: f64 = 0.95;
+const WANTED_RATIO: f64 = 0.95;
 /// How long one loader may take.
-const LOAD: Duration = Duration::from_secs(300);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 const SHARDS: u64 = 4;
 const SHARD: &str = "model-00001-of-00004.safetensors";
 /// The size of a file of a data set: a label's, a thumbnail's.
-const SMALL: usize = 8 << 10;
+const SMALL_FILE_BYTES: usize = 8 << 10;
 const WORKERS: &str = "8";
 const DOWNLOADED: &str = "8 curls first";
 
@@ -75,8 +75,8 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
         model(directory, size)?;
         data::file(&directory.join("tokens.bin"), size)
     })?;
-    with(lab, report, &FILES, (small * 2 * SMALL) as u64, |directory| {
-        data::tree(directory, small, FILES_IN_DIRECTORY, SMALL)
+    with(lab, report, &FILES, (small * 2 * SMALL_FILE_BYTES) as u64, |directory| {
+        data::tree(directory, small, FILES_IN_DIRECTORY, SMALL_FILE_BYTES)
     })?;
     report.measure("a model from S3", || begin(lab, size))
 }
@@ -133,7 +133,7 @@ impl LoaderFiles {
             (case.load)(lab, directory)
         })?;
         let name = format!("{}, {}", case.name, if hot { "hot" } else { "dropped" });
-        Ok(Comparison::new(&name, case.unit, &lab.native, sides).wanting(WANTED))
+        Ok(Comparison::new(&name, case.unit, &lab.native, sides).wanting(WANTED_RATIO))
     }
 }
 
@@ -175,16 +175,16 @@ fn tar(lab: &BenchEnv, directory: &Path) -> Result<f64> {
     // GNU tar reads nothing when it sees that it writes to /dev/null.
     let mut command = run::command("sh");
     command.args(["-c", "tar -C \"$1\" -cf - . | wc -c", "sh"]).arg(directory);
-    let ran = run::run(&mut command, LOAD)?;
+    let ran = run::run(&mut command, LOAD_TIMEOUT)?;
     let bytes: usize = ran.out.trim().parse().context("tar said no size")?;
-    ensure!(bytes > lab.sizes.small * SMALL, "tar wrote {bytes} bytes only");
+    ensure!(bytes > lab.sizes.small * SMALL_FILE_BYTES, "tar wrote {bytes} bytes only");
     Ok(lab.sizes.small as f64 / ran.seconds)
 }
 
 /// Runs a loader, and returns the two numbers that it prints.
 fn python(lab: &BenchEnv, script: &str, path: &Path, arguments: &[&str]) -> Result<[f64; 2]> {
     let program = lab.venv("python3").unwrap_or_else(|| PathBuf::from("python3"));
-    let ran = run::run(run::command(program).args(["-c", script]).arg(path).args(arguments), LOAD)?;
+    let ran = run::run(run::command(program).args(["-c", script]).arg(path).args(arguments), LOAD_TIMEOUT)?;
     let mut numbers = ran.out.split_whitespace().filter_map(|number| number.parse().ok());
     numbers.next().zip(numbers.next()).map(|(one, two)| [one, two]).context("a loader said no figures")
 }
@@ -240,7 +240,7 @@ fn load(lab: &BenchEnv, directory: &Path) -> Result<f64> {
 /// Seconds that reading the beginning of a shard takes.
 fn head(directory: &Path) -> Result<f64> {
     let mut command = run::command("head");
-    Ok(run::run(command.args(["-c", "1"]).arg(directory.join(SHARD)), LOAD)?.seconds)
+    Ok(run::run(command.args(["-c", "1"]).arg(directory.join(SHARD)), LOAD_TIMEOUT)?.seconds)
 }
 
 /// Seconds that reading a shard takes.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::run;
 
 /// How long git may take to name its revision.
-const GIT: Duration = Duration::from_secs(10);
+const GIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long this machine's processors have worked, and how long they would have if others had let them (proc_stat(5)).
 #[derive(Clone, Copy, Debug, Default)]
@@ -187,7 +187,7 @@ fn field(path: &str, name: &str) -> String {
 
 /// What git calls the sources that this was built from, as far as the current directory tells.
 fn revision() -> String {
-    let said = run::run(run::command("git").args(["describe", "--always", "--dirty"]), GIT);
+    let said = run::run(run::command("git").args(["describe", "--always", "--dirty"]), GIT_TIMEOUT);
     said.map_or_else(|_| "unknown".to_owned(), |ran| ran.out.trim().to_owned())
 }
 

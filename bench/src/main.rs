@@ -57,50 +57,50 @@ use machine::{HostInfo, Ticks};
 use probe::TreeProbe;
 use report::BenchReport;
 
-/// The text that tells the figures.
-const TEXT: &str = "docs/performance.md";
+/// The page with the figures.
+const FIGURES_PAGE: &str = "docs/performance.md";
 /// What a shell reports of a process that SIGINT ended.
-const INTERRUPTED: u8 = 130;
+const INTERRUPTED_EXIT_CODE: u8 = 130;
 
 /// Measure bdnfs on this machine; writes NAME.json and NAME.md
 #[derive(Debug, Parser)]
 #[command(name = "bdnfs-bench", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
 struct MeasureArgs {
-    /// Small sizes and three runs: see that everything works; trust no figure
+    /// Small sizes and three turns, to see that everything works; trust no figure
     #[arg(long)]
     quick: bool,
-    /// Less of everything, but every row five times: for a small machine, in half an hour
+    /// Smaller sizes, but five turns a row: for a small machine, in half an hour
     #[arg(long, conflicts_with = "quick")]
     medium: bool,
     /// Bytes of a large file, or of all files of a group; by default 4G
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteSize>,
-    /// Where to keep files meanwhile, on the disk that is to be measured; by default target/bench in bdnfs's sources, elsewhere
+    /// Directory for temporary files, on the disk to be measured; by default target/bench in bdnfs's sources, elsewhere
     /// the current directory
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Where to write the report; by default bench/results in bdnfs's sources, elsewhere the current directory
     #[arg(long)]
     out: Option<PathBuf>,
-    /// What to call it; by default the date
+    /// Name of the report; by default the date
     #[arg(long)]
     name: Option<String>,
-    /// How often to measure everything; by default 5 times
+    /// Turns of each row; by default 5
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     runs: Option<u8>,
-    /// Measure only these
+    /// Measure only these groups
     #[arg(long, value_enum, value_name = "GROUP", num_args = 1..)]
     only: Vec<GroupName>,
-    /// Keep what a report of the same name has of other groups
+    /// Keep the other groups of an existing report of this name
     #[arg(long)]
     keep: bool,
-    /// Write the figures into docs/performance.md, too
+    /// Also write the figures into docs/performance.md
     #[arg(long)]
     publish: bool,
-    /// Begin no row after so long; each group has a share of it, and what one leaves the next ones have
+    /// Start no row after this time; each group has a share of it, and its rest goes to those after it
     #[arg(long, value_name = "TIME", default_value = "2h")]
     limit: humantime::Duration,
-    /// Hold the result against an earlier report, and fail where it is worse; measures only groups that it has
+    /// Compare with an earlier report, and fail where a row is worse; measures only the groups of that report
     #[arg(long, value_name = "JSON")]
     against: Option<PathBuf>,
     #[command(subcommand)]
@@ -170,7 +170,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bdnfs-bench: {error:#}");
-            if error.is::<Interrupted>() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
+            if error.is::<Interrupted>() { ExitCode::from(INTERRUPTED_EXIT_CODE) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -180,8 +180,8 @@ fn measure(cli: &MeasureArgs) -> Result<()> {
     // Before anything is measured, it is known whether it can be judged.
     let old = cli.against.as_deref().map(BenchReport::read).transpose()?;
     anyhow::ensure!(
-        !cli.publish || Path::new(TEXT).is_file(),
-        "{TEXT} is not here; --publish needs bdnfs's sources"
+        !cli.publish || Path::new(FIGURES_PAGE).is_file(),
+        "{FIGURES_PAGE} is not here; --publish needs bdnfs's sources"
     );
     let now = SystemTime::now();
     let name = cli
@@ -213,7 +213,7 @@ fn measure(cli: &MeasureArgs) -> Result<()> {
     }
     paths.iter().flatten().for_each(|path| println!("{}", path.display()));
     if cli.publish {
-        docs::write(Path::new(TEXT), Some(&format!("../{}/{name}.json", out.display())))?;
+        docs::write(Path::new(FIGURES_PAGE), Some(&format!("../{}/{name}.json", out.display())))?;
     }
     eprint!("{}", report.noise());
     old.map_or(Ok(()), |old| judge(&old, &report))

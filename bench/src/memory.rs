@@ -16,9 +16,9 @@ use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "A tree that an index lists, mounted, and none of it read.";
 /// Seconds in which the tree is to be there once its listing is.
-const SECONDS: f64 = 5.0;
+const MAX_MOUNT_SECONDS: f64 = 5.0;
 /// MiB of memory that the agent is to need at the most.
-const MEMORY: f64 = 200.0;
+const MAX_MEMORY_MIB: f64 = 200.0;
 
 /// Measures all of it.
 ///
@@ -73,15 +73,15 @@ impl MemoryFigures {
                 "mounted, since the end of the listing",
                 MeasureUnit::Seconds,
                 self.after_listing,
-                Some(SECONDS),
+                Some(MAX_MOUNT_SECONDS),
             ),
             figure("mounted, in all", MeasureUnit::Seconds, self.in_all, None),
-            figure("memory of the daemon", MeasureUnit::Mebibytes, self.resident, Some(MEMORY)),
+            figure("memory of the daemon", MeasureUnit::Mebibytes, self.resident, Some(MAX_MEMORY_MIB)),
             figure(
                 "the same, after a walk over all files",
                 MeasureUnit::Mebibytes,
                 self.walked,
-                Some(MEMORY),
+                Some(MAX_MEMORY_MIB),
             ),
             figure("its peak, while listing", MeasureUnit::Mebibytes, self.peak, None),
         ];

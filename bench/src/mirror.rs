@@ -15,7 +15,7 @@ use crate::report::{BenchReport, Comparison, Figure, Rows};
 use crate::run::{self, RunningProgram};
 use crate::s3::{self, BucketObject};
 use crate::samples::{Samples, Side, in_turn};
-use crate::staging::{FEWER, SMALL};
+use crate::staging::{STAGED_FILE_BYTES, TREE_FILES_PER_STAGED_FILE};
 use crate::unit::MeasureUnit;
 use crate::{cold, interrupt};
 
@@ -26,14 +26,14 @@ const ABOUT: &str = "Source and mirror lie on one S3 server on loopback. Adding 
     once more with a server that takes 10 ms to begin each answer, less than object stores do for who is in their region. Where one GET a \
     file takes long, as many files as tell the rate are fetched so; bdnfs without the mirror, one directory of 1,000.";
 /// The part of a download and an upload that adding is to reach.
-const WANTED_ADD: f64 = 0.6;
+const WANTED_ADD_RATIO: f64 = 0.6;
 /// The part of a parallel download that staging is to reach.
-const WANTED_STAGE: f64 = 0.85;
+const WANTED_STAGE_RATIO: f64 = 0.85;
 /// How much faster packs are to be than one request a file.
-const WANTED_PACKED: f64 = 10.0;
+const WANTED_PACKED_RATIO: f64 = 10.0;
 /// The size of a tiny file: a sample of a few hundred tokens.
-const TINY: usize = 4 << 10;
-const RATE: &str = "1gbit";
+const TINY_FILE_BYTES: usize = 4 << 10;
+const LINK_RATE: &str = "1gbit";
 /// How late a store answers that is not on this machine. Amazon names 100 to 200 ms for small objects (its manual's chapter
 /// on performance), who measures from within a region finds 10 to 30: this is kind to one GET a file.
 const STORE_LATENCY: Duration = Duration::from_millis(10);
@@ -45,13 +45,15 @@ const FILES_PER_CURL: usize = 250;
 /// # Errors
 /// Interruption only.
 pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
-    let (tiny, small) = (2 * lab.sizes.small, lab.sizes.small / FEWER);
+    let (tiny, small) = (2 * lab.sizes.small, lab.sizes.small / TREE_FILES_PER_STAGED_FILE);
     let size = lab.sizes.size;
     let sizes = format!("{} MiB, of text {} MiB.", size >> 20, text_size(lab) >> 20);
     report.group("mirror", "Mirror", format!("{ABOUT} {sizes}"));
     report.measure("add", || add(lab))?;
     report.measure("one large file", || large(lab))?;
-    for (name, files, bytes) in [("files of 4 KiB", tiny, TINY), ("files of 64 KiB", small, SMALL)] {
+    for (name, files, bytes) in
+        [("files of 4 KiB", tiny, TINY_FILE_BYTES), ("files of 64 KiB", small, STAGED_FILE_BYTES)]
+    {
         report.measure(name, || packed(lab, &format!("{files} {name}"), files, bytes))?;
     }
     report.measure("text", || text(lab))
@@ -73,7 +75,7 @@ fn add(lab: &BenchEnv) -> Result<Comparison> {
         Ok(size as f64 / 1e6 / seconds)
     })?;
     Ok(Comparison::new("mirror add", MeasureUnit::Megabytes, "aws s3 cp down and up", sides)
-        .wanting(WANTED_ADD))
+        .wanting(WANTED_ADD_RATIO))
 }
 
 fn large(lab: &BenchEnv) -> Result<Comparison> {
@@ -89,7 +91,7 @@ fn large(lab: &BenchEnv) -> Result<Comparison> {
         Ok(size as f64 / 1e6 / seconds)
     })?;
     let pair = Comparison::new("one large file, cold", MeasureUnit::Megabytes, "8 curls, then fsync", sides);
-    Ok(pair.wanting(WANTED_STAGE))
+    Ok(pair.wanting(WANTED_STAGE_RATIO))
 }
 
 fn packed(lab: &BenchEnv, name: &str, files: usize, bytes: usize) -> Result<Rows> {
@@ -106,7 +108,7 @@ fn packed(lab: &BenchEnv, name: &str, files: usize, bytes: usize) -> Result<Rows
 
 /// Staging from the mirror, beside one curl, beside many, and beside bdnfs without the mirror.
 fn beside(lab: &BenchEnv, bucket: &BenchBucket, name: &str) -> Result<Vec<Comparison>> {
-    let others = [1, s3::RANGES as usize];
+    let others = [1, s3::PARALLEL_RANGES as usize];
     let objects = bucket.objects()?;
     let all = objects.len();
     let (mut curls, mut origin, mut mirror) =
@@ -126,7 +128,8 @@ fn beside(lab: &BenchEnv, bucket: &BenchBucket, name: &str) -> Result<Vec<Compar
         mirror.push(all as f64 / seconds);
     }
     let pair = |against: &str, baseline: Samples| {
-        Comparison::new(name, MeasureUnit::Files, against, [baseline, mirror.clone()]).wanting(WANTED_PACKED)
+        Comparison::new(name, MeasureUnit::Files, against, [baseline, mirror.clone()])
+            .wanting(WANTED_PACKED_RATIO)
     };
     let [one, several] = curls;
     Ok(vec![
@@ -146,7 +149,7 @@ fn one_by_one(bucket: &BenchBucket, objects: &[BucketObject], curls: usize, room
         RunningProgram::start(curl.current_dir(room), null)
     });
     let curls: Vec<_> = curls.collect::<Result<_>>()?;
-    curls.into_iter().try_for_each(|curl| curl.wait(s3::DOWNLOAD).map(drop))?;
+    curls.into_iter().try_for_each(|curl| curl.wait(s3::DOWNLOAD_TIMEOUT).map(drop))?;
     clients::sync(room)?;
     Ok(begin.elapsed().as_secs_f64())
 }
@@ -157,7 +160,7 @@ fn text_size(lab: &BenchEnv) -> u64 {
 
 /// Text, which the mirror compresses, over a link that is slower than the machine.
 fn text(lab: &BenchEnv) -> Result<Rows> {
-    let link = ShapedLink::new(RATE)?;
+    let link = ShapedLink::new(LINK_RATE)?;
     let size = text_size(lab);
     let bucket = BenchBucket::behind(lab, Some(link), size, |directory| {
         data::text(&directory.join("text.csv"), size)

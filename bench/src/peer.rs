@@ -20,9 +20,9 @@ const ABOUT: &str = "Two agents, each in a network namespace of its own; one has
     reads it from there over mutual TLS. Beside it: the same file on the disk's own file system, and the same node without peers, \
     which reads the mirror without TLS. All of them share the processors of one machine.";
 /// As fast as the processors are: the links are not to be what limits.
-const RATE: &str = "40gbit";
+const LINK_RATE: &str = "40gbit";
 const FILE: &str = "weights";
-const NEIGHBOUR: &str = "has-it";
+const HOLDER_ID: &str = "has-it";
 
 /// Measures it.
 ///
@@ -69,11 +69,11 @@ impl AgentPair {
         let room = lab.room("peer", 4 * size)?;
         let native = room.path().join(FILE);
         data::file(&native, size)?;
-        let Some(cluster) = TestCluster::new(RATE) else { bail!("there can be no networks here") };
+        let Some(cluster) = TestCluster::new(LINK_RATE) else { bail!("there can be no networks here") };
         tried(move || {
             cluster.publish(&[(FILE, size as usize)]);
-            let machine = Machine::new().with_cache(&room.path().join(NEIGHBOUR));
-            let neighbour = cluster.node_on(machine, NEIGHBOUR, RATE, "");
+            let machine = Machine::new().with_cache(&room.path().join(HOLDER_ID));
+            let neighbour = cluster.node_on(machine, HOLDER_ID, LINK_RATE, "");
             neighbour.stage().1.succeeds();
             Self { _neighbour: neighbour, cluster, native, nodes: Cell::new(0), room }
         })
@@ -87,11 +87,11 @@ impl AgentPair {
         tried(|| {
             let machine = Machine::new().with_cache(&home.path().join("cache"));
             let node = if peers {
-                let node = self.cluster.node_on(machine, &format!("new-{number}"), RATE, "");
+                let node = self.cluster.node_on(machine, &format!("new-{number}"), LINK_RATE, "");
                 node.knows(2);
                 node
             } else {
-                self.cluster.standalone_node(machine, RATE)
+                self.cluster.standalone_node(machine, LINK_RATE)
             };
             settle();
             work(&node)

@@ -13,9 +13,9 @@ use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
 use crate::{data, run};
 
 /// How long a probe may take.
-const PROBE: Duration = Duration::from_secs(600);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(600);
 /// What is read of a file at once; the files are no larger.
-const BUFFER: usize = 64 << 10;
+const READ_BUFFER_BYTES: usize = 64 << 10;
 
 /// A loop over a tree that [`data::tree`] made.
 #[derive(Clone, Debug, clap::Args)]
@@ -69,7 +69,7 @@ impl TreeProbe {
         {
             command.arg(name).arg(value.to_string());
         }
-        let ran = run::run(&mut command, PROBE)?;
+        let ran = run::run(&mut command, PROBE_TIMEOUT)?;
         let seconds: f64 = ran.out.trim().parse().context("the probe said no time")?;
         Ok(self.files as f64 / seconds)
     }
@@ -122,7 +122,7 @@ impl TreeProbe {
     }
 
     fn work(&self, root: BorrowedFd<'_>, paths: &[CString]) -> Result<usize> {
-        let mut buffer = vec![0; BUFFER];
+        let mut buffer = vec![0; READ_BUFFER_BYTES];
         let mut files = 0;
         for path in paths {
             match self.what {
@@ -154,7 +154,7 @@ fn stat(root: BorrowedFd<'_>, path: &CString) -> Result<()> {
 
 fn walk(root: BorrowedFd<'_>, path: &CString) -> Result<usize> {
     let directory = open(root, path, OFlags::DIRECTORY)?;
-    let mut buffer = Vec::with_capacity(BUFFER);
+    let mut buffer = Vec::with_capacity(READ_BUFFER_BYTES);
     let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
     let mut files = 0;
     while let Some(entry) = entries.next() {

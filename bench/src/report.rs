@@ -21,16 +21,16 @@ pub use markdown::quantity;
 pub use rows::{Comparison, Figure, Growth, Rows};
 
 /// The version of the JSON. It changes when a reader of the old one would misread the new one.
-const FORMAT: u32 = 2;
+const REPORT_VERSION: u32 = 2;
 /// How far the medians of two runs of one build may lie apart.
-pub const CLOSE: f64 = 0.1;
-/// A row whose median is known no closer than this is marked. Two medians that are known so well lie [`CLOSE`] to each other, as
+pub const CLOSE_RATIO: f64 = 0.1;
+/// A row whose median is known no closer than this is marked. Two medians that are known so well lie [`CLOSE_RATIO`] to each other, as
 /// surely as each lies in its interval: errors that know nothing of each other add up as the sides of a right angle do.
-pub const NOISY: f64 = CLOSE * std::f64::consts::FRAC_1_SQRT_2;
+pub const NOISY_REACH: f64 = CLOSE_RATIO * std::f64::consts::FRAC_1_SQRT_2;
 /// A processor may have so much other work when a group begins; of what the last group left, half a minute is told.
-const BUSY: f64 = 0.5;
+const BUSY_LOAD: f64 = 0.5;
 /// The part of the processors' time that the machine below may take away before it is told.
-const STOLEN: f64 = 0.02;
+const MAX_STOLEN_SHARE: f64 = 0.02;
 
 /// Everything that a run found out.
 #[derive(Debug, Deserialize, Serialize)]
@@ -112,7 +112,7 @@ impl RowGroup {
 impl BenchReport {
     /// A report without rows.
     pub fn new(machine: HostInfo, sizes: Sizes) -> Self {
-        Self { format: FORMAT, machine, sizes, groups: Vec::new(), until: None }
+        Self { format: REPORT_VERSION, machine, sizes, groups: Vec::new(), until: None }
     }
 
     /// From now on no row is begun after `until`.
@@ -132,8 +132,12 @@ impl BenchReport {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let other = || format!("{} is no report of a benchmark", path.display());
         let head: FormatVersion = serde_json::from_str(&text).with_context(other)?;
-        if head.format != FORMAT {
-            bail!("{} has format {}, and this program reads format {FORMAT}", path.display(), head.format);
+        if head.format != REPORT_VERSION {
+            bail!(
+                "{} has format {}, and this program reads format {REPORT_VERSION}",
+                path.display(),
+                head.format
+            );
         }
         serde_json::from_str(&text).with_context(other)
     }

@@ -12,7 +12,7 @@ use crate::lab::BenchEnv;
 use crate::probe::{ProbeKind, TreeProbe};
 use crate::report::{BenchReport, Comparison, Rows};
 use crate::samples::Samples;
-use crate::staging::{FEWER, SMALL};
+use crate::staging::{STAGED_FILE_BYTES, TREE_FILES_PER_STAGED_FILE};
 use crate::unit::MeasureUnit;
 use crate::{data, interrupt, run};
 
@@ -26,9 +26,9 @@ const ABOUT: &str = "The same bucket on an S3 server on loopback that checks sig
     the first byte, which is that of another large file. Once more: the page cache was dropped, so what comes back at once was \
     kept on the disk.";
 /// The large files: of the first of them one byte is read, which has some file systems fetch all of it.
-const LARGE: [&str; 3] = ["first.bin", "large.bin", "other.bin"];
+const LARGE_FILES: [&str; 3] = ["first.bin", "large.bin", "other.bin"];
 /// How many bytes single pages are read from at random. Each is a request for who keeps nothing.
-const RANDOM: u64 = 1 << 20;
+const RANDOM_READ_BYTES: u64 = 1 << 20;
 
 /// A task, its unit, and what is called done.
 struct RivalTask {
@@ -52,7 +52,7 @@ type Results = [f64; TASKS.len()];
 /// # Errors
 /// Interruption only.
 pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
-    let (size, files) = (lab.sizes.size / 8, lab.sizes.small / FEWER);
+    let (size, files) = (lab.sizes.size / 8, lab.sizes.small / TREE_FILES_PER_STAGED_FILE);
     let about = format!("{ABOUT} Large files: {} MiB each; {files} small ones of 64 KiB.", size >> 20);
     report.group("rivals", "Beside other file systems", about);
     report.contest();
@@ -65,11 +65,14 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     }
     let mut failed = Vec::new();
     report.measure("the bucket", || {
-        let bucket =
-            BenchBucket::new(lab, LARGE.len() as u64 * size + (files * SMALL) as u64, |directory| {
-                data::tree(&directory.join("small"), files, data::FILES_IN_DIRECTORY, SMALL)?;
-                LARGE.iter().try_for_each(|name| data::file(&directory.join(name), size))
-            })?;
+        let bucket = BenchBucket::new(
+            lab,
+            LARGE_FILES.len() as u64 * size + (files * STAGED_FILE_BYTES) as u64,
+            |directory| {
+                data::tree(&directory.join("small"), files, data::FILES_IN_DIRECTORY, STAGED_FILE_BYTES)?;
+                LARGE_FILES.iter().try_for_each(|name| data::file(&directory.join(name), size))
+            },
+        )?;
         compare(lab, &bucket, &here, &mut failed)
     })?;
     failed.iter().for_each(|(name, why)| report.miss(name, why));
@@ -120,16 +123,16 @@ fn compare(
 
 /// Does all tasks in a mount that took `took` seconds to be there.
 fn tasks(lab: &BenchEnv, took: f64, point: &Path) -> Result<Results> {
-    let [first, large, other] = LARGE.map(|name| point.join(name));
+    let [first, large, other] = LARGE_FILES.map(|name| point.join(name));
     let begin = Instant::now();
-    run::run(run::command("head").args(["-c", "1"]).arg(&first), fio::JOB)?;
+    run::run(run::command("head").args(["-c", "1"]).arg(&first), fio::FIO_TIMEOUT)?;
     let first = took + begin.elapsed().as_secs_f64();
-    let (size, files) = (lab.sizes.size / 8, lab.sizes.small / FEWER);
+    let (size, files) = (lab.sizes.size / 8, lab.sizes.small / TREE_FILES_PER_STAGED_FILE);
     let rate = |seconds: f64| size as f64 / 1e6 / seconds;
     let cold = rate(cat(&large)?);
     lab.drop_caches()?;
     let again = rate(cat(&large)?);
-    let job = FioJob { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: RANDOM };
+    let job = FioJob { text: jobs::RANDOM_DROPPED, jobs: 1, seconds: 0, random: RANDOM_READ_BYTES };
     let random = fio::read(&job, &other, size)?;
     let small = point.join("small");
     let probe = |what, threads| {

@@ -15,7 +15,7 @@ use crate::interrupt;
 use crate::process::ProcessStats;
 
 /// How soon a signal is noticed while a command runs. The command's own end is noticed at once.
-const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const SIGNAL_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The result of a command.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl RunningProgram {
     fn until(&self, limit: Duration) -> Result<()> {
         let fd = pidfd_open(self.pid, PidfdFlags::empty()).context("cannot watch a process")?;
         while self.begin.elapsed() < limit {
-            match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&SLICE)) {
+            match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&SIGNAL_POLL_INTERVAL)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => interrupt::check()?,
                 Ok(_) => return Ok(()),
                 Err(error) => return Err(error).context("cannot watch a process"),

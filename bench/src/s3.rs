@@ -13,11 +13,11 @@ use crate::link::{self, ShapedLink};
 use crate::run::{self, RunningProgram};
 
 /// How long the server may take to listen.
-const START: Duration = Duration::from_secs(10);
+const SERVER_START_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a download may take.
-pub const DOWNLOAD: Duration = Duration::from_secs(900);
+pub const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(900);
 /// How many ranges are downloaded at once.
-pub const RANGES: u64 = 8;
+pub const PARALLEL_RANGES: u64 = 8;
 /// The bucket, a directory below the server's root.
 pub const BUCKET: &str = "bucket";
 /// Keys that open nothing else: the server checks signatures, since checking them is part of what a client waits for.
@@ -140,7 +140,7 @@ impl S3Process {
     /// A line that it says, or will soon.
     fn line(&self, number: usize) -> Result<String> {
         let begin = Instant::now();
-        while begin.elapsed() < START {
+        while begin.elapsed() < SERVER_START_TIMEOUT {
             let said = self.said()?;
             if let Some(line) =
                 said.split_inclusive('\n').nth(number).and_then(|line| line.strip_suffix('\n'))
@@ -149,7 +149,7 @@ impl S3Process {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        bail!("the S3 server says nothing for {} s", START.as_secs())
+        bail!("the S3 server says nothing for {} s", SERVER_START_TIMEOUT.as_secs())
     }
 
     /// All that it has said. The file's position is the server's own, and stays.
@@ -176,13 +176,13 @@ impl S3Process {
         ]
     }
 
-    /// Downloads `objects` into `directory` with [`RANGES`] curls at once, each of which writes its own part of a file.
+    /// Downloads `objects` into `directory` with [`PARALLEL_RANGES`] curls at once, each of which writes its own part of a file.
     ///
     /// # Errors
     /// curl is not installed or fails.
     pub fn download(&self, objects: &[BucketObject], directory: &Path) -> Result<Download> {
         let begin = Instant::now();
-        let each = RANGES / objects.len() as u64;
+        let each = PARALLEL_RANGES / objects.len() as u64;
         let (mut files, mut curls) = (Vec::new(), Vec::new());
         for object in objects {
             let path = directory.join(&object.key);
@@ -200,7 +200,7 @@ impl S3Process {
             }
             files.push(file);
         }
-        let ran: Vec<_> = curls.into_iter().map(|curl| curl.wait(DOWNLOAD)).collect::<Result<_>>()?;
+        let ran: Vec<_> = curls.into_iter().map(|curl| curl.wait(DOWNLOAD_TIMEOUT)).collect::<Result<_>>()?;
         let written = begin.elapsed().as_secs_f64();
         files.iter().try_for_each(File::sync_all).context("cannot make the download durable")?;
         let durable = begin.elapsed().as_secs_f64();

@@ -21,16 +21,16 @@ const ABOUT: &str = "A bucket is copied to the local disk, from the command's st
 const WANTED_RATIO: f64 = 0.85;
 const CURL: &str = "8 curls";
 /// The size of a small file: what [`crate::probe`] reads at once.
-pub const SMALL: usize = 64 << 10;
+pub const STAGED_FILE_BYTES: usize = 64 << 10;
 /// How many of the tree's small files there are to one of these.
-pub const FEWER: usize = 25;
+pub const TREE_FILES_PER_STAGED_FILE: usize = 25;
 
 /// Measures all of it.
 ///
 /// # Errors
 /// Interruption only.
 pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
-    let (size, files) = (lab.sizes.size / 2, lab.sizes.small / FEWER);
+    let (size, files) = (lab.sizes.size / 2, lab.sizes.small / TREE_FILES_PER_STAGED_FILE);
     let about = format!("{ABOUT} Large: 4 files, {} MiB in all. Small: {files} files of 64 KiB.", size >> 20);
     report.group("staging", "Staging", about);
     for client in CopyClient::ALL {
@@ -47,8 +47,8 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
 /// # Errors
 /// The disk fails, or the server does not start.
 pub fn small(lab: &BenchEnv, files: usize) -> Result<BenchBucket> {
-    BenchBucket::new(lab, (files * SMALL) as u64, |directory| {
-        data::tree(directory, files, data::FILES_IN_DIRECTORY, SMALL)
+    BenchBucket::new(lab, (files * STAGED_FILE_BYTES) as u64, |directory| {
+        data::tree(directory, files, data::FILES_IN_DIRECTORY, STAGED_FILE_BYTES)
     })
 }
 
@@ -77,7 +77,7 @@ fn compare(lab: &BenchEnv, name: &str, bucket: &BenchBucket) -> Result<Rows> {
             let [cold, warm] = bucket.in_room(lab, |room| staged(lab, bucket, room, options))?;
             first.entry(kind).or_default().push(cold);
             if kind == MIRROR {
-                again.entry(AGAIN).or_default().push(warm);
+                again.entry(RESTAGE).or_default().push(warm);
             }
         }
     }
@@ -97,13 +97,13 @@ fn compare(lab: &BenchEnv, name: &str, bucket: &BenchBucket) -> Result<Rows> {
             .wanting(WANTED_RATIO)
         }));
     }
-    let others = again.iter().filter(|(who, _)| **who != AGAIN);
+    let others = again.iter().filter(|(who, _)| **who != RESTAGE);
     rows.pairs.extend(others.map(|(who, seconds)| {
         Comparison::new(
-            &format!("{name}, {AGAIN}"),
+            &format!("{name}, {RESTAGE}"),
             MeasureUnit::Seconds,
             who,
-            [seconds.clone(), again[AGAIN].clone()],
+            [seconds.clone(), again[RESTAGE].clone()],
         )
     }));
     Ok(rows)
@@ -111,7 +111,7 @@ fn compare(lab: &BenchEnv, name: &str, bucket: &BenchBucket) -> Result<Rows> {
 
 const ORIGIN: &str = "from the origin";
 const MIRROR: &str = "from the mirror";
-const AGAIN: &str = "once more, all of it being here";
+const RESTAGE: &str = "once more, all of it being here";
 
 /// Seconds of a copy, and of another one over it.
 fn copied(lab: &BenchEnv, client: CopyClient, bucket: &BenchBucket, room: &Path) -> Result<[f64; 2]> {

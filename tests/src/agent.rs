@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::process::{eventually, wait_for_exit};
 
 /// How long an answer may take before the test fails instead of hanging.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An agent that owns the cache of a machine. Dropping it kills it.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl AgentProcess {
     /// The same; `None` when there is no answer.
     pub fn try_ask(&self, method: &str, path: &str, body: &str) -> Option<ApiResponse> {
         let mut stream = UnixStream::connect(&self.socket).ok()?;
-        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+        stream.set_read_timeout(Some(REQUEST_TIMEOUT)).expect("a timeout");
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: bdnfs\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"

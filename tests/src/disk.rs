@@ -15,9 +15,9 @@ use crate::process::eventually;
 use crate::tools::{cannot_run, program, run};
 
 /// EXT4_IOC_SHUTDOWN (fs/ext4/ext4.h).
-const SHUTDOWN: libc::c_ulong = 0x8004_587d;
+const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
 /// Without writing the journal first.
-static AT_ONCE: u32 = 2;
+static EXT4_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
 
 /// A disk, and where it is mounted. It is gone when it is dropped.
 #[derive(Debug)]
@@ -64,7 +64,9 @@ impl LoopDisk {
     pub fn cut(&self) {
         let disk = File::open(self.path()).expect("the disk");
         // SAFETY: the request reads one u32 through the pointer, which points to one that outlives the call.
-        let done = unsafe { libc::ioctl(disk.as_raw_fd(), SHUTDOWN, &raw const AT_ONCE) };
+        let done = unsafe {
+            libc::ioctl(disk.as_raw_fd(), EXT4_IOC_SHUTDOWN, &raw const EXT4_GOING_FLAGS_NOLOGFLUSH)
+        };
         assert_eq!(done, 0, "cannot cut the power: {}", std::io::Error::last_os_error());
     }
 

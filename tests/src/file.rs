@@ -18,10 +18,10 @@ use futures_util::{Stream, StreamExt, stream};
 use tokio::task::spawn_blocking;
 
 /// How much is read from the disk at once: large enough that the cost of a hop to another thread does not show.
-const PIECE: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 
 /// How many pieces are read ahead of the network.
-const AHEAD: usize = 2;
+const READ_AHEAD_CHUNKS: usize = 2;
 
 /// The ETag of a file: strong, and another one whenever it was written or replaced.
 pub fn etag(meta: &Metadata) -> String {
@@ -96,13 +96,13 @@ fn parse(header: &str, len: u64) -> Option<Range<u64>> {
 
 fn pieces(file: File, range: Range<u64>) -> impl Stream<Item = io::Result<Bytes>> {
     let file = Arc::new(file);
-    let starts = (range.start..range.end).step_by(PIECE as usize);
+    let starts = (range.start..range.end).step_by(CHUNK_BYTES as usize);
     stream::iter(starts)
         .map(move |start| {
-            let (file, end) = (file.clone(), range.end.min(start + PIECE));
+            let (file, end) = (file.clone(), range.end.min(start + CHUNK_BYTES));
             async move { spawn_blocking(move || read(&file, start..end)).await.expect("read does not panic") }
         })
-        .buffered(AHEAD)
+        .buffered(READ_AHEAD_CHUNKS)
 }
 
 fn read(file: &File, range: Range<u64>) -> io::Result<Bytes> {

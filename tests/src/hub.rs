@@ -15,7 +15,7 @@ use axum::Router;
 use tempfile::TempDir;
 
 use self::state::HubState;
-pub use self::state::{LARGE, RepositoryAccess};
+pub use self::state::{LFS_THRESHOLD_BYTES, RepositoryAccess};
 use crate::fault::Faults;
 use crate::requests::RequestCounter;
 use crate::serve::HttpServer;

@@ -19,7 +19,7 @@ use tonic::{Code, Request, Status};
 use crate::process::eventually;
 
 /// The deadline of each call.
-pub const DEADLINE: Duration = Duration::from_secs(120);
+pub const CALL_DEADLINE: Duration = Duration::from_secs(120);
 /// How long a kubelet waits after the first error, and at most after many.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 /// The codes after which a volume may be there or not.
@@ -83,7 +83,7 @@ impl PodVolume {
 }
 
 impl Kubelet {
-    /// A kubelet whose directory is `root`, and whose calls have the real [`DEADLINE`].
+    /// A kubelet whose directory is `root`, and whose calls have the real [`CALL_DEADLINE`].
     ///
     /// # Panics
     /// When it can't be made.
@@ -92,7 +92,7 @@ impl Kubelet {
             fs::create_dir_all(root.join(name)).expect("a directory");
         }
         let runtime = Runtime::new().expect("a runtime");
-        Self { root: root.to_owned(), deadline: DEADLINE, driver: None, runtime }
+        Self { root: root.to_owned(), deadline: CALL_DEADLINE, driver: None, runtime }
     }
 
     /// The same, with another deadline.
@@ -219,7 +219,7 @@ impl Kubelet {
                 Err(status) if UNCERTAIN.contains(&status.code()) => errors.push(status),
                 Err(status) => panic!("{status:?}"),
             }
-            assert!(begin.elapsed() < 2 * DEADLINE, "{errors:?}");
+            assert!(begin.elapsed() < 2 * CALL_DEADLINE, "{errors:?}");
             std::thread::sleep(pause);
             pause = (pause * 2).min(BACKOFF.1);
         }

@@ -14,9 +14,9 @@ use crate::serve::{HttpServer, ReservedPort};
 /// The bucket's name.
 pub const BUCKET: &str = "large-bucket";
 /// The size of each object, in bytes.
-const SIZE: usize = 16;
+const OBJECT_BYTES: usize = 16;
 /// How many keys a page has, as S3 has it, and a directory.
-const PAGE: u64 = 1000;
+const PAGE_KEYS: u64 = 1000;
 
 /// A server of one bucket, open to everybody.
 #[derive(Debug)]
@@ -57,10 +57,11 @@ impl LargeBucketShape {
     /// Whatever is asked for of an object, its whole content is the answer: it has 16 bytes.
     fn object(&self, key: &str) -> Option<Response> {
         let number: u64 = key.rsplit('-').next()?.parse().ok()?;
-        let range = format!("bytes 0-{}/{SIZE}", SIZE - 1);
+        let range = format!("bytes 0-{}/{OBJECT_BYTES}", OBJECT_BYTES - 1);
         let headers = [(ETAG, etag(number)), (CONTENT_RANGE, range)];
         (number < self.count).then(|| {
-            (StatusCode::PARTIAL_CONTENT, headers, format!("{number:0width$}", width = SIZE)).into_response()
+            (StatusCode::PARTIAL_CONTENT, headers, format!("{number:0width$}", width = OBJECT_BYTES))
+                .into_response()
         })
     }
 
@@ -71,18 +72,18 @@ impl LargeBucketShape {
             digits.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
         };
         let directory = number("shard-");
-        let first = directory.map(|number| number * PAGE).or(number("continuation-token=")).unwrap_or(0);
-        let last = self.count.min(first + PAGE);
+        let first = directory.map(|number| number * PAGE_KEYS).or(number("continuation-token=")).unwrap_or(0);
+        let last = self.count.min(first + PAGE_KEYS);
         let mut text = String::from("<ListBucketResult>");
         if last < self.count && directory.is_none() {
             let _ = write!(text, "<NextContinuationToken>{last}</NextContinuationToken>");
         }
         let above = format!("{}/", "x".repeat(255)).repeat(self.depth);
         for number in first..last {
-            let directory = number / PAGE;
+            let directory = number / PAGE_KEYS;
             let _ = write!(
                 text,
-                "<Contents><Key>{above}shard-{directory:06}/object-{number:09}</Key><Size>{SIZE}</Size><ETag>{}</ETag>\
+                "<Contents><Key>{above}shard-{directory:06}/object-{number:09}</Key><Size>{OBJECT_BYTES}</Size><ETag>{}</ETag>\
                  <LastModified>2024-01-02T03:04:05.000Z</LastModified></Contents>",
                 etag(number)
             );

@@ -11,7 +11,7 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 /// How long any command may take before the test fails instead of hanging. Far above what any takes.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const EVENTUALLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Waits for `child`.
 ///
@@ -23,11 +23,11 @@ pub fn wait_for_exit(child: &mut Child, what: &str) -> ExitStatus {
     }
     // Looking at it again and again would take time from what is measured.
     let ends = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).expect("a child has a descriptor");
-    let timeout = Timespec::try_from(TIMEOUT).expect("minutes");
+    let timeout = Timespec::try_from(EVENTUALLY_TIMEOUT).expect("minutes");
     let ended = retry_on_intr(|| poll(&mut [PollFd::new(&ends, PollFlags::IN)], Some(&timeout)));
     if ended.expect("a descriptor can be waited for") == 0 {
         let _ = child.kill();
-        panic!("{what} has not ended after {TIMEOUT:?}");
+        panic!("{what} has not ended after {EVENTUALLY_TIMEOUT:?}");
     }
     child.wait().expect("a child can be waited for")
 }
@@ -39,7 +39,7 @@ pub fn wait_for_exit(child: &mut Child, what: &str) -> ExitStatus {
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
-        assert!(begin.elapsed() < TIMEOUT, "{what}: not after {TIMEOUT:?}");
+        assert!(begin.elapsed() < EVENTUALLY_TIMEOUT, "{what}: not after {EVENTUALLY_TIMEOUT:?}");
         sleep(Duration::from_millis(10));
     }
 }

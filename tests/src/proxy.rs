@@ -38,7 +38,7 @@ pub struct TcpProxy {
 }
 
 /// The most that passes in one piece.
-const PIECE: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 impl TcpProxy {
     /// Passes connections on to `server`.
@@ -107,7 +107,7 @@ async fn pump(
     mut now: watch::Receiver<NetworkFault>,
     count: Option<Arc<AtomicU64>>,
 ) {
-    let (mut piece, mut passed) = (vec![0; PIECE], 0);
+    let (mut piece, mut passed) = (vec![0; CHUNK_BYTES], 0);
     while let Ok(len @ 1..) = from.read(&mut piece).await {
         let Ok(fault) = now.wait_for(|fault| !fault.frozen).await.map(|fault| *fault) else {
             return;

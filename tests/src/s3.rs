@@ -146,7 +146,7 @@ impl BucketStore {
         if let Some(file) = odd.get(&(bucket.to_owned(), key.to_owned())) {
             return Ok(file.clone());
         }
-        let strange = |part: &str| matches!(part, "" | "." | "..") || part.starts_with(write::PREFIX);
+        let strange = |part: &str| matches!(part, "" | "." | "..") || part.starts_with(write::UPLOAD_PREFIX);
         if strange(bucket) || key.split('/').any(strange) {
             return Err(S3Error(StatusCode::BAD_REQUEST, "InvalidArgument"));
         }

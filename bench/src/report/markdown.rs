@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{BUSY, BenchReport, CLOSE, Comparison, Figure, Growth, NOISY, RowGroup, STOLEN};
+use super::{
+    BUSY_LOAD, BenchReport, CLOSE_RATIO, Comparison, Figure, Growth, MAX_STOLEN_SHARE, NOISY_REACH, RowGroup,
+};
 use crate::samples::Samples;
 use crate::unit::MeasureUnit;
 
@@ -30,15 +32,15 @@ impl BenchReport {
     /// Whether the machine was quiet enough.
     pub fn noise(&self) -> String {
         let reaches: Vec<f64> = self.groups.iter().flat_map(RowGroup::reaches).collect();
-        let (all, noisy) = (reaches.len(), reaches.iter().filter(|reach| **reach > NOISY).count());
-        let most = (self.machine.cores() as f64 * BUSY).max(BUSY);
+        let (all, noisy) = (reaches.len(), reaches.iter().filter(|reach| **reach > NOISY_REACH).count());
+        let most = (self.machine.cores() as f64 * BUSY_LOAD).max(BUSY_LOAD);
         let named = |which: &dyn Fn(&RowGroup) -> bool| {
             let groups = self.groups.iter().filter(|group| which(group));
             groups.map(|group| group.name.as_str()).collect::<Vec<_>>()
         };
         let (busy, stolen) =
-            (named(&|group| group.load() > most), named(&|group| group.stolen > Some(STOLEN)));
-        let [known, close] = [NOISY, CLOSE].map(|part| part * 100.0);
+            (named(&|group| group.load() > most), named(&|group| group.stolen > Some(MAX_STOLEN_SHARE)));
+        let [known, close] = [NOISY_REACH, CLOSE_RATIO].map(|part| part * 100.0);
         let mut text = match noisy {
             0 => format!(
                 "Quiet: the medians of all {all} figures are known to {known:.0} %, and another run here has the same within \
@@ -62,7 +64,7 @@ impl BenchReport {
                 text,
                 "**Stolen:** during these groups, other machines on the same hardware took more than {:.0} % of the processors' \
                  time: {}.",
-                STOLEN * 100.0,
+                MAX_STOLEN_SHARE * 100.0,
                 stolen.join(", ")
             );
         }
@@ -172,7 +174,7 @@ pub(super) fn table(head: &[impl AsRef<str>], rows: impl IntoIterator<Item = Vec
 
 /// What stands before a figure whose median is known no closer than that.
 pub(super) fn mark(reach: f64) -> &'static str {
-    if reach > NOISY { "~" } else { "" }
+    if reach > NOISY_REACH { "~" } else { "" }
 }
 
 fn spread(samples: &Samples, unit: MeasureUnit) -> String {

@@ -13,7 +13,7 @@ use crate::run::{self, RunningProgram};
 use crate::s3::{BUCKET, KEY_ID, REGION, SECRET};
 
 /// How long a rival may take to be there.
-const MOUNT: Duration = Duration::from_secs(30);
+const RIVAL_MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A file system that serves buckets.
 pub struct Rival {
@@ -139,12 +139,12 @@ impl RivalMount {
         while !mounted.is_there() {
             let process = mounted.process.take().context("a rival was lost")?;
             if process.has_ended() {
-                process.wait(MOUNT)?;
+                process.wait(RIVAL_MOUNT_TIMEOUT)?;
                 bail!("{} ended by itself", rival.program);
             }
             mounted.process = Some(process);
-            if begin.elapsed() > MOUNT {
-                bail!("{} is not there after {} s", rival.program, MOUNT.as_secs());
+            if begin.elapsed() > RIVAL_MOUNT_TIMEOUT {
+                bail!("{} is not there after {} s", rival.program, RIVAL_MOUNT_TIMEOUT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -169,7 +169,7 @@ impl Drop for RivalMount {
         let _ = unmount(&self.point, UnmountFlags::DETACH);
         if let Some(process) = self.process.take() {
             let begin = Instant::now();
-            while !process.has_ended() && begin.elapsed() < MOUNT {
+            while !process.has_ended() && begin.elapsed() < RIVAL_MOUNT_TIMEOUT {
                 std::thread::sleep(Duration::from_millis(10));
             }
         }

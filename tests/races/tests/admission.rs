@@ -9,18 +9,18 @@ use shuttle::{check_random, future, thread};
 
 /// How many orders are tried: a bug of three steps in the wrong order shows within hundreds.
 const ORDERS: usize = 3000;
-const BYTES: u64 = 10;
+const CACHE_BYTES: u64 = 10;
 
 #[test]
 fn jobs_racing_for_room_are_all_admitted_and_never_hold_more_than_there_is() {
     let race = || {
-        let (room, queue) = (ModelCache::new(BYTES), Arc::new(AdmissionQueue::default()));
-        let jobs = [("small", 4), ("half", 5), ("more", 6), ("all", BYTES)].map(|(name, bytes)| {
+        let (room, queue) = (ModelCache::new(CACHE_BYTES), Arc::new(AdmissionQueue::default()));
+        let jobs = [("small", 4), ("half", 5), ("more", 6), ("all", CACHE_BYTES)].map(|(name, bytes)| {
             let (room, queue) = (room.clone(), queue.clone());
             thread::spawn(move || {
                 let snapshots = [room.snapshot(name, bytes)];
                 let permit = block_on(queue.admit(name, &snapshots, |_| ())).expect("there is room for it");
-                assert!((bytes..=BYTES).contains(&room.leased()), "{} are leased", room.leased());
+                assert!((bytes..=CACHE_BYTES).contains(&room.leased()), "{} are leased", room.leased());
                 thread::yield_now();
                 // In this order: its mounts are gone.
                 drop(snapshots);
@@ -36,11 +36,11 @@ fn jobs_racing_for_room_are_all_admitted_and_never_hold_more_than_there_is() {
 #[test]
 fn job_behind_one_that_is_cancelled_is_admitted() {
     let race = || {
-        let (room, queue) = (ModelCache::new(BYTES), Arc::new(AdmissionQueue::default()));
-        let first = room.snapshot("first", BYTES);
+        let (room, queue) = (ModelCache::new(CACHE_BYTES), Arc::new(AdmissionQueue::default()));
+        let first = room.snapshot("first", CACHE_BYTES);
         let permit = block_on(queue.admit("first", std::slice::from_ref(&first), |_| ())).expect("room");
         let cancelled = future::spawn({
-            let (snapshots, queue) = ([room.snapshot("cancelled", BYTES)], queue.clone());
+            let (snapshots, queue) = ([room.snapshot("cancelled", CACHE_BYTES)], queue.clone());
             async move {
                 let permit = queue.admit("cancelled", &snapshots, |_| ()).await;
                 drop(snapshots);
@@ -50,7 +50,7 @@ fn job_behind_one_that_is_cancelled_is_admitted() {
         let last = thread::spawn({
             let (room, queue) = (room.clone(), queue.clone());
             move || {
-                let snapshots = [room.snapshot("last", BYTES)];
+                let snapshots = [room.snapshot("last", CACHE_BYTES)];
                 block_on(queue.admit("last", &snapshots, |_| ())).map(drop).expect("room");
             }
         });

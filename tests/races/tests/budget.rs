@@ -10,12 +10,12 @@ use shuttle::{check_random, thread};
 
 /// How many orders are tried: a bug of three steps in the wrong order shows within hundreds.
 const ORDERS: usize = 3000;
-const TOTAL: u64 = 16;
+const BUDGET_BYTES: u64 = 16;
 
 #[test]
 fn budget_of_racing_threads_is_never_exceeded_and_comes_back_whole() {
     let race = || {
-        let budget = Budget::new(TOTAL);
+        let budget = Budget::new(BUDGET_BYTES);
         let held = Arc::new(AtomicU64::new(0));
         let urgencies = [Urgency::Stage, Urgency::Read, Urgency::Ahead, Urgency::Stage];
         let threads = urgencies.into_iter().enumerate().map(|(number, urgency)| {
@@ -28,14 +28,14 @@ fn budget_of_racing_threads_is_never_exceeded_and_comes_back_whole() {
                     return drop(ticket);
                 }
                 let permit = block_on(ticket.granted()).expect("the budget lives");
-                assert!(held.fetch_add(bytes, SeqCst) + bytes <= TOTAL, "more than there is");
+                assert!(held.fetch_add(bytes, SeqCst) + bytes <= BUDGET_BYTES, "more than there is");
                 thread::yield_now();
                 held.fetch_sub(bytes, SeqCst);
                 drop(permit);
             })
         });
         threads.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().expect("no panic"));
-        assert_eq!(budget.usage(), BudgetUsage { total: TOTAL, used: 0, waiting: 0 });
+        assert_eq!(budget.usage(), BudgetUsage { total: BUDGET_BYTES, used: 0, waiting: 0 });
     };
     check_random(race, ORDERS);
 }
@@ -43,7 +43,7 @@ fn budget_of_racing_threads_is_never_exceeded_and_comes_back_whole() {
 #[test]
 fn ticket_promoted_while_it_is_granted_or_dropped_loses_nothing() {
     let race = || {
-        let budget = Budget::new(TOTAL);
+        let budget = Budget::new(BUDGET_BYTES);
         // All that staging may have is taken, so the ticket waits for a promotion, or for this to come back.
         let taken = block_on(budget.queue(12, Urgency::Stage).granted()).expect("room");
         let ticket = budget.queue(4, Urgency::Stage);
@@ -58,7 +58,7 @@ fn ticket_promoted_while_it_is_granted_or_dropped_loses_nothing() {
         returning.join().expect("no panic");
         assert_eq!(budget.usage().used, 4);
         drop(permit);
-        assert_eq!(budget.usage(), BudgetUsage { total: TOTAL, used: 0, waiting: 0 });
+        assert_eq!(budget.usage(), BudgetUsage { total: BUDGET_BYTES, used: 0, waiting: 0 });
     };
     check_random(race, ORDERS);
 }

@@ -12,13 +12,13 @@ use clap::Parser;
 use memmap2::Mmap;
 
 /// The most files and mappings that stay open at once.
-const OPEN: usize = 12;
+const MAX_OPEN_FILES: usize = 12;
 /// The longest read, in bytes.
-const LONGEST: u64 = 700 << 10;
+const MAX_READ_BYTES: u64 = 700 << 10;
 /// What takes so long is a stall.
-const STALL: Duration = Duration::from_millis(100);
+const STALL_LIMIT: Duration = Duration::from_millis(100);
 /// What O_DIRECT wants offsets, lengths and memory to be multiples of.
-const ALIGNED: usize = 4096;
+const DIRECT_IO_ALIGNMENT: usize = 4096;
 
 /// Reads the mount at MOUNT, which ORIGINAL was mounted at, until the file STOP is there; ends with 1 at the first thing that
 /// is not as it should be.
@@ -52,7 +52,7 @@ fn main() {
         let begin = Instant::now();
         reader.turn();
         let took = begin.elapsed();
-        if took >= STALL {
+        if took >= STALL_LIMIT {
             let millis = u32::try_from(took.as_millis()).unwrap_or(u32::MAX).to_le_bytes();
             progress.write_all_at(&millis, end).expect("written");
             end += millis.len() as u64;
@@ -120,8 +120,8 @@ impl RandomReader {
         let name = self.name();
         let file = self.opened(&name);
         self.read(&file, &name);
-        if self.open.len() == OPEN {
-            let which = self.rng.below(OPEN as u64) as usize;
+        if self.open.len() == MAX_OPEN_FILES {
+            let which = self.rng.below(MAX_OPEN_FILES as u64) as usize;
             self.open.swap_remove(which);
         }
         self.open.push((file, name));
@@ -153,7 +153,7 @@ impl RandomReader {
 
     fn range(&mut self, len: u64) -> (u64, usize) {
         let offset = self.rng.below(len.max(1));
-        let most = LONGEST.min(len - offset);
+        let most = MAX_READ_BYTES.min(len - offset);
         (offset, (1 + self.rng.below(most.max(1))).min(most) as usize)
     }
 
@@ -165,8 +165,8 @@ impl RandomReader {
         }
         // SAFETY: nothing in the mount ever changes; that it doesn't is what is tested.
         let mapped = unsafe { Mmap::map(&file) }.unwrap_or_else(|e| panic!("map {}: {e}", name.display()));
-        if self.mapped.len() == OPEN {
-            let which = self.rng.below(OPEN as u64) as usize;
+        if self.mapped.len() == MAX_OPEN_FILES {
+            let which = self.rng.below(MAX_OPEN_FILES as u64) as usize;
             self.mapped.swap_remove(which);
         }
         self.mapped.push((mapped, name));
@@ -187,10 +187,10 @@ impl RandomReader {
             OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(self.arguments.mount.join(&name));
         let file = file.unwrap_or_else(|e| panic!("open {} with O_DIRECT: {e}", name.display()));
         let (offset, _) = self.range(file.metadata().expect("a file").len());
-        let offset = offset / ALIGNED as u64 * ALIGNED as u64;
-        let mut memory = vec![0; 33 * ALIGNED];
-        let skew = memory.as_ptr().align_offset(ALIGNED);
-        let buffer = &mut memory[skew..][..32 * ALIGNED];
+        let offset = offset / DIRECT_IO_ALIGNMENT as u64 * DIRECT_IO_ALIGNMENT as u64;
+        let mut memory = vec![0; 33 * DIRECT_IO_ALIGNMENT];
+        let skew = memory.as_ptr().align_offset(DIRECT_IO_ALIGNMENT);
+        let buffer = &mut memory[skew..][..32 * DIRECT_IO_ALIGNMENT];
         let len = file
             .read_at(buffer, offset)
             .unwrap_or_else(|e| panic!("read {} with O_DIRECT: {e}", name.display()));

@@ -16,13 +16,13 @@ use super::content;
 use super::state::{HubContents, HubFile, HubFiles, HubState, RepositoryAccess};
 
 /// How many entries a page of a tree has: few, so that there are several.
-const PAGE: usize = 3;
+const PAGE_ENTRIES: usize = 3;
 
 /// What stands between the name of a repository and a revision.
 const VIEWS: [&str; 5] = ["revision", "tree", "paths-info", "resolve", "resolve-cache"];
 
 /// How long a list of paths may be.
-const BODY: usize = 1 << 20;
+const BODY_LIMIT: usize = 1 << 20;
 
 /// Why a request is not answered.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ async fn route(state: &HubState, request: &Parts, body: Body) -> Result<Response
         "revision" => Ok(Json(describe(state, &target, &commit, &files)).into_response()),
         "tree" => tree(&target, &files, &request.uri, &request.headers),
         "paths-info" => {
-            let body = axum::body::to_bytes(body, BODY).await.map_err(|_| NO_PAGE)?;
+            let body = axum::body::to_bytes(body, BODY_LIMIT).await.map_err(|_| NO_PAGE)?;
             Ok(infos(&files, &String::from_utf8_lossy(&body)).into_response())
         }
         view => {
@@ -213,12 +213,13 @@ fn tree(target: &HubRequest, files: &HubFiles, uri: &Uri, headers: &HeaderMap) -
         entries.retain(|path, _| !path[below.len()..].contains('/'));
     }
     let cursor = query.split('&').find_map(|pair| pair.strip_prefix("cursor=")?.parse().ok()).unwrap_or(0);
-    let page: Vec<_> = entries.values().skip(cursor).take(PAGE).collect();
+    let page: Vec<_> = entries.values().skip(cursor).take(PAGE_ENTRIES).collect();
     let mut response = Json(&page).into_response();
-    if cursor + PAGE < entries.len() {
+    if cursor + PAGE_ENTRIES < entries.len() {
         let first = query.split("&cursor=").next().unwrap_or_default();
         let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        let next = format!("<http://{host}{}?{first}&cursor={}>; rel=\"next\"", uri.path(), cursor + PAGE);
+        let next =
+            format!("<http://{host}{}?{first}&cursor={}>; rel=\"next\"", uri.path(), cursor + PAGE_ENTRIES);
         response.headers_mut().insert(LINK, next.parse().expect("a link"));
     }
     Ok(response)

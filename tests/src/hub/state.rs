@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 /// Files from this size on are large: kept in the storage under their SHA-256 (Git LFS).
-pub const LARGE: usize = 10_000;
+pub const LFS_THRESHOLD_BYTES: usize = 10_000;
 
 /// The time of every commit.
 const DATE: &str = "2026-01-02T03:04:05.000Z";
 /// When signed addresses expire if a test says nothing else: in the year 2096.
-const FAR: u64 = 4_000_000_000;
+const FAR_FUTURE_SECONDS: u64 = 4_000_000_000;
 
 /// The users that may see a repository.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl HubState {
             tokens: BTreeMap::new(),
             limit: (0, String::new()),
             epoch: 0,
-            expires: FAR,
+            expires: FAR_FUTURE_SECONDS,
             direct: false,
             etag: None,
             leaks: 0,
@@ -153,7 +153,7 @@ impl HubState {
     /// Keeps a file's content.
     pub(super) fn store(&self, bytes: &[u8]) -> HubFile {
         let oid = git_id(bytes);
-        let sha256 = (bytes.len() >= LARGE).then(|| hex(&Sha256::digest(bytes), 64));
+        let sha256 = (bytes.len() >= LFS_THRESHOLD_BYTES).then(|| hex(&Sha256::digest(bytes), 64));
         let file = HubFile { oid, sha256, size: bytes.len() };
         fs::write(self.object(file.id()), bytes).expect("an object");
         file

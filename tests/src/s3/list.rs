@@ -18,7 +18,7 @@ use super::{BucketStore, S3Error, S3Query, S3Result, write};
 use crate::file::etag;
 
 /// The most keys on a page, as S3 has it.
-const PAGE: usize = 1000;
+const PAGE_KEYS: usize = 1000;
 
 /// How many listings under way are kept; the oldest is forgotten first.
 const CACHED_LISTINGS: usize = 16;
@@ -72,7 +72,7 @@ fn page(store: &BucketStore, bucket: &str, query: &S3Query) -> S3Result {
         return Err(S3Error(StatusCode::NOT_IMPLEMENTED, "NotImplemented"));
     }
     let invalid = || S3Error(StatusCode::BAD_REQUEST, "InvalidArgument");
-    let most = query.get("max-keys").map_or(Ok(PAGE), str::parse).map_err(|_| invalid())?.min(PAGE);
+    let most = query.get("max-keys").map_or(Ok(PAGE_KEYS), str::parse).map_err(|_| invalid())?.min(PAGE_KEYS);
     let (number, from, items) = match query.get("continuation-token") {
         Some(token) => store.listings.resume(token).ok_or_else(invalid)?,
         None => {
@@ -124,7 +124,7 @@ fn walk(directory: &Path, prefix: &str, found: &mut Vec<ListingItem>) -> io::Res
             .file_name()
             .into_string()
             .map_err(|name| io::Error::other(format!("{name:?} is no key")))?;
-        if name.starts_with(write::PREFIX) {
+        if name.starts_with(write::UPLOAD_PREFIX) {
             continue;
         }
         let (key, meta) = (format!("{prefix}{name}"), fs::metadata(entry.path())?);

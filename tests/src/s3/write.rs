@@ -17,13 +17,13 @@ use super::{BucketStore, S3Error, S3Query, S3Result, list::escape, sign::hex};
 use crate::file::etag;
 
 /// How the names of files that are no objects begin: uploads under way.
-pub(super) const PREFIX: &str = ".s3-upload-";
+pub(super) const UPLOAD_PREFIX: &str = ".s3-upload-";
 
 /// Names the object that a PUT copies, as /bucket/key.
 const COPY_SOURCE: &str = "x-amz-copy-source";
 
 /// Numbers uploads, so that no two share a file.
-static NEXT: AtomicU64 = AtomicU64::new(0);
+static NEXT_UPLOAD: AtomicU64 = AtomicU64::new(0);
 
 pub(super) async fn answer(
     store: &BucketStore,
@@ -44,8 +44,11 @@ pub(super) async fn answer(
         (&Method::POST, None) if query.get("uploads").is_some() => {
             let upload = scratch(&store.root);
             fs::create_dir(&upload)?;
-            let id =
-                upload.to_string_lossy().rsplit_once(PREFIX).map(|(_, id)| id.to_owned()).unwrap_or_default();
+            let id = upload
+                .to_string_lossy()
+                .rsplit_once(UPLOAD_PREFIX)
+                .map(|(_, id)| id.to_owned())
+                .unwrap_or_default();
             Ok(format!(
                 "<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
             )
@@ -100,12 +103,16 @@ fn fields(document: &str, name: &str) -> Vec<String> {
 }
 
 fn scratch(root: &Path) -> PathBuf {
-    root.join(format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
+    root.join(format!(
+        "{UPLOAD_PREFIX}{}-{}",
+        std::process::id(),
+        NEXT_UPLOAD.fetch_add(1, Ordering::Relaxed)
+    ))
 }
 
 /// The directory of an upload under way.
 fn upload(store: &BucketStore, id: &str) -> Result<PathBuf, S3Error> {
-    let path = store.root.join(format!("{PREFIX}{id}"));
+    let path = store.root.join(format!("{UPLOAD_PREFIX}{id}"));
     let known = !id.contains('/') && path.is_dir();
     if known { Ok(path) } else { Err(S3Error(StatusCode::NOT_FOUND, "NoSuchUpload")) }
 }

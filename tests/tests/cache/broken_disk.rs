@@ -12,7 +12,7 @@ use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same;
 
 const MIB: usize = 1 << 20;
-const SIZE: u64 = 1 << 30;
+const DISK_BYTES: u64 = 1 << 30;
 
 /// Thaws a disk before all else that a test drops: processes that wait for it can't end.
 struct Thaw<'a>(&'a LoopDisk);
@@ -36,7 +36,7 @@ fn read(machine: &Machine, path: &Path) -> Vec<u8> {
 #[test]
 fn cache_disk_frozen_reads_come_from_the_next_tier() {
     for size in [24 * MIB, 3 * MIB] {
-        let Some(disk) = LoopDisk::new(SIZE) else { return };
+        let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
         let env = TestEnv::new();
         let names = ["begun", "cold", "open"];
         let contents = names.map(|name| env.put(name, size));
@@ -65,7 +65,7 @@ fn cache_disk_frozen_reads_come_from_the_next_tier() {
 
 #[test]
 fn cache_disk_frozen_unmounts_and_refuses_mounts() {
-    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
     let env = TestEnv::new();
     env.put("model", 3 * MIB);
     let machine = env.second_machine().with_cache(&disk.path().join("cache"));
@@ -100,7 +100,7 @@ fn cache_disk_frozen_unmounts_and_refuses_mounts() {
 
 #[test]
 fn stage_on_disk_frozen_for_a_while_completes() {
-    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
     let env = TestEnv::new();
     env.put("model", 24 * MIB);
     let machine = env.second_machine().with_cache(&disk.path().join("cache"));
@@ -119,7 +119,7 @@ fn stage_on_disk_frozen_for_a_while_completes() {
 #[test]
 fn cache_disk_dead_files_are_read_past_it() {
     for size in [24 * MIB, 3 * MIB] {
-        let Some(disk) = LoopDisk::new(SIZE) else { return };
+        let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
         let env = TestEnv::new();
         let contents = ["staged", "held"].map(|name| env.put(&format!("local/{name}"), size));
         let cold = env.put("cold/file", size);

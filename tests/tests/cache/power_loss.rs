@@ -13,7 +13,7 @@ use bdnfs_tests::tree::{Rng, assert_same_tree, write_file};
 
 const MIB: usize = 1 << 20;
 /// Room for all that a test writes.
-const SIZE: u64 = 1 << 30;
+const DISK_BYTES: u64 = 1 << 30;
 
 /// How many cuts are made in the middle of something. More of them: CUTS=50 cargo nextest run -p bdnfs-tests --test power
 fn cuts() -> u32 {
@@ -31,7 +31,7 @@ fn cut_amid(disk: &LoopDisk, mut command: Command, whole: Duration, rng: &mut Rn
 
 #[test]
 fn staged_snapshot_after_power_cut_is_local() {
-    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
     let env = TestEnv::new();
     let machine = env.second_machine().with_cache(&disk.path().join("cache"));
     // Few blobs, which are flushed one by one, and so many that the file system is.
@@ -55,7 +55,7 @@ fn staged_snapshot_after_power_cut_is_local() {
 
 #[test]
 fn cache_cut_at_random_reads_no_wrong_byte() {
-    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
     let env = TestEnv::new();
     let machine = env.second_machine().with_cache(&disk.path().join("cache"));
     for number in 0..200 {
@@ -86,7 +86,7 @@ fn cache_cut_at_random_reads_no_wrong_byte() {
 
 #[test]
 fn local_mirror_after_power_cut_is_whole() {
-    let Some(disk) = LoopDisk::new(SIZE) else { return };
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
     let machine = Machine::new();
     let (source, mirror) = (machine.directory("source"), disk.path().join("mirror"));
     for number in 0..300 {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::sim::{ALL, STREAMS, Sim, SimNode, SimStats};
+use super::sim::{BLOCKS_PER_BLOB, STREAMS, Sim, SimNode, SimStats};
 
 /// What a cluster may read of the mirror for each block that is due: the bound.
 const MIRROR_READS_LIMIT: f64 = 1.05;
@@ -26,7 +26,7 @@ const TORN_NODES: usize = 3;
 
 /// How many groups a blob has, each of which a node may fetch twice at the same time, for itself and for others; and how many
 /// requests a server answers at once.
-const GROUPS: usize = ALL as usize / 4;
+const GROUPS: usize = BLOCKS_PER_BLOB as usize / 4;
 const READ_LIMIT: usize = 1024;
 
 /// The longest that a node may take for a blob, whatever happens around it.
@@ -78,11 +78,11 @@ impl ClusterLife {
             });
             next.await;
             let SimStats { read, due } = self.sim.stats()[job];
-            let times = read as f64 / ALL as f64;
+            let times = read as f64 / BLOCKS_PER_BLOB as f64;
             println!(
                 "seed {}: job {job}: read {times:.3} times, due {:.3}; cut before: {cut}",
                 self.seed,
-                due as f64 / ALL as f64
+                due as f64 / BLOCKS_PER_BLOB as f64
             );
         }
     }
@@ -164,7 +164,7 @@ impl ClusterLife {
     fn judge(&self) {
         let stats = self.sim.stats();
         let sum = |of: fn(&SimStats) -> u64| stats.iter().map(of).sum::<u64>() as f64;
-        let (read, due, all) = (sum(|t| t.read), sum(|t| t.due), stats.len() as f64 * ALL as f64);
+        let (read, due, all) = (sum(|t| t.read), sum(|t| t.due), stats.len() as f64 * BLOCKS_PER_BLOB as f64);
         let (seed, slowest, peak) = (self.seed, self.sim.slowest(), peak());
         println!(
             "seed {seed}: read {:.3} times, due {:.3}, {:.3} of it; a node took {slowest} s at most; {} MiB at most",

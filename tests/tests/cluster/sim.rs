@@ -24,7 +24,7 @@ pub use node::SimNode;
 
 const TENANT: &str = "t";
 /// How many blocks a blob has: 64 groups.
-pub const ALL: u64 = 256;
+pub const BLOCKS_PER_BLOB: u64 = 256;
 /// How many groups of a blob a node fetches at once.
 pub const STREAMS: usize = 12;
 
@@ -195,7 +195,8 @@ impl Sim {
     /// The blocks of each blob that any node has, on either side of the cut.
     fn providers(&self) -> Vec<[Vec<bool>; 2]> {
         let (nodes, beyond) = (self.nodes(), self.partitioned.lock());
-        let mut providers = vec![[(); 2].map(|()| vec![false; ALL as usize]); self.published.lock().len()];
+        let mut providers =
+            vec![[(); 2].map(|()| vec![false; BLOCKS_PER_BLOB as usize]); self.published.lock().len()];
         for node in nodes {
             let side = usize::from(beyond.contains(&node.id));
             for (blob, providers) in self.published().iter().zip(&mut providers) {
@@ -211,7 +212,7 @@ impl Sim {
     /// PeerCounters what the two sides of a cut had to read since `before`, each by itself.
     fn charge(&self, before: &[[Vec<bool>; 2]]) {
         for (number, now) in self.providers().iter().enumerate() {
-            for index in 0..ALL as usize {
+            for index in 0..BLOCKS_PER_BLOB as usize {
                 let had = |side: usize| before.get(number).is_some_and(|providers| providers[side][index]);
                 let came = (0..2).filter(|side| now[*side][index] && !had(*side)).count() as u64;
                 let first = !had(0) && !had(1);
@@ -268,7 +269,7 @@ impl Sim {
         let mut all = self.published.lock();
         let blob = node::named(Digest::of(&all.len().to_le_bytes()));
         all.push(blob.clone());
-        self.stats.lock().push(SimStats { read: 0, due: ALL });
+        self.stats.lock().push(SimStats { read: 0, due: BLOCKS_PER_BLOB });
         blob
     }
 

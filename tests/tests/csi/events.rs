@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::kit::{DriverProcess, KubernetesNode};
-use crate::publish::{MIB, SHORT};
+use crate::publish::{MIB, SHORT_DEADLINE};
 
 /// What was posted: the namespace, whom the poster says to be, and the event.
 type Posted = Arc<Mutex<Vec<(String, String, Value)>>>;
@@ -31,7 +31,7 @@ fn pod_whose_volume_is_staged_and_fails_has_events() {
     let posted = Posted::default();
     let app = Router::new().route("/api/v1/namespaces/{namespace}/events", post(take));
     let server = HttpServer::start(app.with_state(Arc::clone(&posted)), 0);
-    let mut node = KubernetesNode::new(SHORT);
+    let mut node = KubernetesNode::new(SHORT_DEADLINE);
     let account = node.env.machine.directory("account");
     let CertifiedKey { cert, .. } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     fs::write(account.join("ca.crt"), cert.pem()).unwrap();

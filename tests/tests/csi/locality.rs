@@ -16,7 +16,7 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::{Value, json};
 
 use crate::kit::{DriverProcess, KubernetesNode};
-use crate::publish::{MIB, SHORT};
+use crate::publish::{MIB, SHORT_DEADLINE};
 
 /// The node, and its CSINode.
 type Nodes = Arc<Mutex<[Value; 2]>>;
@@ -86,7 +86,7 @@ fn node_label_of_a_complete_source_stays_until_it_is_evicted() {
         json!({"metadata": {"name": "node-1", "resourceVersion": "1", "labels": other}, "spec": {}}),
         json!({}),
     ]));
-    let mut node = KubernetesNode::new(SHORT);
+    let mut node = KubernetesNode::new(SHORT_DEADLINE);
     let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"), "1s");
     node.driver.end();
     node.driver = DriverProcess::start(&node.env, &words.iter().map(String::as_str).collect::<Vec<_>>());
@@ -119,7 +119,7 @@ fn startup_taint_is_removed_when_agent_and_driver_are_ready_and_others_stay() {
         "metadata": {"name": "node-1", "resourceVersion": "1"}, "spec": {"taints": [ours, other], "podCIDR": "10.0.0.0/24"},
     });
     let nodes: Nodes = Arc::new(Mutex::new([node_object.clone(), Value::Null]));
-    let mut node = KubernetesNode::new(SHORT);
+    let mut node = KubernetesNode::new(SHORT_DEADLINE);
     let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"), "1h");
     node.driver.end();
     drop(node.agent.take());

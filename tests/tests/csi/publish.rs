@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use bdnfs_csi::proto::csi::volume_capability::access_mode::Mode;
-use bdnfs_tests::kubelet::{DEADLINE, PodVolume};
+use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
 use bdnfs_tests::mounts::{is_local, is_mounted, mount_points};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
@@ -19,7 +19,7 @@ use crate::kit::{DriverProcess, KubernetesNode, secret};
 pub const MIB: usize = 1 << 20;
 
 /// Calls with this deadline are held for half of it.
-pub const SHORT: Duration = Duration::from_secs(4);
+pub const SHORT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// What the agent knows of publications, and what is mounted of the node's.
 fn left(node: &KubernetesNode) -> (usize, usize) {
@@ -31,7 +31,7 @@ fn left(node: &KubernetesNode) -> (usize, usize) {
 
 #[test]
 fn volume_published_is_whole_and_read_only_and_unpublished_without_a_trace() {
-    let node = KubernetesNode::new(DEADLINE);
+    let node = KubernetesNode::new(CALL_DEADLINE);
     node.env.put("model/weights", 5 * MIB);
     node.env.put("config.json", 700);
     let volume = node.volume("pod");
@@ -51,7 +51,7 @@ fn volume_published_is_whole_and_read_only_and_unpublished_without_a_trace() {
 
 #[test]
 fn volume_published_again_makes_no_request_and_never_fails() {
-    let mut node = KubernetesNode::new(DEADLINE);
+    let mut node = KubernetesNode::new(CALL_DEADLINE);
     let bytes = node.env.put("weights", MIB);
     let volume = node.volume("pod");
     node.kubelet.mount(&volume);
@@ -76,7 +76,7 @@ fn volume_published_again_makes_no_request_and_never_fails() {
 
 #[test]
 fn publish_beyond_its_deadline_aborts_with_progress_and_is_joined_by_the_next() {
-    let node = KubernetesNode::new(SHORT);
+    let node = KubernetesNode::new(SHORT_DEADLINE);
     let size = 8 * MIB;
     node.env.put("weights", size);
     node.env.proxy.set(NetworkFault { rate: Some(100_000), ..NetworkFault::default() });
@@ -95,7 +95,7 @@ fn publish_beyond_its_deadline_aborts_with_progress_and_is_joined_by_the_next() 
 
 #[test]
 fn pod_deleted_while_its_volume_is_staged_leaves_nothing() {
-    let node = KubernetesNode::new(SHORT);
+    let node = KubernetesNode::new(SHORT_DEADLINE);
     node.env.put("weights", 8 * MIB);
     node.env.proxy.set(NetworkFault { rate: Some(100_000), ..NetworkFault::default() });
     let volume = node.volume("pod");
@@ -106,7 +106,7 @@ fn pod_deleted_while_its_volume_is_staged_leaves_nothing() {
 
 #[test]
 fn pod_deleted_while_a_call_is_held_ends_the_call_and_leaves_nothing() {
-    let node = KubernetesNode::new(DEADLINE);
+    let node = KubernetesNode::new(CALL_DEADLINE);
     node.env.put("weights", 8 * MIB);
     node.env.proxy.set(NetworkFault { rate: Some(100_000), ..NetworkFault::default() });
     let volume = node.volume("pod");
@@ -122,7 +122,7 @@ fn pod_deleted_while_a_call_is_held_ends_the_call_and_leaves_nothing() {
 
 #[test]
 fn volume_with_a_permanent_failure_leaves_nothing_and_says_why() {
-    let node = KubernetesNode::new(DEADLINE);
+    let node = KubernetesNode::new(CALL_DEADLINE);
     node.env.put("weights", MIB);
     let with = |key: &str, value: &str| {
         let mut volume = node.volume("pod");
@@ -149,7 +149,7 @@ fn volume_with_a_permanent_failure_leaves_nothing_and_says_why() {
 
 #[test]
 fn second_target_of_a_volume_for_one_pod_is_refused() {
-    let node = KubernetesNode::new(DEADLINE);
+    let node = KubernetesNode::new(CALL_DEADLINE);
     node.env.put("weights", MIB);
     let one = PodVolume { mode: Mode::SingleNodeSingleWriter, ..node.volume("one") };
     let other = PodVolume { mode: Mode::SingleNodeSingleWriter, ..node.volume("other") };
@@ -167,7 +167,7 @@ fn second_target_of_a_volume_for_one_pod_is_refused() {
 
 #[test]
 fn target_that_shows_another_source_is_refused() {
-    let node = KubernetesNode::new(DEADLINE);
+    let node = KubernetesNode::new(CALL_DEADLINE);
     node.env.put("one/weights", MIB);
     let volume = node.volume("pod");
     node.kubelet.mount(&volume);
@@ -182,7 +182,7 @@ fn target_that_shows_another_source_is_refused() {
 
 #[test]
 fn volume_outlives_a_killed_agent_and_driver() {
-    let mut node = KubernetesNode::new(DEADLINE);
+    let mut node = KubernetesNode::new(CALL_DEADLINE);
     let bytes = node.env.put("weights", 3 * MIB);
     let volume = node.volume("pod");
     node.kubelet.mount(&volume);
@@ -208,7 +208,7 @@ fn volume_outlives_a_killed_agent_and_driver() {
 
 #[test]
 fn unpublish_without_an_agent_is_unavailable_and_leaves_the_mount() {
-    let mut node = KubernetesNode::new(SHORT);
+    let mut node = KubernetesNode::new(SHORT_DEADLINE);
     node.env.put("weights", MIB);
     let volume = node.volume("pod");
     node.kubelet.mount(&volume);

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 const MIB: usize = 1 << 20;
 
 /// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
-const LONG: Duration = Duration::from_secs(100);
+const STUCK_TIMEOUT: Duration = Duration::from_secs(100);
 
 const FROZEN: NetworkFault =
     NetworkFault { frozen: true, delay: Duration::ZERO, rate: None, cut: None, refuse: false };
@@ -38,7 +38,7 @@ fn read_with_refused_keys_or_silence_fails_with_eacces_or_etimedout() {
     let point = env.machine.mount("s3://bucket", "mnt");
     let read = |name| {
         let path = point.join(name);
-        with_timeout(LONG, move || fs::read(path)).map_err(|error| error.raw_os_error().unwrap())
+        with_timeout(STUCK_TIMEOUT, move || fs::read(path)).map_err(|error| error.raw_os_error().unwrap())
     };
     env.s3.faults.set(ServerFault::Status(StatusCode::FORBIDDEN, None));
     assert_eq!(read("refused"), Err(libc::EACCES));

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Where the ids of the user namespace begin outside of it.
 const FIRST_ID: u32 = 100_000;
 /// The first Linux whose FUSE takes an id mapping.
-const LEAST_LINUX: (u32, u32) = (6, 12);
+const MIN_LINUX: (u32, u32) = (6, 12);
 
 /// The version of Linux.
 fn linux() -> (u32, u32) {
@@ -82,7 +82,7 @@ impl Drop for Bind<'_> {
 
 #[test]
 fn idmapped_mount_shows_ids_of_its_user_namespace() {
-    if linux() < LEAST_LINUX {
+    if linux() < MIN_LINUX {
         return cannot_run("Linux is older than 6.12, whose FUSE has no idmapped mounts");
     }
     let machine = Machine::new();

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::kit::{MIB, events, job, mounts_of, sha256, spec, text, toml};
 
-const LARGE: usize = 4 * MIB;
+const SOURCE_BYTES: usize = 4 * MIB;
 
 /// Submits by the socket: a command for each would take its time.
 fn submit(env: &TestEnv, agent: &AgentProcess, sources: &[&str], command: &str) -> String {
@@ -42,7 +42,7 @@ fn ended(agent: &AgentProcess, id: &str) -> Value {
 fn jobs_beyond_cache_size_run_one_after_another() {
     let env = TestEnv::new();
     for number in 0..5 {
-        env.put(&format!("s{number}/weights{number}"), LARGE);
+        env.put(&format!("s{number}/weights{number}"), SOURCE_BYTES);
     }
     let agent = env.machine.agent("cache_size = \"13MiB\"");
     let jobs: Vec<_> = (0..20)
@@ -59,7 +59,7 @@ fn jobs_beyond_cache_size_run_one_after_another() {
         let job = ended(&agent, id);
         assert_eq!(job["state"], "TRAINING_JOB_COMPLETED", "{job}");
         let printed = agent.get(&format!("/v1/jobs/{id}/log")).body;
-        let sum = sha256(&content(&format!("weights{number}"), LARGE));
+        let sum = sha256(&content(&format!("weights{number}"), SOURCE_BYTES));
         assert_eq!(printed, format!("{sum}  /m/s{number}/weights{number}\n"));
         waited += usize::from(events(&job).iter().any(|event| event.starts_with("waits for room")));
         let used = agent.status()["daemon"]["usage"]["used"].as_u64().unwrap_or(0);
@@ -74,7 +74,7 @@ fn jobs_beyond_cache_size_run_one_after_another() {
 fn job_that_never_fits_is_refused_with_lease_holders() {
     let env = TestEnv::new();
     for number in 0..4 {
-        env.put(&format!("s{number}/weights"), LARGE);
+        env.put(&format!("s{number}/weights"), SOURCE_BYTES);
     }
     let agent = env.machine.agent("cache_size = \"13MiB\"");
     let why = |id: &str| {

@@ -196,20 +196,20 @@ fn job_mounts_after_its_end_are_removed() {
 
 /// How many sources there are, each of so many files of this size, for a cache that has room for three.
 const SOURCES: usize = 5;
-const SMALL: (usize, usize) = (64, 64 << 10);
+const SMALL_FILES: (usize, usize) = (64, 64 << 10);
 
 /// What a job prints that reads all of source `number`.
 fn sums(number: usize) -> String {
-    let line = |file: String| format!("{}  /m/s{number}/{file}\n", sha256(&content(&file, SMALL.1)));
-    (0..SMALL.0).map(|file| line(format!("{number}-{file:02}"))).collect()
+    let line = |file: String| format!("{}  /m/s{number}/{file}\n", sha256(&content(&file, SMALL_FILES.1)));
+    (0..SMALL_FILES.0).map(|file| line(format!("{number}-{file:02}"))).collect()
 }
 
 /// Kills the agent again and again while it evicts for the sake of one job what it brought for another. Beside them one job
 /// runs all the time, and reads all of its source in each round.
 fn evicting(rounds: usize, seed: u64) {
     let env = TestEnv::new();
-    for (number, file) in (0..SOURCES).flat_map(|number| (0..SMALL.0).map(move |file| (number, file))) {
-        env.put(&format!("s{number}/{number}-{file:02}"), SMALL.1);
+    for (number, file) in (0..SOURCES).flat_map(|number| (0..SMALL_FILES.0).map(move |file| (number, file))) {
+        env.put(&format!("s{number}/{number}-{file:02}"), SMALL_FILES.1);
     }
     let machine = &env.machine;
     let secrets = secrets(machine);
@@ -233,7 +233,7 @@ fn evicting(rounds: usize, seed: u64) {
     machine.run(&["wait", &staying, "--timeout", "60s"]).succeeds();
     let fetched = || env.fetched("").requests;
     let of_first = |file: usize| env.fetched(&format!("s0/0-{file:02}")).requests;
-    let first = || (0..SMALL.0).map(of_first).sum::<u64>();
+    let first = || (0..SMALL_FILES.0).map(of_first).sum::<u64>();
     let before = first();
     let mut rng = Rng(seed);
     for number in 0..rounds {

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const MIB: usize = 1 << 20;
 
 /// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
-const LONG: Duration = Duration::from_secs(100);
+const STUCK_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Reads `path` in the middle and then all of it while its source is another one.
 fn changed(original: &[u8], path: &Path, change: impl FnOnce()) {
@@ -94,6 +94,6 @@ fn object_removed_under_mount_fails() {
     env.put("file", 2 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");
     fs::remove_file(env.bucket().join("file")).unwrap();
-    let error = with_timeout(LONG, move || fs::read(point.join("file"))).unwrap_err();
+    let error = with_timeout(STUCK_TIMEOUT, move || fs::read(point.join("file"))).unwrap_err();
     assert!([libc::EBADMSG, libc::EIO].contains(&error.raw_os_error().unwrap()), "{error}");
 }

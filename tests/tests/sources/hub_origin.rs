@@ -13,7 +13,7 @@ use bdnfs::source::{Access, HubAccess, Patterns, Secret};
 use bdnfs::tier::conformance::{self, Subject, pinned};
 use bdnfs::tier::{Origin, Tier, Urgency};
 use bdnfs_tests::fault::ServerFault;
-use bdnfs_tests::hub::{HubServer, LARGE, RepositoryAccess};
+use bdnfs_tests::hub::{HubServer, LFS_THRESHOLD_BYTES, RepositoryAccess};
 use bdnfs_tests::tree::content;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -117,7 +117,7 @@ async fn hub_git_file_is_verified_by_its_git_id_whatever_its_etag() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hub_tree_from_any_path_is_listed_whole() {
     let hub = HubServer::start();
-    let large = content("large", LARGE);
+    let large = content("large", LFS_THRESHOLD_BYTES);
     let files: [(&str, &[u8]); 6] = [
         ("README.md", b"read me"),
         ("a b/c#d?.bin", b"odd"),
@@ -146,7 +146,7 @@ async fn hub_tree_from_any_path_is_listed_whole() {
         for (path, bytes) in files.iter().filter(|(_, bytes)| !bytes.is_empty()) {
             let Some(path) = path.strip_prefix(below) else { continue };
             let blob = pinned(&*origin, path).await.unwrap();
-            assert_eq!(blob.sha256.is_some(), bytes.len() >= LARGE, "{path}");
+            assert_eq!(blob.sha256.is_some(), bytes.len() >= LFS_THRESHOLD_BYTES, "{path}");
             assert_eq!(fetch(&*origin, &blob, 0..blob.size).await.unwrap(), *bytes, "{path}");
         }
     }
@@ -172,7 +172,7 @@ async fn hub_tree_from_any_path_is_listed_whole() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hub_revision_resolved_once_never_moves() {
     let hub = HubServer::start();
-    let (old, new) = (content("old", LARGE), content("new", LARGE));
+    let (old, new) = (content("old", LFS_THRESHOLD_BYTES), content("new", LFS_THRESHOLD_BYTES));
     let first = hub.publish("models/org/m", "main", &[("w", &old)]);
     hub.publish("models/org/m", "v1.0", &[("w", &old)]);
     let second = hub.publish("models/org/m", "refs/pr/7", &[("w", &new)]);
@@ -193,7 +193,7 @@ async fn hub_revision_resolved_once_never_moves() {
 
     let origin = open(&hub, "hf://org/m", None).await.unwrap();
     hub.publish("models/org/m", "main", &[("w", &new), ("z", b"z")]);
-    assert_eq!(listed(&*origin).await.unwrap(), [("w".to_owned(), LARGE as u64)]);
+    assert_eq!(listed(&*origin).await.unwrap(), [("w".to_owned(), LFS_THRESHOLD_BYTES as u64)]);
     let blob = pinned(&*origin, "w").await.unwrap();
     assert_eq!(fetch(&*origin, &blob, 0..blob.size).await.unwrap(), old);
 }
@@ -249,7 +249,7 @@ async fn hub_refusal_of_each_kind_says_what_to_do() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hub_signed_url_is_used_until_it_expires() {
     let hub = HubServer::start();
-    let bytes = content("w", 5 * LARGE);
+    let bytes = content("w", 5 * LFS_THRESHOLD_BYTES);
     hub.publish("models/org/m", "main", &[("w", &bytes)]);
     let origin = open(&hub, "hf://org/m", None).await.unwrap();
     let blob = pinned(&*origin, "w").await.unwrap();
@@ -291,7 +291,7 @@ async fn hub_signed_url_is_used_until_it_expires() {
 async fn hub_origin_read_in_parallel_ranges_asks_the_hub_once_for_the_url() {
     let hub = HubServer::start();
     hub.direct();
-    let (large, small) = (content("w", LARGE), content("s", 500));
+    let (large, small) = (content("w", LFS_THRESHOLD_BYTES), content("s", 500));
     hub.publish("models/org/m", "main", &[("w", &large), ("s", &small)]);
     let origin = &*open(&hub, "hf://org/m", None).await.unwrap();
     let reads = async |path: &str, bytes: &[u8]| {
@@ -333,7 +333,7 @@ async fn hub_origin_on_rate_limit_waits_or_names_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hub_repository_renamed_is_followed_with_token() {
     let hub = HubServer::start();
-    hub.publish("models/new/gpt2", "main", &[("x", b"small"), ("w", &content("w", LARGE))]);
+    hub.publish("models/new/gpt2", "main", &[("x", b"small"), ("w", &content("w", LFS_THRESHOLD_BYTES))]);
     hub.guard("models/new/gpt2", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/new/gpt2"]);
     for old in ["org/m", "gpt2"] {
@@ -368,7 +368,7 @@ async fn hub_requests_equal_the_recorded_client() {
     }
     let hub = HubServer::start();
     hub.direct();
-    let large = content("model", LARGE);
+    let large = content("model", LFS_THRESHOLD_BYTES);
     let files: [(&str, &[u8]); 4] =
         [("README.md", b"r"), ("config.json", b"c"), ("sub/blob.bin", b"b"), ("model.safetensors", &large)];
     let commits = [

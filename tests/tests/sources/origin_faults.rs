@@ -104,13 +104,13 @@ fn alike(fault: ServerFault, kind: Kind, said: &'static str) -> FaultCase {
 }
 
 /// What the storage behind the Hub says of a bad address, which isn't the user's.
-const ADDRESS: (Kind, &str) =
+const REFUSED_ADDRESS: (Kind, &str) =
     (Kind::Unavailable, "the storage behind the Hub refuses the URL that the Hub gave for it");
 
 fn table() -> Vec<FaultCase> {
     let refused = |status, said| {
         let fault = ServerFault::Status(StatusCode::from_u16(status).unwrap(), None);
-        (fault, [(Kind::Refused, said), (Kind::Refused, said), ADDRESS])
+        (fault, [(Kind::Refused, said), (Kind::Refused, said), REFUSED_ADDRESS])
     };
     let gone = "is gone, though the snapshot has it (the server answers 404 Not Found; check the name); restore it, or take a new snapshot";
     let changed =
@@ -134,7 +134,7 @@ fn table() -> Vec<FaultCase> {
         refused(403, "the server answers 403 Forbidden; no credentials were sent"),
         (
             ServerFault::Status(StatusCode::NOT_FOUND, None),
-            [(Kind::Changed, gone), (Kind::Changed, gone), ADDRESS],
+            [(Kind::Changed, gone), (Kind::Changed, gone), REFUSED_ADDRESS],
         ),
         (
             ServerFault::Status(StatusCode::PRECONDITION_FAILED, None),

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 const MIB: usize = 1 << 20;
 
 /// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
-const LONG: Duration = Duration::from_secs(100);
+const STUCK_TIMEOUT: Duration = Duration::from_secs(100);
 
 #[test]
 fn server_restarted_in_mid_read_delivers_right_bytes() {
@@ -55,7 +55,7 @@ fn server_faulty_for_a_while_delivers_right_bytes() {
         let bytes = env.put("file", 3 * MIB + 9);
         let point = env.machine.mount("s3://bucket", "mnt");
         env.s3.faults.times(fault.clone(), 2);
-        let read = with_timeout(LONG, move || fs::read(point.join("file")));
+        let read = with_timeout(STUCK_TIMEOUT, move || fs::read(point.join("file")));
         let read = read.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
         assert_same(&bytes, &read, &format!("{fault:?}"));
     });
@@ -107,7 +107,7 @@ fn at_once(faults: impl IntoIterator<Item = ServerFault>, attempt: fn(ServerFaul
 fn never_wrong(faults: &Faults, fault: ServerFault, bytes: &[u8], path: &Path) {
     faults.set(fault.clone());
     let (reader, mut read) = (File::open(path).unwrap(), vec![0; 100_000]);
-    let (read, result) = with_timeout(LONG, move || {
+    let (read, result) = with_timeout(STUCK_TIMEOUT, move || {
         let result = reader.read_exact_at(&mut read, 1_500_000);
         (read, result)
     });
@@ -133,7 +133,7 @@ fn slow_server_delivers_all_bytes() {
         delay: Duration::from_millis(5),
         ..NetworkFault::default()
     });
-    let read = with_timeout(LONG, move || fs::read(point.join("file")));
+    let read = with_timeout(STUCK_TIMEOUT, move || fs::read(point.join("file")));
     assert_same(&bytes, &read.unwrap(), "what came slowly");
 }
 
@@ -143,7 +143,7 @@ fn connections_cut_again_and_again_deliver_all_bytes() {
     let bytes = env.put("file", 24 * MIB);
     let point = env.machine.mount("s3://bucket", "mnt");
     env.proxy.set(NetworkFault { cut: Some(3 << 20), ..NetworkFault::default() });
-    let read: io::Result<Vec<u8>> = with_timeout(LONG, move || fs::read(point.join("file")));
+    let read: io::Result<Vec<u8>> = with_timeout(STUCK_TIMEOUT, move || fs::read(point.join("file")));
     assert_same(&bytes, &read.unwrap(), "what came in pieces");
 }
 
@@ -161,7 +161,7 @@ fn connection_that_drips_is_replaced() {
                 machine.run(&["wait", point.to_str().unwrap(), "--timeout", "90s"]).succeeds();
             }
             let file = point.join("file");
-            let read = with_timeout(LONG, move || fs::read(file));
+            let read = with_timeout(STUCK_TIMEOUT, move || fs::read(file));
             assert_same(&bytes, &read.unwrap(), &format!("{fault:?}"));
         }
     });
@@ -175,7 +175,7 @@ fn server_late_with_every_answer_is_read_and_staged() {
     let (read, staged) = (env.machine.directory("read"), env.machine.directory("staged"));
     env.machine.try_mount("s3://bucket", &read, &[]).succeeds();
     let file = read.join("file");
-    let read = with_timeout(LONG, move || fs::read(file));
+    let read = with_timeout(STUCK_TIMEOUT, move || fs::read(file));
     assert_same(&bytes, &read.unwrap(), "read");
     let second = env.second_machine();
     second.try_mount("s3://bucket", &staged, &["--wait"]).succeeds();
@@ -201,7 +201,7 @@ fn bad_response_is_retried() {
         );
         for (faults, file) in [(&env.s3.faults, s3), (&web.faults, http)] {
             faults.times(fault.clone(), 1);
-            let read = with_timeout(LONG, move || fs::read(file));
+            let read = with_timeout(STUCK_TIMEOUT, move || fs::read(file));
             assert_same(
                 &bytes,
                 &read.unwrap_or_else(|error| panic!("{fault:?}: {error}")),

@@ -23,10 +23,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::view::SimView;
 use super::wire::{SimMirror, SimNetwork};
-use super::{ALL, STREAMS, Sim, TENANT};
+use super::{BLOCKS_PER_BLOB, STREAMS, Sim, TENANT};
 
 /// How long a node waits after it has begun.
-const SETTLED: Duration = Duration::from_secs(4);
+const MEMBERSHIP_SETTLE_TIME: Duration = Duration::from_secs(4);
 
 /// One of them.
 pub struct SimNode {
@@ -63,10 +63,10 @@ struct SimContent {
 /// A blob of this name.
 pub fn named(digest: Digest) -> Blob {
     let (path, version) = Default::default();
-    let (checks, stored) = (vec![Check([0; 32]); ALL as usize].into(), Stored::default());
+    let (checks, stored) = (vec![Check([0; 32]); BLOCKS_PER_BLOB as usize].into(), Stored::default());
     Blob {
         key: Key::Content(digest),
-        size: ALL * BLOCK,
+        size: BLOCKS_PER_BLOB * BLOCK,
         checks: Some(checks),
         path,
         version,
@@ -118,7 +118,7 @@ impl SimNode {
                 Ladder::new(vec![Arc::new(SimMirror(self.sim.clone()))], Arc::default(), Arc::default());
             Arc::new(SimContent {
                 blob: blob.clone(),
-                present: Mutex::new(vec![false; ALL as usize]),
+                present: Mutex::new(vec![false; BLOCKS_PER_BLOB as usize]),
                 waiting: Flights::default(),
                 direct: Flights::default(),
                 ladder: ladder.placed(Some(self.peers().placement(TENANT, digest))).seeded(|| 0),
@@ -134,7 +134,7 @@ impl SimNode {
     /// Brings all of a blob, some groups at a time. Ends early if the node does.
     pub async fn stage(self: &Arc<Self>, blob: &Blob) {
         // A node that has just begun waits until it has heard of the others.
-        sleep_until(self.nodes_started + SETTLED).await;
+        sleep_until(self.nodes_started + MEMBERSHIP_SETTLE_TIME).await;
         let begin = Instant::now();
         let held = self.held(blob);
         let flights = stream::iter(held.ladder.stage_order(blob, 0)).for_each_concurrent(STREAMS, |run| {
@@ -203,7 +203,7 @@ impl SimContent {
             return Some(flight);
         }
         let flights = if scope == FetchScope::All { &self.waiting } else { &self.direct };
-        match flights.join(index, most, |i| i < ALL && !self.present.lock()[i as usize]) {
+        match flights.join(index, most, |i| i < BLOCKS_PER_BLOB && !self.present.lock()[i as usize]) {
             JoinOutcome::Present => None,
             JoinOutcome::Joined(flight) => Some(flight),
             JoinOutcome::New(flight) => {

@@ -20,10 +20,10 @@ use tokio::time::sleep;
 use super::Sim;
 
 /// How fast things are: a mirror that takes its time, a network of 10 Gbit/s.
-const MIRROR: Duration = Duration::from_millis(40);
-const MIRROR_BLOCK: Duration = Duration::from_millis(10);
-const NETWORK: Duration = Duration::from_micros(300);
-const NETWORK_BLOCK: Duration = Duration::from_millis(1);
+const MIRROR_LATENCY: Duration = Duration::from_millis(40);
+const MIRROR_BLOCK_TIME: Duration = Duration::from_millis(10);
+const NETWORK_LATENCY: Duration = Duration::from_micros(300);
+const NETWORK_BLOCK_TIME: Duration = Duration::from_millis(1);
 
 /// The way to other nodes.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl PeerClient for SimNetwork {
         async move {
             let gone = || Error::new(Kind::Unavailable, format!("{} refuses the connection", peer.id));
             let sim = self.sim.upgrade().ok_or_else(gone)?;
-            sleep(NETWORK).await;
+            sleep(NETWORK_LATENCY).await;
             if !sim.reachable(&self.me, &peer.id) {
                 std::future::pending::<()>().await;
             }
@@ -58,7 +58,7 @@ impl PeerClient for SimNetwork {
             let frames = frames.then(move |frame| {
                 let (sim, node, me) = (wire.clone(), node.clone(), me.clone());
                 async move {
-                    sleep(NETWORK_BLOCK).await;
+                    sleep(NETWORK_BLOCK_TIME).await;
                     match sim.upgrade() {
                         Some(sim) if !sim.reachable(&me, &node.id) => std::future::pending().await,
                         Some(_) if node.is_alive() => frame,
@@ -89,12 +89,12 @@ impl Tier for SimMirror {
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
             let Some(sim) = self.0.upgrade() else { return Ok(None) };
-            sleep(MIRROR).await;
+            sleep(MIRROR_LATENCY).await;
             let blob = blob.clone();
             let pages = stream::iter(range.step_by(BLOCK as usize)).then(move |_| {
                 let (sim, blob) = (sim.clone(), blob.clone());
                 async move {
-                    sleep(MIRROR_BLOCK).await;
+                    sleep(MIRROR_BLOCK_TIME).await;
                     sim.read(&blob);
                     Ok(sim.page.clone())
                 }
