@@ -1,5 +1,5 @@
-//! Against: whether a run is worse than an earlier one. What is compared are ratios, which another machine has nearly the
-//! same, and what no machine's speed changes: memory, requests, instructions. Seconds by themselves never are.
+//! Against: whether a run is worse than an earlier one. It compares ratios, which are nearly the same on another machine, and
+//! figures that do not depend on the machine's speed: memory, requests, instructions. It never compares seconds.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::report::{BenchReport, Comparison, Figure, RowGroup, quantity};
 use crate::samples::Samples;
 use crate::unit::MeasureUnit;
 
-/// Less than this is not worth telling, however sure it is: from one day to the next the other side moves as well.
+/// A smaller difference is not reported, however sure it is: from one day to the next the other side varies as well.
 const RATIO_TOLERANCE: f64 = 0.1;
 /// Instructions hardly move at all: what is left is where memory happens to lie.
 const INSTRUCTION_TOLERANCE: f64 = 0.02;

@@ -23,11 +23,11 @@ use crate::{cold, interrupt};
 const ABOUT: &str = "An agent with a cache of its own. Restage: `bdnfs mount --wait` of what its cache has all of, listing \
     included; in packs: of the same from a mirror, where it is packed. Ready: from its start until `/readyz` says so, with one blob in the cache for each file. A job: `bdnfs job run` \
     of a command that does nothing, whose data lies in S3 on loopback, beside 8 curls that bring the same and an fsync.";
-/// The part of a parallel download that staging a job is to reach.
+/// The share of a parallel download that staging a job must reach.
 const WANTED_DOWNLOAD_RATIO: f64 = 0.85;
-/// Seconds in which 10 files are to be here again.
+/// Seconds for staging 10 local files again, at the most.
 const RESTAGE_LIMIT_SECONDS: f64 = 0.05;
-/// The same for a million, and seconds in which an agent with a million blobs is to be ready.
+/// The same for a million files, and for an agent with many blobs to be ready.
 const RESTAGE_MILLION_LIMIT_SECONDS: f64 = 2.0;
 /// The disk space of a file, in bytes: a block and an inode, with some to spare.
 const DISK_BYTES_PER_FILE: usize = 8 << 10;
@@ -37,10 +37,10 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(900);
 const AGENT_READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the agent may take to end.
 const AGENT_STOP_TIMEOUT: Duration = Duration::from_secs(60);
-/// For how long it is left alone.
+/// How long an idle agent is measured.
 const IDLE_MEASUREMENT_TIME: Duration = Duration::from_secs(10);
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.
@@ -72,7 +72,7 @@ fn size(lab: &BenchEnv) -> u64 {
     lab.sizes.size / 4
 }
 
-/// An agent, and a source that its cache has all of.
+/// An agent, and a source that is complete in its cache.
 struct AgentMount {
     // First, so that it ends before its directory goes.
     agent: BenchAgent,
@@ -82,7 +82,7 @@ struct AgentMount {
 }
 
 impl AgentMount {
-    /// With a source of so many files, each of which is a blob, or part of one in a mirror if they are `packed`.
+    /// Stages a source of `files` files, each a blob, or part of a pack in a mirror if they are `packed`.
     fn stage(lab: &BenchEnv, files: usize, packed: bool) -> Result<Self> {
         let blobs = if packed { 0 } else { files };
         let room = lab.room("agent", ((files + blobs) * DISK_BYTES_PER_FILE) as u64)?;
@@ -192,7 +192,7 @@ impl BenchAgent {
         Ok(Self { cache, socket, running, took: begin.elapsed().as_secs_f64() })
     }
 
-    /// Its process, and not the present owner of its cache, which may be the next one already.
+    /// Its process, and not the owner of its cache, which may be the next agent already.
     fn process(&self) -> ProcessStats {
         self.running.process()
     }
@@ -205,7 +205,7 @@ impl Drop for BenchAgent {
     }
 }
 
-/// Whether who listens on `socket` says that it is ready.
+/// Whether the agent at `socket` is ready.
 fn is_ready(socket: &Path) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = UnixStream::connect(socket)?;

@@ -1,4 +1,4 @@
-//! A bucket on loopback: what lies in it, and who has it for how long.
+//! A bucket on loopback, its server, and whether its objects are in memory.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -14,9 +14,9 @@ use crate::mount::{BenchMount, MountPlan};
 use crate::run::{self, RunningProgram};
 use crate::s3::{BUCKET, BucketObject, S3Process};
 
-/// How long reading all of it once may take.
+/// How long reading the whole bucket once may take.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(300);
-/// For how long what was read counts as being in memory: kernels that look for pages to give back take them after half a minute.
+/// How long data counts as in memory after it was read: a kernel that reclaims pages takes them after half a minute.
 const WARM_FOR: Duration = Duration::from_secs(15);
 /// How long adding it to a mirror may take.
 const MIRROR_ADD_TIMEOUT: Duration = Duration::from_secs(900);
@@ -66,7 +66,7 @@ impl BenchBucket {
         Ok(Self { server, directory, link, root, warmed: Cell::new(None) })
     }
 
-    /// Delays each request by so much from now on, as if the store were elsewhere.
+    /// Delays each request by `late` from now on, like a remote store.
     ///
     /// # Errors
     /// The server does not start.
@@ -95,7 +95,7 @@ impl BenchBucket {
         Ok(objects)
     }
 
-    /// Bytes that lie in it.
+    /// Bytes of its objects.
     ///
     /// # Errors
     /// The disk fails.
@@ -141,7 +141,7 @@ impl BenchBucket {
         Ok(run::run(&mut command, MIRROR_ADD_TIMEOUT)?.seconds)
     }
 
-    /// Empties its mirror.
+    /// Deletes its mirror.
     ///
     /// # Errors
     /// The disk fails.
@@ -150,7 +150,7 @@ impl BenchBucket {
         fs::remove_dir_all(&mirror).and_then(|()| fs::create_dir(&mirror)).context("cannot empty the mirror")
     }
 
-    /// Bytes that its mirror takes.
+    /// Bytes that its mirror occupies.
     ///
     /// # Errors
     /// The disk fails.

@@ -1,4 +1,4 @@
-//! Clients: what people download buckets with, at the settings that their manuals give for speed.
+//! Clients: the usual programs that download buckets, at the settings that their manuals give for speed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl CopyClient {
         }
     }
 
-    /// The name in tables of its way to bring what changed.
+    /// The name in tables of its command that copies only changes.
     pub fn again(self) -> &'static str {
         match self {
             Self::Aws => "aws s3 sync",
@@ -146,7 +146,7 @@ pub fn rclone(server: &S3Process) -> Command {
     command
 }
 
-/// Makes durable what a client left in memory: a copy that a power cut may lose is not yet one.
+/// Writes what a client left in memory to the disk.
 ///
 /// # Errors
 /// The disk fails.

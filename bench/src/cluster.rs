@@ -1,4 +1,4 @@
-//! A cluster: so many nodes that stage the same at the same time, each on a link of its own, with peers and without.
+//! A cluster: several nodes that stage the same source at once, each on a link of its own, with peers and without.
 
 use std::thread;
 use std::time::Instant;
@@ -20,16 +20,16 @@ const ABOUT: &str = "So many agents make the same large file local at the same t
     runs on the processors of one machine, and many nodes come to wait for those.";
 const LINK_RATE: &str = "1gbit";
 const NODES: [usize; 4] = [1, 2, 4, 8];
-/// How often with peers: a turn takes half a minute to be set up, and what is told hangs on a link's rate.
+/// Turns with peers: few, since one takes half a minute to set up, and the link's rate makes the result steady.
 const ROUNDS_WITH_PEERS: usize = 3;
-/// How often without, which takes longer, and hangs on nothing else.
+/// Turns without peers, which take longer and depend on the link alone.
 const ROUNDS_WITHOUT_PEERS: usize = 2;
-/// How many times as long as one node a burst may take.
+/// The time of a burst, as a multiple of that of one node, at the most.
 const MAX_BURST_RATIO: f64 = 1.3;
-/// How much of the mirror a burst may read for each byte that there is.
+/// Bytes that a burst reads from the mirror for each byte of the source, at the most.
 const MAX_MIRROR_READS_PER_BYTE: f64 = 1.05;
 
-/// Measures it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.
@@ -72,10 +72,10 @@ fn nodes(lab: &BenchEnv) -> Result<Rows> {
     Ok(rows)
 }
 
-/// So many nodes, the seconds of each burst, and what it read of the mirror for each byte that there is.
+/// The number of nodes, the seconds of each burst, and the bytes that it read from the mirror for each byte of the source.
 type Point = (usize, Samples, Samples);
 
-/// What a burst with peers is to take at the most: so many times what one node alone takes, and the data about once.
+/// The limits of a burst with peers: its time beside one node's, and the bytes that it reads.
 fn limits(points: &[Point]) -> Vec<Figure> {
     let Some((_, one, _)) = points.first() else { return Vec::new() };
     let bursts = points.iter().filter(|point| point.0 > 2);
@@ -92,7 +92,7 @@ fn limits(points: &[Point]) -> Vec<Figure> {
     figures.collect()
 }
 
-/// The seconds that a burst takes, and what it reads of the mirror for each byte that there is.
+/// The seconds of a burst, and the bytes that it reads from the mirror for each byte of the source.
 fn burst(lab: &BenchEnv, count: usize, peers: bool) -> Result<(f64, f64)> {
     let size = size(lab);
     let room = lab.room("cluster-", (count as u64 + 2) * size)?;

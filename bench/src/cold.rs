@@ -16,14 +16,14 @@ use crate::{data, interrupt};
 
 const ABOUT: &str = "Bytes that lie nowhere near yet, from an S3 server on loopback that has them in memory and checks \
     signatures. Against 8 curls, each of which downloads a range of the same bytes to the same disk.";
-/// The part of a durable download that `--wait` is to reach: it ends when all is durable, too.
+/// The share of a durable download that `--wait` must reach: it ends when all is durable, too.
 const WANTED_WAIT_RATIO: f64 = 0.85;
-/// The part of a download that a reader is to reach, who waits for no disk.
+/// The share of a download that a reader must reach, who waits for no disk.
 const WANTED_CAT_RATIO: f64 = 0.7;
 const CURL: &str = "curl";
 const CURL_SYNCED: &str = "curl, then fsync";
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

@@ -1,4 +1,4 @@
-//! Cost: what reading through a mount takes of processor, memory and network, and how that grows.
+//! Cost: processor time, memory and network traffic of reads through a mount, and how they grow.
 
 use std::fs::File;
 use std::path::Path;
@@ -22,10 +22,10 @@ const ABOUT: &str = "What bdnfs takes, from S3 on loopback with an empty cache, 
     read a file, each its own part in order, or all of them all of it.";
 const GIB: f64 = (1u64 << 30) as f64;
 const FILE: &str = "file-0.bin";
-/// What is read of a file of any size.
+/// Bytes that are read at the end of a file.
 const TAIL_BYTES: u64 = 4 << 10;
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.
@@ -51,7 +51,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// What `work` makes of a mount, and what it cost from the mount's beginning on.
+    /// The result of `work` with a mount, and its cost since the mount began.
     fn of(
         lab: &BenchEnv,
         bucket: &BenchBucket,

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::interrupt;
 
-/// How much is written at once.
+/// The size of a write.
 const CHUNK_BYTES: usize = 1 << 20;
 /// How many files lie in a directory: some, as in a data set that was made to be read from file systems.
 pub const FILES_IN_DIRECTORY: usize = 1000;
@@ -90,7 +90,7 @@ fn write(path: &Path, head: &[u8], size: u64) -> Result<()> {
     file.sync_all().with_context(at)
 }
 
-/// Makes a table of `size` bytes as text, as a data set may be one: names that come again, and numbers that don't.
+/// Makes a table of `size` bytes of text, like a data set: repeated names, and numbers that don't repeat.
 ///
 /// # Errors
 /// The disk fails, and interruption.

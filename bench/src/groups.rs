@@ -17,33 +17,33 @@ use crate::{
 pub enum GroupName {
     /// Instructions of the functions that every read passes
     Hot,
-    /// What this machine can do at the most
+    /// Limits of this machine
     Limits,
     /// A local file, beside the disk's own file system
     Local,
     /// Other file systems that are installed here
     Rivals,
-    /// What loads models and data sets, beside the disk's own file system
+    /// Programs that load models and data sets, beside the disk's own file system
     Loaders,
-    /// Making all of it local, beside aws, rclone and curl
+    /// Staging, beside aws, rclone and curl
     Staging,
     /// Downloads from S3, beside curl
     Cold,
     /// Copying into the mirror, and staging from it
     Mirror,
-    /// What a node reads whose neighbour has it
+    /// Reads from a peer that has the data
     Peer,
-    /// Nodes that make the same local at once, with peers and without
+    /// Nodes that stage the same file at once, with peers and without
     Cluster,
-    /// How soon the agent is ready, and a job's data
+    /// The agent: time until it is ready, and until a job has its data
     Agent,
-    /// What a volume of a container costs
+    /// The cost of a container's volume
     Hooks,
     /// Processor, memory and requests, and how they grow
     Cost,
     /// Many small files, beside the disk's own file system
     Small,
-    /// What a tree of a million files costs
+    /// The memory of a tree of a million files
     Memory,
 }
 
@@ -58,7 +58,7 @@ impl GroupName {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Its part of the time, in parts of all that are measured: as each takes with the medium sizes.
+    /// Its share of the time, relative to the other groups: the seconds that it takes at the medium sizes.
     fn share(self) -> u32 {
         match self {
             Self::Hot | Self::Limits => 2,
@@ -74,7 +74,7 @@ impl GroupName {
         }
     }
 
-    /// Measures it.
+    /// Measures the group.
     ///
     /// # Errors
     /// Interruption only.
@@ -99,7 +99,7 @@ impl GroupName {
     }
 }
 
-/// Until when each of `groups` may begin a row, in a run that begins at `begin` and is to take `limit`. A group that is slow takes
+/// The time until which each of `groups` may begin rows, in a run that begins at `begin` with the time limit `limit`. A slow group takes
 /// nothing from those after it but what its last row runs over; one that is fast leaves them more.
 pub fn in_time(groups: &[GroupName], begin: Instant, limit: Duration) -> Vec<(GroupName, Instant)> {
     let all: u32 = groups.iter().map(|group| group.share()).sum();

@@ -22,26 +22,26 @@ use crate::{cold, interrupt, s3};
 const ABOUT: &str = "Pods of one node that show the same source, an S3 server on loopback, one after the other, by a kubelet of \
     the test kit through `bdnfs csi`. The first publication stages it; gate to return: from the moment in which the last byte is \
     in the cache until the call returns. All others are binds of the same mount.";
-/// Pods that show the same.
+/// How many pods show the same source.
 const PODS: usize = 100;
-/// What is said of many calls: that so many of a hundred are no slower.
+/// The percentile of the calls' times that is reported.
 const PERCENTILE: usize = 95;
-/// Seconds that a publication may take which stages nothing. The bind itself is a hundredth of a millisecond of it.
+/// Seconds of a publish call that stages nothing, at the most. The bind itself is a hundredth of a millisecond of it.
 const MAX_PUBLISH_SECONDS: f64 = 0.020;
-/// Seconds from the last byte to the answer.
+/// Seconds from the last byte to the answer, at the most.
 const MAX_GATE_SECONDS: f64 = 0.250;
-/// Seconds until nothing of a publication is left.
+/// Seconds of an unpublish call, at the most.
 const MAX_UNPUBLISH_SECONDS: f64 = 0.100;
-/// Seconds of what is published already.
+/// Seconds of a publish call for what is published already, at the most.
 const MAX_REPUBLISH_SECONDS: f64 = 0.005;
-/// MiB of the driver.
+/// MiB of memory of the driver, at the most.
 const MAX_DRIVER_MIB: f64 = 30.0;
-/// The part of the base's speed that a bind of it is to have.
+/// The share of the base's speed that its binds must reach.
 const WANTED_RATIO: f64 = 0.98;
 /// How long an agent may take to take everything down.
 const DRIVER_STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.
@@ -133,7 +133,7 @@ impl Drop for BenchNode<'_> {
     }
 }
 
-/// What the pods of a node took.
+/// The costs of the pods of a node.
 struct PodCosts {
     gate: f64,
     publish: f64,

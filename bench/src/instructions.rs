@@ -1,5 +1,5 @@
 //! Instructions: what the hot functions make the processor do, counted by callgrind. The same build has nearly the same
-//! figures on every machine, whatever else runs there; a change for the worse shows where no clock could tell it.
+//! figures on every machine, whatever else runs there; a regression shows that no clock could measure.
 
 use std::fs;
 use std::path::Path;
@@ -18,12 +18,12 @@ const ABOUT: &str = "Instructions of the functions that every read passes, by va
     owners of a group of blocks among 200 nodes; verify, one block of 1 MiB.";
 /// How long one count may take: valgrind is some fifty times as slow as the machine.
 const CALLGRIND_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often each is done: what its preparation takes is counted by itself, and taken off.
+/// How often each function runs: its preparation is counted alone, and subtracted.
 const TIMES: u32 = 50;
-/// The same comes out each time, but for where memory happens to lie.
+/// Two runs, whose results differ by the placement of memory alone.
 const RUNS: usize = 2;
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

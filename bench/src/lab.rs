@@ -1,4 +1,4 @@
-//! The laboratory: where a run keeps its files, how large they are, and the programs that it measures.
+//! The environment of a run: its directory, its sizes, and the programs that it measures.
 
 use std::cell::Cell;
 use std::fs;
@@ -12,9 +12,9 @@ use tempfile::TempDir;
 
 use crate::machine;
 
-/// For how long nothing may happen on a disk that is at rest.
+/// A disk without requests for this long is idle.
 const DISK_IDLE_TIME: Duration = Duration::from_millis(30);
-/// How long that is waited for: a disk that others use never rests.
+/// How long to wait for an idle disk: one that others use never is.
 const DISK_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A directory of its own, removed at the end. Whatever is mounted in it must have ended by then.
@@ -28,14 +28,14 @@ pub struct BenchEnv {
     pub bdnfs: PathBuf,
     /// The S3 server of the test kit.
     pub s3_server: PathBuf,
-    /// What the file system that bdnfs is compared with is called.
+    /// The name of the file system that bdnfs is compared with.
     pub native: String,
 }
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Sizes {
-    /// Whether it is only to be seen that everything runs.
+    /// Whether the run is only to show that everything works.
     pub quick: bool,
     /// How often everything is measured.
     pub runs: usize,
@@ -54,7 +54,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// What the figures are stated for.
+    /// The sizes of published full runs.
     pub const FULL: Self = Self {
         quick: false,
         runs: 5,
@@ -70,7 +70,7 @@ impl Sizes {
     pub const MEDIUM: Self =
         Self { size: 768 << 20, random: 64 << 20, hot: 1, small: 12_000, listed: 50_000, ..Self::FULL };
 
-    /// To see that everything runs.
+    /// To see that everything works.
     pub const QUICK: Self = Self {
         quick: true,
         runs: 3,
@@ -95,7 +95,7 @@ impl Sizes {
 }
 
 impl BenchEnv {
-    /// A laboratory below `directory`, with the programs that lie beside this one.
+    /// An environment below `directory`, with the programs that lie beside this one.
     ///
     /// # Errors
     /// `directory` can't be used, or `bdnfs` is not built.
@@ -158,7 +158,7 @@ impl BenchEnv {
         advise(path)
     }
 
-    /// How often all that was cached was dropped so far: who has brought something into memory knows whether it is still there.
+    /// How often all caches were dropped so far: whether something that was read is still in memory.
     pub fn drops(&self) -> u64 {
         self.drops.get()
     }

@@ -17,15 +17,15 @@ use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "What this machine can do at the most, with any program: the disk with large requests, one thread that copies \
     memory, one connection over loopback, one thread that hashes with BLAKE3.";
-/// What is moved at once: more than any cache of a processor has.
+/// The size of a chunk: more than any processor's cache holds.
 const CHUNK_BYTES: usize = 64 << 20;
-/// How many pieces, where nothing but memory is moved.
+/// How many chunks are moved in memory.
 const CHUNKS: usize = 16;
 
-/// What measures a limit in memory, in MB/s.
+/// A measurement of a limit in memory, in MB/s.
 type Limit = fn() -> Result<f64>;
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::data::{self, FILES_IN_DIRECTORY};
 
-/// A client that neither asks nor reads for so long has left.
+/// A client that neither sends nor reads for this long has left.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A web server with one index and none of the files that it lists; it ends when dropped.
@@ -92,7 +92,7 @@ fn answer(stream: &TcpStream, index: &str, state: &Mutex<IndexState>) -> std::io
     Ok(())
 }
 
-/// An index in the format that bdnfs reads: it tells size and ETag, so that no file has to be asked after.
+/// An index in the format that bdnfs reads: it has sizes and ETags, so that no file is requested for them.
 fn index(files: usize) -> String {
     let mut text = String::from("{\"files\": [");
     for file in 0..files {

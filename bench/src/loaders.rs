@@ -1,4 +1,4 @@
-//! Loaders: what reads models and data sets, through a mount and from the disk's own file system.
+//! Loaders: programs that read models and data sets, through a mount and from the disk's own file system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const ABOUT: &str = "Programs that load models and data sets, all of it local, t
     system. \"Hot\": the page cache has all of it; \"dropped\": the kernel has nothing in memory, neither content nor names. \
     Then the same model with nothing local, from S3 on loopback: seconds since `bdnfs mount` began, beside 8 curls that \
     download all of it before anything can begin.";
-/// The part of native speed that what is local is to reach.
+/// The share of native speed that what is local must reach.
 const WANTED_RATIO: f64 = 0.95;
 /// How long one loader may take.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
@@ -62,7 +62,7 @@ const FILES: [LoaderCase; 2] = [
     LoaderCase { name: "tar of all small files", unit: MeasureUnit::Files, load: tar },
 ];
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.
@@ -189,7 +189,7 @@ fn python(lab: &BenchEnv, script: &str, path: &Path, arguments: &[&str]) -> Resu
     numbers.next().zip(numbers.next()).map(|(one, two)| [one, two]).context("a loader said no figures")
 }
 
-/// What can be done how soon after `bdnfs mount` was called, and after a download was begun.
+/// The time from the start of `bdnfs mount`, and from that of a download, to each step of loading a model.
 fn begin(lab: &BenchEnv, size: u64) -> Result<Rows> {
     let bucket = BenchBucket::new(lab, size, |directory| model(directory, size))?;
     let objects: Vec<_> =

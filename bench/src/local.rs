@@ -17,7 +17,7 @@ use crate::{cold, data};
 const ABOUT: &str = "A file of the size that is named, all of it in the cache, read through the mount and from the disk's \
     own file system. \"Hot\": it is in the page cache; \"dropped\": it is not. \"Cold from the mirror\": a quarter as large, and the \
     cache has nothing of it, while the disk's own file system has all of it.";
-/// The part of native speed that every row is to reach.
+/// The share of native speed that every row must reach.
 const WANTED_RATIO: f64 = 0.95;
 const FILE: &str = "file.bin";
 
@@ -46,7 +46,7 @@ const CASES: [FioCase; 8] = [
     FioCase { name: "mmap sequential, hot", text: jobs::MMAP_HOT, jobs: 1, hot: true },
 ];
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

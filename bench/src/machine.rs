@@ -1,4 +1,4 @@
-//! The machine: what has to be known of it to compare the figures with another's.
+//! The machine of a run: processors, memory, disk, kernel, load.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use crate::run;
 /// How long git may take to name its revision.
 const GIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long this machine's processors have worked, and how long they would have if others had let them (proc_stat(5)).
+/// Processor time of this machine, and of it what other machines on the hardware took ("steal", proc_stat(5)).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ticks {
     all: u64,
@@ -100,7 +100,7 @@ impl HostInfo {
         &self.file_system
     }
 
-    /// One line for a person.
+    /// One line of Markdown.
     pub fn markdown(&self) -> String {
         format!(
             "{} cores of {}, {:.0} GiB of memory ({:.0} available), {} on {} ({:.0} GiB free), {}; revision {}, {} build; {}; load {}.",
@@ -120,17 +120,17 @@ impl HostInfo {
     }
 }
 
-/// The time, as reports tell it.
+/// The time, as in reports.
 pub fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
-/// What all disks have done so far, and what they have under way, as the kernel tells it.
+/// The counters of all disks, and their requests in flight, as the kernel writes them.
 pub fn disks() -> String {
     fs::read_to_string("/proc/diskstats").unwrap_or_default()
 }
 
-/// How many processes wanted to run in the last 1, 5 and 15 minutes, as the kernel tells it (proc_loadavg(5)).
+/// The load average of the last 1, 5 and 15 minutes (proc_loadavg(5)).
 pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")
@@ -185,7 +185,7 @@ fn field(path: &str, name: &str) -> String {
     value.unwrap_or_default()
 }
 
-/// What git calls the sources that this was built from, as far as the current directory tells.
+/// The revision of the sources in the current directory, by git.
 fn revision() -> String {
     let said = run::run(run::command("git").args(["describe", "--always", "--dirty"]), GIT_TIMEOUT);
     said.map_or_else(|_| "unknown".to_owned(), |ran| ran.out.trim().to_owned())

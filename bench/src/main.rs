@@ -113,7 +113,7 @@ enum BenchCommand {
     Compare {
         /// The earlier one
         old: PathBuf,
-        /// The one that is judged
+        /// The later one
         new: PathBuf,
     },
     /// Write the tables of a report anew, beside it
@@ -121,26 +121,26 @@ enum BenchCommand {
         /// The report
         json: PathBuf,
     },
-    /// Write a report's figures into a text between its marks, or see whether they stand there
+    /// Write a report's figures into a page between its marks, or check them
     Docs {
-        /// The text
+        /// The page
         text: PathBuf,
-        /// Those of another report, by its path from the text's directory
+        /// Use this report instead, by its path from the page's directory
         #[arg(long, value_name = "JSON")]
         from: Option<String>,
-        /// Change nothing, and fail where the text and its report differ
+        /// Change nothing, and fail where the page and its report differ
         #[arg(long, conflicts_with = "from")]
         check: bool,
     },
-    /// Do a hot function's work so often
+    /// Run a hot function
     #[command(hide = true)]
     Hot {
-        /// Which
+        /// Its name
         name: String,
         /// How often
         times: u32,
     },
-    /// Loop over the files of a tree, and say how many seconds it took
+    /// Loop over the files of a tree, and print the seconds
     #[command(hide = true)]
     Probe(TreeProbe),
 }
@@ -241,7 +241,7 @@ fn sizes(cli: &MeasureArgs) -> Sizes {
 }
 
 impl MeasureArgs {
-    /// What is to be measured.
+    /// The groups to measure.
     fn groups(&self, old: Option<&BenchReport>) -> Vec<GroupName> {
         let wanted = |group: &GroupName| match old {
             _ if !self.only.is_empty() => self.only.contains(group),

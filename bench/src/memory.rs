@@ -15,12 +15,12 @@ use crate::samples::Samples;
 use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "A tree that an index lists, mounted, and none of it read.";
-/// Seconds in which the tree is to be there once its listing is.
+/// Seconds from the end of the listing until the tree is mounted, at the most.
 const MAX_MOUNT_SECONDS: f64 = 5.0;
-/// MiB of memory that the agent is to need at the most.
+/// MiB of memory of the agent, at the most.
 const MAX_MEMORY_MIB: f64 = 200.0;
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

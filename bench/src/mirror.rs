@@ -25,22 +25,22 @@ const ABOUT: &str = "Source and mirror lie on one S3 server on loopback. Adding 
     keeps, and then a sync; and beside bdnfs without the mirror. On loopback a request costs next to nothing, so all is measured \
     once more with a server that takes 10 ms to begin each answer, less than object stores do for who is in their region. Where one GET a \
     file takes long, as many files as tell the rate are fetched so; bdnfs without the mirror, one directory of 1,000.";
-/// The part of a download and an upload that adding is to reach.
+/// The share of a download and an upload that adding must reach.
 const WANTED_ADD_RATIO: f64 = 0.6;
-/// The part of a parallel download that staging is to reach.
+/// The share of a parallel download that staging must reach.
 const WANTED_STAGE_RATIO: f64 = 0.85;
 /// How much faster packs are to be than one request a file.
 const WANTED_PACKED_RATIO: f64 = 10.0;
 /// The size of a tiny file: a sample of a few hundred tokens.
 const TINY_FILE_BYTES: usize = 4 << 10;
 const LINK_RATE: &str = "1gbit";
-/// How late a store answers that is not on this machine. Amazon names 100 to 200 ms for small objects (its manual's chapter
-/// on performance), who measures from within a region finds 10 to 30: this is kind to one GET a file.
+/// The latency of a store on another machine. Amazon names 100 to 200 ms for small objects (its manual's chapter
+/// on performance), measurements from within a region give 10 to 30: this is kind to one GET a file.
 const STORE_LATENCY: Duration = Duration::from_millis(10);
 /// How many files each curl fetches at the most: enough to know the rate.
 const FILES_PER_CURL: usize = 250;
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

@@ -1,4 +1,4 @@
-//! From a peer: what a node reads whose neighbour has it, over mutual TLS.
+//! From a peer: reads of a node from another one that has the data, over mutual TLS.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,12 +19,12 @@ use crate::unit::MeasureUnit;
 const ABOUT: &str = "Two agents, each in a network namespace of its own; one has a file, and the other, whose cache is empty, \
     reads it from there over mutual TLS. Beside it: the same file on the disk's own file system, and the same node without peers, \
     which reads the mirror without TLS. All of them share the processors of one machine.";
-/// As fast as the processors are: the links are not to be what limits.
+/// Faster than the processors, so that the links are not the limit.
 const LINK_RATE: &str = "40gbit";
 const FILE: &str = "weights";
 const HOLDER_ID: &str = "has-it";
 
-/// Measures it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

@@ -14,7 +14,7 @@ use crate::{data, run};
 
 /// How long a probe may take.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(600);
-/// What is read of a file at once; the files are no larger.
+/// The size of a read; the files are no larger.
 const READ_BUFFER_BYTES: usize = 64 << 10;
 
 /// A loop over a tree that [`data::tree`] made.
@@ -33,7 +33,7 @@ pub struct TreeProbe {
     /// How many threads share the work.
     #[arg(long)]
     pub threads: usize,
-    /// Do it once before the time is taken, and then again and again for so many seconds; the time is that of one pass.
+    /// Warm up with one pass, then repeat for this many seconds; the result is the time of one pass.
     #[arg(long)]
     pub hot: Option<u64>,
 }

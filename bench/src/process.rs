@@ -1,4 +1,4 @@
-//! Processes of others: what they cost so far, and the agent among them.
+//! Processor time and memory of processes, and which one is the agent.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -24,12 +24,12 @@ pub use rows::{Comparison, Figure, Growth, Rows};
 const REPORT_VERSION: u32 = 2;
 /// How far the medians of two runs of one build may lie apart.
 pub const CLOSE_RATIO: f64 = 0.1;
-/// A row whose median is known no closer than this is marked. Two medians that are known so well lie [`CLOSE_RATIO`] to each other, as
-/// surely as each lies in its interval: errors that know nothing of each other add up as the sides of a right angle do.
+/// The reach of the interval beyond which a row is marked as noisy. Two medians within it differ by [`CLOSE_RATIO`] at most, since
+/// independent errors add in quadrature.
 pub const NOISY_REACH: f64 = CLOSE_RATIO * std::f64::consts::FRAC_1_SQRT_2;
-/// A processor may have so much other work when a group begins; of what the last group left, half a minute is told.
+/// The load for each processor above which a group counts as begun on a busy machine; the group before it leaves some.
 const BUSY_LOAD: f64 = 0.5;
-/// The part of the processors' time that the machine below may take away before it is told.
+/// The share of stolen processor time from which the report mentions it.
 const MAX_STOLEN_SHARE: f64 = 0.02;
 
 /// Everything that a run found out.
@@ -64,7 +64,7 @@ pub struct RowGroup {
     load: String,
     /// Seconds that it took.
     took: f64,
-    /// The part of the processors' time meanwhile that the machine below this one took away.
+    /// The share of the processors' time that was stolen meanwhile.
     #[serde(default)]
     stolen: Option<f64>,
     /// The time of each step, with its preparation.
@@ -115,7 +115,7 @@ impl BenchReport {
         Self { format: REPORT_VERSION, machine, sizes, groups: Vec::new(), until: None }
     }
 
-    /// From now on no row is begun after `until`.
+    /// Begins no row after `until` from now on.
     pub fn until(&mut self, until: Instant) {
         self.until = Some(until);
     }
@@ -167,21 +167,21 @@ impl BenchReport {
         });
     }
 
-    /// The group that was begun last has the same done by several others.
+    /// Marks the current group as a contest: the same tasks done by several.
     pub fn contest(&mut self) {
         if let Some(group) = self.groups.last_mut() {
             group.contest = true;
         }
     }
 
-    /// The group that was begun last took so long, and so many ticks of the processors.
+    /// Notes the duration of the current group, and its ticks of the processors.
     pub fn took(&mut self, time: Duration, ticks: Ticks) {
         if let Some(group) = self.groups.last_mut() {
             (group.took, group.stolen) = (time.as_secs_f64(), Some(ticks.stolen()));
         }
     }
 
-    /// Tells what was not measured, and why.
+    /// Notes what was not measured, and why.
     pub fn miss(&mut self, name: &str, why: impl Into<String>) {
         // The path of the sources is left out.
         let here = std::env::current_dir().unwrap_or_default().display().to_string();

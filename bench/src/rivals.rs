@@ -27,7 +27,7 @@ const ABOUT: &str = "The same bucket on an S3 server on loopback that checks sig
     kept on the disk.";
 /// The large files: of the first of them one byte is read, which has some file systems fetch all of it.
 const LARGE_FILES: [&str; 3] = ["first.bin", "large.bin", "other.bin"];
-/// How many bytes single pages are read from at random. Each is a request for who keeps nothing.
+/// Bytes that are read at random, page by page. Each page is a request for a file system without a cache.
 const RANDOM_READ_BYTES: u64 = 1 << 20;
 
 /// A task, its unit, and what is called done.
@@ -47,7 +47,7 @@ const TASKS: [RivalTask; 6] = [
 /// A result for each task.
 type Results = [f64; TASKS.len()];
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

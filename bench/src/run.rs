@@ -1,4 +1,4 @@
-//! Running a command: never longer than it may, and with what it cost.
+//! Running a command with a time limit, and measuring its cost.
 
 use std::fs::File;
 use std::io::{Read, Seek};

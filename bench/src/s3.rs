@@ -82,7 +82,7 @@ impl S3Process {
         Self::on_port(lab, root, link, Duration::ZERO, "0")
     }
 
-    /// The same once more, at the same address, each request so `late`: what was mirrored from here is known by where it came from.
+    /// Restarts it at the same address, with the latency `late`: mirrored sources are known by their address.
     ///
     /// # Errors
     /// The server does not start.
@@ -137,7 +137,7 @@ impl S3Process {
         Ok(ServedBytes { requests, bytes })
     }
 
-    /// A line that it says, or will soon.
+    /// A line of its output, once it is there.
     fn line(&self, number: usize) -> Result<String> {
         let begin = Instant::now();
         while begin.elapsed() < SERVER_START_TIMEOUT {
@@ -152,7 +152,7 @@ impl S3Process {
         bail!("the S3 server says nothing for {} s", SERVER_START_TIMEOUT.as_secs())
     }
 
-    /// All that it has said. The file's position is the server's own, and stays.
+    /// All of its output. The file's position is the server's own, and stays.
     fn said(&self) -> Result<String> {
         use std::os::unix::fs::FileExt;
         let len = self.out.metadata().context("cannot hear from the S3 server")?.len();
@@ -210,7 +210,7 @@ impl S3Process {
     /// The work of one curl: a range of an object.
     fn config(&self, key: &str, first: u64, end: u64) -> Result<File> {
         let url = self.object(key);
-        told(&format!("url = \"{url}\"\nrange = {first}-{}\n", end - 1))
+        curl_config(&format!("url = \"{url}\"\nrange = {first}-{}\n", end - 1))
     }
 
     /// The work of one curl that brings `objects` one after the other.
@@ -221,7 +221,7 @@ impl S3Process {
         let one = |object: &BucketObject| {
             format!("url = \"{}\"\noutput = \"{}\"\n", self.object(&object.key), object.key)
         };
-        told(&objects.iter().map(one).collect::<String>())
+        curl_config(&objects.iter().map(one).collect::<String>())
     }
 
     fn object(&self, key: &str) -> String {
@@ -231,7 +231,7 @@ impl S3Process {
 
 /// A file that tells a curl `what` to do, so that the keys stand in no process list. S3 wants a hash of the body among what
 /// is signed, which curl adds by itself in newer versions only.
-fn told(what: &str) -> Result<File> {
+fn curl_config(what: &str) -> Result<File> {
     let text = format!(
         "{what}user = \"{KEY_ID}:{SECRET}\"\naws-sigv4 = \"aws:amz:{REGION}:s3\"\n\
          header = \"x-amz-content-sha256: UNSIGNED-PAYLOAD\"\nsilent\nshow-error\nfail\n"

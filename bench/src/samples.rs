@@ -1,11 +1,11 @@
-//! Samples: what repeated measurements gave.
+//! Samples: the results of repeated measurements, their median and how well it is known.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::interrupt;
 
-/// How sure it is at the least, where there are five or more, that the median lies in the [`Samples::interval`].
+/// The least confidence, from five samples on, with which the true median lies in the [`Samples::interval`].
 const CONFIDENCE: f64 = 0.9;
 
 /// Measurements of one thing, in the order in which they were taken.
@@ -13,7 +13,7 @@ const CONFIDENCE: f64 = 0.9;
 #[serde(from = "SampleSummary", into = "SampleSummary")]
 pub struct Samples(Vec<f64>);
 
-/// How samples appear in JSON. What follows from the samples is told for readers, and not read again.
+/// How samples appear in JSON. Derived values are for readers, and not read again.
 #[derive(Deserialize, Serialize)]
 struct SampleSummary {
     #[serde(skip_deserializing)]
@@ -26,8 +26,8 @@ struct SampleSummary {
 }
 
 impl From<SampleSummary> for Samples {
-    fn from(told: SampleSummary) -> Self {
-        Self(told.samples)
+    fn from(summary: SampleSummary) -> Self {
+        Self(summary.samples)
     }
 }
 
@@ -43,7 +43,7 @@ impl Samples {
         self.0.push(sample);
     }
 
-    /// The middle one; of an even number, the mean of the middle two; of none, NaN.
+    /// The median; NaN without samples.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -54,10 +54,10 @@ impl Samples {
         }
     }
 
-    /// What the median of all that could have been measured lies between, by chance alone and however they are distributed:
-    /// each of them is as likely to lie above that median as below, so only once in 16 times do five all lie on one side of it.
-    /// Of so many, as many are left out at both ends as leaves it [`CONFIDENCE`]: none of five, one of eight, two of eleven. Fewer
-    /// than five never are; theirs are the least and the greatest.
+    /// The confidence interval of the median, whatever the distribution: each sample is as likely to lie above the true median as
+    /// below, so only once in 16 times do five all lie on one side of it. As many samples are left out at both ends as
+    /// [`CONFIDENCE`] allows: none of five, one of eight, two of eleven. Fewer than five never reach it; then it is minimum and
+    /// maximum.
     pub fn interval(&self) -> [f64; 2] {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -78,8 +78,8 @@ impl Samples {
         between
     }
 
-    /// How far the [`Self::interval`] reaches from the median, to the side where it reaches further, as a part: 0.25 where an end
-    /// is 1.25 times the median, or the median 1.25 times an end. A single one alone says nothing.
+    /// The distance of the further end of the [`Self::interval`] from the median, as a share: 0.25 where an end is 1.25 times the
+    /// median, or the median 1.25 times an end. Infinite for a single sample.
     pub fn reach(&self) -> f64 {
         match (self.0.len(), self.interval()) {
             (0 | 1, _) => f64::INFINITY,
@@ -88,22 +88,22 @@ impl Samples {
         }
     }
 
-    /// What each of them is beside the one of `others` that was taken in the same turn.
+    /// The ratio of each sample to that of `others` in the same turn.
     pub fn beside(&self, others: &Self) -> Self {
         self.0.iter().zip(&others.0).map(|(one, other)| one / other).collect()
     }
 
-    /// What of `amount` was done in a second, where these are the seconds that it took.
+    /// `amount` per second, where the samples are seconds.
     pub fn rates(&self, amount: f64) -> Self {
         self.0.iter().map(|seconds| amount / seconds).collect()
     }
 
-    /// The least.
+    /// The minimum.
     pub fn min(&self) -> f64 {
         self.0.iter().copied().fold(f64::NAN, f64::min)
     }
 
-    /// The greatest.
+    /// The maximum.
     pub fn max(&self) -> f64 {
         self.0.iter().copied().fold(f64::NAN, f64::max)
     }

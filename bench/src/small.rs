@@ -1,4 +1,4 @@
-//! Small: many files, where names and opens are what costs.
+//! Small: many files, whose cost is that of names and opens.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ const LISTED: [TreeCase; 5] = [
     case("ls -f; cold", TreeWork::List, CacheState::Cold),
 ];
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.
@@ -103,7 +103,7 @@ struct SmallFiles {
     per_directory: usize,
     /// Whether the files are read, and so are to be local.
     read: bool,
-    /// For how many seconds what is hot is done.
+    /// How many seconds a hot case runs.
     hot: u64,
 }
 

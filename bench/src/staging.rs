@@ -1,4 +1,4 @@
-//! Staging: all of a source is made local and durable, beside what people download buckets with.
+//! Staging: all of a source is made local and durable, beside the usual clients for downloads.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,15 +17,15 @@ use crate::{cold, data, interrupt};
 const ABOUT: &str = "A bucket is copied to the local disk, from the command's start until all of it is durable. bdnfs: `mount \
     --wait` with an empty cache, from the origin and from its mirror on the same server, and again with what an earlier mount \
     left. The others at the settings that their manuals give for speed, and then a sync.";
-/// The part of a download that bdnfs is to reach.
+/// The share of a download that bdnfs must reach.
 const WANTED_RATIO: f64 = 0.85;
 const CURL: &str = "8 curls";
 /// The size of a small file: what [`crate::probe`] reads at once.
 pub const STAGED_FILE_BYTES: usize = 64 << 10;
-/// How many of the tree's small files there are to one of these.
+/// How many small files of the other groups there are for one of these.
 pub const TREE_FILES_PER_STAGED_FILE: usize = 25;
 
-/// Measures all of it.
+/// Measures the group.
 ///
 /// # Errors
 /// Interruption only.

@@ -61,7 +61,7 @@ impl MeasureUnit {
         !matches!(self, Megabytes | Files)
     }
 
-    /// Whether a faster machine has the same figure, so that it can be compared where nothing stands beside it.
+    /// Whether the figure does not depend on the machine's speed, so that it can be compared by itself.
     pub fn is_steady(self) -> bool {
         !matches!(self, Megabytes | Files | Seconds | SecondsPerGib)
     }

@@ -48,7 +48,7 @@ impl AsFd for Device {
 }
 
 impl Device {
-    /// OpenTable the device; it has no mount yet.
+    /// Opens the device; it has no mount yet.
     ///
     /// # Errors
     /// [`Kind::Unsupported`] where the machine has none, [`Kind::Refused`] where it may not be used.

@@ -90,7 +90,7 @@ impl AgentProcess {
         &self.socket
     }
 
-    /// The log of it and of those before it.
+    /// Its log, and that of earlier agents of this machine.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -103,7 +103,7 @@ impl AgentProcess {
         self.ask("GET", path, "")
     }
 
-    /// Asks, with a `body` that may be empty.
+    /// Sends a request, with a `body` that may be empty.
     ///
     /// # Panics
     /// When there is no answer.
@@ -144,7 +144,7 @@ impl AgentProcess {
         self.kill();
     }
 
-    /// Asks it to end, and waits until it has. What is mounted is left to the next one.
+    /// Ends it with SIGTERM, and waits until it has ended. Mounts are left to the next one.
     ///
     /// # Panics
     /// When it fails or does not end.
@@ -153,7 +153,7 @@ impl AgentProcess {
         self.gone();
     }
 
-    /// Asks it to take everything down, and waits until it has ended.
+    /// Stops it (`agent --stop`): it unmounts everything; waits until it has ended.
     ///
     /// # Panics
     /// When it fails or does not end.

@@ -138,7 +138,7 @@ impl TestCluster {
         self.started(machine, rate, config)
     }
 
-    /// A node on `machine` that shares nothing.
+    /// A node on `machine` without peers.
     ///
     /// # Panics
     /// When it does not come up.
@@ -154,7 +154,7 @@ impl TestCluster {
         node
     }
 
-    /// Where nodes find each other: at the first two that there are.
+    /// The seeds of all nodes: the addresses of the first two.
     pub fn seeds(&self) -> [String; 2] {
         let [a, b, c, last] = self.store.address.octets();
         [1, 2].map(|next| std::net::SocketAddr::from(([a, b, c, last + next], PORT)).to_string())
@@ -193,7 +193,7 @@ impl ClusterHost {
         self.machine.mount_with("s3://bucket", "mnt", &["--allow-http"])
     }
 
-    /// The state of `id` in its eyes; `None`: it knows no node of that name.
+    /// The state of `id` as this node sees it; `None`: it knows no node of that name.
     ///
     /// # Panics
     /// When its agent does not answer.

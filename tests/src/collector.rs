@@ -65,7 +65,7 @@ impl TraceCollector {
         self.taken.lock().spans.clone()
     }
 
-    /// Whether `text` stands anywhere in what was sent to it.
+    /// Whether `text` occurs anywhere in what was sent to it.
     pub fn holds(&self, text: &str) -> bool {
         let taken = self.taken.lock();
         taken.bytes.windows(text.len()).any(|bytes| bytes == text.as_bytes())

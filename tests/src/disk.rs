@@ -78,7 +78,7 @@ impl LoopDisk {
         run(program("fsfreeze").arg("-f").arg(self.path()));
     }
 
-    /// Lets those write who wait for it.
+    /// Thaws it: waiting writers go on.
     ///
     /// # Panics
     /// When it is not frozen.

@@ -50,7 +50,7 @@ impl Dns {
         *self.addresses.lock() = addresses.to_vec();
     }
 
-    /// What stands in the `/etc/resolv.conf` of those who ask it.
+    /// The `/etc/resolv.conf` of its clients.
     pub fn resolver(&self) -> PathBuf {
         let home: &Path = self.home.path();
         home.join("resolv.conf")
@@ -63,7 +63,7 @@ impl fmt::Debug for Dns {
     }
 }
 
-/// The answer to `question` (RFC 1035, section 4): one record for each address to who asks for those, none to others.
+/// The answer to `question` (RFC 1035, section 4): one record for each address, if the question asks for addresses.
 fn answer(question: &[u8], addresses: &[Ipv4Addr]) -> Option<Vec<u8>> {
     // Behind the head of 12 bytes the name's parts, each behind its length, up to an empty one; then type and class.
     let mut end = 12;
@@ -72,7 +72,7 @@ fn answer(question: &[u8], addresses: &[Ipv4Addr]) -> Option<Vec<u8>> {
     }
     let asked = question.get(12..end + 5)?;
     let addresses = if asked.ends_with(&[0, 1, 0, 1]) { addresses } else { &[] };
-    // The same number; an answer, of who may look further; one question, so many answers, nothing else.
+    // The same id; the flags of an answer, with recursion available; one question, the number of answers, nothing else.
     let mut answer =
         [&question[..2], &[0x81, 0x80, 0, 1, 0, u8::try_from(addresses.len()).ok()?, 0, 0, 0, 0]].concat();
     answer.extend_from_slice(asked);

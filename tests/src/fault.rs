@@ -24,13 +24,13 @@ pub enum ServerFault {
     IgnoreRange,
     /// Its `Content-Range` names another range than the one asked for.
     WrongRange,
-    /// The body ends after so many bytes, short of its `Content-Length`.
+    /// The body ends after this many bytes, short of its `Content-Length`.
     Truncate(u64),
     /// Every byte of the body is another one; length and headers are right.
     Garble,
     /// The body comes encoded, whole, with `Content-Encoding: gzip`, unasked.
     Gzip,
-    /// It answers with this status, and asks to be left alone for so many seconds.
+    /// It answers with this status, and asks to be left alone for this many seconds.
     Status(StatusCode, Option<u32>),
     /// Every other time it answers with this status.
     Half(StatusCode),
@@ -38,9 +38,9 @@ pub enum ServerFault {
     Limited(u32, u32),
     /// It accepts the request and never answers.
     Silence,
-    /// It sends the head of the answer and so many bytes, then nothing, on an open connection.
+    /// It sends the head of the answer and this many bytes, then nothing, on an open connection.
     Stall(u64),
-    /// It sends the body so many bytes a second, five pieces a second.
+    /// It sends the body at this many bytes a second, five pieces a second.
     Drip(u64),
     /// It answers 200 with a page for people, as a proxy or a captive portal.
     Page,
@@ -75,7 +75,7 @@ impl Faults {
         *self.0.lock() = None;
     }
 
-    /// Whether it is every other time.
+    /// Whether this is an odd request, for [`ServerFault::Half`].
     fn odd(&self) -> bool {
         self.1.fetch_xor(true, Ordering::Relaxed)
     }

@@ -17,10 +17,10 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use tokio::task::spawn_blocking;
 
-/// How much is read from the disk at once: large enough that the cost of a hop to another thread does not show.
+/// The size of a chunk that is read from the disk: large enough that the cost of a hop to another thread does not show.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// How many pieces are read ahead of the network.
+/// How many chunks are read ahead of the network.
 const READ_AHEAD_CHUNKS: usize = 2;
 
 /// The ETag of a file: strong, and another one whenever it was written or replaced.

@@ -83,7 +83,7 @@ impl HubServer {
         });
     }
 
-    /// Sends all small files with this ETag, which is not their git id, as from servers that are no Hub but speak like one.
+    /// Sends all small files with this ETag, which is not their git id, as third-party servers of the API do.
     pub fn etag(&self, etag: &str) {
         self.state.change(|hub| hub.etag = Some(etag.to_owned()));
     }
@@ -109,7 +109,7 @@ impl HubServer {
         self.state.change(|hub| hub.renamed.insert(old.to_owned(), new.to_owned()));
     }
 
-    /// The next `times` requests find the limit of `resource` used up for so many seconds.
+    /// The next `times` requests find the limit of `resource` used up for this many seconds.
     pub fn limit(&self, resource: &str, seconds: u32, times: u32) {
         self.state.change(|hub| hub.limit = (times, format!("\"{resource}\";r=0;t={seconds}")));
     }

@@ -3,7 +3,7 @@
 //! Servers run on loopback, each on threads of its own ([`serve`]): S3 ([`s3`]; of more objects than could be stored,
 //! [`large_bucket`]), AWS's token service ([`sts`]), a Hugging Face Hub ([`hub`]), plain web ([`web`]) and a collector of traces
 //! ([`collector`]). What they served can be counted ([`requests`]), and what they serve can be broken while they run ([`fault`],
-//! [`proxy`]). The program under test is the real `machine` binary with real mounts ([`machine`]; as an [`agent`], in a
+//! [`proxy`]). The program under test is the real `bdnfs` binary with real mounts ([`machine`]; as an [`agent`], in a
 //! [`mount_namespace`], with certificates of an [`ca`], or several of them in a [`cluster`] with a [`network`] and [`dns`]; as a
 //! driver of a [`kubelet`]; with a bucket beside it, [`test_env`]), what it mounts are trees of known content ([`tree`]), and
 //! what reads them are programs that nobody here wrote ([`tools`]), or that hold every byte against the original ([`readers`]).

@@ -16,13 +16,13 @@ use crate::serve::{ReservedPort, threads};
 /// The faults of the bytes that pass. The default is no fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NetworkFault {
-    /// Each piece waits so long.
+    /// Each chunk is delayed by this.
     pub delay: Duration,
     /// Nothing passes, connections stay open.
     pub frozen: bool,
-    /// At most so many bytes a second pass in each direction of each connection.
+    /// At most this many bytes a second pass in each direction of each connection.
     pub rate: Option<u64>,
-    /// Every connection ends after so many bytes from the server.
+    /// Every connection ends after this many bytes from the server.
     pub cut: Option<u64>,
     /// New connections are reset, old ones end.
     pub refuse: bool,
@@ -37,7 +37,7 @@ pub struct TcpProxy {
     runtime: Option<Runtime>,
 }
 
-/// The most that passes in one piece.
+/// The size of a chunk that passes.
 const CHUNK_BYTES: usize = 64 << 10;
 
 impl TcpProxy {

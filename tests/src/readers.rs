@@ -99,7 +99,7 @@ impl ReaderProcesses {
         longest
     }
 
-    /// Makes them read once more what they have open, and end.
+    /// Makes them read again what they have open, and end.
     ///
     /// # Panics
     /// When one fails, or does not end.

@@ -58,7 +58,7 @@ impl RequestCounter {
         self.of(Method::GET, |path| path.ends_with(suffix))
     }
 
-    /// Starts again from nothing.
+    /// Forgets all requests so far.
     pub fn clear(&self) {
         self.0.lock().clear();
     }

@@ -1,4 +1,4 @@
-//! AWS's token service (STS): gives keys for a while, to who shows the right token or signs with the right key.
+//! AWS's token service (STS): issues temporary keys for the right token or signature.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

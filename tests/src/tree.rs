@@ -50,7 +50,7 @@ pub fn write_file(root: &Path, path: impl AsRef<OsStr>, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Grows a tree that any source can hold: all of [`SIZES`] and [`NAMES`], and directories.
+/// Writes a tree that any source can hold: all of [`SIZES`] and [`NAMES`], and directories.
 pub fn write_tree(root: &Path) {
     for (name, len) in SIZES {
         write_file(root, format!("sizes/{name}"), len);

@@ -7,7 +7,7 @@ use crate::samples::Samples;
 
 impl RowGroup {
     /// The results: a row for each competitor, bdnfs first, a column for each task; and how bdnfs did beside
-    /// the best of the others. The best is bold, and whoever can't be told from it.
+    /// the best of the others. The best is bold, and every competitor that can't be distinguished from it.
     pub(super) fn matrix(&self) -> String {
         let mut tasks: Vec<&Comparison> = Vec::new();
         let mut others: Vec<&str> = Vec::new();

@@ -1,5 +1,5 @@
-//! Losses: where bdnfs is worse than what stands beside it, or misses what is wanted. A page that praises must tell them, too,
-//! and none of them by hand.
+//! Losses: rows in which bdnfs is worse than its competitor, or misses the wanted ratio. The published page lists all of them,
+//! and none by hand.
 
 use super::markdown::{mark, quantity, table};
 use super::{BenchReport, Comparison, RowGroup};

@@ -14,9 +14,9 @@ pub struct Comparison {
     pub unit: MeasureUnit,
     /// The competitor that bdnfs is compared with.
     pub against: String,
-    /// How that did.
+    /// The competitor's samples.
     pub baseline: Samples,
-    /// How bdnfs did.
+    /// The samples of bdnfs.
     pub bdnfs: Samples,
     /// The ratio of the medians that bdnfs is to reach.
     pub wanted: Option<f64>,
@@ -31,7 +31,7 @@ pub struct Figure {
     pub unit: MeasureUnit,
     /// The measurements.
     pub value: Samples,
-    /// The most that it is to be.
+    /// Its upper limit.
     pub limit: Option<f64>,
 }
 
@@ -93,9 +93,8 @@ impl Comparison {
         }
     }
 
-    /// How closely its ratio is known: how far the ratios of its turns reach, or the turns of the side that reaches further.
-    /// The lesser counts. What slows a whole turn touches both sides, and leaves their ratio; what slows single measurements
-    /// of many leaves the medians.
+    /// The reach of its ratio: that of the ratios of single turns, or that of the noisier side, whichever is less. A disturbance
+    /// of a whole turn cancels in the ratios; one of single measurements leaves the medians.
     pub fn reach(&self) -> f64 {
         self.ratios().reach().min(self.baseline.reach().max(self.bdnfs.reach()))
     }
@@ -108,7 +107,7 @@ impl Figure {
     }
 }
 
-/// Tells the ratio of each pair, too, so that a reader of the JSON need not work it out.
+/// Writes the ratio of each pair, too, for readers of the JSON.
 pub(super) fn with_ratios<S: Serializer>(pairs: &[Comparison], serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct PairWithRatio<'a> {

@@ -12,7 +12,7 @@ use crate::clients;
 use crate::run::{self, RunningProgram};
 use crate::s3::{BUCKET, KEY_ID, REGION, SECRET};
 
-/// How long a rival may take to be there.
+/// How long a rival may take to mount.
 const RIVAL_MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A file system that serves buckets.
@@ -25,7 +25,7 @@ pub struct Rival {
     start: fn(&RivalPaths<'_>) -> Result<Command>,
 }
 
-/// What a rival is told.
+/// The paths and the server that a rival is started with.
 struct RivalPaths<'a> {
     bucket: &'a BenchBucket,
     point: &'a Path,
@@ -78,7 +78,7 @@ fn mount_s3(place: &RivalPaths<'_>) -> Command {
     command
 }
 
-/// rclone's manual ("VFS File Caching", "Performance"): large chunks, no request for a time that the listing has told.
+/// rclone's manual ("VFS File Caching", "Performance"): large chunks, no request for a time that the listing has.
 fn rclone(place: &RivalPaths<'_>, mode: &str) -> Command {
     let mut command = clients::rclone(&place.bucket.server);
     command.arg("mount").arg(format!("bench:{BUCKET}")).arg(place.point).arg("--cache-dir").arg(place.cache);

@@ -205,7 +205,7 @@ impl FileHandles {
         }
     }
 
-    /// OpenTable the file `index`, which is `slice`, at its node `node`, for the request `unique`.
+    /// Opens the file `index`, which is `slice`, at its node `node`, for the request `unique`.
     pub(crate) fn open(
         self: &Arc<Self>,
         unique: u64,

@@ -24,7 +24,7 @@ pub(crate) mod init {
     pub(crate) const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     /// `flags2` counts.
     pub(crate) const EXT: u64 = 1 << 30;
-    /// OpenTable may be answered with a backing file.
+    /// OPEN may be answered with a backing file.
     pub(crate) const PASSTHROUGH: u64 = 1 << 37;
     /// Unanswered requests can be received again.
     pub(crate) const HAS_RESEND: u64 = 1 << 39;

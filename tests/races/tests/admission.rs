@@ -1,4 +1,4 @@
-//! Races for room in the cache. No time passes here: only what comes back wakes who waits, and no timer does.
+//! Races for room in the cache. No time passes here: a waiting job is woken by a lease that ends, never by a timer.
 
 use std::sync::Arc;
 

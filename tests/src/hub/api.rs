@@ -176,7 +176,7 @@ fn describe(state: &HubState, target: &HubRequest, commit: &str, files: &HubFile
     })
 }
 
-/// What is known of the files that a form asks for, each by a field `paths`.
+/// The entries of the files that a form asks for, each by a field `paths`.
 fn infos(files: &HubFiles, form: &str) -> Json<Vec<Value>> {
     let paths = form.split('&').filter_map(|field| field.strip_prefix("paths="));
     let paths =
@@ -184,7 +184,7 @@ fn infos(files: &HubFiles, form: &str) -> Json<Vec<Value>> {
     Json(paths.filter_map(|path| Some(entry(&path, files.get(&path)?))).collect())
 }
 
-/// A file, as a list of files tells it.
+/// A file, as an entry of a tree.
 fn entry(path: &str, file: &HubFile) -> Value {
     let mut entry = json!({ "type": "file", "path": path, "oid": file.oid, "size": file.size });
     if let Some(sha256) = &file.sha256 {

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A machine, and a local source that is grown.
+/// A machine, and a local source with a tree.
 fn local() -> (Machine, std::path::PathBuf) {
     let machine = Machine::new();
     let source = machine.directory("source");

@@ -1,6 +1,6 @@
 //! The API's description: every operation in it is asked of a real agent, and every answer is held against its schema.
 //!
-//! A route that is served and not described fails a test of the command (`control::routes`); one that is described and not
+//! A route that is served and not described fails a unit test of `agent/src/server/routes`; one that is described and not
 //! asked here fails this suite.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Agents that are stopped, killed or hung up: what their users are told.
+//! Agents that are stopped, killed or get SIGHUP: what their users see.
 
 use std::fs;
 use std::path::Path;

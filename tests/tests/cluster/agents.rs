@@ -29,7 +29,7 @@ struct AgentNode {
 }
 
 impl AgentNode {
-    /// A node that finds the others at `seeds`; `who` are the lines that tell who it is.
+    /// A node that finds the others at `seeds`; `who` are the lines of its identity.
     fn start(env: &TestEnv, seeds: &[&AgentNode], who: &str) -> Self {
         let port = ReservedPort::take(0);
         let seeds: Vec<_> = seeds.iter().map(|node| format!("\"{}\"", node._port.address)).collect();

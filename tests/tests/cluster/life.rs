@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::sim::{BLOCKS_PER_BLOB, STREAMS, Sim, SimNode, SimStats};
 
-/// What a cluster may read of the mirror for each block that is due: the bound.
+/// What a cluster may read of the mirror for each block that is due: what the design promises.
 const MIRROR_READS_LIMIT: f64 = 1.05;
 
 /// A job begins once in so long, at a time of its own in the first third of it.
@@ -20,9 +20,10 @@ const JOIN_INTERVAL: Duration = Duration::from_secs(15);
 const LEAVE_INTERVAL: Duration = Duration::from_secs(20);
 const PARTITION: (Duration, Duration) = (Duration::from_secs(40), Duration::from_secs(20));
 
-/// How many die in the middle of a burst, beside one that takes its leave; in every so manyth the network is cut, too.
+/// How many nodes die in the middle of a burst, beside one that leaves.
 const LOST_NODES: usize = 2;
-const TORN_NODES: usize = 3;
+/// The network is cut during one job of this many.
+const JOBS_PER_PARTITION: usize = 3;
 
 /// How many groups a blob has, each of which a node may fetch twice at the same time, for itself and for others; and how many
 /// requests a server answers at once.
@@ -72,7 +73,7 @@ impl ClusterLife {
             }
             let (blob, cut) = (self.sim.publish(), self.sim.is_cut());
             tokio::join!(self.sim.burst(&blob), self.lose_some(), async {
-                if job % TORN_NODES == TORN_NODES - 1 {
+                if job % JOBS_PER_PARTITION == JOBS_PER_PARTITION - 1 {
                     self.cut_some().await;
                 }
             });

@@ -56,7 +56,7 @@ impl std::fmt::Debug for Sim {
 /// How often the mirror was read for one blob, in blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SimStats {
-    /// Reads, by whomever.
+    /// Reads of the mirror, by all nodes.
     pub read: u64,
     /// The reads of the mirror that are necessary. A block is due once when it is published. While the network is cut in two,
     /// what comes to a side that had none of it can have come from the mirror alone: so a block is due once for each side
@@ -125,7 +125,7 @@ impl Sim {
         self.nodes.lock().values().cloned().collect()
     }
 
-    /// A new node, which hears of the others, and they of it, by and by.
+    /// Adds a node; it and the others learn of each other with the delay of gossip.
     pub fn join(self: &Arc<Self>) -> Arc<SimNode> {
         let number = self.nodes_started.fetch_add(1, Relaxed);
         let id = format!("n{number}");
@@ -149,7 +149,7 @@ impl Sim {
         node
     }
 
-    /// A node ends without a word.
+    /// Kills a node: it announces nothing.
     pub fn kill(self: &Arc<Self>, node: &SimNode) {
         self.nodes.lock().remove(&node.id);
         node.end();
@@ -209,7 +209,7 @@ impl Sim {
         providers
     }
 
-    /// PeerCounters what the two sides of a cut had to read since `before`, each by itself.
+    /// Counts what the two sides of a cut had to read since `before`, each by itself.
     fn charge(&self, before: &[[Vec<bool>; 2]]) {
         for (number, now) in self.providers().iter().enumerate() {
             for index in 0..BLOCKS_PER_BLOB as usize {

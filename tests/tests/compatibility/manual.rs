@@ -1,4 +1,4 @@
-//! The manual: what it names is there.
+//! The manual: tests, messages, links and files that it names exist.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What the commands tell of publications, and wait for.
+//! Publications in the output of `status` and `top`, and `bdnfs wait` for them.
 
 use std::time::Duration;
 

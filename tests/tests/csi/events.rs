@@ -18,7 +18,7 @@ use tonic::Code;
 use crate::kit::{DriverProcess, KubernetesNode};
 use crate::publish::{MIB, SHORT_DEADLINE};
 
-/// What was posted: the namespace, whom the poster says to be, and the event.
+/// Posted events: the namespace, the credentials of the client, and the event.
 type Posted = Arc<Mutex<Vec<(String, String, Value)>>>;
 
 async fn take(State(posted): State<Posted>, Path(namespace): Path<String>, headers: HeaderMap, body: String) {

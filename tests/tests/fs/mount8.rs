@@ -11,7 +11,7 @@ use bdnfs_tests::process::eventually;
 use bdnfs_tests::tools::{cannot_run, program, run};
 use bdnfs_tests::tree::{assert_same_tree, write_tree};
 
-/// Where Debian has what makes units of an fstab.
+/// Where Debian has systemd's generator of mount units from an fstab.
 const GENERATOR: &str = "/usr/lib/systemd/system-generators/systemd-fstab-generator";
 
 /// Runs mount(8) on a machine.

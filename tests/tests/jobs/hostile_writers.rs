@@ -1,4 +1,4 @@
-//! Jobs that make it hard to save what they write: what is not theirs never gets out, and nothing torn does.
+//! Jobs whose checkpoints are hard to save: no file of others and no torn file is ever published.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -167,7 +167,7 @@ impl KillTestEnv {
     }
 }
 
-/// Kills `victim` so often, each time at another moment.
+/// Kills `victim` in each of `rounds`, at a random moment.
 fn kill_at_random(victim: KillTarget, rounds: usize) {
     let seed = std::env::var("SEED").map_or(victim as u64 + 1, |seed| seed.parse().expect("a number"));
     let (mut scene, mut rng) = (KillTestEnv::new(), Rng(seed));

@@ -1,4 +1,4 @@
-//! The test kit and the benchmark, tried themselves.
+//! Tests of the test kit and of the benchmark.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 

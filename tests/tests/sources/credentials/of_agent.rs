@@ -1,4 +1,4 @@
-//! Secrets that only the agent has: they serve whoever asks it, who sees none of them.
+//! Secrets that only the agent has: they serve all of its clients, which see none of them.
 
 use std::fs;
 
