@@ -40,7 +40,7 @@ use crate::task::lost;
 use crate::tier::Urgency;
 use crate::timeout::within;
 
-use proof::WHOLE_FIRST;
+use proof::NOT_WHOLE_MESSAGE;
 pub use recent_blocks::RecentBlocks;
 use recent_failure::RecentFailures;
 use refutation::Refutation;
@@ -237,7 +237,7 @@ impl Content {
             _ => return None,
         };
         if let (Requester::Reader, Ok(bytes)) = (requester, &bytes) {
-            self.ladder().counters().cached(bytes.len() as u64);
+            self.ladder().counters().count_cached(bytes.len() as u64);
         }
         bytes
             .inspect_err(|error| tracing::warn!(%error, "the cache's disk fails: reading from the next tier"))
@@ -253,7 +253,7 @@ impl Content {
         let late = || {
             let path = String::from_utf8_lossy(&self.blob.path).into_owned();
             let text = match self.ladder().recent_failure(READ_DEADLINE) {
-                _ if self.awaits_proof() => format!("{WHOLE_FIRST} within {READ_DEADLINE:?}"),
+                _ if self.awaits_proof() => format!("{NOT_WHOLE_MESSAGE} within {READ_DEADLINE:?}"),
                 Some(error) => format!("nothing came within {READ_DEADLINE:?}: {error}"),
                 None => format!("no tier had the bytes within {READ_DEADLINE:?}"),
             };

@@ -197,7 +197,7 @@ impl Engine {
     fn ladder(&self, placement: Option<Arc<dyn Placement>>, tiers: Vec<Arc<dyn Tier>>) -> Arc<Ladder> {
         let ladder =
             Ladder::new(tiers, SnapshotMetrics::in_engine(&self.node.metrics), self.node.buffers.clone());
-        Arc::new(ladder.placed(placement))
+        Arc::new(ladder.with_placement(placement))
     }
 
     /// The announcement of a complete snapshot to the cluster, if there is one.
@@ -267,7 +267,7 @@ impl Engine {
         let ladder = self.ladder(self.placement(found.manifest), tiers);
         let shared = (self.resources.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Default::default(), shared, ladder);
-        Ok(Arc::new(snapshot.leased(lease).announced(self.announcements())))
+        Ok(Arc::new(snapshot.with_lease(lease).with_announcements(self.announcements())))
     }
 
     /// Opens the snapshot `id` of `mirror` for other nodes: what it lacks comes from the mirror, and from peers that have it.

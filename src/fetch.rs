@@ -103,13 +103,13 @@ impl Ladder {
     }
 
     /// Places the ladder in a cluster: the peers of `placement` are asked before all other tiers.
-    pub fn placed(mut self, placement: Option<Arc<dyn Placement>>) -> Self {
+    pub fn with_placement(mut self, placement: Option<Arc<dyn Placement>>) -> Self {
         self.placement = placement;
         self
     }
 
     /// Replaces the randomness of its backoff by `seed`, for a run that can be repeated.
-    pub fn seeded(mut self, seed: fn() -> u64) -> Self {
+    pub fn with_seed(mut self, seed: fn() -> u64) -> Self {
         self.seed = seed;
         self
     }
@@ -276,7 +276,7 @@ impl Ladder {
                 let span =
                     tracing::debug_span!("ask", tier = %kind, first = extent.first, blocks = extent.blocks);
                 let asked = self.ask(step, attempt, extent, accept).instrument(span).await;
-                self.counters.ended(kind, &asked);
+                self.counters.count_outcome(kind, &asked);
                 match asked {
                     Ok(true) => {}
                     Ok(false) => break,
@@ -284,12 +284,12 @@ impl Ladder {
                         if error.kind() == Kind::Corrupt {
                             attempt.wrong_bytes = true;
                             if kind == TierKind::Mirror {
-                                self.counters.damaged(attempt.blob.key, &error);
+                                self.counters.record_damage(attempt.blob.key, &error);
                             }
                             tracing::warn!(%error, "wrong bytes");
                         }
                         failure = Some(match failure {
-                            Some(first) => both(&first, &error),
+                            Some(first) => combine_errors(&first, &error),
                             None => error,
                         });
                         break;
@@ -338,7 +338,7 @@ impl Ladder {
         while outcome.is_ok() && request.extent().blocks > 0 {
             match request.next(attempt.deadline()).await {
                 Ok(Some(arrival)) => {
-                    self.counters.arrived(kind, arrival.bytes.len() as u64);
+                    self.counters.count_bytes(kind, arrival.bytes.len() as u64);
                     attempt.last_arrival = Instant::now();
                     let index = arrival.index;
                     accepting.push(accept(arrival).map(move |accepted| (index, accepted)));
@@ -369,7 +369,7 @@ impl Ladder {
 }
 
 /// The failures of two tiers in one. The last one's kind counts, unless the first is of wrong bytes.
-fn both(first: &Error, last: &Error) -> Error {
+fn combine_errors(first: &Error, last: &Error) -> Error {
     let later = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
     let kind = if first.kind() == Kind::Corrupt && !later { Kind::Corrupt } else { last.kind() };
     Error::new(kind, format!("{first}; {last}"))

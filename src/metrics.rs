@@ -54,44 +54,44 @@ impl SnapshotMetrics {
     }
 
     /// Counts bytes that were read out of the node's cache.
-    pub fn cached(&self, bytes: u64) {
+    pub fn count_cached(&self, bytes: u64) {
         self.cache.fetch_add(bytes, Relaxed);
-        self.metrics.cached(bytes);
+        self.metrics.count_cached(bytes);
     }
 
     /// Counts bytes that arrived from a tier.
-    pub fn arrived(&self, tier: TierKind, bytes: u64) {
+    pub fn count_bytes(&self, tier: TierKind, bytes: u64) {
         let counter = match tier {
             TierKind::Peer => &self.peer,
             TierKind::Mirror => &self.mirror,
             TierKind::Origin => &self.origin,
         };
         counter.fetch_add(bytes, Relaxed);
-        self.metrics.arrived(tier, bytes);
+        self.metrics.count_bytes(tier, bytes);
     }
 
     /// Counts a request to a tier.
-    pub fn asked(&self) {
+    pub fn count_request(&self) {
         self.requests.fetch_add(1, Relaxed);
     }
 
     /// Counts how long a tier took until its first byte.
-    pub fn began(&self, tier: TierKind, took: Duration) {
-        self.metrics.began(tier, took);
+    pub fn record_first_byte(&self, tier: TierKind, took: Duration) {
+        self.metrics.record_first_byte(tier, took);
     }
 
     /// Counts how a request to a tier ended: with all of what was asked for (true), without it, or with an error.
-    pub fn ended(&self, tier: TierKind, outcome: &Result<bool>) {
-        self.metrics.ended(tier, outcome.as_ref().copied().map_err(|error| error.kind()));
+    pub fn count_outcome(&self, tier: TierKind, outcome: &Result<bool>) {
+        self.metrics.count_outcome(tier, outcome.as_ref().copied().map_err(|error| error.kind()));
     }
 
     /// Counts a block that a tier sent and that was not right.
-    pub fn wrong_blocks(&self, tier: TierKind) {
-        self.metrics.wrong_blocks(tier);
+    pub fn count_wrong_block(&self, tier: TierKind) {
+        self.metrics.count_wrong_block(tier);
     }
 
     /// Remembers that the mirror sent wrong bytes of the blob `key`, and the first error that said so.
-    pub fn damaged(&self, key: Key, error: &Error) {
+    pub fn record_damage(&self, key: Key, error: &Error) {
         let mut damaged = self.damaged.lock();
         if damaged.len() < DAMAGED_LIMIT {
             damaged.entry(key).or_insert_with(|| error.to_string());

@@ -233,7 +233,7 @@ impl MirrorRun<'_> {
 
     async fn list(&self) -> Result<OriginListing> {
         // By the store's clock: of two that add the same, the one that listed later counts.
-        let (at, began) = (self.lease.now().await?, Instant::now());
+        let (at, began) = (self.lease.renew_now().await?, Instant::now());
         let mut listing = self.mirror.listing(&self.source.origin.identity(), self.source.patterns.clone());
         self.source.origin.list(&mut listing).await?;
         let notes = listing.notes();

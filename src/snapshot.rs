@@ -86,7 +86,7 @@ impl Snapshot {
     }
 
     /// Adds the mirror's lease that keeps its content.
-    pub(crate) fn leased(self, lease: Option<MirrorLease>) -> Self {
+    pub(crate) fn with_lease(self, lease: Option<MirrorLease>) -> Self {
         Self {
             lease: Mutex::new(lease.map_or(LeaseState::None, |lease| LeaseState::Held(Box::new(lease)))),
             ..self
@@ -112,7 +112,7 @@ impl Snapshot {
     }
 
     /// Adds the announcements that tell other nodes when all of it is local.
-    pub(crate) fn announced(self, announcements: Option<Arc<Announcements>>) -> Self {
+    pub(crate) fn with_announcements(self, announcements: Option<Arc<Announcements>>) -> Self {
         Self { announcements, ..self }
     }
 

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn work_on_its_own_thread_ends_when_its_caller_gives_it_up() {
+    async fn on_own_thread_dropped_drops_its_future() {
         assert_eq!(on_own_thread(|| async { Ok(5) }).await.expect("no error"), 5);
         let (held, dropped) = oneshot::channel::<()>();
         let work = on_own_thread(|| async move {
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn blocking_work_that_panics_is_an_error() {
+    async fn blocking_panic_is_an_error() {
         let done = blocking(|| -> Result<()> { panic!("as intended") }).await;
         assert_eq!(done.expect_err("it panicked").kind(), Kind::Disk);
         assert_eq!(blocking(|| Ok(5)).await.expect("no error"), 5);

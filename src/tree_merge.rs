@@ -133,7 +133,7 @@ pub fn merge(base: &MergeTree, ours: &MergeTree, theirs: &MergeTree) -> MergePla
             plan.conflicts.insert(path.clone());
         }
     }
-    plan.keep_a_tree(ours, theirs);
+    plan.keep_directories(ours, theirs);
     plan
 }
 
@@ -146,8 +146,8 @@ fn is_same(one: Option<&MergeEntry>, other: Option<&MergeEntry>) -> bool {
 }
 
 impl MergePlan {
-    /// Sees to it that all that stays or comes lies in directories: a file in the place of one goes, and one that is missing comes.
-    fn keep_a_tree(&mut self, ours: &MergeTree, theirs: &MergeTree) {
+    /// Makes sure that all that stays or comes lies in directories: a file in the place of one goes, and one that is missing comes.
+    fn keep_directories(&mut self, ours: &MergeTree, theirs: &MergeTree) {
         let stays = |plan: &Self, path: &Vec<u8>| !plan.take.contains(path) && !plan.remove.contains(path);
         let kept: Vec<_> = ours.keys().filter(|path| stays(self, path)).cloned().collect();
         let all: BTreeSet<_> = kept.into_iter().chain(self.take.iter().cloned()).collect();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn merge_takes_what_one_side_changed_and_the_later_of_two() {
+    fn merge_of_changes_takes_each_and_the_later_of_two() {
         let base = tree(&[
             ("same", Some(1)),
             ("ours", Some(1)),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn merge_keeps_what_was_changed_over_what_was_deleted() {
+    fn merge_of_a_change_and_a_deletion_keeps_the_change() {
         let base = tree(&[("d", None), ("d/a", Some(1)), ("d/b", Some(1))]);
         let changed = tree(&[("d", None), ("d/a", Some(2)), ("d/b", Some(1))]);
         for (ours, theirs) in [(&changed, &MergeTree::new()), (&MergeTree::new(), &changed)] {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn merge_does_not_replace_what_was_touched_and_looks_the_same() {
+    fn merge_of_a_touched_file_that_looks_the_same_keeps_it() {
         let base = tree(&[("a", Some(1))]);
         let mut ours = base.clone();
         ours.insert(
@@ -303,7 +303,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn merge_of_any_trees_is_a_tree_and_loses_no_change_untold(base in trees(), ours in trees(), theirs in trees()) {
+        fn merge_of_any_trees_is_a_tree_and_reports_lost_changes(base in trees(), ours in trees(), theirs in trees()) {
             let plan = merge(&base, &ours, &theirs);
             let found = plan.apply(&ours, &theirs);
             for path in found.keys() {

@@ -27,7 +27,7 @@ use crate::source::{AuthMethod, Diagnostics, DocumentPath, Patterns, TreeLayout,
 use job::Specification;
 use job_keys::is_filled;
 
-pub use job::{CheckpointingConfig, JobCommands, Unsupported, Variable, runs, unsupported};
+pub use job::{CheckpointingConfig, JobCommands, Unsupported, Variable, job_commands, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
 pub use mount::check_locations;
 pub use schema::check_label;
@@ -40,10 +40,11 @@ const ALLOW: &str = "allow_patterns";
 const IGNORE: &str = "ignore_patterns";
 const EXECUTABLE: &str = "executable_patterns";
 const LAYOUT: &str = "layout";
-/// The keys of one of the weights.
-const KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
+/// The keys that each of the weights may have.
+const WEIGHTS_KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
 /// The same, in a configuration of bdnfs itself.
-const OWN_KEYS: [&str; 8] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE, EXECUTABLE, LAYOUT];
+const BDNFS_WEIGHTS_KEYS: [&str; 8] =
+    [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE, EXECUTABLE, LAYOUT];
 
 /// Which rules weights are read by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +84,7 @@ impl WeightsSource {
     }
 }
 
-/// One of the weights, valid.
+/// One of the weights that was accepted.
 #[derive(Clone, Debug)]
 pub struct Accepted {
     /// Its place in the document.
@@ -113,7 +114,7 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
     let one = |(i, item)| source(item, place.index(i), rules, &mut found);
     let mut accepted: Vec<_> = items.iter().enumerate().filter_map(one).collect();
     let mounts = accepted.iter().map(|a| (a.weights.mount_location.as_path(), &a.place));
-    let clashing = mount::together(mounts, &mut found);
+    let clashing = mount::reject_conflicts(mounts, &mut found);
     accepted.retain(|a| !clashing.contains(&a.place));
     (accepted, found)
 }
@@ -141,7 +142,7 @@ fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostic
 fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Accepted> {
     let before = found.rejects();
     let fields = Fields::of(item, place, found)?;
-    fields.unknown(if rules.local { &OWN_KEYS } else { &KEYS }, !rules.lenient, found);
+    fields.unknown(if rules.local { &BDNFS_WEIGHTS_KEYS } else { &WEIGHTS_KEYS }, !rules.lenient, found);
     let uri = fields.required(SOURCE, found);
     let uri = uri.and_then(|text| location::read(text, &fields.place.key(SOURCE), rules, found));
     let mount = fields.required(MOUNT, found);
@@ -216,7 +217,7 @@ fn check_auth(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Diagnost
 }
 
 fn normalized(map: &Map<String, Value>) -> Value {
-    let mut map = filled(map, KEYS);
+    let mut map = filled(map, WEIGHTS_KEYS);
     if let Some(Value::Object(auth)) = map.get_mut(AUTH) {
         *auth = filled(auth, auth_method::keys());
         if let Some(Value::String(method)) = auth.get_mut(auth_method::METHOD) {

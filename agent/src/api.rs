@@ -303,7 +303,7 @@ impl FetchStats {
             used: own.used + waiting.used,
             waiting: own.waiting + waiting.waiting,
         };
-        Self { traffic: metered.traffic(), flights: metered.flying, memory }
+        Self { traffic: metered.traffic(), flights: metered.flights_in_progress, memory }
     }
 }
 

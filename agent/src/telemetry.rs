@@ -75,9 +75,9 @@ impl Scrape {
         let text = "From a request to a tier until its first byte.";
         page.times("bdnfs_tier_first_byte", text, began)?;
         let text = "Fetches under way, however many wait for each.";
-        page.gauge("bdnfs_flights", text, None, [sample([], self.metered.flying)])?;
+        page.gauge("bdnfs_flights", text, None, [sample([], self.metered.flights_in_progress)])?;
         let text = "Fetches started.";
-        page.counter("bdnfs_flights_begun", text, None, [sample([], self.metered.begun)])
+        page.counter("bdnfs_flights_begun", text, None, [sample([], self.metered.flights_started)])
     }
 
     fn memory(&self, page: &mut Page<'_>) -> fmt::Result {

@@ -18,7 +18,7 @@ use crate::wire::flags::notify;
 /// The path of the device.
 const DEVICE_PATH: &str = "/dev/fuse";
 /// Its number, major and minor (admin-guide/devices.txt).
-const NUMBER: (u32, u32) = (10, 229);
+const DEVICE_NUMBER: (u32, u32) = (10, 229);
 /// The most pieces of one `writev`: `UIO_MAXIOV` of the kernel.
 const MAX_IOVECS: usize = 1024;
 /// Makes an open device another queue of a connection (`FUSE_DEV_IOC_CLONE`).
@@ -72,10 +72,10 @@ impl Device {
         let stat = rustix::fs::fstat(&file)
             .map_err(|e| Error::disk(format!("cannot stat {DEVICE_PATH}"), e.into()))?;
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-        if !is_device || (major(stat.st_rdev), minor(stat.st_rdev)) != NUMBER {
+        if !is_device || (major(stat.st_rdev), minor(stat.st_rdev)) != DEVICE_NUMBER {
             let text = format!(
                 "{DEVICE_PATH} is not the FUSE device (a character device {}:{}): give the device to the container (--device {DEVICE_PATH})",
-                NUMBER.0, NUMBER.1
+                DEVICE_NUMBER.0, DEVICE_NUMBER.1
             );
             return Err(Error::new(Kind::Unsupported, text));
         }

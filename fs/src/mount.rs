@@ -14,7 +14,7 @@ use rustix::process::{getgid, getuid};
 
 use crate::device::Device;
 use crate::fusermount;
-use crate::mounts::TYPE;
+use crate::mounts::FUSE_TYPE;
 
 /// The kernel's readahead, in KiB: four requests, so that the network has work while a reader uses what came.
 const READ_AHEAD_KIB: u32 = 4096;
@@ -39,7 +39,7 @@ pub(crate) fn mount(mountpoint: &Path, source: &str, allow_other: bool) -> Resul
     let data = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions{other}");
     let data = CString::new(data).map_err(|_| failed(Errno::INVAL))?;
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-    match rustix::mount::mount(source, mountpoint, TYPE, flags, data.as_c_str()) {
+    match rustix::mount::mount(source, mountpoint, FUSE_TYPE, flags, data.as_c_str()) {
         Ok(()) => Ok(device),
         Err(Errno::PERM) => {
             drop(device);

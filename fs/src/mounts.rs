@@ -14,15 +14,15 @@ use rustix::path::Arg;
 pub use crate::mount::{detach, unmount};
 
 /// The file system type of our mounts: `fuse` for the kernel, the rest for people.
-pub(crate) const TYPE: &str = "fuse.bdnfs";
+pub(crate) const FUSE_TYPE: &str = "fuse.bdnfs";
 /// The file system type of native mounts, and how the names of their images end.
 pub(crate) const NATIVE_TYPE: &str = "erofs";
 pub(crate) const IMAGE_SUFFIX: &str = ".bdnfs";
 /// Where the kernel tells what is mounted; described in proc(5).
-const TABLE: &str = "/proc/self/mountinfo";
+const MOUNT_TABLE_PATH: &str = "/proc/self/mountinfo";
 
 /// The FUSE device.
-const DEVICE: &str = "/dev/fuse";
+const FUSE_DEVICE_PATH: &str = "/dev/fuse";
 
 /// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct MountEntry {
 impl MountEntry {
     /// Whether it is a bdnfs mount.
     pub fn ours(&self) -> bool {
-        self.kind == TYPE || self.is_native()
+        self.kind == FUSE_TYPE || self.is_native()
     }
 
     /// Whether it is a bdnfs mount that the kernel serves alone.
@@ -127,7 +127,8 @@ fn processes(mut is_wanted: impl FnMut(&Path) -> bool) -> Vec<MountUser> {
 /// # Errors
 /// As [`list`].
 pub fn all() -> Result<Vec<MountEntry>> {
-    let table = fs::read(TABLE).map_err(|e| Error::disk(format!("cannot read {TABLE}"), e))?;
+    let table =
+        fs::read(MOUNT_TABLE_PATH).map_err(|e| Error::disk(format!("cannot read {MOUNT_TABLE_PATH}"), e))?;
     Ok(entries(&table).collect())
 }
 
@@ -206,7 +207,7 @@ fn uses(process: &Path, device: (u32, u32)) -> bool {
 fn serves(process: &Path, connection: &str) -> bool {
     let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
     let mut devices =
-        open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == Path::new(DEVICE)));
+        open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == Path::new(FUSE_DEVICE_PATH)));
     devices.any(|entry| {
         let info = fs::read_to_string(process.join("fdinfo").join(entry.file_name()));
         info.is_ok_and(|info| info.lines().any(|line| line == connection))

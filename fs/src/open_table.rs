@@ -73,7 +73,7 @@ impl<B: Clone, W> OpenTable<B, W> {
         }
     }
 
-    /// OpenTable `node` once more where its backing file is registered already.
+    /// Opens `node` once more where its backing file is registered already.
     pub(crate) fn reopen(&mut self, node: u64) -> Option<B> {
         if let Some(backing) = self.idle.take(&node) {
             self.open.insert(node, OpenNode::Passthrough { handles: 1, backing: backing.clone() });
@@ -88,7 +88,7 @@ impl<B: Clone, W> OpenTable<B, W> {
         }
     }
 
-    /// OpenTable `node`. Where its first handle decides, `back` registers the backing file, if the file is whole;
+    /// Opens `node`. Where its first handle decides, `back` registers the backing file, if the file is whole;
     /// else `watch` begins to wait for that.
     pub(crate) fn open(
         &mut self,

@@ -214,7 +214,7 @@ impl Evictor {
 
     fn refused(&self, partition: &Partition, groups: &[LeaseGroup], most: u64, others: u64) -> Error {
         let mut holders: Vec<_> =
-            partition.leases.groups().iter().map(|held| (held.what().to_owned(), held.bytes())).collect();
+            partition.leases.groups().iter().map(|held| (held.label().to_owned(), held.bytes())).collect();
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         holders.dedup();
         if others > 0 {
@@ -226,7 +226,7 @@ impl Evictor {
         } else {
             format!(", of which is held by {}", held.join(", "))
         };
-        let what = groups.iter().map(LeaseGroup::what).collect::<Vec<_>>().join(", ");
+        let what = groups.iter().map(LeaseGroup::label).collect::<Vec<_>>().join(", ");
         let (need, root) = (union_bytes(groups.iter()), self.root.path().display());
         let limit = match most {
             _ if self.limits.capacity == Some(most) => "give it more with --cache-size",

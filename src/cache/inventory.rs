@@ -73,7 +73,7 @@ pub fn take(partition: &Partition) -> Result<Inventory> {
             Ok(line) => {
                 inventory.snapshots.push(CachedSnapshot { pinned: pinned.contains(&snapshot), ..line })
             }
-            Err(error) => tracing::warn!(%error, %snapshot, "a manifest of the cache is passed over"),
+            Err(error) => tracing::warn!(%error, %snapshot, "skipping a manifest of the cache"),
         }
     }
     inventory.others =

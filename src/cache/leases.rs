@@ -28,20 +28,20 @@ struct LeaseCounts {
 /// The blobs of a snapshot, leased together.
 #[derive(Debug)]
 pub struct LeaseGroup {
-    what: String,
+    label: String,
     /// The [`short`] name of each, sorted, and the bytes that it occupies: 16 bytes a blob instead of a hundred, so that a
     /// snapshot of a million blobs can be held. Two blobs with one short name merely keep each other.
     blobs: Vec<(u64, u64)>,
 }
 
 impl LeaseGroup {
-    /// The `blobs`, each with its size in bytes, of what a person knows as `what`.
-    pub fn new(what: impl Into<String>, blobs: impl Iterator<Item = (Key, u64)>) -> Self {
+    /// The `blobs`, each with its size in bytes, of what messages call `label`.
+    pub fn new(label: impl Into<String>, blobs: impl Iterator<Item = (Key, u64)>) -> Self {
         let mut blobs: Vec<_> = blobs.map(|(key, size)| (short(&key), on_disk(size))).collect();
         blobs.sort_unstable();
         blobs.dedup_by_key(|(name, _)| *name);
         blobs.shrink_to_fit();
-        Self { what: what.into(), blobs }
+        Self { label: label.into(), blobs }
     }
 
     /// All blobs of `manifest`.
@@ -64,8 +64,8 @@ impl LeaseGroup {
     }
 
     /// Its name in messages.
-    pub fn what(&self) -> &str {
-        &self.what
+    pub fn label(&self) -> &str {
+        &self.label
     }
 
     /// The bytes that they occupy when all are local.
@@ -133,7 +133,7 @@ impl LeaseTable {
     }
 
     /// How many blobs are leased by themselves: those that are being read or fetched.
-    pub fn singles(&self) -> usize {
+    pub fn single_leases(&self) -> usize {
         self.held.lock().single.len()
     }
 

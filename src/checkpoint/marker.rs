@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn marker_is_told_by_its_name_at_any_depth() {
+    fn marker_at_any_depth_is_recognized_by_its_name() {
         assert!(is_marker(b".metadata") && is_marker(b"model/.metadata") && is_marker(b"trainer_state.json"));
         assert!(!is_marker(b".metadata.tmp") && !is_marker(b"config.json") && !is_marker(b""));
         assert!(is_tracker(b"latest") && !is_tracker(b"latest.pt"));

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn numbered_directories_one_level_deeper_are_checkpoints_and_the_rest_another() {
+    fn units_of_nested_numbered_directories_are_checkpoints_and_the_rest_another() {
         let nested = layout(&["out", "out/checkpoint-5", "out/checkpoint-5/x", "out/runs", "other/a"]);
         for (path, name) in [
             ("out/checkpoint-5/model.safetensors", Some("out/checkpoint-5")),

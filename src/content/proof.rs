@@ -25,14 +25,14 @@ use super::Content;
 const MIN_PROVED_BLOCKS: u64 = 4;
 
 /// How often a flight asks for a content before what comes is taken to be all that the origin has.
-const ATTEMPTS: u32 = 2;
+const PROOF_ATTEMPT_LIMIT: u32 = 2;
 
 /// How many flights bring a content that is read when it is whole: so many that they are not held up by the slowest of them, and
 /// few enough to leave memory to the readers of others.
-const FLIGHTS: usize = 8;
+const MAX_WHOLE_FLIGHTS: usize = 8;
 
 /// The error of a reader that waited in vain.
-pub(super) const WHOLE_FIRST: &str = "the server tells no version, so the file is read when it is whole and checked, which it was \
+pub(super) const NOT_WHOLE_MESSAGE: &str = "the server tells no version, so the file is read when it is whole and checked, which it was \
                                       not";
 
 impl Content {
@@ -75,7 +75,7 @@ impl Content {
             Some(flight)
         });
         let stored = stream::iter(flights).map(|flight| async move { flight.stored().await });
-        stored.buffer_unordered(FLIGHTS).try_collect::<()>().await?;
+        stored.buffer_unordered(MAX_WHOLE_FLIGHTS).try_collect::<()>().await?;
         if self.finish() { self.became_whole().await.map(drop) } else { Ok(()) }
     }
 
@@ -108,7 +108,7 @@ impl Content {
             });
             match proved.await.map_err(lost)? {
                 Ok(()) => return Ok(FetchOutcome::Complete),
-                Err(error) if attempt == ATTEMPTS => return Err(error),
+                Err(error) if attempt == PROOF_ATTEMPT_LIMIT => return Err(error),
                 Err(error) => tracing::warn!(%error, "wrong bytes"),
             }
             attempt += 1;

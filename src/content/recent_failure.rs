@@ -60,7 +60,7 @@ mod tests {
     use crate::error::Kind;
 
     #[tokio::test(start_paused = true)]
-    async fn failures_of_a_read_ahead_are_each_told_once() {
+    async fn recent_failures_of_a_read_ahead_are_each_returned_once() {
         let (failures, error) = (RecentFailures::default(), Error::new(Kind::Timeout, "late"));
         for block in 0..4 {
             failures.record(block..block + 2, SLOW_FAILURE, &error);

@@ -235,7 +235,7 @@ async fn read_with_changed_origin_asks_twice_and_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_with_one_odd_answer_succeeds() {
+async fn read_with_one_invalid_response_succeeds() {
     for kind in [Kind::Changed, Kind::Unsupported, Kind::Corrupt] {
         let bench = Bench::new();
         let tier = Scripted::new(&bench.bytes, &[Fault::Fail(kind)], false);
@@ -245,7 +245,7 @@ async fn read_with_one_odd_answer_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fetch_with_wrong_bytes_and_next_tier_away_fails_after_few_requests() {
+async fn fetch_with_wrong_bytes_and_next_tier_unreachable_fails_after_few_requests() {
     for urgency in [Urgency::Read, Urgency::Stage] {
         let bench = Bench::new();
         let liar = Scripted::new(&bench.bytes, &[Fault::Lie], true);
@@ -354,7 +354,7 @@ async fn read_with_stalled_owner_is_hedged() {
     let bench = Bench::new();
     let mirror = Scripted::new(&bench.bytes, &[], false);
     let ladder = Ladder::new(vec![mirror.clone()], Arc::default(), Arc::default());
-    let ladder = ladder.placed(Some(Arc::new(Owned([Arc::new(Promises)]))));
+    let ladder = ladder.with_placement(Some(Arc::new(Owned([Arc::new(Promises)]))));
     let content = bench.content_of(bench.blob(true), None, ladder);
     // Staging waits; a reader that comes to wait for the same does not.
     let staging = content.join_or_start(0, u64::MAX, Urgency::Stage).expect("nothing is here");

@@ -44,8 +44,9 @@ impl Engine {
             None => (self.ladder(None, vec![origin]), None),
         };
         let shared = (self.resources.clone(), self.contents.clone());
-        let snapshot =
-            Arc::new(Snapshot::new(id, manifest, Default::default(), shared, ladder).announced(holder));
+        let snapshot = Arc::new(
+            Snapshot::new(id, manifest, Default::default(), shared, ladder).with_announcements(holder),
+        );
         if let Some(mirror) = mirror {
             self.resources.runtime.spawn(lease(mirror, Arc::downgrade(&snapshot)));
         }

@@ -53,7 +53,7 @@ impl FetchAttempt<'_> {
     ) -> Result<()> {
         let Some((index, accepted)) = accepted else { return Ok(()) };
         if accepted.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) {
-            self.counters.wrong_blocks(step.tier.kind());
+            self.counters.count_wrong_block(step.tier.kind());
             if let Some(peer) = step.peer {
                 peer.report_corruption(self.blob, index);
             }

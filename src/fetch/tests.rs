@@ -130,7 +130,7 @@ async fn fetch(
 }
 
 #[tokio::test(start_paused = true)]
-async fn fetch_with_one_dripping_request_asks_beside_it() {
+async fn fetch_with_one_slow_request_is_hedged() {
     for rate in [5, 20_000] {
         let tier = SlowTier::new(&[ScriptedAnswer::Slow(rate), ScriptedAnswer::Prompt], false);
         let began = Instant::now();
@@ -141,7 +141,7 @@ async fn fetch_with_one_dripping_request_asks_beside_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fetch_behind_its_siblings_asks_beside_it() {
+async fn fetch_slower_than_its_siblings_is_hedged() {
     let tier = SlowTier::new(&[ScriptedAnswer::Slow(100_000), ScriptedAnswer::Slow(10_000_000)], false);
     let ladder = ladder(&tier);
     let began = Instant::now();
@@ -152,7 +152,7 @@ async fn fetch_behind_its_siblings_asks_beside_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fetch_on_a_slow_line_asks_once() {
+async fn fetch_on_a_slow_link_is_not_hedged() {
     let tier = SlowTier::new(&[ScriptedAnswer::Slow(100_000)], false);
     fetch(&ladder(&tier), 0..3, Urgency::Read, 30).await.expect("slowly");
     assert_eq!(tier.requests.load(Relaxed), 1);
@@ -163,7 +163,7 @@ async fn fetch_on_a_slow_line_asks_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fetch_from_a_late_server_waits_as_long_as_the_operation() {
+async fn fetch_from_a_late_server_waits_until_the_deadline() {
     let tier = SlowTier::new(&[ScriptedAnswer::Late(20)], false);
     fetch(&ladder(&tier), 0..2, Urgency::Read, 30).await.expect("late");
     assert!(tier.requests.load(Relaxed) <= 3);

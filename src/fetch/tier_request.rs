@@ -61,7 +61,7 @@ impl<'a> TierRequest<'a> {
         extent: Extent,
         urgency: Urgency,
     ) -> Self {
-        context.counters.asked();
+        context.counters.count_request();
         Self {
             context,
             answer: ResponseState::Pending(tier.fetch(blob, extent.bytes(blob.size), urgency)),
@@ -96,7 +96,7 @@ impl<'a> TierRequest<'a> {
                     let latency = self.began.elapsed();
                     if let ResponseState::Arriving(_) = self.answer {
                         self.latency = Some(latency);
-                        self.context.counters.began(self.kind, latency);
+                        self.context.counters.record_first_byte(self.kind, latency);
                     }
                 }
                 ResponseState::Missing => return Ok(None),

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn certificate_of_openssl_that_is_named_is_trusted_for_its_name() {
+    async fn self_signed_certificate_that_is_named_is_trusted_for_its_host() {
         let (ours, same_name, other) =
             (self_signed("localhost"), self_signed("localhost"), self_signed("h.example"));
         let port = server(Some(&ours)).await;
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn https_on_a_plain_port_is_told() {
+    async fn https_to_a_plain_http_port_is_reported() {
         let error = get(server(None).await, &self_signed("localhost").cert.pem()).await.expect_err("no TLS");
         assert_eq!(error.kind(), Kind::Invalid);
         assert!(error.to_string().contains("the server does not speak TLS there"), "{error}");

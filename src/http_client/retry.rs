@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn retry_of_server_out_of_reach_ends_when_a_connection_would() {
+    async fn retry_of_unreachable_server_ends_within_the_connect_timeout() {
         let lost = || Error::new(Kind::Unavailable, "the connection was lost");
         let unreachable = || Error::with(Kind::Unavailable, "no such name", Unreachable("silence".into()));
         assert_eq!((tries(lost).await, tries(unreachable).await), (4, 2));
     }
 
     #[test]
-    fn rate_limit_that_is_used_up_tells_its_reset() {
+    fn rate_limit_used_up_returns_its_reset() {
         let seconds = |text| rate_limit_reset(text).map(|wait| wait.as_secs());
         assert_eq!(seconds(r#""resolvers";r=0;t=57"#), Some(57));
         assert_eq!(seconds(r#""api"; r=0; t=3, "pages";r=9;t=99, "x";t=5;r=0"#), Some(5));

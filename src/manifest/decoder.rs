@@ -170,7 +170,7 @@ impl Manifest {
         };
         let mtime = (record.seconds.get(), record.nanoseconds.get());
         if mtime.1 >= 1_000_000_000 || index == 0 && (parent, record.kind) != (0, binary::DIRECTORY) {
-            return Err(corrupt(format!("entry {index} has no right time or parent")));
+            return Err(corrupt(format!("entry {index} has an invalid time or parent")));
         }
         let executable = record.flags & binary::EXECUTABLE != 0;
         Ok(Entry { name: self.name(index, record)?, parent, mtime, executable, node })
@@ -312,13 +312,13 @@ impl Manifest {
         match name::part(name) {
             Ok(()) if index > 0 => Ok(name),
             _ if index == 0 && name.is_empty() => Ok(name),
-            _ => Err(corrupt(format!("entry {index} has no right name"))),
+            _ => Err(corrupt(format!("entry {index} has an invalid name"))),
         }
     }
 
     fn target(&self, index: u32, record: &EntryRecord) -> Result<&[u8]> {
         let target = self.string(record.a.get(), record.b.get())?;
-        name::target(target).map_err(|_| corrupt(format!("entry {index} has no right target")))?;
+        name::target(target).map_err(|_| corrupt(format!("entry {index} has an invalid target")))?;
         Ok(target)
     }
 

@@ -3,10 +3,10 @@
 use super::row::{self, ListingRow};
 use super::sort::ExternalSorter;
 
-/// A path of directories. Each becomes a record when the listing leaves it; what comes back to one makes it another.
+/// A path of directories. Each becomes a row when the listing leaves it; what comes back to one makes it another.
 #[derive(Debug)]
 pub(super) struct DirectoryStack {
-    /// The last directory's path, as records have it.
+    /// The last directory's path, as rows have it.
     path: Vec<u8>,
     /// The root comes first.
     levels: Vec<OpenDirectory>,
@@ -30,7 +30,7 @@ impl DirectoryStack {
         Self { path: Vec::new(), levels: vec![OpenDirectory { kept: true, ..OpenDirectory::default() }] }
     }
 
-    /// Goes to the directory `path`, as records have it.
+    /// Goes to the directory `path`, as rows have it.
     pub(super) fn enter(&mut self, path: &[u8], sorter: &mut ExternalSorter) {
         if path == self.path {
             return;
@@ -63,7 +63,7 @@ impl DirectoryStack {
         }
     }
 
-    /// Makes records of all that are left.
+    /// Makes rows of all that are left.
     pub(super) fn close(&mut self, sorter: &mut ExternalSorter) {
         while !self.levels.is_empty() {
             self.leave(sorter);
@@ -75,7 +75,7 @@ impl DirectoryStack {
         let path = &self.path[..level.end];
         let mtime = level.own.unwrap_or(level.newest);
         let (dated, kept) = (level.own.is_some(), level.kept);
-        sorter.take(&ListingRow { mtime, dated, kept, ..ListingRow::directory(path, row::depth(path)) });
+        sorter.push(&ListingRow { mtime, dated, kept, ..ListingRow::directory(path, row::depth(path)) });
         if level.kept
             && let Some(parent) = self.levels.last_mut()
         {

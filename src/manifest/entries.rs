@@ -12,7 +12,7 @@ use crate::error::Result;
 pub(super) struct SortedEntries<'a> {
     /// The name of what was listed.
     pub source: &'a str,
-    /// One record for each entry, the root's first.
+    /// One row for each entry, the root's first.
     pub run: SortedRun,
 }
 
@@ -29,28 +29,28 @@ impl ManifestContents for SortedEntries<'_> {
         below.step()?;
         below.step()?;
         let (mut index, mut blobs) = (0, BlobNumbers::default());
-        while let Some(record) = here.next()? {
-            while index > 0 && !above.cursor.record().ok_or_else(lost)?.holds(&record) {
+        while let Some(row) = here.next()? {
+            while index > 0 && !above.cursor.row().ok_or_else(lost)?.holds(&row) {
                 above.step()?;
             }
-            let node = match record.what {
+            let node = match row.what {
                 RowKind::Directory => {
                     let start = below.number;
-                    while below.cursor.record().is_some_and(|child| record.holds(&child)) {
+                    while below.cursor.row().is_some_and(|child| row.holds(&child)) {
                         below.step()?;
                     }
                     Node::Directory(start..below.number)
                 }
                 RowKind::File | RowKind::Program => {
-                    Node::File(Slice { blob: blobs.number(&record).0, offset: 0, len: record.size })
+                    Node::File(Slice { blob: blobs.number(&row).0, offset: 0, len: row.size })
                 }
-                RowKind::Symlink => Node::Symlink(record.tail),
+                RowKind::Symlink => Node::Symlink(row.tail),
             };
             each(Entry {
-                name: record.name(),
+                name: row.name(),
                 parent: above.number,
-                mtime: record.mtime,
-                executable: record.what == RowKind::Program,
+                mtime: row.mtime,
+                executable: row.what == RowKind::Program,
                 node,
             })?;
             index += 1;
@@ -61,9 +61,9 @@ impl ManifestContents for SortedEntries<'_> {
     fn blobs(&self, each: &mut dyn FnMut(BlobEntry<'_>) -> Result<()>) -> Result<()> {
         let mut here = self.run.open();
         let (mut entry, mut blobs) = (0, BlobNumbers::default());
-        while let Some(record) = here.next()? {
-            if matches!(record.what, RowKind::File | RowKind::Program) && blobs.number(&record).1 {
-                each(if record.size == 0 { BlobEntry::empty() } else { content(&record, entry) })?;
+        while let Some(row) = here.next()? {
+            if matches!(row.what, RowKind::File | RowKind::Program) && blobs.number(&row).1 {
+                each(if row.size == 0 { BlobEntry::empty() } else { content(&row, entry) })?;
             }
             entry += 1;
         }
@@ -72,14 +72,14 @@ impl ManifestContents for SortedEntries<'_> {
 }
 
 /// The content of a file that isn't empty.
-fn content<'a>(record: &ListingRow<'a>, entry: u32) -> BlobEntry<'a> {
+fn content<'a>(row: &ListingRow<'a>, entry: u32) -> BlobEntry<'a> {
     BlobEntry {
         name: BlobName::Origin,
-        size: record.size,
+        size: row.size,
         entry: Some(entry),
-        version: record.tail.into(),
+        version: row.tail.into(),
         packed: false,
-        sha256: record.sha256.copied(),
+        sha256: row.sha256.copied(),
         stored: Stored::default(),
     }
 }

@@ -79,7 +79,7 @@ mod tests {
     use crate::manifest::name;
 
     #[test]
-    fn escape_encodes_only_what_is_at_fault() {
+    fn escape_of_invalid_paths_encodes_only_the_invalid_bytes() {
         for (path, encoded) in [
             ("a/b c", "a/b c"),
             ("a//b", "a/%2Fb"),

@@ -192,7 +192,7 @@ impl Listing {
         self.directories.keep(mtime);
         let depth = row::depth(&path);
         let (path, dated, kept) = (&path[..], true, true);
-        self.sorter.take(&ListingRow { path, depth, what, size, mtime, dated, kept, sha256, tail });
+        self.sorter.push(&ListingRow { path, depth, what, size, mtime, dated, kept, sha256, tail });
     }
 
     /// Leaves out what is at `path`, which holds no data, and notes why if it is selected: a fifo, a socket, a device.
@@ -244,7 +244,7 @@ impl Listing {
     ///
     /// # Errors
     /// [`Kind::Invalid`] that names what can't be an entry, [`Kind::NotFound`] when there is no file or none is
-    /// selected, [`Kind::Disk`] and [`Kind::NoSpace`] from `out`, which is taken to lie where the records do.
+    /// selected, [`Kind::Disk`] and [`Kind::NoSpace`] from `out`, which is taken to lie where the rows do.
     pub fn finish(mut self, out: &mut dyn Write) -> Result<Digest> {
         let origin = &self.origin;
         if origin.len() > MAX_VERSION_BYTES {
@@ -272,7 +272,7 @@ impl Listing {
     }
 }
 
-/// The records of `sorter` that become entries, in their order. Where two have one path, the second is
+/// The rows of `sorter` that become entries, in their order. Where two have one path, the second is
 /// reported as invalid, or gets another name.
 fn order(
     sorter: ExternalSorter,
@@ -281,22 +281,22 @@ fn order(
     rejected: &mut RejectedEntries,
 ) -> Result<SortedRun> {
     let mut beside = ExternalSorter::new(scratch);
-    let run = sorter.finish(&mut DuplicatePaths::default().find(|record, directory| {
+    let run = sorter.finish(&mut DuplicatePaths::default().find(|row, directory| {
         if escape && directory {
-            let parent = &record.path[..record.path.len() - record.name().len()];
-            let path = [parent, &escape::beside(record.name())[..]].concat();
-            beside.take(&ListingRow { path: &path, ..*record });
+            let parent = &row.path[..row.path.len() - row.name().len()];
+            let path = [parent, &escape::beside(row.name())[..]].concat();
+            beside.push(&ListingRow { path: &path, ..*row });
             return false;
         }
-        rejected.add(&row::path(record.path), if directory { ALSO_A_DIRECTORY } else { LISTED_TWICE });
+        rejected.add(&row::path(row.path), if directory { ALSO_A_DIRECTORY } else { LISTED_TWICE });
         true
     }))?;
     if beside.is_empty() {
         return Ok(run);
     }
-    beside.take_run(run);
-    beside.finish(&mut DuplicatePaths::default().find(|record, directory| {
-        rejected.add(&row::path(record.path), if directory { ALSO_A_DIRECTORY } else { LISTED_TWICE });
+    beside.push_run(run);
+    beside.finish(&mut DuplicatePaths::default().find(|row, directory| {
+        rejected.add(&row::path(row.path), if directory { ALSO_A_DIRECTORY } else { LISTED_TWICE });
         true
     }))
 }
@@ -307,7 +307,7 @@ const LISTED_TWICE: &str = "it is there twice";
 /// Finds what has the path of another.
 #[derive(Default)]
 struct DuplicatePaths {
-    /// The path of the last record, and whether it was a directory.
+    /// The path of the last row, and whether it was a directory.
     last: (Vec<u8>, bool),
     count: u32,
 }
@@ -318,8 +318,8 @@ impl DuplicatePaths {
         mut self,
         mut twin: impl FnMut(&ListingRow<'_>, bool) -> bool,
     ) -> impl FnMut(&ListingRow<'_>) -> Result<bool> {
-        move |record| {
-            if !record.kept {
+        move |row| {
+            if !row.kept {
                 return Ok(false);
             }
             if self.count == MAX_ENTRIES {
@@ -327,12 +327,12 @@ impl DuplicatePaths {
                 return Err(Error::new(Kind::Invalid, text));
             }
             let (path, directory) = &mut self.last;
-            if self.count > 0 && path == record.path && !twin(record, *directory) {
+            if self.count > 0 && path == row.path && !twin(row, *directory) {
                 return Ok(false);
             }
             path.clear();
-            path.extend_from_slice(record.path);
-            *directory = record.what == RowKind::Directory;
+            path.extend_from_slice(row.path);
+            *directory = row.what == RowKind::Directory;
             self.count += 1;
             Ok(true)
         }

@@ -17,7 +17,7 @@ pub(super) enum RowKind {
     Symlink,
 }
 
-/// One entry to be.
+/// An entry of a listing, before it has its number in the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListingRow<'a> {
     /// Its path with a NUL for each slash; empty for the root. So what is deeper in a tree, or follows in its order, is
@@ -39,7 +39,7 @@ pub(super) struct ListingRow<'a> {
     pub tail: &'a [u8],
 }
 
-/// The header of a record; its path, SHA-256 and tail follow.
+/// The header of a row; its path, SHA-256 and tail follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RowHeader {
@@ -105,14 +105,14 @@ impl<'a> ListingRow<'a> {
         out.extend_from_slice(self.tail);
     }
 
-    /// How many bytes a record has that begins with `head`.
+    /// How many bytes a row has that begins with `head`.
     pub(super) fn len(head: &[u8; ROW_HEADER_BYTES]) -> usize {
         let head: &RowHeader = zerocopy::transmute_ref!(head);
         let sha256 = if head.flags & SHA256 != 0 { 32 } else { 0 };
         ROW_HEADER_BYTES + usize::from(head.path.get()) + sha256 + head.tail.get() as usize
     }
 
-    /// The record that `bytes` begins with. `None` for what [`put`](Self::put) never wrote.
+    /// The row that `bytes` begins with. `None` for what [`put`](Self::put) never wrote.
     pub(super) fn get(bytes: &'a [u8]) -> Option<Self> {
         let (head, rest) = RowHeader::ref_from_prefix(bytes).ok()?;
         let (path, mut rest) = rest.split_at_checked(head.path.get().into())?;
@@ -136,10 +136,10 @@ impl<'a> ListingRow<'a> {
     }
 }
 
-/// The bytes that tell how long a record is.
+/// The bytes that tell how long a row is.
 pub(super) const ROW_HEADER_BYTES: usize = size_of::<RowHeader>();
 
-/// `path` as records have it.
+/// `path` as rows have it.
 pub(super) fn key(path: &[u8]) -> Vec<u8> {
     swap(path, b'/', 0)
 }

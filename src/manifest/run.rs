@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// How much of a run's file is read at once: runs are read beside each other, each from the start to the end.
 const READ_BUFFER_BYTES: usize = 256 << 10;
 
-/// Sorted records; no directory is there twice.
+/// Sorted rows; no directory is there twice.
 #[derive(Clone, Debug)]
 pub(super) enum SortedRun {
     Memory(Bytes),
@@ -25,7 +25,7 @@ pub(super) enum SortedRun {
 }
 
 impl SortedRun {
-    /// A cursor before the first record.
+    /// A cursor before the first row.
     pub(super) fn open(&self) -> RowCursor {
         let input: Box<dyn BufRead + Send> = match self {
             Self::Memory(bytes) => Box::new(io::Cursor::new(bytes.clone())),
@@ -59,14 +59,14 @@ pub(super) struct RowCursor {
 }
 
 impl RowCursor {
-    /// The next record; `None` after the last.
+    /// The next row; `None` after the last.
     pub(super) fn next(&mut self) -> Result<Option<ListingRow<'_>>> {
         let there = self.step().map_err(|e| Error::disk("cannot read back a part of the listing", e))?;
-        Ok(if there { self.record() } else { None })
+        Ok(if there { self.row() } else { None })
     }
 
     /// The one that was read last.
-    pub(super) fn record(&self) -> Option<ListingRow<'_>> {
+    pub(super) fn row(&self) -> Option<ListingRow<'_>> {
         ListingRow::get(&self.bytes)
     }
 
@@ -84,12 +84,12 @@ impl RowCursor {
     }
 }
 
-/// Writes records, which come in their order, into a run; those of one directory become one.
+/// Writes rows, which come in their order, into a run; those of one directory become one.
 pub(super) struct RunWriter {
     out: RunOutput,
     /// The directory that came last.
     last: Vec<u8>,
-    record: Vec<u8>,
+    row: Vec<u8>,
 }
 
 enum RunOutput {
@@ -101,62 +101,62 @@ enum RunOutput {
 impl RunWriter {
     /// A writer into memory.
     pub(super) fn memory() -> Self {
-        Self { out: RunOutput::Memory(Vec::new()), last: Vec::new(), record: Vec::new() }
+        Self { out: RunOutput::Memory(Vec::new()), last: Vec::new(), row: Vec::new() }
     }
 
     /// A writer into a file of the directory `scratch`.
     pub(super) fn disk(scratch: &Path) -> Result<Self> {
-        let file = tempfile::tempfile_in(scratch).map_err(|e| unkept(scratch, e))?;
+        let file = tempfile::tempfile_in(scratch).map_err(|e| spill_failed(scratch, e))?;
         let out = RunOutput::Disk(BufWriter::with_capacity(READ_BUFFER_BYTES, file), scratch.into());
-        Ok(Self { out, last: Vec::new(), record: Vec::new() })
+        Ok(Self { out, last: Vec::new(), row: Vec::new() })
     }
 
-    /// Appends the next record. `wanted` is asked of each, once it is known whole, whether it is to be written.
-    pub(super) fn take(&mut self, record: &ListingRow<'_>, wanted: &mut RowFilter<'_>) -> Result<()> {
-        if record.what == RowKind::Directory
-            && let Some(last) = ListingRow::get(&self.last).filter(|last| last.path == record.path)
+    /// Appends the next row. `wanted` is asked of each, once it is known whole, whether it is to be written.
+    pub(super) fn push(&mut self, row: &ListingRow<'_>, wanted: &mut RowFilter<'_>) -> Result<()> {
+        if row.what == RowKind::Directory
+            && let Some(last) = ListingRow::get(&self.last).filter(|last| last.path == row.path)
         {
-            let mtime = match (last.dated, record.dated) {
+            let mtime = match (last.dated, row.dated) {
                 (true, false) => last.mtime,
-                (false, true) => record.mtime,
-                _ => last.mtime.max(record.mtime),
+                (false, true) => row.mtime,
+                _ => last.mtime.max(row.mtime),
             };
-            let (dated, kept) = (last.dated || record.dated, last.kept || record.kept);
-            let both = ListingRow { mtime, dated, kept, ..*record };
-            self.record.clear();
-            both.put(&mut self.record);
-            std::mem::swap(&mut self.last, &mut self.record);
+            let (dated, kept) = (last.dated || row.dated, last.kept || row.kept);
+            let both = ListingRow { mtime, dated, kept, ..*row };
+            self.row.clear();
+            both.put(&mut self.row);
+            std::mem::swap(&mut self.last, &mut self.row);
             return Ok(());
         }
         self.release(wanted)?;
-        if record.what == RowKind::Directory {
-            record.put(&mut self.last);
+        if row.what == RowKind::Directory {
+            row.put(&mut self.last);
             return Ok(());
         }
-        self.write(record, wanted)
+        self.write(row, wanted)
     }
 
     /// Writes the directory that came last, if wanted.
     fn release(&mut self, wanted: &mut RowFilter<'_>) -> Result<()> {
         let last = std::mem::take(&mut self.last);
-        if let Some(record) = ListingRow::get(&last) {
-            self.write(&record, wanted)?;
+        if let Some(row) = ListingRow::get(&last) {
+            self.write(&row, wanted)?;
         }
         self.last = last;
         self.last.clear();
         Ok(())
     }
 
-    fn write(&mut self, record: &ListingRow<'_>, wanted: &mut RowFilter<'_>) -> Result<()> {
-        if !wanted(record)? {
+    fn write(&mut self, row: &ListingRow<'_>, wanted: &mut RowFilter<'_>) -> Result<()> {
+        if !wanted(row)? {
             return Ok(());
         }
         match &mut self.out {
-            RunOutput::Memory(bytes) => record.put(bytes),
+            RunOutput::Memory(bytes) => row.put(bytes),
             RunOutput::Disk(out, scratch) => {
-                self.record.clear();
-                record.put(&mut self.record);
-                out.write_all(&self.record).map_err(|e| unkept(scratch, e))?;
+                self.row.clear();
+                row.put(&mut self.row);
+                out.write_all(&self.row).map_err(|e| spill_failed(scratch, e))?;
             }
         }
         Ok(())
@@ -168,22 +168,22 @@ impl RunWriter {
         Ok(match self.out {
             RunOutput::Memory(bytes) => SortedRun::Memory(bytes.into()),
             RunOutput::Disk(out, scratch) => {
-                let file = out.into_inner().map_err(|e| unkept(&scratch, e.into_error()))?;
+                let file = out.into_inner().map_err(|e| spill_failed(&scratch, e.into_error()))?;
                 SortedRun::Disk(Arc::new(file))
             }
         })
     }
 }
 
-/// Whether a record is to be written.
+/// Whether a row is to be written.
 pub(super) type RowFilter<'a> = dyn FnMut(&ListingRow<'_>) -> Result<bool> + 'a;
 
-fn unkept(scratch: &Path, error: io::Error) -> Error {
+fn spill_failed(scratch: &Path, error: io::Error) -> Error {
     let text = format!("the listing is too long for memory, and can't be kept in {}", scratch.display());
     Error::disk(text, error)
 }
 
-/// Merges all records of `runs` into `out`, in their order.
+/// Merges all rows of `runs` into `out`, in their order.
 pub(super) fn merge(runs: &[SortedRun], out: &mut RunWriter, wanted: &mut RowFilter<'_>) -> Result<()> {
     let mut heap = BinaryHeap::with_capacity(runs.len());
     for run in runs {
@@ -193,8 +193,8 @@ pub(super) fn merge(runs: &[SortedRun], out: &mut RunWriter, wanted: &mut RowFil
         }
     }
     while let Some(mut first) = heap.peek_mut() {
-        if let Some(record) = first.0.record() {
-            out.take(&record, wanted)?;
+        if let Some(row) = first.0.row() {
+            out.push(&row, wanted)?;
         }
         if first.0.next()?.is_none() {
             PeekMut::pop(first);
@@ -203,12 +203,12 @@ pub(super) fn merge(runs: &[SortedRun], out: &mut RunWriter, wanted: &mut RowFil
     Ok(())
 }
 
-/// A cursor, the greater the earlier its record comes: a heap has the greatest on top.
+/// A cursor, the greater the earlier its row comes: a heap has the greatest on top.
 struct HeapRow(RowCursor);
 
 impl Ord for HeapRow {
     fn cmp(&self, other: &Self) -> Ordering {
-        match (self.0.record(), other.0.record()) {
+        match (self.0.row(), other.0.row()) {
             (Some(one), Some(other)) => other.order(&one),
             // Exhausted runs are removed before they are compared.
             _ => Ordering::Equal,

@@ -8,14 +8,14 @@ use super::row::ListingRow;
 use super::run::{RowFilter, RunWriter, SortedRun, merge};
 use crate::error::{Error, Kind, Result};
 
-/// How many bytes of records are kept in memory before they are put on the disk; while that happens, as many come. Those
-/// of 100,000 objects, and so of nearly every source. A little less than a power of two, so that the last record doesn't
+/// How many bytes of rows are kept in memory before they are put on the disk; while that happens, as many come. Those
+/// of 100,000 objects, and so of nearly every source. A little less than a power of two, so that the last row doesn't
 /// double what they lie in.
 const BATCH_BYTES: usize = (16 << 20) - (128 << 10);
 /// How many runs are merged at once: their buffers take 16 MiB.
 const MAX_MERGED_RUNS: usize = 64;
 
-/// Records, while they come.
+/// Sorts rows, in memory and on the disk.
 #[derive(Debug)]
 pub(super) struct ExternalSorter {
     scratch: PathBuf,
@@ -27,7 +27,7 @@ pub(super) struct ExternalSorter {
     failure: Option<Error>,
 }
 
-/// Records in memory.
+/// Rows in memory.
 #[derive(Debug, Default)]
 struct RowBatch {
     bytes: Vec<u8>,
@@ -36,7 +36,7 @@ struct RowBatch {
 }
 
 impl ExternalSorter {
-    /// No records yet. Files are made in the directory `scratch` if there come to be many.
+    /// No rows yet. Files are made in the directory `scratch` if there come to be many.
     pub(super) fn new(scratch: &Path) -> Self {
         let (runs, batch) = (Vec::new(), RowBatch::default());
         Self { scratch: scratch.into(), batch_bytes: BATCH_BYTES, batch, runs, writing: None, failure: None }
@@ -48,17 +48,17 @@ impl ExternalSorter {
         self.batch_bytes = batch_bytes;
     }
 
-    /// Adds a record. Waits for the disk only when it is slower than what comes.
-    pub(super) fn take(&mut self, record: &ListingRow<'_>) {
+    /// Adds a row. Waits for the disk only when it is slower than what comes.
+    pub(super) fn push(&mut self, row: &ListingRow<'_>) {
         if self.batch.bytes.len() >= self.batch_bytes {
             self.spill();
         }
         self.batch.places.push(self.batch.bytes.len() as u32);
-        record.put(&mut self.batch.bytes);
+        row.put(&mut self.batch.bytes);
     }
 
     /// Adds a whole run.
-    pub(super) fn take_run(&mut self, run: SortedRun) {
+    pub(super) fn push_run(&mut self, run: SortedRun) {
         self.runs.push(run);
     }
 
@@ -108,7 +108,7 @@ impl ExternalSorter {
         }
     }
 
-    /// All records in one run, of those that are `wanted`.
+    /// All rows in one run, of those that are `wanted`.
     ///
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`] for the directory; those of `wanted`.
@@ -126,22 +126,22 @@ impl ExternalSorter {
     }
 }
 
-/// Wants every record.
+/// Wants every row.
 fn all(_: &ListingRow<'_>) -> Result<bool> {
     Ok(true)
 }
 
 impl RowBatch {
-    /// Sorts its records into a run.
+    /// Sorts its rows into a run.
     fn write(mut self, mut out: RunWriter, wanted: &mut RowFilter<'_>) -> Result<SortedRun> {
-        let record = |place: u32| ListingRow::get(&self.bytes[place as usize..]);
-        self.places.sort_unstable_by(|one, other| match (record(*one), record(*other)) {
+        let row = |place: u32| ListingRow::get(&self.bytes[place as usize..]);
+        self.places.sort_unstable_by(|one, other| match (row(*one), row(*other)) {
             (Some(one), Some(other)) => one.order(&other),
             _ => std::cmp::Ordering::Equal,
         });
         for place in &self.places {
-            if let Some(record) = record(*place) {
-                out.take(&record, wanted)?;
+            if let Some(row) = row(*place) {
+                out.push(&row, wanted)?;
             }
         }
         out.finish(wanted)

@@ -200,7 +200,7 @@ proptest! {
     }
 
     #[test]
-    fn manifest_of_noise_never_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..2000), entries in 1..20u32) {
+    fn manifest_of_random_bytes_never_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..2000), entries in 1..20u32) {
         // A right header, so that more than the magic number is met.
         let blobs = 5u32;
         let sections = 64 + (entries + blobs) as usize * 48 + 32;

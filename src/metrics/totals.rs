@@ -14,9 +14,9 @@ pub struct EngineMetrics {
     cached: AtomicU64,
     /// Peers, mirror, origin.
     tiers: [TierCounters; 3],
-    begun: AtomicU64,
+    flights_started: AtomicU64,
     /// Flights under way now.
-    flying: AtomicU64,
+    flights_in_progress: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ pub struct FlightGauge(Arc<EngineMetrics>);
 
 impl Drop for FlightGauge {
     fn drop(&mut self) {
-        self.0.flying.fetch_sub(1, Relaxed);
+        self.0.flights_in_progress.fetch_sub(1, Relaxed);
     }
 }
 
@@ -46,10 +46,10 @@ pub struct EngineTotals {
     pub cached: u64,
     /// Requests to peers, to mirrors and to origins.
     pub tiers: [(&'static str, TierRequests); 3],
-    /// Flights that were begun.
-    pub begun: u64,
+    /// Flights that were started.
+    pub flights_started: u64,
     /// Flights under way.
-    pub flying: u64,
+    pub flights_in_progress: u64,
 }
 
 /// The outcomes of the requests to one kind of tier.
@@ -70,19 +70,19 @@ pub struct TierRequests {
 }
 
 impl EngineMetrics {
-    pub(super) fn cached(&self, bytes: u64) {
+    pub(super) fn count_cached(&self, bytes: u64) {
         self.cached.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn arrived(&self, tier: TierKind, bytes: u64) {
+    pub(super) fn count_bytes(&self, tier: TierKind, bytes: u64) {
         self.of(tier).bytes.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn began(&self, tier: TierKind, took: Duration) {
+    pub(super) fn record_first_byte(&self, tier: TierKind, took: Duration) {
         self.of(tier).began.add(took);
     }
 
-    pub(super) fn ended(&self, tier: TierKind, outcome: Result<bool, Kind>) {
+    pub(super) fn count_outcome(&self, tier: TierKind, outcome: Result<bool, Kind>) {
         let tier = self.of(tier);
         let counter = match outcome {
             Ok(true) => &tier.answered,
@@ -92,14 +92,14 @@ impl EngineMetrics {
         counter.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn wrong_blocks(&self, tier: TierKind) {
+    pub(super) fn count_wrong_block(&self, tier: TierKind) {
         self.of(tier).wrong_blocks.fetch_add(1, Relaxed);
     }
 
     /// Counts a flight, as one under way until the answer is dropped.
     pub fn start_flight(self: &Arc<Self>) -> FlightGauge {
-        self.begun.fetch_add(1, Relaxed);
-        self.flying.fetch_add(1, Relaxed);
+        self.flights_started.fetch_add(1, Relaxed);
+        self.flights_in_progress.fetch_add(1, Relaxed);
         FlightGauge(self.clone())
     }
 
@@ -122,8 +122,9 @@ impl EngineMetrics {
             told(TierKind::Mirror, "mirror"),
             told(TierKind::Origin, "origin"),
         ];
-        let (begun, flying) = (self.begun.load(Relaxed), self.flying.load(Relaxed));
-        EngineTotals { cached: self.cached.load(Relaxed), tiers, begun, flying }
+        let (flights_started, flights_in_progress) =
+            (self.flights_started.load(Relaxed), self.flights_in_progress.load(Relaxed));
+        EngineTotals { cached: self.cached.load(Relaxed), tiers, flights_started, flights_in_progress }
     }
 
     fn of(&self, tier: TierKind) -> &TierCounters {
@@ -157,21 +158,21 @@ mod tests {
     fn totals_of_two_snapshots_add_up_and_outlive_them() {
         let metrics = Arc::new(EngineMetrics::default());
         let (one, two) = (SnapshotMetrics::in_engine(&metrics), SnapshotMetrics::in_engine(&metrics));
-        one.arrived(TierKind::Mirror, 7);
-        two.arrived(TierKind::Mirror, 5);
-        two.cached(3);
-        one.ended(TierKind::Mirror, &Ok(true));
-        two.ended(TierKind::Peer, &Ok(false));
-        two.ended(TierKind::Origin, &Err(Error::new(Kind::Refused, "no")));
-        two.wrong_blocks(TierKind::Origin);
+        one.count_bytes(TierKind::Mirror, 7);
+        two.count_bytes(TierKind::Mirror, 5);
+        two.count_cached(3);
+        one.count_outcome(TierKind::Mirror, &Ok(true));
+        two.count_outcome(TierKind::Peer, &Ok(false));
+        two.count_outcome(TierKind::Origin, &Err(Error::new(Kind::Refused, "no")));
+        two.count_wrong_block(TierKind::Origin);
         assert_eq!((one.traffic().mirror, two.traffic().mirror), (7, 5));
         drop((one, two));
-        let flying = metrics.start_flight();
-        assert_eq!(metrics.totals().flying, 1);
-        drop(flying);
+        let flight = metrics.start_flight();
+        assert_eq!(metrics.totals().flights_in_progress, 1);
+        drop(flight);
         let read = metrics.totals();
         let [(_, peer), (_, mirror), (_, origin)] = &read.tiers;
-        assert_eq!((read.begun, read.flying), (1, 0));
+        assert_eq!((read.flights_started, read.flights_in_progress), (1, 0));
         assert_eq!((peer.missed, mirror.answered, origin.failed[Kind::Refused as usize]), (1, 1, 1));
         assert_eq!(read.traffic(), Traffic { cache: 3, mirror: 12, requests: 3, ..Traffic::default() });
         assert_eq!(origin.wrong_blocks, 1);

@@ -174,7 +174,7 @@ impl Mirror {
     /// Makes `next` the generation after `generation`; false when another process was first.
     ///
     /// # Errors
-    /// Those of the store and, in an exclusive mirror, of [`MirrorLease::now`].
+    /// Those of the store and, in an exclusive mirror, of [`MirrorLease::renew_now`].
     async fn create_generation(
         &self,
         generation: u64,
@@ -190,11 +190,11 @@ impl Mirror {
     /// mirrored as from now on. Where there is a `lease`, it must still be held.
     ///
     /// # Errors
-    /// Those of the store and of [`MirrorLease::now`].
+    /// Those of the store and of [`MirrorLease::renew_now`].
     pub async fn publish(&self, ours: &Ref, lease: Option<&MirrorLease>) -> Result<Ref> {
         if let Some(lease) = lease {
             // A lapsed lease kept no collector from deleting what the ref reaches.
-            lease.now().await?;
+            lease.renew_now().await?;
         }
         for _ in 0..MAX_ATTEMPTS {
             let latest = self.latest(&ours.key()).await?;
@@ -217,9 +217,9 @@ impl Mirror {
     /// Makes `ours` the generation after `generation` of its ref. The `lease` must still be held.
     ///
     /// # Errors
-    /// [`Kind::Busy`] where there is another one already; those of the store and of [`MirrorLease::now`].
+    /// [`Kind::Busy`] where there is another one already; those of the store and of [`MirrorLease::renew_now`].
     pub async fn publish_after(&self, generation: u64, ours: &Ref, lease: &MirrorLease) -> Result<()> {
-        lease.now().await?;
+        lease.renew_now().await?;
         if self.latest(&ours.key()).await?.generation == generation
             && self.create_generation(generation, ours, Some(lease)).await?
         {

@@ -153,7 +153,7 @@ impl Mirror {
 
     /// The holders of live leases to add, but for that of `lease`.
     async fn live_adders(&self, lease: &MirrorLease) -> Result<HashSet<String>> {
-        let now = lease.now().await?;
+        let now = lease.renew_now().await?;
         let living = self.leases().await?.into_iter().filter(|found| found.is_live(now));
         let adding = living.filter(|found| found.purpose == Purpose::Add && &found.key != lease.key());
         Ok(adding.filter_map(|found| found.key.filename().map(str::to_owned)).collect())

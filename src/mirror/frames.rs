@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn text_compresses_well_and_noise_does_not() {
+    fn compresses_well_is_true_for_text_and_false_for_noise() {
         let text = Bytes::from("the same words, again and again\n".repeat(40_000));
         assert!(compresses_well(&[text.slice(..900)]) && compresses_well(std::slice::from_ref(&text)));
         assert!(

@@ -201,7 +201,7 @@ impl MirrorLease {
     ///
     /// # Errors
     /// [`Kind::Unavailable`] when it has lapsed meanwhile; those of the store.
-    pub async fn now(&self) -> Result<DateTime<Utc>> {
+    pub async fn renew_now(&self) -> Result<DateTime<Utc>> {
         let now = self.mirror.renew(&self.key, Some(self.began)).await?;
         if !self.term.lock().unwrap_or_else(PoisonError::into_inner).renew(now) {
             let text = format!(
@@ -250,7 +250,7 @@ impl MirrorLease {
     /// Those of the store.
     pub async fn wait_for_collectors(&self) -> Result<()> {
         loop {
-            let now = self.now().await?;
+            let now = self.renew_now().await?;
             let leases = self.mirror.leases().await?;
             if !leases.iter().any(|found| found.purpose == Purpose::Sweep && found.is_live(now)) {
                 return Ok(());
@@ -306,7 +306,7 @@ mod tests {
         assert!(mirror.init_exclusive().await.expect("made"));
         let first = mirror.lease(Purpose::Add).await.expect("leased");
         assert_eq!(mirror.lease(Purpose::Add).await.expect_err("one at a time").kind(), Kind::Busy);
-        let now = first.now().await.expect("held");
+        let now = first.renew_now().await.expect("held");
         let_lapse(&first, directory.path());
         let second = mirror.lease(Purpose::Add).await.expect("the first has lapsed");
         let theirs = mirror.publish(&listed(now, "s3://b"), Some(&second)).await.expect("published");
@@ -322,7 +322,7 @@ mod tests {
         assert!(mirror.head(&key).await.expect("looked at").is_none());
         assert!(mirror.create(&key, "x".into(), Some(&second)).await.expect("held"));
         // It stays so, however often it is renewed.
-        first.now().await.expect_err("lapsed");
-        second.now().await.expect("held");
+        first.renew_now().await.expect_err("lapsed");
+        second.renew_now().await.expect("held");
     }
 }

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn anonymous_google_bucket_is_written_to() {
+    async fn mirror_in_an_anonymous_google_bucket_is_written() {
         let (endpoint, server) = service(&[NONE, WRITTEN, EXISTS]).await;
         let gcs = Some(GcsAccess { anonymous: true, endpoint: Some(endpoint), ..GcsAccess::default() });
         let access = Access { gcs, ..Access::default() };
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn mirror_failure_is_told_in_a_line_without_the_answer() {
+    async fn mirror_failure_is_one_line_without_the_response_body() {
         const DENIED: Answer = (
             "403 Forbidden",
             "<?xml version=\"1.0\"?>\n<Error><Code>SignatureDoesNotMatch</Code><Message>hush</Message></Error>",

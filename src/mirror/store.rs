@@ -60,7 +60,7 @@ impl Mirror {
                 return Ok(false);
             }
             if let Some(lease) = lease {
-                lease.now().await?;
+                lease.renew_now().await?;
             }
             self.put(key, payload).await?;
             return Ok(true);

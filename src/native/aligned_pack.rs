@@ -21,7 +21,7 @@ const PACK_FILE: &[u8] = b"pack";
 /// The version of the layout. Another one makes other packs, which are other blobs.
 const VERSION: &str = "1";
 /// How much of a file is read at once, in bytes: no more than what is packed has.
-const PIECE: usize = 1 << 20;
+const PACK_PIECE_BYTES: usize = 1 << 20;
 
 /// The pack of a snapshot, read from the snapshot's files.
 pub struct AlignedPack {
@@ -59,7 +59,7 @@ async fn read_padded(snapshot: &Snapshot, entry: u32, range: Range<u64>) -> Resu
     let (mut pieces, mut at) = (Vec::new(), range.start);
     let end = range.end.min(slice.len);
     while at < end {
-        let len = PIECE.min((end - at) as usize);
+        let len = PACK_PIECE_BYTES.min((end - at) as usize);
         pieces.extend(reader.read_at(at, len).await?);
         at += len as u64;
     }

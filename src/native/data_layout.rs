@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_packs_what_devices_cannot_show() {
+    fn data_layout_packs_small_files_and_incomplete_last_blocks() {
         let manifest = manifest(&[700, 0, 512, 2 << 20, (2 << 20) + 65536 + 3]);
         let layout = DataLayout::new(&manifest, SMALL_BLOCK_BITS).expect("it fits");
         let at = |device, block| ChunkPlace { device, block };
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_files_of_a_range_are_all_that_share_a_place_in_it() {
+    fn packed_files_of_a_range_include_those_that_share_a_place() {
         let manifest = manifest(&[700, 512, 700, 512]);
         let mut layout = DataLayout::new(&manifest, SMALL_BLOCK_BITS).expect("it fits");
         // As if the third file had the blob of the first.
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_of_large_files_whose_ends_are_blocks_has_no_pack() {
+    fn data_layout_of_large_files_of_whole_blocks_has_no_pack() {
         let layout = DataLayout::new(&manifest(&[2 << 20]), SMALL_BLOCK_BITS).expect("it fits");
         assert!(!layout.has_pack() && layout.pack_bytes() == 0);
     }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directory_that_exceeds_a_block_goes_on_in_the_next() {
+    fn directory_larger_than_a_block_continues_in_the_next() {
         let mut blocks = DirectoryBlocks::new(64);
         blocks.add(b".", 1, 2);
         blocks.add(b"..", 2, 2);

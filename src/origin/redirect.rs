@@ -21,7 +21,7 @@ use crate::source::{Access, loopback};
 /// How many redirects are followed, one after the other.
 const REDIRECT_LIMIT: usize = 10;
 /// The networks of carriers (RFC 6598), and the prefix behind which IPv6 hosts find IPv4 ones (RFC 6052).
-const CARRIER: (u32, u32) = (0x6440_0000, 0xffc0_0000);
+const CARRIER_NAT: (u32, u32) = (0x6440_0000, 0xffc0_0000);
 const NAT64: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
 
 /// From where an address can be reached; a later one from more places.
@@ -50,7 +50,7 @@ impl RedirectGuard {
     pub(super) fn new(url: &Url, access: &Access) -> Arc<Self> {
         let host = url.host_str().unwrap_or_default().to_ascii_lowercase();
         let named = access.redirect_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
-        let scope = Mutex::new(literal(url).map(AddressScope::of));
+        let scope = Mutex::new(literal_address(url).map(AddressScope::of));
         Arc::new(Self { allow_http: access.allow_http, host, named, scope })
     }
 
@@ -97,7 +97,7 @@ impl RedirectGuard {
             return refuse("it leads to plain http");
         }
         let host = to.host_str().unwrap_or_default();
-        literal(to).map_or(Ok(()), |address| self.admit(host, vec![address]).map(drop))
+        literal_address(to).map_or(Ok(()), |address| self.admit(host, vec![address]).map(drop))
     }
 
     /// The `addresses` of `host` that may be connected to.
@@ -119,7 +119,7 @@ impl RedirectGuard {
         match refused.first() {
             Some(address) if admitted.is_empty() => Err(UnfollowedRedirect(format!(
                 "it leads to {host}, {} {address}; if that is meant, allow it with --redirect-host {host}",
-                AddressScope::of(*address).words()
+                AddressScope::of(*address).description()
             ))),
             _ => Ok(admitted),
         }
@@ -135,7 +135,7 @@ impl AddressScope {
     }
 
     fn of_v4(address: Ipv4Addr) -> Self {
-        let (carrier, mask) = CARRIER;
+        let (carrier, mask) = CARRIER_NAT;
         if address.is_link_local() {
             Self::LinkLocal
         } else if address.is_loopback() || address.octets()[0] == 0 {
@@ -165,7 +165,7 @@ impl AddressScope {
         }
     }
 
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::LinkLocal => "the link-local address",
             Self::Loopback => "this machine's own address",
@@ -176,7 +176,7 @@ impl AddressScope {
 }
 
 /// The address that a URL has instead of a name.
-fn literal(url: &Url) -> Option<IpAddr> {
+fn literal_address(url: &Url) -> Option<IpAddr> {
     match url.host()? {
         Host::Ipv4(v4) => Some(v4.into()),
         Host::Ipv6(v6) => Some(v6.into()),

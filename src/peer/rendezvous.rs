@@ -154,7 +154,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
         #[test]
-        fn one_that_leaves_moves_only_what_it_had(weights in proptest::collection::vec(1u64..8, 2..30), gone in any::<prop::sample::Index>()) {
+        fn owners_after_a_member_leaves_change_only_for_its_groups(weights in proptest::collection::vec(1u64..8, 2..30), gone in any::<prop::sample::Index>()) {
             let before = members(&weights);
             let gone = gone.index(before.len());
             let mut after = before.clone();
@@ -177,7 +177,7 @@ mod tests {
         }
 
         #[test]
-        fn the_order_of_the_members_does_not_matter(weights in proptest::collection::vec(0u64..4, 1..20), turn in 0usize..20) {
+        fn owners_of_members_in_any_order_are_the_same(weights in proptest::collection::vec(0u64..4, 1..20), turn in 0usize..20) {
             let one = members(&weights);
             let mut other = one.clone();
             other.reverse();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn second_owner_is_of_another_zone() {
+    fn owners_in_several_zones_have_a_second_of_another_zone() {
         let zoned = |n: usize| Arc::new(member(&format!("node-{n}"), if n < 5 { "a" } else { "b" }));
         let members: Vec<_> = (0..6).map(zoned).collect();
         for group in groups().take(500) {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn holder_of_own_zone_is_chosen_and_all_share_the_work() {
+    fn choose_holder_prefers_its_own_zone_and_spreads_requests() {
         let zoned = |n: usize| Arc::new(member(&format!("node-{n}"), if n < 8 { "a" } else { "b" }));
         let members: Vec<_> = (0..12).map(zoned).collect();
         let holders: Vec<_> = members.iter().collect();

@@ -80,7 +80,7 @@ fn ordered(manifest: &Manifest, mut missing: Vec<MissingBlob>) -> Result<Vec<Mis
         let entry = manifest.entry(index)?;
         if let Node::File(slice) = entry.node {
             files[slice.blob as usize] += 1;
-            if tells_of_others(entry.name) {
+            if is_index_file(entry.name) {
                 first.insert(slice.blob);
             }
         }
@@ -94,7 +94,7 @@ fn ordered(manifest: &Manifest, mut missing: Vec<MissingBlob>) -> Result<Vec<Mis
 }
 
 /// Whether a file tells what other files are: those that read a model or a dataset open it first.
-fn tells_of_others(name: &[u8]) -> bool {
+fn is_index_file(name: &[u8]) -> bool {
     name.ends_with(b"config.json")
         || name.ends_with(b".index.json")
         || name.starts_with(b"tokenizer")

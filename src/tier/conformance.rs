@@ -59,11 +59,11 @@ pub async fn pinned(origin: &dyn Origin, path: &str) -> Result<Blob> {
 /// # Panics
 /// At what the tier does wrong.
 pub async fn suite(subject: &dyn Subject) {
-    ranges_are_exact(subject).await;
-    fetches_do_not_disturb_each_other(subject).await;
-    a_body_may_be_dropped(subject).await;
-    what_changed_is_not_sent(subject).await;
-    what_is_gone_is_not_sent(subject).await;
+    fetched_ranges_are_exact(subject).await;
+    concurrent_fetches_are_independent(subject).await;
+    dropped_body_leaves_the_tier_usable(subject).await;
+    changed_content_is_not_sent(subject).await;
+    removed_content_is_not_sent(subject).await;
 }
 
 /// Content that differs at every offset's neighbourhood, so that a shifted range shows.
@@ -84,7 +84,7 @@ async fn check(subject: &dyn Subject, blob: &Blob, content: &Bytes, range: Range
     assert!(got == content[range.start as usize..range.end as usize], "the bytes of {range:?}");
 }
 
-async fn ranges_are_exact(subject: &dyn Subject) {
+async fn fetched_ranges_are_exact(subject: &dyn Subject) {
     let size = 3 * BLOCK + 12_345;
     let content = content(size, 1);
     let blob = subject.put("conformance/large", content.clone()).await;
@@ -102,7 +102,7 @@ async fn ranges_are_exact(subject: &dyn Subject) {
     }
 }
 
-async fn fetches_do_not_disturb_each_other(subject: &dyn Subject) {
+async fn concurrent_fetches_are_independent(subject: &dyn Subject) {
     let size = 4 * BLOCK;
     let (one, two) = (content(size, 2), content(size, 3));
     let first = subject.put("conformance/one", one.clone()).await;
@@ -117,7 +117,7 @@ async fn fetches_do_not_disturb_each_other(subject: &dyn Subject) {
     join_all(checks).await;
 }
 
-async fn a_body_may_be_dropped(subject: &dyn Subject) {
+async fn dropped_body_leaves_the_tier_usable(subject: &dyn Subject) {
     let size = 8 * BLOCK;
     let content = content(size, 4);
     let blob = subject.put("conformance/dropped", content.clone()).await;
@@ -131,7 +131,7 @@ async fn a_body_may_be_dropped(subject: &dyn Subject) {
 }
 
 /// Two sizes: a change that shows in the length, and one that does not.
-async fn what_changed_is_not_sent(subject: &dyn Subject) {
+async fn changed_content_is_not_sent(subject: &dyn Subject) {
     for size in [BLOCK + 5, BLOCK + 6] {
         let old = subject.put("conformance/changed", content(BLOCK + 5, 5)).await;
         let new = content(size, 6);
@@ -147,7 +147,7 @@ async fn what_changed_is_not_sent(subject: &dyn Subject) {
     }
 }
 
-async fn what_is_gone_is_not_sent(subject: &dyn Subject) {
+async fn removed_content_is_not_sent(subject: &dyn Subject) {
     let blob = subject.put("conformance/gone", content(9, 7)).await;
     subject.put("conformance/stays", content(9, 7)).await;
     subject.remove("conformance/gone").await;

@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::manifest::Manifest;
 use crate::tree_merge::{MergeEntry, MergePlan, MergeTree, is_changed};
 
-/// The mode of a directory that is brought: as of one that a command copies.
-const BROUGHT_DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
+/// The mode of a directory that a merge makes: that of one which a command copies.
+const NEW_DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
 
 /// A file as a snapshot has it.
 #[derive(Clone, Debug)]
@@ -173,7 +173,7 @@ pub fn apply_merge(
 }
 
 fn make_directory(above: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
-    let made = rustix::fs::mkdirat(above, name, BROUGHT_DIRECTORY_MODE);
+    let made = rustix::fs::mkdirat(above, name, NEW_DIRECTORY_MODE);
     let is_directory = || {
         let found = rustix::fs::statat(above, name, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok::<_, Errno>(FileType::from_raw_mode(found.st_mode) == FileType::Directory)
@@ -182,7 +182,7 @@ fn make_directory(above: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
         return made.or_else(|error| if error == Errno::EXIST { Ok(()) } else { Err(error) });
     }
     remove(above, name)?;
-    rustix::fs::mkdirat(above, name, BROUGHT_DIRECTORY_MODE)
+    rustix::fs::mkdirat(above, name, NEW_DIRECTORY_MODE)
 }
 
 /// Removes a file, a link, or a directory that is empty.

@@ -37,15 +37,15 @@ pub struct Seal {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EncodedPath(pub Vec<u8>);
 
-/// The characters that are encoded in a path.
-const PLAIN: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-').remove(b'/');
+/// The characters that are percent-encoded in a path.
+const PATH_ENCODE_SET: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-').remove(b'/');
 
-/// The characters that are encoded in the name of a file.
-const PLAIN_NAME: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-');
+/// The characters that are percent-encoded in the name of a file.
+const NAME_ENCODE_SET: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-');
 
 impl Serialize for EncodedPath {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(&percent_encoding::percent_encode(&self.0, &PLAIN))
+        serializer.collect_str(&percent_encoding::percent_encode(&self.0, &PATH_ENCODE_SET))
     }
 }
 
@@ -192,5 +192,5 @@ impl Seal {
 
 /// The name of a file for the seal of a unit, whatever that is called.
 pub fn seal_file_name(unit: &str) -> String {
-    format!("{}.json", utf8_percent_encode(unit, &PLAIN_NAME))
+    format!("{}.json", utf8_percent_encode(unit, &NAME_ENCODE_SET))
 }

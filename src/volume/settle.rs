@@ -9,13 +9,13 @@ use crate::digest::Digest;
 
 /// How long nothing may have come to a unit before it is sealed. Not less: before Linux 6.13 times of files tick every 4 ms, and two
 /// looks must be apart by more than whatever a clock does.
-const QUIET_OF_FILES: Duration = Duration::from_secs(2);
-/// How long before it is saved, unless there is a hint that it is complete.
-const QUIET: Duration = Duration::from_secs(10);
-/// How long where the file system can't tell whether there is a writer.
-const QUIET_WITHOUT_LEASES: Duration = Duration::from_secs(60);
+const SEAL_QUIET_PERIOD: Duration = Duration::from_secs(2);
+/// How long nothing may have come to a unit before it is saved, unless there is a hint that it is complete.
+const SETTLE_QUIET_PERIOD: Duration = Duration::from_secs(10);
+/// [`SEAL_QUIET_PERIOD`] where the file system can't tell whether there is a writer.
+const SEAL_QUIET_PERIOD_WITHOUT_LEASES: Duration = Duration::from_secs(60);
 /// How long nothing may have come to a unit without a hint before it counts as complete.
-const QUIET_OF_COMPLETE: Duration = Duration::from_secs(60);
+const COMPLETE_QUIET_PERIOD: Duration = Duration::from_secs(60);
 
 /// The units of a directory, and since when each is as it is.
 #[derive(Debug, Default)]
@@ -57,19 +57,19 @@ impl UnitState {
 
     /// Whether nothing came to it for so long that it may be sealed.
     pub fn is_quiet(&self, now: Duration) -> bool {
-        let quiet = if self.without_leases { QUIET_WITHOUT_LEASES } else { QUIET_OF_FILES };
+        let quiet = if self.without_leases { SEAL_QUIET_PERIOD_WITHOUT_LEASES } else { SEAL_QUIET_PERIOD };
         now.saturating_sub(self.changed) >= quiet
     }
 
     /// Whether nothing came to it for so long that it may be saved. `ended`: its job has.
     pub fn is_settled(&self, now: Duration, ended: bool) -> bool {
         let is_hinted = ended || self.hinted();
-        self.is_quiet(now) && (is_hinted || now.saturating_sub(self.changed) >= QUIET)
+        self.is_quiet(now) && (is_hinted || now.saturating_sub(self.changed) >= SETTLE_QUIET_PERIOD)
     }
 
     /// Whether its job has finished it, as far as can be told. `completed`: the job has ended well.
     pub fn is_complete(&self, now: Duration, ended: bool, completed: bool) -> bool {
-        let quiet = now.saturating_sub(self.changed) >= QUIET_OF_COMPLETE;
+        let quiet = now.saturating_sub(self.changed) >= COMPLETE_QUIET_PERIOD;
         self.hinted() || completed || (quiet && !ended)
     }
 }

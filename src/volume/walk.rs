@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn walk_of_more_than_it_may_hold_is_refused() {
+    fn walk_above_its_limits_is_refused() {
         let home = tempfile::tempdir().expect("a directory");
         for name in ["one", "two", "six"] {
             rustix::fs::mkfifoat(CWD, home.path().join(name), Mode::RWXU).expect("a fifo");

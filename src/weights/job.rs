@@ -142,7 +142,7 @@ fn keys_of(map: &Map<String, Value>) -> &'static [JobKey] {
 
 /// The commands of a document: its `name` and its `runtime`; of a `config.yaml` its `environment_variables`, as the texts that
 /// Truss makes of them, since it has no commands. [`read`](super::read) reports what is wrong with them; what can't be read is left out.
-pub fn runs(document: &Value) -> JobCommands {
+pub fn job_commands(document: &Value) -> JobCommands {
     let Some(job) = Specification::find(document, &mut Diagnostics::default()) else {
         return JobCommands::default();
     };

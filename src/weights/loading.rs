@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loading_is_what_truss_means() {
+    fn load_checkpoint_config_is_read_as_by_truss() {
         assert_eq!(loading(json!({"enabled": false})), None);
         assert_eq!(loading(Value::Null), None);
         let latest = loading(json!({"enabled": true})).expect("enabled");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn loops_checkpoint_and_half_a_name_are_refused() {
+    fn load_checkpoint_config_with_loops_or_incomplete_reference_is_refused() {
         let loops =
             json!({"typ": "loops_checkpoint", "run_id": "r", "checkpoint_name": "c", "target": "trainer"});
         let half = json!({"typ": "baseten_named_checkpoint", "checkpoint_name": "c"});

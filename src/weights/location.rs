@@ -64,14 +64,14 @@ pub(super) fn read(text: &str, place: &DocumentPath, rules: Rules, found: &mut D
 /// The URI, and whether a user name was taken out of it.
 fn parse(text: &str, rules: Rules) -> Result<(Uri, bool), String> {
     if text.is_empty() {
-        return Err(format!("is empty; write {}", forms(rules)));
+        return Err(format!("is empty; write {}", all_formats(rules)));
     }
-    let Some((scheme, rest)) = text.split_once("://") else { return Err(bare(text, rules)) };
-    if form(scheme, rules).is_none() {
-        return Err(foreign(scheme, rules));
+    let Some((scheme, rest)) = text.split_once("://") else { return Err(missing_scheme(text, rules)) };
+    if format_of(scheme, rules).is_none() {
+        return Err(unknown_scheme(scheme, rules));
     }
     if rest.starts_with('/') && scheme != "file" {
-        return Err(format!("has a slash too many after {scheme}://; write {}", shown(scheme)));
+        return Err(format!("has a slash too many after {scheme}://; write {}", toml_format_of(scheme)));
     }
     if CLOUDS.contains(&scheme) && rest.contains('@') {
         return Err(format!("has an '@' for a revision, and {scheme}:// has none; only hf:// does"));
@@ -89,11 +89,11 @@ fn without_user(rest: &str) -> Option<String> {
 }
 
 /// The error for a text that has no scheme.
-fn bare(text: &str, rules: Rules) -> String {
+fn missing_scheme(text: &str, rules: Rules) -> String {
     if text.starts_with("bdn:") {
-        return format!("is a volume of another service (bdn:); write {}", forms(rules));
+        return format!("is a volume of another service (bdn:); write {}", all_formats(rules));
     }
-    if let Some(form) = text.split_once([':', '/']).and_then(|(scheme, _)| form(scheme, rules)) {
+    if let Some(form) = text.split_once([':', '/']).and_then(|(scheme, _)| format_of(scheme, rules)) {
         return format!("has no \"://\" after its scheme; write {form}");
     }
     // The text is quoted only where it must be the id of a repository.
@@ -105,18 +105,18 @@ fn bare(text: &str, rules: Rules) -> String {
     {
         return format!("has no scheme; for the repository of the Hugging Face Hub write {hub}");
     }
-    format!("has no scheme; write {}", forms(rules))
+    format!("has no scheme; write {}", all_formats(rules))
 }
 
 /// The error for an unknown scheme.
-fn foreign(scheme: &str, rules: Rules) -> String {
+fn unknown_scheme(scheme: &str, rules: Rules) -> String {
     let lower = scheme.trim().to_ascii_lowercase();
     let meant = ALIASES.iter().find(|(alias, _)| *alias == lower).map_or(&lower[..], |(_, known)| known);
     // The text may be anything, a password among them, unless it looks like a scheme.
     let plain = scheme.len() <= QUOTED_SCHEME_LIMIT && scheme.chars().all(|c| c.is_ascii_alphanumeric());
     let what =
         if plain && !scheme.is_empty() { format!("the scheme {scheme}://") } else { "its scheme".into() };
-    match form(meant, rules) {
+    match format_of(meant, rules) {
         Some(form) => format!("{what} is not known; did you mean {form}?"),
         None if lower == "file" => {
             "is on this machine only (file://); only bdnfs's own TOML may name such a source".into()
@@ -125,19 +125,19 @@ fn foreign(scheme: &str, rules: Rules) -> String {
             "is a checkpoint (bt://), which Truss does not take in weights; only bdnfs's own TOML may name such a source"
                 .into()
         }
-        None => format!("{what} is not known; write {}", forms(rules)),
+        None => format!("{what} is not known; write {}", all_formats(rules)),
     }
 }
 
-fn form(scheme: &str, rules: Rules) -> Option<&'static str> {
+fn format_of(scheme: &str, rules: Rules) -> Option<&'static str> {
     allowed(rules).find(|(known, _)| *known == scheme).map(|(_, form)| form)
 }
 
-fn shown(scheme: &str) -> &'static str {
-    form(scheme, Rules { local: true, lenient: false }).unwrap_or_default()
+fn toml_format_of(scheme: &str) -> &'static str {
+    format_of(scheme, Rules { local: true, lenient: false }).unwrap_or_default()
 }
 
-fn forms(rules: Rules) -> String {
+fn all_formats(rules: Rules) -> String {
     allowed(rules).map(|(_, form)| form).collect::<Vec<_>>().join(", ")
 }
 

@@ -72,7 +72,7 @@ pub fn check_locations(paths: &[&Path]) -> Result<()> {
         |(path, place): (&&Path, &DocumentPath)| read(&path.to_string_lossy(), &place.key(MOUNT), &mut found);
     let clean: Vec<_> = paths.iter().zip(&places).map(read).collect();
     let mounts = clean.iter().zip(&places).filter_map(|(path, place)| Some((path.as_deref()?, place)));
-    together(mounts, &mut found);
+    reject_conflicts(mounts, &mut found);
     match found.into_iter().find(|diagnostic| diagnostic.verdict == Severity::Reject) {
         Some(Diagnostic { place, text, .. }) => Err(Error::new(Kind::Invalid, format!("{place}: {text}"))),
         None => Ok(()),
@@ -81,7 +81,7 @@ pub fn check_locations(paths: &[&Path]) -> Result<()> {
 
 /// Rejects mounts that conflict: at one directory, or one below the other. Returns the places of the
 /// weights that were rejected.
-pub(super) fn together<'a>(
+pub(super) fn reject_conflicts<'a>(
     mounts: impl Iterator<Item = (&'a Path, &'a DocumentPath)>,
     found: &mut Diagnostics,
 ) -> BTreeSet<DocumentPath> {

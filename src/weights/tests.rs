@@ -68,7 +68,7 @@ fn weights_are_accepted_or_rejected_as_by_truss() {
 
 /// All that is said of all those cases, word for word.
 #[test]
-fn weights_findings_are_those_recorded() {
+fn weights_diagnostics_equal_the_recorded_ones() {
     let mut said = String::new();
     for case in vectors() {
         let (_, found) = judge(&case);

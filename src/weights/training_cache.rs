@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn training_cache_is_that_of_truss() {
+    fn training_cache_is_read_as_by_truss() {
         let of = |runtime: Value| {
             let job = json!({"image": {"base_image": "x"}, "runtime": runtime});
             training_cache(&json!({"training_job": job}))
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_base_is_an_absolute_path_that_leads_nowhere_else() {
+    fn cache_base_is_absolute_and_without_parent_directories() {
         assert!(is_cache_base(Path::new("/root/.cache")));
         for path in ["cache", "", "/a/../b"] {
             assert!(!is_cache_base(Path::new(path)), "{path}");

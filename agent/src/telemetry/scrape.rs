@@ -106,7 +106,7 @@ impl Scrape {
             memory: engine.memory(),
             usage: engine.usage(),
             scrubbed,
-            leased_blobs: sum(|partition| partition.leases.singles()),
+            leased_blobs: sum(|partition| partition.leases.single_leases()),
             leased_snapshots: sum(|partition| partition.leases.groups().len()),
             cluster: engine
                 .peers()

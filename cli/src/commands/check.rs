@@ -155,7 +155,7 @@ fn check_places(document: &Value, accepted: &[Accepted], findings: &mut Diagnost
     for Accepted { place, weights, .. } in accepted {
         check_place(&place.key("mount_location"), &weights.mount_location, &mut places, findings);
     }
-    let job = weights::runs(document);
+    let job = weights::job_commands(document);
     if !job.start_commands.is_empty() {
         check_place(&job.place, Path::new(SCRATCH_PLACE), &mut places, findings);
     }
@@ -221,7 +221,7 @@ fn named_secrets(document: &Value, accepted: &[Accepted]) -> Vec<(DocumentPath, 
         let place = if normalized[key] == name { place.key(key) } else { place.key("auth").key(key) };
         Some((place, name.to_owned()))
     });
-    let job = weights::runs(document);
+    let job = weights::job_commands(document);
     let of_variables = job.environment.into_iter().filter_map(|(variable, value)| match value {
         Variable::Secret { name } => Some((job.place.key("environment_variables").key(&variable), name)),
         Variable::Text(_) => None,

@@ -182,7 +182,7 @@ fn native_mount_that_another_mount_covers_is_neither_unmounted_nor_forgotten() {
 }
 
 #[test]
-fn pages_of_a_native_mount_that_another_mount_covers_are_not_said_to_be_dropped() {
+fn native_mount_that_another_mount_covers_fails_to_drop_pages() {
     let bench = NativeBench::new();
     fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
     let native = bench.native(&bench.staged());

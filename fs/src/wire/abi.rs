@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_the_kernels() {
+    fn abi_sizes_are_those_of_the_kernel() {
         assert_eq!(size_of::<InHeader>(), 40);
         assert_eq!(size_of::<OutHeader>(), 16);
         assert_eq!(size_of::<InitOut>(), 64);

@@ -68,7 +68,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_is_found_again(
+        fn dirent_buffer_entries_read_back_as_packed(
             names in proptest::collection::vec(proptest::collection::vec(1_u8.., 1..255), 0..40),
             size in 0_usize..8192,
             plus: bool,

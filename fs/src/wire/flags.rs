@@ -45,8 +45,9 @@ pub(crate) mod open {
 
 /// Codes of notifications, which stand in place of the error in a reply with no `unique`.
 pub(crate) mod notify {
-    /// A name is to be looked up anew.
+    /// Pages of a file are to be read anew.
     pub(crate) const INVAL_INODE: i32 = 2;
+    /// A name is to be looked up anew.
     pub(crate) const INVAL_ENTRY: i32 = 3;
     /// The requests that were taken and not answered are to be sent again.
     pub(crate) const RESEND: i32 = 7;

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn names_end_at_their_zero_byte() {
+    fn request_names_end_at_their_zero_byte() {
         let lookup = request(opcode::LOOKUP, b"a\n\xff\0");
         assert_eq!(decode(&lookup), Some(Operation::Lookup { name: b"a\n\xff" }));
         assert_eq!(decode(&request(opcode::LOOKUP, b"endless")), None);
@@ -181,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_bytes_never_panic(
+        fn request_of_hostile_bytes_never_panics(
             code in 0_u32..60,
             body in proptest::collection::vec(any::<u8>(), 0..100),
             cut in 0_usize..140,

@@ -232,5 +232,5 @@ prop_state_machine! {
     #![proptest_config(Config { cases: 48, failure_persistence: None, ..Config::default() })]
 
     #[test]
-    fn cache_after_any_steps_restarts_and_power_cuts_has_what_its_model_has(sequential 1..40 => RealCache);
+    fn cache_after_any_steps_restarts_and_power_cuts_equals_its_model(sequential 1..40 => RealCache);
 }

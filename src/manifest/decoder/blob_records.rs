@@ -24,7 +24,7 @@ impl Manifest {
         }
         let size = self.blob_record(index)?.size.get();
         if size > binary::MAX_BLOB_BYTES {
-            Err(corrupt(format!("blob {index} has no right size")))
+            Err(corrupt(format!("blob {index} has an invalid size")))
         } else {
             Ok(size)
         }
@@ -103,7 +103,7 @@ impl Manifest {
                 let ends = self.range(start.saturating_add(len), block::count(size) * 8)?;
                 Some(self.bytes.slice(ends))
             }
-            _ => return Err(corrupt(format!("blob {index} is kept in no known form"))),
+            _ => return Err(corrupt(format!("blob {index} is stored in an unknown form"))),
         };
         Ok(Stored { place, ends })
     }

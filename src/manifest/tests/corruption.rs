@@ -22,7 +22,7 @@ fn manifest_of_newer_version_is_refused() {
 }
 
 #[test]
-fn manifest_with_each_lie_is_corrupt() {
+fn manifest_with_each_inconsistency_is_corrupt() {
     let mut bytes = Vec::new();
     listing(&[], &["a/x", "b/y"]).finish(&mut bytes).expect("good");
     // Entries 1 to 4 are a, b, a/x, b/y; after them come the two blobs, and the strings from 400 on.

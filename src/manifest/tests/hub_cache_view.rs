@@ -116,7 +116,7 @@ fn hub_cache_view_of_packed_files_has_each_by_its_id() {
 }
 
 #[test]
-fn hub_cache_view_names_what_it_is_asked_for() {
+fn hub_cache_view_has_the_requested_and_the_default_reference() {
     let base = base(&[("x", 2, CONFIG)]);
     let references = |requested: &str| {
         let view = view(requested, &base).expect("shown");
@@ -133,7 +133,7 @@ fn hub_cache_view_names_what_it_is_asked_for() {
 }
 
 #[test]
-fn hub_cache_view_of_what_has_no_id_is_refused() {
+fn hub_cache_view_of_a_file_without_an_id_is_refused() {
     let error = view("hf://owner/name", &base(&[("x", 2, "not-an-id")])).expect_err("no id");
     assert!(error.to_string().contains("no id of the Hub"), "{error}");
 }

@@ -79,7 +79,7 @@ async fn index_lists_what_was_saved_by_project_and_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn index_entry_of_a_removed_checkpoint_is_told_and_collected() {
+async fn index_entry_of_a_removed_checkpoint_is_reported_and_collected() {
     let store = Arc::new(InMemory::new());
     let mirror = mirror(store.clone());
     let files = FileTree::from([(b"a".to_vec(), noise(9, 1))]);
@@ -97,7 +97,7 @@ async fn index_entry_of_a_removed_checkpoint_is_told_and_collected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn index_entry_that_is_damaged_or_another_ones_is_refused() {
+async fn index_entry_that_is_damaged_or_of_another_checkpoint_is_refused() {
     let store = Arc::new(InMemory::new());
     let mirror = mirror(store.clone());
     let files = FileTree::from([(b"a".to_vec(), noise(9, 1))]);

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hub_version_of_git_is_that_of_its_content_only() {
+    fn hub_version_with_a_git_id_matches_only_its_content() {
         // `printf abc | git hash-object --stdin`
         let git = HubVersion::new("f2ba8f84ab5c1bce84a7b441cb1959cfc7093b7f", false).expect("an id");
         assert_eq!((git.matches_git_id(b"abc"), git.matches_git_id(b"abd")), (Some(true), Some(false)));

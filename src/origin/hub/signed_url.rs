@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn location_that_many_need_is_asked_for_once_until_it_is_forgotten() {
+    async fn location_needed_by_many_requests_is_located_once_until_forgotten() {
         let (locations, asked) = (&LocationCache::default(), &AtomicUsize::new(0));
         let key = Key::Content(Digest::of(b"x"));
         let get = |answer: Result<&'static str>| async move {

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_end_where_blocks_end() {
+    fn pieces_of_a_range_end_at_block_boundaries() {
         let cut = |range| pieces(range).collect::<Vec<_>>();
         assert_eq!(cut(5..BLOCK + 1), [5..BLOCK, BLOCK..BLOCK + 1]);
         let ends = [BLOCK - 1..BLOCK, BLOCK..2 * BLOCK, 2 * BLOCK..2 * BLOCK + 3];

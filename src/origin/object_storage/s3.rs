@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn region_of_aws_has_a_host_of_its_own() {
+    fn s3_bucket_of_each_aws_region_is_at_its_host() {
         let access = Access::default();
         let service = BucketService::of(&"s3://b".parse().expect("a URI"), &access).expect("AWS");
         let bucket = S3Bucket::new("b", &service, &access).expect("a bucket");

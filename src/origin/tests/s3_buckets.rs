@@ -210,7 +210,7 @@ async fn s3_object_stored_encoded_is_read_as_it_is_stored() {
 }
 
 #[tokio::test]
-async fn s3_answer_200_with_the_range_of_rclone_is_taken() {
+async fn s3_status_200_with_the_content_range_of_rclone_is_accepted() {
     let Bucket { server, origin } = bucket("model").await;
     server.put("b/model/x", "weights");
     let blob = pinned(&origin, "x").await.expect("pinned");

@@ -21,7 +21,7 @@ fn elsewhere(garage: bool, region: &str) -> Response {
 }
 
 #[tokio::test]
-async fn s3_region_that_the_service_names_is_taken() {
+async fn s3_region_named_by_the_service_is_used() {
     for garage in [false, true] {
         let Bucket { server, origin } = bucket("model").await;
         server.put("b/model/x", "weights");
@@ -37,7 +37,7 @@ async fn s3_region_that_the_service_names_is_taken() {
 }
 
 #[tokio::test]
-async fn s3_region_that_is_none_is_not_taken() {
+async fn s3_region_that_is_invalid_is_ignored() {
     let Bucket { server, origin } = bucket("model").await;
     server.rule(|_| Some(elsewhere(true, "evil.example/")));
     assert_eq!(failed(&origin).await.kind(), Kind::Invalid);

@@ -158,7 +158,7 @@ async fn web_file_without_a_version_is_refused_unless_its_hash_is_known() {
 }
 
 #[tokio::test]
-async fn web_file_without_a_version_is_read_in_parts_by_who_insists() {
+async fn web_file_without_a_version_is_read_in_parts_if_unpinned_is_set() {
     let site = site("x").await;
     site.server.etags.store(false, Ordering::Relaxed);
     site.server.put("x", "xyz");
@@ -185,7 +185,7 @@ async fn web_server_without_ranges_serves_whole_files_only() {
 }
 
 #[tokio::test]
-async fn web_server_without_ranges_is_found_out_when_it_is_listed() {
+async fn web_listing_of_a_server_without_ranges_marks_its_files() {
     let site = site("x").await;
     site.server.put("x", vec![7; 2 << 20]);
     assert!(!pinned(&site.origin, "x").await.expect("pinned").version.starts_with(b"whole"), "it has ranges");

@@ -1,4 +1,4 @@
-//! Listing a web server: by an index, and by asking for name the index leaves out.
+//! Listing a web server: by an index, and by asking for what the index leaves out.
 
 use futures_util::{StreamExt, stream};
 use reqwest::{Method, Request};
@@ -17,7 +17,7 @@ const INDEX_SIZE_LIMIT: usize = 256 << 20;
 /// How many files are probed at once.
 const PARALLEL_PROBES: usize = 16;
 
-/// Lists name `web` has into `listing`. Files whose size or version is not in an index are probed.
+/// Lists what `web` has into `listing`. Files whose size or version is not in an index are probed.
 pub(super) async fn list(web: &WebOrigin, listing: &mut Listing) -> Result<()> {
     let items = match &web.layout {
         UrlLayout::File(name) => vec![IndexItem { path: name.clone(), ..IndexItem::default() }],
@@ -75,7 +75,7 @@ async fn read_index(web: &WebOrigin, formats: &[IndexFormat]) -> Result<Vec<Inde
     Err(Error::new(Kind::NotFound, text))
 }
 
-/// Asks the server for name the index leaves out.
+/// Asks the server for what the index leaves out.
 async fn complete_item(web: &WebOrigin, mut item: IndexItem) -> Result<IndexItem> {
     let name = web.file_name(&item.path);
     let probe = FileProbe::of(web, web.url(&item.path)).await.map_err(|e| e.within(&name))?;

@@ -26,7 +26,7 @@ impl Peers {
     /// Waits while the membership is unstable, within limits.
     pub(super) async fn await_stable_membership(&self) {
         let begin = Instant::now();
-        while self.is_unstable() && !self.was_waited_in_vain() {
+        while self.is_unstable() && !self.timed_out_recently() {
             if begin.elapsed() >= STABILITY_TIMEOUT {
                 tracing::warn!("the membership does not become stable: staging goes on all the same");
                 *self.unstable_until.lock() = Some(Instant::now() + STABILITY_PAUSE);
@@ -43,7 +43,7 @@ impl Peers {
         view.recent_changes() + failing > STABLE_CHANGES.max(view.live().len() / STABLE_FRACTION)
     }
 
-    fn was_waited_in_vain(&self) -> bool {
+    fn timed_out_recently(&self) -> bool {
         let until = *self.unstable_until.lock();
         until.is_some_and(|until| Instant::now() < until)
     }

@@ -143,7 +143,9 @@ impl Gossip {
 
     /// Announces which tenants this node hosts from now on, each by its [`token`](crate::peer::token).
     pub async fn host(&self, tenants: &[u64]) {
-        self.handle.with_chitchat(|chitchat| chitchat.self_node_state().set(TENANTS, list(tenants))).await;
+        self.handle
+            .with_chitchat(|chitchat| chitchat.self_node_state().set(TENANTS, encode_numbers(tenants)))
+            .await;
     }
 
     /// Announces that this node is draining: from then on it owns nothing, and is no holder of any snapshot.
@@ -169,7 +171,7 @@ impl Membership for Gossip {
             let mut chitchat: tokio::sync::MutexGuard<'_, Chitchat> = chitchat.lock().await;
             let state = chitchat.self_node_state();
             if state.get(DRAINING) != Some("true") {
-                state.set(HOLDS, list(&holds));
+                state.set(HOLDS, encode_numbers(&holds));
             }
         });
     }
@@ -201,8 +203,8 @@ fn announced(member: &Member) -> Vec<(String, String)> {
         (CAPACITY, member.capacity.to_string()),
         (VERSION, member.protocol.to_string()),
         (DRAINING, member.draining.to_string()),
-        (TENANTS, list(&member.tenants)),
-        (HOLDS, list(&member.holds)),
+        (TENANTS, encode_numbers(&member.tenants)),
+        (HOLDS, encode_numbers(&member.holds)),
     ];
     values.map(|(key, value)| (key.to_owned(), value)).into()
 }
@@ -219,7 +221,7 @@ fn members(live: &BTreeMap<ChitchatId, NodeState>) -> Vec<Arc<Member>> {
 }
 
 fn member(id: &ChitchatId, state: &NodeState) -> Option<Member> {
-    let numbers = |key| state.get(key).map(unlist).unwrap_or_default();
+    let numbers = |key| state.get(key).map(decode_numbers).unwrap_or_default();
     Some(Member {
         id: id.node_id.to_string(),
         address: id.gossip_advertise_addr,
@@ -232,11 +234,11 @@ fn member(id: &ChitchatId, state: &NodeState) -> Option<Member> {
     })
 }
 
-fn list(numbers: &[u64]) -> String {
+fn encode_numbers(numbers: &[u64]) -> String {
     numbers.iter().map(|n| format!("{n:016x}")).collect::<Vec<_>>().join(",")
 }
 
-fn unlist(text: &str) -> Vec<u64> {
+fn decode_numbers(text: &str) -> Vec<u64> {
     text.split(',').filter_map(|n| u64::from_str_radix(n, 16).ok()).collect()
 }
 

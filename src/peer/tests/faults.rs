@@ -108,7 +108,7 @@ async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
         let blob = MemoryBlocks::default().put(content.clone());
         let (peers, placement) = asking([member("b", "z")], FaultyPeer { fault, content: content.clone() });
         let ladder = Ladder::new(vec![Arc::new(MemoryMirror(content))], Arc::default(), Arc::default());
-        let ladder = ladder.placed(Some(placement));
+        let ladder = ladder.with_placement(Some(placement));
         assert_eq!(ladder.scope(&blob, 0), FetchScope::All);
         let fetch = async || {
             let checks = blob.checks.as_ref().expect("known");

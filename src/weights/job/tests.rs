@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use crate::source::Severity;
 use crate::source::auth_method;
-use crate::weights::{KEYS, read};
+use crate::weights::{WEIGHTS_KEYS, read};
 
 /// What Truss says of its models and sends for jobs: printed by `tests/tests/compatibility/truss_push.py`.
 fn recorded() -> Value {
@@ -31,28 +31,29 @@ fn pushed_job_in_each_form_is_read() {
             let (accepted, found) = read(&document, Rules::default());
             assert_eq!((lines(&found), accepted.len()), (vec![], 1), "{name}");
             assert!(accepted[0].place.to_string().ends_with("weights[0]"), "{name}");
-            let runs = runs(&document);
+            let runs = job_commands(&document);
             assert_eq!(runs.start_commands, ["test -s /models/m/config.json"], "{name}");
             let unsupported = unsupported(&document);
             assert_eq!((lines(&unsupported.refused), unsupported.is_job), (vec![], true), "{name}");
         }
     }
-    let named = runs(&bodies("run")["named"]);
+    let named = job_commands(&bodies("run")["named"]);
     assert_eq!(named.name.as_deref(), Some("job-1"));
     let [_, _, mut project] = forms(&bodies("run")["named"]);
     project["team_name"] = "blue".into();
-    let of_project = runs(&project);
+    let of_project = job_commands(&project);
     assert_eq!((of_project.project.as_deref(), of_project.team.as_deref()), (Some("project"), Some("blue")));
-    let own =
-        runs(&serde_json::json!({"project": "p", "team": "t", "runtime": {"start_commands": ["true"]}}));
+    let own = job_commands(
+        &serde_json::json!({"project": "p", "team": "t", "runtime": {"start_commands": ["true"]}}),
+    );
     assert_eq!((own.project.as_deref(), own.team.as_deref()), (Some("p"), Some("t")));
-    let variables = runs(&bodies("run")["variables"]).environment;
+    let variables = job_commands(&bodies("run")["variables"]).environment;
     assert_eq!(variables["HF_TOKEN"], Variable::Secret { name: "hf_access_token".to_owned() });
     assert_eq!(variables["WANDB_PROJECT"], Variable::Text("x".to_owned()));
 }
 
 #[test]
-fn job_asking_for_more_than_there_is_is_refused_or_ignored() {
+fn job_with_unsupported_keys_is_refused_or_warned_of() {
     let bodies = bodies("refuse");
     let [_, job, _] = forms(&bodies["node_count"]);
     assert_eq!(read(&job, Rules::default()).1, Diagnostics::default());
@@ -68,10 +69,10 @@ fn job_asking_for_more_than_there_is_is_refused_or_ignored() {
         assert_eq!(lines(&unsupported(&body).refused), [""; 0]);
         let config = serde_json::json!({"enabled": true, "checkpoint_path": path, "volume_size_gib": size});
         body["training_job"]["runtime"]["checkpointing_config"] = config;
-        let asked = runs(&body).checkpoints.expect("enabled");
+        let asked = job_commands(&body).checkpoints.expect("enabled");
         assert_eq!((asked.checkpoint_path, asked.volume_size_gib), (path.map(PathBuf::from), size));
         body["training_job"]["runtime"]["checkpointing_config"]["enabled"] = false.into();
-        assert_eq!(runs(&body).checkpoints, None);
+        assert_eq!(job_commands(&body).checkpoints, None);
     }
     let [mut body, _, project] = forms(&bodies["node_count"]);
     body["training_job"]["priority"] = 1.into();
@@ -88,7 +89,7 @@ fn job_asking_for_more_than_there_is_is_refused_or_ignored() {
 }
 
 #[test]
-fn config_of_truss_has_variables_and_data_that_is_not_mounted() {
+fn truss_config_has_variables_and_unmounted_data() {
     let config = serde_json::json!({
         "model_name": "m", "environment_variables": {"A": "b"}, "runtime": {"predict_concurrency": 2},
         "external_data": [{"url": "https://host/x", "local_data_path": "x"}], "weights": [],
@@ -96,7 +97,7 @@ fn config_of_truss_has_variables_and_data_that_is_not_mounted() {
     assert_eq!(read(&config, Rules::default()).1, Diagnostics::default());
     let environment = BTreeMap::from([("A".to_owned(), Variable::Text("b".to_owned()))]);
     assert_eq!(
-        runs(&config),
+        job_commands(&config),
         JobCommands { name: Some("m".to_owned()), environment, ..JobCommands::default() }
     );
     let unsupported = unsupported(&config);
@@ -212,7 +213,7 @@ fn config_variables_are_the_texts_that_truss_makes_of_them() {
     let expected =
         [("NONE", "0.0"), ("ONE", "1.0"), ("REAL", "0.1"), ("TEXT", "x"), ("WHOLE", "-7"), ("YES", "true")];
     let expected = expected.map(|(name, value)| (name.to_owned(), text(value)));
-    assert_eq!(runs(&config).environment, BTreeMap::from(expected));
+    assert_eq!(job_commands(&config).environment, BTreeMap::from(expected));
     // Those whose text is not the same in all languages, and what is no text at all.
     for value in [serde_json::json!(1e16), serde_json::json!(0.00001), Value::Null, serde_json::json!([1])] {
         let config =
@@ -265,13 +266,13 @@ fn places_of(keys: &[JobKey]) -> BTreeMap<String, Option<&'static str>> {
 }
 
 #[test]
-fn keys_known_are_the_fields_of_truss() {
+fn job_keys_equal_the_fields_of_truss() {
     let fields = recorded()["fields"].take();
     let fields =
         |model: &str| serde_json::from_value::<BTreeSet<String>>(fields[model].clone()).expect("fields");
     let known = |keys| places_of(keys).into_keys().collect::<BTreeSet<_>>();
     let mut job = known(JOB);
-    job.extend(KEYS.iter().map(|key| format!("weights.{key}")));
+    job.extend(WEIGHTS_KEYS.iter().map(|key| format!("weights.{key}")));
     job.extend(auth_method::keys().chain([auth_method::METHOD]).map(|key| format!("weights.auth.{key}")));
     assert_eq!(job, fields("job"));
     assert_eq!(known(PROJECT), fields("project"));
@@ -285,7 +286,7 @@ fn keys_known_are_the_fields_of_truss() {
 }
 
 #[test]
-fn keys_documented_are_those_handled() {
+fn job_keys_in_the_docs_equal_those_handled() {
     let manual = include_str!("../../../docs/jobs.md");
     for (heading, keys) in
         [("### A training job", JOB), ("### A project", PROJECT), ("### A config.yaml", CONFIG)]

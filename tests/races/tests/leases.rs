@@ -40,7 +40,7 @@ fn blob_leased_while_it_is_evicted_is_there_or_known_to_be_gone() {
         readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
         let evicted = evictor.join().expect("no panic");
         assert_eq!(evicted, !there.load(SeqCst));
-        assert!(!leases.is_leased(&key) && leases.singles() == 0 && leases.groups().is_empty());
+        assert!(!leases.is_leased(&key) && leases.single_leases() == 0 && leases.groups().is_empty());
     };
     check_random(race, ORDERS);
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::weights::{Variable, runs, training_cache, unsupported};
+use bdnfs::weights::{Variable, job_commands, training_cache, unsupported};
 use bdnfs_agent::api::job::{CheckpointRequest, JobRequest, default_grace};
 use rustix::fs::Mode;
 
@@ -64,9 +64,9 @@ impl JobSpecArgs {
         let unsupported = unsupported(file.value());
         let items = file.weights(&self.options, self.lenient)?;
         file.report(&unsupported.refused)?;
-        let runs = runs(file.value());
+        let job = job_commands(file.value());
         let start_commands = match &self.command[..] {
-            [] => runs.start_commands,
+            [] => job.start_commands,
             words => vec![quote_command(words)],
         };
         if start_commands.is_empty() {
@@ -74,7 +74,7 @@ impl JobSpecArgs {
             bail!("{name} has no start_commands; add a command: bdnfs job run {name} -- COMMAND");
         }
         let mut secrets = self.options.access.stores()?;
-        for variable in runs.environment.values() {
+        for variable in job.environment.values() {
             if let Variable::Secret { name } = variable {
                 secrets.splice(0..0, self.options.access.stores_for(name)?);
             }
@@ -84,13 +84,13 @@ impl JobSpecArgs {
         let workdir = self.workdir.clone().map_or_else(std::env::current_dir, Ok);
         let workdir =
             workdir.and_then(|path| path.canonicalize()).context("cannot use the working directory")?;
-        let training = self.training.identity(runs.project, runs.team, |name| std::env::var(name).ok())?;
-        let keep = self.keep.or(runs.keep);
-        if keep.is_some() && runs.checkpoints.is_none() {
+        let training = self.training.identity(job.project, job.team, |name| std::env::var(name).ok())?;
+        let keep = self.keep.or(job.keep);
+        if keep.is_some() && job.checkpoints.is_none() {
             let name = self.spec.display();
             bail!("keep: {name} saves no checkpoints; enable checkpointing_config, or leave out keep");
         }
-        let checkpoints = runs.checkpoints.map(|config| CheckpointRequest {
+        let checkpoints = job.checkpoints.map(|config| CheckpointRequest {
             path: config.checkpoint_path,
             size_limit: config.volume_size_gib.map(|size| size.saturating_mul(GIB)),
             keep,
@@ -98,10 +98,10 @@ impl JobSpecArgs {
         Ok(JobRequest {
             training,
             checkpoints,
-            name: runs.name,
+            name: job.name,
             weights: items.into_iter().map(WeightsEntry::into_weights).collect(),
             start_commands,
-            environment: environment(runs.environment, |name| std::env::var(name).ok()),
+            environment: environment(job.environment, |name| std::env::var(name).ok()),
             secrets,
             workdir,
             umask: umask(),
@@ -110,7 +110,7 @@ impl JobSpecArgs {
             mirror: self.mirror.request(&self.options.access, uri.as_ref())?,
             direct: self.no_mirror,
             attached: false,
-            load: runs.load,
+            load: job.load,
             lazy: Vec::new(),
             cache: training_cache(file.value()),
             notes: unsupported.ignored,

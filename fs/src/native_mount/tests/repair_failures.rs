@@ -89,7 +89,7 @@ fn native_mount_whose_credentials_are_revoked_is_repaired_with_those_of_another(
 }
 
 #[test]
-fn native_mount_whose_file_in_the_cache_was_replaced_is_not_said_to_be_repaired() {
+fn native_mount_whose_file_in_the_cache_was_replaced_fails_to_be_repaired() {
     let bench = NativeBench::new();
     fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
     let native = bench.native(&bench.staged());

@@ -121,7 +121,7 @@ impl SimNode {
                 present: Mutex::new(vec![false; BLOCKS_PER_BLOB as usize]),
                 waiting: Flights::default(),
                 direct: Flights::default(),
-                ladder: ladder.placed(Some(self.peers().placement(TENANT, digest))).seeded(|| 0),
+                ladder: ladder.with_placement(Some(self.peers().placement(TENANT, digest))).with_seed(|| 0),
             })
         });
         held.clone()
