@@ -68,7 +68,7 @@ pub struct Blob {
 }
 
 impl fmt::Display for Blob {
-    /// For messages: its path, or its key where no path is its own.
+    /// Writes the blob's path for messages, or its key where no path is its own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.path[..] {
             b"" => write!(f, "blob {}", self.key),
@@ -103,7 +103,7 @@ impl Stored {
         (range.start < range.end).then_some(range)
     }
 
-    /// How long the object of a blob of `size` bytes is.
+    /// The length of the object of a blob of `size` bytes.
     pub fn len(&self, size: u64) -> Option<u64> {
         if size == 0 { Some(0) } else { Some(self.range(size, 0..block::count(size))?.end) }
     }

@@ -138,7 +138,7 @@ impl Arrival {
     }
 }
 
-/// A block whose bytes were held against their check. [`Arrival::verify`] is the only way to make one.
+/// A block whose bytes match their check. [`Arrival::verify`] is the only way to make one.
 #[derive(Clone, Debug)]
 pub struct Verified {
     index: u64,

@@ -1,4 +1,4 @@
-//! The boot that the machine is in: what holds for one does not outlive it.
+//! The id of the machine's present boot: what is recorded under it does not outlive it.
 
 use std::fs;
 use std::io;

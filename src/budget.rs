@@ -55,7 +55,7 @@ pub struct BudgetUsage {
     pub waiting: u64,
 }
 
-/// A place in the queue.
+/// A place in the queue of a [`Budget`].
 #[derive(Debug)]
 pub struct Ticket {
     number: u64,

@@ -31,7 +31,7 @@ struct Idle {
     used: usize,
 }
 
-/// Room for some bytes, at first empty.
+/// A buffer for some bytes, at first empty.
 #[derive(Debug)]
 pub struct Buffer {
     room: BytesMut,
@@ -65,7 +65,7 @@ pub fn block() -> BytesMut {
 }
 
 impl Buffer {
-    /// Its content, immutable from now on. The buffer returns to the pool with the last reference to any part of it.
+    /// Makes the content immutable. The buffer returns to the pool with the last reference to any part of it.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }

@@ -11,10 +11,10 @@
 //! tenants/<t>/blobs/ab/<key>.map              which ones, and what each hashes to
 //! ```
 //!
-//! A blob under its final name is whole and was made durable before it got that name ([`commit`]). A `.part` is
-//! believed as far as its map goes, and only within one life of the machine: after a power cut, or on another mount
-//! of the disk, each block is verified again before it is used ([`presence`]). What has no lease is evicted, least
-//! recently used first ([`eviction`]). All functions here block on the local disk: call them off the async threads.
+//! A blob under its final name is whole and was made durable before it got that name ([`commit`]). A `.part` is believed as
+//! far as its map goes, and only until the machine is booted again: after a power cut, or on another mount of the disk,
+//! each block is verified again before it is used ([`presence`]). What has no lease is evicted, least recently used first
+//! ([`eviction`]). All functions here block on the local disk: call them off the async threads.
 
 pub mod commit;
 pub mod direct_io;

@@ -1,4 +1,4 @@
-//! Content: one blob as this node has it, and the way to what is missing of it.
+//! Content: a blob on this node, with the blocks that are here and the way to fetch the others.
 //!
 //! All that read or stage a blob share one `Content`. It moves one way: no blocks present, some of them, all of them,
 //! whole and durable under its final name. What turns out not to be right is removed, and the content starts anew.
@@ -65,7 +65,7 @@ enum Requester {
     Peer(Urgency),
 }
 
-/// One blob, shared by all who use it.
+/// The content of one blob, shared by all its users.
 #[derive(Debug)]
 pub struct Content {
     blob: Blob,
@@ -130,7 +130,7 @@ impl Content {
         Ok(())
     }
 
-    /// Where what is missing comes from.
+    /// The ladder that missing blocks come down.
     fn ladder(&self) -> Arc<Ladder> {
         self.ladder.lock().clone()
     }
@@ -167,7 +167,7 @@ impl Content {
         self.resources.cache.is_stalled()
     }
 
-    /// How much one request moves at the pace of the ladder, in bytes.
+    /// The bytes that one request moves at the pace of the ladder.
     pub fn extent(&self) -> u64 {
         self.ladder().extent_blocks(&self.blob, 0) * BLOCK
     }
@@ -245,7 +245,7 @@ impl Content {
             .ok()
     }
 
-    /// Reads from wherever the bytes are. `run` more blocks behind the range will be wanted soon.
+    /// Reads `range` from the nearest tier that has it. `run` more blocks behind the range will be wanted soon.
     ///
     /// # Errors
     /// Those of the ladder; [`Kind::Timeout`] after [`READ_DEADLINE`].

@@ -50,14 +50,14 @@ pub const PEER_SEND_MEMORY: u64 = 64 << 20;
 /// How many blocks are hashed and written at once for each core: while one waits for the disk another is hashed.
 const HASH_PERMITS_PER_CORE: usize = 2;
 
-/// How an engine is set up.
+/// The configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The cache's directory; made if it is missing.
     pub cache: PathBuf,
     /// The tenant that it serves where no other is [named](Engine::of). Tenants share nothing.
     pub tenant: String,
-    /// What bounds the cache.
+    /// The limits of the cache.
     pub limits: Limits,
     /// The most that the blobs of single tenants may occupy, in bytes.
     pub quotas: BTreeMap<String, u64>,
@@ -92,10 +92,10 @@ struct NodeState {
     tenants: Mutex<HashMap<String, TenantState>>,
 }
 
-/// What each tenant has of its own.
+/// The resources and contents of one tenant.
 type TenantState = (Arc<SharedResources>, Arc<Contents>);
 
-/// How full a cache is.
+/// The usage of a cache.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Usage {
     /// Bytes that the cache's blobs occupy; `None` while they are still being counted after a start.
@@ -143,8 +143,8 @@ impl Engine {
         Self::open_held(config, runtime).map(|(engine, _)| engine)
     }
 
-    /// The same. Nothing is evicted before the hold is dropped, so that the lease holders from before a restart can take
-    /// their leases again.
+    /// Opens the cache as [`open`](Self::open) does. Nothing is evicted before the returned pause is dropped, so that the
+    /// lease holders from before a restart can take their leases again.
     ///
     /// # Errors
     /// Those of [`NodeCache::open`].
@@ -344,7 +344,7 @@ impl Engine {
         self.node.metrics.totals()
     }
 
-    /// How the memory for fetches is used: what waits for no other node, what may, and what is sent to others.
+    /// The use of memory by direct flights, by those that may wait for other nodes, and by what is sent to others.
     pub fn memory(&self) -> [BudgetUsage; 3] {
         [&self.node.direct_budget, &self.node.cluster_budget, &self.node.send_budget]
             .map(|budget| budget.usage())

@@ -44,7 +44,7 @@ pub struct Error {
 }
 
 impl Kind {
-    /// All of them, each at the place of its number.
+    /// All kinds, each at the index of its number.
     pub const ALL: [Self; 12] = [
         Self::Invalid,
         Self::NotFound,
@@ -62,7 +62,7 @@ impl Kind {
 }
 
 impl Error {
-    /// An error with no cause beneath it. `context` says what failed, where, and what to do.
+    /// An error without a cause. `context` says what failed, where, and what to do.
     pub fn new(kind: Kind, context: impl Into<String>) -> Self {
         Self { kind, context: context.into(), source: None }
     }

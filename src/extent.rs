@@ -8,7 +8,7 @@ use crate::block::BLOCK;
 /// breaks off costs more.
 pub const MAX_EXTENT_BLOCKS: u64 = 16;
 
-/// How large a part of a request may be spent on waiting for its first byte: one eighth.
+/// The inverse of the part of a request that may be spent on waiting for its first byte: one eighth.
 const LATENCY_SHARE: u32 = 8;
 
 /// A run of adjacent blocks of one blob.
@@ -32,8 +32,8 @@ impl Extent {
     }
 }
 
-/// How fast a tier has answered lately, and so how much to ask for at once: as much as it sends in eight times what it
-/// takes to begin.
+/// An estimate of a tier's latency and rate, and so how much to ask for at once: as much as it sends in eight times its
+/// latency.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// Until the first byte, in seconds.
@@ -50,8 +50,8 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Records one request's `latency` to the first byte, and the `bytes` that arrived within `flow` from
-    /// there on. The newest counts one fifth, so that one odd answer does not turn the wheel.
+    /// Records one request's `latency` to the first byte, and the `bytes` that arrived within `flow` from there on. The
+    /// newest counts one fifth, so that one odd request changes little.
     pub fn observe(&mut self, latency: Duration, bytes: u64, flow: Duration) {
         let blend = |old: f64, new: f64| old * 0.8 + new * 0.2;
         self.latency = blend(self.latency, latency.as_secs_f64());

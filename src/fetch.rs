@@ -368,7 +368,7 @@ impl Ladder {
     }
 }
 
-/// The failures of two tiers in one. The last one's kind counts, unless the first is of wrong bytes.
+/// Combines the errors of two tiers. The last one's kind counts, unless the first is of wrong bytes.
 fn combine_errors(first: &Error, last: &Error) -> Error {
     let later = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
     let kind = if first.kind() == Kind::Corrupt && !later { Kind::Corrupt } else { last.kind() };

@@ -80,7 +80,7 @@ impl Flight {
         }
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the flight.
     ///
     /// # Errors
     /// What the flight failed with, and what kept its blocks from being stored.
@@ -111,7 +111,7 @@ impl Flight {
         self.changed.notify_waiters();
     }
 
-    /// Notes that a block could not be stored: readers have it all the same, a stage has failed.
+    /// Records that a block could not be stored: readers get it all the same, a stage fails.
     pub fn record_store_failure(&self, error: Error) {
         self.state.lock().store_error.get_or_insert(error);
     }
@@ -197,7 +197,7 @@ impl Flights {
         flight.extent.range().contains(&index).then(|| flight.clone())
     }
 
-    /// All that are under way.
+    /// All flights under way.
     pub fn all(&self) -> Vec<Arc<Flight>> {
         self.by_first.lock().values().cloned().collect()
     }

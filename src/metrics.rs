@@ -90,7 +90,7 @@ impl SnapshotMetrics {
         self.metrics.count_wrong_block(tier);
     }
 
-    /// Remembers that the mirror sent wrong bytes of the blob `key`, and the first error that said so.
+    /// Records that the mirror sent wrong bytes of the blob `key`, and the first error that said so.
     pub fn record_damage(&self, key: Key, error: &Error) {
         let mut damaged = self.damaged.lock();
         if damaged.len() < DAMAGED_LIMIT {

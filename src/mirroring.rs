@@ -352,7 +352,7 @@ fn ladder(tier: Arc<dyn Tier>) -> Ladder {
 }
 
 impl MirrorProgress {
-    /// The totals are known.
+    /// Starts the progress of copying, now that the totals are known.
     fn begin(&self, listing: &Manifest) {
         self.files.store(listing.files(), Relaxed);
         self.bytes.store(listing.bytes(), Relaxed);

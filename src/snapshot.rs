@@ -172,7 +172,7 @@ impl Snapshot {
         self.view.get().map_or(&self.manifest, |view| &view.manifest)
     }
 
-    /// What its user should know of how it was listed.
+    /// The notes for users on its listing.
     pub fn notes(&self) -> &ListingNotes {
         &self.notes
     }
@@ -182,7 +182,7 @@ impl Snapshot {
         &self.resources
     }
 
-    /// Where its fetches run.
+    /// The runtime of its fetches.
     pub fn runtime(&self) -> &Handle {
         &self.resources.runtime
     }
@@ -365,7 +365,7 @@ impl Snapshot {
         self.resources.cache.space().evictor().pressure_listeners().add(listener);
     }
 
-    /// What came from where since this snapshot was opened.
+    /// The bytes and requests by tier since this snapshot was opened.
     pub fn traffic(&self) -> Traffic {
         self.ladder.counters().traffic()
     }

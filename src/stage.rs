@@ -124,12 +124,12 @@ impl Stage {
         }
     }
 
-    /// How it ended; `None` while it is under way.
+    /// The outcome of the stage; `None` while it is under way.
     pub fn outcome(&self) -> Option<Result<()>> {
         self.outcome.get().map(|outcome| outcome.as_ref().map_err(Error::share).copied())
     }
 
-    /// Waits for its end: everything is whole, verified, durable and leased.
+    /// Waits until the stage is done: everything is whole, verified, durable and leased.
     ///
     /// # Errors
     /// What kept the first file that failed from it.
@@ -145,7 +145,7 @@ impl Stage {
         }
     }
 
-    /// Has a stage that is under way look once more, at its end, for what is missing. False when it has ended.
+    /// Makes a stage that is under way look once more, at its end, for what is missing. False when it has ended.
     pub(crate) fn plan_again(&self) -> bool {
         self.outdated.store(true, Relaxed);
         self.outcome.get().is_none()

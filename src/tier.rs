@@ -1,4 +1,4 @@
-//! Tiers: what holds blocks and can be asked for them. The seam between the engine and the network.
+//! Tiers: the stores that hold blocks and send them on request. The seam between the engine and the network.
 //!
 //! A tier moves bytes; it is not trusted with them. Whatever it sends is verified block by block before it is
 //! stored or read ([`crate::block`]). Tiers know nothing of each other; their order is the ladder's affair
@@ -57,7 +57,7 @@ pub enum Urgency {
 /// The bytes of one answer, in order, in whatever pieces they arrive.
 pub type Body = BoxStream<'static, Result<Bytes>>;
 
-/// Something that holds blobs and can be asked for a part of one.
+/// A store that holds blobs and can be asked for a part of one.
 ///
 /// Cancellation: dropping the future or the body gives the request up.
 pub trait Tier: Send + Sync + fmt::Debug + 'static {

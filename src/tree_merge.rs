@@ -1,4 +1,4 @@
-//! Merging: which changes of two directory trees, both begun as the same one, go into each other.
+//! Three-way merge of directory trees: which changes of two trees with a common base are combined.
 //!
 //! Only paths, kinds, sizes and times are compared, no content. What was changed in one of the trees wins over what was not; of what
 //! was changed in both, what was changed later; and what was changed over what was deleted.
@@ -105,7 +105,7 @@ pub fn tree_of(manifest: &Manifest) -> Result<MergeTree> {
     Ok(tree)
 }
 
-/// Which changes bring into `ours` what was done to `theirs` since both were `base`.
+/// Plans the changes that bring into `ours` what was done to `theirs` since both were `base`.
 pub fn merge(base: &MergeTree, ours: &MergeTree, theirs: &MergeTree) -> MergePlan {
     let mut plan = MergePlan::default();
     let paths: BTreeSet<_> = base.keys().chain(ours.keys()).chain(theirs.keys()).collect();

@@ -42,11 +42,11 @@ const EXECUTABLE: &str = "executable_patterns";
 const LAYOUT: &str = "layout";
 /// The keys that each of the weights may have.
 const WEIGHTS_KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
-/// The same, in a configuration of bdnfs itself.
+/// The keys that they may have in a configuration of bdnfs itself.
 const BDNFS_WEIGHTS_KEYS: [&str; 8] =
     [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE, EXECUTABLE, LAYOUT];
 
-/// Which rules weights are read by.
+/// The rules by which weights are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Whether it is a configuration of bdnfs itself, in which `file://` is a source, files can be made executable and trees have layouts: not for Truss.

@@ -17,7 +17,7 @@ use crate::wire::flags::notify;
 
 /// The path of the device.
 const DEVICE_PATH: &str = "/dev/fuse";
-/// Its number, major and minor (admin-guide/devices.txt).
+/// The number of the device, major and minor (admin-guide/devices.txt).
 const DEVICE_NUMBER: (u32, u32) = (10, 229);
 /// The most pieces of one `writev`: `UIO_MAXIOV` of the kernel.
 const MAX_IOVECS: usize = 1024;

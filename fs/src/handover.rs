@@ -43,7 +43,7 @@ impl MountDescriptors {
         (!queues.is_empty()).then_some(Self { ledger, queues })
     }
 
-    /// All of them.
+    /// All descriptors.
     pub fn iter(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         iter::once(self.ledger.as_fd()).chain(self.queues.iter().map(AsFd::as_fd))
     }

@@ -14,14 +14,14 @@ use crate::handover::DentryInvalidator;
 pub(crate) struct KernelCache {
     runtime: Handle,
     device: Arc<Device>,
-    /// Does it in this process's place.
+    /// Invalidates in place of this process.
     invalidator: Option<Arc<dyn DentryInvalidator>>,
     /// One at a time: it may wait, and the runtime has few threads for what blocks.
     turn: Semaphore,
 }
 
 impl KernelCache {
-    /// Of the mount that is served on `device`.
+    /// The kernel's cache of the mount that is served on `device`.
     pub(crate) fn new(
         runtime: Handle,
         device: Arc<Device>,

@@ -37,7 +37,7 @@ fn dead(full: &Path) -> bool {
     matches!(rustix::fs::statfs(full), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Why nothing can be mounted at `path`.
+/// The error for a `path` where nothing can be mounted.
 fn unusable(path: &Path, error: io::Error) -> Error {
     let path = path.display();
     match error.kind() {

@@ -18,7 +18,7 @@ pub(crate) const FUSE_TYPE: &str = "fuse.bdnfs";
 /// The file system type of native mounts, and how the names of their images end.
 pub(crate) const NATIVE_TYPE: &str = "erofs";
 pub(crate) const IMAGE_SUFFIX: &str = ".bdnfs";
-/// Where the kernel tells what is mounted; described in proc(5).
+/// The mount table of the kernel; described in proc(5).
 const MOUNT_TABLE_PATH: &str = "/proc/self/mountinfo";
 
 /// The FUSE device.

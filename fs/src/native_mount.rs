@@ -37,7 +37,7 @@ const MNT_ID_UNIQUE: u32 = 0x4000;
 #[derive(Debug)]
 pub struct NativeMount {
     mountpoint: PathBuf,
-    /// What no other mount has had or will have while the machine is up.
+    /// The mount id, which no other mount has had or will have while the machine is up.
     id: u64,
     superblock: Arc<NativeSuperblock>,
     kept: AtomicBool,
@@ -138,7 +138,7 @@ impl NativeMount {
         Self { mountpoint: mountpoint.to_owned(), id, superblock, kept, left }
     }
 
-    /// What it shows.
+    /// The snapshot that the mount shows.
     pub fn native(&self) -> &NativeSnapshot {
         &self.superblock.native
     }

@@ -22,8 +22,8 @@ use crate::tree;
 /// How many backing files of closed nodes stay registered: opening again is then nearly twice as fast. Each
 /// holds an open file and a lease, so they are few.
 const IDLE_BACKING_FILES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
-/// How long they stay: long enough for a program that opens its files over and over, short enough not to keep
-/// the cache from evicting.
+/// How long idle backing files stay registered: long enough for a program that opens its files over and over, short enough
+/// not to keep the cache from evicting.
 pub(crate) const BACKING_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The open nodes. `B` is a registered backing file, `W` is dropped when no request waits any more for a
@@ -64,7 +64,7 @@ pub(crate) enum OpenMode<B> {
 }
 
 impl<B: Clone, W> OpenTable<B, W> {
-    /// Nothing is open.
+    /// A table without open nodes.
     pub(crate) fn new() -> Self {
         Self {
             open: HashMap::new(),
@@ -144,8 +144,7 @@ impl<B: Clone, W> OpenTable<B, W> {
         }
     }
 
-    /// The file behind `node` has become whole. `true`: it has cached handles, so its name is to be looked up
-    /// anew.
+    /// Marks the file behind `node` as whole. `true`: it has cached handles, so its name is to be looked up anew.
     pub(crate) fn mark_whole(&mut self, node: u64) -> bool {
         match self.open.get_mut(&node) {
             Some(OpenNode::Cached { whole, .. }) => {

@@ -41,7 +41,7 @@ pub(crate) enum Reply {
     Pieces(Vec<Bytes>),
     /// Success, with nothing to send.
     Done,
-    /// None now: the request has no reply, or a task will send it.
+    /// No reply now: the request has none, or a task will send it.
     Nothing,
 }
 

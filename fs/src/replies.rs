@@ -73,7 +73,7 @@ struct Task {
 }
 
 impl PendingReplies {
-    /// No request is pending. Tasks will run on `runtime`.
+    /// A table without pending requests, whose tasks run on `runtime`.
     pub(crate) fn new(runtime: Handle) -> Self {
         Self { runtime, pending: Arc::new(RequestTable::new()), handed_over: Arc::default() }
     }

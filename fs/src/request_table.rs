@@ -23,7 +23,7 @@ struct Entries<T> {
 }
 
 impl<T> RequestTable<T> {
-    /// No request is pending.
+    /// An empty table.
     pub(crate) fn new() -> Self {
         Self { entries: Mutex::new(Entries { requests: HashMap::new(), early_interrupts: VecDeque::new() }) }
     }

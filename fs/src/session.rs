@@ -47,7 +47,7 @@ pub(crate) struct KernelFeatures {
     pub(crate) resend: bool,
 }
 
-/// Does the INIT handshake; with `passthrough`, that is accepted where it is offered.
+/// Performs the INIT handshake; with `passthrough`, that is accepted where it is offered.
 ///
 /// # Errors
 /// [`Kind::Unsupported`] when the kernel is too old.

@@ -37,9 +37,9 @@ pub(crate) struct IssuedKey {
     pub(crate) name: Option<String>,
     /// The end of its validity, where that is known.
     pub(super) expires_at: Option<SystemTime>,
-    /// When another one is asked for, refused or not.
+    /// When the key is renewed, refused or not.
     pub(super) renew_at: Option<Instant>,
-    /// When a token service gave it; `None` for a key that was configured.
+    /// When a token service issued it; `None` for a key that was configured.
     pub(super) issued_at: Option<Instant>,
 }
 
@@ -59,7 +59,7 @@ impl IssuedKey {
         Some(format!("it {verb} {}", format_time(end)))
     }
 
-    /// The advice for when it is refused.
+    /// The advice for a refusal of this key.
     fn advice(&self, now: SystemTime) -> String {
         if self.key == AuthKey::Anonymous && self.name.is_none() {
             return "no credentials were sent".to_owned();

@@ -1,5 +1,5 @@
-//! Which key a source's requests get: out of what [`super::load`] finds, or else of what was given for the scheme and of
-//! this machine.
+//! Resolves the key of a source: from what [`super::load`] finds, else from what was given for the scheme and from this
+//! machine.
 
 mod aws_keys;
 mod azure_keys;

@@ -1,4 +1,4 @@
-//! The two ways in which this module and the `object_store` crate use each other.
+//! Adapters between this module and the `object_store` crate, in both directions.
 //!
 //! `object_store` knows how to get tokens from several clouds: it asks for them through [`TokenHttp`], the engine's own
 //! HTTP client, so that timeouts, `Retry-After` and the reading of answers are the same as everywhere. And a mirror's

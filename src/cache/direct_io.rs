@@ -21,7 +21,7 @@ use super::layout::{BlobFile, Layout};
 #[derive(Debug)]
 pub struct DirectFile {
     file: File,
-    /// The disk wants something that we don't give it; the page cache takes everything.
+    /// Whether the disk refused direct I/O: then all goes through the page cache.
     refused: AtomicBool,
 }
 

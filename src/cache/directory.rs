@@ -118,12 +118,12 @@ impl CacheDirectory {
         self.path.join(relative).display().to_string()
     }
 
-    /// Its path.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its descriptor, from which the names of what exists in it may be changed and removed.
+    /// The descriptor of the directory, through which its entries may be renamed and removed.
     pub fn descriptor(&self) -> &OwnedFd {
         &self.descriptor
     }

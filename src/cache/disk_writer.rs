@@ -34,7 +34,7 @@ impl fmt::Debug for DiskWriter {
     }
 }
 
-/// The states of a write: under way, done, given up by its caller.
+/// The states of a write: under way, done, late and so given up by its caller.
 const PENDING: u8 = 0;
 const DONE: u8 = 1;
 const LATE: u8 = 2;

@@ -33,7 +33,7 @@ pub struct CachedSnapshot {
     pub pinned: bool,
 }
 
-/// What one tenant has in a cache.
+/// The contents of one tenant's cache, by snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// Its snapshots, in no order.
@@ -44,7 +44,7 @@ pub struct Inventory {
     pub others: u64,
 }
 
-/// What became of an eviction by hand.
+/// The outcome of an eviction by hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvictionTotals {
     /// Snapshots that were forgotten.

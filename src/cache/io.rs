@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use bytes::{Bytes, BytesMut};
 use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
-/// What marks a file as used at this moment: its content stays as old as it is.
+/// The timestamps that mark a file as used now: its time of modification stays.
 const USED_NOW: Timestamps = Timestamps {
     last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
     last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },

@@ -163,7 +163,7 @@ impl Layout {
         self.blobs.descriptor()
     }
 
-    /// Names this life of the machine and this mount of the disk: what was written under the same stamp is still in
+    /// Identifies this boot of the machine and this mount of the disk: what was written under the same stamp is still in
     /// the page cache, if not on the disk, whatever became of the process that wrote it.
     pub fn stamp(&self) -> &Digest {
         &self.stamp
@@ -211,7 +211,7 @@ impl Layout {
         opened.map_err(|e| self.fault("make", key, e))
     }
 
-    /// What the disk says of one of a blob's files; `None` when it is not there.
+    /// The metadata of one of a blob's files; `None` when it is not there.
     pub fn stat(&self, key: &Key, form: BlobFile) -> Option<Stat> {
         rustix::fs::statat(self.blobs(), Self::name(key, form), AtFlags::SYMLINK_NOFOLLOW).ok()
     }
@@ -302,7 +302,7 @@ fn shard(key: &Key) -> String {
     format!("{:02x}", digest.0[0])
 }
 
-/// What `bytes` of content occupy: whole blocks of a file system. 4 KiB, which nearly all have.
+/// The bytes that `bytes` of content occupy: whole blocks of a file system, of 4 KiB as nearly all have.
 pub(super) fn on_disk(bytes: u64) -> u64 {
     bytes.next_multiple_of(4096)
 }

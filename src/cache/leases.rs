@@ -116,7 +116,7 @@ impl LeaseTable {
         LeaseSet { leases: self.clone(), group }
     }
 
-    /// Keeps a manifest as long as the answer lives.
+    /// Leases a manifest.
     pub fn lease_manifest(self: &Arc<Self>, manifest: Digest) -> ManifestLease {
         *self.held.lock().manifests.entry(manifest).or_default() += 1;
         ManifestLease { leases: self.clone(), manifest }
@@ -132,7 +132,7 @@ impl LeaseTable {
         union_bytes(self.groups().iter().map(Arc::as_ref).chain(more))
     }
 
-    /// How many blobs are leased by themselves: those that are being read or fetched.
+    /// How many blobs are leased one by one: those that are being read or fetched.
     pub fn single_leases(&self) -> usize {
         self.held.lock().single.len()
     }
@@ -157,7 +157,7 @@ impl LeaseTable {
     }
 }
 
-/// Holds one blob until it is dropped.
+/// A lease on one blob, released when it is dropped.
 #[derive(Debug)]
 pub struct BlobLease {
     leases: Arc<LeaseTable>,
@@ -176,7 +176,7 @@ impl Drop for BlobLease {
     }
 }
 
-/// Holds many blobs until it is dropped.
+/// A lease on many blobs, released when it is dropped.
 #[derive(Debug)]
 pub struct LeaseSet {
     leases: Arc<LeaseTable>,
@@ -192,7 +192,7 @@ impl Drop for LeaseSet {
     }
 }
 
-/// Holds a manifest until it is dropped.
+/// A lease on a manifest, released when it is dropped.
 #[derive(Debug)]
 pub struct ManifestLease {
     leases: Arc<LeaseTable>,

@@ -30,9 +30,9 @@ pub struct NodeCache {
 }
 
 impl NodeCache {
-    /// Opens the cache in `root`, making what is missing, and locks it against other processes. A tenant's
-    /// blobs may occupy as many bytes as `quotas` says, if it does. `now` tells the time that uses are
-    /// stamped with. Pinned snapshots are leased. Nothing is evicted before the hold is dropped.
+    /// Opens the cache in `root`, making what is missing, and locks it against other processes. A tenant's blobs may occupy
+    /// as many bytes as `quotas` says, if it does. `now` tells the time that uses are stamped with. Pinned snapshots are
+    /// leased. Nothing is evicted before the returned pause is dropped.
     ///
     /// # Errors
     /// [`Kind::Busy`](crate::error::Kind::Busy) when another process has it, which the message names;

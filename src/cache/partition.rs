@@ -1,4 +1,4 @@
-//! Partitions: what one tenant has of a node's cache.
+//! Partitions: one tenant's blobs, leases and quota in a node's cache.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -40,7 +40,7 @@ pub enum BlockState {
     Present,
 }
 
-/// Which blocks of one blob are here. Every word is read and written whole, so no lock is needed.
+/// The bitmap of the blocks of one blob that are here. Every word is read and written whole, so no lock is needed.
 #[derive(Debug)]
 pub struct Presence {
     blocks: u64,
@@ -54,13 +54,13 @@ fn words(blocks: u64) -> usize {
 }
 
 impl Presence {
-    /// No blocks are here of a blob with `blocks` blocks.
+    /// The presence of a blob with `blocks` blocks, none of which is here.
     pub fn none(blocks: u64) -> Self {
         let zeros = || (0..words(blocks)).map(|_| AtomicU64::new(0)).collect();
         Self { blocks, present: zeros(), doubted: zeros(), missing: AtomicU64::new(blocks) }
     }
 
-    /// What the words of a map claim; all of it doubted, where it was not written under the `present` stamp.
+    /// The presence that the words of a map claim; all of it doubted, unless `believed`: written under the present stamp.
     fn claimed(blocks: u64, pairs: &[u8], believed: bool) -> Self {
         let presence = Self::none(blocks);
         for (index, pair) in pairs.as_chunks::<16>().0.iter().enumerate().take(words(blocks)) {
@@ -145,7 +145,7 @@ pub fn bits_len(blocks: u64) -> u64 {
     words(blocks) as u64 * 16
 }
 
-/// Where the check of block `index` lies in a map.
+/// The offset of the check of block `index` in a map.
 pub fn check_at(blocks: u64, index: u64) -> u64 {
     MAP_HEADER_BYTES + bits_len(blocks) + index * 32
 }
@@ -160,7 +160,7 @@ pub fn header(size: u64, stamp: &Digest) -> [u8; MAP_HEADER_BYTES as usize] {
     bytes
 }
 
-/// What a map's `bytes` (header and words) claim for a blob of `size` bytes; `None` when they are not such a map.
+/// The presence that a map's `bytes` (header and words) claim for a blob of `size` bytes; `None` when they are no map.
 pub fn read(bytes: &[u8], size: u64, stamp: &Digest) -> Option<Presence> {
     let head = bytes.get(..MAP_HEADER_BYTES as usize)?;
     let written = Digest(*head.get(24..56)?.first_chunk()?);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// Keeps idle blobs open, and closes them under pressure.
+/// A listener that keeps idle blobs open, and closes them under pressure.
 pub trait CachePressureListener: Send + Sync + Debug {
     /// Closes the blobs that are not in use.
     fn release_idle(&self);

@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 
 use crate::blob::Key;
 
-/// Serves blobs of one tenant from the cache, or keeps bytes of them.
+/// A listener that serves blobs of one tenant from the cache, or keeps bytes of them.
 pub trait RemovalListener: Send + Sync + Debug {
-    /// What the cache had of the blob `key`, or some blocks of it, was damaged and has been removed: nothing
-    /// that was read before may be served again. `file` is that of a whole blob, which may still be read by
-    /// the kernel. May block on the local disk, and must not wait for the network or the kernel.
+    /// Called when what the cache had of the blob `key`, or some blocks of it, was damaged and has been removed: nothing
+    /// that was read before may be served again. `file` is that of a whole blob, which may still be read by the kernel. May
+    /// block on the local disk, and must not wait for the network or the kernel.
     fn blob_removed(&self, key: &Key, file: Option<&File>);
 
     /// Whether the kernel reads `file`, which has all of the blob `key` and is damaged, for a mount that can't be given another.
@@ -23,8 +23,8 @@ pub trait RemovalListener: Send + Sync + Debug {
         false
     }
 
-    /// The blobs `keys`, which were not in use, were evicted. Their content was right and may still be
-    /// served. The same rules apply.
+    /// Called when the blobs `keys`, which were not in use, were evicted. Their content was right and may still be served.
+    /// The same rules apply.
     fn blobs_evicted(&self, _keys: &HashSet<Key>) {}
 }
 

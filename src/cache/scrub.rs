@@ -42,7 +42,7 @@ enum BlobVerdict {
     Unknown,
 }
 
-/// Is told how many bytes were read just now, may wait, and says whether to go on.
+/// Paces a scrub: gets the number of bytes read just now, may wait, and returns whether to go on.
 pub type ScrubPace<'a> = &'a (dyn Fn(u64) -> bool + Sync);
 
 /// Reads every blob of a tenant, as [`verify`] does. Ends early when `give_up` is set.
@@ -186,7 +186,7 @@ fn cancelled() -> Error {
     Error::new(Kind::Interrupted, "the verification was cancelled")
 }
 
-/// What a person knows blobs as.
+/// The names of blobs for a person.
 fn names(partition: &Partition, keys: &[Key]) -> Result<Vec<String>> {
     let mut names: Vec<String> = keys.iter().map(|key| format!("blob {key}")).collect();
     if keys.is_empty() {

@@ -26,7 +26,7 @@ pub struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// The bytes are on the disk now, or in its queue.
+    /// Keeps the reserved bytes counted: they are on the disk now, or in its queue.
     pub fn written(mut self) {
         self.written = true;
     }
@@ -90,7 +90,7 @@ impl TenantSpace {
         self.evictor.ensure_fits(&self.partition, groups)
     }
 
-    /// Gives back what was removed.
+    /// Gives back `bytes` that were removed.
     pub fn release(&self, bytes: u64) {
         self.partition.subtract(on_disk(bytes));
     }

@@ -8,9 +8,9 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 /// written.
 pub const MAX_ENCODED_BYTES: usize = 240;
 
-/// All but what stands for itself.
+/// The characters that are percent-encoded in a part of a key.
 const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-');
-/// As in a URI, where a slash separates the parts of a path.
+/// The characters that are percent-encoded in a URI, where a slash separates the parts of a path.
 const ENCODED_IN_PATH: AsciiSet = ENCODED.remove(b'/');
 
 /// A name as one part of a key: what is no letter, digit, `.`, `_` or `-` as `%` and two upper-case hexadecimal digits,

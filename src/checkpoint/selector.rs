@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// The suffix that selects another rank than 0.
 const RANK: &str = "?rank=";
 
-/// Which checkpoint is meant: of a project, and where they are named of a job and by name; else of the newest.
+/// A selector of a checkpoint: by its project and, where they are named, its job and name; else the newest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointSelector {
     /// The project.
@@ -21,7 +21,7 @@ pub struct CheckpointSelector {
     pub job: Option<String>,
     /// The name of the checkpoint; `None`: the latest.
     pub name: Option<String>,
-    /// Whose part of it.
+    /// The rank whose part is meant.
     pub rank: u32,
 }
 
@@ -31,7 +31,7 @@ impl CheckpointSelector {
         CheckpointId::new(&self.project, self.job.as_deref()?, self.name.as_deref()?, self.rank).ok()
     }
 
-    /// Which of `groups`, oldest first, it means: the latest; of one that is named the newest, if none is complete.
+    /// Chooses among `groups`, oldest first: the latest; of one that is named the newest, if none is complete.
     pub fn choose<'a>(&self, groups: &'a [CheckpointGroup]) -> Option<&'a CheckpointGroup> {
         let selected: Vec<_> = groups.iter().filter(|group| self.selects(group)).collect();
         let named = selected.last().copied().filter(|_| self.name.is_some());

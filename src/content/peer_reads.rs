@@ -15,7 +15,7 @@ use crate::tier::{Body, Urgency};
 
 use super::{Content, Requester, SharedResources};
 
-/// Bytes being sent to another node. They count against the budget until they have left.
+/// A buffer of bytes that are being sent to another node. They count against the budget until they have left.
 struct SendBuffer {
     bytes: Bytes,
     _permit: Permit,

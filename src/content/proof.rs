@@ -31,7 +31,7 @@ const PROOF_ATTEMPT_LIMIT: u32 = 2;
 /// few enough to leave memory to the readers of others.
 const MAX_WHOLE_FLIGHTS: usize = 8;
 
-/// The error of a reader that waited in vain.
+/// The error of a reader of a file that did not become whole within its deadline.
 pub(super) const NOT_WHOLE_MESSAGE: &str = "the server tells no version, so the file is read when it is whole and checked, which it was \
                                       not";
 

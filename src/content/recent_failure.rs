@@ -41,7 +41,7 @@ impl RecentFailures {
         }
     }
 
-    /// Takes the error of a read of one of `blocks` that failed a moment ago. It answers once: a third read is in earnest.
+    /// Takes the error of a read of one of `blocks` that failed a moment ago. It is returned once.
     pub(super) fn take(&self, blocks: &Range<u64>) -> Option<Error> {
         let mut failures = self.0.lock();
         let overlaps = |failure: &RecentFailure| {

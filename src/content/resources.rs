@@ -1,4 +1,4 @@
-//! Resources that all contents of a tenant share.
+//! The resources that all contents of a tenant share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -34,7 +34,7 @@ pub struct SharedResources {
     pub hash_permits: Arc<Semaphore>,
     /// Blocks that arrived a moment ago.
     pub recent_blocks: RecentBlocks,
-    /// Where flights run, and where their blocking parts do.
+    /// The runtime of flights and of their blocking parts.
     pub runtime: Handle,
 }
 

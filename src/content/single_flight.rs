@@ -24,7 +24,7 @@ impl Content {
         self.join_or_start_in(self.ladder().scope(&self.blob, index), index, most, urgency)
     }
 
-    /// The same, for a flight of `scope`. A direct one serves both scopes.
+    /// Joins or starts a flight of `scope`. A direct one serves both scopes.
     pub(super) fn join_or_start_in(
         self: &Arc<Self>,
         scope: FetchScope,

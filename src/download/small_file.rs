@@ -1,4 +1,4 @@
-//! Reads single small files of a mirrored snapshot, to find out what it is.
+//! Reads single small files of a mirrored snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

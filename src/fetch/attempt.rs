@@ -45,7 +45,7 @@ impl FetchAttempt<'_> {
         Some(Extent { first, blocks: blocks as u64 })
     }
 
-    /// Records what became of a block that `tier` sent.
+    /// Records whether a block that `tier` sent was accepted.
     pub(super) fn accepted(
         &mut self,
         step: FetchStep<'_>,

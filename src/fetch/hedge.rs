@@ -45,7 +45,7 @@ pub(super) struct Target<'a> {
     pub urgency: crate::tier::Urgency,
 }
 
-/// What had arrived when a window of [`REQUEST_STALL_TIMEOUT`] began.
+/// A window of [`REQUEST_STALL_TIMEOUT`], with what had arrived when it began.
 struct Window {
     began: Instant,
     mine: u64,

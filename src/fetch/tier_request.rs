@@ -17,7 +17,7 @@ use crate::extent::Extent;
 use crate::metrics::SnapshotMetrics;
 use crate::tier::{Body, Tier, TierKind, Urgency};
 
-/// What every request of a ladder counts into, and takes its buffers from.
+/// The counters and buffers that all requests of a ladder use.
 pub(super) struct FetchContext<'a> {
     pub counters: &'a SnapshotMetrics,
     pub buffers: &'a Arc<BufferPool>,
@@ -25,7 +25,7 @@ pub(super) struct FetchContext<'a> {
     pub received: &'a AtomicU64,
 }
 
-/// How far a request is.
+/// The state of a request.
 enum ResponseState<'a> {
     Pending(BoxFuture<'a, Result<Option<Body>>>),
     Arriving(Body),

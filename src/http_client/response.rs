@@ -108,7 +108,7 @@ pub(crate) fn transport_error(error: reqwest::Error) -> Error {
     explain_transport(&error.without_url(), false)
 }
 
-/// The same for an error without a URL, of a request for which authorities to trust were `named` or not.
+/// The error for a `reqwest` error without a URL, of a request for which authorities to trust were `named` or not.
 pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
     let (kind, text) = if error.is_timeout() && error.is_connect() {
         let text = silent(CONNECT_TIMEOUT).to_string();

@@ -14,7 +14,7 @@ use crate::error::{Error, Kind, Result};
 
 /// How often a request is retried after a passing failure.
 const RETRY_LIMIT: u32 = 3;
-/// Nothing is retried when so much time has passed: as much as any operation may take.
+/// The time after which nothing is retried: as much as any operation may take.
 const RETRY_DEADLINE: Duration = Duration::from_secs(30);
 /// The longest wait before the first retry, and before the last.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(800));
@@ -66,8 +66,8 @@ impl UnreachableRetry {
     }
 }
 
-/// For how long is retried what failed so. A server that can't be reached, or whose name can't be resolved, is given no more time than
-/// a connection takes: the next tier is not to wait for it.
+/// How long a request that failed with `error` is retried. A server that can't be reached, or whose name can't be resolved,
+/// is given no more time than a connection takes: the next tier is not to wait for it.
 fn retry_deadline(error: &Error) -> Duration {
     match error.source() {
         Some(cause) if cause.is::<Unreachable>() => CONNECT_TIMEOUT,

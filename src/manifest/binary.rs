@@ -9,7 +9,7 @@ use super::corrupt;
 use crate::block::Check;
 use crate::error::{Error, Kind, Result};
 
-/// How every manifest begins.
+/// The first bytes of every manifest.
 pub(super) const MAGIC: [u8; 8] = *b"BDNFSMAN";
 /// The version that this code writes, and the newest that it reads.
 pub(super) const VERSION: u32 = 1;

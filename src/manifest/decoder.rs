@@ -48,7 +48,7 @@ impl Manifest {
         Self::parse(bytes.into())
     }
 
-    /// The same, as a view of `base`.
+    /// Makes this manifest a view of `base`.
     pub(super) fn view_of(self, base: Arc<Self>) -> Self {
         Self { base: Some(base), ..self }
     }
@@ -138,7 +138,7 @@ impl Manifest {
         str::from_utf8(name).unwrap_or_default()
     }
 
-    /// All of it.
+    /// The bytes of the whole manifest.
     pub(super) fn raw(&self) -> &Bytes {
         &self.bytes
     }

@@ -3,7 +3,8 @@
 use super::row::{self, ListingRow};
 use super::sort::ExternalSorter;
 
-/// A path of directories. Each becomes a row when the listing leaves it; what comes back to one makes it another.
+/// The open directories of a listing. Each becomes a row when the listing leaves it; what comes back to one makes it
+/// another.
 #[derive(Debug)]
 pub(super) struct DirectoryStack {
     /// The last directory's path, as rows have it.
@@ -12,7 +13,7 @@ pub(super) struct DirectoryStack {
     levels: Vec<OpenDirectory>,
 }
 
-/// One of them.
+/// A directory on the stack.
 #[derive(Debug, Default)]
 struct OpenDirectory {
     /// The length of its path.

@@ -79,7 +79,7 @@ impl HubCache {
         self.view_within(base, VIEW_LIMITS)
     }
 
-    /// The same, with other limits.
+    /// The view of `base` as [`view`](Self::view) makes it, within other limits.
     pub(super) fn view_within(&self, base: &Arc<Manifest>, limits: ViewLimits) -> Result<Manifest> {
         let mut tree = Tree { root: base.entry(0)?.mtime, nodes: BTreeMap::new(), path_bytes: 0, limits };
         tree.put(b"", Leaf::Directory)?;

@@ -40,8 +40,8 @@ pub struct ListedFile<'a> {
     pub sha256: Option<[u8; 32]>,
 }
 
-/// Gathers what an origin lists, in any order, and becomes a manifest. The memory that it needs does not grow with what is
-/// listed: what is too much goes to files without a name.
+/// Collects what an origin lists, in any order, into a manifest. Its memory does not grow with the listing: what is too
+/// much goes to files without a name.
 ///
 /// Invalid entries are not reported at once: all of them are reported together when the listing is finished.
 #[derive(Debug)]
@@ -106,13 +106,13 @@ impl Listing {
         self.executable = Some(patterns);
     }
 
-    /// Uses less memory.
+    /// Limits the memory of the listing, in bytes.
     #[cfg(test)]
     pub(super) fn limit_memory(&mut self, room: usize) {
         self.sorter.limit_memory(room);
     }
 
-    /// Whether that is so.
+    /// Whether invalid names are percent-encoded.
     pub(crate) fn escapes(&self) -> bool {
         self.escape
     }
@@ -313,7 +313,7 @@ struct DuplicatePaths {
 }
 
 impl DuplicatePaths {
-    /// Wants what is kept. What has the path of what came before it, a directory or not, is wanted if `twin` says so.
+    /// A filter that accepts the rows that are kept. One with the path of the row before it is accepted if `twin` says so.
     fn find(
         mut self,
         mut twin: impl FnMut(&ListingRow<'_>, bool) -> bool,

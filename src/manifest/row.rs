@@ -139,7 +139,7 @@ impl<'a> ListingRow<'a> {
 /// The bytes that tell how long a row is.
 pub(super) const ROW_HEADER_BYTES: usize = size_of::<RowHeader>();
 
-/// `path` as rows have it.
+/// The form of `path` in rows.
 pub(super) fn key(path: &[u8]) -> Vec<u8> {
     swap(path, b'/', 0)
 }

@@ -62,7 +62,7 @@ impl ExternalSorter {
         self.runs.push(run);
     }
 
-    /// Whether none came.
+    /// Whether there are no rows.
     pub(super) fn is_empty(&self) -> bool {
         self.batch.places.is_empty() && self.runs.is_empty() && self.writing.is_none()
     }

@@ -1,4 +1,4 @@
-//! Totals: what an engine counts over all its snapshots, those too that are gone.
+//! Totals: the counters of an engine over all its snapshots, closed ones included.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,7 +8,7 @@ use super::{CountsByKind, Histogram, HistogramCounts, Traffic};
 use crate::error::Kind;
 use crate::tier::TierKind;
 
-/// The counters of an engine. They only ever grow, but for those that are said to be of now.
+/// The counters of an engine. They only grow, except those said to be of now.
 #[derive(Debug, Default)]
 pub struct EngineMetrics {
     cached: AtomicU64,

@@ -58,8 +58,8 @@ struct Reachable {
 }
 
 impl Mirror {
-    /// Deletes what no ref reaches and has not been written for `grace`; when `dry`, only counts it. A ref that was
-    /// removed or replaced reaches what it did until `grace` is over.
+    /// Deletes objects that no ref reaches and that have not been written for `grace`; when `dry`, only counts it. A ref
+    /// that was removed or replaced reaches what it did until `grace` is over.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] when a ref or a manifest is damaged or missing, for then what they reach is unknown;

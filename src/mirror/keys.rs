@@ -64,7 +64,7 @@ struct FormatFile {
 }
 
 impl Mirror {
-    /// The key of what the tenant calls `below`.
+    /// The key of the tenant's object at `below`.
     pub(super) fn tenant_key(&self, below: &str) -> Path {
         Path::from(format!("tenants/{}/{below}", self.tenant))
     }

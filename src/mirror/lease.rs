@@ -213,7 +213,7 @@ impl MirrorLease {
         Ok(now)
     }
 
-    /// Gives it up, and waits until that is done.
+    /// Releases the lease, and waits until its object is deleted.
     pub async fn release(mut self) {
         self.held = None;
         if let Some(beating) = self.beating.take() {

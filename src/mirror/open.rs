@@ -23,7 +23,7 @@ use crate::source::{Access, BucketService, Uri};
 /// How long one request may take: a part of an upload over a slow line, or a copy of 5 GiB within the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A store, and what it is let in with where that is no local directory.
+/// A store, and its credentials where it is no local directory.
 type Opened = (MirrorStore, Option<Arc<KeyCache>>);
 
 /// Opens the store that `uri` names; a local directory is made if it is missing.

@@ -7,7 +7,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::boot;
 
-/// This process: the machine's life and the namespace of its processes, hashed; its id; when it started. Empty where
+/// The identity of this process: the machine's boot and its PID namespace, hashed; its id; when it started. Empty where
 /// that can't be told. What it asks the kernel for never waits.
 pub(super) fn current() -> String {
     let pid = std::process::id();

@@ -10,7 +10,7 @@ use crate::blob::Stored;
 use crate::block::{self, Check};
 use crate::digest::Digest;
 
-/// How every record begins.
+/// The first bytes of every record.
 const MAGIC: [u8; 8] = *b"BDNFSBLB";
 /// The version that this code writes and reads.
 const VERSION: u32 = 1;

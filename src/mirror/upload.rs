@@ -22,7 +22,7 @@ const MAX_PARTS: u64 = 9_000;
 /// How many parts are on their way at once.
 const PARTS_IN_FLIGHT: usize = 4;
 
-/// A part, and what came of it.
+/// The index of a part, and the result of its upload.
 type PartUpload = (usize, object_store::Result<String>);
 type PartResult = std::result::Result<PartUpload, tokio::task::JoinError>;
 
@@ -66,7 +66,7 @@ impl Upload {
         Ok(Self::resume(mirror, id, part(size), Vec::new(), Bytes::new()))
     }
 
-    /// Resumes one that has these parts; `rest` follows them.
+    /// Resumes an upload that has these parts; `rest` follows them.
     pub(super) fn resume(mirror: &Mirror, id: UploadId, part: u64, parts: Vec<String>, rest: Bytes) -> Self {
         Self {
             mirror: mirror.clone(),
@@ -106,7 +106,8 @@ impl Upload {
         self.rejected && self.accepted == 0
     }
 
-    /// Writes more of it, at most a part. Waits while too much is on its way. Tells when a part ended.
+    /// Writes more of the object, at most a part. Waits while too many parts are in flight. Returns the end of a part, if
+    /// any.
     pub(super) async fn write(&mut self, mut bytes: Bytes) -> Result<Option<PartEnd>> {
         let room = self.part - self.pending_len;
         if (bytes.len() as u64) < room {
@@ -138,7 +139,7 @@ impl Upload {
         Ok(())
     }
 
-    /// Ends it, when all has arrived: from now on the object is there.
+    /// Completes the upload, when all parts have arrived: from now on the object is there.
     pub(super) async fn complete(&mut self, len: u64) -> Result<()> {
         let parts = self.uploaded.values().cloned().collect();
         let Err(error) = self.mirror.store.parts.complete(&self.id, parts).await else { return Ok(()) };
@@ -150,7 +151,7 @@ impl Upload {
         Err(self.mirror.failure("finish", &self.id.key, &error))
     }
 
-    /// Gives it up.
+    /// Aborts the upload.
     pub(super) async fn abort(&mut self) {
         self.in_flight.shutdown().await;
         if let Err(error) = self.mirror.store.parts.abort(&self.id).await {

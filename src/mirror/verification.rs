@@ -18,7 +18,7 @@ use crate::manifest::Manifest;
 use crate::task::blocking;
 use crate::tier::{Tier, Urgency};
 
-/// How many blobs are looked at, and how many are read, at once.
+/// How many blobs are checked for existence at once, and how many are read.
 const HEADS_IN_FLIGHT: usize = 64;
 const READS_IN_FLIGHT: usize = 4;
 

@@ -34,7 +34,7 @@ use crate::task::blocking;
 const MAX_IN_MEMORY_BYTES: u64 = 64 << 20;
 /// How many extents of a larger blob are read at once.
 const READS_IN_FLIGHT: usize = 4;
-/// How many files of a pack are.
+/// How many files of a pack are read at once.
 const FILES_IN_FLIGHT: usize = 64;
 /// What a larger blob holds in memory meanwhile: extents as they came and compressed, and parts on their way.
 const STREAM_MEMORY_BYTES: u64 = 2 * READS_IN_FLIGHT as u64 * MAX_EXTENT_BLOCKS * BLOCK + 5 * MIN_PART_BYTES;
@@ -46,9 +46,9 @@ pub(super) struct BlobBuilder<'a> {
     origin: Ladder,
     previous: Option<PreviousSnapshot>,
     hash_first: bool,
-    /// When it began: nothing that it relies on may be older.
+    /// The lease of the run: nothing that the run relies on may be older.
     lease: &'a MirrorLease,
-    /// In MiB.
+    /// Permits for memory, in MiB.
     memory: Semaphore,
     memory_mib: u32,
     in_memory: u64,
@@ -329,7 +329,7 @@ fn extents(first: u64, size: u64) -> impl Iterator<Item = Extent> {
     starts.map(move |first| Extent { first, blocks: MAX_EXTENT_BLOCKS.min(blocks - first) })
 }
 
-/// The first of them.
+/// The first extent of a file of `size` bytes.
 fn first_extent(size: u64) -> Extent {
     extents(0, size).next().unwrap_or(Extent { first: 0, blocks: 1 })
 }

@@ -39,7 +39,7 @@ pub(super) struct Recipe {
     pub files: Vec<u32>,
     /// Its length in bytes.
     pub size: u64,
-    /// Names it.
+    /// The digest that names it.
     pub name: Digest,
 }
 

@@ -32,12 +32,12 @@ impl Xattrs {
         self.0.resize(self.0.len().next_multiple_of(XATTR_ALIGN), 0);
     }
 
-    /// Their bytes.
+    /// The encoded bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Their length as an inode has it: in units, of which the header is one.
+    /// The length of the attributes as an inode stores it: in units, of which the header is one.
     fn count(&self) -> u16 {
         let behind = self.0.len().checked_sub(size_of::<XattrHeader>());
         behind.map_or(0, |bytes| (bytes / XATTR_ALIGN + 1) as u16)

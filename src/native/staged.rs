@@ -81,7 +81,7 @@ impl NativeSnapshot {
         Ok(Self { tenant: engine.tenant().to_owned(), snapshot, layout, pack })
     }
 
-    /// Whose it is.
+    /// The tenant that the snapshot belongs to.
     pub fn tenant(&self) -> &str {
         &self.tenant
     }
@@ -166,7 +166,7 @@ impl NativeSnapshot {
         Ok(self.layout.packed_files(ranges))
     }
 
-    /// Notes that it and its pack are no longer used.
+    /// Releases the snapshot and its pack, which are no longer used.
     pub async fn release(&self) {
         if let Some(pack) = &self.pack {
             pack.release().await;

@@ -23,7 +23,7 @@ pub(super) struct RangeRequest {
     pub name: String,
     /// The size of the whole file, in bytes.
     size: u64,
-    /// Not empty.
+    /// The requested bytes; not empty.
     range: Range<u64>,
 }
 

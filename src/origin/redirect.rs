@@ -20,11 +20,11 @@ use crate::source::{Access, loopback};
 
 /// How many redirects are followed, one after the other.
 const REDIRECT_LIMIT: usize = 10;
-/// The networks of carriers (RFC 6598), and the prefix behind which IPv6 hosts find IPv4 ones (RFC 6052).
+/// The shared address space of carrier-grade NAT (RFC 6598) with its mask, and the NAT64 prefix (RFC 6052).
 const CARRIER_NAT: (u32, u32) = (0x6440_0000, 0xffc0_0000);
 const NAT64: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
 
-/// From where an address can be reached; a later one from more places.
+/// The scope from which an address can be reached; a later one is wider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum AddressScope {
     LinkLocal,

@@ -26,7 +26,7 @@ pub struct BackoffTable {
     activity: Mutex<HashMap<String, (Instant, Instant)>>,
 }
 
-/// Whether a peer is asked.
+/// Whether requests are sent to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
     /// It is asked.

@@ -96,7 +96,7 @@ fn seed(id: &str) -> u64 {
 /// 2^64 divided by the golden ratio, odd: multiples of it lie evenly.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Spreads every bit over all (the finalizer of splitmix64: Steele, Lea and Flood, OOPSLA 2014).
+/// Mixes the bits of `x` (the finalizer of splitmix64: Steele, Lea and Flood, OOPSLA 2014).
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -111,8 +111,8 @@ impl PeerServer {
         self.sent.load(Relaxed)
     }
 
-    /// Responds to `ask`. The blob is looked up only for a caller that may have it: no other learns whether
-    /// it exists, not even from the time that the response takes.
+    /// Responds to `request`. The blob is looked up only for a caller that may have it: no other learns whether it exists,
+    /// not even from the time that the response takes.
     pub async fn answer(self: &Arc<Self>, caller: &Caller, request: BlockRequest) -> BlockResponse {
         let provider = || self.providers.read().get(&request.tenant).cloned();
         let Some(provider) = caller.may_have(&request.tenant).then(provider).flatten() else {

@@ -30,7 +30,7 @@ impl RemovalListener for Contents {
 #[derive(Debug, Default)]
 struct Live {
     by_key: HashMap<Key, Weak<Content>>,
-    /// How large the map may grow before the dead are taken out.
+    /// The size at which dead entries are removed from the map.
     sweep_at: usize,
 }
 

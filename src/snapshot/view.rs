@@ -17,7 +17,7 @@ pub(crate) struct SnapshotView {
 }
 
 impl Snapshot {
-    /// Tells it from all others that are mounted: its id, and which view of it is shown.
+    /// The id of the tree that is shown: of the snapshot's own, or of the view of it.
     pub fn tree_id(&self) -> Digest {
         match self.view.get() {
             Some(view) => Digest::of(&[self.id.0, view.manifest.digest().0].concat()),

@@ -1,4 +1,4 @@
-//! Access points of S3: names of a bucket with a policy of their own, which an ARN tells in place of the bucket.
+//! Access points of S3: names of a bucket with a policy of their own, given as an ARN in place of the bucket.
 
 use super::uri_format::wrong;
 use crate::error::Result;

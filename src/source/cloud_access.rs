@@ -88,7 +88,7 @@ pub struct AwsAmbient {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AwsProfile {
-    /// Its name; `None` is the one called `default`, which need not exist.
+    /// The name of the profile; `None` is the one called `default`, which need not exist.
     pub name: Option<String>,
     /// The file of keys, whose sections are named like profiles.
     pub credentials: Option<PathBuf>,

@@ -24,7 +24,7 @@ pub(super) fn units(name: &[u8]) -> Vec<Unit> {
     units
 }
 
-/// A pattern, taken apart.
+/// A parsed pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Glob {
     text: String,
@@ -57,7 +57,7 @@ impl Token {
 }
 
 impl Glob {
-    /// Every text is a pattern: a bracket that is never closed stands for itself.
+    /// Parses a pattern. Every text is one: a bracket that is never closed stands for itself.
     pub(super) fn new(text: &str) -> Self {
         let mut pattern = units(text.as_bytes());
         if pattern.last() == Some(&Unit::from('/')) {

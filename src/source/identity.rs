@@ -7,8 +7,8 @@ use crate::digest::Digest;
 pub(crate) const HUB_DEFAULT_REVISION: &str = "main";
 
 impl Uri {
-    /// The identity of this source: its text, and what that leaves out. A bucket's name is unique at one endpoint only, so
-    /// that is part of it; a query may be secret, so its hash is. A branch stays the same source when it moves.
+    /// The identity of this source: its text, and what the text leaves out. A bucket's name is unique at one endpoint only,
+    /// so that is part of it; a query may be secret, so its hash is. A branch stays the same source when it moves.
     pub fn identity(&self, access: &Access) -> String {
         match (self, access.endpoint(self)) {
             (Self::Http(url), _) => {

@@ -5,7 +5,7 @@ use crate::error::{Error, Kind, Result};
 /// The longest name, in bytes.
 const TENANT_NAME_LENGTH_LIMIT: usize = 64;
 
-/// Finds out whether `name` can be a tenant's: it becomes the name of a directory and a part of keys.
+/// Checks that `name` can be a tenant's: it becomes the name of a directory and a part of keys.
 ///
 /// # Errors
 /// [`Kind::Invalid`].

@@ -205,7 +205,7 @@ impl fmt::Debug for Uri {
     }
 }
 
-/// A text without a scheme is a path, if it begins like one.
+/// Parses a text without a scheme, which is a path if it begins like one.
 fn plain(text: &str) -> Result<Uri> {
     if !text.is_empty() && matches!(text.split('/').next(), Some("" | "." | "..")) {
         return Ok(Uri::File(text.into()));
@@ -244,7 +244,7 @@ fn http(scheme: &str, text: &str) -> Result<Uri> {
     }
 }
 
-/// A bucket, account or container. Every service has narrower rules of its own, and says so.
+/// Checks the name of a bucket, account or container. Every service has narrower rules of its own, and says so.
 fn name(scheme: &str, what: &str, text: &str) -> Result<String> {
     if text.is_empty() {
         return Err(wrong(scheme, format!("it names no {what}")));

@@ -1,4 +1,4 @@
-//! Audits: what the cache has whole of a snapshot is verified again.
+//! Audits: verify the whole blobs of a snapshot in the cache again.
 
 use std::ops::RangeInclusive;
 use std::sync::Weak;

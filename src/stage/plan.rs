@@ -72,7 +72,7 @@ fn missing(manifest: &Manifest, cache: &Cache) -> Result<Vec<MissingBlob>> {
     })
 }
 
-/// The same in the order in which they are to come, each with how many files it holds.
+/// Sorts missing blobs into the order in which they are fetched, each with the number of files that it holds.
 fn ordered(manifest: &Manifest, mut missing: Vec<MissingBlob>) -> Result<Vec<MissingBlob>> {
     let mut files = vec![0u32; manifest.blobs() as usize];
     let mut first = BTreeSet::new();
@@ -93,7 +93,7 @@ fn ordered(manifest: &Manifest, mut missing: Vec<MissingBlob>) -> Result<Vec<Mis
     Ok(missing)
 }
 
-/// Whether a file tells what other files are: those that read a model or a dataset open it first.
+/// Whether a file describes the others: readers of a model or a dataset open it first.
 fn is_index_file(name: &[u8]) -> bool {
     name.ends_with(b"config.json")
         || name.ends_with(b".index.json")

@@ -1,4 +1,4 @@
-//! A tier in memory: an origin whose content is what it is given.
+//! A tier in memory: an origin of the files that are put into it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

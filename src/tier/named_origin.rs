@@ -1,4 +1,4 @@
-//! An origin under another name than its own: what a directory of this machine has, as what it is saved as.
+//! An origin under another name: a directory of this machine, under the name that it is saved as.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::blob::Blob;
 use crate::error::Result;
 use crate::manifest::Listing;
 
-/// An origin, called otherwise.
+/// An origin under another name.
 #[derive(Debug)]
 pub struct NamedOrigin {
     name: String,

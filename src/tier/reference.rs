@@ -1,4 +1,4 @@
-//! The tier of what a view adds to a snapshot: the names of commits, which are the versions of their blobs.
+//! The tier of the blobs that a view adds to a snapshot: the names of commits, which are the versions of their blobs.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::{Body, Tier, TierKind, Urgency};
 use crate::blob::Blob;
 use crate::error::Result;
 
-/// Contents that are nowhere but in the versions of their blobs, so that no request is needed for them.
+/// A tier of blobs whose content is their version, so that no request is needed for them.
 #[derive(Debug)]
 pub struct ReferenceTier;
 

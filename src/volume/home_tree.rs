@@ -1,5 +1,5 @@
-//! A directory that outlives those who write to it, such as a training cache: compared with a snapshot of it, brought to the state of
-//! another, and read as an origin without what is being written.
+//! A directory that outlives its writers, such as a training cache: compared with a snapshot of it, brought to the state of
+//! another, and read as an origin without the files that are being written.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -72,7 +72,8 @@ pub fn former_files(manifest: &Manifest, tree: &MergeTree) -> Result<FormerFiles
 }
 
 impl Scan {
-    /// What was found, as a tree. Files to which anything was done at `since` or later, in nanoseconds since 1970, are touched.
+    /// The scanned directory as a tree. Files changed in any way at `since` or later, in nanoseconds since 1970, are
+    /// touched.
     pub fn tree(&self, since: i64) -> MergeTree {
         let files = self.files.iter().map(|(path, file)| {
             let ScannedFile { size, mtime, executable, .. } = *file;

@@ -1,4 +1,4 @@
-//! Settling: which units of a directory were not changed for a while. Pure: the time is handed in.
+//! Settling: which units of a directory have not changed for a while. Pure: the time is handed in.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -7,13 +7,13 @@ use std::fmt;
 pub enum SkipReason {
     /// A directory whose path can't be opened.
     LongPath,
-    /// Whatever it is, it lies on another file system.
+    /// An entry on another file system.
     OtherFileSystem,
-    /// A regular file that is somebody else's, and linked here.
+    /// A hard link to a file of another user.
     LinkedFile,
-    /// A checkpoint's name.
+    /// A checkpoint whose name is not UTF-8.
     NotUtf8,
-    /// It has no content that outlives its process.
+    /// A socket, which has no content that outlives its process.
     Socket,
     /// As a socket.
     Fifo,

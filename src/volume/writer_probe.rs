@@ -1,4 +1,4 @@
-//! Whether a file is written: the kernel's own answer.
+//! Probes whether a file has a writer, by asking the kernel for a lease.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -11,7 +11,7 @@ pub enum Writers {
     None,
     /// There is a writer.
     Some,
-    /// The file system can't say, as NFS.
+    /// The file system can't tell, as with NFS.
     Unknown,
 }
 
@@ -31,7 +31,7 @@ pub fn probe_writers(file: &OwnedFd) -> Writers {
     }
 }
 
-/// Has this process ignore the signal that a probe may bring upon it.
+/// Makes this process ignore the signal that a probe may cause (SIGIO).
 pub fn ignore_lease_signal() {
     // SAFETY: a signal that is ignored calls nothing.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };

@@ -1,4 +1,4 @@
-//! The job around the weights: which kind of document has it, its commands, and what it asks for that a job here has not.
+//! The job around the weights: the kind of its document, its commands, and what it asks for that is not supported.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -83,7 +83,7 @@ pub(super) struct Specification<'a> {
 }
 
 impl<'a> Specification<'a> {
-    /// Finds it in a document. `None` where that is no mapping, which is reported.
+    /// Finds the specification in a document. `None` where that is no mapping, which is reported.
     pub(super) fn find(document: &'a Value, found: &mut Diagnostics) -> Option<Self> {
         let mut fields = Fields::of(document, DocumentPath::default(), found)?;
         let mut around = Vec::new();

@@ -39,7 +39,7 @@ pub(super) const JOB: &[JobKey] = &[
     JobKey::nullable("truss_user_env", Keys(USER_ENV))
         .ignored("it describes the machine that pushed the job"),
 ];
-/// The same in a file of our own: what needs no platform.
+/// A training job in a file of bdnfs itself: the keys that need no platform.
 pub(super) static BDNFS_JOB_KEYS: &[JobKey] = &[
     JobKey::nullable("name", Label).done(),
     JobKey::nullable("project", Name).done(),

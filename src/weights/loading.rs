@@ -42,7 +42,7 @@ pub(super) fn loading(config: Value) -> Option<CheckpointLoading> {
     is_enabled.then(|| serde_json::from_value(config).unwrap_or_default())
 }
 
-/// Whether a `load_checkpoint_config` asks for what can't be loaded.
+/// Whether a `load_checkpoint_config` asks for checkpoints that can't be loaded.
 pub(super) fn cannot_load(config: &Value) -> bool {
     let is = |item: &Value, typ: &str| item.get("typ").is_some_and(|value| value == typ);
     let lacks = |item: &Value, key: &str| item.get(key).is_none_or(Value::is_null);

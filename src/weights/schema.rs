@@ -17,7 +17,7 @@ pub(super) enum Shape {
     Text,
     /// The name of a project or a team.
     Name,
-    /// A text that people are shown, see [`check_label`].
+    /// A text shown to people, see [`check_label`].
     Label,
     Whole,
     Flag,
@@ -26,7 +26,7 @@ pub(super) enum Shape {
     Texts,
     /// A mapping of texts, and of names of secrets.
     Variables,
-    /// The same, also for what [`scalar`] makes a text of.
+    /// A mapping like [`Variables`](Self::Variables), also of what [`scalar`] makes a text of.
     Scalars,
     /// A mapping with these keys.
     Keys(&'static [JobKey]),
@@ -51,7 +51,7 @@ enum KeyPresence {
 pub(super) enum Handling {
     /// The key has an effect.
     Done,
-    /// Nothing, for this reason, of which `bdnfs check` and the job warn.
+    /// The key has no effect, for this reason, of which `bdnfs check` and the job warn.
     Ignored(&'static str),
     /// The key is refused with this reason, unless the value asks for nothing.
     Refused { asks: fn(&Value) -> bool, reason: &'static str },

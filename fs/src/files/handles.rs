@@ -100,7 +100,7 @@ impl Drop for CompletionWatch {
 }
 
 impl FileHandles {
-    /// No file is open. With `passthrough`, the kernel has offered it.
+    /// A table without open files. With `passthrough`, the kernel has offered it.
     pub(crate) fn new(
         snapshot: Arc<Snapshot>,
         runtime: Handle,

@@ -34,7 +34,7 @@ pub(crate) struct StatelessFiles {
 }
 
 impl StatelessFiles {
-    /// No file was read yet.
+    /// The files of `snapshot`, none of which was read yet.
     pub(crate) fn new(snapshot: Arc<Snapshot>, runtime: Handle, kernel: Arc<KernelCache>) -> Arc<Self> {
         let readers = Mutex::new(IdleCache::new(MAX_READERS, BACKING_IDLE_TIMEOUT));
         Arc::new(Self { snapshot, runtime, kernel, readers, prefetcher: Mutex::default() })

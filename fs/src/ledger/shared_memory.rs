@@ -39,7 +39,7 @@ impl SharedMemory {
         Ok(Self { file, memory })
     }
 
-    /// All of them.
+    /// All words.
     pub(super) fn words(&self) -> &[AtomicU64] {
         let words = self.memory.len() / size_of::<AtomicU64>();
         // SAFETY: the mapping is as long as this, begins at a page, and lives as long as `self`; the file is sealed, so that

@@ -29,7 +29,7 @@ const REPAIR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// How many files of a repaired blob are told by name.
 const NAMED_FILES: usize = 20;
 
-/// What each block of a file holds; `None` for one that the disk can't read.
+/// The digest of each block of a file; `None` for one that the disk can't read.
 pub(super) type BlockDigests = Vec<Option<Digest>>;
 
 impl NativeSuperblock {
@@ -42,7 +42,7 @@ impl NativeSuperblock {
         Ok(())
     }
 
-    /// Has the device `key` made right again.
+    /// Starts the repair of the device `key`.
     fn repair(&self, key: Key) {
         if !self.repairing.lock().insert(key) {
             return;
@@ -186,7 +186,7 @@ async fn whole(owner: &Arc<Snapshot>, blob: u32) -> Result<Arc<File>> {
     reader.backing().ok_or_else(gone)
 }
 
-/// What the disk has of each block of `file`, whatever is in the page cache.
+/// The digest of each block of `file` on the disk, whatever is in the page cache.
 fn digests(file: &File, size: u64) -> BlockDigests {
     let digest = |index| {
         let (at, len) = (index * BLOCK, block::len(size, index));

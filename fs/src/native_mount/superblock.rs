@@ -45,12 +45,13 @@ pub(super) struct NativeSuperblock {
     pub(super) damaged: Mutex<HashMap<Key, BlockDigests>>,
     /// The devices that are being repaired.
     pub(super) repairing: Mutex<HashSet<Key>>,
-    /// Itself.
+    /// A reference to itself, for its tasks.
     pub(super) own: Weak<Self>,
 }
 
 impl Superblocks {
-    /// Those whose images are made in `images`. Makes the directory, and removes what an agent that crashed while it mounted left there.
+    /// The superblocks whose images are made in `images`. Makes the directory, and removes what an agent that crashed while
+    /// it mounted left there.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
@@ -163,7 +164,7 @@ impl NativeSuperblock {
         superblock
     }
 
-    /// Where it can be seen.
+    /// The mounts of it that can be seen.
     pub(super) fn roots(&self) -> Result<Vec<MountEntry>> {
         Ok(mounts::all()?.into_iter().filter(|mounted| self.is_shown_by(mounted)).collect())
     }
@@ -224,7 +225,7 @@ fn owner(options: &Options) -> (u32, u32) {
     (uid.unwrap_or_else(|| getuid().as_raw()), gid.unwrap_or_else(|| getgid().as_raw()))
 }
 
-/// How the names of the images begin that show `native` as `options` have it.
+/// The prefix of the names of images that show `native` as `options` have it.
 fn prefix(native: &NativeSnapshot, options: &Options) -> String {
     let (id, tenant, (uid, gid)) = (native.snapshot().tree_id(), native.tenant(), owner(options));
     format!("{id}-{tenant}-{uid}-{gid}-{}-", if options.allow_other { "all" } else { "owner" })

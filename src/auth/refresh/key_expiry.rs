@@ -1,4 +1,4 @@
-//! When a token or signature expires, as it says itself.
+//! The expiry of tokens and signatures, as they state it themselves.
 
 use std::time::{Duration, SystemTime};
 

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::block::{self, BLOCK, Check};
 use crate::digest::Digest;
 
-/// How every one begins.
+/// The first bytes of every draft's state.
 const MAGIC: [u8; 8] = *b"BDNFSDRF";
 /// The version that this code writes and reads.
 const VERSION: u32 = 1;

@@ -18,7 +18,7 @@ pub struct ChosenCheckpoint {
     pub saved: SavedCheckpoint,
     /// All ranks of it.
     pub group: CheckpointGroup,
-    /// Its ref.
+    /// The ref of the checkpoint.
     pub found: Ref,
 }
 

@@ -36,7 +36,7 @@ pub(super) struct HubApi {
     id: String,
 }
 
-/// The Hub's answer: where a file is.
+/// The Hub's answer to a request for a file.
 pub(super) enum HubAnswer {
     /// The Hub sends it itself.
     Here(Response),

@@ -125,7 +125,7 @@ async fn locate(
     if is_checked(version, blob) { Ok((answer, Some(doubt))) } else { Err(doubt) }
 }
 
-/// Asks the storage, without the token; `None` where the URL is not valid, or no longer.
+/// Requests the range from the storage, without the token; `None` where the URL is not valid, or no longer.
 async fn stored(hub: &HubOrigin, url: &Url, wanted: &RangeRequest) -> Result<Option<Response>> {
     let mut request = Request::new(Method::GET, url.clone());
     wanted.set_headers(request.headers_mut());

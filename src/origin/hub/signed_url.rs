@@ -89,7 +89,7 @@ impl Expiry<Key, ContentLocation> for UrlExpiry {
     }
 }
 
-/// Until when `url` is used: what its signature says, as CloudFront or S3 writes it.
+/// The time until which `url` is used: what its signature says, as CloudFront or S3 writes it.
 fn url_expiry(url: &Url, now: SystemTime) -> SystemTime {
     let text = |name: &str| url.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value);
     let seconds = |name: &str| text(name)?.parse().ok().map(Duration::from_secs);

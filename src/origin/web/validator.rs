@@ -17,7 +17,7 @@ pub(super) enum Validator {
     /// The SHA-256 in an index, in hexadecimal. No request can be conditional on it; the whole content is checked against
     /// it.
     Sha256(String),
-    /// Nothing at all, with a number of the listing's own: its user insists on reading what may change meanwhile.
+    /// No identity, only a number that the listing made up: the user allows reading a file that may change meanwhile.
     Unpinned(String),
 }
 

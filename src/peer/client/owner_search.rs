@@ -17,7 +17,7 @@ use crate::tier::{Body, Urgency};
 /// by then, nodes that are cut off together have found each other.
 const SEARCH_LIMIT: Duration = Duration::from_secs(10);
 
-/// One request, and the candidate to ask.
+/// The search for an owner that answers one request.
 pub(super) struct OwnerSearch {
     pub(super) peers: Arc<Peers>,
     pub(super) candidate: Candidate,

@@ -16,7 +16,7 @@ const MAX_IDLE: usize = 256;
 pub(super) const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 const POOL_SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What a connection belongs to: the peer's id and address, and the version of this node's identity.
+/// The key of a connection in the pool: the peer's id and address, and the version of this node's identity.
 pub(super) type PoolKey = (String, SocketAddr, u64);
 
 /// The idle connections.

@@ -25,7 +25,7 @@ use crate::peer::client::http::{GOSSIP_FROM, GOSSIP_PATH};
 use crate::peer::identity::Identity;
 use crate::peer::wire::{BlockRequest, BlockResponse, Frame, Frames};
 
-/// How many connections there may be. More wait to be accepted.
+/// The most connections at once. More wait to be accepted.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// How long a connection may be idle, or take for the head of a request. No peer keeps an idle connection for longer than a
