@@ -57,7 +57,7 @@ impl WholeSnapshot {
         (0..self.manifest.blobs()).all(|blob| has(blob).unwrap_or(false))
     }
 
-    /// Whether it is a mirrored snapshot: peers are told of no others.
+    /// Whether it is a mirrored snapshot: no others are announced.
     fn is_mirrored(&self) -> bool {
         (0..self.manifest.blobs()).all(|blob| matches!(self.manifest.key(blob), Ok(Key::Content(_))))
     }

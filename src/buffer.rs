@@ -16,7 +16,7 @@ pub const ALIGNMENT: usize = 4096;
 
 /// The fewest and the most idle buffers that are kept. In between as many as are in use, for their number swings by about as
 /// much; never more than a node has under way that stages from its peers.
-const IDLE_LIMITS: (usize, usize) = (16, 48);
+const IDLE_BUFFER_LIMITS: (usize, usize) = (16, 48);
 
 /// The buffers that are free.
 #[derive(Debug, Default)]
@@ -104,7 +104,7 @@ impl Drop for Buffer {
         if fits {
             pool.idle.push(room);
         }
-        let most = pool.used.clamp(IDLE_LIMITS.0, IDLE_LIMITS.1).min(pool.idle.len());
+        let most = pool.used.clamp(IDLE_BUFFER_LIMITS.0, IDLE_BUFFER_LIMITS.1).min(pool.idle.len());
         let beyond = pool.idle.split_off(most);
         // It takes a while to give back room.
         drop(pool);
@@ -142,7 +142,7 @@ mod tests {
         drop(grown);
         let idle = || buffers.pool().idle.len();
         assert_eq!(idle(), 0);
-        let (some, most) = IDLE_LIMITS;
+        let (some, most) = IDLE_BUFFER_LIMITS;
         let mut many: Vec<_> = (0..4 * most).map(|_| buffers.take(BLOCK)).collect();
         let small: Vec<_> = (0..4 * most).map(|_| buffers.take(1)).collect();
         many.truncate(2 * most);

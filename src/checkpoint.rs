@@ -33,7 +33,7 @@ pub const DEFAULT_PROJECT: &str = "default";
 /// The longest ID of a job, in bytes. bdnfs makes them of eight.
 const MAX_JOB_BYTES: usize = 64;
 /// How much of a name that is too long is shown, in characters: enough to find it.
-const SHOWN_CHARS: usize = 32;
+const MAX_SHOWN_CHARS: usize = 32;
 
 /// The identity of a saved checkpoint within its tenant: a rank of a checkpoint of a job of a project. As
 /// text, and in JSON, it is the source that it is published as.
@@ -198,7 +198,7 @@ pub fn check_text(what: &str, text: &str) -> Result<()> {
         return Err(invalid(format!("{what} {text:?} contains the control character {c:?}")));
     }
     if encoded_name::encode(text).len() > encoded_name::MAX_ENCODED_BYTES {
-        let start: String = text.chars().take(SHOWN_CHARS).collect();
+        let start: String = text.chars().take(MAX_SHOWN_CHARS).collect();
         return Err(invalid(format!(
             "{what} {start:?}... is too long: it has {} bytes at most, each but letters, digits, '.', '_' and '-' counted as three",
             encoded_name::MAX_ENCODED_BYTES

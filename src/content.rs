@@ -46,7 +46,7 @@ use recent_failure::RecentFailures;
 use refutation::Refutation;
 pub use resources::SharedResources;
 
-/// How long a reader waits before it is told that no tier answers (DESIGN, section 6).
+/// How long a read waits for a tier to answer before it fails (DESIGN, section 6).
 pub const READ_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
@@ -89,7 +89,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Finds out what the cache has of `blob`. Touches the local disk.
+    /// The content of `blob`, with what the cache has of it. Touches the local disk.
     ///
     /// # Errors
     /// None for a broken disk: then everything comes from the ladder.
@@ -112,7 +112,7 @@ impl Content {
             resources,
             ladder: Mutex::new(ladder),
         };
-        if let Err(error) = content.look() {
+        if let Err(error) = content.open_local() {
             tracing::warn!(%error, "the cache can't be used for a file");
         }
         let content = Arc::new(content);
@@ -120,7 +120,7 @@ impl Content {
         content
     }
 
-    fn look(&self) -> Result<()> {
+    fn open_local(&self) -> Result<()> {
         let cache = &self.resources.cache;
         if let Some(file) = cache.open_whole(&self.blob.key, self.blob.size)? {
             *self.whole.write() = Some(Arc::new(file));

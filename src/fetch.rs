@@ -41,7 +41,7 @@ const WRONG_BYTES_LIMIT: u32 = 3;
 
 /// How many invalid answers in a row are retried: a server or a proxy in trouble sends one (an error page, a
 /// redirect to nowhere), and a file that has changed says so again.
-const ODD_ANSWER_LIMIT: u32 = 2;
+const INVALID_RESPONSE_LIMIT: u32 = 2;
 
 /// How many groups a stage interleaves at a time: so many that each owner's part of them is in proportion to its share.
 const INTERLEAVED_GROUPS: usize = 256;
@@ -241,7 +241,7 @@ impl Ladder {
                 Kind::Unavailable | Kind::Timeout | Kind::Corrupt => wrong_bytes < WRONG_BYTES_LIMIT,
                 Kind::Changed | Kind::Unsupported => {
                     odd_answers += 1;
-                    odd_answers < ODD_ANSWER_LIMIT
+                    odd_answers < INVALID_RESPONSE_LIMIT
                 }
                 _ => false,
             };

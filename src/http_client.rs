@@ -38,13 +38,13 @@ const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The longest `Retry-After` that a request waits for. After a longer one it fails: its caller may know another tier.
 const MAX_RETRY_AFTER_WAIT: Duration = Duration::from_secs(2);
-/// The timeout of a page of a listing, of which there may be thousands: as long as any operation may take.
+/// The longest `Retry-After` that a page of a listing waits for: as long as any operation may take.
 const MAX_LISTING_RETRY_AFTER_WAIT: Duration = Duration::from_secs(30);
 /// The longest `Retry-After` that is obeyed: the longest window of a known rate limit, the Hugging Face Hub's.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 /// The characters that are percent-encoded in a part of a URL's path (RFC 3986, section 2.3).
-pub(crate) const UNRESERVED: &AsciiSet =
+pub(crate) const PATH_SEGMENT_ENCODE_SET: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The client of one service. Clones share its connections and the `Retry-After` that the service asked for.

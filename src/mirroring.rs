@@ -56,8 +56,8 @@ pub use source::{MirrorSource, Succession};
 const BLOBS_IN_FLIGHT: usize = 32;
 /// How many repaired faults are listed one by one; `mirror verify` lists all.
 const MAX_LISTED_REPAIRS: usize = 10;
-/// How often blobs that vanish while others are made are made again: they only vanish when another process deletes them.
-const MAX_ROUNDS: u32 = 3;
+/// How often missing blobs are put again because some vanished meanwhile: only another process can delete them.
+const PUT_ROUND_LIMIT: u32 = 3;
 
 /// The limits of a mirroring run.
 #[derive(Clone, Copy, Debug)]
@@ -278,7 +278,7 @@ impl MirrorRun<'_> {
         for (at, recipe) in recipes.iter().enumerate() {
             firsts.entry(recipe.name).or_insert(at);
         }
-        for _ in 0..MAX_ROUNDS {
+        for _ in 0..PUT_ROUND_LIMIT {
             let firsts = recipes.iter().map(|recipe| firsts[&recipe.name]);
             let missing = recipes.iter().enumerate().zip(firsts.clone());
             // Equal content is built once.

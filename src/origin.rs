@@ -88,7 +88,7 @@ fn foreign_version(name: &str) -> Error {
     Error::new(Kind::Invalid, format!("{name}: the version in the manifest is not one of this origin"))
 }
 
-/// The error for content that is no longer there. For who reads, it is no longer what the snapshot pinned.
+/// The error for content that is no longer there. To a reader it is content that changed.
 fn gone(name: &str, how: &str) -> Error {
     Error::new(
         Kind::Changed,

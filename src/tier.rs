@@ -1,8 +1,7 @@
 //! Tiers: the stores that hold blocks and send them on request. The seam between the engine and the network.
 //!
-//! A tier moves bytes; it is not trusted with them. Whatever it sends is verified block by block before it is
-//! stored or read ([`crate::block`]). Tiers know nothing of each other; their order is the ladder's affair
-//! ([`crate::fetch`]).
+//! A tier moves bytes; it is not trusted with them. Whatever it sends is verified block by block before it is stored or
+//! read ([`crate::block`]). Tiers know nothing of each other; the ladder decides their order ([`crate::fetch`]).
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;

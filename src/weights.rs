@@ -33,18 +33,27 @@ pub use mount::check_locations;
 pub use schema::check_label;
 pub use training_cache::{TrainingCache, is_cache_base, training_cache};
 
-const SOURCE: &str = "source";
-const MOUNT: &str = "mount_location";
-const AUTH: &str = "auth";
-const ALLOW: &str = "allow_patterns";
-const IGNORE: &str = "ignore_patterns";
-const EXECUTABLE: &str = "executable_patterns";
-const LAYOUT: &str = "layout";
+const SOURCE_KEY: &str = "source";
+const MOUNT_KEY: &str = "mount_location";
+const AUTH_KEY: &str = "auth";
+const ALLOW_KEY: &str = "allow_patterns";
+const IGNORE_KEY: &str = "ignore_patterns";
+const EXECUTABLE_KEY: &str = "executable_patterns";
+const LAYOUT_KEY: &str = "layout";
 /// The keys that each of the weights may have.
-const WEIGHTS_KEYS: [&str; 6] = [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE];
+const WEIGHTS_KEYS: [&str; 6] =
+    [SOURCE_KEY, MOUNT_KEY, AUTH_KEY, auth_method::SECRET_KEY, ALLOW_KEY, IGNORE_KEY];
 /// The keys that they may have in a configuration of bdnfs itself.
-const BDNFS_WEIGHTS_KEYS: [&str; 8] =
-    [SOURCE, MOUNT, AUTH, auth_method::SECRET, ALLOW, IGNORE, EXECUTABLE, LAYOUT];
+const BDNFS_WEIGHTS_KEYS: [&str; 8] = [
+    SOURCE_KEY,
+    MOUNT_KEY,
+    AUTH_KEY,
+    auth_method::SECRET_KEY,
+    ALLOW_KEY,
+    IGNORE_KEY,
+    EXECUTABLE_KEY,
+    LAYOUT_KEY,
+];
 
 /// The rules by which weights are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,17 +152,17 @@ fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnosti
     let before = found.rejects();
     let fields = Fields::of(item, place, found)?;
     fields.unknown(if rules.local { &BDNFS_WEIGHTS_KEYS } else { &WEIGHTS_KEYS }, !rules.lenient, found);
-    let uri = fields.required(SOURCE, found);
-    let uri = uri.and_then(|text| location::read(text, &fields.place.key(SOURCE), rules, found));
-    let mount = fields.required(MOUNT, found);
-    let mount = mount.and_then(|text| mount::read(text, &fields.place.key(MOUNT), found));
+    let uri = fields.required(SOURCE_KEY, found);
+    let uri = uri.and_then(|text| location::read(text, &fields.place.key(SOURCE_KEY), rules, found));
+    let mount = fields.required(MOUNT_KEY, found);
+    let mount = mount.and_then(|text| mount::read(text, &fields.place.key(MOUNT_KEY), found));
     let auth = read_auth(&fields, rules, found);
-    let allow_patterns = fields.strings(ALLOW, found);
-    let ignore_patterns = fields.strings(IGNORE, found);
-    let executable_patterns = rules.local.then(|| fields.strings(EXECUTABLE, found)).flatten();
+    let allow_patterns = fields.strings(ALLOW_KEY, found);
+    let ignore_patterns = fields.strings(IGNORE_KEY, found);
+    let executable_patterns = rules.local.then(|| fields.strings(EXECUTABLE_KEY, found)).flatten();
     if allow_patterns.as_ref().is_some_and(Vec::is_empty) {
         let text = "is empty and so takes no file at all; leave it out to take all";
-        found.warn(&fields.place.key(ALLOW), text);
+        found.warn(&fields.place.key(ALLOW_KEY), text);
     }
     let uri = uri?;
     let layout = rules.local.then(|| read_layout(&uri, &fields, found)).flatten();
@@ -176,28 +185,28 @@ fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnosti
 
 /// Reads how the tree of `uri` is shown.
 fn read_layout(uri: &Uri, fields: &Fields<'_>, found: &mut Diagnostics) -> Option<TreeLayout> {
-    let layout = fields.optional(LAYOUT, found)?.parse::<TreeLayout>();
+    let layout = fields.optional(LAYOUT_KEY, found)?.parse::<TreeLayout>();
     let checked = layout.and_then(|layout| layout.check(uri).map(|()| layout));
-    checked.map_err(|error| found.reject(&fields.place.key(LAYOUT), error.to_string())).ok()
+    checked.map_err(|error| found.reject(&fields.place.key(LAYOUT_KEY), error.to_string())).ok()
 }
 
 /// Reads `auth` and the name of a secret beside it.
 fn read_auth(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Option<AuthMethod> {
-    let beside = fields.optional(auth_method::SECRET, found).filter(|name| !name.is_empty());
-    let place = fields.place.key(AUTH);
-    let inside = fields.present(AUTH).and_then(|value| {
+    let beside = fields.optional(auth_method::SECRET_KEY, found).filter(|name| !name.is_empty());
+    let place = fields.place.key(AUTH_KEY);
+    let inside = fields.present(AUTH_KEY).and_then(|value| {
         let fields = Fields::of(value, place.clone(), found)?;
         AuthMethod::read(&fields, !rules.lenient, found)
     });
     match (beside, inside) {
         (Some(_), Some(auth)) if auth.secret().is_some() => {
-            let text = format!("is given both here and in {AUTH}; keep one of them");
-            found.reject(&fields.place.key(auth_method::SECRET), text);
+            let text = format!("is given both here and in {AUTH_KEY}; keep one of them");
+            found.reject(&fields.place.key(auth_method::SECRET_KEY), text);
             None
         }
         (Some(_), Some(auth)) => {
-            let text = format!("is not used, since {AUTH} says {}; leave it out", auth.method());
-            found.warn(&fields.place.key(auth_method::SECRET), text);
+            let text = format!("is not used, since {AUTH_KEY} says {}; leave it out", auth.method());
+            found.warn(&fields.place.key(auth_method::SECRET_KEY), text);
             Some(auth)
         }
         (Some(name), None) => Some(AuthMethod::Secret { auth_secret_name: name.to_owned() }),
@@ -208,7 +217,7 @@ fn read_auth(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Opti
 /// Warns of an authorization that its source can't use.
 fn check_auth(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Diagnostics) {
     let scheme = weights.source.scheme();
-    let key = if fields.present(AUTH).is_some() { AUTH } else { auth_method::SECRET };
+    let key = if fields.present(AUTH_KEY).is_some() { AUTH_KEY } else { auth_method::SECRET_KEY };
     if let Some(auth) = weights.auth.as_ref().filter(|auth| !auth.serves(scheme)) {
         let text =
             format!("{} gives no credentials for {scheme}://, so reading will be refused", auth.method());
@@ -218,9 +227,9 @@ fn check_auth(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Diagnost
 
 fn normalized(map: &Map<String, Value>) -> Value {
     let mut map = filled(map, WEIGHTS_KEYS);
-    if let Some(Value::Object(auth)) = map.get_mut(AUTH) {
+    if let Some(Value::Object(auth)) = map.get_mut(AUTH_KEY) {
         *auth = filled(auth, auth_method::keys());
-        if let Some(Value::String(method)) = auth.get_mut(auth_method::METHOD) {
+        if let Some(Value::String(method)) = auth.get_mut(auth_method::METHOD_KEY) {
             *method = method.to_uppercase();
         }
     }

@@ -22,11 +22,11 @@ const DEVICE_NUMBER: (u32, u32) = (10, 229);
 /// The most pieces of one `writev`: `UIO_MAXIOV` of the kernel.
 const MAX_IOVECS: usize = 1024;
 /// Makes an open device another queue of a connection (`FUSE_DEV_IOC_CLONE`).
-const CLONE: Opcode = opcode::read::<u32>(229, 0);
+const IOC_CLONE: Opcode = opcode::read::<u32>(229, 0);
 /// Registers a file as a backing file (`FUSE_DEV_IOC_BACKING_OPEN`).
-const BACKING_OPEN: Opcode = opcode::write::<BackingMap>(229, 1);
+const IOC_BACKING_OPEN: Opcode = opcode::write::<BackingMap>(229, 1);
 /// Lets a registered file go (`FUSE_DEV_IOC_BACKING_CLOSE`).
-const BACKING_CLOSE: Opcode = opcode::write::<u32>(229, 2);
+const IOC_BACKING_CLOSE: Opcode = opcode::write::<u32>(229, 2);
 
 /// One open descriptor of the device. The kernel expects the answer to a request on the one that it was read
 /// from.
@@ -88,7 +88,7 @@ impl Device {
         let fd = self.fd.as_raw_fd();
         // SAFETY: both descriptors are open for the whole call, and the kernel only reads the number behind
         // the pointer.
-        check(unsafe { libc::ioctl(other.fd.as_raw_fd(), CLONE as _, &raw const fd) })
+        check(unsafe { libc::ioctl(other.fd.as_raw_fd(), IOC_CLONE as _, &raw const fd) })
             .map_err(|e| Error::with(Kind::Unsupported, "cannot open a second queue of the mount", e))?;
         Ok(other)
     }
@@ -149,7 +149,7 @@ impl Device {
         let map = BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, _unused: 0 };
         // SAFETY: both descriptors are open for the whole call, and the kernel only reads the structure
         // behind the pointer, which has the layout that it expects.
-        let id = check(unsafe { libc::ioctl(self.fd.as_raw_fd(), BACKING_OPEN as _, &raw const map) })?;
+        let id = check(unsafe { libc::ioctl(self.fd.as_raw_fd(), IOC_BACKING_OPEN as _, &raw const map) })?;
         Ok(BackingFile { device: self.clone(), id: id as u32 })
     }
 
@@ -192,7 +192,7 @@ impl Drop for BackingFile {
     fn drop(&mut self) {
         // SAFETY: the descriptor is open, and the kernel only reads the number behind the pointer. A failure
         // means that the mount has gone, and the number with it.
-        unsafe { libc::ioctl(self.device.fd.as_raw_fd(), BACKING_CLOSE as _, &raw const self.id) };
+        unsafe { libc::ioctl(self.device.fd.as_raw_fd(), IOC_BACKING_CLOSE as _, &raw const self.id) };
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn ioctl_numbers_are_those_of_the_kernel() {
-        assert_eq!([CLONE, BACKING_OPEN, BACKING_CLOSE], [0x8004_e500, 0x4010_e501, 0x4004_e502]);
+        assert_eq!([IOC_CLONE, IOC_BACKING_OPEN, IOC_BACKING_CLOSE], [0x8004_e500, 0x4010_e501, 0x4004_e502]);
     }
 
     /// A pipe in place of the device: what is sent is what can be read at its other end.

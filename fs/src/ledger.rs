@@ -29,7 +29,7 @@ const SLOT_BITS: u32 = 20;
 /// How many slots there are: a million files may be open on a mount. Those unused take no memory.
 const SLOTS: u32 = 1 << SLOT_BITS;
 /// All words of the ledger.
-const WORDS: usize = HEADER_WORDS + SLOT_WORDS * SLOTS as usize;
+const LEDGER_WORDS: usize = HEADER_WORDS + SLOT_WORDS * SLOTS as usize;
 
 /// Features that were negotiated when the mount was made, and hold until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ struct Slots {
 impl Ledger {
     /// An empty ledger.
     pub(crate) fn new(features: MountFeatures) -> Result<Self> {
-        let memory = SharedMemory::new(WORDS).map_err(fault)?;
+        let memory = SharedMemory::new(LEDGER_WORDS).map_err(fault)?;
         let ledger = Self { memory, slots: Mutex::new(Slots { vacant: Vec::new(), unused: 0, serial: 0 }) };
         ledger.words()[1]
             .store(u64::from(features.passthrough) | u64::from(features.stateless) << 1, Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl Ledger {
         let foreign = || {
             Error::new(Kind::Unsupported, "cannot resume the mount: it was made by another version of bdnfs")
         };
-        let memory = SharedMemory::open(file, WORDS).map_err(fault)?.ok_or_else(foreign)?;
+        let memory = SharedMemory::open(file, LEDGER_WORDS).map_err(fault)?.ok_or_else(foreign)?;
         let slots = Slots { vacant: Vec::new(), unused: 0, serial: 0 };
         let mut ledger = Self { memory, slots: Mutex::new(slots) };
         if ledger.words()[0].load(Ordering::Acquire) != MAGIC {

@@ -26,7 +26,7 @@ use crate::wire::flags::open;
 use crate::wire::request::{Operation, Request};
 
 /// The longest read and the longest listing, in bytes, as agreed with the kernel.
-pub(crate) const MAX_READ: usize = 1 << 20;
+pub(crate) const MAX_READ_BYTES: usize = 1 << 20;
 /// The unit of `statfs`, in bytes.
 const STATFS_BLOCK: u32 = 4096;
 /// The longest name, in bytes: that of Linux.
@@ -182,7 +182,7 @@ impl Filesystem {
         let (index, slice) = self.file(node)?;
         let failed = |error| failed(&self.snapshot, index, &error);
         let reader = self.files.reader(fh, index, slice).map_err(failed)?.ok_or(Errno::BADF)?;
-        let size = MAX_READ.min(size as usize);
+        let size = MAX_READ_BYTES.min(size as usize);
         if let Some(pieces) = reader.try_read_at(offset, size) {
             return Ok(Reply::Pieces(pieces));
         }
@@ -200,7 +200,7 @@ impl Filesystem {
         let directory = index(node)?;
         let entry = self.entry(directory)?;
         let Node::Directory(children) = &entry.node else { return Err(Errno::NOTDIR) };
-        let mut buffer = DirentBuffer::new(MAX_READ.min(size as usize), plus);
+        let mut buffer = DirentBuffer::new(MAX_READ_BYTES.min(size as usize), plus);
         let mut offset = offset;
         while let Some(position) = DirPosition::at(offset) {
             offset += 1;

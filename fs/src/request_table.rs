@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 /// when one device thread reads a request and the moment when it begins it, another may take its
 /// interruption; that is a matter of the time of a local read, so this is far more than can come in between.
 /// Most of what is remembered belongs to requests that were answered at once, and is soon pushed out.
-const EARLY_INTERRUPTS: usize = 1024;
+const MAX_EARLY_INTERRUPTS: usize = 1024;
 
 /// The pending requests, each with what is needed to abort it.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl<T> RequestTable<T> {
         let mut table = self.entries.lock();
         let request = table.requests.remove(&unique);
         if request.is_none() {
-            if table.early_interrupts.len() == EARLY_INTERRUPTS {
+            if table.early_interrupts.len() == MAX_EARLY_INTERRUPTS {
                 table.early_interrupts.pop_front();
             }
             table.early_interrupts.push_back(unique);
@@ -86,11 +86,11 @@ mod tests {
         let table = RequestTable::new();
         assert_eq!(table.interrupt(2), None);
         assert!(!table.begin(2, 'a'));
-        for other in 0..EARLY_INTERRUPTS as u64 {
+        for other in 0..MAX_EARLY_INTERRUPTS as u64 {
             assert_eq!(table.interrupt(1000 + other), None);
         }
         assert!(table.begin(2, 'a'));
-        assert_eq!(table.entries.lock().early_interrupts.len(), EARLY_INTERRUPTS);
+        assert_eq!(table.entries.lock().early_interrupts.len(), MAX_EARLY_INTERRUPTS);
     }
 
     #[test]

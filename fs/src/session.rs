@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use crate::device::Device;
 use crate::metrics;
-use crate::ops::{Filesystem, MAX_READ};
+use crate::ops::{Filesystem, MAX_READ_BYTES};
 use crate::replies::RequestContext;
 use crate::wire::abi::InitOut;
 use crate::wire::flags::{MAJOR, MINOR, MINOR_LEAST, init};
@@ -20,10 +20,10 @@ use crate::wire::request::{Operation, Request};
 
 /// The longest request that can be read, in bytes. There are no writes, so requests are short; but one may be a batch of
 /// forgotten nodes, and a longer batch is a shorter walk through a large tree.
-const REQUEST_BUFFER: usize = 128 << 10;
-/// The longest write that the kernel may send, in bytes: its own minimum. [`REQUEST_BUFFER`] must be longer by
+const REQUEST_BUFFER_BYTES: usize = 128 << 10;
+/// The longest write that the kernel may send, in bytes: its own minimum. [`REQUEST_BUFFER_BYTES`] must be longer by
 /// a page.
-const MAX_WRITE: u32 = 4096;
+const MAX_WRITE_BYTES: u32 = 4096;
 /// How many readahead requests may be under way, of all readers together: enough to keep the network busy with
 /// requests of 1 MiB, at 64 MiB of the page cache.
 const MAX_BACKGROUND: u16 = 64;
@@ -55,7 +55,7 @@ pub(crate) fn handshake(device: &Device, passthrough: bool) -> Result<KernelFeat
     let lost = |error: Errno| {
         Error::with(Kind::Disk, "the kernel ended the mount during its handshake", io::Error::from(error))
     };
-    let mut buffer = vec![0; REQUEST_BUFFER];
+    let mut buffer = vec![0; REQUEST_BUFFER_BYTES];
     let request = loop {
         match device.read(&mut buffer) {
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
@@ -97,9 +97,9 @@ fn init_reply(minor: u32, max_readahead: u32, accepted: u64) -> InitOut {
         flags2: (accepted >> 32) as u32,
         max_background: MAX_BACKGROUND,
         congestion_threshold: MAX_BACKGROUND / 4 * 3,
-        max_write: MAX_WRITE,
+        max_write: MAX_WRITE_BYTES,
         time_gran: 1,
-        max_pages: u16::try_from(MAX_READ / rustix::param::page_size()).unwrap_or(u16::MAX),
+        max_pages: u16::try_from(MAX_READ_BYTES / rustix::param::page_size()).unwrap_or(u16::MAX),
         // 1: backing files lie on a disk's own file system, and an overlay may still be laid over this mount.
         max_stack_depth: u32::from(accepted & init::PASSTHROUGH != 0),
         ..InitOut::default()
@@ -154,7 +154,7 @@ impl Drop for ThreadCount {
 /// Reads requests and replies to them until the mount is gone, or handed over: what is read afterwards is left to the next
 /// process, which gets it again.
 fn serve(filesystem: &Filesystem, device: &Arc<Device>) {
-    let mut buffer = vec![0; REQUEST_BUFFER];
+    let mut buffer = vec![0; REQUEST_BUFFER_BYTES];
     loop {
         match device.read(&mut buffer) {
             Ok(_) if filesystem.replies.is_handed_over() => return,
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!((out.major, out.minor, out.max_stack_depth), (7, MINOR, 1));
         assert_eq!(out.flags, (init::MAX_PAGES | init::EXT) as u32);
         assert_eq!(out.flags2, 1 << 5);
-        assert_eq!(usize::from(out.max_pages) * rustix::param::page_size(), MAX_READ);
+        assert_eq!(usize::from(out.max_pages) * rustix::param::page_size(), MAX_READ_BYTES);
         assert_eq!(init_reply(31, 0, init::EXT).max_stack_depth, 0);
     }
 }

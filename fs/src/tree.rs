@@ -17,11 +17,11 @@ const TWIN_BIT: u64 = 1 << 62;
 const GENERATION_SHIFT: u32 = 33;
 /// How long the kernel may cache names and attributes, in seconds: practically for ever, since nothing changes. 136 years
 /// rather than the largest number, so that no arithmetic on it can overflow.
-const CACHE_SECONDS: u64 = u32::MAX as u64;
+const CACHE_TTL_SECONDS: u64 = u32::MAX as u64;
 /// The size of a read that `stat` recommends, in bytes. As large as coreutils read anyhow, which makes it enough for
 /// programs that obey it to copy at full speed; no larger, since those that seek about in a buffered stream
 /// fill a buffer of it after each seek.
-const IO_SIZE: u32 = 128 << 10;
+const PREFERRED_IO_BYTES: u32 = 128 << 10;
 
 /// The base id of entry `index`.
 pub(crate) fn base(index: u32) -> u64 {
@@ -85,7 +85,7 @@ impl FileOwner {
             uid: self.uid,
             gid: self.gid,
             rdev: 0,
-            blksize: IO_SIZE,
+            blksize: PREFERRED_IO_BYTES,
             flags: 0,
         }
     }
@@ -93,7 +93,13 @@ impl FileOwner {
 
 /// The reply to LOOKUP: the node `node` with its attributes, both to be cached for ever.
 pub(crate) fn entry_reply(node: u64, attr: Attr) -> EntryOut {
-    EntryOut { node, entry_valid: CACHE_SECONDS, attr_valid: CACHE_SECONDS, attr, ..EntryOut::default() }
+    EntryOut {
+        node,
+        entry_valid: CACHE_TTL_SECONDS,
+        attr_valid: CACHE_TTL_SECONDS,
+        attr,
+        ..EntryOut::default()
+    }
 }
 
 /// The reply to LOOKUP of a name that does not exist, to be cached for ever, too.
@@ -108,7 +114,7 @@ pub(crate) fn dot_entry(directory: u32) -> EntryOut {
 
 /// The reply to GETATTR.
 pub(crate) fn attr_reply(attr: Attr) -> AttrOut {
-    AttrOut { attr_valid: CACHE_SECONDS, attr, ..AttrOut::default() }
+    AttrOut { attr_valid: CACHE_TTL_SECONDS, attr, ..AttrOut::default() }
 }
 
 /// The entry at one position of a directory's listing. Positions are the values of `telldir`: stable, and a

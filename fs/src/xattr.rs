@@ -16,10 +16,10 @@ use crate::ops::{Filesystem, Reply, failed};
 use crate::replies::RequestContext;
 use crate::wire::abi::XattrSize;
 
-const DIGEST: &[u8] = b"user.bdnfs.digest";
-const SOURCE: &[u8] = b"user.bdnfs.source";
-const LOCAL: &[u8] = b"user.bdnfs.local";
-const CONTROL: &[u8] = b"user.bdnfs.control";
+const XATTR_DIGEST: &[u8] = b"user.bdnfs.digest";
+const XATTR_SOURCE: &[u8] = b"user.bdnfs.source";
+const XATTR_LOCAL: &[u8] = b"user.bdnfs.local";
+const XATTR_CONTROL: &[u8] = b"user.bdnfs.control";
 /// The entry of the root.
 const ROOT: u32 = 0;
 /// The length of the longest `user.bdnfs.local`: two numbers of 64 bits and a slash.
@@ -34,7 +34,7 @@ impl Filesystem {
         name: &[u8],
         size: u32,
     ) -> Result<Reply, Errno> {
-        if name == LOCAL && index == ROOT {
+        if name == XATTR_LOCAL && index == ROOT {
             return self.local(context, size);
         }
         sized(self.attribute(index, name)?.ok_or(Errno::NODATA)?, size)
@@ -43,8 +43,8 @@ impl Filesystem {
     /// The names of the attributes of entry `index`, each with a zero byte, of at most `size` bytes.
     pub(crate) fn listxattr(&self, index: u32, size: u32) -> Result<Reply, Errno> {
         let mut names = Vec::new();
-        for name in [DIGEST, SOURCE, LOCAL, CONTROL] {
-            if (name == LOCAL && index == ROOT) || self.attribute(index, name)?.is_some() {
+        for name in [XATTR_DIGEST, XATTR_SOURCE, XATTR_LOCAL, XATTR_CONTROL] {
+            if (name == XATTR_LOCAL && index == ROOT) || self.attribute(index, name)?.is_some() {
                 names.extend_from_slice(name);
                 names.push(0);
             }
@@ -52,21 +52,21 @@ impl Filesystem {
         sized(names, size)
     }
 
-    /// The attribute `name` of entry `index`, if it has it and it can be told at once.
+    /// The attribute `name` of entry `index`, if the entry has it and it is known at once.
     fn attribute(&self, index: u32, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
         let failed = |error| failed(&self.snapshot, index, &error);
         Ok(match (self.entry(index)?.node, name) {
             // Linux has no user attributes on symbolic links.
             (Node::Symlink(_), _) => None,
-            (_, SOURCE) => Some(self.manifest().place_of(index).map_err(failed)?),
-            (_, DIGEST) if index == ROOT => Some(self.snapshot.id().to_string().into()),
-            (_, CONTROL) if index == ROOT => {
+            (_, XATTR_SOURCE) => Some(self.manifest().place_of(index).map_err(failed)?),
+            (_, XATTR_DIGEST) if index == ROOT => Some(self.snapshot.id().to_string().into()),
+            (_, XATTR_CONTROL) if index == ROOT => {
                 self.control.as_ref().map(|path| path.as_os_str().as_bytes().into())
             }
-            (Node::File(slice), DIGEST) => {
+            (Node::File(slice), XATTR_DIGEST) => {
                 self.snapshot.digest(slice).map_err(failed)?.map(|digest| digest.to_string().into())
             }
-            (Node::File(slice), LOCAL) => {
+            (Node::File(slice), XATTR_LOCAL) => {
                 Some(share(self.snapshot.local_bytes(slice).map_err(failed)?, slice.len))
             }
             _ => None,

@@ -33,7 +33,7 @@ use rustix::io::Errno;
 use tokio::runtime::{Builder, Runtime};
 
 /// Larger than any file of a tree that is mounted without opens.
-const LARGE: usize = (16 << 20) + 12_345;
+const LARGE_FILE_BYTES: usize = (16 << 20) + 12_345;
 
 /// An origin in memory: content by path.
 #[derive(Debug)]
@@ -231,7 +231,7 @@ fn readdir_large_directory_lists_all_in_parts() {
 
 #[test]
 fn open_file_became_whole_is_passthrough() {
-    let content = noise(LARGE);
+    let content = noise(LARGE_FILE_BYTES);
     let tree = Mounted::new(&[(b"model", &content), (b"small", b"s")]);
     let model = tree.path(b"model");
     let old = File::open(&model).expect("open");
@@ -263,7 +263,7 @@ fn open_file_became_whole_is_passthrough() {
 
 #[test]
 fn resume_open_files_read_on() {
-    let content = noise(LARGE);
+    let content = noise(LARGE_FILE_BYTES);
     let mut tree =
         Mounted::new(&[(b"model", &content), (b"small", b"s"), (b"sub/a", b"a"), (b"sub/b", b"b")]);
     let model = tree.path(b"model");

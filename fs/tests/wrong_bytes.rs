@@ -28,20 +28,20 @@ use sha2::{Digest as _, Sha256};
 use tokio::runtime::{Builder, Runtime};
 
 /// Larger than any file of a tree that is mounted without opens.
-const LARGE: usize = (16 << 20) + 12_345;
+const LARGE_FILE_BYTES: usize = (16 << 20) + 12_345;
 /// The byte that the origin flips, where a file has it.
-const FLIPPED: usize = 4321;
+const FLIPPED_OFFSET: usize = 4321;
 /// How long a mount may take to heal: several of the longest backoffs that a test sees.
-const HEALED_WITHIN: Duration = Duration::from_secs(60);
+const HEAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An origin that publishes the SHA-256 of what it has, and sends it with one flipped byte for as long as it is told to.
 #[derive(Debug)]
-struct Flipping {
+struct FlippingOrigin {
     files: BTreeMap<Vec<u8>, Bytes>,
     flips: AtomicBool,
 }
 
-impl Tier for Flipping {
+impl Tier for FlippingOrigin {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -54,14 +54,14 @@ impl Tier for Flipping {
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         let range = range.start as usize..range.end as usize;
         let mut bytes = self.files[&blob.path[..]][range.clone()].to_vec();
-        if self.flips.load(SeqCst) && range.contains(&FLIPPED) {
-            bytes[FLIPPED - range.start] ^= 1;
+        if self.flips.load(SeqCst) && range.contains(&FLIPPED_OFFSET) {
+            bytes[FLIPPED_OFFSET - range.start] ^= 1;
         }
         async move { Ok(Some(stream::iter([Ok(bytes.into())]).boxed())) }.boxed()
     }
 }
 
-impl Origin for Flipping {
+impl Origin for FlippingOrigin {
     fn name(&self) -> &str {
         "memory:///flipping, 1"
     }
@@ -79,7 +79,7 @@ impl Origin for Flipping {
 struct FaultyMount {
     _mount: Mount,
     snapshot: Arc<Snapshot>,
-    origin: Arc<Flipping>,
+    origin: Arc<FlippingOrigin>,
     engine: Engine,
     runtime: Runtime,
     dir: tempfile::TempDir,
@@ -101,7 +101,7 @@ impl FaultyMount {
         let engine = Engine::open(&config, runtime.handle().clone()).unwrap();
         let files =
             files.iter().map(|(path, bytes)| (path.as_bytes().to_vec(), Bytes::copy_from_slice(bytes)));
-        let origin = Arc::new(Flipping { files: files.collect(), flips: AtomicBool::new(flips) });
+        let origin = Arc::new(FlippingOrigin { files: files.collect(), flips: AtomicBool::new(flips) });
         let snapshot = runtime.block_on(engine.snapshot(origin.clone(), Patterns::default())).unwrap();
         let (at, options) = (dir.path().join("mnt"), Options::default());
         let mount = Mount::new(snapshot.clone(), runtime.handle().clone(), &at, &options).unwrap();
@@ -121,7 +121,7 @@ impl FaultyMount {
         let file = files.map(|file| file.path()).find(named).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         let file = File::options().write(true).open(&file).unwrap();
-        file.write_all_at(&[byte], FLIPPED as u64).unwrap();
+        file.write_all_at(&[byte], FLIPPED_OFFSET as u64).unwrap();
     }
 
     /// What `bdnfs cache verify` finds damaged.
@@ -144,7 +144,7 @@ fn noise(len: usize) -> Vec<u8> {
 fn eventually(what: &str, mut healed: impl FnMut() -> bool) {
     let began = Instant::now();
     while !healed() {
-        assert!(began.elapsed() < HEALED_WITHIN, "{what}");
+        assert!(began.elapsed() < HEAL_TIMEOUT, "{what}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -167,7 +167,7 @@ fn mount_of_file_of_one_flight_with_flipped_byte_delivers_none_of_it() {
 
 #[test]
 fn mount_of_refuted_file_heals_with_its_origin() {
-    let content = noise(LARGE);
+    let content = noise(LARGE_FILE_BYTES);
     let tree = FaultyMount::new(&[("model", &content)], true);
     let model = tree.path("model");
     let open = File::open(&model).unwrap();
@@ -182,21 +182,27 @@ fn mount_of_refuted_file_heals_with_its_origin() {
         String::from_utf8_lossy(&value[..len]).into_owned()
     };
     tree.origin.flips.store(false, SeqCst);
-    assert_ne!(state("user.bdnfs.local"), format!("{LARGE}/{LARGE}"), "what was refuted is not local");
+    assert_ne!(
+        state("user.bdnfs.local"),
+        format!("{LARGE_FILE_BYTES}/{LARGE_FILE_BYTES}"),
+        "what was refuted is not local"
+    );
     eventually("new opens read anew", || fs::read(&model).is_ok_and(|bytes| bytes == content));
     open.read_exact_at(&mut first, 0).unwrap();
     assert!(first == content[..8192], "who had it open reads anew");
-    eventually("it is local again", || state("user.bdnfs.local") == format!("{LARGE}/{LARGE}"));
+    eventually("it is local again", || {
+        state("user.bdnfs.local") == format!("{LARGE_FILE_BYTES}/{LARGE_FILE_BYTES}")
+    });
 }
 
 #[test]
 fn mount_with_damaged_blob_verified_reads_anew() {
-    for size in [LARGE, 2 << 20] {
+    for size in [LARGE_FILE_BYTES, 2 << 20] {
         let content = noise(size);
         let tree = FaultyMount::new(&[("model", &content)], false);
         let model = tree.path("model");
         tree.stage();
-        tree.rot("", content[FLIPPED] ^ 1);
+        tree.rot("", content[FLIPPED_OFFSET] ^ 1);
         let open = File::open(&model).unwrap();
         let mut first = [0; 8192];
         open.read_exact_at(&mut first, 0).unwrap();
@@ -206,7 +212,7 @@ fn mount_with_damaged_blob_verified_reads_anew() {
         tree.stage();
         open.read_exact_at(&mut first, 0).unwrap();
         let stale = first != content[..8192];
-        assert_eq!(stale, size == LARGE, "only a backing file stays with who has it open");
+        assert_eq!(stale, size == LARGE_FILE_BYTES, "only a backing file stays with who has it open");
         assert_eq!(tree.verify().len(), usize::from(stale), "and verify says so");
         drop(open);
         eventually("all is well", || tree.verify().is_empty());
@@ -216,7 +222,7 @@ fn mount_with_damaged_blob_verified_reads_anew() {
 
 #[test]
 fn mount_with_damaged_part_verified_reads_anew() {
-    let content = noise(LARGE);
+    let content = noise(LARGE_FILE_BYTES);
     let tree = FaultyMount::new(&[("model", &content)], false);
     let model = tree.path("model");
     let mut first = [0; 8192];
@@ -225,12 +231,12 @@ fn mount_with_damaged_part_verified_reads_anew() {
     // Its first block is in the cache only, once the file is closed.
     eventually("the kernel reads from the cache", || {
         rustix::fs::fadvise(open(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
-        tree.rot("part", content[FLIPPED] ^ 1);
+        tree.rot("part", content[FLIPPED_OFFSET] ^ 1);
         let file = open();
         file.read_exact_at(&mut first, 0).unwrap();
         let wrong = first != content[..8192];
         if !wrong {
-            tree.rot("part", content[FLIPPED]);
+            tree.rot("part", content[FLIPPED_OFFSET]);
         }
         wrong
     });

@@ -8,7 +8,7 @@ use bdnfs::block::BLOCK;
 use bdnfs::digest::Digest;
 use bdnfs::peer::client::PeerClient;
 use bdnfs::peer::client::http::HttpPeerClient;
-use bdnfs::peer::wire::{BlockRequest, BlockResponse, Frame, MAX_RANGE, Role};
+use bdnfs::peer::wire::{BlockRequest, BlockResponse, Frame, MAX_RANGE_BYTES, Role};
 use bdnfs::peer::{Member, PROTOCOL};
 use bdnfs::tier::Urgency;
 use futures_util::StreamExt;
@@ -26,7 +26,9 @@ pub(crate) fn request(bytes: &[u8]) {
     let header = |name: &str| headers.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
     let Some(request) = BlockRequest::parse(path, header) else { return };
     let range = request.range.clone();
-    assert!(range.start < range.end && range.end <= request.size && range.end - range.start <= MAX_RANGE);
+    assert!(
+        range.start < range.end && range.end <= request.size && range.end - range.start <= MAX_RANGE_BYTES
+    );
     let sent = request.headers();
     let sent = |name: &str| sent.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
     assert_eq!(BlockRequest::parse(&request.path(), sent), Some(request.clone()));

@@ -17,7 +17,7 @@ use super::partition::Partition;
 use super::pressure::PressureListeners;
 
 /// One pass frees at least this share of the capacity, so that passes, each of which looks at every blob, stay rare.
-const PASS_FRACTION: u64 = 50;
+const EVICTION_PASS_FRACTION: u64 = 50;
 
 /// How long a caller that needs room waits while eviction is paused. Not for ever: a lease holder that comes back may need
 /// the waiting thread.
@@ -280,7 +280,7 @@ impl Evictor {
             root.touch();
             Ok(())
         })?;
-        let goal = shortfall.max(limit.unwrap_or(0) / PASS_FRACTION);
+        let goal = shortfall.max(limit.unwrap_or(0) / EVICTION_PASS_FRACTION);
         let mut freed = self.evict_pass(goal, &choose);
         if freed < shortfall {
             self.pressure_listeners.notify();

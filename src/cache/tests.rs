@@ -12,7 +12,7 @@ use super::*;
 use crate::block::{Arrival, BLOCK, Verified};
 use crate::digest::Digest;
 
-const FREE: Limits = Limits { capacity: None, reserve: 0 };
+const UNLIMITED: Limits = Limits { capacity: None, reserve: 0 };
 
 fn open(root: &Path, limits: Limits) -> Cache {
     let cache = Cache::open(root, "default", limits, SystemTime::now).expect("a cache");
@@ -54,10 +54,10 @@ fn partial_blob_after_restart_is_kept_and_committed() {
     let size = 3 * BLOCK + 17;
     let bytes = content(size, 1);
     {
-        let cache = open(home.path(), FREE);
+        let cache = open(home.path(), UNLIMITED);
         cache.begin(&key(1), size).expect("a part").put(&block(&bytes, 3)).expect("room");
     }
-    let cache = open(home.path(), FREE);
+    let cache = open(home.path(), UNLIMITED);
     assert!(cache.open_whole(&key(1), size).expect("disk").is_none());
     let partial = cache.resume(&key(1), size).expect("disk").expect("the part is there");
     let states = [0, 1, 2, 3].map(|i| partial.presence().state(i));
@@ -77,7 +77,7 @@ fn partial_blob_after_unclean_stop_verifies_each_block() {
     let home = tempfile::tempdir().expect("a directory");
     let size = 3 * BLOCK;
     let bytes = content(size, 2);
-    let cache = open(home.path(), FREE);
+    let cache = open(home.path(), UNLIMITED);
     let partial = cache.begin(&key(2), size).expect("a part");
     for index in 0..3 {
         partial.put(&block(&bytes, index)).expect("room");
@@ -139,7 +139,7 @@ fn used_long_ago(file: &File, seconds: i64) {
 #[test]
 fn mark_key_used_updates_only_stale_times() {
     let home = tempfile::tempdir().expect("a directory");
-    let cache = open(home.path(), FREE);
+    let cache = open(home.path(), UNLIMITED);
     let file = fill(&cache, 1, BLOCK).expect("room");
     let used_at = || rustix::fs::fstat(&file).expect("a file").st_atime;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time").as_secs() as i64;
@@ -189,7 +189,7 @@ fn eviction_obeys_the_limit_and_each_quota() {
 #[test]
 fn eviction_while_paused_waits() {
     let home = tempfile::tempdir().expect("a directory");
-    fill(&open(home.path(), FREE), 1, 4 * BLOCK).expect("room");
+    fill(&open(home.path(), UNLIMITED), 1, 4 * BLOCK).expect("room");
     let limits = Limits { capacity: Some(4 * BLOCK), reserve: 0 };
     let (node, hold) =
         NodeCache::open(home.path(), limits, BTreeMap::new(), SystemTime::now).expect("a cache");
@@ -272,8 +272,8 @@ fn pinned_snapshot_after_restart_is_not_evicted() {
 #[test]
 fn open_of_a_cache_in_use_is_refused() {
     let home = tempfile::tempdir().expect("a directory");
-    let _first = open(home.path(), FREE);
-    let error = Cache::open(home.path(), "default", FREE, SystemTime::now).expect_err("owned");
+    let _first = open(home.path(), UNLIMITED);
+    let error = Cache::open(home.path(), "default", UNLIMITED, SystemTime::now).expect_err("owned");
     assert_eq!(error.kind(), Kind::Busy);
     assert!(error.to_string().ends_with(&format!("in use by process {}", std::process::id())), "{error}");
 }
@@ -282,7 +282,7 @@ fn open_of_a_cache_in_use_is_refused() {
 fn open_of_another_format_is_refused() {
     let home = tempfile::tempdir().expect("a directory");
     std::fs::write(home.path().join("format"), "bdnfs cache 9\n").expect("written");
-    let error = Cache::open(home.path(), "default", FREE, SystemTime::now).expect_err("newer");
+    let error = Cache::open(home.path(), "default", UNLIMITED, SystemTime::now).expect_err("newer");
     assert_eq!(error.kind(), Kind::Unsupported);
 }
 
@@ -301,7 +301,7 @@ impl removal::RemovalListener for KernelReader {
 #[test]
 fn blob_that_the_kernel_reads_is_fetched_again_into_the_same_file() {
     let home = tempfile::tempdir().expect("a directory");
-    let (cache, size) = (open(home.path(), FREE), 2 * BLOCK + 9);
+    let (cache, size) = (open(home.path(), UNLIMITED), 2 * BLOCK + 9);
     let inode = |form| cache.layout().stat(&key(1), form).map(|stat| stat.st_ino);
     let kernel: Arc<dyn removal::RemovalListener> = Arc::new(KernelReader);
     cache.removal_listeners().add(Arc::downgrade(&kernel));

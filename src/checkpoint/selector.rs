@@ -10,7 +10,7 @@ use super::{
 use crate::error::{Error, Result};
 
 /// The suffix that selects another rank than 0.
-const RANK: &str = "?rank=";
+const RANK_SUFFIX: &str = "?rank=";
 
 /// A selector of a checkpoint: by its project and, where they are named, its job and name; else the newest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl FromStr for CheckpointSelector {
     /// [`Kind::Invalid`](crate::error::Kind::Invalid), which says what is wrong with it.
     fn from_str(text: &str) -> Result<Self> {
         let rest = text.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(text);
-        let (rest, rank) = match rest.rsplit_once(RANK) {
+        let (rest, rank) = match rest.rsplit_once(RANK_SUFFIX) {
             Some((rest, rank)) => {
                 (rest, rank.parse().map_err(|_| invalid(format!("{rank:?} is not a rank of a node")))?)
             }
@@ -101,7 +101,7 @@ impl fmt::Display for CheckpointSelector {
         if let Some(name) = &self.name {
             write!(f, "/{}", encoded_name::encode_path(name))?;
         }
-        if self.rank == 0 { Ok(()) } else { write!(f, "{RANK}{}", self.rank) }
+        if self.rank == 0 { Ok(()) } else { write!(f, "{RANK_SUFFIX}{}", self.rank) }
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use super::LOOSE;
 
 /// The prefix of the Trainer's names, before their numbers.
-const NUMBERED: &[u8] = b"checkpoint-";
+const NUMBERED_PREFIX: &[u8] = b"checkpoint-";
 
 /// How a checkpoint directory is divided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,8 +62,8 @@ pub fn is_temporary(name: &[u8]) -> bool {
 /// Whether a name is like `checkpoint-500` or `run-checkpoint-500-2`: `.*checkpoint-\d+(-\d+)?`.
 fn is_numbered(name: &[u8]) -> bool {
     let is_number = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
-    let starts = (0..name.len()).filter(|at| name[*at..].starts_with(NUMBERED));
-    starts.map(|at| &name[at + NUMBERED.len()..]).any(|numbers| {
+    let starts = (0..name.len()).filter(|at| name[*at..].starts_with(NUMBERED_PREFIX));
+    starts.map(|at| &name[at + NUMBERED_PREFIX.len()..]).any(|numbers| {
         let mut parts = numbers.split(|b| *b == b'-');
         parts.clone().count() <= 2 && parts.all(is_number)
     })

@@ -11,7 +11,7 @@ use crate::error::Error;
 /// How long a read must have taken to fail for its error to answer the next read of the same block, if that comes within
 /// [`REPEAT_WINDOW`]. The kernel reads ahead first and then asks again for the very page: without this, a reader would wait for
 /// two deadlines.
-const SLOW_FAILURE: Duration = Duration::from_secs(10);
+const SLOW_FAILURE_DURATION: Duration = Duration::from_secs(10);
 const REPEAT_WINDOW: Duration = Duration::from_secs(1);
 
 /// How many failures are kept: those of a kernel's read-ahead, which asks for many blocks at once.
@@ -31,7 +31,7 @@ struct RecentFailure {
 impl RecentFailures {
     /// Records why `blocks` could not be had, and how long that took to find out.
     pub(super) fn record(&self, blocks: Range<u64>, took: Duration, error: &Error) {
-        if took < SLOW_FAILURE {
+        if took < SLOW_FAILURE_DURATION {
             return;
         }
         let mut failures = self.0.lock();
@@ -63,7 +63,7 @@ mod tests {
     async fn recent_failures_of_a_read_ahead_are_each_returned_once() {
         let (failures, error) = (RecentFailures::default(), Error::new(Kind::Timeout, "late"));
         for block in 0..4 {
-            failures.record(block..block + 2, SLOW_FAILURE, &error);
+            failures.record(block..block + 2, SLOW_FAILURE_DURATION, &error);
         }
         assert_eq!(failures.take(&(0..1)).expect("the first").kind(), Kind::Timeout);
         assert!(failures.take(&(0..1)).is_none(), "told once");

@@ -36,7 +36,7 @@ enum Fault {
 }
 
 #[derive(Debug)]
-struct Scripted {
+struct ScriptedTier {
     content: Bytes,
     /// One fault a request, in order; none left: right answers. A last `true` makes the last fault stay.
     faults: Mutex<VecDeque<Fault>>,
@@ -45,7 +45,7 @@ struct Scripted {
     requests: AtomicU64,
 }
 
-impl Scripted {
+impl ScriptedTier {
     fn new(content: &[u8], faults: &[Fault], sticky: bool) -> Arc<Self> {
         Arc::new(Self {
             content: Bytes::copy_from_slice(content),
@@ -62,7 +62,7 @@ impl Scripted {
     }
 }
 
-impl Tier for Scripted {
+impl Tier for ScriptedTier {
     fn kind(&self) -> TierKind {
         TierKind::Origin
     }
@@ -93,14 +93,14 @@ impl Tier for Scripted {
     }
 }
 
-struct Bench {
+struct ContentFixture {
     home: tempfile::TempDir,
     bytes: Vec<u8>,
 }
 
 const SIZE: u64 = 9 * BLOCK + 4321;
 
-impl Bench {
+impl ContentFixture {
     fn new() -> Self {
         let bytes = (0..SIZE).map(|i| (i ^ (i >> 9) ^ (i >> 17)) as u8).collect();
         Self { home: tempfile::tempdir().expect("a directory"), bytes }
@@ -123,8 +123,8 @@ impl Bench {
         }
     }
 
-    /// The engine's parts over `tiers`, on this bench's directory; drop it before the next one is made.
-    fn content(&self, blob: Blob, capacity: Option<u64>, tiers: &[&Arc<Scripted>]) -> Arc<Content> {
+    /// The engine's parts over `tiers`, on this fixture's directory; drop it before the next one is made.
+    fn content(&self, blob: Blob, capacity: Option<u64>, tiers: &[&Arc<ScriptedTier>]) -> Arc<Content> {
         let tiers = tiers.iter().map(|t| Arc::clone(t) as Arc<dyn Tier>).collect();
         self.content_of(blob, capacity, Ladder::new(tiers, Arc::default(), Arc::default()))
     }
@@ -163,63 +163,63 @@ impl Bench {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_read_by_many_is_fetched_once_and_whole() {
-    let bench = Bench::new();
-    let tier = Scripted::new(&bench.bytes, &[], false);
-    let content = bench.content(bench.blob(false), None, &[&tier]);
+    let fixture = ContentFixture::new();
+    let tier = ScriptedTier::new(&fixture.bytes, &[], false);
+    let content = fixture.content(fixture.blob(false), None, &[&tier]);
     assert!(content.whole().is_none());
     let starts = (0..64).map(|i| (i * 7_777_777) % (SIZE - 700_000));
-    futures_util::future::join_all(starts.map(|s| bench.expect(&content, s..s + 700_000))).await;
-    bench.expect(&content, 0..SIZE).await;
+    futures_util::future::join_all(starts.map(|s| fixture.expect(&content, s..s + 700_000))).await;
+    fixture.expect(&content, 0..SIZE).await;
     assert_eq!(tier.sent.load(Relaxed), SIZE);
     let file = content.became_whole().await.expect("committed");
     assert_eq!(file.metadata().expect("disk").len(), SIZE);
-    assert!(content.try_read(5..SIZE - 5).expect("local").concat() == bench.bytes[5..SIZE as usize - 5]);
+    assert!(content.try_read(5..SIZE - 5).expect("local").concat() == fixture.bytes[5..SIZE as usize - 5]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_of_server_without_ranges_is_fetched_once_in_order() {
-    let bench = Bench::new();
-    let blob = Blob { version: Bytes::from_static(b"whole modified x"), ..bench.blob(false) };
-    let tier = Scripted::new(&bench.bytes, &[], false);
-    let content = bench.content(blob.clone(), None, &[&tier]);
+    let fixture = ContentFixture::new();
+    let blob = Blob { version: Bytes::from_static(b"whole modified x"), ..fixture.blob(false) };
+    let tier = ScriptedTier::new(&fixture.bytes, &[], false);
+    let content = fixture.content(blob.clone(), None, &[&tier]);
     let starts = (0..64).map(|i| (i * 7_777_777) % (SIZE - 700_000));
-    futures_util::future::join_all(starts.map(|s| bench.expect(&content, s..s + 700_000))).await;
+    futures_util::future::join_all(starts.map(|s| fixture.expect(&content, s..s + 700_000))).await;
     content.became_whole().await.expect("committed");
     assert_eq!((tier.requests.load(Relaxed), tier.sent.load(Relaxed)), (1, SIZE));
     drop(content);
 
     // What came before a break stays, and the rest is asked for at once.
-    let bench = Bench::new();
-    let tier = Scripted::new(&bench.bytes, &[Fault::BreakAfter(3 * BLOCK)], false);
-    let content = bench.content(blob, None, &[&tier]);
-    bench.expect(&content, SIZE - 9..SIZE).await;
+    let fixture = ContentFixture::new();
+    let tier = ScriptedTier::new(&fixture.bytes, &[Fault::BreakAfter(3 * BLOCK)], false);
+    let content = fixture.content(blob, None, &[&tier]);
+    fixture.expect(&content, SIZE - 9..SIZE).await;
     content.became_whole().await.expect("committed");
     assert_eq!((tier.requests.load(Relaxed), tier.sent.load(Relaxed)), (2, SIZE));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fetch_with_broken_body_resumes_where_it_broke() {
-    let bench = Bench::new();
+    let fixture = ContentFixture::new();
     let faults = [Fault::BreakAfter(2 * BLOCK + 99), Fault::Fail(Kind::Unavailable)];
-    let tier = Scripted::new(&bench.bytes, &faults, false);
-    let content = bench.content(bench.blob(false), None, &[&tier]);
-    bench.expect(&content, 0..SIZE).await;
+    let tier = ScriptedTier::new(&fixture.bytes, &faults, false);
+    let content = fixture.content(fixture.blob(false), None, &[&tier]);
+    fixture.expect(&content, 0..SIZE).await;
     assert!(tier.sent.load(Relaxed) <= SIZE + BLOCK, "only the broken block came twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn read_with_lying_tier_gets_right_bytes_from_next_tier() {
-    let bench = Bench::new();
+    let fixture = ContentFixture::new();
     let (liar, honest) = (
-        Scripted::new(&bench.bytes, &[Fault::Lie], true),
-        Scripted::new(&bench.bytes, &[Fault::Miss], false),
+        ScriptedTier::new(&fixture.bytes, &[Fault::Lie], true),
+        ScriptedTier::new(&fixture.bytes, &[Fault::Miss], false),
     );
-    let content = bench.content(bench.blob(true), None, &[&liar, &honest]);
-    bench.expect(&content, 0..SIZE).await;
+    let content = fixture.content(fixture.blob(true), None, &[&liar, &honest]);
+    fixture.expect(&content, 0..SIZE).await;
     drop(content);
 
-    let bench = Bench::new();
-    let content = bench.content(bench.blob(true), None, &[&liar]);
+    let fixture = ContentFixture::new();
+    let content = fixture.content(fixture.blob(true), None, &[&liar]);
     let error = content.read(0..10, 0).await.expect_err("nobody has the right bytes");
     assert_eq!(error.kind(), Kind::Corrupt);
     assert!(error.to_string().starts_with("model.bin: "), "{error}");
@@ -227,9 +227,9 @@ async fn read_with_lying_tier_gets_right_bytes_from_next_tier() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn read_with_changed_origin_asks_twice_and_fails() {
-    let bench = Bench::new();
-    let tier = Scripted::new(&bench.bytes, &[Fault::Fail(Kind::Changed)], true);
-    let content = bench.content(bench.blob(false), None, &[&tier]);
+    let fixture = ContentFixture::new();
+    let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(Kind::Changed)], true);
+    let content = fixture.content(fixture.blob(false), None, &[&tier]);
     assert_eq!(content.read(0..10, 0).await.expect_err("changed").kind(), Kind::Changed);
     assert_eq!(tier.requests.load(Relaxed), 2);
 }
@@ -237,20 +237,20 @@ async fn read_with_changed_origin_asks_twice_and_fails() {
 #[tokio::test(flavor = "multi_thread")]
 async fn read_with_one_invalid_response_succeeds() {
     for kind in [Kind::Changed, Kind::Unsupported, Kind::Corrupt] {
-        let bench = Bench::new();
-        let tier = Scripted::new(&bench.bytes, &[Fault::Fail(kind)], false);
-        let content = bench.content(bench.blob(false), None, &[&tier]);
-        bench.expect(&content, 0..10).await;
+        let fixture = ContentFixture::new();
+        let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(kind)], false);
+        let content = fixture.content(fixture.blob(false), None, &[&tier]);
+        fixture.expect(&content, 0..10).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn fetch_with_wrong_bytes_and_next_tier_unreachable_fails_after_few_requests() {
     for urgency in [Urgency::Read, Urgency::Stage] {
-        let bench = Bench::new();
-        let liar = Scripted::new(&bench.bytes, &[Fault::Lie], true);
-        let away = Scripted::new(&bench.bytes, &[Fault::Fail(Kind::Unavailable)], true);
-        let content = bench.content(bench.blob(true), None, &[&liar, &away]);
+        let fixture = ContentFixture::new();
+        let liar = ScriptedTier::new(&fixture.bytes, &[Fault::Lie], true);
+        let away = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(Kind::Unavailable)], true);
+        let content = fixture.content(fixture.blob(true), None, &[&liar, &away]);
         let flight = content.join_or_start(0, 1, urgency).expect("nothing is here");
         let error = flight.stored().await.expect_err("nobody has the right bytes");
         assert_eq!(error.kind(), Kind::Corrupt, "{error}");
@@ -261,9 +261,9 @@ async fn fetch_with_wrong_bytes_and_next_tier_unreachable_fails_after_few_reques
 
 #[tokio::test(start_paused = true)]
 async fn read_without_answering_tier_times_out() {
-    let bench = Bench::new();
-    let tier = Scripted::new(&bench.bytes, &[Fault::Silence], true);
-    let content = bench.content(bench.blob(false), None, &[&tier]);
+    let fixture = ContentFixture::new();
+    let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Silence], true);
+    let content = fixture.content(fixture.blob(false), None, &[&tier]);
     let began = tokio::time::Instant::now();
     assert_eq!(content.read(0..10, 0).await.expect_err("silence").kind(), Kind::Timeout);
     assert!(began.elapsed() <= READ_DEADLINE + Duration::from_secs(1));
@@ -271,11 +271,11 @@ async fn read_without_answering_tier_times_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn read_with_full_cache_succeeds_and_stored_fails() {
-    let bench = Bench::new();
-    let tier = Scripted::new(&bench.bytes, &[], false);
-    let content = bench.content(bench.blob(false), Some(3 * BLOCK), &[&tier]);
-    bench.expect(&content, 0..SIZE).await;
-    bench.expect(&content, 100..SIZE - 100).await;
+    let fixture = ContentFixture::new();
+    let tier = ScriptedTier::new(&fixture.bytes, &[], false);
+    let content = fixture.content(fixture.blob(false), Some(3 * BLOCK), &[&tier]);
+    fixture.expect(&content, 0..SIZE).await;
+    fixture.expect(&content, 100..SIZE - 100).await;
     let mut failed = 0;
     for index in 0..10 {
         if let Some(flight) = content.join_or_start(index, 1, Urgency::Stage)
@@ -290,24 +290,24 @@ async fn read_with_full_cache_succeeds_and_stored_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_reopened_fetches_only_what_is_missing() {
-    let bench = Bench::new();
-    let tier = Scripted::new(&bench.bytes, &[], false);
-    let content = bench.content(bench.blob(false), None, &[&tier]);
-    bench.expect(&content, 0..4 * BLOCK).await;
+    let fixture = ContentFixture::new();
+    let tier = ScriptedTier::new(&fixture.bytes, &[], false);
+    let content = fixture.content(fixture.blob(false), None, &[&tier]);
+    fixture.expect(&content, 0..4 * BLOCK).await;
     drop(content);
     let before = tier.sent.load(Relaxed);
-    let content = bench.content(bench.blob(false), None, &[&tier]);
-    bench.expect(&content, 0..4 * BLOCK).await;
+    let content = fixture.content(fixture.blob(false), None, &[&tier]);
+    fixture.expect(&content, 0..4 * BLOCK).await;
     assert_eq!(tier.sent.load(Relaxed), before);
-    bench.expect(&content, 0..SIZE).await;
+    fixture.expect(&content, 0..SIZE).await;
     assert_eq!(tier.sent.load(Relaxed), SIZE);
 }
 
 /// Another node, which says that everything is on its way, and never sends any.
 #[derive(Debug)]
-struct Promises;
+struct PromisingPeer;
 
-impl Tier for Promises {
+impl Tier for PromisingPeer {
     fn kind(&self) -> TierKind {
         TierKind::Peer
     }
@@ -317,7 +317,7 @@ impl Tier for Promises {
     }
 }
 
-impl ClusterTier for Promises {
+impl ClusterTier for PromisingPeer {
     fn is_owner(&self) -> bool {
         true
     }
@@ -327,9 +327,9 @@ impl ClusterTier for Promises {
 
 /// A cluster in which another node owns everything.
 #[derive(Debug)]
-struct Owned([Arc<dyn ClusterTier>; 1]);
+struct ForeignPlacement([Arc<dyn ClusterTier>; 1]);
 
-impl Placement for Owned {
+impl Placement for ForeignPlacement {
     fn peers(&self) -> &[Arc<dyn ClusterTier>] {
         &self.0
     }
@@ -351,14 +351,14 @@ impl Placement for Owned {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn read_with_stalled_owner_is_hedged() {
-    let bench = Bench::new();
-    let mirror = Scripted::new(&bench.bytes, &[], false);
+    let fixture = ContentFixture::new();
+    let mirror = ScriptedTier::new(&fixture.bytes, &[], false);
     let ladder = Ladder::new(vec![mirror.clone()], Arc::default(), Arc::default());
-    let ladder = ladder.with_placement(Some(Arc::new(Owned([Arc::new(Promises)]))));
-    let content = bench.content_of(bench.blob(true), None, ladder);
+    let ladder = ladder.with_placement(Some(Arc::new(ForeignPlacement([Arc::new(PromisingPeer)]))));
+    let content = fixture.content_of(fixture.blob(true), None, ladder);
     // Staging waits; a reader that comes to wait for the same does not.
     let staging = content.join_or_start(0, u64::MAX, Urgency::Stage).expect("nothing is here");
-    bench.expect(&content, BLOCK - 5..2 * BLOCK + 5).await;
+    fixture.expect(&content, BLOCK - 5..2 * BLOCK + 5).await;
     assert_eq!(mirror.sent.load(Relaxed), 3 * BLOCK, "what it reads, and no more");
     assert!(staging.block(3).now_or_never().is_none(), "the rest is waited for");
 }

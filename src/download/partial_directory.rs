@@ -9,7 +9,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
 /// How many hexadecimal digits of its content's digest the name of an unfinished directory has: enough that no two are the same.
-const NAME_DIGITS: usize = 16;
+const PARTIAL_NAME_DIGITS: usize = 16;
 
 /// A directory that is not whole yet.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl PartialDirectory {
     pub fn create(directory: &Path, content: &Digest) -> Result<Self> {
         check_target(directory)?;
         let mut name = directory.as_os_str().to_owned();
-        name.push(format!(".{}.partial", &content.to_string()[..NAME_DIGITS]));
+        name.push(format!(".{}.partial", &content.to_string()[..PARTIAL_NAME_DIGITS]));
         let partial = PathBuf::from(name);
         let failed = |e| Error::disk(format!("cannot create {}", partial.display()), e);
         if let Err(error) = DirBuilder::new().mode(0o700).create(&partial) {

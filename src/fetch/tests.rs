@@ -27,7 +27,7 @@ enum ScriptedAnswer {
     Late(u64),
 }
 
-/// A tier of zeros, which answers as it is told: the last answer for all that follow.
+/// A tier of zeros, which answers as scripted: the last answer for all that follow.
 #[derive(Debug)]
 struct SlowTier {
     answers: Mutex<VecDeque<ScriptedAnswer>>,

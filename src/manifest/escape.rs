@@ -1,4 +1,4 @@
-//! Names for what has none: paths that can't be paths, with what is at fault percent-encoded.
+//! Escaped names: paths that are invalid as such, with their invalid bytes percent-encoded.
 //!
 //! Every `%` is encoded too, so [`decode`] has back what was given, and no two paths become one.
 

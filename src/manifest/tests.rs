@@ -25,27 +25,30 @@ const ORIGIN: &str = "s3://bucket/models";
 
 /// What the model holds at a path.
 #[derive(Clone, Debug, PartialEq)]
-enum Thing {
+enum ExpectedEntry {
     File { size: u64, executable: bool, version: Vec<u8>, sha256: Option<[u8; 32]> },
     Symlink(Vec<u8>),
     Directory,
 }
 
-type Model = BTreeMap<Vec<u8>, (Thing, (i64, u32))>;
+type Model = BTreeMap<Vec<u8>, (ExpectedEntry, (i64, u32))>;
 
-fn list<'a>(things: impl IntoIterator<Item = (&'a Vec<u8>, &'a (Thing, (i64, u32)))>) -> Listing {
+fn list<'a>(things: impl IntoIterator<Item = (&'a Vec<u8>, &'a (ExpectedEntry, (i64, u32)))>) -> Listing {
     let mut listing = Listing::new(ORIGIN, Patterns::default(), &std::env::temp_dir());
     add(&mut listing, things);
     listing
 }
 
-fn add<'a>(listing: &mut Listing, things: impl IntoIterator<Item = (&'a Vec<u8>, &'a (Thing, (i64, u32)))>) {
+fn add<'a>(
+    listing: &mut Listing,
+    things: impl IntoIterator<Item = (&'a Vec<u8>, &'a (ExpectedEntry, (i64, u32)))>,
+) {
     for (path, (thing, mtime)) in things {
         let mtime = *mtime;
         match thing {
-            Thing::Directory => listing.directory(path, mtime),
-            Thing::Symlink(target) => listing.symlink(path, target, mtime),
-            Thing::File { size, executable, version, sha256 } => {
+            ExpectedEntry::Directory => listing.directory(path, mtime),
+            ExpectedEntry::Symlink(target) => listing.symlink(path, target, mtime),
+            ExpectedEntry::File { size, executable, version, sha256 } => {
                 let (size, executable, sha256) = (*size, *executable, *sha256);
                 listing.file(ListedFile { path, size, mtime, executable, version, sha256 });
             }
@@ -100,25 +103,25 @@ fn things() -> impl Strategy<Value = Model> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..9);
     let file = (prop_oneof![Just(0), 1..10_000_000u64], any::<bool>(), bytes(), any::<Option<[u8; 32]>>());
     let thing = prop_oneof![
-        4 => file.prop_map(|(size, executable, version, sha256)| Thing::File { size, executable, version, sha256 }),
-        1 => bytes().prop_map(|t| Thing::Symlink([b"x", &t[..]].concat().into_iter().filter(|b| *b > 0).collect())),
-        1 => Just(Thing::Directory),
+        4 => file.prop_map(|(size, executable, version, sha256)| ExpectedEntry::File { size, executable, version, sha256 }),
+        1 => bytes().prop_map(|t| ExpectedEntry::Symlink([b"x", &t[..]].concat().into_iter().filter(|b| *b > 0).collect())),
+        1 => Just(ExpectedEntry::Directory),
     ];
     let time = (any::<i64>(), 0..1_000_000_000u32);
     prop::collection::vec((path, (thing, time)), 1..40).prop_map(|list| {
         let mut model = Model::new();
         for (path, thing) in list {
             let below = model.keys().any(|p| p.starts_with(&[&path[..], b"/"].concat()));
-            let inside = model
-                .iter()
-                .any(|(p, (t, _))| *t != Thing::Directory && path.starts_with(&[&p[..], b"/"].concat()));
-            if !inside && (!below || thing.0 == Thing::Directory) {
+            let inside = model.iter().any(|(p, (t, _))| {
+                *t != ExpectedEntry::Directory && path.starts_with(&[&p[..], b"/"].concat())
+            });
+            if !inside && (!below || thing.0 == ExpectedEntry::Directory) {
                 model.insert(path, thing);
             }
         }
         model.insert(
             b"z".to_vec(),
-            (Thing::File { size: 1, executable: false, version: vec![], sha256: None }, (0, 0)),
+            (ExpectedEntry::File { size: 1, executable: false, version: vec![], sha256: None }, (0, 0)),
         );
         model
     })
@@ -156,9 +159,9 @@ proptest! {
             let entry = manifest.entry(index).expect("good");
             prop_assert_eq!(entry.mtime, *mtime);
             match (thing, entry.node) {
-                (Thing::Directory, Node::Directory(_)) => {}
-                (Thing::Symlink(target), Node::Symlink(read)) => prop_assert_eq!(read, target),
-                (Thing::File { size, executable, version, sha256 }, Node::File(slice)) => {
+                (ExpectedEntry::Directory, Node::Directory(_)) => {}
+                (ExpectedEntry::Symlink(target), Node::Symlink(read)) => prop_assert_eq!(read, target),
+                (ExpectedEntry::File { size, executable, version, sha256 }, Node::File(slice)) => {
                     let blob = manifest.blob(slice.blob).expect("good");
                     prop_assert_eq!((slice.offset, slice.len, blob.size), (0, *size, *size));
                     prop_assert_eq!(entry.executable, *executable);

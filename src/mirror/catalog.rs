@@ -22,7 +22,7 @@ use crate::source::Patterns;
 /// How the last line but one of a ref begins that has no check: earlier versions wrote none.
 const TOOL_PREFIX: &str = "\n  \"tool\": \"";
 /// How often a ref is read or replaced again when another writer or a collector was faster.
-const MAX_ATTEMPTS: u32 = 8;
+const REF_ATTEMPT_LIMIT: u32 = 8;
 
 /// The ref of a source: the snapshot that it is mirrored as.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -141,7 +141,7 @@ impl Mirror {
     /// # Errors
     /// Those of the store.
     pub async fn latest(&self, key: &Digest) -> Result<LatestRef> {
-        for _ in 0..MAX_ATTEMPTS {
+        for _ in 0..REF_ATTEMPT_LIMIT {
             let generations = self.generations(self.key(ObjectKind::Refs, key)).await?;
             let latest = generations.get(key).and_then(|all| all.last_key_value());
             let Some((&generation, _)) = latest else {
@@ -196,7 +196,7 @@ impl Mirror {
             // A lapsed lease kept no collector from deleting what the ref reaches.
             lease.renew_now().await?;
         }
-        for _ in 0..MAX_ATTEMPTS {
+        for _ in 0..REF_ATTEMPT_LIMIT {
             let latest = self.latest(&ours.key()).await?;
             if let Ok(Some(theirs)) = latest.found
                 && !theirs.removed

@@ -160,14 +160,14 @@ fn reason(error: &object_store::Error) -> String {
         return explain_transport(lost, false).to_string();
     }
     let text = root_cause(error);
-    let Some(answer) = text.strip_prefix(UNSUCCESSFUL) else { return text };
+    let Some(answer) = text.strip_prefix(STATUS_MESSAGE_PREFIX) else { return text };
     let (status, body) = answer.split_once(": ").unwrap_or((answer, ""));
     let code = code_of(body).map_or(String::new(), |code| format!(", {code}"));
     format!("the server answers {status}{code}")
 }
 
 /// The text that `object_store` puts before the status and the body of a failed answer.
-const UNSUCCESSFUL: &str = "Server returned non-2xx status code: ";
+const STATUS_MESSAGE_PREFIX: &str = "Server returned non-2xx status code: ";
 
 /// The text of the innermost cause of an error, without the layers that passed it on.
 pub(super) fn root_cause(error: &object_store::Error) -> String {

@@ -64,8 +64,8 @@ fn text(len: u64, seed: u64) -> Bytes {
 
 /// A source with every kind of file. Making it takes long enough to be done once.
 fn files() -> FileTree {
-    static FILES_IN_FLIGHT: LazyLock<FileTree> = LazyLock::new(make_files);
-    FILES_IN_FLIGHT.clone()
+    static FILES: LazyLock<FileTree> = LazyLock::new(make_files);
+    FILES.clone()
 }
 
 fn make_files() -> FileTree {

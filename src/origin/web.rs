@@ -99,7 +99,7 @@ impl WebOrigin {
         let mut url = self.url.clone();
         if let UrlLayout::Directory(_) = self.layout {
             let above = url.path().rfind('/').map_or("", |slash| &url.path()[..slash]);
-            let encode = |part| percent_encode(part, http_client::UNRESERVED).to_string();
+            let encode = |part| percent_encode(part, http_client::PATH_SEGMENT_ENCODE_SET).to_string();
             let parts: Vec<_> = path.split(|b| *b == b'/').map(encode).collect();
             let below = format!("{above}/{}", parts.join("/"));
             url.set_path(&below);

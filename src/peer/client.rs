@@ -72,7 +72,7 @@ pub struct Peers {
     /// The requests in flight by number: they say which peer sent wrong bytes.
     in_flight: Mutex<HashMap<u64, InFlightRequest>>,
     counters: PeerCounters,
-    /// Until when stages don't wait for a stable membership: the last wait was in vain.
+    /// Until when stages don't wait for a stable membership, since the last wait timed out.
     unstable_until: Mutex<Option<Instant>>,
 }
 

@@ -32,7 +32,7 @@ const CERTIFICATE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How many bytes of a response are encrypted before they are sent. With half of that, the library's default, the kernel sends
 /// shorter packets, and eight nodes on two cores took a tenth longer.
-const TLS_SEND_BUFFER: usize = 128 << 10;
+const TLS_SEND_BUFFER_BYTES: usize = 128 << 10;
 
 /// The prefix of the URI that names a node.
 pub const NODE_URI_PREFIX: &str = "bdnfs://node/";
@@ -163,7 +163,7 @@ impl Identity {
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<(TlsStream<TcpStream>, Caller)> {
         let refused = |e| Error::with(Kind::Refused, "the client has no certificate of this cluster", e);
         let mut stream = TlsAcceptor::from(self.loaded().server).accept(stream).await.map_err(refused)?;
-        stream.get_mut().1.set_buffer_limit(Some(TLS_SEND_BUFFER));
+        stream.get_mut().1.set_buffer_limit(Some(TLS_SEND_BUFFER_BYTES));
         let nobody = || Error::new(Kind::Refused, "the client's certificate names no node");
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).ok_or_else(nobody)?;
         let caller = caller(certificate).ok_or_else(nobody)?;

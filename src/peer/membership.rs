@@ -16,7 +16,7 @@ use super::Member;
 const SETTLE_TIMES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(3));
 
 /// How many recent changes are remembered: more than this in a few seconds is unstable in any cluster.
-const MAX_RECENT: usize = 4096;
+const MAX_RECENT_CHANGES: usize = 4096;
 
 /// The source of this node's view of the membership.
 pub trait Membership: Send + Sync + fmt::Debug + 'static {
@@ -63,7 +63,7 @@ impl MembershipView {
             since.retain(|id, _| there.contains(id.as_str()));
             recent.extend(std::iter::repeat_n(now + SETTLE_TIMES.1, before - since.len()));
         }
-        let more = recent.len().saturating_sub(MAX_RECENT);
+        let more = recent.len().saturating_sub(MAX_RECENT_CHANGES);
         recent.drain(..more);
     }
 

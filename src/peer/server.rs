@@ -28,7 +28,7 @@ const READER_SLOTS: usize = MAX_RESPONSES / 4;
 const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// How often a heartbeat is sent while there are no bytes to send. A peer is given up after a second of silence.
-const HEARTBEAT: Duration = Duration::from_millis(250);
+const PEER_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long heartbeats are sent although this node makes no progress. A mirror may take a moment for a first byte.
 const STALL_LIMIT: Duration = Duration::from_secs(3);
@@ -171,7 +171,7 @@ impl ResponseFrames {
         body: Body,
         slot: OwnedSemaphorePermit,
     ) -> Self {
-        let mut heartbeats = interval(HEARTBEAT);
+        let mut heartbeats = interval(PEER_HEARTBEAT_INTERVAL);
         heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick is at once, and not needed: the head of the response is a sign of life.
         heartbeats.reset();

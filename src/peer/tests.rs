@@ -218,8 +218,8 @@ async fn peers_share_only_verifiable_blobs_of_their_tenants() {
 #[tokio::test(start_paused = true)]
 async fn server_sends_heartbeats_while_it_makes_progress() {
     #[derive(Debug)]
-    struct Slow(AtomicU64, Option<Duration>);
-    impl BlockProvider for Slow {
+    struct SlowProvider(AtomicU64, Option<Duration>);
+    impl BlockProvider for SlowProvider {
         fn provide<'a>(&'a self, request: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
             let (range, after) = (request.range.clone(), self.1);
             let late = async move {
@@ -238,8 +238,8 @@ async fn server_sends_heartbeats_while_it_makes_progress() {
         }
     }
     #[derive(Debug)]
-    struct InProcess(Arc<PeerServer>);
-    impl PeerClient for InProcess {
+    struct InProcessClient(Arc<PeerServer>);
+    impl PeerClient for InProcessClient {
         fn request<'a>(
             &'a self,
             _: &'a Member,
@@ -250,8 +250,8 @@ async fn server_sends_heartbeats_while_it_makes_progress() {
     }
     for (after, seconds) in [(Some(9), 9), (None, 4)] {
         let server = Arc::new(PeerServer::default());
-        server.host("t", Arc::new(Slow(AtomicU64::new(0), after.map(Duration::from_secs))));
-        let (_, placement) = asking([member("b", "z")], InProcess(server));
+        server.host("t", Arc::new(SlowProvider(AtomicU64::new(0), after.map(Duration::from_secs))));
+        let (_, placement) = asking([member("b", "z")], InProcessClient(server));
         let blob = MemoryBlocks::default().put(noise(BLOCK));
         let begin = Instant::now();
         let body = placement.peers()[1]

@@ -100,7 +100,8 @@ impl BlockRequest {
         let range = number(first)?..number(last)?.checked_add(1)?;
         let size = number(header("bdnfs-size")?)?;
         // A request is bounded, and so are the buffers for it.
-        let valid = range.start < range.end && range.end <= size && range.end - range.start <= MAX_RANGE;
+        let valid =
+            range.start < range.end && range.end <= size && range.end - range.start <= MAX_RANGE_BYTES;
         valid.then_some(())?;
         Some(Self {
             tenant: tenant.into(),
@@ -119,7 +120,7 @@ impl BlockRequest {
 }
 
 /// The most bytes of one request: the longest extent, and what an unaligned one touches beyond it.
-pub const MAX_RANGE: u64 = (crate::extent::MAX_EXTENT_BLOCKS + 1) * BLOCK;
+pub const MAX_RANGE_BYTES: u64 = (crate::extent::MAX_EXTENT_BLOCKS + 1) * BLOCK;
 
 fn role(role: Role) -> &'static str {
     match role {
@@ -233,7 +234,7 @@ mod tests {
             "[a-zA-Z0-9_-]{1,64}",
             any::<[[u8; 32]; 2]>(),
             0..1u64 << 50,
-            1..MAX_RANGE,
+            1..MAX_RANGE_BYTES,
             0..1u64 << 50,
             role,
             urgency,

@@ -43,13 +43,13 @@ pub enum AuthMethod {
 }
 
 /// The key of the method.
-pub(crate) const METHOD: &str = "auth_method";
+pub(crate) const METHOD_KEY: &str = "auth_method";
 /// The key of a secret's name, in `auth` and beside it.
-pub(crate) const SECRET: &str = "auth_secret_name";
+pub(crate) const SECRET_KEY: &str = "auth_secret_name";
 
 /// All methods, each with its keys, all of which are required.
 const METHODS: [(&str, &[&str]); 4] = [
-    ("CUSTOM_SECRET", &[SECRET]),
+    ("CUSTOM_SECRET", &[SECRET_KEY]),
     ("AWS_OIDC", &["aws_oidc_role_arn", "aws_oidc_region"]),
     ("GCP_OIDC", &["gcp_oidc_service_account", "gcp_oidc_workload_id_provider"]),
     ("AWS_ASSUME_ROLE", &["aws_assume_role_arn", "aws_assume_role_region"]),
@@ -91,28 +91,31 @@ impl AuthMethod {
     /// Reads an `auth`. `None` where it is rejected.
     pub(crate) fn read(fields: &Fields<'_>, strict: bool, found: &mut Diagnostics) -> Option<Self> {
         let before = found.rejects();
-        fields.unknown(&keys().chain([METHOD]).collect::<Vec<_>>(), strict, found);
+        fields.unknown(&keys().chain([METHOD_KEY]).collect::<Vec<_>>(), strict, found);
         let mut given = Map::new();
         for key in keys() {
             if let Some(text) = fields.optional(key, found).filter(|text| !text.is_empty()) {
                 given.insert(key.to_owned(), Value::from(text));
             }
         }
-        let written = fields.required(METHOD, found)?.to_uppercase();
+        let written = fields.required(METHOD_KEY, found)?.to_uppercase();
         let Some((method, needed)) = METHODS.into_iter().find(|(name, _)| *name == written) else {
             let known = METHODS.map(|(name, _)| name).join(", ");
-            found.reject(&fields.place.key(METHOD), format!("is not a known method; use one of {known}"));
+            found.reject(&fields.place.key(METHOD_KEY), format!("is not a known method; use one of {known}"));
             return None;
         };
         for key in given.keys().filter(|key| !needed.contains(&key.as_str())) {
-            found.reject(&fields.place.key(key), format!("does not go with {METHOD} {method}; leave it out"));
+            found.reject(
+                &fields.place.key(key),
+                format!("does not go with {METHOD_KEY} {method}; leave it out"),
+            );
         }
         let absent = |key| !given.contains_key(key) && fields.present(key).is_none_or(Value::is_string);
         let missing: Vec<_> = needed.iter().copied().filter(|key| absent(key)).collect();
         if !missing.is_empty() {
-            found.reject(&fields.place, format!("{METHOD} {method} needs {}", missing.join(" and ")));
+            found.reject(&fields.place, format!("{METHOD_KEY} {method} needs {}", missing.join(" and ")));
         }
-        given.insert(METHOD.to_owned(), Value::from(method));
+        given.insert(METHOD_KEY.to_owned(), Value::from(method));
         let auth = serde_json::from_value(Value::Object(given)).ok();
         auth.filter(|_| found.rejects() == before)
     }

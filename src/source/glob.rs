@@ -12,7 +12,7 @@ pub(super) type Unit = u32;
 const INVALID_BYTE_BASE: Unit = 0x11_0000;
 
 /// Negates a set when it is its first character.
-const BANG: Unit = '!' as Unit;
+const SET_NEGATION: Unit = '!' as Unit;
 
 /// The characters of `name`, as patterns see them.
 pub(super) fn units(name: &[u8]) -> Vec<Unit> {
@@ -123,12 +123,12 @@ impl Glob {
 /// The set that begins after its opening bracket at the start of `text`, and what comes after its closing one.
 /// `None` where it is never closed.
 fn set(text: &[Unit]) -> Option<(Token, &[Unit])> {
-    let body = &text[usize::from(text.first() == Some(&BANG))..];
+    let body = &text[usize::from(text.first() == Some(&SET_NEGATION))..];
     // A closing bracket in the first place is a member of the set.
     let end = 1 + body.get(1..)?.iter().position(|u| *u == Unit::from(']'))?;
     let (inside, after) = text.split_at(text.len() - body.len() + end);
     let mut chunks = chunks(inside);
-    let negated = chunks[0].first() == Some(&BANG);
+    let negated = chunks[0].first() == Some(&SET_NEGATION);
     if negated {
         chunks[0].remove(0);
         if chunks[0].is_empty() && chunks.len() > 1 {
@@ -155,7 +155,7 @@ fn set(text: &[Unit]) -> Option<(Token, &[Unit])> {
 fn chunks(text: &[Unit]) -> Vec<Vec<Unit>> {
     let dash = |from: usize| Some(from + text.get(from..)?.iter().position(|u| *u == Unit::from('-'))?);
     let (mut chunks, mut start) = (Vec::new(), 0);
-    let mut next = dash(if text.first() == Some(&BANG) { 2 } else { 1 });
+    let mut next = dash(if text.first() == Some(&SET_NEGATION) { 2 } else { 1 });
     while let Some(at) = next {
         chunks.push(text[start..at].to_vec());
         start = at + 1;

@@ -15,7 +15,7 @@ use crate::error::Result;
 const HUB_NAME_LENGTH_LIMIT: usize = 96;
 
 /// The parts of the address of a page that come between a repository and a revision.
-const VIEWS: [&str; 5] = ["blob", "tree", "resolve", "raw", "blame"];
+const PAGE_VIEWS: [&str; 5] = ["blob", "tree", "resolve", "raw", "blame"];
 
 /// The kind of a Hub repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,7 +170,7 @@ pub(super) fn page(url: &Url) -> Result<HubRepository> {
     let Some((view, place)) = path[kinds + 2..].split_first() else {
         return parse(&repository);
     };
-    if !VIEWS.contains(view) {
+    if !PAGE_VIEWS.contains(view) {
         return Err(wrong("hf", format!("no file or directory is at /{view}/ of a repository's page")));
     }
     let place: Vec<String> = place.iter().map(|part| decode(part)).collect();

@@ -9,7 +9,7 @@ use crate::source::{Diagnostics, DocumentPath};
 
 /// Each place that Truss names, but for the weights, sorted; `scripts/vectors` asks it. A mapping at a place that nothing is below
 /// may have any keys.
-const PLACES: &str = include_str!("config_keys.txt");
+const CONFIG_KEYS: &str = include_str!("config_keys.txt");
 
 /// Checks the keys in `value`, which is at `place`, and whose key Truss calls `name`.
 pub(super) fn check(value: &Value, name: &str, place: &DocumentPath, rules: Rules, found: &mut Diagnostics) {
@@ -35,7 +35,7 @@ pub(super) fn check(value: &Value, name: &str, place: &DocumentPath, rules: Rule
 /// The keys that a mapping called `name` may have; empty where it may have any.
 pub(super) fn below(name: &str) -> Vec<&'static str> {
     let key = |place: &'static str| place.strip_prefix(name)?.strip_prefix('.')?.split('.').next();
-    let mut keys: Vec<_> = PLACES.lines().filter_map(key).collect();
+    let mut keys: Vec<_> = CONFIG_KEYS.lines().filter_map(key).collect();
     keys.dedup();
     keys
 }

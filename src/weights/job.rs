@@ -121,7 +121,7 @@ impl<'a> Specification<'a> {
     }
 }
 
-/// The keys of a document, told by one that no other kind has.
+/// The keys of a document, whose kind shows in a key that no other kind has.
 fn keys_of(map: &Map<String, Value>) -> &'static [JobKey] {
     let is = |keys: &[JobKey]| {
         keys.iter()

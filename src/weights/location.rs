@@ -22,13 +22,13 @@ const LOCATION_FORMATS: [(&str, &str); 9] = [
 const TOML_ONLY_SCHEMES: [&str; 2] = ["file", "bt"];
 
 /// Schemes whose sources have no revision, so no '@'.
-const CLOUDS: [&str; 5] = ["s3", "gs", "r2", "azure", "cw"];
+const CLOUD_SCHEMES: [&str; 5] = ["s3", "gs", "r2", "azure", "cw"];
 
 /// The longest scheme that is quoted, in bytes; the schemes of other tools are shorter.
 const QUOTED_SCHEME_LIMIT: usize = 16;
 
 /// Other names of the schemes.
-const ALIASES: [(&str, &str); 9] = [
+const SCHEME_ALIASES: [(&str, &str); 9] = [
     ("gcs", "gs"),
     ("az", "azure"),
     ("abfs", "azure"),
@@ -73,7 +73,7 @@ fn parse(text: &str, rules: Rules) -> Result<(Uri, bool), String> {
     if rest.starts_with('/') && scheme != "file" {
         return Err(format!("has a slash too many after {scheme}://; write {}", toml_format_of(scheme)));
     }
-    if CLOUDS.contains(&scheme) && rest.contains('@') {
+    if CLOUD_SCHEMES.contains(&scheme) && rest.contains('@') {
         return Err(format!("has an '@' for a revision, and {scheme}:// has none; only hf:// does"));
     }
     let anonymous = (scheme == "https").then(|| without_user(rest)).flatten();
@@ -111,7 +111,8 @@ fn missing_scheme(text: &str, rules: Rules) -> String {
 /// The error for an unknown scheme.
 fn unknown_scheme(scheme: &str, rules: Rules) -> String {
     let lower = scheme.trim().to_ascii_lowercase();
-    let meant = ALIASES.iter().find(|(alias, _)| *alias == lower).map_or(&lower[..], |(_, known)| known);
+    let meant =
+        SCHEME_ALIASES.iter().find(|(alias, _)| *alias == lower).map_or(&lower[..], |(_, known)| known);
     // The text may be anything, a password among them, unless it looks like a scheme.
     let plain = scheme.len() <= QUOTED_SCHEME_LIMIT && scheme.chars().all(|c| c.is_ascii_alphanumeric());
     let what =

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::MOUNT;
+use super::MOUNT_KEY;
 use crate::error::{Error, Kind, Result};
 use crate::source::{Diagnostic, Diagnostics, DocumentPath, Severity};
 
@@ -68,8 +68,9 @@ fn clean(text: &str) -> std::result::Result<PathBuf, String> {
 pub fn check_locations(paths: &[&Path]) -> Result<()> {
     let mut found = Diagnostics::default();
     let places: Vec<_> = (0..paths.len()).map(|i| DocumentPath::default().key("weights").index(i)).collect();
-    let read =
-        |(path, place): (&&Path, &DocumentPath)| read(&path.to_string_lossy(), &place.key(MOUNT), &mut found);
+    let read = |(path, place): (&&Path, &DocumentPath)| {
+        read(&path.to_string_lossy(), &place.key(MOUNT_KEY), &mut found)
+    };
     let clean: Vec<_> = paths.iter().zip(&places).map(read).collect();
     let mounts = clean.iter().zip(&places).filter_map(|(path, place)| Some((path.as_deref()?, place)));
     reject_conflicts(mounts, &mut found);
@@ -88,7 +89,7 @@ pub(super) fn reject_conflicts<'a>(
     let mut first = BTreeMap::<&Path, &DocumentPath>::new();
     let mut rejected = BTreeSet::new();
     let mut reject = |place: &DocumentPath, text| {
-        found.reject(&place.key(MOUNT), text);
+        found.reject(&place.key(MOUNT_KEY), text);
         rejected.insert(place.clone());
     };
     for (path, place) in mounts {

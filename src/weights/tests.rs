@@ -103,7 +103,7 @@ fn training_job_of_each_shape_is_read() {
     assert_eq!(read(twice, Rules::default()).1.rejects(), 1);
 }
 
-/// Those that `truss_train` rejects, by the names in its recording; and more of them, all told.
+/// The jobs that `truss_train` rejects, by their names in its recording, and others.
 #[test]
 fn training_job_is_rejected_as_by_truss_train() {
     let jobs: Value = serde_json::from_str(include_str!("testdata/truss_train_job.json")).expect("JSON");

@@ -26,8 +26,8 @@ use super::superblock::NativeSuperblock;
 
 /// How long after a repair that failed it is tried again.
 const REPAIR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// How many files of a repaired blob are told by name.
-const NAMED_FILES: usize = 20;
+/// How many files of a repaired blob are logged by name.
+const MAX_NAMED_FILES: usize = 20;
 
 /// The digest of each block of a file; `None` for one that the disk can't read.
 pub(super) type BlockDigests = Vec<Option<Digest>>;
@@ -131,7 +131,7 @@ impl NativeSuperblock {
             } else {
                 hidden.get_or_insert(path.clone());
             }
-            if names.len() < NAMED_FILES {
+            if names.len() < MAX_NAMED_FILES {
                 names.push(String::from_utf8_lossy(&path).escape_debug().to_string());
             }
         }

@@ -21,15 +21,15 @@ use tokio::runtime::Runtime;
 use super::*;
 use crate::Mount;
 
-/// A machine with a cache and a source.
-struct NativeBench {
+/// A fixture of a cache and a source.
+struct NativeFixture {
     home: TempDir,
     runtime: Runtime,
     engine: Engine,
     superblocks: Superblocks,
 }
 
-impl NativeBench {
+impl NativeFixture {
     fn new() -> Self {
         let home = tempfile::tempdir().expect("a directory");
         for name in ["source", "fuse", "native", "others"] {
@@ -84,12 +84,14 @@ impl NativeBench {
 #[test]
 fn native_mount_whose_root_does_not_fit_into_the_first_block_is_mounted() {
     for len in (1..=241).step_by(20) {
-        let bench = NativeBench::new();
+        let fixture = NativeFixture::new();
         let names = ["a", "b"].map(|name| name.repeat(len));
-        names.iter().for_each(|name| fs::write(bench.path("source").join(name), "content").expect("written"));
-        let mounted = bench.mount(&bench.native(&bench.staged()), &Options::default());
+        names
+            .iter()
+            .for_each(|name| fs::write(fixture.path("source").join(name), "content").expect("written"));
+        let mounted = fixture.mount(&fixture.native(&fixture.staged()), &Options::default());
         for name in &names {
-            assert_eq!(fs::read(bench.path("native").join(name)).expect("read"), b"content");
+            assert_eq!(fs::read(fixture.path("native").join(name)).expect("read"), b"content");
         }
         drop(mounted);
     }
@@ -97,44 +99,45 @@ fn native_mount_whose_root_does_not_fit_into_the_first_block_is_mounted() {
 
 #[test]
 fn native_mount_that_is_kept_stays_and_is_taken_up_again() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), "content").expect("written");
-    let snapshot = bench.staged();
-    let native = bench.native(&snapshot);
-    let mounted = bench.mount(&native, &Options::default());
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), "content").expect("written");
+    let snapshot = fixture.staged();
+    let native = fixture.native(&snapshot);
+    let mounted = fixture.mount(&native, &Options::default());
     mounted.keep();
     drop(mounted);
-    assert_eq!(fs::read(bench.path("native/file")).expect("read"), b"content");
-    assert_eq!(fs::read_dir(bench.path("images")).expect("read").count(), 0);
-    let again = NativeMount::resume(&bench.superblocks, &native, &bench.path("native"), &Options::default())
-        .expect("a table")
-        .expect("it is there");
+    assert_eq!(fs::read(fixture.path("native/file")).expect("read"), b"content");
+    assert_eq!(fs::read_dir(fixture.path("images")).expect("read").count(), 0);
+    let again =
+        NativeMount::resume(&fixture.superblocks, &native, &fixture.path("native"), &Options::default())
+            .expect("a table")
+            .expect("it is there");
     assert!(
-        NativeMount::resume(&bench.superblocks, &native, &bench.path("fuse"), &Options::default())
+        NativeMount::resume(&fixture.superblocks, &native, &fixture.path("fuse"), &Options::default())
             .expect("a table")
             .is_none()
     );
     again.unmount().expect("unmounted");
-    bench.runtime.block_on(again.ended());
-    assert!(!bench.path("native/file").exists());
+    fixture.runtime.block_on(again.ended());
+    assert!(!fixture.path("native/file").exists());
 }
 
 #[test]
 fn native_mount_replaces_a_fuse_mount_that_nobody_uses() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), "content").expect("written");
-    let snapshot = bench.staged();
-    let native = bench.native(&snapshot);
-    let at = bench.path("fuse");
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), "content").expect("written");
+    let snapshot = fixture.staged();
+    let native = fixture.native(&snapshot);
+    let at = fixture.path("fuse");
     let fuse =
-        Mount::new(snapshot, bench.runtime.handle().clone(), &at, &Options::default()).expect("mounted");
-    let replace = || NativeMount::replace(&bench.superblocks, &fuse, &native, &Options::default());
+        Mount::new(snapshot, fixture.runtime.handle().clone(), &at, &Options::default()).expect("mounted");
+    let replace = || NativeMount::replace(&fixture.superblocks, &fuse, &native, &Options::default());
     let open = fs::File::open(at.join("file")).expect("open");
     assert!(replace().expect("no error").is_none());
     assert!(!mounts::at(&at).expect("a table").expect("mounted").is_native());
     drop(open);
     let replaced = replace().expect("no error").expect("nobody uses it");
-    bench.runtime.block_on(fuse.ended());
+    fixture.runtime.block_on(fuse.ended());
     assert!(mounts::at(&at).expect("a table").expect("mounted").is_native());
     assert_eq!(fs::read(at.join("file")).expect("read"), b"content");
     replaced.unmount().expect("unmounted");
@@ -143,31 +146,31 @@ fn native_mount_replaces_a_fuse_mount_that_nobody_uses() {
 
 #[test]
 fn native_mount_ends_with_its_last_bind() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), "content").expect("written");
-    let snapshot = bench.staged();
-    let native = bench.native(&snapshot);
-    let mounted = bench.mount(&native, &Options::default());
-    let copy = crate::detached::DetachedMount::copy_of(&bench.path("native")).expect("copied");
-    copy.attach(fs::File::open(bench.path("fuse")).expect("open")).expect("bound");
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), "content").expect("written");
+    let snapshot = fixture.staged();
+    let native = fixture.native(&snapshot);
+    let mounted = fixture.mount(&native, &Options::default());
+    let copy = crate::detached::DetachedMount::copy_of(&fixture.path("native")).expect("copied");
+    copy.attach(fs::File::open(fixture.path("fuse")).expect("open")).expect("bound");
     mounted.unmount().expect("unmounted");
     let soon = |mounted: &NativeMount| {
-        bench.runtime.block_on(async {
+        fixture.runtime.block_on(async {
             tokio::time::timeout(Duration::from_millis(500), mounted.ended()).await.is_ok()
         })
     };
     assert!(!soon(&mounted));
-    mounts::detach(&bench.path("fuse")).expect("detached");
-    bench.runtime.block_on(mounted.ended());
+    mounts::detach(&fixture.path("fuse")).expect("detached");
+    fixture.runtime.block_on(mounted.ended());
 }
 
 #[test]
 fn native_mount_that_another_mount_covers_is_neither_unmounted_nor_forgotten() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), "content").expect("written");
-    let native = bench.native(&bench.staged());
-    let mounted = bench.mount(&native, &Options::default());
-    let at = bench.path("native");
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), "content").expect("written");
+    let native = fixture.native(&fixture.staged());
+    let mounted = fixture.mount(&native, &Options::default());
+    let at = fixture.path("native");
     rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), c"").expect("covered");
     for refused in [mounted.unmount(), mounted.detach()] {
         let error = refused.expect_err("it is covered");
@@ -183,16 +186,16 @@ fn native_mount_that_another_mount_covers_is_neither_unmounted_nor_forgotten() {
 
 #[test]
 fn native_mount_that_another_mount_covers_fails_to_drop_pages() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
-    let native = bench.native(&bench.staged());
-    let mounted = bench.mount(&native, &Options::default());
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), vec![7; 3 << 20]).expect("written");
+    let native = fixture.native(&fixture.staged());
+    let mounted = fixture.mount(&native, &Options::default());
     let device = fs::File::open(native.devices().expect("whole").pop().expect("a device")).expect("open");
     let manifest = native.snapshot().manifest();
     let key = (0..manifest.blobs()).map(|blob| manifest.key(blob).expect("a key")).next().expect("a blob");
     let drop_pages = || mounted.superblock.drop_pages(&key, None, &device);
     assert_eq!(drop_pages().expect("dropped").0, "file");
-    let at = bench.path("native");
+    let at = fixture.path("native");
     rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), c"").expect("covered");
     fs::write(at.join("file"), "another").expect("written");
     let error = drop_pages().expect_err("it is covered").to_string();
@@ -203,11 +206,11 @@ fn native_mount_that_another_mount_covers_fails_to_drop_pages() {
 
 #[test]
 fn native_mount_of_a_blob_that_was_truncated_is_refused() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
-    let snapshot = bench.staged();
-    let native = bench.native(&snapshot);
-    let blobs = bench.path("cache/tenants/default/blobs");
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), vec![7; 3 << 20]).expect("written");
+    let snapshot = fixture.staged();
+    let native = fixture.native(&snapshot);
+    let blobs = fixture.path("cache/tenants/default/blobs");
     let blob = fs::read_dir(blobs)
         .expect("read")
         .flat_map(|shard| fs::read_dir(shard.expect("a shard").path()).expect("read"));
@@ -216,55 +219,56 @@ fn native_mount_of_a_blob_that_was_truncated_is_refused() {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("set");
         fs::OpenOptions::new().write(true).open(path).expect("open").set_len(4096).expect("cut");
     }
-    let refused = NativeMount::new(&bench.superblocks, &native, &bench.path("native"), &Options::default());
+    let refused =
+        NativeMount::new(&fixture.superblocks, &native, &fixture.path("native"), &Options::default());
     assert_eq!(refused.expect_err("refused").kind(), Kind::Corrupt);
 }
 
 #[test]
 fn native_mounts_of_one_snapshot_share_a_superblock_until_the_last_has_ended() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), "content").expect("written");
-    let snapshot = bench.staged();
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), "content").expect("written");
+    let snapshot = fixture.staged();
     let at = |name: &str, options: &Options| {
-        let native = bench.native(&snapshot);
-        NativeMount::new(&bench.superblocks, &native, &bench.path(name), options).expect("mounted")
+        let native = fixture.native(&snapshot);
+        NativeMount::new(&fixture.superblocks, &native, &fixture.path(name), options).expect("mounted")
     };
-    let device = |name: &str| fs::metadata(bench.path(name)).expect("mounted").dev();
+    let device = |name: &str| fs::metadata(fixture.path(name)).expect("mounted").dev();
     let (first, second) = (at("native", &Options::default()), at("fuse", &Options::default()));
     let others = at("others", &Options { uid: Some(7), ..Options::default() });
     assert_eq!(device("native"), device("fuse"));
     assert_ne!(device("native"), device("others"));
     first.unmount().expect("unmounted");
-    bench.runtime.block_on(first.ended());
-    assert_eq!(fs::read(bench.path("fuse/file")).expect("read"), b"content");
+    fixture.runtime.block_on(first.ended());
+    assert_eq!(fs::read(fixture.path("fuse/file")).expect("read"), b"content");
     // Another process takes up what this one leaves, and knows that it is the same.
     let third = at("native", &Options::default());
     assert_eq!(device("native"), device("fuse"));
     [&second, &third].iter().for_each(|mounted| mounted.keep());
     drop((first, second, third));
-    let superblocks = Superblocks::open(&bench.path("images")).expect("a directory");
-    let native = bench.native(&snapshot);
+    let superblocks = Superblocks::open(&fixture.path("images")).expect("a directory");
+    let native = fixture.native(&snapshot);
     let [second, third] = ["fuse", "native"].map(|name| {
-        let taken = NativeMount::resume(&superblocks, &native, &bench.path(name), &Options::default());
+        let taken = NativeMount::resume(&superblocks, &native, &fixture.path(name), &Options::default());
         taken.expect("a table").expect("it is there")
     });
     drop(second);
-    assert!(!bench.path("fuse/file").exists());
-    assert_eq!(fs::read(bench.path("native/file")).expect("read"), b"content");
+    assert!(!fixture.path("fuse/file").exists());
+    assert_eq!(fs::read(fixture.path("native/file")).expect("read"), b"content");
     drop((third, others));
     let left = mounts::all()
         .expect("a table")
         .into_iter()
-        .filter(|mounted| mounted.mountpoint.starts_with(bench.home.path()));
+        .filter(|mounted| mounted.mountpoint.starts_with(fixture.home.path()));
     assert_eq!(left.count(), 0);
 }
 
 #[test]
 fn native_mount_that_another_namespace_shows_has_not_ended() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), "content").expect("written");
-    let snapshot = bench.staged();
-    let mounted = bench.mount(&bench.native(&snapshot), &Options::default());
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), "content").expect("written");
+    let snapshot = fixture.staged();
+    let mounted = fixture.mount(&fixture.native(&snapshot), &Options::default());
     let mut container = std::process::Command::new("unshare")
         .args(["--mount", "--propagation", "private", "cat"])
         .stdin(std::process::Stdio::piped())
@@ -276,12 +280,12 @@ fn native_mount_that_another_namespace_shows_has_not_ended() {
     }
     mounted.unmount().expect("unmounted");
     let soon = || {
-        bench.runtime.block_on(async {
+        fixture.runtime.block_on(async {
             tokio::time::timeout(Duration::from_millis(500), mounted.ended()).await.is_ok()
         })
     };
-    assert!(!bench.path("native/file").exists() && !soon());
+    assert!(!fixture.path("native/file").exists() && !soon());
     drop(container.stdin.take());
     container.wait().expect("it ends");
-    bench.runtime.block_on(mounted.ended());
+    fixture.runtime.block_on(mounted.ended());
 }

@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 use super::abi::{Dirent, EntryOut};
 
 /// Records lie at multiples of this many bytes.
-const ALIGN: usize = 8;
+const DIRENT_ALIGNMENT: usize = 8;
 
 /// A reply to READDIR or READDIRPLUS that is being filled, never beyond the size that the kernel asked for.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl DirentBuffer {
     /// Adds an entry, after which a listing continues at `next`. `false`: the reply is full.
     pub(crate) fn push(&mut self, name: &[u8], next: u64, entry: &EntryOut) -> bool {
         let head = if self.plus { size_of::<EntryOut>() } else { 0 };
-        let record = (head + size_of::<Dirent>() + name.len()).next_multiple_of(ALIGN);
+        let record = (head + size_of::<Dirent>() + name.len()).next_multiple_of(DIRENT_ALIGNMENT);
         if self.bytes.len() + record > self.size {
             return false;
         }
@@ -60,7 +60,7 @@ mod tests {
             let head = if plus { size_of::<EntryOut>() } else { 0 };
             let (dirent, rest) = Dirent::read_from_prefix(&bytes[head..]).expect("a whole record");
             let name = rest[..dirent.namelen as usize].to_vec();
-            bytes = &bytes[(head + size_of::<Dirent>() + name.len()).next_multiple_of(ALIGN)..];
+            bytes = &bytes[(head + size_of::<Dirent>() + name.len()).next_multiple_of(DIRENT_ALIGNMENT)..];
             found.push((name, dirent.next));
         }
         found

@@ -10,7 +10,7 @@ use crate::source::Secret;
 
 /// Issues these keys, one after the other, then fails.
 #[derive(Debug, Default)]
-struct Counter {
+struct ScriptedIssuer {
     asked: AtomicUsize,
     refusals: AtomicUsize,
     /// Each key, and how long after it was issued it is renewed.
@@ -18,7 +18,7 @@ struct Counter {
 }
 
 #[async_trait]
-impl KeyIssuer for Arc<Counter> {
+impl KeyIssuer for Arc<ScriptedIssuer> {
     async fn issue(&self, refused: bool) -> Result<IssuedKey> {
         tokio::time::sleep(Duration::from_millis(10)).await;
         self.refusals.fetch_add(usize::from(refused), Ordering::Relaxed);
@@ -34,8 +34,8 @@ impl KeyIssuer for Arc<Counter> {
     }
 }
 
-fn keys(given: &[(&'static str, Option<Duration>)]) -> (Arc<Counter>, KeyCache) {
-    let counter = Arc::new(Counter { keys: given.to_vec(), ..Counter::default() });
+fn keys(given: &[(&'static str, Option<Duration>)]) -> (Arc<ScriptedIssuer>, KeyCache) {
+    let counter = Arc::new(ScriptedIssuer { keys: given.to_vec(), ..ScriptedIssuer::default() });
     (counter.clone(), KeyCache::with_issuer(Box::new(counter)))
 }
 
@@ -117,10 +117,10 @@ async fn key_that_cannot_be_issued_fails_all_waiting_requests_and_is_asked_for_a
 
 /// Issues the key in a file, as it is now.
 #[derive(Debug)]
-struct KeyFile(std::path::PathBuf);
+struct FileIssuer(std::path::PathBuf);
 
 #[async_trait]
-impl KeyIssuer for KeyFile {
+impl KeyIssuer for FileIssuer {
     async fn issue(&self, _: bool) -> Result<IssuedKey> {
         match std::fs::read_to_string(&self.0) {
             Ok(token) if token.is_empty() => Err(Error::new(Kind::Invalid, "the credentials are empty")),
@@ -135,7 +135,7 @@ async fn key_that_is_empty_while_it_is_replaced_is_read_again_and_else_refused()
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("key");
     std::fs::write(&file, "old").expect("written");
-    let keys = KeyCache::with_issuer(Box::new(KeyFile(file.clone())));
+    let keys = KeyCache::with_issuer(Box::new(FileIssuer(file.clone())));
     keys.send_with_key(|issued| ask(issued, &["old"])).await.expect("the old one");
     for missing in [false, true] {
         match missing {

@@ -11,13 +11,13 @@ use tempfile::TempDir;
 use super::*;
 
 /// The blobs: of one block, which has no map; of some blocks, which can become whole; and of more than a word of the map.
-const SIZES: [u64; 3] = [17, 2 * BLOCK + 17, 66 * BLOCK];
+const BLOB_SIZES: [u64; 3] = [17, 2 * BLOCK + 17, 66 * BLOCK];
 /// Which blocks of each are put.
-const INDEXES: [&[u64]; 3] = [&[0], &[0, 1, 2], &[0, 63, 64, 65]];
+const PUT_BLOCKS: [&[u64]; 3] = [&[0], &[0, 1, 2], &[0, 63, 64, 65]];
 
 /// The bytes of a block, none of them zero: zeros are what a power cut leaves.
 fn bytes(blob: usize, index: u64) -> Bytes {
-    let len = crate::block::len(SIZES[blob], index) as usize;
+    let len = crate::block::len(BLOB_SIZES[blob], index) as usize;
     vec![(blob as u8) << 6 | (index as u8) << 1 | 1; len].into()
 }
 
@@ -49,7 +49,7 @@ impl CacheModel {
     /// The cache begins again; `doubt` says that the machine did, too.
     fn restart(&mut self, doubt: bool) {
         for (blob, model) in self.0.iter_mut().enumerate() {
-            if SIZES[blob] <= BLOCK {
+            if BLOB_SIZES[blob] <= BLOCK {
                 // A part without a map is unknown.
                 model.blocks.clear();
             }
@@ -73,7 +73,7 @@ impl ReferenceStateMachine for CacheModel {
     }
 
     fn transitions(_: &Self) -> BoxedStrategy<CacheStep> {
-        let block = || (0..3usize).prop_flat_map(|blob| (Just(blob), prop::sample::select(INDEXES[blob])));
+        let block = || (0..3usize).prop_flat_map(|blob| (Just(blob), prop::sample::select(PUT_BLOCKS[blob])));
         prop_oneof![
             8 => block().prop_map(|(blob, index)| CacheStep::Put(blob, index)),
             3 => (0..2usize).prop_map(CacheStep::Commit),
@@ -90,7 +90,7 @@ impl ReferenceStateMachine for CacheModel {
             CacheStep::Put(blob, _) | CacheStep::Discard(blob) => !model.0[blob].whole,
             CacheStep::Commit(blob) => {
                 let present = |index: &u64| model.state(blob, *index) == BlockState::Present;
-                !model.0[blob].whole && INDEXES[blob].iter().all(present)
+                !model.0[blob].whole && PUT_BLOCKS[blob].iter().all(present)
             }
             CacheStep::Settle(blob, index) => model.state(blob, index) == BlockState::Doubted,
             CacheStep::Restart | CacheStep::PowerCut(..) => true,
@@ -132,7 +132,7 @@ impl RealCache {
 
     fn part(&mut self, blob: usize) -> Arc<PartialBlob> {
         let cache = self.cache.as_ref().expect("between two steps there is one");
-        let begin = || cache.begin(&key(blob as u64), SIZES[blob]).expect("room");
+        let begin = || cache.begin(&key(blob as u64), BLOB_SIZES[blob]).expect("room");
         self.parts.entry(blob).or_insert_with(begin).clone()
     }
 
@@ -143,7 +143,7 @@ impl RealCache {
         self.cache = None;
         // A thread of the one before may have the lock for a moment yet.
         self.cache = Some(loop {
-            match Cache::open(self.home.path(), "default", FREE, SystemTime::now) {
+            match Cache::open(self.home.path(), "default", UNLIMITED, SystemTime::now) {
                 Err(error) if error.kind() == Kind::Busy => std::thread::yield_now(),
                 cache => break cache.expect("a cache"),
             }
@@ -157,14 +157,14 @@ impl StateMachineTest for RealCache {
 
     fn init_test(_: &CacheModel) -> Self {
         let home = tempfile::tempdir().expect("a directory");
-        let cache = Some(open(home.path(), FREE));
+        let cache = Some(open(home.path(), UNLIMITED));
         Self { home, cache, parts: BTreeMap::new() }
     }
 
     fn apply(mut real: Self, model: &CacheModel, step: CacheStep) -> Self {
         match step {
             CacheStep::Put(blob, index) => {
-                let arrival = Arrival { size: SIZES[blob], index, bytes: bytes(blob, index) };
+                let arrival = Arrival { size: BLOB_SIZES[blob], index, bytes: bytes(blob, index) };
                 real.part(blob).put(&arrival.verify(None).expect("the right length")).expect("room");
             }
             CacheStep::Commit(blob) => {
@@ -180,7 +180,7 @@ impl StateMachineTest for RealCache {
             CacheStep::Settle(blob, index) => real.part(blob).verify_doubted(index, None),
             CacheStep::Restart => real.restart(|_| ()),
             CacheStep::PowerCut(lost, index) => real.restart(|cache| {
-                for blob in 0..SIZES.len() {
+                for blob in 0..BLOB_SIZES.len() {
                     let here = |file| cache.layout().stat(&key(blob as u64), file).is_some();
                     if here(BlobFile::Map) {
                         let map =
@@ -202,10 +202,10 @@ impl StateMachineTest for RealCache {
 
     fn check_invariants(real: &Self, model: &CacheModel) {
         for (blob, expected) in model.0.iter().enumerate() {
-            let (key, size) = (key(blob as u64), SIZES[blob]);
+            let (key, size) = (key(blob as u64), BLOB_SIZES[blob]);
             assert_eq!(real.cache().has(&key, size), expected.whole, "blob {blob}");
             if let Some(file) = real.cache().open_whole(&key, size).expect("the disk works") {
-                for &index in INDEXES[blob] {
+                for &index in PUT_BLOCKS[blob] {
                     let mut read = vec![0; bytes(blob, index).len()];
                     file.read_exact_at(&mut read, index * BLOCK).expect("a whole blob");
                     assert!(read == bytes(blob, index), "wrong bytes in the whole blob {blob}");
@@ -216,7 +216,7 @@ impl StateMachineTest for RealCache {
                 Some(part) => Some(part.clone()),
                 None => real.cache().resume(&key, size).expect("the disk works"),
             };
-            for &index in INDEXES[blob] {
+            for &index in PUT_BLOCKS[blob] {
                 let state = part.as_ref().map_or(BlockState::Absent, |part| part.presence().state(index));
                 assert_eq!(state, model.state(blob, index), "block {index} of blob {blob}");
                 if let (Some(part), BlockState::Present) = (&part, state) {

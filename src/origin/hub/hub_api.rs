@@ -13,7 +13,7 @@ use super::file_headers::FileHeaders;
 use super::hub_error::{self, RefusedHubRequest};
 use crate::auth::{IssuedKey, KeyCache};
 use crate::error::{Error, Kind, Result};
-use crate::http_client::{HttpClient, UNRESERVED, header};
+use crate::http_client::{HttpClient, PATH_SEGMENT_ENCODE_SET, header};
 use crate::origin::range_request::{IDENTITY, RangeRequest};
 use crate::origin::redirect::RedirectGuard;
 use crate::source::{Access, HubKind, Uri, endpoint};
@@ -70,7 +70,7 @@ impl HubApi {
 
     /// The URL of a view of the repository in the API: `revision`, or the `tree` of one.
     pub(super) fn view(&self, view: &str, revision: &str) -> Url {
-        let revision = utf8_percent_encode(revision, UNRESERVED);
+        let revision = utf8_percent_encode(revision, PATH_SEGMENT_ENCODE_SET);
         self.url(format_args!("/api/{}/{}/{view}/{revision}", self.kind.plural(), self.id))
     }
 
@@ -193,7 +193,7 @@ fn request(method: Method, url: Url, wanted: Option<&RangeRequest>, issued: &Iss
 
 /// Encodes a path for a URL.
 fn encode_path(path: &str) -> String {
-    let encode = |part| utf8_percent_encode(part, UNRESERVED).to_string();
+    let encode = |part| utf8_percent_encode(part, PATH_SEGMENT_ENCODE_SET).to_string();
     path.split('/').map(encode).collect::<Vec<_>>().join("/")
 }
 
@@ -229,7 +229,8 @@ mod tests {
                 _ => HubKind::Model,
             };
             // Content is asked for by its commit only; the library takes any revision.
-            let revision = utf8_percent_encode(text("revision").unwrap_or("main"), UNRESERVED).to_string();
+            let revision =
+                utf8_percent_encode(text("revision").unwrap_or("main"), PATH_SEGMENT_ENCODE_SET).to_string();
             let url =
                 api(kind, text("repo_id").expect("id")).content(&revision, text("filename").expect("file"));
             assert_eq!(Some(url.as_str()), vector["url"].as_str());

@@ -10,7 +10,7 @@ use super::object_api::{KEYS_PER_PAGE, ObjectApi, ObjectEntry, ObjectPage, not_a
 use super::object_version::VersionTag;
 use crate::auth::AuthKey;
 use crate::error::{Error, Kind, Result};
-use crate::http_client::{UNRESERVED, header};
+use crate::http_client::{PATH_SEGMENT_ENCODE_SET, header};
 use crate::source::{Access, BucketService};
 
 /// The fields that a page is asked to have; there are many more.
@@ -81,7 +81,7 @@ impl ObjectApi for GcsBucket {
         if self.project.is_some() {
             all = format!("{all}&{}", self.with_project(Vec::new()));
         }
-        format!("{}/{}?{all}", self.url, utf8_percent_encode(key, UNRESERVED))
+        format!("{}/{}?{all}", self.url, utf8_percent_encode(key, PATH_SEGMENT_ENCODE_SET))
     }
 
     /// A key is one part of the path, slashes encoded.

@@ -10,13 +10,13 @@ use reqwest::header::{CONTENT_ENCODING, ETAG, HeaderMap};
 use super::object_version::VersionTag;
 use crate::auth::AuthKey;
 use crate::error::{Error, Kind, Result};
-use crate::http_client::{UNRESERVED, header};
+use crate::http_client::{PATH_SEGMENT_ENCODE_SET, header};
 
 /// The most keys that a page is asked to have. S3 sends no more.
 pub(super) const KEYS_PER_PAGE: &str = "1000";
 
 /// The characters that are percent-encoded in a key in a path: its slashes stay.
-const ENCODED_IN_KEY: &AsciiSet = &UNRESERVED.remove(b'/');
+const ENCODED_IN_KEY: &AsciiSet = &PATH_SEGMENT_ENCODE_SET.remove(b'/');
 
 /// The API of one bucket, or whatever a service calls it.
 pub(super) trait ObjectApi: fmt::Debug + Send + Sync {
@@ -86,8 +86,9 @@ pub(super) struct ObjectEntry {
 
 /// Encodes a query of these names and values.
 pub(super) fn query(pairs: &[(&str, &str)]) -> String {
-    let pairs =
-        pairs.iter().map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, UNRESERVED)));
+    let pairs = pairs
+        .iter()
+        .map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, PATH_SEGMENT_ENCODE_SET)));
     pairs.collect::<Vec<_>>().join("&")
 }
 

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use percent_encoding::{percent_decode_str, utf8_percent_encode};
 
-use crate::http_client::UNRESERVED;
+use crate::http_client::PATH_SEGMENT_ENCODE_SET;
 
 /// How many keys a page of a listing has: few, so that there are several.
 const PAGE: usize = 3;
@@ -160,7 +160,7 @@ impl OriginServer {
         let mut xml =
             String::from("\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults><Blobs>");
         for (key, version, size) in page {
-            let key = utf8_percent_encode(&key, UNRESERVED);
+            let key = utf8_percent_encode(&key, PATH_SEGMENT_ENCODE_SET);
             let _ = write!(
                 xml,
                 "<Blob><Name Encoded=\"true\">{key}</Name><Properties><Etag>v{version}</Etag>\
@@ -179,7 +179,7 @@ impl OriginServer {
         let (page, next) = self.page(bucket, asked("prefix"), asked("continuation-token"));
         let mut xml = String::from("<ListBucketResult><EncodingType>url</EncodingType>");
         for (key, version, size) in page {
-            let key = utf8_percent_encode(&key, UNRESERVED).to_string().replace("%20", "+");
+            let key = utf8_percent_encode(&key, PATH_SEGMENT_ENCODE_SET).to_string().replace("%20", "+");
             let etag = match self.listed_etags.load(Ordering::Relaxed) {
                 true => format!("<ETag>&quot;v{version}&quot;</ETag>"),
                 false => String::new(),

@@ -16,14 +16,14 @@ use crate::peer::wire::BlockRequest;
 
 /// How much is read from a socket at once, in bytes: several TLS records. By default the library asks for a quarter of one, and
 /// system calls would cost as much as copies.
-const READ_BUFFER: usize = 64 << 10;
+const SOCKET_BUFFER_BYTES: usize = 64 << 10;
 
 /// The longest head of a response, in bytes, and how many headers it may have.
-const MAX_HEAD: u64 = 4096;
+const MAX_HEAD_BYTES: u64 = 4096;
 const MAX_HEADERS: usize = 16;
 
 /// The longest line between two chunks of a body: a length in hexadecimal.
-const MAX_CHUNK_LINE: u64 = 64;
+const MAX_CHUNK_LINE_BYTES: u64 = 64;
 
 trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -58,11 +58,13 @@ impl PeerConnection {
         tcp.set_nodelay(true).map_err(failed)?;
         let connection: Box<dyn ByteStream> = match identity {
             Some(identity) => Box::new(
-                identity.connect(BufReader::with_capacity(READ_BUFFER, tcp), peer.address, &peer.id).await?,
+                identity
+                    .connect(BufReader::with_capacity(SOCKET_BUFFER_BYTES, tcp), peer.address, &peer.id)
+                    .await?,
             ),
             None => Box::new(tcp),
         };
-        Ok(Self { connection: BufReader::with_capacity(MAX_HEAD as usize, connection), chunk: 0 })
+        Ok(Self { connection: BufReader::with_capacity(MAX_HEAD_BYTES as usize, connection), chunk: 0 })
     }
 
     /// Sends `request` to `host`, and receives the head of the response.
@@ -79,7 +81,7 @@ impl PeerConnection {
         self.connection.flush().await.map_err(io_failed)?;
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            self.line(&mut head, MAX_HEAD).await?;
+            self.line(&mut head, MAX_HEAD_BYTES).await?;
         }
         ResponseHead::parse(&head)
             .ok_or_else(|| Error::new(Kind::Unavailable, "sent an invalid HTTP response"))
@@ -130,7 +132,7 @@ impl PeerConnection {
     /// The length of the next chunk.
     async fn next_chunk(&mut self) -> Result<u64> {
         let mut line = Vec::new();
-        self.line(&mut line, MAX_CHUNK_LINE).await?;
+        self.line(&mut line, MAX_CHUNK_LINE_BYTES).await?;
         match httparse::parse_chunk_size(&line) {
             Ok(httparse::Status::Complete((_, len))) => Ok(len),
             _ => Err(invalid_body()),
@@ -139,7 +141,7 @@ impl PeerConnection {
 
     async fn empty_line(&mut self) -> Result<()> {
         let mut line = Vec::new();
-        self.line(&mut line, MAX_CHUNK_LINE).await?;
+        self.line(&mut line, MAX_CHUNK_LINE_BYTES).await?;
         if line == b"\r\n" { Ok(()) } else { Err(invalid_body()) }
     }
 

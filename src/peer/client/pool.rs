@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use super::connection::PeerConnection;
 
 /// How many idle connections are kept: as many as some stages have at once. Each has 68 KiB of buffers.
-const MAX_IDLE: usize = 256;
+const MAX_IDLE_CONNECTIONS: usize = 256;
 
 /// How long a connection may be idle, and how often that is checked: together less than the idle timeout of the listener.
 pub(super) const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
@@ -46,7 +46,7 @@ impl ConnectionPool {
             return;
         }
         let mut idle = self.idle();
-        let oldest = (idle.streams.len() == MAX_IDLE).then(|| idle.streams.remove(0));
+        let oldest = (idle.streams.len() == MAX_IDLE_CONNECTIONS).then(|| idle.streams.remove(0));
         idle.streams.push((to, Instant::now(), stream));
         if !std::mem::replace(&mut idle.watched, true) {
             tokio::spawn(watch(Arc::downgrade(self)));

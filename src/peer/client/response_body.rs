@@ -15,11 +15,11 @@ use crate::peer::wire::{BlockRequest, Frame, Frames, MAX_PART_BYTES, Role};
 use crate::tier::{Body, Urgency};
 use crate::timeout::within;
 
-/// How long a peer may be silent, and how long it may take for the next [`MIN_PROGRESS`] bytes once it sends.
+/// How long a peer may be silent, and how long it may take for the next [`MIN_PROGRESS_BYTES`] bytes once it sends.
 const PEER_SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many bytes count as progress. A hundred streams that share 100 Mbit/s still send that in a second.
-const MIN_PROGRESS: u64 = MAX_PART_BYTES as u64;
+const MIN_PROGRESS_BYTES: u64 = MAX_PART_BYTES as u64;
 
 /// How long the next bytes may take although the peer sends heartbeats: for a reader, and for a stage. A
 /// reader has turned to other tiers by then. A stage has more time, because all nodes wait for the mirror
@@ -45,7 +45,7 @@ pub(super) struct ResponseBody {
     /// How much longer the peer may be silent, and how many bytes came since that was last set.
     left: Duration,
     fresh: u64,
-    /// When the last [`MIN_PROGRESS`] bytes arrived, and how long heartbeats may stand in for the next.
+    /// When the last [`MIN_PROGRESS_BYTES`] bytes arrived, and how long heartbeats may stand in for the next.
     since: Instant,
     heartbeat_limit: Duration,
 }
@@ -84,7 +84,7 @@ impl ResponseBody {
         while self.due > 0 {
             match self.receive().await.inspect_err(|error| self.record_error(error))? {
                 Frame::Data(bytes) => return self.arrived(bytes).map(Some),
-                Frame::Part => self.moved(MIN_PROGRESS),
+                Frame::Part => self.moved(MIN_PROGRESS_BYTES),
                 Frame::End => return Err(self.error(Kind::Unavailable, "can't get the rest of the blocks")),
                 Frame::Wait if self.since.elapsed() > self.heartbeat_limit => {
                     let error = self.error(Kind::Timeout, "has sent nothing but heartbeats for too long");
@@ -127,7 +127,7 @@ impl ResponseBody {
     /// Records that so many bytes have arrived.
     fn moved(&mut self, len: u64) {
         self.fresh += len;
-        if self.fresh >= MIN_PROGRESS {
+        if self.fresh >= MIN_PROGRESS_BYTES {
             self.since = Instant::now();
             self.record_alive();
         }

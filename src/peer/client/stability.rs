@@ -12,10 +12,10 @@ use super::Peers;
 
 /// How many members may join, leave or stop responding at about the same time in a stable membership: these, or one in so many
 /// of all. The owners of their groups are found by asking.
-const STABLE_CHANGES: usize = 3;
+const MAX_STABLE_CHANGES: usize = 3;
 const STABLE_FRACTION: usize = 32;
 
-/// How long to wait for a stable membership, and how long not to wait again when that was in vain.
+/// How long to wait for a stable membership, and how long not to wait again after that timed out.
 const STABILITY_TIMEOUT: Duration = Duration::from_secs(15);
 const STABILITY_PAUSE: Duration = Duration::from_secs(60);
 
@@ -40,7 +40,7 @@ impl Peers {
         let view = self.members.view();
         // A lost member counts once: first it does not respond, then it is removed.
         let failing = self.backoffs.recent_failures(|id| view.since(id).is_some());
-        view.recent_changes() + failing > STABLE_CHANGES.max(view.live().len() / STABLE_FRACTION)
+        view.recent_changes() + failing > MAX_STABLE_CHANGES.max(view.live().len() / STABLE_FRACTION)
     }
 
     fn timed_out_recently(&self) -> bool {

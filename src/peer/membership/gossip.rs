@@ -144,7 +144,7 @@ impl Gossip {
     /// Announces which tenants this node hosts from now on, each by its [`token`](crate::peer::token).
     pub async fn host(&self, tenants: &[u64]) {
         self.handle
-            .with_chitchat(|chitchat| chitchat.self_node_state().set(TENANTS, encode_numbers(tenants)))
+            .with_chitchat(|chitchat| chitchat.self_node_state().set(TENANTS_KEY, encode_numbers(tenants)))
             .await;
     }
 
@@ -153,8 +153,8 @@ impl Gossip {
         self.handle
             .with_chitchat(|chitchat| {
                 let state = chitchat.self_node_state();
-                state.set(DRAINING, true);
-                state.set(HOLDS, "");
+                state.set(DRAINING_KEY, true);
+                state.set(HOLDS_KEY, "");
             })
             .await;
     }
@@ -170,8 +170,8 @@ impl Membership for Gossip {
         self.runtime.spawn(async move {
             let mut chitchat: tokio::sync::MutexGuard<'_, Chitchat> = chitchat.lock().await;
             let state = chitchat.self_node_state();
-            if state.get(DRAINING) != Some("true") {
-                state.set(HOLDS, encode_numbers(&holds));
+            if state.get(DRAINING_KEY) != Some("true") {
+                state.set(HOLDS_KEY, encode_numbers(&holds));
             }
         });
     }
@@ -190,21 +190,21 @@ impl fmt::Debug for Gossip {
     }
 }
 
-const ZONE: &str = "zone";
-const CAPACITY: &str = "capacity";
-const VERSION: &str = "protocol";
-const DRAINING: &str = "draining";
-const TENANTS: &str = "tenants";
-const HOLDS: &str = "holds";
+const ZONE_KEY: &str = "zone";
+const CAPACITY_KEY: &str = "capacity";
+const PROTOCOL_KEY: &str = "protocol";
+const DRAINING_KEY: &str = "draining";
+const TENANTS_KEY: &str = "tenants";
+const HOLDS_KEY: &str = "holds";
 
 fn announced(member: &Member) -> Vec<(String, String)> {
     let values = [
-        (ZONE, member.zone.clone()),
-        (CAPACITY, member.capacity.to_string()),
-        (VERSION, member.protocol.to_string()),
-        (DRAINING, member.draining.to_string()),
-        (TENANTS, encode_numbers(&member.tenants)),
-        (HOLDS, encode_numbers(&member.holds)),
+        (ZONE_KEY, member.zone.clone()),
+        (CAPACITY_KEY, member.capacity.to_string()),
+        (PROTOCOL_KEY, member.protocol.to_string()),
+        (DRAINING_KEY, member.draining.to_string()),
+        (TENANTS_KEY, encode_numbers(&member.tenants)),
+        (HOLDS_KEY, encode_numbers(&member.holds)),
     ];
     values.map(|(key, value)| (key.to_owned(), value)).into()
 }
@@ -225,12 +225,12 @@ fn member(id: &ChitchatId, state: &NodeState) -> Option<Member> {
     Some(Member {
         id: id.node_id.to_string(),
         address: id.gossip_advertise_addr,
-        zone: state.get(ZONE)?.to_owned(),
-        capacity: state.get(CAPACITY)?.parse().ok()?,
-        protocol: state.get(VERSION).map_or(Some(PROTOCOL), |version| version.parse().ok())?,
-        draining: state.get(DRAINING) == Some("true"),
-        tenants: numbers(TENANTS),
-        holds: numbers(HOLDS),
+        zone: state.get(ZONE_KEY)?.to_owned(),
+        capacity: state.get(CAPACITY_KEY)?.parse().ok()?,
+        protocol: state.get(PROTOCOL_KEY).map_or(Some(PROTOCOL), |version| version.parse().ok())?,
+        draining: state.get(DRAINING_KEY) == Some("true"),
+        tenants: numbers(TENANTS_KEY),
+        holds: numbers(HOLDS_KEY),
     })
 }
 

@@ -35,10 +35,10 @@ const LISTENER_IDLE_TIMEOUT: Duration = Duration::from_secs(70);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long to wait when a connection can't be accepted: the process has too many open files.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The longest gossip message, in bytes: chitchat's fit into a datagram.
-const MAX_GOSSIP: usize = 64 << 10;
+const MAX_GOSSIP_MESSAGE_BYTES: usize = 64 << 10;
 
 type HttpBody = UnsyncBoxBody<Bytes, Error>;
 
@@ -58,7 +58,7 @@ pub async fn serve(listener: TcpListener, server: Arc<PeerServer>, identity: Opt
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::debug!(%error, "cannot accept a peer's connection");
-                tokio::time::sleep(ACCEPT_RETRY).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
@@ -144,7 +144,9 @@ async fn receive_gossip(server: &PeerServer, request: Request<Incoming>) -> Resp
     let (Some(sender), Some(from)) = (server.gossip_sender(), from) else {
         return empty(StatusCode::NOT_FOUND);
     };
-    match timeout(HANDSHAKE_TIMEOUT, Limited::new(request.into_body(), MAX_GOSSIP).collect()).await {
+    match timeout(HANDSHAKE_TIMEOUT, Limited::new(request.into_body(), MAX_GOSSIP_MESSAGE_BYTES).collect())
+        .await
+    {
         Ok(Ok(message)) => sender.send((from, message.to_bytes())),
         _ => return empty(StatusCode::BAD_REQUEST),
     }

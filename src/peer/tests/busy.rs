@@ -4,10 +4,10 @@ use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_full_of_stages_is_busy_and_serves_readers() {
-    /// What never ends.
+    /// A provider whose bodies never end.
     #[derive(Debug)]
-    struct Endless;
-    impl BlockProvider for Endless {
+    struct EndlessProvider;
+    impl BlockProvider for EndlessProvider {
         fn provide<'a>(&'a self, _: &'a BlockRequest) -> BoxFuture<'a, Result<Option<Body>>> {
             async { Ok(Some(stream::pending().boxed())) }.boxed()
         }
@@ -17,7 +17,7 @@ async fn server_full_of_stages_is_busy_and_serves_readers() {
         }
     }
     let server = Arc::new(PeerServer::default());
-    server.host("t", Arc::new(Endless));
+    server.host("t", Arc::new(EndlessProvider));
     let mut held = Vec::new();
     let mut fill = async |urgency| loop {
         match server.answer(&Caller::ANONYMOUS, block_request(urgency)).await {

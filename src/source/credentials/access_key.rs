@@ -7,19 +7,19 @@ use crate::error::Result;
 use crate::source::access::S3Access;
 use crate::source::secret::Secret;
 
-const AWS: CredentialFormat = CredentialFormat {
+const AWS_FORMAT: CredentialFormat = CredentialFormat {
     name: "the AWS credentials",
     expected: r#"{"aws_access_key_id": .., "aws_secret_access_key": .., "aws_region": ..}"#,
 };
-const R2: CredentialFormat = CredentialFormat {
+const R2_FORMAT: CredentialFormat = CredentialFormat {
     name: "the R2 credentials",
     expected: r#"{"aws_access_key_id": .., "aws_secret_access_key": ..}"#,
 };
-const CW: CredentialFormat = CredentialFormat { name: "the CoreWeave credentials", ..R2 };
+const CW_FORMAT: CredentialFormat = CredentialFormat { name: "the CoreWeave credentials", ..R2_FORMAT };
 
 /// Reads a key of AWS, which has a region.
 pub(super) fn read(text: &str) -> Result<S3Access> {
-    let object = SecretJson::parse(text, AWS)?;
+    let object = SecretJson::parse(text, AWS_FORMAT)?;
     object.required(&["aws_access_key_id"])?;
     object.required(&["aws_secret_access_key"])?;
     object.required(&["aws_region"])?;
@@ -28,7 +28,7 @@ pub(super) fn read(text: &str) -> Result<S3Access> {
 
 /// Reads a key for `r2://` or `cw://`, which need no region. Cloudflare's own names of the two parts are accepted as well.
 pub(super) fn compatible(scheme: &str, text: &str) -> Result<S3Access> {
-    key(&SecretJson::parse(text, if scheme == "r2" { R2 } else { CW })?)
+    key(&SecretJson::parse(text, if scheme == "r2" { R2_FORMAT } else { CW_FORMAT })?)
 }
 
 fn key(object: &SecretJson) -> Result<S3Access> {

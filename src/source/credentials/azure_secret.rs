@@ -22,42 +22,42 @@ pub enum AzureCredentials {
     },
 }
 
-const FORM: CredentialFormat = CredentialFormat {
+const AZURE_FORMAT: CredentialFormat = CredentialFormat {
     name: "the Azure credentials",
     expected: r#"an account key, a SAS, or {"account_key": ..}, {"sas_token": ..}, {"tenant_id": .., "client_id": .., "client_secret": ..}"#,
 };
 
 /// The names of a service principal's three parts: ours first, then what Azure's command line prints.
-const TENANT: [&str; 3] = ["tenant_id", "tenantId", "tenant"];
-const CLIENT: [&str; 3] = ["client_id", "clientId", "appId"];
-const PASSWORD: [&str; 3] = ["client_secret", "clientSecret", "password"];
+const TENANT_KEYS: [&str; 3] = ["tenant_id", "tenantId", "tenant"];
+const CLIENT_KEYS: [&str; 3] = ["client_id", "clientId", "appId"];
+const PASSWORD_KEYS: [&str; 3] = ["client_secret", "clientSecret", "password"];
 
 pub(super) fn read(text: &str) -> Result<AzureCredentials> {
-    if text.starts_with('{') { object(&SecretJson::parse(text, FORM)?) } else { plain(text) }
+    if text.starts_with('{') { object(&SecretJson::parse(text, AZURE_FORMAT)?) } else { plain(text) }
 }
 
 fn object(object: &SecretJson) -> Result<AzureCredentials> {
     let key = object.optional(&["account_key"])?;
     let sas = object.optional(&["sas_token"])?;
-    let client = object.optional(&CLIENT)?;
+    let client = object.optional(&CLIENT_KEYS)?;
     match (key, sas, client) {
         (Some(key), None, None) => account(&key),
         (None, Some(sas), None) => signature(&sas),
         (None, None, Some(client_id)) => Ok(AzureCredentials::Principal {
-            tenant_id: object.required(&TENANT)?,
+            tenant_id: object.required(&TENANT_KEYS)?,
             client_id,
-            client_secret: Secret::new(object.required(&PASSWORD)?),
+            client_secret: Secret::new(object.required(&PASSWORD_KEYS)?),
         }),
         (None, None, None) => {
-            Err(FORM.invalid("have none of \"account_key\", \"sas_token\" and \"client_id\""))
+            Err(AZURE_FORMAT.invalid("have none of \"account_key\", \"sas_token\" and \"client_id\""))
         }
-        _ => Err(FORM.invalid("have several of \"account_key\", \"sas_token\" and \"client_id\"")),
+        _ => Err(AZURE_FORMAT.invalid("have several of \"account_key\", \"sas_token\" and \"client_id\"")),
     }
 }
 
 fn plain(text: &str) -> Result<AzureCredentials> {
     if text.contains("AccountKey=") || text.contains("SharedAccessSignature=") {
-        return Err(FORM.invalid("are a connection string; only its key or signature is needed"));
+        return Err(AZURE_FORMAT.invalid("are a connection string; only its key or signature is needed"));
     }
     // No key contains these, and every signature has several parts.
     if text.contains(['?', '&']) { signature(text) } else { account(text) }
@@ -65,11 +65,11 @@ fn plain(text: &str) -> Result<AzureCredentials> {
 
 fn account(text: &str) -> Result<AzureCredentials> {
     if text.is_empty() {
-        return Err(FORM.invalid("are empty"));
+        return Err(AZURE_FORMAT.invalid("are empty"));
     }
     let base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
     if !text.len().is_multiple_of(4) || !text.chars().all(base64) {
-        return Err(FORM.invalid("have an account key that is not base64"));
+        return Err(AZURE_FORMAT.invalid("have an account key that is not base64"));
     }
     Ok(AzureCredentials::Key(Secret::new(text)))
 }
@@ -78,7 +78,7 @@ fn signature(text: &str) -> Result<AzureCredentials> {
     let query = text.strip_prefix('?').unwrap_or(text);
     let signed = query.split('&').any(|part| part.starts_with("sig=") && part.len() > "sig=".len());
     if !signed || query.contains(char::is_whitespace) {
-        return Err(FORM.invalid("have a SAS that is not a query with \"sig=\" (sv=..&sig=..)"));
+        return Err(AZURE_FORMAT.invalid("have a SAS that is not a query with \"sig=\" (sv=..&sig=..)"));
     }
     Ok(AzureCredentials::Sas(Secret::new(query)))
 }

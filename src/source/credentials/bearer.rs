@@ -5,9 +5,9 @@ use super::secret_json::{CredentialFormat, SecretJson};
 use crate::error::Result;
 use crate::source::secret::Secret;
 
-const HUB: CredentialFormat =
+const HUB_FORMAT: CredentialFormat =
     CredentialFormat { name: "the Hugging Face credentials", expected: "a token alone: hf_.." };
-const WEB: CredentialFormat = CredentialFormat {
+const WEB_FORMAT: CredentialFormat = CredentialFormat {
     name: "the https credentials",
     expected: r#"a bearer token, user:password, {"token": ..}, or {"username": .., "password": ..}"#,
 };
@@ -15,38 +15,40 @@ const WEB: CredentialFormat = CredentialFormat {
 /// Reads a token of the Hugging Face Hub.
 pub(super) fn hub(text: &str) -> Result<Secret> {
     if text.starts_with('{') {
-        return Err(HUB.invalid("are JSON"));
+        return Err(HUB_FORMAT.invalid("are JSON"));
     }
-    bearer(text, HUB)
+    bearer(text, HUB_FORMAT)
 }
 
 /// Reads the credentials of a web server. Neither a bearer token (RFC 6750, 2.1) nor a user name (RFC 7617, 2) contains a
 /// colon, so the first one separates a user name from a password.
 pub(super) fn web(text: &str) -> Result<Credentials> {
     if text.starts_with('{') {
-        return object(&SecretJson::parse(text, WEB)?);
+        return object(&SecretJson::parse(text, WEB_FORMAT)?);
     }
     match text.split_once(':') {
         Some((username, password)) => basic(username, password),
-        None => bearer(text, WEB).map(Credentials::Bearer),
+        None => bearer(text, WEB_FORMAT).map(Credentials::Bearer),
     }
 }
 
 fn object(object: &SecretJson) -> Result<Credentials> {
     match (object.optional(&["token"])?, object.optional(&["username"])?) {
-        (Some(token), None) => bearer(&token, WEB).map(Credentials::Bearer),
+        (Some(token), None) => bearer(&token, WEB_FORMAT).map(Credentials::Bearer),
         (None, Some(username)) => basic(&username, &object.required(&["password"])?),
-        (None, None) => Err(WEB.invalid("have neither \"token\" nor \"username\"")),
-        _ => Err(WEB.invalid("have both \"token\" and \"username\"")),
+        (None, None) => Err(WEB_FORMAT.invalid("have neither \"token\" nor \"username\"")),
+        _ => Err(WEB_FORMAT.invalid("have both \"token\" and \"username\"")),
     }
 }
 
 fn basic(username: &str, password: &str) -> Result<Credentials> {
     if username.contains(':') {
-        return Err(WEB.invalid("have a user name with a colon, which basic authentication cannot send"));
+        return Err(
+            WEB_FORMAT.invalid("have a user name with a colon, which basic authentication cannot send")
+        );
     }
     if format!("{username}{password}").contains(char::is_control) {
-        return Err(WEB.invalid("contain a control character"));
+        return Err(WEB_FORMAT.invalid("contain a control character"));
     }
     Ok(Credentials::Basic { username: Secret::new(username), password: Secret::new(password) })
 }

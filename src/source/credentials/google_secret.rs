@@ -62,13 +62,13 @@ pub enum SubjectToken {
     },
 }
 
-const KEY: CredentialFormat = CredentialFormat {
+const GOOGLE_FORMAT: CredentialFormat = CredentialFormat {
     name: "the Google credentials",
     expected: r#"the key of a service account: {"type": "service_account", "client_email": .., "private_key": .., ..}"#,
 };
 
 pub(super) fn read(text: &str) -> Result<GoogleCredentials> {
-    let object = SecretJson::parse(text, KEY)?;
+    let object = SecretJson::parse(text, GOOGLE_FORMAT)?;
     match object.required(&["type"])?.as_str() {
         "service_account" => key(&object, text),
         "authorized_user" => Ok(GoogleCredentials::User {
@@ -77,7 +77,7 @@ pub(super) fn read(text: &str) -> Result<GoogleCredentials> {
             refresh_token: Secret::new(object.required(&["refresh_token"])?),
         }),
         "external_account" => external(&object).map(GoogleCredentials::External),
-        _ => Err(KEY.invalid(
+        _ => Err(GOOGLE_FORMAT.invalid(
             "have another \"type\" than \"service_account\", \"authorized_user\" and \"external_account\"",
         )),
     }
@@ -86,14 +86,16 @@ pub(super) fn read(text: &str) -> Result<GoogleCredentials> {
 fn key(object: &SecretJson, text: &str) -> Result<GoogleCredentials> {
     object.required(&["client_email"])?;
     if !object.required(&["private_key"])?.starts_with("-----BEGIN") {
-        return Err(KEY.invalid("are wrong: \"private_key\" is not PEM (it begins with -----BEGIN)"));
+        return Err(
+            GOOGLE_FORMAT.invalid("are wrong: \"private_key\" is not PEM (it begins with -----BEGIN)")
+        );
     }
     Ok(GoogleCredentials::Key(Secret::new(text)))
 }
 
 fn external(object: &SecretJson) -> Result<ExternalAccount> {
     let place = object.within("credential_source")?;
-    let place = place.ok_or_else(|| KEY.invalid("lack \"credential_source\""))?;
+    let place = place.ok_or_else(|| GOOGLE_FORMAT.invalid("lack \"credential_source\""))?;
     let file = place.optional(&["file"])?.map(|file| SubjectToken::File(file.into()));
     let subject = match (file, place.optional(&["url"])?) {
         (Some(file), _) => file,
@@ -105,7 +107,7 @@ fn external(object: &SecretJson) -> Result<ExternalAccount> {
         _ => {
             let how = "have a \"credential_source\" that is not supported: it must have a \"file\" or a \"url\" with the \
                        machine's token";
-            return Err(KEY.invalid(how));
+            return Err(GOOGLE_FORMAT.invalid(how));
         }
     };
     let format = place.within("format")?;

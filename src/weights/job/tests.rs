@@ -273,7 +273,7 @@ fn job_keys_equal_the_fields_of_truss() {
     let known = |keys| places_of(keys).into_keys().collect::<BTreeSet<_>>();
     let mut job = known(JOB);
     job.extend(WEIGHTS_KEYS.iter().map(|key| format!("weights.{key}")));
-    job.extend(auth_method::keys().chain([auth_method::METHOD]).map(|key| format!("weights.auth.{key}")));
+    job.extend(auth_method::keys().chain([auth_method::METHOD_KEY]).map(|key| format!("weights.auth.{key}")));
     assert_eq!(job, fields("job"));
     assert_eq!(known(PROJECT), fields("project"));
     let (top, below) = fields("config").into_iter().partition::<BTreeSet<_>, _>(|place| !place.contains('.'));

@@ -15,7 +15,7 @@ use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
 
-use super::{NativeBench, NativeMount};
+use super::{NativeFixture, NativeMount};
 use crate::Options;
 
 /// An origin that refuses its credentials from some time on.
@@ -59,24 +59,24 @@ impl Origin for RevocableOrigin {
 
 #[test]
 fn native_mount_whose_credentials_are_revoked_is_repaired_with_those_of_another() {
-    let bench = NativeBench::new();
+    let fixture = NativeFixture::new();
     let bytes = vec![7; 3 << 20];
-    fs::write(bench.path("source/file"), &bytes).expect("written");
-    let origin = Arc::new(RevocableOrigin { inner: bench.origin(), revoked: AtomicBool::new(false) });
-    let native = bench.native(&bench.staged_from(origin.clone()));
-    let first = bench.mount(&native, &Options::default());
-    let another = bench.native(&bench.staged());
-    let second = NativeMount::new(&bench.superblocks, &another, &bench.path("fuse"), &Options::default())
+    fs::write(fixture.path("source/file"), &bytes).expect("written");
+    let origin = Arc::new(RevocableOrigin { inner: fixture.origin(), revoked: AtomicBool::new(false) });
+    let native = fixture.native(&fixture.staged_from(origin.clone()));
+    let first = fixture.mount(&native, &Options::default());
+    let another = fixture.native(&fixture.staged());
+    let second = NativeMount::new(&fixture.superblocks, &another, &fixture.path("fuse"), &Options::default())
         .expect("mounted");
-    let device = |name: &str| fs::metadata(bench.path(name)).expect("mounted").dev();
+    let device = |name: &str| fs::metadata(fixture.path(name)).expect("mounted").dev();
     assert_eq!(device("native"), device("fuse"));
     let blob = native.devices().expect("whole").pop().expect("a device");
     let blob = fs::File::options().write(true).open(blob).expect("open");
     blob.write_all_at(&[8], 5).expect("written");
     origin.revoked.store(true, Relaxed);
-    let is_right = || fs::read(bench.path("native/file")).expect("read") == bytes;
+    let is_right = || fs::read(fixture.path("native/file")).expect("read") == bytes;
     assert!(!is_right());
-    let cache = bench.engine.cache().tenant("default").expect("a tenant");
+    let cache = fixture.engine.cache().tenant("default").expect("a tenant");
     assert!(!scrub(&cache, &AtomicBool::new(false)).expect("read").damaged.is_empty());
     let repaired = async {
         while !is_right() {
@@ -84,21 +84,21 @@ fn native_mount_whose_credentials_are_revoked_is_repaired_with_those_of_another(
         }
     };
     let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
-    bench.runtime.block_on(repaired).expect("repaired");
+    fixture.runtime.block_on(repaired).expect("repaired");
     drop((first, second));
 }
 
 #[test]
 fn native_mount_whose_file_in_the_cache_was_replaced_fails_to_be_repaired() {
-    let bench = NativeBench::new();
-    fs::write(bench.path("source/file"), vec![7; 3 << 20]).expect("written");
-    let native = bench.native(&bench.staged());
-    let mounted = bench.mount(&native, &Options::default());
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), vec![7; 3 << 20]).expect("written");
+    let native = fixture.native(&fixture.staged());
+    let mounted = fixture.mount(&native, &Options::default());
     let file = native.devices().expect("whole").pop().expect("a device");
     let read_by_kernel = fs::metadata(&file).expect("there").ino();
     fs::remove_file(file).expect("removed");
     let key = native.missing_devices().expect("a manifest").pop().expect("the device");
-    let repair = |inode| bench.runtime.block_on(mounted.superblock.try_repair(key, inode));
+    let repair = |inode| fixture.runtime.block_on(mounted.superblock.try_repair(key, inode));
     for inode in [Some(read_by_kernel), native.device_inode(&key)] {
         let error = repair(inode).expect_err("the kernel reads the old one").to_string();
         assert!(error.contains("unmount it and mount it again"), "{error}");

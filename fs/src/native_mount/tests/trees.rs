@@ -11,7 +11,7 @@ use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use rustix::fs::{lgetxattr, llistxattr};
 
-use super::NativeBench;
+use super::NativeFixture;
 use crate::{Mount, Options};
 
 /// What a program can see of a tree, but for what depends on the kind of file system.
@@ -115,19 +115,19 @@ fn compare_trees(cases: u32) {
     };
     let tree = (prop::collection::vec(entry(), 1..60), any::<bool>());
     let compared = TestRunner::new(config).run(&tree, |(entries, allow_other)| {
-        let bench = NativeBench::new();
-        make(&bench.path("source"), &entries);
-        fs::write(bench.path("source/one"), "file").expect("written");
-        let snapshot = bench.staged();
+        let fixture = NativeFixture::new();
+        make(&fixture.path("source"), &entries);
+        fs::write(fixture.path("source/one"), "file").expect("written");
+        let snapshot = fixture.staged();
         let control = Some(PathBuf::from("/run/bdnfs.sock"));
         let options =
             Options { uid: Some(70_000), gid: Some(7), allow_other: true, control, ..Options::default() };
         let fuse =
-            Mount::new(snapshot.clone(), bench.runtime.handle().clone(), &bench.path("fuse"), &options)
+            Mount::new(snapshot.clone(), fixture.runtime.handle().clone(), &fixture.path("fuse"), &options)
                 .expect("mounted");
-        let native = bench.native(&snapshot);
-        let mounted = bench.mount(&native, &Options { allow_other, ..options });
-        let (mut expected, got) = (seen(&bench.path("fuse")), seen(&bench.path("native")));
+        let native = fixture.native(&snapshot);
+        let mounted = fixture.mount(&native, &Options { allow_other, ..options });
+        let (mut expected, got) = (seen(&fixture.path("fuse")), seen(&fixture.path("native")));
         if !allow_other {
             for text in expected.values_mut().filter(|text| !text.starts_with("12")) {
                 let mode = u32::from_str_radix(text.split(' ').next().expect("a mode"), 8).expect("octal");
@@ -154,25 +154,25 @@ fn native_mount_of_a_thousand_trees_is_like_a_fuse_mount() {
 
 /// Holds the size of the image of `files` small files against what it may take for each beside names and extended attributes.
 fn measure_image(files: usize) {
-    let bench = NativeBench::new();
+    let fixture = NativeFixture::new();
     let mut names = 0;
     for number in 0..files {
         let path = format!("{:03}/{}-{number:07}", number / 1000, "n".repeat(number % 40));
         names += path.len() - 4;
-        let path = bench.path("source").join(path);
+        let path = fixture.path("source").join(path);
         fs::create_dir_all(path.parent().expect("a directory")).expect("made");
         fs::write(path, number.to_string()).expect("written");
     }
-    let snapshot = bench.staged();
-    let native = bench.native(&snapshot);
+    let snapshot = fixture.staged();
+    let native = fixture.native(&snapshot);
     let mut image = Vec::new();
     let options = ImageOptions { uid: 0, gid: 0, allow_other: true, control: None };
     let began = std::time::Instant::now();
     native.write_image(&options, &mut image).expect("written");
     println!("{files} files: {} bytes, {:?}", image.len(), began.elapsed());
-    let mounted = bench.mount(&native, &Options::default());
+    let mounted = fixture.mount(&native, &Options::default());
     let mut xattrs = 0;
-    for entry in fs::read_dir(bench.path("native/000")).expect("read") {
+    for entry in fs::read_dir(fixture.path("native/000")).expect("read") {
         let (path, mut list) = (entry.expect("an entry").path(), vec![0; 4096]);
         let len = llistxattr(&path, &mut list[..]).expect("listed");
         for name in list[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
