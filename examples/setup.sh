@@ -1,5 +1,5 @@
-# What the demo and the examples share: the binaries, one temporary directory, servers and agents in it, and an end that
-# leaves nothing behind. It is sourced: set -euo pipefail is the script's own.
+# Shared by the demo and the examples: the binaries, one temporary directory, servers and agents in it, and the cleanup.
+# It is sourced by scripts that set -euo pipefail themselves.
 #
 # BDNFS_BIN names a directory with the binaries `bdnfs` and `s3-server`; without it they are built, as the PROFILE (release
 # or debug) says.
@@ -7,7 +7,7 @@
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-# The binary and the directory are long names that say nothing: what is shown leaves them out.
+# Shows a command without the long paths of the binary and the temporary directory.
 show() { printf '$ %s\n' "$*" | sed -e "s|$bdnfs|bdnfs|g" -e "s|$home/||g"; }
 run() { show "$@" && "$@"; }
 fail() { echo "$0: $*" >&2; exit 1; }
@@ -56,7 +56,7 @@ until_true() {
 }
 
 # s3_server NAME: serves the directories below $home/NAME as buckets on this machine, sets $url, and $server to its pid. With
-# SERVER_KEY="ACCESS SECRET" requests have to be signed with that key; without it everybody is let in.
+# SERVER_KEY="ACCESS SECRET" requests must be signed with that key; without it the server accepts any.
 s3_server() {
     local access secret
     read -r access secret <<<"${SERVER_KEY:-}"
