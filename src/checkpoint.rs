@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn id_that_cannot_be_a_key_is_refused_by_its_name() {
+    fn checkpoint_id_that_cannot_be_a_key_is_refused_by_its_name() {
         let long = "é".repeat(41);
         for (project, job, name, said) in [
             ("", "j", "n", "the name of a project is empty"),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn key_that_is_not_canonical_is_no_checkpoint() {
+    fn checkpoint_key_that_is_not_canonical_is_refused() {
         let id = |parts| CheckpointId::from_key_parts(parts);
         assert!(id(["p", "j", "%2E", "0"]).is_some_and(|id| id.name() == LOOSE));
         for parts in [
@@ -259,7 +259,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn key_of_any_id_stays_below_its_prefix_and_reads_back(
+        fn checkpoint_key_of_any_id_stays_below_its_prefix_and_reads_back(
             project in any::<String>(), job in "[a-zA-Z0-9_-]{1,9}", name in any::<String>(), rank in any::<u32>(),
         ) {
             let Ok(id) = CheckpointId::new(&project, &job, &name, rank) else { return Ok(()) };

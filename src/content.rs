@@ -186,7 +186,7 @@ impl Content {
         self.is_whole() || self.part().is_some_and(|p| p.presence().state(index) == BlockState::Present)
     }
 
-    /// All blocks in the order in which a stage had best ask for them, as [`Ladder::stage_order`] has it when they are due.
+    /// All blocks in the order in which a stage asks for them, as [`Ladder::stage_order`] has it at that time.
     pub(crate) fn stage_order(self: &Arc<Self>) -> impl Iterator<Item = u64> + use<> {
         let (content, mut told) = (self.clone(), 0);
         let stretches = std::iter::from_fn(move || {

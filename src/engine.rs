@@ -281,7 +281,7 @@ impl Engine {
         Ok(Arc::new(Snapshot::new(id, manifest, Default::default(), shared, ladder)))
     }
 
-    /// Has `snapshot`, which is not mounted yet, shown as `cache` names it. Reads the whole manifest.
+    /// Shows `snapshot`, which is not mounted yet, as `cache` names it. Reads the whole manifest.
     ///
     /// # Errors
     /// Those of [`HubCache::view`].

@@ -219,7 +219,7 @@ impl Ladder {
             stall_limit,
             wrong_bytes: false,
         };
-        let (mut wrong_bytes, mut odd_answers) = (0, 0);
+        let (mut wrong_bytes, mut invalid_responses) = (0, 0);
         let mut backoff = Backoff::new(ATTEMPT_BACKOFF.0, ATTEMPT_BACKOFF.1, (self.seed)());
         loop {
             let (began, missing) = (attempt.last_arrival, attempt.missing.len());
@@ -231,26 +231,26 @@ impl Ladder {
             *self.last_failure.lock() = Some((Instant::now(), error.share()));
             if attempt.missing.len() < missing {
                 backoff.reset();
-                (wrong_bytes, odd_answers) = (0, 0);
+                (wrong_bytes, invalid_responses) = (0, 0);
             } else {
                 // Wrong bytes are no progress.
                 attempt.last_arrival = began;
             }
             wrong_bytes += u32::from(attempt.wrong_bytes);
-            let hopeful = match error.kind() {
+            let is_retryable = match error.kind() {
                 Kind::Unavailable | Kind::Timeout | Kind::Corrupt => wrong_bytes < WRONG_BYTES_LIMIT,
                 Kind::Changed | Kind::Unsupported => {
-                    odd_answers += 1;
-                    odd_answers < INVALID_RESPONSE_LIMIT
+                    invalid_responses += 1;
+                    invalid_responses < INVALID_RESPONSE_LIMIT
                 }
                 _ => false,
             };
             let wait = backoff.wait();
-            if !hopeful || attempt.last_arrival.elapsed() + wait > stall_limit {
-                let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
+            if !is_retryable || attempt.last_arrival.elapsed() + wait > stall_limit {
+                let is_unreachable = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
                 let error = match wrong_bytes {
                     // An unreachable tier does not explain wrong bytes.
-                    1.. if away => Error::new(Kind::Corrupt, error.to_string()),
+                    1.. if is_unreachable => Error::new(Kind::Corrupt, error.to_string()),
                     _ => error,
                 };
                 return Err(error.within(blob));
@@ -370,7 +370,7 @@ impl Ladder {
 
 /// Combines the errors of two tiers. The last one's kind counts, unless the first is of wrong bytes.
 fn combine_errors(first: &Error, last: &Error) -> Error {
-    let later = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
-    let kind = if first.kind() == Kind::Corrupt && !later { Kind::Corrupt } else { last.kind() };
+    let is_unreachable = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
+    let kind = if first.kind() == Kind::Corrupt && !is_unreachable { Kind::Corrupt } else { last.kind() };
     Error::new(kind, format!("{first}; {last}"))
 }

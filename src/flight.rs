@@ -122,8 +122,8 @@ impl Flight {
         self.changed.notify_waiters();
     }
 
-    /// Makes it at least as urgent as `urgency`, and answers with its place in the budget's queue, while it has one: that
-    /// must be made as urgent, too.
+    /// Makes it at least as urgent as `urgency`, and returns its place in the budget's queue, while it has one: that must
+    /// be made as urgent, too.
     pub fn raise(&self, urgency: Urgency) -> Option<u64> {
         let mut state = self.state.lock();
         state.urgency = state.urgency.max(urgency);

@@ -194,7 +194,7 @@ impl MirrorRun<'_> {
             allow,
             ignore,
             removed: false,
-            manifest: self.write(listed.manifest.clone(), recipes, &records).await?,
+            manifest: self.write_manifest(listed.manifest.clone(), recipes, &records).await?,
             listing: listed.digest,
             files: listed.manifest.files(),
             bytes: listed.manifest.bytes(),
@@ -217,7 +217,7 @@ impl MirrorRun<'_> {
         Ok(self.outcome(found, new, listed.notes, repaired))
     }
 
-    /// When a listing of `at` counts as made: with one writer after the last one, whatever clocks say.
+    /// The time at which a listing made at `at` counts: with one writer, after the last one whatever clocks say.
     async fn listed_at(&self, at: DateTime<Utc>) -> Result<DateTime<Utc>> {
         if self.source.succession != Succession::OneWriter {
             return Ok(at);
@@ -258,8 +258,8 @@ impl MirrorRun<'_> {
         Ok((faults.count == 0).then_some(found))
     }
 
-    /// The present ref of the source, if any.
-    async fn previous(&self) -> Option<PreviousSnapshot> {
+    /// The snapshot that the source is mirrored as now, if any.
+    async fn previous_snapshot(&self) -> Option<PreviousSnapshot> {
         let found = self.mirror.latest(&self.source.key()).await.ok()?.found.ok()??;
         let manifest = self.mirror.manifest(&found.manifest).await.ok()??;
         let mirror = ladder(Arc::new(self.mirror.clone()));
@@ -269,7 +269,7 @@ impl MirrorRun<'_> {
     /// Puts missing blobs into the mirror, and returns how each blob is kept.
     async fn put_blobs(&self, listing: &Manifest, recipes: &[Recipe]) -> Result<Vec<MirrorRecord>> {
         let ladder = ladder(self.source.origin.clone());
-        let previous = self.previous().await;
+        let previous = self.previous_snapshot().await;
         let builder =
             BlobBuilder::new(self.mirror, listing, ladder, previous, self.lease, self.config.memory)
                 .hash_first(self.source.hash_first);
@@ -322,7 +322,7 @@ impl MirrorRun<'_> {
     }
 
     /// Writes the manifest of the mirrored snapshot into the mirror.
-    async fn write(
+    async fn write_manifest(
         &self,
         listing: Arc<Manifest>,
         recipes: Vec<Recipe>,

@@ -211,7 +211,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Fetches until no block is missing, and answers with the bytes that came.
+    /// Fetches until no block is missing, and returns the bytes that came.
     async fn fetch_all(
         &self,
         snapshot: &Weak<Snapshot>,

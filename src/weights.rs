@@ -120,11 +120,11 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
     };
     let items = fields::list(value, &place, &mut found).unwrap_or_default();
     check_other_keys(&document, !items.is_empty(), &mut found);
-    let one = |(i, item)| source(item, place.index(i), rules, &mut found);
+    let one = |(i, item)| read_source(item, place.index(i), rules, &mut found);
     let mut accepted: Vec<_> = items.iter().enumerate().filter_map(one).collect();
     let mounts = accepted.iter().map(|a| (a.weights.mount_location.as_path(), &a.place));
-    let clashing = mount::reject_conflicts(mounts, &mut found);
-    accepted.retain(|a| !clashing.contains(&a.place));
+    let conflicting = mount::reject_conflicts(mounts, &mut found);
+    accepted.retain(|a| !conflicting.contains(&a.place));
     (accepted, found)
 }
 
@@ -148,7 +148,7 @@ fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostic
     }
 }
 
-fn source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Accepted> {
+fn read_source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Accepted> {
     let before = found.rejects();
     let fields = Fields::of(item, place, found)?;
     fields.unknown(if rules.local { &BDNFS_WEIGHTS_KEYS } else { &WEIGHTS_KEYS }, !rules.lenient, found);

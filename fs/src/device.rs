@@ -25,7 +25,7 @@ const MAX_IOVECS: usize = 1024;
 const IOC_CLONE: Opcode = opcode::read::<u32>(229, 0);
 /// Registers a file as a backing file (`FUSE_DEV_IOC_BACKING_OPEN`).
 const IOC_BACKING_OPEN: Opcode = opcode::write::<BackingMap>(229, 1);
-/// Lets a registered file go (`FUSE_DEV_IOC_BACKING_CLOSE`).
+/// Unregisters a backing file (`FUSE_DEV_IOC_BACKING_CLOSE`).
 const IOC_BACKING_CLOSE: Opcode = opcode::write::<u32>(229, 2);
 
 /// One open descriptor of the device. The kernel expects the answer to a request on the one that it was read

@@ -281,7 +281,7 @@ impl Mount {
     /// # Errors
     /// [`Kind::Busy`](bdnfs::error::Kind::Busy) when processes use it; [`mounts::users`] tells which. The mount stays.
     pub fn unmount(&self) -> Result<()> {
-        if self.mounted()? { mount::unmount(&self.mountpoint) } else { Ok(()) }
+        if self.is_mounted()? { mount::unmount(&self.mountpoint) } else { Ok(()) }
     }
 
     /// Waits until the mount has ended, however that came about.
@@ -307,7 +307,7 @@ impl Mount {
     }
 
     /// Whether the mount point still shows this mount.
-    fn mounted(&self) -> Result<bool> {
+    fn is_mounted(&self) -> Result<bool> {
         Ok(mounts::at(&self.mountpoint)?.is_some_and(|mounted| mounted.device == self.device))
     }
 }
@@ -317,7 +317,7 @@ impl Drop for Mount {
         if self.is_handed_over() {
             return;
         }
-        let detached = match self.mounted() {
+        let detached = match self.is_mounted() {
             Ok(true) => mount::detach(&self.mountpoint),
             other => other.map(|_| ()),
         };
@@ -387,7 +387,7 @@ impl RemovalListener for Filesystem {
             Err(error) => return tracing::warn!(%error, "cannot tell which files to read anew"),
         };
         let Some(filesystem) = self.itself.upgrade().filter(|_| !files.is_empty()) else { return };
-        tracing::warn!(%key, files = files.len(), "data that was not right is read anew");
+        tracing::warn!(%key, files = files.len(), "damaged data is read anew");
         self.snapshot.stage_again();
         self.runtime.spawn(async move {
             for index in files {

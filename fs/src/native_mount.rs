@@ -201,7 +201,7 @@ impl NativeMount {
         }
     }
 
-    /// Leaves the superblock, if it is unmounted; answers with the time until the next look.
+    /// Leaves the superblock, if it is unmounted; returns the time until the next look.
     async fn leave_if_unmounted(&self) -> Result<Duration> {
         let (superblock, mountpoint) = (Arc::clone(&self.superblock), self.mountpoint.clone());
         let left = Arc::clone(&self.left);

@@ -111,7 +111,7 @@ fn share(local: u64, all: u64) -> Vec<u8> {
     format!("{local}/{all}").into()
 }
 
-/// Answers with `value`, which may have `size` bytes; or with its size, if `size` is 0.
+/// The reply with `value`, which may have `size` bytes; or with its size, if `size` is 0.
 fn sized(value: Vec<u8>, size: u32) -> Result<Reply, Errno> {
     match size as usize {
         0 => Ok(Reply::of(&XattrSize { size: value.len() as u32, ..XattrSize::default() })),

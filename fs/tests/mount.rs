@@ -343,7 +343,7 @@ fn unmount_in_use_is_busy() {
 }
 
 #[test]
-fn drop_with_open_files_detaches_and_serves_them() {
+fn mount_dropped_with_open_files_detaches_and_serves_them() {
     let tree = Mounted::new(&[(b"a", b"alpha")]);
     let mut open = File::open(tree.path(b"a")).expect("open");
     let Mounted { mount, snapshot: _snapshot, runtime: _runtime, dir } = tree;

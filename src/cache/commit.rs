@@ -101,7 +101,7 @@ fn serve(requests: &Receiver<CommitRequest>) {
     }
 }
 
-/// Makes the content of all parts durable, and answers for each.
+/// Makes the content of all parts durable, and returns the result of each.
 fn flush(batch: &[CommitRequest]) -> Vec<Result<()>> {
     for CommitRequest { partial, .. } in batch {
         note_digest(partial);

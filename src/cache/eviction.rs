@@ -37,8 +37,8 @@ pub struct Evictor {
     /// Bytes that may still be written before the file system is asked again.
     credit: AtomicI64,
     evicted: AtomicU64,
-    one_pass: Mutex<()>,
-    admitting: Mutex<()>,
+    pass_lock: Mutex<()>,
+    admission_lock: Mutex<()>,
     /// The number of [`EvictionPause`]s.
     pauses: Mutex<usize>,
     released: Condvar,
@@ -68,8 +68,8 @@ impl Evictor {
             counted: AtomicBool::new(false),
             credit: AtomicI64::new(0),
             evicted: AtomicU64::new(0),
-            one_pass: Mutex::new(()),
-            admitting: Mutex::new(()),
+            pass_lock: Mutex::new(()),
+            admission_lock: Mutex::new(()),
             pauses: Mutex::new(0),
             released: Condvar::new(),
             pressure_listeners: PressureListeners::default(),
@@ -160,16 +160,16 @@ impl Evictor {
             return Err(Error::new(Kind::NoSpace, text));
         }
         drop(pauses);
-        let _one_pass = self.one_pass.lock();
+        let _pass = self.pass_lock.lock();
         // Another pass may have made the room meanwhile.
         let over = self.quota_excess(partition);
         self.evict_bytes(
             over,
             partition.quota,
             |other| std::ptr::eq(other, partition),
-            || self.full_quota(partition),
+            || self.quota_full(partition),
         )?;
-        self.evict_bytes(self.shortfall(), self.limits.capacity, |_| true, || self.full())
+        self.evict_bytes(self.shortfall(), self.limits.capacity, |_| true, || self.cache_full())
     }
 
     /// Leases all of `groups` for `partition`, if they fit beside all other leases; else none.
@@ -178,7 +178,7 @@ impl Evictor {
     /// [`Kind::NoSpace`], with what is needed, what there is and who holds it.
     pub fn admit(&self, partition: &Partition, groups: Vec<LeaseGroup>) -> Result<Vec<LeaseSet>> {
         // Serialized, so that the second caller sees the first one's leases.
-        let _one = self.admitting.lock();
+        let _admission = self.admission_lock.lock();
         let own = partition.leases.bytes_with(&groups);
         let others: u64 = self
             .partitions()
@@ -189,8 +189,10 @@ impl Evictor {
         let most = self.max_leasable();
         match partition.quota {
             // Over its own quota: other tenants' leases do not matter.
-            Some(quota) if own > quota => return Err(self.refused(partition, &groups, most.min(quota), 0)),
-            _ if own + others > most => return Err(self.refused(partition, &groups, most, others)),
+            Some(quota) if own > quota => {
+                return Err(self.no_room(partition, &groups, most.min(quota), 0));
+            }
+            _ if own + others > most => return Err(self.no_room(partition, &groups, most, others)),
             _ => {}
         }
         Ok(groups.into_iter().map(|group| partition.leases.lease_all(group)).collect())
@@ -202,7 +204,7 @@ impl Evictor {
     /// [`Kind::NoSpace`], as [`admit`](Self::admit).
     pub fn ensure_fits(&self, partition: &Partition, groups: &[LeaseGroup]) -> Result<()> {
         let most = self.max_leasable().min(partition.quota.unwrap_or(u64::MAX));
-        if union_bytes(groups.iter()) > most { Err(self.refused(partition, groups, most, 0)) } else { Ok(()) }
+        if union_bytes(groups.iter()) > most { Err(self.no_room(partition, groups, most, 0)) } else { Ok(()) }
     }
 
     /// The most bytes that can be leased. Before the cache is counted the limit is unknown, and reservations fail later.
@@ -212,7 +214,7 @@ impl Evictor {
         disk.min(self.limits.capacity.unwrap_or(u64::MAX))
     }
 
-    fn refused(&self, partition: &Partition, groups: &[LeaseGroup], most: u64, others: u64) -> Error {
+    fn no_room(&self, partition: &Partition, groups: &[LeaseGroup], most: u64, others: u64) -> Error {
         let mut holders: Vec<_> =
             partition.leases.groups().iter().map(|held| (held.label().to_owned(), held.bytes())).collect();
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -329,14 +331,14 @@ impl Evictor {
         freed
     }
 
-    fn full(&self) -> String {
+    fn cache_full(&self) -> String {
         match self.limits.capacity {
             Some(capacity) => format!("a limit of {capacity} bytes"),
             None => format!("{} bytes to be kept free", self.limits.reserve),
         }
     }
 
-    fn full_quota(&self, partition: &Partition) -> String {
+    fn quota_full(&self, partition: &Partition) -> String {
         format!("{} bytes for the tenant {}", partition.quota.unwrap_or_default(), partition.layout.tenant())
     }
 }

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn file_belongs_to_the_directory_it_is_in_or_is_loose() {
+    fn unit_of_a_file_is_its_directory_or_loose() {
         let plain = layout(&["step-1", "step-1/model", "checkpoint-9"]);
         for (path, name) in [
             ("latest", "."),

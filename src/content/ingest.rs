@@ -28,7 +28,7 @@ impl Content {
         flight: &Arc<Flight>,
         (scope, urgency): (FetchScope, Urgency),
     ) -> Result<FetchOutcome> {
-        let wanted = match self.part().and_then(|part| lacking(&part, flight)) {
+        let wanted = match self.part().and_then(|part| missing_unless_doubted(&part, flight)) {
             Some(wanted) => wanted,
             None => {
                 let (content, joined) = (self.clone(), flight.clone());
@@ -164,7 +164,7 @@ impl Content {
 }
 
 /// The blocks of a flight that must be fetched; `None` when some are doubted. Needs no disk I/O.
-fn lacking(partial: &PartialBlob, flight: &Flight) -> Option<Vec<u64>> {
+fn missing_unless_doubted(partial: &PartialBlob, flight: &Flight) -> Option<Vec<u64>> {
     let doubted = flight.extent().range().any(|index| partial.presence().state(index) == BlockState::Doubted);
     (!doubted).then(|| missing(partial, flight))
 }

@@ -102,7 +102,7 @@ impl Manifest {
             rustix::mm::madvise(start, self.bytes.len(), rustix::mm::Advice::LinuxDontNeed)
         };
         if let Err(error) = rested {
-            tracing::debug!(%error, "a manifest's pages stay mapped");
+            tracing::debug!(%error, "cannot unmap the pages of a manifest");
         }
     }
 

@@ -7,7 +7,7 @@ use super::sort::ExternalSorter;
 /// another.
 #[derive(Debug)]
 pub(super) struct DirectoryStack {
-    /// The last directory's path, as rows have it.
+    /// The last directory's path, in the form of rows.
     path: Vec<u8>,
     /// The root comes first.
     levels: Vec<OpenDirectory>,
@@ -31,7 +31,7 @@ impl DirectoryStack {
         Self { path: Vec::new(), levels: vec![OpenDirectory { kept: true, ..OpenDirectory::default() }] }
     }
 
-    /// Goes to the directory `path`, as rows have it.
+    /// Enters the directory `path`, in the form of rows.
     pub(super) fn enter(&mut self, path: &[u8], sorter: &mut ExternalSorter) {
         if path == self.path {
             return;

@@ -186,8 +186,8 @@ impl Mirror {
         self.create(&self.generation_key(&next.key(), generation + 1), text.into(), lease).await
     }
 
-    /// Makes `ours` what its source is mirrored as, unless that was listed later already. Answers with what it is
-    /// mirrored as from now on. Where there is a `lease`, it must still be held.
+    /// Makes `ours` what its source is mirrored as, unless that was listed later already. Returns what it is mirrored as
+    /// from now on. Where there is a `lease`, it must still be held.
     ///
     /// # Errors
     /// Those of the store and of [`MirrorLease::renew_now`].

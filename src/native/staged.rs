@@ -18,8 +18,8 @@ use crate::snapshot::Snapshot;
 use crate::source::Patterns;
 use crate::task::blocking;
 
-/// Up to how large the largest file of a snapshot is that gains by a native mount, in bytes: larger ones are read by the kernel alone
-/// on a FUSE mount as well, and would lose O_DIRECT.
+/// The size of the largest file, in bytes, of a snapshot that gains by a native mount: larger ones are read by the kernel
+/// alone on a FUSE mount as well, and would lose O_DIRECT.
 pub const MAX_WORTHWHILE_FILE_BYTES: u64 = 16 << 20;
 
 /// A snapshot, all of which is local and leased, and its pack.
@@ -31,7 +31,7 @@ pub struct NativeSnapshot {
     pack: Option<Arc<Snapshot>>,
 }
 
-/// Whether a native mount of `snapshot` would be better than another.
+/// Whether a native mount of `snapshot` would be better than a FUSE mount.
 pub fn is_worthwhile(snapshot: &Snapshot) -> bool {
     snapshot.manifest().largest() <= MAX_WORTHWHILE_FILE_BYTES
 }

@@ -159,7 +159,7 @@ impl Identity {
         (self.version(), self.loaded().client)
     }
 
-    /// Does the server's side of the TLS handshake, and returns who connected.
+    /// Performs the server's side of the TLS handshake, and returns the caller.
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<(TlsStream<TcpStream>, Caller)> {
         let refused = |e| Error::with(Kind::Refused, "the client has no certificate of this cluster", e);
         let mut stream = TlsAcceptor::from(self.loaded().server).accept(stream).await.map_err(refused)?;
@@ -170,7 +170,8 @@ impl Identity {
         Ok((stream, caller))
     }
 
-    /// Does the client's side of the TLS handshake over `connection` to `address`, which must have a certificate for the node `id`.
+    /// The client's side of the TLS handshake over `connection` to `address`, which must have a certificate for the node
+    /// `id`.
     pub(super) async fn connect<C>(
         &self,
         connection: C,

@@ -87,13 +87,13 @@ impl Scan {
         files.chain(directories).chain(links).collect()
     }
 
-    /// Makes what was found in `directory` durable, and ready to be published after the snapshot of the files `former`, whose tree is
-    /// `base`; `tree` is that of what was found. What is being written stays as it was there, or is left out where it is new. Touches
-    /// the local disk; the process must ignore SIGIO.
+    /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose
+    /// tree is `base`; `tree` is that of the scan. Files that are being written stay as they were there, or are left out
+    /// where they are new. Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
-    pub fn quiet(
+    pub fn into_quiet_tree(
         self,
         directory: &Arc<VolumeDirectory>,
         tree: &MergeTree,
@@ -128,7 +128,7 @@ impl Scan {
 fn is_quiet(directory: &VolumeDirectory, path: &[u8], found: &ScannedFile) -> Result<bool> {
     let Some(opened) = directory.open_file(path)? else { return Ok(false) };
     let is_same = || ScannedFile::of(&opened).is_ok_and(|now| now == *found);
-    // Where the file system can't say who writes, the version that is compared while the file is read has to do.
+    // Where the file system can't tell writers, the version that is compared while the file is read has to do.
     Ok(is_same() && probe_writers(&opened) != Writers::Some)
 }
 
@@ -277,7 +277,7 @@ mod tests {
         let (tree, version) = (scan.tree(0), Bytes::from_static(b"before"));
         let former = FormerFile { size: 9, mtime: (1, 0), executable: false, version };
         let former = FormerFiles::from([(b"former".to_vec(), former.clone()), (b"gone".to_vec(), former)]);
-        let quiet = scan.quiet(&directory, &tree, (&MergeTree::new(), former)).expect("sealed");
+        let quiet = scan.into_quiet_tree(&directory, &tree, (&MergeTree::new(), former)).expect("sealed");
         assert_eq!(quiet.busy, [&b"former"[..], b"open"]);
         assert_eq!(quiet.former.keys().collect::<Vec<_>>(), [b"former"]);
         assert_eq!(quiet.unit.seal.files.keys().collect::<Vec<_>>(), [&EncodedPath(b"closed".to_vec())]);

@@ -352,7 +352,7 @@ impl CacheHome {
         }
         let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
         let skipped = scan.skipped.len();
-        let mut quiet = scan.quiet(&directory, &tree, (&base, files))?;
+        let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files))?;
         let busy = std::mem::take(&mut quiet.busy);
         if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() {
             return Ok(None);

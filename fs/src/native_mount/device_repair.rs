@@ -60,7 +60,7 @@ impl NativeSuperblock {
         });
     }
 
-    /// `inode` is that of the file which the kernel reads; `None` where the cache has lost it.
+    /// Repairs the device `key`. `inode` is that of the file which the kernel reads; `None` where the cache has lost it.
     pub(super) async fn try_repair(self: &Arc<Self>, key: Key, inode: Option<u64>) -> Result<()> {
         let Some((owner, blob)) = self.fetch(&key).await? else { return Ok(()) };
         let looking = Arc::clone(self);
@@ -81,8 +81,8 @@ impl NativeSuperblock {
         Ok(())
     }
 
-    /// Has the device `key` fetched with the credentials of one mount after another, until those of one will do; answers with the
-    /// snapshot of that, and the blob's number there.
+    /// Fetches the device `key` with the credentials of one mount after another; returns the snapshot of the first that
+    /// succeeds, and the blob's number there.
     async fn fetch(&self, key: &Key) -> Result<Option<(Arc<Snapshot>, u32)>> {
         let mut failed = None;
         for native in self.snapshots() {
@@ -96,8 +96,8 @@ impl NativeSuperblock {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Drops from the page cache what of `file` is another than `before`, or all of it; answers with the files that it belongs to, and
-    /// the programs that have them mapped. Fails where no mount shows one of these files.
+    /// Drops from the page cache the blocks of `file` that differ from `before`, or all of it; returns the files that they
+    /// belong to, and the programs that have them mapped. Fails where no mount shows one of these files.
     pub(super) fn drop_pages(
         &self,
         key: &Key,
@@ -157,7 +157,7 @@ impl RemovalListener for NativeSuperblock {
         let is_device = self.native.device_of(key).is_ok_and(|found| found.is_some());
         if is_device {
             let size = file.metadata().map_or(0, |metadata| metadata.len());
-            // What came for a repair that is under way the kernel may have read, too: then nothing is known of any block.
+            // The kernel may have read blocks of a repair under way, too: then nothing is known of any block.
             let is_known = !self.repairing.lock().contains(key);
             let before = if is_known { digests(file, size) } else { Vec::new() };
             self.damaged.lock().insert(*key, before);

@@ -1,5 +1,5 @@
-//! Superblocks: what native mounts show. However often a snapshot is mounted with one owner and the same permissions, it has one, so that
-//! its pages are cached once and its blobs are opened once.
+//! Superblocks: the file systems that native mounts show. However often a snapshot is mounted with one owner and the same
+//! permissions, it has one, so that its pages are cached once and its blobs are opened once.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -37,11 +37,11 @@ pub struct Superblocks {
 pub(super) struct NativeSuperblock {
     /// The path of its image, which the mount table shows; the file has no name any more.
     image: PathBuf,
-    /// What it shows.
+    /// The snapshot that it shows.
     pub(super) native: Arc<NativeSnapshot>,
     /// Where it is mounted, each with the snapshot of that mount.
     mounted: Mutex<Vec<(PathBuf, Arc<NativeSnapshot>)>>,
-    /// What devices that are not right hold, from when that is found until they are repaired.
+    /// The digests of damaged devices, from when the damage is found until it is repaired.
     pub(super) damaged: Mutex<HashMap<Key, BlockDigests>>,
     /// The devices that are being repaired.
     pub(super) repairing: Mutex<HashSet<Key>>,
@@ -66,8 +66,8 @@ impl Superblocks {
         Ok(Self { images: clear().map_err(cannot)?, live: Mutex::default() })
     }
 
-    /// Has `attach` attach a mount of `native` at `mountpoint`: of the superblock that there is, or of a new one. `None` where that did
-    /// not. Blocks on the local disk.
+    /// Mounts `native` at `mountpoint` by `attach`, from the superblock that there is or a new one. `None` where that
+    /// attached nothing. Blocks on the local disk.
     pub(super) fn mount(
         &self,
         native: &Arc<NativeSnapshot>,
@@ -76,7 +76,7 @@ impl Superblocks {
         attach: impl FnOnce(BorrowedFd<'_>) -> Result<bool>,
     ) -> Result<Option<Arc<NativeSuperblock>>> {
         let prefix = prefix(native, options);
-        // One at a time: what one makes the next is to find.
+        // One at a time, so that the next finds what this one makes.
         let mut live = self.live.lock();
         live.retain(|superblock| superblock.strong_count() > 0);
         let mut shared = live.iter().filter_map(Weak::upgrade);
@@ -141,7 +141,7 @@ impl Superblocks {
             .tempfile_in(&self.images)
             .map_err(|e| Error::disk(format!("cannot make an image in {}", self.images.display()), e))?;
         native.write_image(&image_options, BufWriter::with_capacity(1 << 20, image.as_file()))?;
-        // It is told of what is found damaged from before the kernel opens the devices.
+        // It listens for damage before the kernel opens the devices.
         let superblock = NativeSuperblock::new(image.path().to_owned(), native);
         let devices = native.devices()?;
         let made = match create(image.path(), &devices, true) {
@@ -169,7 +169,7 @@ impl NativeSuperblock {
         Ok(mounts::all()?.into_iter().filter(|mounted| self.is_shown_by(mounted)).collect())
     }
 
-    /// Whether it lies at `mountpoint`, if with something else over it.
+    /// Whether it is mounted at `mountpoint`, even with another mount over it.
     pub(super) fn is_mounted_at(&self, mountpoint: &Path) -> Result<bool> {
         Ok(self.roots()?.iter().any(|mounted| mounted.mountpoint == mountpoint))
     }
@@ -179,7 +179,7 @@ impl NativeSuperblock {
         self.mounted.lock().iter().map(|(mountpoint, _)| mountpoint.clone()).collect()
     }
 
-    /// What it shows, and the same of its other mounts, which may have other credentials for its source.
+    /// The snapshot that it shows, and those of its other mounts, which may have other credentials for the source.
     pub(super) fn snapshots(&self) -> Vec<Arc<NativeSnapshot>> {
         let mounted = self.mounted.lock();
         let others = mounted.iter().map(|(_, native)| native);
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn image_of_a_tenant_that_is_named_like_a_prefix_is_another() {
+    fn image_of_a_tenant_named_like_a_prefix_is_not_shared() {
         let (one, other) = ("id-a-1-2-all-", "id-a-1-2-all-3-4-owner-");
         assert!(is_image_of("id-a-1-2-all-x7Yz0Q.bdnfs", one));
         assert!(is_image_of("id-a-1-2-all-3-4-owner-x7Yz0Q.bdnfs", other));

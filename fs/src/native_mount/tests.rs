@@ -98,7 +98,7 @@ fn native_mount_whose_root_does_not_fit_into_the_first_block_is_mounted() {
 }
 
 #[test]
-fn native_mount_that_is_kept_stays_and_is_taken_up_again() {
+fn native_mount_that_is_kept_stays_and_is_resumed() {
     let fixture = NativeFixture::new();
     fs::write(fixture.path("source/file"), "content").expect("written");
     let snapshot = fixture.staged();

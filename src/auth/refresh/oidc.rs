@@ -123,7 +123,7 @@ impl FederatedTokens {
         Ok(Secret::new(String::from_utf8_lossy(&text)))
     }
 
-    /// Gets a token of the service account, for which it shows the machine's.
+    /// Gets a token of the service account in exchange for the machine's.
     async fn impersonate(&self, url: &str, key: &AuthKey) -> Result<ResolvedKey> {
         let mut request = Request::new(Method::POST, token_url(url)?);
         if let Some(value) = key.authorization()? {

@@ -51,7 +51,7 @@ impl crate::cache::removal::RemovalListener for RemovalCounter {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn content_refuted_after_it_was_read_starts_anew() {
+async fn content_refuted_after_it_was_read_is_fetched_again() {
     let fixture = ContentFixture::new();
     let blob = Blob { sha256: sha256(&fixture.bytes), ..fixture.blob(false) };
     let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Lie], false);

@@ -69,7 +69,7 @@ impl Mirror {
         Ok(ChosenCheckpoint { group: group.clone(), saved, found })
     }
 
-    /// Removes the oldest checkpoints of `project` that are whole and complete, but for the `keep` newest of these. Answers with
+    /// Removes the oldest checkpoints of `project` that are whole and complete, but for the `keep` newest of these. Returns
     /// those that it removed; damaged entries stay.
     ///
     /// # Errors

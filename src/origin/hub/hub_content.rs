@@ -54,7 +54,7 @@ fn is_checked(version: &HubVersion, blob: &Blob) -> bool {
     version.is_git_id() && blob.size <= GIT_FILE_LIMIT
 }
 
-/// Asks for the range wherever the content is. Answers also with why that may be of another version, where the content tells.
+/// Requests the range from wherever the content is. Returns also why it may be of another version, where the content tells.
 async fn request(
     hub: &HubOrigin,
     blob: &Blob,

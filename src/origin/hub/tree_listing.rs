@@ -122,7 +122,7 @@ async fn single(hub: &HubOrigin, listing: &mut Listing) -> Result<()> {
     }
 }
 
-/// Asks what the Hub says of the file at `path` in the repository, if it may be read.
+/// Requests the headers of the file at `path` in the repository, if it may be read.
 async fn probe(hub: &HubOrigin, path: &str) -> Result<FileHeaders> {
     let url = hub.api.content(&hub.commit.sha, path);
     let (_, file) = http_client::retry_listing(|| hub.api.locate(Method::HEAD, url.clone(), None)).await?;
