@@ -62,6 +62,19 @@ pub async fn show_progress(what: &'static str, read: impl Fn() -> Option<Progres
     }
 }
 
+/// Awaits `work` while `display` shows its progress.
+pub async fn while_shown<T>(
+    display: impl Future<Output = ()> + Send + 'static,
+    work: impl Future<Output = T>,
+) -> T {
+    let display = tokio::spawn(display);
+    let outcome = work.await;
+    display.abort();
+    // The end of the display clears the bar.
+    let _ = display.await;
+    outcome
+}
+
 /// The display of progress.
 pub enum ProgressDisplay {
     /// A bar on a terminal, and how many bytes were local before.
@@ -159,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_has_a_line_per_tenth_and_per_interval() {
+    fn progress_log_has_a_line_per_tenth_and_per_interval() {
         let start = Instant::now();
         let at = |bytes_done| Progress { files: 2, files_done: 1, bytes: 1000, bytes_done, bytes_found: 0 };
         let after = |seconds| start + Duration::from_secs(seconds);
@@ -173,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn log_of_an_empty_stage_has_a_line() {
+    fn progress_log_of_an_empty_stage_has_a_line() {
         let nothing = Progress::default();
         assert!(
             ProgressLog::new("staging", Instant::now(), &nothing)

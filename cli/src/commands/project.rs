@@ -44,7 +44,19 @@ const EXAMPLES: &str = "Examples:
   bdnfs project save llama --mirror s3://mirror
   bdnfs project rm llama --mirror s3://mirror";
 
-/// The cache directory with the caches.
+/// The options that name a cache.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+struct CacheNameArgs {
+    /// Name of the project, or with --team of the team
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// The cache of a team
+    #[arg(long)]
+    team: bool,
+}
+
+/// The options that name the directory of a tenant's caches.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 struct CacheHomeArgs {
@@ -67,18 +79,20 @@ impl CacheHomeArgs {
         Ok(CacheHome::all(&self.directory(), &self.tenant))
     }
 
-    /// The cache of a project, or of a team.
-    fn of(&self, name: &str, is_team: bool) -> Result<CacheHome> {
+    /// The home of a cache of the tenant.
+    fn home(&self, cache: &CacheNameArgs) -> Result<CacheHome> {
         bdnfs::source::tenant::check(&self.tenant)?;
-        let scope = if is_team { CacheScope::Team } else { CacheScope::Project };
-        Ok(CacheHome::new(&self.directory(), &self.tenant, scope, name))
+        let scope = if cache.team { CacheScope::Team } else { CacheScope::Project };
+        Ok(CacheHome::new(&self.directory(), &self.tenant, scope, &cache.name))
     }
 }
 
-/// The directory with the caches, and the mirror that they are saved in.
+/// The options that name a cache and the mirror that it is saved in.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 struct CacheMirrorArgs {
+    #[command(flatten)]
+    cache: CacheNameArgs,
     /// Directory of all volumes: [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
     #[arg(long, value_name = "DIR")]
     volumes_dir: Option<PathBuf>,
@@ -86,13 +100,16 @@ struct CacheMirrorArgs {
     mirror: MirrorArgs,
     #[command(flatten)]
     access: AccessArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl CacheMirrorArgs {
-    /// The cache of a project, or of a team.
-    fn of(&self, name: &str, is_team: bool) -> Result<CacheHome> {
+    /// The home of the cache.
+    fn home(&self) -> Result<CacheHome> {
         let tenant = self.mirror.tenant().unwrap_or(DEFAULT_TENANT).to_owned();
-        CacheHomeArgs { tenant, volumes_dir: self.volumes_dir.clone() }.of(name, is_team)
+        CacheHomeArgs { tenant, volumes_dir: self.volumes_dir.clone() }.home(&self.cache)
     }
 
     /// Opens the mirror that is named, if any.

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{CheckpointMirrorArgs, source};
 use crate::output::print_value;
-use crate::progress::show_progress;
+use crate::progress::{show_progress, while_shown};
 use crate::text;
 
 /// The arguments of `bdnfs checkpoint get`.
@@ -81,17 +81,15 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
     }
     let progress = Arc::new(DownloadProgress::default());
     let shown = Arc::clone(&progress);
-    let display =
-        tokio::spawn(show_progress("downloading", move || Some(shown.read()).filter(|now| now.files > 0)));
-    let downloaded = tokio::select! {
-        biased;
-        signal = signals::termination() => signal.map(|()| false).map_err(Into::into),
-        downloaded = download_ranks(&mirror, &wanted, args.all_ranks, &directory, &progress) => downloaded.map(|()| true),
+    let display = show_progress("downloading", move || Some(shown.read()).filter(|now| now.files > 0));
+    let work = async {
+        tokio::select! {
+            biased;
+            signal = signals::termination() => signal.map(|()| false).map_err(Into::into),
+            downloaded = download_ranks(&mirror, &wanted, args.all_ranks, &directory, &progress) => downloaded.map(|()| true),
+        }
     };
-    display.abort();
-    // The end of the display clears the bar.
-    let _ = display.await;
-    if !downloaded? {
+    if !while_shown(display, work).await? {
         bail!("interrupted; run the same command to resume");
     }
     let totals = progress.read();

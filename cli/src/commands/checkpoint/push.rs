@@ -19,7 +19,7 @@ use rustix::rand::GetRandomFlags;
 
 use super::CheckpointMirrorArgs;
 use crate::output::print_value;
-use crate::progress::show_mirror_progress;
+use crate::progress::{show_mirror_progress, while_shown};
 use crate::text;
 
 /// The arguments of `bdnfs checkpoint push`.
@@ -83,11 +83,8 @@ async fn save(
     let source = MirrorSource::checkpoint(&id, origin::open(&uri, &Access::default()).await?);
     let config = MirrorConfig { memory: args.memory.as_u64() };
     let progress = Arc::new(MirrorProgress::default());
-    let display = tokio::spawn(show_mirror_progress("saving", progress.clone()));
-    let published = mirror_source(mirror, &source, config, &progress).await;
-    display.abort();
-    // The end of the display clears the bar.
-    let _ = display.await;
+    let display = show_mirror_progress("saving", progress.clone());
+    let published = while_shown(display, mirror_source(mirror, &source, config, &progress)).await;
     let published = published.with_context(|| format!("cannot save {uri}"))?;
     for note in text::notes(&published.notes, &uri.to_string()) {
         eprintln!("note: {note}");
@@ -110,7 +107,7 @@ async fn save(
     Ok(saved)
 }
 
-/// When a file was last changed.
+/// The time of the last change to a file.
 fn newest(manifest: &Manifest) -> bdnfs::error::Result<DateTime<Utc>> {
     let mut newest = DateTime::UNIX_EPOCH;
     for index in 0..manifest.entries() {

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::mirror::MirrorArgs;
 use crate::output::print_value;
-use crate::progress::show_mirror_progress;
+use crate::progress::{show_mirror_progress, while_shown};
 use crate::source::SourceOptions;
 use crate::source::{Parser, Source};
 use crate::{text, weights};
@@ -134,12 +134,9 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     let context = || format!("cannot mirror {uri}");
     let config = MirrorConfig { memory: args.memory.as_u64() };
     let progress = Arc::new(MirrorProgress::default());
-    let display = tokio::spawn(show_mirror_progress("mirroring", progress.clone()));
-    let published = mirror_uri(mirror, uri, access, patterns.clone(), config, &progress).await;
-    display.abort();
-    // Its end clears the bar.
-    let _ = display.await;
-    let published = published.with_context(context)?;
+    let display = show_mirror_progress("mirroring", progress.clone());
+    let work = mirror_uri(mirror, uri, access, patterns.clone(), config, &progress);
+    let published = while_shown(display, work).await.with_context(context)?;
     for note in text::notes(&published.notes, &uri.to_string()) {
         eprintln!("note: {note}");
     }

@@ -20,7 +20,7 @@ pub struct ProjectListArgs {
 }
 
 /// The nanoseconds of a second.
-const NANOSECONDS: i64 = 1_000_000_000;
+const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
 
 /// A cache on this node.
 #[derive(Debug, Serialize)]
@@ -28,7 +28,7 @@ struct ListedCache {
     name: String,
     /// `project` or `team`.
     scope: &'static str,
-    /// Its size on the disk.
+    /// The size of the cache on the disk.
     bytes: u64,
     in_use: bool,
     /// When it was last the same as what is saved, in seconds since 1970.
@@ -46,7 +46,7 @@ pub fn run(args: &ProjectListArgs) -> Result<()> {
             .sync_state()
             .ok()
             .filter(|state| state.manifest.is_some())
-            .map(|state| state.since / NANOSECONDS),
+            .map(|state| state.since / NANOSECONDS_PER_SECOND),
     };
     let caches: Vec<_> = args.target.all()?.iter().map(listed).collect();
     if args.json {

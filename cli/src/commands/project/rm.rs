@@ -12,20 +12,11 @@ use crate::text;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ProjectRemoveArgs {
-    /// Name of the project, or with --team of the team
-    #[arg(value_name = "NAME")]
-    name: String,
-    /// The cache of a team
-    #[arg(long)]
-    team: bool,
     #[command(flatten)]
     target: CacheMirrorArgs,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 const EXAMPLES: &str = "Examples:
@@ -46,7 +37,7 @@ struct RemovedCache {
 
 /// Removes the cache.
 pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
-    let home = args.target.of(&args.name, args.team)?;
+    let home = args.target.home()?;
     let mirror = args.target.open(&home)?;
     let is_saved = match &mirror {
         Some(mirror) => mirror.find(&home.key()).await?.is_some(),
@@ -68,7 +59,7 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         mirror.remove(&home.key()).await?;
     }
     home.empty_trash();
-    let (name, scope) = (args.name.clone(), home.scope().word());
+    let (name, scope) = (home.name().to_owned(), home.scope().word());
     let removed = RemovedCache { name, scope, bytes, saved: is_saved };
-    print_value(args.json, &removed, || format!("removed {home}{and_saved}, {}", text::size(bytes)))
+    print_value(args.target.json, &removed, || format!("removed {home}{and_saved}, {}", text::size(bytes)))
 }

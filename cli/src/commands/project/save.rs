@@ -13,27 +13,18 @@ use serde::Serialize;
 
 use super::CacheMirrorArgs;
 use crate::output::print_value;
-use crate::progress::show_mirror_progress;
+use crate::progress::{show_mirror_progress, while_shown};
 use crate::text;
 
 /// The arguments of `bdnfs project save`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ProjectSaveArgs {
-    /// Name of the project, or with --team of the team
-    #[arg(value_name = "NAME")]
-    name: String,
-    /// The cache of a team
-    #[arg(long)]
-    team: bool,
     #[command(flatten)]
     target: CacheMirrorArgs,
     /// Memory limit for data in transfer
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory: ByteSize,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 const EXAMPLES: &str = "Examples:
@@ -66,7 +57,7 @@ struct SaveResult {
 
 /// Saves the cache.
 pub async fn run(args: ProjectSaveArgs) -> Result<()> {
-    let (home, began) = (args.target.of(&args.name, args.team)?, Instant::now());
+    let (home, began) = (args.target.home()?, Instant::now());
     if !home.exists() {
         bail!("{home} is not on this node; `bdnfs project ls` lists those that are");
     }
@@ -90,18 +81,13 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
     };
     home.end_use()?;
     let result = SaveResult { seconds: began.elapsed().as_secs_f64(), ..result(&home, &saved) };
-    print_value(args.json, &result, || summary(&home, &result))
+    print_value(args.target.json, &result, || summary(&home, &result))
 }
 
 async fn save(sync: &CacheSync, memory: ByteSize) -> bdnfs::error::Result<SavedCache> {
     let config = MirrorConfig { memory: memory.as_u64() };
     let progress = Arc::new(MirrorProgress::default());
-    let display = tokio::spawn(show_mirror_progress("saving", progress.clone()));
-    let saved = sync.save(config, &progress).await;
-    display.abort();
-    // Its end clears the bar.
-    let _ = display.await;
-    saved
+    while_shown(show_mirror_progress("saving", progress.clone()), sync.save(config, &progress)).await
 }
 
 fn result(home: &CacheHome, saved: &SavedCache) -> SaveResult {

@@ -7,7 +7,7 @@ use bdnfs_agent::volumes::file_list::{self, CacheEntry};
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Serialize;
 
-use super::CacheHomeArgs;
+use super::{CacheHomeArgs, CacheNameArgs};
 use crate::output::{print, print_line};
 use crate::text;
 use crate::truss_format::{self, ListFormat, SortOrder, human_size};
@@ -16,21 +16,17 @@ use crate::truss_format::{self, ListFormat, SortOrder, human_size};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ProjectSummarizeArgs {
-    /// Name of the project, or with --team of the team
-    #[arg(value_name = "NAME")]
-    name: String,
-    /// The cache of a team
-    #[arg(long)]
-    team: bool,
+    #[command(flatten)]
+    cache: CacheNameArgs,
     #[command(flatten)]
     target: CacheHomeArgs,
     /// Format of the output; JSON and CSV are those of `truss train cache summarize`
     #[arg(short, long, value_enum, default_value_t = ListFormat::CliTable, conflicts_with = "json")]
     output: ListFormat,
-    /// What to sort by
+    /// Sort key
     #[arg(long, value_enum, default_value_t = EntrySortKey::Filepath)]
     sort: EntrySortKey,
-    /// In which order
+    /// Sort order
     #[arg(long, value_enum, default_value_t = SortOrder::Asc)]
     order: SortOrder,
     /// The same as -o json
@@ -80,7 +76,7 @@ const CSV_HEADER: &str = "File Path,Size (bytes),Size (human readable),Modified,
 
 /// Shows what the cache holds.
 pub fn run(args: &ProjectSummarizeArgs) -> Result<()> {
-    let home = args.target.of(&args.name, args.team)?;
+    let home = args.target.home(&args.cache)?;
     if !home.exists() {
         bail!("{home} is not on this node; `bdnfs project ls` lists those that are");
     }
@@ -90,7 +86,7 @@ pub fn run(args: &ProjectSummarizeArgs) -> Result<()> {
     let now = DateTime::<Utc>::from(SystemTime::now());
     let summary = TrussSummary {
         timestamp: now.to_rfc3339_opts(SecondsFormat::Secs, true),
-        project_id: args.name.clone(),
+        project_id: args.cache.name.clone(),
         total_files: entries.len(),
         total_size_bytes: total,
         total_size_human_readable: human_size(total),
